@@ -17,6 +17,7 @@ from paceline.protocol.holding.servers.server import ServerState
 from paceline.runtime.layout import dense_spans, owned_buckets
 from paceline.runtime.server.moving import PIECE_BYTES
 from paceline.runtime.server.rules import changeable
+from paceline.runtime.server.store import Gradients
 from paceline.wire.messages.data import (
     AskMap,
     Data,
@@ -76,6 +77,30 @@ class Admission:
                 return ""
             case _:
                 return "a server has no use for it"
+
+    def gradients(self, part: Part, frames: Sequence[memoryview]) -> Gradients:
+        """What a part that fits brings: views of its frames."""
+        num_dense = len(part.dense)
+        dense = {
+            dtype: np.frombuffer(frame, dtype)
+            for dtype, frame in zip(part.dense, frames[:num_dense], strict=True)
+        }
+        sparse = {}
+        for table, ids, rows in zip(
+            part.tables, frames[num_dense::2], frames[num_dense + 1 :: 2], strict=True
+        ):
+            spec = self._schema.tables[table]
+            values = np.frombuffer(rows, spec.dtype).reshape(-1, spec.dim)
+            sparse[table] = (np.frombuffer(ids, np.int64), values)
+        return Gradients(
+            dense=dense,
+            sparse=sparse,
+            weight=part.weight,
+            rates=part.rates,
+            distinct=True,
+            changed=part.changed,
+            lacking=part.lacking,
+        )
 
     def _bad_part(self, part: Part) -> str:
         if part.seq < 1 or part.weight < 0:

@@ -8,15 +8,8 @@ import logging
 import time
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
 from typing import assert_never
 
-import numpy as np
-
-from paceline.base.copying import copy
-from paceline.base.errors import PermanentError, TransientError
-from paceline.base.samples import SampleSet
-from paceline.cuts.manifest import read_manifest
 from paceline.protocol.holding.servers.server import ServerState
 from paceline.protocol.holding.servers.server_acts import (
     AnswerPull,
@@ -35,44 +28,28 @@ from paceline.protocol.holding.servers.server_acts import (
 )
 from paceline.protocol.holding.servers.worker_acts import ToMaster
 from paceline.runtime.checkpoint.writer import CutWriter
-from paceline.runtime.kernels import Array
 from paceline.runtime.process import Process
 from paceline.runtime.server.admission import Admission
+from paceline.runtime.server.answering import WaitingPull, exported, pull_frames, pulled
 from paceline.runtime.server.grace import Grace
 from paceline.runtime.server.moving import ArrivingShare, Sender, held
-from paceline.runtime.server.restoring import read_saves
+from paceline.runtime.server.peers import listen, nodes_of
+from paceline.runtime.server.restoring import load_share, manifest_of
 from paceline.runtime.server.service_time import ServiceTime
 from paceline.runtime.server.store import Gradients, Store
-from paceline.wire.data_plane import DataClient, DataServer, bind_address
-from paceline.wire.messages.base import ServerMap
 from paceline.wire.messages.data import (
     AskMap,
     At,
     Data,
     Export,
-    Exported,
     Order,
     Part,
     Piece,
     Pull,
-    Pulled,
     Ready,
     ScriptPart,
 )
-from paceline.wire.messages.feeds import feed_of
-from paceline.wire.messages.node import (
-    ChangeMap,
-    Copied,
-    CutKept,
-    Fence,
-    JoinServers,
-    NodeDown,
-    Restore,
-    Stop,
-    TakeCut,
-)
-from paceline.wire.messages.order import Allow
-from paceline.wire.schema import ModelSchema
+from paceline.wire.messages.node import Copied, CutKept, JoinServers, NodeDown, Restore, Stop
 
 RESEND_S = 0.5
 """Unanswered orders are repeated this often."""
@@ -84,20 +61,8 @@ IDLE_S = 0.05
 MAX_REFUSALS_LOGGED = 1_000
 CATCH_UP = 8
 """Entries that a server which has joined applies at a time: parts are to be kept meanwhile."""
-EXPORT_BYTES = 32 << 20
-"""Values in one piece of an export."""
 
 _log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class WaitingPull:
-    """A pull that is not answered."""
-
-    ticket: int
-    ids: Sequence[memoryview]
-    """Per table; they may lie in memory of the worker."""
-    since_s: float
 
 
 class ServerProcess:
@@ -107,16 +72,11 @@ class ServerProcess:
         self.process = process
         self.inc = process.inc
         self.state = ServerState(process.inc)
-        self.schema = ModelSchema()
         self.store: Store | None = None
         self.sender: Sender | None = None
         self.arriving: ArrivingShare | None = None
         self.admission: Admission | None = None
-        secret = process.job.secret()
-        name = f"{process.node}-{process.inc}"
-        bind = bind_address(process.spec.data_plane, process.spec.listen, process.job.run_dir, name)
-        self.data = DataServer(bind, secret)
-        self.peers = DataClient({}, secret, ident=name, arena_bytes=0)
+        self.data, self.peers = listen(process)
         self.writer = CutWriter(process)
         self.copier = ThreadPoolExecutor(1, "paceline-cut")
         #: The cut that is being copied.
@@ -243,24 +203,15 @@ class ServerProcess:
 
     def _obey(self, message: NodeDown) -> None:
         match message:
-            case Restore():
-                self._do(self.state.restore(message))
-            case Fence():
-                self._do(self.state.fence(message))
-            case Allow():
-                self._do(self.state.allow(message))
-            case TakeCut():
-                self._do(self.state.take_cut(message))
-            case JoinServers():
-                self._do(self.state.join(message))
-            case ChangeMap():
-                self._do(self.state.change_map(message))
             case CutKept():
                 self.writer.kept(message)
             case Stop():
                 self.process.stop_requested = True
             case _:
-                _log.warning("a server has no use for %s", type(message).__name__)
+                found = self.state.on_master(message)
+                if found is None:
+                    _log.warning("a server has no use for %s", type(message).__name__)
+                self._do(found or [])
         self._let_go()
 
     def _tick(self, now_s: float) -> None:  # noqa: C901
@@ -303,9 +254,7 @@ class ServerProcess:
             del self.route[inc]
             self.handler_s.pop(inc, None)
         if state.map is not None:
-            needed = {server.inc for server in state.map.servers} | state.log.applied_at.keys()
-            for inc in set(self.peers.keys()) - needed:
-                self.peers.disconnect(inc)
+            self.peers.let_go(state.map, state.log.applied_at)
 
     # ------------------------------------------------------------------ instructions
 
@@ -367,8 +316,8 @@ class ServerProcess:
                 assert self.store is not None
                 self._stop_sending()
                 self.sender = Sender(self.process, self.store, to, piece)
-            case MapInForce(server_map):
-                self._remap(server_map)
+            case MapInForce():
+                self._remap(instruction)
             case _:
                 assert_never(instruction)
 
@@ -387,27 +336,8 @@ class ServerProcess:
         part, frames = self.parting
         if part.step and self.store is not None:
             self.store.scripts.reached(part.position)
-        num_dense = len(part.dense)
-        dense = {
-            dtype: np.frombuffer(frame, dtype)
-            for dtype, frame in zip(part.dense, frames[:num_dense], strict=True)
-        }
-        sparse = {}
-        for table, ids, rows in zip(
-            part.tables, frames[num_dense::2], frames[num_dense + 1 :: 2], strict=True
-        ):
-            spec = self.schema.tables[table]
-            values = np.frombuffer(rows, spec.dtype).reshape(-1, spec.dim)
-            sparse[table] = (np.frombuffer(ids, np.int64), values)
-        self.tensors[key] = Gradients(
-            dense=dense,
-            sparse=sparse,
-            weight=part.weight,
-            rates=part.rates,
-            distinct=True,
-            changed=part.changed,
-            lacking=part.lacking,
-        )
+        assert self.admission is not None
+        self.tensors[key] = self.admission.gradients(part, frames)
 
     def _apply(self, keys: Sequence[Key], factor: float) -> None:
         assert self.store is not None
@@ -420,43 +350,13 @@ class ServerProcess:
         asked, peer = self.asked.pop(pull.inc, None), self.route.get(pull.inc)
         if asked is None or peer is None or self.store is None:
             return
-        dense = self.store.dense() if pull.dense else {}
-        frames = [self._copied(peer, values) for values in dense.values()]
-        for table, ids in zip(pull.tables, asked.ids, strict=True):
-            frames.append(self._rows(peer, table, np.frombuffer(ids, np.int64)))
+        dense, frames = pull_frames(self.data, peer, self.store, pull, asked.ids)
         spent_s = self.handler_s.pop(pull.inc, 0.0) + time.perf_counter() - start_s
-        answer = Pulled(
-            epoch_no=self.state.epoch_no,
-            server=self.inc,
-            inc=pull.inc,
-            ticket=pull.ticket,
-            step=self.state.contents.step,
-            last_seq=self.state.contents.last_seq.get(pull.inc, 0),
-            applied=self.state.contents.applied,
-            slice=self.state.next_slice(pull.feed),
-            handler_s=spent_s,
-            waited_s=start_s - asked.since_s,
-            dense=tuple(dense),
-            counted=_count(self.state.contents.committed, pull.also.counting),
-            script=self.store.scripts.at(pull.also.script),
-        )
-        self.data.send(peer, answer, frames)
+        times_s = spent_s, start_s - asked.since_s
+        self.data.send(peer, pulled(self.state, self.store, pull, dense, times_s), frames)
         # Without tensors it only asks how far the job is.
         if not self.state.synchronous and (pull.dense or pull.tables):
             self.service.round_done()
-
-    def _copied(self, peer: bytes, values: Array) -> memoryview:
-        """A copy, made where it is sent from: the next update may change the original."""
-        frame = self.data.allocate(peer, values.nbytes)
-        copy(np.frombuffer(frame, np.uint8), values.view(np.uint8))
-        return frame
-
-    def _rows(self, peer: bytes, table: int, ids: Array) -> memoryview:
-        assert self.store is not None
-        spec = self.store.schema.tables[table]
-        frame = self.data.allocate(peer, ids.size * spec.dim * np.dtype(spec.dtype).itemsize)
-        self.store.rows(table, ids, np.frombuffer(frame, spec.dtype).reshape(-1, spec.dim))
-        return frame
 
     def _export(self, message: Export) -> None:
         state = self.state
@@ -466,59 +366,34 @@ class ServerProcess:
             self._do(state.ask_map(AskMap(epoch_no=message.epoch_no, inc=message.inc)))
             return
         assert self.store is not None
-        table = self.store.schema.tables[message.table]
-        count = max(1, EXPORT_BYTES // (table.dim * np.dtype(table.dtype).itemsize))
-        keys, rows, more = self.store.piece(message.table, message.offset, count)
-        answer = Exported(
-            epoch_no=message.epoch_no,
-            server=self.inc,
-            inc=message.inc,
-            ticket=message.ticket,
-            table=message.table,
-            offset=message.offset,
-            next_offset=more,
-        )
-        self.data.send(self.route[message.inc], answer, [keys, rows])
+        answer, frames = exported(state, self.store, message)
+        self.data.send(self.route[message.inc], answer, frames)
 
     def _load(self, restore: Restore) -> None:
         owners = restore.map.owners
         me = next(i for i, s in enumerate(restore.map.servers) if s.inc == self.inc)
-        found = self.process.cuts.places(restore.cut)
-        try:
-            manifest = read_manifest(*found)
-            self._start_epoch(manifest.schema)
-            store = Store(manifest.schema, owners, me)
-            saves = list(read_saves(store, manifest, *found))
-        except PermanentError as error:
-            # The master reads a cut before an epoch starts from it again, and finds another.
-            text = f"cut {restore.cut.cut_no} cannot be loaded: {error}"
-            raise TransientError(text) from error
-        store.load(saves)
-        self.store = store
-        self.writer.start_epoch(_nodes(restore.map), from_memory=restore.cut.in_memory)
-        self._connect(restore.map)
-        self._do(self.state.loaded(restore, manifest.step, SampleSet(manifest.committed)))
+        places = self.process.cuts.places(restore.cut)
+        manifest = manifest_of(restore, *places)
+        self._start_epoch()
+        self.store, committed = load_share(restore, manifest, me, *places)
+        self.writer.start_epoch(nodes_of(restore.map), from_memory=restore.cut.in_memory)
+        self.peers.meet(restore.map)
+        self._do(self.state.loaded(restore, manifest.step, committed))
         self.admission = Admission(self.state, manifest.schema, owners, me)
 
-    def _start_epoch(self, schema: ModelSchema) -> None:
+    def _start_epoch(self) -> None:
         self._wait_copied()
-        self.schema = schema
         self.store = self.arriving = None
         self._stop_sending()
         self.tensors.clear()
         self.asked.clear()
-
-    def _connect(self, server_map: ServerMap) -> None:
-        for server in server_map.servers:
-            if server.inc not in (self.inc, *self.peers.keys()):
-                self.peers.connect(server.inc, server.address)
 
     # ------------------------------------------------------------------ moving buckets
 
     def _make_room(self, join: JoinServers) -> None:
         """Keep gradients from now on, and pieces of what they belong to."""
         me = join.map.index(self.inc)
-        self._start_epoch(join.model)
+        self._start_epoch()
         self.arriving = ArrivingShare(join.model, join.map.copies, me)
         self.admission = Admission(self.state, join.model, join.map.copies, me)
 
@@ -535,16 +410,16 @@ class ServerProcess:
             return
         self.arriving = None
         self.store, piece = found
-        self._connect(piece.map)
+        self.peers.meet(piece.map)
         self._do(self.state.arrived(piece))
-        self.writer.start_epoch(_nodes(piece.map), from_memory=False)
+        self.writer.start_epoch(nodes_of(piece.map), from_memory=False)
 
-    def _remap(self, server_map: ServerMap) -> None:
-        self._connect(server_map)
-        if not server_map.copies:
+    def _remap(self, change: MapInForce) -> None:
+        self.peers.meet(change.map)
+        if not change.map.copies:
             self._stop_sending()
         if self.state.owns:
-            self.writer.set_holders(_nodes(server_map))
+            self.writer.set_holders(nodes_of(change.map))
 
     def _stop_sending(self) -> None:
         if self.sender is not None:
@@ -558,16 +433,6 @@ def _sender_of(message: Data) -> int:
             return inc
         case _:
             return getattr(message, "inc", 0)
-
-
-def _count(committed: SampleSet, feed: int) -> int:
-    """Samples of a feed; of feed -1 none."""
-    lines = committed.lines if feed >= 0 else {}
-    return sum(len(found) for line, found in lines.items() if feed_of(line) == feed)
-
-
-def _nodes(server_map: ServerMap) -> list[str]:
-    return [server.node for server in server_map.servers]
 
 
 def main(process: Process) -> None:

@@ -9,8 +9,8 @@ import pytest
 from paceline.base.samples import SampleSet
 from paceline.protocol.holding.servers.moving import copying, switched
 from paceline.protocol.holding.servers.server import ServerState
+from paceline.runtime.server.peers import Peers
 from paceline.runtime.server.server import ServerProcess
-from paceline.wire.data_plane import DataClient
 from paceline.wire.messages.base import CutRef, Server, ServerMap
 from paceline.wire.messages.data import At, Data, Order, Pull
 from paceline.wire.messages.node import ChangeMap, Fence, Restore
@@ -35,7 +35,7 @@ class Edge(ServerProcess):
         self.store = self.sender = self.arriving = self.admission = None
         self.route, self.asked, self.handler_s, self.refused = {}, {}, {}, set()
         self.aside_s = 0.0
-        self.peers = DataClient({}, b"ab" * 32, ident=f"server-{inc}", arena_bytes=0)
+        self.peers = Peers(inc, b"ab" * 32, f"server-{inc}")
         without: Any = SimpleNamespace(
             send=lambda *_: None, set_holders=lambda *_: None, start_epoch=lambda *_, **__: None
         )
@@ -49,7 +49,7 @@ class Edge(ServerProcess):
             mode="bsp",
             samples="exactly-once",
         )
-        self._connect(MAP)
+        self.peers.meet(MAP)
         self.state.loaded(restore, 0, SampleSet())
 
     def hears(self, inc: int, message: Data, *frames: memoryview) -> None:

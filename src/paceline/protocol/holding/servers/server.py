@@ -59,6 +59,7 @@ from paceline.wire.messages.node import (
     Joined,
     JoinServers,
     MapSet,
+    NodeDown,
     Restore,
     Restored,
     TakeCut,
@@ -123,6 +124,24 @@ class ServerState:
     def synchronous(self) -> bool:
         """Whether the job has steps."""
         return self.mode == "bsp"
+
+    def on_master(self, message: NodeDown) -> list[Instruction] | None:
+        """Do what the master says; None: a server has no use for it."""
+        match message:
+            case Restore():
+                return self.restore(message)
+            case Fence():
+                return self.fence(message)
+            case Allow():
+                return self.allow(message)
+            case TakeCut():
+                return self.take_cut(message)
+            case JoinServers():
+                return self.join(message)
+            case ChangeMap():
+                return self.change_map(message)
+            case _:
+                return None
 
     # ------------------------------------------------------------------ epochs
 
