@@ -217,7 +217,7 @@ class Worker:
             optimizers=[None],
         )
         lookups = SimpleNamespace(
-            tables={}, begin=lambda *_: None, end=lambda: None, gradients=dict
+            tables={}, begin=lambda *_: None, end=lambda: None, gradients=dict, waited_s=0.0
         )
         schedule = Schedule((), ())
         loop: Any = ServersLoop(self.trainer, model, lookups, schedule, feed, Batches(self), 2)  # type: ignore[arg-type]

@@ -12,7 +12,7 @@ from torch.optim import Optimizer
 from paceline.base.errors import ConfigError
 from paceline.cuts.manifest import CutManifest, write_manifest
 from paceline.runtime.checkpoint import cutfile
-from paceline.runtime.group.strategy import check_movable
+from paceline.runtime.group.checks import check_movable
 from paceline.runtime.holding.servers.in_process import Alone
 from paceline.runtime.holding.servers.strategy import OnServers
 from paceline.runtime.state.replica import Arriving, Replica

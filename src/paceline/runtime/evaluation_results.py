@@ -7,9 +7,10 @@ import numpy as np
 from safetensors import numpy as safetensors
 
 from paceline.base.samples import Span
-from paceline.cuts.store import CutStore
+from paceline.cuts.reach import evaluated
 from paceline.protocol.samples.leases import Leases
 from paceline.runtime.data.work import Array, Work
+from paceline.runtime.process import Process
 from paceline.wire.messages.node import Evaluated, EvaluateResult, NodeUp
 
 MESSAGE_BYTES = 8 << 20
@@ -30,11 +31,11 @@ class EvaluationResults:
     Args:
         leases: of the worker.
         until: waits.
-        stored: says where the results of an epoch are, by feed.
+        process: whose job's results are read.
     """
 
-    def __init__(self, leases: Leases, until: Until, stored: Callable[[int], CutStore]) -> None:
-        self._leases, self._until, self._stored = leases, until, stored
+    def __init__(self, leases: Leases, until: Until, process: Process) -> None:
+        self._leases, self._until, self._process = leases, until, process
         self._answer: Evaluated | None = None
 
     def answered(self, message: Evaluated) -> None:
@@ -58,7 +59,7 @@ class EvaluationResults:
         answer = self._hand_in(feed, Span(self._leases.feeds[feed].line(), 0, 0), b"", epoch_no)
         if answer is None:
             return None
-        store = self._stored(answer.epoch_no)
+        store = evaluated(self._process.job, answer.epoch_no)
         names = [name for name in store.files(feed) if name.endswith(".safetensors")]
         parts: dict[str, list[Array]] = {}
         for part in sorted(names, key=lambda name: int(name.split("-")[0])):

@@ -18,7 +18,9 @@ from paceline.runtime.step_frame import StepFrame
 
 
 def follow_steps(
-    scaler: GradScaler, optimizers: Sequence[Optimizer], current: Callable[[], StepFrame[Any] | None]
+    scaler: GradScaler,
+    optimizers: Sequence[Optimizer],
+    current: Callable[[], StepFrame[Any] | None],
 ) -> None:
     """Make a scaler act once for each step of the job.
 

@@ -1,4 +1,4 @@
-"""The frame of a training loop: a batch goes out, every optimizer steps on it once, the next begins.
+"""The frame of a training loop: a batch goes out, each optimizer steps on it once, then the next.
 
 A holder's loop fills it in: where batches come from, and what becomes of their gradients.
 """
@@ -10,7 +10,8 @@ from time import monotonic
 from typing import Any, Generic, TypeVar
 
 from paceline.base.errors import ConfigError
-from paceline.runtime.data.work import StepTimes
+from paceline.runtime.data.work import StepTimes, Work
+from paceline.runtime.seeding import reseed, seed_of
 
 OUTSIDE = (
     "optimizer.step() was called outside of a loop over job.batches; only batches of the job can "
@@ -157,6 +158,12 @@ class StepFrame(ABC, Generic[Step]):
     def in_step(self) -> bool:
         """Whether a batch is in hand on which no optimizer has stepped."""
         return self.step is not None and not self.step.stepped
+
+    @staticmethod
+    def _reseed(seed: int, work: Work) -> None:
+        """Have what is drawn for a block follow its samples, not the worker that computes it."""
+        first = work.spans[0]
+        reseed(seed_of(seed, first.line, first.start))
 
     # ------------------------------------------------------------------ times
 

@@ -5,10 +5,12 @@ from types import MethodType
 from typing import Any
 
 from torch import Tensor, nn
+from torch.amp import GradScaler
 from torch.nn.utils import clip_grad_norm_
 from torch.optim import LBFGS, Optimizer
 
 from paceline.base.errors import ConfigError
+from paceline.runtime.scaling import follow_steps
 from paceline.runtime.state.script_state import ScriptState
 from paceline.runtime.step_frame import OUTSIDE, StepFrame
 from paceline.wire.spec import JobSpec
@@ -40,10 +42,14 @@ class Stepping:
         """See `Strategy.in_step`."""
         return self._loop is not None and self._loop.in_step
 
-    def _follow_all(self, optimizers: Sequence[Optimizer]) -> None:
+    def _follow_all(
+        self, optimizers: Sequence[Optimizer], scalers: Sequence[GradScaler] = ()
+    ) -> None:
         self._optimizers = optimizers
         for number, optimizer in enumerate(optimizers):
             self._follow(optimizer, number)
+        for scaler in scalers:
+            follow_steps(scaler, optimizers, lambda: self._loop)
 
     def _follow(self, optimizer: Optimizer, number: int) -> None:
         """Make ``optimizer.step()`` apply the mean over all workers, or nothing."""

@@ -25,6 +25,10 @@ from paceline.wire.spec import JobSpec
 
 Evaluation = Callable[[Any, int], dict[str, Array]]
 """Batch and number of its samples -> name -> ``[num_samples, ...]``."""
+Readers = Callable[[], AbstractContextManager[Reader]]
+"""Makes a reader of an evaluation's feed, again for each attempt."""
+Results = Mapping[str, Array]
+"""Name -> ``[N, ...]``, by position."""
 
 
 class Strategy(Protocol):
@@ -85,18 +89,13 @@ class Strategy(Protocol):
     def in_step(self) -> bool:
         """Whether a batch is in hand whose gradients were not taken yet."""
 
-    def evaluate(
-        self, fn: Evaluation, feed: Feed, readers: Callable[[], AbstractContextManager[Reader]]
-    ) -> Mapping[str, Array]:
+    def evaluate(self, fn: Evaluation, feed: Feed, readers: Readers) -> Results:
         """Apply ``fn`` to every batch of the feed, shared among workers; all get all of it.
 
         Args:
             fn: what is to be computed.
             feed: of purpose ``evaluate``.
-            readers: a reader of the feed, anew for each attempt.
-
-        Returns:
-            name -> ``[N, ...]``, by position.
+            readers: of the feed.
         """
 
     def checkpoint(self) -> None:

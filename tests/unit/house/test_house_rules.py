@@ -19,23 +19,7 @@ MAX_IMPORTS = 15
 
 LONG_FILES: set[str] = set()
 LONG_FUNCTIONS: set[str] = set()
-BUSY_FILES = {
-    "agent/agent.py",
-    "cli/main.py",
-    "runtime/group/edge.py",
-    "runtime/group/loop.py",
-    "runtime/holding/replicas/client.py",
-    "runtime/holding/replicas/strategy.py",
-    "runtime/holding/servers/client.py",
-    "runtime/holding/servers/edge.py",
-    "runtime/holding/servers/loop.py",
-    "runtime/holding/servers/strategy.py",
-    "runtime/holding/shards/strategy.py",
-    "runtime/job.py",
-    "runtime/server/server.py",
-    "sim/job.py",
-    "studies/stragglers/real.py",
-}
+BUSY_FILES: set[str] = set()
 
 
 @cache

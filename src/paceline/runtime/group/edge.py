@@ -31,7 +31,6 @@ from paceline.runtime.group.short import PeerSteps
 from paceline.runtime.group.store import PeerStore
 from paceline.runtime.process import Process
 from paceline.runtime.state.replica import Replica
-from paceline.wire.messages.base import CutRef
 from paceline.wire.messages.data import Data
 from paceline.wire.messages.group import (
     AskState,
@@ -86,9 +85,8 @@ class MemberEdge:
         self._met: Group | None = None
         #: What feeds there are, and leases of what is evaluated.
         self._leases = Leases(process.inc)
-        self._complete: set[int] = set()
-        #: The cut in which a complete feed is.
-        self._ends: dict[int, CutRef | None] = {}
+        #: What the master has said of complete feeds: in which cut they are.
+        self._complete: dict[int, FeedOpened] = {}
         self._leaving = self._hands_over = False
         self.device = CPU
         """That holds what we train."""
@@ -135,8 +133,7 @@ class MemberEdge:
             case FeedOpened():
                 self.joins_others |= message.trains
                 if message.complete:
-                    self._complete.add(message.feed.feed)
-                    self._ends[message.feed.feed] = message.cut
+                    self._complete[message.feed.feed] = message
                 self._leases.feed_opened(message)
             case Stop():
                 self.process.stop_requested = self.process.told_to_stop = True

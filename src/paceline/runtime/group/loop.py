@@ -14,7 +14,6 @@ that join: in the first step of their group they hand in nothing, once they have
 Reference: docs/protocols/integrity.md, section 8.
 """
 
-import math
 import threading
 from collections.abc import Iterator, Sequence
 from functools import partial
@@ -23,55 +22,45 @@ from typing import Any
 
 from paceline.base.cgroups import cpu_quota
 from paceline.base.errors import ConfigError, InternalError
-from paceline.base.samples import Intervals, SampleSet, Span, between, num_samples
-from paceline.protocol.holding.group.division import Sharing
+from paceline.base.samples import Span, between, num_samples
 from paceline.runtime.data.reader import Reader
 from paceline.runtime.data.work import Work
 from paceline.runtime.group.group import BREAKING, Group
 from paceline.runtime.group.member import MemberClient
-from paceline.runtime.group.profiling import samples_of
 from paceline.runtime.group.reducer import Reducer
+from paceline.runtime.group.shares import StepShares
 from paceline.runtime.group.short import Missing, ShortStep
 from paceline.runtime.group.step import GroupStep, Told, digest, joiners_of, num_sharing
-from paceline.runtime.group.store import GroupOver
 from paceline.runtime.group.watcher import Diverged, Divergence, Watcher
-from paceline.runtime.seeding import reseed, seed_of
 from paceline.runtime.step_frame import StepFrame
-from paceline.wire.messages.feeds import Feed, Slice
-from paceline.wire.messages.group import Division, RunGroup
-from paceline.wire.messages.order import Lacking
+from paceline.wire.messages.feeds import Slice
+from paceline.wire.messages.group import RunGroup
 
 
 class GroupLoop(StepFrame[GroupStep]):
     """One pass over one feed, whose every step is one of all members.
 
     ``watcher``: compares what members hold, over all loops of the job.
-    ``largest``: samples that a batch has at most; None: a share is one batch if nobody divides it.
     ``whole_steps``: none goes on without who is late.
     """
 
-    def __init__(  # noqa: PLR0913
+    def __init__(
         self,
         client: MemberClient,
         reducer: Reducer,
-        sharing: Sharing,
-        feed: Feed,
+        shares: StepShares,
         reader: Reader,
         ahead: int,
         num_optimizers: int,
-        largest: int | None = None,
         *,
         watcher: Watcher,
         whole_steps: bool = False,
     ) -> None:
         super().__init__(num_optimizers)
-        self._client, self._reducer, self._sharing = client, reducer, sharing
-        self._watcher = watcher
-        self._feed, self._reader, self._ahead = feed, reader, ahead
-        self._largest = largest
-        self._whole_steps = whole_steps or sharing.blocks > 0
-        #: Works that were shown to the reader, by step and samples.
-        self._shown: dict[tuple[int, Slice], Work] = {}
+        self._client, self._reducer, self._watcher = client, reducer, watcher
+        self._shares, self._sharing, self._feed = shares, shares.sharing, shares.feed
+        self._reader, self._ahead = reader, ahead
+        self._whole_steps = whole_steps or self._sharing.blocks > 0
         #: What one thread may have of a core.
         self._core = min(1.0, cpu_quota() or 1.0)
 
@@ -106,7 +95,7 @@ class GroupLoop(StepFrame[GroupStep]):
         """Begin a step; None: the feed is complete, and all members hold all of it."""
         asked_s = monotonic()
         while True:
-            entered = self._client.enter(self._feed.feed, self._is_at_end)
+            entered = self._client.enter(self._feed.feed, self._shares.is_at_end)
             if entered is None:
                 self._client.await_end(self._feed)
                 self._client.load_end(self._feed)
@@ -114,7 +103,7 @@ class GroupLoop(StepFrame[GroupStep]):
                 return None
             run, group = entered
             self._client.mark(computing=True)
-            whole = self._next(run, self._client.state.step + 1, self._line())
+            whole = self._shares.next(run)
             step = self._try(run, group, whole)
             if step is None:
                 continue
@@ -127,7 +116,7 @@ class GroupLoop(StepFrame[GroupStep]):
                     self._record(asked_s)
                     return None
                 continue
-            step.works, *later = self._upcoming(step)
+            step.works, *later = self._shares.upcoming(step, self._ahead)
             if not self._begin_sums(step):
                 continue
             if not step.behind:
@@ -148,13 +137,13 @@ class GroupLoop(StepFrame[GroupStep]):
 
     def _begin_sums(self, step: GroupStep) -> bool:
         """Have our gradients summed, if we have a share; False: the group is over."""
-        lacking = step.division.lacking.of_slice(num_samples(step.whole), step.global_batch)
+        lacking = step.lacking
         may_lack = not self._whole_steps and max(lacking.left_out, lacking.late) > 0
         joiners = joiners_of(step.run, self._client.state.step + 1)
         joins, may_lack = step.group.rank in joiners, may_lack and not joiners
         self._reducer.begin(step.group, step.runs, whole=not (joins or may_lack))
         if may_lack:
-            self._watch(step, lacking)
+            self._watch(step)
         return not joins or self._join(step)
 
     def _join(self, step: GroupStep) -> bool:
@@ -168,10 +157,10 @@ class GroupLoop(StepFrame[GroupStep]):
         self._fall_behind(step)
         return True
 
-    def _watch(self, step: GroupStep, lacking: Lacking) -> None:
+    def _watch(self, step: GroupStep) -> None:
         """Hand in what we have when the others need not wait for more."""
         shares = [num_samples(self._sharing.samples(step.whole, run)) for run in step.runs]
-        missing = Missing(lacking, shares, step.group.rank)
+        missing = Missing(step.lacking, shares, step.group.rank)
         step.short = ShortStep(missing, partial(self._hand_in, step))
         self._client.watch_peers(step.run, step.short)
         if step.short.is_due:
@@ -180,10 +169,7 @@ class GroupLoop(StepFrame[GroupStep]):
 
     def _fall_behind(self, step: GroupStep) -> None:
         """Compute as little as can be, so as to be in time for the next step."""
-        # Of one sample BatchNorm could not make a mean.
-        size = min(2, self._largest or 2, num_samples(step.whole))
-        few = self._sharing.batches(step.whole, range(size), 1)
-        step.works = [self._work(self._client.state.step + 1, spans) for spans in few]
+        step.works = self._shares.few(step.whole)
         step.weight, step.behind = 0, True
 
     def _expect(self, step: GroupStep, work: Work) -> None:
@@ -195,26 +181,20 @@ class GroupLoop(StepFrame[GroupStep]):
         settle = partial(self._settle, step)
         self._reducer.expect(part, settle, last=step.is_last_batch)
         if self._sharing.blocks:
-            first = work.spans[0]
-            reseed(seed_of(self._client.spec.seed, first.line, first.start))
+            self._reseed(self._client.spec.seed, work)
 
     def _profile(self, step: GroupStep) -> None:
         """Put the batches before our share that are to be profiled."""
         size, step.num_profiled = self._client.profile_due()
         if step.num_profiled:
-            mine = [span for work in step.works for span in work.spans]
-            spans, number = samples_of(size, mine, step.whole), step.works[0].step
             times = range(step.num_profiled)
-            step.works[:0] = [Work(self._feed.feed, spans, size, number) for _ in times]
+            step.works[:0] = [self._shares.profiled(step, size) for _ in times]
 
     def _try(self, run: RunGroup, group: Group, whole: Slice) -> GroupStep | None:
         """Tell the others that we are in this step."""
         number = self._client.state.step + 1
         try:
-            divisions = self._client.divisions(run)
-            if divisions is None:
-                raise GroupOver("it was dropped")
-            division, heard = divisions
+            division, heard = self._client.divisions(run)
             told = Told(
                 number,
                 digest(whole),
@@ -228,60 +208,10 @@ class GroupLoop(StepFrame[GroupStep]):
         except BREAKING as error:
             self._client.failed(run, f"entering step {number}: {error}")
             return None
-        runs = self._runs(run, number, whole, division)
+        runs = self._shares.runs(run, number, whole, division)
         weight = num_samples(self._sharing.samples(whole, runs[group.rank]))
         global_batch = self._feed.global_batch(num_sharing(run, number))
-        return GroupStep(
-            run, group, gathering, division, heard, whole, global_batch, runs, weight
-        )
-
-    def _runs(self, run: RunGroup, number: int, whole: Slice, division: Division) -> list[range]:
-        """What of a step each member computes; see `Sharing`."""
-        return self._sharing.runs(whole, len(run.members), division, joiners_of(run, number))
-
-    def _works(self, step: GroupStep, number: int, whole: Slice) -> list[Work]:
-        """The batches in which we compute our share of a step, divided as this one is."""
-        sharing, group, parts = self._sharing, step.group, step.division.parts
-        accumulation = parts[group.rank].accumulation if parts else 1
-        mine = self._runs(step.run, number, whole, step.division)[group.rank]
-        # Without samples of our own we compute on those of somebody else, so that the script takes
-        # the same way in all members.
-        mine = mine or sharing.stand_in(whole)
-        size = num_samples(sharing.samples(whole, mine))
-        fewest = math.ceil(size / self._largest) if self._largest else 1
-        shares = sharing.batches(whole, mine, max(accumulation, fewest))
-        return [self._work(number, spans) for spans in shares]
-
-    def _work(self, number: int, spans: Slice) -> Work:
-        found = self._shown.pop((number, spans), None)
-        return found or Work(self._feed.feed, spans, num_samples(spans), number)
-
-    def _upcoming(self, step: GroupStep) -> list[list[Work]]:
-        """The works of this step and those after it, as long as group and division are as now."""
-        done = Intervals(self._line().edges)
-        steps: list[list[Work]] = []
-        number = self._client.state.step
-        while sum(map(len, steps[1:])) < self._ahead:
-            number += 1
-            whole = self._next(step.run, number, done)
-            if not whole:
-                break
-            steps.append(self._works(step, number, whole))
-            for span in whole:
-                done.add(span.start, span.stop)
-        self._shown = {(work.step, work.spans): work for works in steps for work in works}
-        return steps
-
-    def _next(self, run: RunGroup, number: int, done: Intervals) -> Slice:
-        """The slice of a step of this group, after these samples."""
-        return self._feed.next_slice(done, num_sharing(run, number))
-
-    def _is_at_end(self, done: SampleSet) -> bool:
-        """All of the feed is in a model."""
-        return not self._feed.next_slice(done.line(self._feed.line()))
-
-    def _line(self) -> Intervals:
-        return self._client.state.done.line(self._feed.line())
+        return GroupStep(run, group, gathering, division, heard, whole, global_batch, runs, weight)
 
     def _prove(self, step: GroupStep) -> bool:
         """All of the feed is in our model: wait until all others are as far."""
@@ -346,9 +276,7 @@ class GroupLoop(StepFrame[GroupStep]):
         step.committed = self._committed(step)
         if not step.committed:
             raise InternalError(f"step {self._client.state.step + 1} is to be of no samples")
-        before = len(self._line())
-        after = before + num_samples(step.committed)
-        step.num_batches = self._feed.steps_between(before, after, step.global_batch)
+        step.num_batches = self._shares.steps_with(step.committed, step.global_batch)
         self._reducer.finish(num_samples(step.committed) / num_samples(step.whole))
         if joiners_of(step.run, self._client.state.step + 1):
             self.excluded_s += monotonic() - start_s  # waited for a copy, not for a slow peer

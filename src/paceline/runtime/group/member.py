@@ -17,7 +17,9 @@ from paceline.runtime.data.work import StepTimes
 from paceline.runtime.group.edge import MemberEdge
 from paceline.runtime.group.group import BREAKING, Group
 from paceline.runtime.group.short import ShortStep
+from paceline.runtime.group.store import GroupOver
 from paceline.runtime.process import Stopped
+from paceline.wire.messages.checks import Checked
 from paceline.wire.messages.feeds import Feed, SourceLine
 from paceline.wire.messages.group import NO_STEP, Computed, Division, RunGroup
 from paceline.wire.messages.node import Leaving, NodeUp, OpenFeed
@@ -42,6 +44,10 @@ class MemberClient(MemberEdge):
 
     def _on_connected(self, run: RunGroup, group: Group) -> None:
         """The group has come together; raises as its operations."""
+
+    def check(self, measure: Callable[[], Checked]) -> None:
+        """See `Strategy.check`."""
+        raise NotImplementedError
 
     # ------------------------------------------------------------------ steps
 
@@ -148,14 +154,16 @@ class MemberClient(MemberEdge):
             self._do(self.state.proven(run, last=last))
             return self.state.is_proven
 
-    def divisions(self, run: RunGroup) -> tuple[Division, Division] | None:
+    def divisions(self, run: RunGroup) -> tuple[Division, Division]:
         """How the step that begins is divided, and the newest division that we have heard of.
 
-        None: the group is over.
+        Raises:
+            GroupOver: the group is.
         """
         with self._changed:
-            state = self.state
-            return (state.division, state.heard) if state.running is run else None
+            if self.state.running is not run:
+                raise GroupOver("it was dropped")
+            return self.state.division, self.state.heard
 
     def agree(self, run: RunGroup, told: Division, numbers: Iterable[int]) -> None:
         """See `MemberState.agree`."""

@@ -5,7 +5,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from paceline.base.samples import Span
+from paceline.base.samples import Span, num_samples
 from paceline.protocol.holding.group.watch import Word
 from paceline.runtime.data.work import Work
 from paceline.runtime.group.group import BREAKING, Gathering, Group
@@ -13,6 +13,7 @@ from paceline.runtime.group.short import ShortStep
 from paceline.runtime.step_frame import StepInHand
 from paceline.wire.messages.feeds import Slice
 from paceline.wire.messages.group import Division, RunGroup
+from paceline.wire.messages.order import Lacking
 
 
 class Told(NamedTuple):
@@ -86,6 +87,11 @@ class GroupStep(StepInHand):
     """It goes on without us since we began."""
     present: Gathering | None = None
     """Samples of each member that are in the sums; None: all."""
+
+    @property
+    def lacking(self) -> Lacking:
+        """What the step may do without."""
+        return self.division.lacking.of_slice(num_samples(self.whole), self.global_batch)
 
     @property
     def is_last_batch(self) -> bool:

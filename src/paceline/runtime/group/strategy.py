@@ -1,23 +1,25 @@
 """What is alike in strategies whose workers are members of a group."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-import torch
 from torch import nn
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 from torch.optim.swa_utils import AveragedModel
 
-from paceline.base.errors import ConfigError
+from paceline.base.errors import ConfigError, InternalError
+from paceline.protocol.holding.group.division import Sharing
 from paceline.runtime.averages import update_when
 from paceline.runtime.data.growth import Growth
-from paceline.runtime.embedding import Embedding
+from paceline.runtime.data.reader import Reader
 from paceline.runtime.group.loop import GroupLoop
 from paceline.runtime.group.member import MemberClient
-from paceline.runtime.prepared import why_empty
-from paceline.runtime.process import Process
-from paceline.runtime.state.tree import why_unmovable
+from paceline.runtime.group.reducer import Reducer
+from paceline.runtime.group.shares import StepShares
+from paceline.runtime.group.watcher import Watcher
+from paceline.runtime.state.outside import Outside
 from paceline.runtime.stepping import Stepping
+from paceline.wire.messages.checks import Checked
 from paceline.wire.messages.feeds import Feed, SourceLine
 from paceline.wire.messages.group import NO_STEP
 
@@ -28,10 +30,19 @@ class Together(Stepping):
     takes_growth = False
     _loop: GroupLoop | None
 
-    def __init__(self, process: Process, client: MemberClient) -> None:
-        super().__init__(process.spec, process.rank)
+    def __init__(self, client: MemberClient) -> None:
+        super().__init__(client.process.spec, client.process.rank)
         self._member = client
+        self._watcher: Watcher | None = None
+        self._params: list[nn.Parameter] = []
+        self.largest: int | None = None
+        """Samples of a yielded batch at most; a larger share comes as several batches."""
+        self.whole_steps = False
+        """No step goes on without who is late, whatever a solution asks for."""
         self.script_state.on_set = self._keep
+
+    def _outside(self, schedulers: Sequence[LRScheduler]) -> Outside:
+        return Outside(schedulers, self._num_schedules)
 
     def _num_schedules(self, scheduler: LRScheduler) -> int | None:
         """Of a call in the body of a loop; None: there is no loop.
@@ -98,6 +109,31 @@ class Together(Stepping):
 
         update_when(average, is_due)
 
+    def check(self, measure: Callable[[], Checked]) -> None:
+        """See `Strategy.check`."""
+        self._member.check(measure)
+
+    def _run(
+        self, reducer: Reducer | None, sharing: Sharing, feed: Feed, reader: Reader, ahead: int
+    ) -> Iterator[Any]:
+        """Train on a feed; ``reducer``: averages the gradients, once there is a model."""
+        if reducer is None or self._watcher is None:
+            raise InternalError("the model was used before it was prepared")
+        self._loop = GroupLoop(
+            self._member,
+            reducer,
+            StepShares(sharing, feed, self._member.state, self.largest),
+            reader,
+            ahead,
+            len(self._optimizers),
+            watcher=self._watcher,
+            whole_steps=self.whole_steps,
+        )
+        try:
+            yield from self._loop.run()
+        finally:
+            self._loop = None
+
     def open_feed(self, feed: Feed, growth: Growth | None = None) -> Feed:
         """See `Strategy.open_feed`."""
         return self._member.open_feed(feed)
@@ -115,45 +151,3 @@ class Together(Stepping):
         if self._loop is not None:
             self._loop.abandon()
         self._member.hand_over()
-
-
-def device_of(params: Sequence[nn.Parameter]) -> torch.device:
-    """Where all of them are.
-
-    Raises:
-        ConfigError: they are on several devices.
-    """
-    devices = {str(param.device): param.device for param in params}
-    if len(devices) > 1:
-        first, second, *_ = sorted(devices)
-        raise ConfigError(
-            f"job.prepare: parameters are on {first} and on {second}; a worker trains on one "
-            "device: move all of the model there, before its optimizer is made"
-        )
-    return next(iter(devices.values()), torch.device("cpu"))
-
-
-def check_dense(modules: Sequence[nn.Module]) -> None:
-    """Raises ConfigError: a table whose rows only servers hold."""
-    for root in modules:
-        for name, module in root.named_modules():
-            if isinstance(module, Embedding) or getattr(module, "sparse", False):
-                raise ConfigError(
-                    f"job.prepare: {name or type(module).__name__} is a sparse table, whose rows "
-                    "live on parameter servers; run the job with --strategy ps, or make it an "
-                    "nn.Embedding without sparse=True"
-                )
-
-
-def check_movable(modules: Sequence[nn.Module]) -> None:
-    """Raises ConfigError: a parameter or buffer that no other worker could take over."""
-    for root in modules:
-        saved = dict(root.named_parameters())
-        for path, owner in root.named_modules():
-            for name, buffer in owner._buffers.items():
-                if buffer is not None and name not in owner._non_persistent_buffers_set:
-                    saved[f"{path}.{name}".lstrip(".")] = buffer
-        for name, tensor in saved.items():
-            why = why_empty(tensor) or why_unmovable(tensor)
-            if why is not None:
-                raise ConfigError(f"job.prepare: {name} cannot be kept or copied: it is {why}")

@@ -15,8 +15,6 @@ import numpy as np
 from paceline.runtime.data.work import Array
 from paceline.wire.messages.data import Script
 
-NEWEST = 1 << 62
-"""A position that no job comes to: whatever is the newest is wanted."""
 NUM_KEPT = 2
 
 

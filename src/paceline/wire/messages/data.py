@@ -103,6 +103,8 @@ class Also(msgspec.Struct, frozen=True, array_like=True):
 
 BARE = Also()
 """Nothing."""
+NEWEST = 1 << 62
+"""For `Also.script`, a position that no job comes to: the newest state is wanted."""
 
 
 class Pull(Message, frozen=True):

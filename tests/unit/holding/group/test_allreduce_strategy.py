@@ -10,7 +10,8 @@ from torch import nn
 import paceline as pl
 from paceline.base.errors import ConfigError
 from paceline.protocol.holding.group.member import MemberState
-from paceline.runtime.group.strategy import Together, check_dense, device_of
+from paceline.runtime.group.checks import check_dense, device_of
+from paceline.runtime.group.strategy import Together
 from paceline.runtime.holding.replicas.strategy import Replicated, _be_deterministic
 from paceline.runtime.state.outside import Outside
 from paceline.runtime.state.replica import Replica

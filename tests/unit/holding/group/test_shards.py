@@ -27,7 +27,7 @@ from paceline.runtime.checkpoint.contents import read_contents
 from paceline.runtime.checkpoint.cutfile import read_cut, write_save
 from paceline.runtime.group.transports import keep_to_network
 from paceline.runtime.holding.shards.shards import Shards, check_sharded
-from paceline.runtime.holding.shards.strategy import Evenly
+from paceline.runtime.holding.shards.shares import Evenly
 from paceline.runtime.state.skeleton import rows_of_part
 from paceline.wire.messages.group import Division
 from paceline.wire.schema import ModelSchema

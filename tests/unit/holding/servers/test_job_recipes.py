@@ -13,7 +13,6 @@ from paceline.runtime.data.batch import TensorRows
 from paceline.runtime.data.work import Work
 from paceline.runtime.holding.servers.in_process import Alone
 from paceline.runtime.holding.servers.recipes import Recipes, Recorder, tensors_in
-from paceline.runtime.holding.servers.strategy import OnServers
 from paceline.runtime.server.store import Gradients
 
 
@@ -197,13 +196,13 @@ def test_every_id_takes_exactly_its_gradients_whatever_the_recipe(
 
 def test_rows_are_pulled_ahead_once_ids_are_learned(monkeypatch: pytest.MonkeyPatch) -> None:
     fetched = []
-    rows_now = OnServers._fetch_rows
+    rows_now = Alone.rows
 
-    def counted(job: OnServers, table: int, ids: Any) -> Any:
+    def counted(trainer: Alone, table: int, ids: Any) -> Any:
         fetched.append(len(ids))
-        return rows_now(job, table, ids)
+        return rows_now(trainer, table, ids)
 
-    monkeypatch.setattr(OnServers, "_fetch_rows", counted)
+    monkeypatch.setattr(Alone, "rows", counted)
     data = TensorRows(x=torch.randint(0, 40, (70, 2)))
     model = Fickle(lambda _, x: [x[:, 0] % 30, x[:, 1], x[:, 1]])
     optimizer = SGD(model.parameters(), lr=1.0)

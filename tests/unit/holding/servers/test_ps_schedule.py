@@ -21,10 +21,10 @@ from paceline.runtime.data.work import Work
 from paceline.runtime.holding.servers.joining import Joining
 from paceline.runtime.holding.servers.pulling import Pushed
 from paceline.runtime.holding.servers.schedule import Schedule
-from paceline.runtime.server.scripts import NEWEST, Scripts
+from paceline.runtime.server.scripts import Scripts
 from paceline.runtime.server.store import Store
 from paceline.runtime.state.script_state import ScriptState
-from paceline.wire.messages.data import Part, Pulled, Script
+from paceline.wire.messages.data import NEWEST, Part, Pulled, Script
 from paceline.wire.messages.feeds import Feed
 from paceline.wire.schema import NUM_BUCKETS, ModelSchema
 

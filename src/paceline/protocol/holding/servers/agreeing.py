@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+from paceline.base.errors import ConfigError
 from paceline.base.samples import SampleSet
 from paceline.wire.messages.data import Differs, Part
 
@@ -44,10 +45,10 @@ def odd_ones(parts: Sequence[Part], server: int) -> list[Differs]:
     return list(found.values())
 
 
-def in_words(message: Differs) -> str:
-    """What the worker says that must end."""
+def refusal(message: Differs) -> ConfigError:
+    """The error with which the worker must end."""
     others = ", ".join(map(str, message.others))
-    return (
+    return ConfigError(
         f"step {message.step}: {message.what} as in the workers of incarnations {others}; all "
         "workers of a step must have the same: use schedulers that are given to job.prepare, or "
         "set it by job.step at the beginning of a batch"

@@ -4,8 +4,7 @@ The same batches and the same arithmetic as in a job of strategy allreduce with 
 with sparse tables, whose rows torch's optimizers do not know, are `ps.alone`'s.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -20,10 +19,9 @@ from paceline.runtime.data.growth import Growth
 from paceline.runtime.data.local_feed import Dealing
 from paceline.runtime.data.reader import Reader
 from paceline.runtime.data.work import Array
-from paceline.runtime.scaling import follow_steps
 from paceline.runtime.step_frame import NO_GRADIENT, StepFrame, StepInHand
 from paceline.runtime.stepping import Stepping, clip_whole, params_of, trained_by
-from paceline.runtime.strategy import Evaluation
+from paceline.runtime.strategy import Evaluation, Readers, Results
 from paceline.wire.messages.checks import Checked
 from paceline.wire.messages.feeds import Feed, SourceLine
 from paceline.wire.spec import JobSpec
@@ -53,9 +51,7 @@ class Local(Stepping):
     ) -> None:
         """See `Strategy.prepare`. Schedulers stay as they are: every batch is a step."""
         self._params = trained_by(optimizers)
-        self._follow_all(optimizers)
-        for scaler in scalers:
-            follow_steps(scaler, optimizers, lambda: self._loop)
+        self._follow_all(optimizers, scalers)
 
     def open_feed(self, feed: Feed, growth: Growth | None = None) -> Feed:
         """See `Strategy.open_feed`."""
@@ -88,9 +84,7 @@ class Local(Stepping):
             reader.ask(self._dealing.upcoming(feed.feed, ahead))
             yield batch, work.num_samples
 
-    def evaluate(
-        self, fn: Evaluation, feed: Feed, readers: Callable[[], AbstractContextManager[Reader]]
-    ) -> Mapping[str, Array]:
+    def evaluate(self, fn: Evaluation, feed: Feed, readers: Readers) -> Results:
         """See `Strategy.evaluate`."""
         found: dict[str, list[Array]] = {}
         with readers() as reader, torch.no_grad():

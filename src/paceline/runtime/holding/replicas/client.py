@@ -1,6 +1,5 @@
 """The side of its group of a member that holds all of the model, which peers copy from it."""
 
-import os
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
@@ -9,30 +8,20 @@ from functools import partial
 import msgspec
 
 from paceline.base.errors import PermanentError, TransientError
-from paceline.base.processes import this_machine
-from paceline.cuts.reach import evaluated
 from paceline.protocol.holding.group.member import Connect, Copy, Instruction, LoadReplica
 from paceline.runtime.data.work import Array, Work
 from paceline.runtime.evaluation_results import EvaluationResults
 from paceline.runtime.group.group import Group
 from paceline.runtime.group.member import MemberClient
 from paceline.runtime.group.store import GroupOver
-from paceline.runtime.holding.replicas.copying import Copier
+from paceline.runtime.holding.replicas.copying import Copier, part_of
 from paceline.runtime.process import Fenced, Process
 from paceline.runtime.state.replica import Photograph, Replica
-from paceline.wire.messages.base import CutRef
 from paceline.wire.messages.checks import Checked
 from paceline.wire.messages.data import Data
 from paceline.wire.messages.feeds import Feed
-from paceline.wire.messages.group import (
-    NO_STEP,
-    STILL,
-    AskState,
-    CatchUp,
-    RunGroup,
-    StatePart,
-)
-from paceline.wire.messages.node import Evaluated, Grant, NodeDown, Recall
+from paceline.wire.messages.group import NO_STEP, STILL, AskState, CatchUp, RunGroup, StatePart
+from paceline.wire.messages.node import Evaluated, FeedOpened, Grant, NodeDown, Recall
 
 SCRIPT_S = 0.1
 """How long a peer's question waits for the script to come from its update to its next batch."""
@@ -52,9 +41,7 @@ class GroupClient(MemberClient):
         #: still.
         self._loading: CatchUp | None = None
         self._reading: tuple[CatchUp, Future[None]] | None = None
-        self._results = EvaluationResults(
-            self._leases, self._until, lambda epoch_no: evaluated(process.job, epoch_no)
-        )
+        self._results = EvaluationResults(self._leases, self._until, process)
         self._in_hand: list[Work] = []
         #: The cut that `load_end` has loaded.
         self._loaded = 0
@@ -152,13 +139,13 @@ class GroupClient(MemberClient):
         if self._loading is not None and self._reading is None and not self._copier.is_reading:
             order, self._loading = self._loading, None
             if self.state.may_load(order):
-                assert order.cut is not None
-                self._reading = order, self._read_aside(order.cut)
+                self._reading = order, self._read_aside(order)
 
-    def _read_aside(self, cut: CutRef) -> "Future[None]":
-        """Read a cut into what we hold."""
+    def _read_aside(self, order: CatchUp | FeedOpened) -> "Future[None]":
+        """Read the cut that the master has named into what we hold."""
         assert self._replica is not None
-        replica, cuts = self._replica, self.process.cuts
+        assert order.cut is not None
+        replica, cuts, cut = self._replica, self.process.cuts, order.cut
         # Its files may have to be fetched first.
         return self._aside(lambda: replica.load_cut(*cuts.places(cut)))
 
@@ -201,17 +188,19 @@ class GroupClient(MemberClient):
             TransientError: the cut cannot be read, and the job has gone back to another one.
         """
         with self._changed:
-            cut = self._ends.get(feed.feed)
+            ended = self._complete.get(feed.feed)
             lacks = bool(feed.next_slice(self.state.done.line(feed.line())))
-            if cut is None or not lacks or cut.cut_no <= self._loaded or self._replica is None:
+            if ended is None or ended.cut is None or not lacks or self._replica is None:
                 return
-            self._loaded = cut.cut_no
+            if ended.cut.cut_no <= self._loaded:
+                return
+            self._loaded = ended.cut.cut_no
             self._do(self.state.forget())
             self.on_another()
             self._copier.forget()
             while self._copier.go_on(self.state, self._replica, stays=False):
                 self._exchange.wait()
-            read = self._read_aside(cut)
+            read = self._read_aside(ended)
             while not read.done():
                 self._exchange.check()
                 self._exchange.wait()
@@ -275,19 +264,7 @@ class GroupClient(MemberClient):
                 photograph = self._photographs[message.inc] = self._replica.photograph()
             if not STILL <= message.part < photograph.num_parts:
                 return None
-            frame, digest = (b"", 0) if message.part == STILL else photograph.part(message.part)
-        answer = StatePart(
-            epoch_no=message.epoch_no,
-            inc=state.inc,
-            step=message.step,
-            part=message.part,
-            num_parts=photograph.num_parts,
-            digest=digest,
-            machine=this_machine(),
-            pid=os.getpid(),
-            addresses=() if message.part else photograph.addresses,
-        )
-        return answer, frame
+            return part_of(photograph, message, state.inc)
 
     # ------------------------------------------------------------------ evaluation
 

@@ -4,6 +4,7 @@ See docs/decisions/0014-who-joins-reads-its-peers-memory.md.
 """
 
 import logging
+import os
 from collections.abc import Callable
 from concurrent.futures import Future
 from functools import partial
@@ -15,8 +16,8 @@ from paceline.base.processes import find_job_process, this_machine
 from paceline.protocol.holding.group.member import MemberState
 from paceline.runtime.holding.replicas.direct import read_memory
 from paceline.runtime.process import Process
-from paceline.runtime.state.replica import Arriving, Replica
-from paceline.wire.messages.group import NO_STEP, STILL, CatchUp, StatePart
+from paceline.runtime.state.replica import Arriving, Photograph, Replica
+from paceline.wire.messages.group import NO_STEP, STILL, AskState, CatchUp, StatePart
 
 PARTS_AHEAD = 4
 """Parts of a peer's state that are asked for at a time: beside the state, as it was built and as it
@@ -150,6 +151,23 @@ class Copier:
             return None
         self._arriving = None
         return found
+
+
+def part_of(photograph: Photograph, asked: AskState, inc: int) -> tuple[StatePart, bytes]:
+    """Answer a peer that copies what we hold; ``inc``: ours."""
+    frame, digest = (b"", 0) if asked.part == STILL else photograph.part(asked.part)
+    answer = StatePart(
+        epoch_no=asked.epoch_no,
+        inc=inc,
+        step=asked.step,
+        part=asked.part,
+        num_parts=photograph.num_parts,
+        digest=digest,
+        machine=this_machine(),
+        pid=os.getpid(),
+        addresses=() if asked.part else photograph.addresses,
+    )
+    return answer, frame
 
 
 def _is_of_one_state(one: CatchUp, other: CatchUp) -> bool:

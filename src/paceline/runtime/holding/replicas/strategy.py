@@ -2,8 +2,7 @@
 
 import math
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Iterator, Sequence
 from time import monotonic
 from typing import Any
 
@@ -14,25 +13,25 @@ from torch.nn.utils import clip_grad_norm_
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-from paceline.base.errors import ConfigError, InternalError
 from paceline.protocol.holding.group.division import Sharing
 from paceline.runtime.data.reader import Reader
-from paceline.runtime.data.work import Array
-from paceline.runtime.group.loop import GroupLoop
+from paceline.runtime.group.checks import (
+    check_dense,
+    check_movable,
+    check_own_statistics,
+    device_of,
+)
 from paceline.runtime.group.reducer import Reducer
-from paceline.runtime.group.strategy import Together, check_dense, check_movable, device_of
+from paceline.runtime.group.strategy import Together
 from paceline.runtime.group.transports import keep_to_network
 from paceline.runtime.group.watcher import Watcher
 from paceline.runtime.holding.replicas.blocks import BlockReducer
 from paceline.runtime.holding.replicas.buffers import Buffers
 from paceline.runtime.holding.replicas.client import GroupClient
 from paceline.runtime.process import Process
-from paceline.runtime.scaling import follow_steps
-from paceline.runtime.state.outside import Outside
 from paceline.runtime.state.replica import Replica
 from paceline.runtime.stepping import trained_by
-from paceline.runtime.strategy import Evaluation
-from paceline.wire.messages.checks import Checked
+from paceline.runtime.strategy import Evaluation, Readers, Results
 from paceline.wire.messages.feeds import Feed
 
 
@@ -46,14 +45,8 @@ class Replicated(Together):
 
     def __init__(self, process: Process) -> None:
         self.client = GroupClient(process)
-        super().__init__(process, self.client)
+        super().__init__(self.client)
         self._reducer: Reducer | None = None
-        self._watcher: Watcher | None = None
-        self._params: list[nn.Parameter] = []
-        self.largest: int | None = None
-        """Samples of a yielded batch at most; a larger share comes as several batches."""
-        self.whole_steps = False
-        """No step goes on without who is late, whatever a solution asks for."""
         keep_to_network(self.spec, "NCCL_SOCKET_IFNAME", "=")
         if self.spec.deterministic:
             _be_deterministic()
@@ -68,7 +61,7 @@ class Replicated(Together):
         """See `Strategy.prepare`."""
         check_dense(modules)
         check_movable(modules)
-        _check_own_statistics(modules)
+        check_own_statistics(modules)
         self._params = trained_by(optimizers)
         self.client.device = device_of(self._params)
         # With several optimizers a backward may belong to any of them: nothing leaves before all
@@ -82,10 +75,8 @@ class Replicated(Together):
             self._reducer = Reducer(self._params, early=early)
             self._watcher = Watcher(modules, optimizers)
         self.client.on_another = self._watcher.watch.copied
-        self._follow_all(optimizers)
-        outside = Outside(schedulers, self._num_schedules)
-        for scaler in scalers:
-            follow_steps(scaler, optimizers, lambda: self._loop)
+        self._follow_all(optimizers, scalers)
+        outside = self._outside(schedulers)
         self._average_once_per_step(modules)
         self.client.start(
             Replica(
@@ -99,35 +90,14 @@ class Replicated(Together):
             )
         )
 
-    def check(self, measure: Callable[[], Checked]) -> None:
-        """See `Strategy.check`."""
-        self.client.check(measure)
-
     def train(self, feed: Feed, reader: Reader, ahead: int) -> Iterator[Any]:
         """See `Strategy.train`."""
-        if self._reducer is None or self._watcher is None:
-            raise InternalError("the model was used before it was prepared")
         if self.client.is_complete(feed.feed):
             self.client.load_end(feed)
             return
         if self.client.joins_others and not self.client.state.joining:
             self._make_room()
-        self._loop = GroupLoop(
-            self.client,
-            self._reducer,
-            self._sharing(feed),
-            feed,
-            reader,
-            ahead,
-            len(self._optimizers),
-            self.largest,
-            watcher=self._watcher,
-            whole_steps=self.whole_steps,
-        )
-        try:
-            yield from self._loop.run()
-        finally:
-            self._loop = None
+        yield from self._run(self._reducer, self._sharing(feed), feed, reader, ahead)
 
     def _sharing(self, feed: Feed) -> Sharing:
         if not self.spec.deterministic:
@@ -159,9 +129,7 @@ class Replicated(Together):
         self._loop.settle()
         return self._loop.step is not None and self._loop.step.holds
 
-    def evaluate(
-        self, fn: Evaluation, feed: Feed, readers: Callable[[], AbstractContextManager[Reader]]
-    ) -> Mapping[str, Array]:
+    def evaluate(self, fn: Evaluation, feed: Feed, readers: Readers) -> Results:
         """See `Strategy.evaluate`."""
         start_s = monotonic()
         self.client.unmark()
@@ -182,23 +150,6 @@ class Replicated(Together):
         if self._loop is not None:
             self._loop.settle()
         return clip_grad_norm_(self._params, max_norm)
-
-
-def _check_own_statistics(modules: Sequence[nn.Module]) -> None:
-    """Raises ConfigError: a module whose statistics would be those of all workers.
-
-    It asks torch's default group for them, which there is none of: without a word it would take the
-    worker's own.
-    """
-    for root in modules:
-        for name, module in root.named_modules():
-            if isinstance(module, nn.SyncBatchNorm):
-                raise ConfigError(
-                    f"job.prepare: {name or 'the model'} is an nn.SyncBatchNorm, whose statistics "
-                    "are not summed up among workers by all-reduce; make it an nn.BatchNorm (leave "
-                    "convert_sync_batchnorm out), which normalises over what a worker computes; "
-                    "with deterministic: true its running statistics are of all blocks of a step"
-                )
 
 
 def _be_deterministic() -> None:

@@ -13,15 +13,14 @@ from paceline.base.errors import ConfigError
 from paceline.base.samples import SampleSet, num_samples
 from paceline.runtime.data.growth import Growth
 from paceline.runtime.data.work import Array, StepTimes, Work
-from paceline.runtime.holding.servers.edge import Initial, WorkerEdge
+from paceline.runtime.holding.servers.edge import WorkerEdge
 from paceline.runtime.holding.servers.partition import Contribution, Split
-from paceline.runtime.holding.servers.port import Ids, PulledModel
+from paceline.runtime.holding.servers.port import Ids, Initial, PulledModel
 from paceline.runtime.holding.servers.pulling import Pulling
 from paceline.runtime.process import Process, Stopped
-from paceline.runtime.server.scripts import NEWEST
 from paceline.runtime.server.store import Gradients
 from paceline.wire.messages.checks import Checked
-from paceline.wire.messages.data import BARE, Also, Script, ScriptPart
+from paceline.wire.messages.data import BARE, NEWEST, Also, Script, ScriptPart
 from paceline.wire.messages.feeds import Feed, SourceLine
 from paceline.wire.messages.node import NodeUp, OpenFeed, Prepared
 from paceline.wire.schema import ModelSchema
@@ -46,12 +45,12 @@ class ServerTrainer(WorkerEdge):
 
     def prepare(self, schema: ModelSchema, initial: Initial) -> None:
         """See `Trainer.prepare`; the first worker writes the initial values as cut 0."""
-        self.schema, self._initial = schema, initial
+        self.schema, self._initial.values = schema, initial
         # Not before: what the master says of the job makes sense to a worker with a model.
         self._exchange.start()
         message = Prepared(inc=self.process.inc, schema=schema)
         self._until(lambda: self.partition is not None, ask=lambda: [message])
-        self._initial = None
+        self._initial.values = None
 
     def open_feed(self, feed: Feed, growth: Growth | None = None) -> Feed:
         """See `Trainer.open_feed`."""

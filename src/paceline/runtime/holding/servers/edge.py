@@ -7,13 +7,11 @@ in the order. All is done with the lock of the `Exchange` held.
 
 import logging
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from functools import partial
 from typing import assert_never
 
-from paceline.base.errors import ConfigError
-from paceline.cuts.reach import evaluated
-from paceline.protocol.holding.servers.agreeing import in_words
+from paceline.protocol.holding.servers.agreeing import refusal
 from paceline.protocol.holding.servers.worker import WorkerState
 from paceline.protocol.holding.servers.worker_acts import (
     ConnectServer,
@@ -28,11 +26,10 @@ from paceline.protocol.holding.servers.worker_acts import (
     Withdraw,
 )
 from paceline.runtime.checkpoint.cut_requests import CutAsker
-from paceline.runtime.data.work import Array
 from paceline.runtime.evaluation_results import EvaluationResults
 from paceline.runtime.exchange import Exchange
 from paceline.runtime.holding.servers.exports import Exports
-from paceline.runtime.holding.servers.initial import write_initial
+from paceline.runtime.holding.servers.initial import InitialWriter
 from paceline.runtime.holding.servers.partition import Contribution, Partition, Split
 from paceline.runtime.holding.servers.pulling import Pulling, Pushed
 from paceline.runtime.holding.servers.works import Works
@@ -55,7 +52,6 @@ from paceline.wire.messages.node import (
     FeedOpened,
     GivenBack,
     Grant,
-    InitialWritten,
     NewEpoch,
     NewMap,
     NewRate,
@@ -72,8 +68,6 @@ RESEND_S = 0.5
 PATIENCE, MAX_PATIENCE_S = 4.0, 5.0
 """A server's answer is late after so many round trips, and after so many seconds at most."""
 
-Initial = Callable[[], tuple[Mapping[str, Array], Mapping[int, Array]]]
-
 _log = logging.getLogger(__name__)
 
 
@@ -88,7 +82,7 @@ class WorkerEdge:
         self._works = Works(self.spec, process.num_workers, self.leases)
         self.schema = ModelSchema()
         self.partition: Partition | None = None
-        self._initial: Initial | None = None
+        self._initial = InitialWriter(process)
         #: By seq, until the leader has it in the order.
         self._contributions: dict[int, Contribution] = {}
         self._pushed = Pushed()
@@ -98,9 +92,7 @@ class WorkerEdge:
         #: BSP: the step whose dense parameters the script has.
         self._loaded_step = 0
         self._exports = Exports(self.state, self._until, self._send)
-        self._results = EvaluationResults(
-            self.leases, self._until, lambda epoch_no: evaluated(process.job, epoch_no)
-        )
+        self._results = EvaluationResults(self.leases, self._until, process)
         self._asker = CutAsker(process.inc)
         #: Of the last pull.
         self._round_trip_s = 0.0
@@ -167,7 +159,7 @@ class WorkerEdge:
             case Exported():
                 self._exports.take(server, message, frames, self.schema)
             case Differs() if message.epoch_no == self.state.epoch_no:
-                raise ConfigError(in_words(message))
+                raise refusal(message)
             case _:
                 pass
         for seq in [seq for seq in self._contributions if seq not in self.state.offers]:
@@ -196,17 +188,11 @@ class WorkerEdge:
             case Evaluated():
                 self._results.answered(message)
             case WriteInitial():
-                self._write_initial(message)
+                self.process.link.send(self._initial.write(self.schema))
             case Stop():
                 self.process.stop_requested = self.process.told_to_stop = True
             case _:
                 _log.warning("a worker has no use for %s", type(message).__name__)
-
-    def _write_initial(self, message: WriteInitial) -> None:
-        values = self._initial() if self._initial is not None else None
-        answer = write_initial(self.process, self.schema, values)
-        self._initial = None if isinstance(answer, InitialWritten) else self._initial
-        self.process.link.send(answer)
 
     def _do(self, instructions: Iterable[Instruction]) -> None:  # noqa: C901
         for instruction in instructions:

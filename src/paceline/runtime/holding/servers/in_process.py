@@ -3,7 +3,7 @@
 Same kernels, same slices and same arithmetic as one worker and one server in BSP.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from time import perf_counter
 
 import numpy as np
@@ -11,7 +11,7 @@ import numpy as np
 from paceline.base.errors import InternalError
 from paceline.runtime.data.local_feed import Dealing
 from paceline.runtime.data.work import Array, StepTimes, Work
-from paceline.runtime.holding.servers.port import Ids, PulledModel
+from paceline.runtime.holding.servers.port import Ids, Initial, PulledModel
 from paceline.runtime.layout import initial_arrays
 from paceline.runtime.server.store import Gradients, Store
 from paceline.wire.messages.checks import Checked
@@ -44,11 +44,7 @@ class Alone(Dealing):
             raise InternalError("the model was used before it was prepared")
         return self._store
 
-    def prepare(
-        self,
-        schema: ModelSchema,
-        initial: Callable[[], tuple[Mapping[str, Array], Mapping[int, Array]]],
-    ) -> None:
+    def prepare(self, schema: ModelSchema, initial: Initial) -> None:
         self._store = Store(schema, [0] * NUM_BUCKETS, 0)
         self._store.load([initial_arrays(schema, *initial())])
 

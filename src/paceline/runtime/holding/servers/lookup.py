@@ -7,6 +7,7 @@ unique id. Ids that were not foreseen are fetched when the forward asks for them
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from time import monotonic
 from typing import Any
 
 import numpy as np
@@ -97,6 +98,8 @@ class Lookups:
         """Told every look-up while ids are being learned: (table, ids)."""
         self.open = False
         """Whether there is a batch in hand."""
+        self.waited_s = 0.0
+        """For rows that were not foreseen, in the batch in hand."""
 
     def begin(self, foreseen: Mapping[int, Foreseen], rows: Mapping[int, Array]) -> None:
         """Start a batch whose ids are as foreseen, with their rows."""
@@ -108,7 +111,7 @@ class Lookups:
                 table.calls = expected.calls
                 for call in table.calls:
                     call.rows = compact
-        self.open = True
+        self.open, self.waited_s = True, 0.0
 
     def end(self) -> None:
         """The batch is done: let go of its rows."""
@@ -157,7 +160,10 @@ class Lookups:
             raise IndexError(
                 f"table {table.name!r}: id {out_of_range} is not in [0, {table.num_rows})"
             )
-        compact = _compact(table, unique, self.fetch(table.index, unique))
+        start_s = monotonic()
+        rows = self.fetch(table.index, unique)
+        self.waited_s += monotonic() - start_s
+        compact = _compact(table, unique, rows)
         positions = _shaped(inverse, ids)
         table.calls.append(Call(ids, positions, compact, {padding}, version=ids._version))
         return positions, compact

@@ -23,7 +23,6 @@ from paceline.runtime.holding.servers.model import Flat, Model
 from paceline.runtime.holding.servers.port import PulledModel, TrainingPort
 from paceline.runtime.holding.servers.recipes import Recipe, Recipes, Recorder
 from paceline.runtime.holding.servers.schedule import Schedule
-from paceline.runtime.seeding import reseed, seed_of
 from paceline.runtime.server.store import Gradients
 from paceline.runtime.step_frame import NO_GRADIENT, StepFrame, StepInHand
 from paceline.wire.messages.data import Changed
@@ -48,8 +47,6 @@ class ServersStep(StepInHand):
     """The contribution in the user's hands."""
 
     staged: Staged
-    inner_wait_s: float = 0.0
-    """Waits after the batch was ready: for rows that were not foreseen."""
     grads: dict[int, Flat] = field(default_factory=dict)
     """Optimizer -> what its parameters' gradients were when it stepped."""
     pushed: bool = False
@@ -132,9 +129,7 @@ class ServersLoop(StepFrame[ServersStep]):
                 self._ask_ahead()
             self._maybe_record(staged)
             if self._trainer.spec.deterministic:
-                # What is drawn for a block does not follow who computes it.
-                first = work.spans[0]
-                reseed(seed_of(self._trainer.spec.seed, first.line, first.start))
+                self._reseed(self._trainer.spec.seed, work)
             return step
         self._record(asked_s)
         self.step = None
@@ -217,7 +212,7 @@ class ServersLoop(StepFrame[ServersStep]):
 
     def _take(self, step: ServersStep, optimizer: int) -> bool:
         if not step.stepped:
-            step.compute_s = monotonic() - step.start_s - step.inner_wait_s
+            step.compute_s = monotonic() - step.start_s - self._lookups.waited_s
         if self._edits is not None:
             self._edits.check(
                 [one.param for one in self._model.dense if one.optimizer == optimizer]
@@ -245,6 +240,7 @@ class ServersLoop(StepFrame[ServersStep]):
         self._cold = cold and self._recorder is None
         if step.staged.expected:
             self._recipes.judge([(recipe, call.used) for recipe, call in step.staged.expected])
+        step.wait_s += self._lookups.waited_s
         self._lookups.end()
         if not work.step or work.step != self._settings[0]:
             changed = tuple(one for flat in grads for one in flat.changed)
@@ -279,7 +275,6 @@ class ServersLoop(StepFrame[ServersStep]):
             self._lookups.watch = self._recorder = None
 
     def _note(self, step: ServersStep, bpt_s: float) -> None:
-        step.wait_s += step.inner_wait_s
         self._trainer.record(step.times(self.num_steps, bpt_s))
 
     def abandon(self) -> None:

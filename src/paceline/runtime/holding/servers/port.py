@@ -21,6 +21,9 @@ from paceline.wire.schema import ModelSchema
 from paceline.wire.spec import JobSpec
 
 Ids = NDArray[np.int64]
+Initial = Callable[[], tuple[Mapping[str, Array], Mapping[int, Array]]]
+"""Makes the initial values (dtype -> flat vector, table of fixed size -> ``[num_rows, dim]``) as
+`layout.initial_arrays` takes them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,19 +69,8 @@ class TrainingPort(Protocol):
     keeps_script: bool
     """Whether anybody keeps the script's state, for workers that join and for cuts."""
 
-    def prepare(
-        self,
-        schema: ModelSchema,
-        initial: Callable[[], tuple[Mapping[str, Array], Mapping[int, Array]]],
-    ) -> None:
-        """Return when the model is held.
-
-        Args:
-            schema: the model.
-            initial: makes the initial values (dtype -> flat vector, table of fixed size ->
-                ``[num_rows, dim]``) as `layout.initial_arrays` takes them; called only here, and
-                only where they are needed.
-        """
+    def prepare(self, schema: ModelSchema, initial: Initial) -> None:
+        """Return when the model is held; ``initial`` is called only here, and only if needed."""
 
     def open_feed(self, feed: Feed, growth: Growth | None = None) -> Feed:
         """Open a feed, known to all workers by its number; return it as the job reads it.

@@ -1,8 +1,6 @@
 """Strategy ps: the model lives with a `TrainingPort`, parameter servers or this process alone."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
-from functools import partial
+from collections.abc import Callable, Iterator, Sequence
 from time import monotonic
 from typing import TYPE_CHECKING, Any
 
@@ -14,22 +12,16 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from paceline.base.errors import ConfigError, InternalError
-from paceline.runtime.averages import refuse_averages_of
 from paceline.runtime.data.growth import Growth
 from paceline.runtime.data.reader import Reader
-from paceline.runtime.data.work import Array
 from paceline.runtime.holding.servers.lookup import Lookups
 from paceline.runtime.holding.servers.loop import ServersLoop
 from paceline.runtime.holding.servers.model import Model
-from paceline.runtime.holding.servers.optimizer import replace_step
-from paceline.runtime.holding.servers.port import Ids, TrainingPort
+from paceline.runtime.holding.servers.port import TrainingPort
+from paceline.runtime.holding.servers.preparing import refuse, take_over
 from paceline.runtime.holding.servers.schedule import Schedule
-from paceline.runtime.holding.servers.state_dict import Gatherer
-from paceline.runtime.prepared import refuse_empty
-from paceline.runtime.server.rules import INSTEAD
 from paceline.runtime.state.script_state import ScriptState
-from paceline.runtime.step_frame import OUTSIDE
-from paceline.runtime.strategy import Evaluation
+from paceline.runtime.strategy import Evaluation, Readers, Results
 from paceline.wire.messages.checks import Checked
 from paceline.wire.messages.feeds import Feed, SourceLine
 
@@ -58,7 +50,7 @@ class OnServers:
         self.script_state = ScriptState() if script_state is None else script_state
         """See `Strategy.script_state`."""
         self._model: Model | None = None
-        self._lookups = Lookups((), self._fetch_rows)
+        self._lookups = Lookups((), trainer.rows)
         self._schedule = Schedule((), ())
         self._loop: ServersLoop | None = None
         self.global_batch: int | None = None
@@ -72,21 +64,10 @@ class OnServers:
         scalers: Sequence[GradScaler] = (),
     ) -> None:
         """See `Strategy.prepare`."""
-        if scalers:
-            raise ConfigError(
-                "job.prepare got a GradScaler, which parameter servers cannot follow: it looks at "
-                f"gradients that no worker sees; take bfloat16, which needs no scaler. {INSTEAD}"
-            )
-        refuse_empty(modules)
+        refuse(modules, scalers)
         model = Model(list(modules), list(optimizers), self.spec.seed)
         self._schedule = Schedule(optimizers, schedulers, self._count, self.script_state)
-        self.trainer.prepare(model.schema, model.initial)
-        self._lookups.tables = [bound.lookup for bound in model.tables]
-        model.attach(self._lookups)
-        Gatherer(self.trainer, model).attach()
-        refuse_averages_of(param for module in modules for param in module.parameters())
-        for number, optimizer in enumerate(optimizers):
-            replace_step(optimizer, partial(self._on_step, number))
+        take_over(model, self.trainer, self._lookups, lambda: self._loop)
         self._model = model
 
     @property
@@ -139,9 +120,7 @@ class OnServers:
         """See `Strategy.in_step`."""
         return self._lookups.open
 
-    def evaluate(
-        self, fn: Evaluation, feed: Feed, readers: Callable[[], AbstractContextManager[Reader]]
-    ) -> Mapping[str, Array]:
+    def evaluate(self, fn: Evaluation, feed: Feed, readers: Readers) -> Results:
         """See `Strategy.evaluate`."""
         start_s = monotonic()
         self.model.check_values()
@@ -199,17 +178,3 @@ class OnServers:
         norm = get_total_norm([*grads, *rows])
         clip_grads_with_norm_([*dense, *self._lookups.leaves()], max_norm, norm)
         return norm
-
-    def _on_step(self, optimizer: int) -> None:
-        if self._loop is None:
-            raise ConfigError(OUTSIDE)
-        self._loop.on_step(optimizer)
-        self._loop.stepped()
-
-    def _fetch_rows(self, table: int, ids: Ids) -> Array:
-        start_s = monotonic()
-        rows = self.trainer.rows(table, ids)
-        step = self._loop.step if self._loop is not None else None
-        if step is not None and not step.pushed:
-            step.inner_wait_s += monotonic() - start_s
-        return rows

@@ -1,0 +1,102 @@
+"""What this member computes of each step of a feed, and in which batches. Does no I/O."""
+
+import math
+from collections.abc import Sequence
+
+from paceline.base.samples import Intervals, SampleSet, Span, num_samples
+from paceline.protocol.holding.group.division import Sharing
+from paceline.protocol.holding.group.member import MemberState
+from paceline.runtime.data.work import Work
+from paceline.runtime.group.profiling import samples_of
+from paceline.runtime.group.step import GroupStep, joiners_of, num_sharing
+from paceline.wire.messages.feeds import Feed, Slice
+from paceline.wire.messages.group import Division, RunGroup
+
+
+class StepShares:
+    """The slices of one feed, and this member's part of each.
+
+    Args:
+        sharing: divides a slice among members.
+        feed: what is trained on.
+        state: of this member.
+        largest: samples that a batch has at most; None: a share is one batch if nobody divides it.
+    """
+
+    def __init__(
+        self, sharing: Sharing, feed: Feed, state: MemberState, largest: int | None = None
+    ) -> None:
+        self.sharing, self.feed = sharing, feed
+        self._state, self._largest = state, largest
+        #: Works that were shown to the reader, by step and samples.
+        self._shown: dict[tuple[int, Slice], Work] = {}
+
+    def next(self, run: RunGroup) -> Slice:
+        """The slice of the step that this group does next; empty: all of the feed is in a model."""
+        return self._slice(run, self._state.step + 1, self._line())
+
+    def _slice(self, run: RunGroup, number: int, done: Intervals) -> Slice:
+        """The slice of a step of this group, after these samples."""
+        return self.feed.next_slice(done, num_sharing(run, number))
+
+    def is_at_end(self, done: SampleSet) -> bool:
+        """Whether all of the feed is in a model that holds these samples."""
+        return not self.feed.next_slice(done.line(self.feed.line()))
+
+    def _line(self) -> Intervals:
+        return self._state.done.line(self.feed.line())
+
+    def runs(self, run: RunGroup, number: int, whole: Slice, division: Division) -> list[range]:
+        """What of a step each member computes; see `Sharing`."""
+        return self.sharing.runs(whole, len(run.members), division, joiners_of(run, number))
+
+    def steps_with(self, committed: Sequence[Span], global_batch: int) -> int:
+        """How many global batches are complete once these samples are in the model, too."""
+        before = len(self._line())
+        return self.feed.steps_between(before, before + num_samples(committed), global_batch)
+
+    def upcoming(self, step: GroupStep, ahead: int) -> list[list[Work]]:
+        """The works of this step and those after it, as long as group and division are as now."""
+        done = Intervals(self._line().edges)
+        steps: list[list[Work]] = []
+        number = self._state.step
+        while sum(map(len, steps[1:])) < ahead:
+            number += 1
+            whole = self._slice(step.run, number, done)
+            if not whole:
+                break
+            steps.append(self._works(step, number, whole))
+            for span in whole:
+                done.add(span.start, span.stop)
+        self._shown = {(work.step, work.spans): work for works in steps for work in works}
+        return steps
+
+    def _works(self, step: GroupStep, number: int, whole: Slice) -> list[Work]:
+        """The batches in which we compute our share of a step, divided as this one is."""
+        sharing, group, parts = self.sharing, step.group, step.division.parts
+        accumulation = parts[group.rank].accumulation if parts else 1
+        mine = self.runs(step.run, number, whole, step.division)[group.rank]
+        # Without samples of our own we compute on those of somebody else, so that the script takes
+        # the same way in all members.
+        mine = mine or sharing.stand_in(whole)
+        size = num_samples(sharing.samples(whole, mine))
+        fewest = math.ceil(size / self._largest) if self._largest else 1
+        shares = sharing.batches(whole, mine, max(accumulation, fewest))
+        return [self._work(number, spans) for spans in shares]
+
+    def _work(self, number: int, spans: Slice) -> Work:
+        found = self._shown.pop((number, spans), None)
+        return found or Work(self.feed.feed, spans, num_samples(spans), number)
+
+    def few(self, whole: Slice) -> list[Work]:
+        """As little of the next step as can be computed."""
+        # Of one sample BatchNorm could not make a mean.
+        size = min(2, self._largest or 2, num_samples(whole))
+        shares = self.sharing.batches(whole, range(size), 1)
+        return [self._work(self._state.step + 1, spans) for spans in shares]
+
+    def profiled(self, step: GroupStep, size: int) -> Work:
+        """A batch of this size to profile, of samples that are our own as far as possible."""
+        mine = [span for work in step.works for span in work.spans]
+        spans = samples_of(size, mine, step.whole)
+        return Work(self.feed.feed, spans, size, step.works[0].step)
