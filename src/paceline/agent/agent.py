@@ -60,7 +60,7 @@ LAST_WORDS_S = 0.5
 UNLINKED_S = 0.05
 """The same for a process that died before its connection was accepted."""
 JOINED_WAIT_S = 60.0
-"""How long an agent that came by itself looks for the job's master before it leaves."""
+"""How long an agent that joined on its own looks for the job's master before it leaves."""
 
 _log = logging.getLogger(__name__)
 

@@ -102,7 +102,7 @@ def _run(
     shown = console()
     job = running.start(spec, shown, Path(log_dir) if log_dir else None)
     if detach:
-        running.tell(shown, f"it runs by itself; watch it with `paceline attach {job.job_id}`")
+        running.tell(shown, f"it runs in the background; `paceline attach {job.job_id}` watches it")
         return
     raise typer.Exit(running.watch(job, shown))
 

@@ -1,4 +1,4 @@
-"""Which strategy trains a script: that of its job, or, started plainly, one that fits its model."""
+"""Which strategy trains a script: that of its job, or, without one, that which fits its model."""
 
 import os
 import sys

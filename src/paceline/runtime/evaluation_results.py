@@ -43,7 +43,7 @@ class EvaluationResults:
         self._answer = message
 
     def put(self, work: Work, values: Mapping[str, Array], epoch_no: int) -> None:
-        """See `Trainer.evaluate_put`; the work is of this epoch, and void in the next."""
+        """Put the result of a work; the work is of this epoch, and void in the next."""
         sample_bytes = sum(array.nbytes for array in values.values()) / work.num_samples
         start = 0
         for span in _pieces(work.spans, max(1, int(MESSAGE_BYTES // max(1.0, sample_bytes)))):
@@ -54,7 +54,6 @@ class EvaluationResults:
             start = stop
 
     def get(self, feed: int) -> Mapping[str, Array] | None:
-        """See `Trainer.evaluate_get`."""
         epoch_no = self._leases.epoch_no
         answer = self._hand_in(feed, Span(self._leases.feeds[feed].line(), 0, 0), b"", epoch_no)
         if answer is None:

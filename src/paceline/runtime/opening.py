@@ -136,7 +136,7 @@ def _slice_size(spec: JobSpec, batch_size: int | None, per_worker: int | None) -
     if spec.deterministic:
         raise ConfigError(
             f"job.batches: batch_per_worker is {per_worker} in a deterministic job, whose steps "
-            "are to be the same whoever trains; give batch_size"
+            "must be the same whichever workers train; give batch_size"
         )
     return per_worker
 

@@ -42,7 +42,7 @@ def follow_steps(
         if loop is None or number is None:
             return take(optimizer, *args, **kwargs)
         if not loop.settle():
-            return optimizer.step(*args, **kwargs)  # is told that there is nothing to apply
+            return optimizer.step(*args, **kwargs)  # nothing to apply
         result = take(optimizer, *args, **kwargs)
         if not loop.has_stepped(number):  # left out
             loop.on_step(number)

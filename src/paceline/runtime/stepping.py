@@ -39,7 +39,6 @@ class Stepping:
 
     @property
     def in_step(self) -> bool:
-        """See `Strategy.in_step`."""
         return self._loop is not None and self._loop.in_step
 
     def _follow_all(

@@ -60,7 +60,7 @@ _log = logging.getLogger(__name__)
 
 
 class MemberEdge:
-    """See the module; `MemberClient` adds what the training thread calls.
+    """The edge of a member; `MemberClient` adds what the training thread calls.
 
     Args:
         process: this one.
@@ -109,14 +109,12 @@ class MemberEdge:
     # ------------------------------------------------------------------ events
 
     def tick(self) -> None:
-        """See `Owner.tick`."""
         self._do(self.state.resend())
         self._tell_master(self._asker.resend())
         self._hear_keeper()
         self._tell_master(self._leases.resend())
 
     def from_master(self, message: NodeDown) -> None:
-        """See `Owner.from_master`."""
         match message:
             case StopGroup() | CatchUp() | RunGroup() | Divide():
                 self._about_group(message)
@@ -181,23 +179,20 @@ class MemberEdge:
             self._tell_master(self._leases.begin(epoch_no))
 
     def from_server(self, server: int, message: Data, frames: Sequence[memoryview]) -> None:
-        """See `Owner.from_server`: what a peer answers."""
+        """Take in what a peer answers."""
 
     # ------------------------------------------------------------------ peers
 
     def met(self, message: Meet, value: bytes) -> None:
-        """See `Host.met`."""
         with self._changed:
             if self.state.may_meet(message.epoch_no, message.group):
                 self._store(message.group).put(message.key, value)
 
     def peer_computed(self, message: Computed) -> None:
-        """See `Host.peer_computed`."""
         with self._changed:
             self._peer_steps.heard(message)
 
     def hand_out(self, message: AskState) -> tuple[StatePart, bytes] | None:
-        """See `Host.hand_out`."""
         return None
 
     def _store(self, group: int) -> PeerStore:

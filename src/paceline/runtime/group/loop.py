@@ -176,7 +176,7 @@ class GroupLoop(StepFrame[GroupStep]):
         """The script gets a batch."""
         step.stepped.clear()
         if step.num_profiled and step.batch_no <= step.num_profiled:
-            self._client.mark(computing=True)  # whoever hangs, does so in one of them
+            self._client.mark(computing=True)  # a member that hangs does so in one of them
         part = step.counting(work) / num_samples(step.whole)
         settle = partial(self._settle, step)
         self._reducer.expect(part, settle, last=step.is_last_batch)
@@ -363,7 +363,7 @@ class GroupLoop(StepFrame[GroupStep]):
             self._client.updated(step.committed, last=step.last)
 
     def settle(self) -> bool:
-        """See `StepFrame.settle`: the averaged ones."""
+        """Settle the averaged gradients."""
         if self.step is not None:
             self._settle(self.step)
         return self.step is not None and self.step.holds

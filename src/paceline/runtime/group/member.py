@@ -31,7 +31,7 @@ _log = logging.getLogger(__name__)
 
 
 class MemberClient(MemberEdge):
-    """See the module. All public calls are the training thread's."""
+    """A member, for its training thread, which makes all public calls."""
 
     # ------------------------------------------------------------------ what is held
 
@@ -46,7 +46,6 @@ class MemberClient(MemberEdge):
         """The group has come together; raises as its operations."""
 
     def check(self, measure: Callable[[], Checked]) -> None:
-        """See `Strategy.check`."""
         raise NotImplementedError
 
     # ------------------------------------------------------------------ steps
@@ -130,7 +129,6 @@ class MemberClient(MemberEdge):
             return self._met is group
 
     def begin_update(self, run: RunGroup) -> bool:
-        """See `MemberState.begin_update`."""
         # It is what a cut may be copied from, beside the forward and backward passes.
         self._keeper.wait()
         with self._changed:
@@ -144,12 +142,11 @@ class MemberClient(MemberEdge):
                 self._do(self.state.forget())
 
     def updated(self, spans: Iterable[Span], *, last: bool) -> None:
-        """See `MemberState.updated`."""
         with self._changed:
             self._do(self.state.updated(spans, last=last))
 
     def proven(self, run: RunGroup, *, last: bool) -> bool:
-        """See `MemberState.proven`; whether it counts."""
+        """Say that a step is proven; return whether it counts."""
         with self._changed:
             self._do(self.state.proven(run, last=last))
             return self.state.is_proven
@@ -166,7 +163,6 @@ class MemberClient(MemberEdge):
             return self.state.division, self.state.heard
 
     def agree(self, run: RunGroup, told: Division, numbers: Iterable[int]) -> None:
-        """See `MemberState.agree`."""
         with self._changed:
             self.state.agree(run, told, numbers)
 
@@ -184,27 +180,23 @@ class MemberClient(MemberEdge):
 
     @property
     def ready_for_cut(self) -> int:
-        """See `Keeper.ready_for`."""
         return self._keeper.ready_for
 
     def agree_on_cut(self, ready_for: Sequence[int]) -> None:
-        """See `Keeper.agree`."""
         with self._changed:
             self._keeper.agree(ready_for)
 
     def failed(self, run: RunGroup, reason: str) -> None:
-        """See `MemberState.failed`."""
         with self._changed:
             self._do(self.state.failed(run, reason))
 
     def diverged(self, run: RunGroup, what: str, *, gives_up: bool) -> bool:
-        """See `MemberState.diverged`; whether what we held is given up."""
+        """Say that values differ; return whether what we held is given up."""
         with self._changed:
             self._do(self.state.diverged(run, what, gives_up=gives_up))
             return self.state.step == NO_STEP
 
     def leave_step(self) -> None:
-        """See `MemberState.leave_step`."""
         with self._changed:
             self._do(self.state.leave_step())
 
@@ -214,7 +206,7 @@ class MemberClient(MemberEdge):
         return self.state.wants_out or self.process.stop_requested
 
     def profile_due(self) -> tuple[int, int]:
-        """See `Profiling.due`; the batches are about to be computed."""
+        """Return the profiled batches that are due, and are computed next."""
         with self._changed:
             size, count = self._profiling.due
         if count:
@@ -222,7 +214,6 @@ class MemberClient(MemberEdge):
         return size, count
 
     def profiled(self, size: int, batch_s: float) -> None:
-        """See `Profiling.took`."""
         peak_bytes = peak_memory_bytes()
         with self._changed:
             answer = self._profiling.took(size, batch_s, peak_bytes)
@@ -280,7 +271,6 @@ class MemberClient(MemberEdge):
     # ------------------------------------------------------------------ feeds
 
     def open_feed(self, feed: Feed) -> Feed:
-        """See `Strategy.open_feed`."""
         message = OpenFeed(inc=self.process.inc, feed=feed)
         self._until(lambda: feed.feed in self._leases.feeds, ask=lambda: [message])
         return self._leases.feeds[feed.feed]
@@ -298,7 +288,6 @@ class MemberClient(MemberEdge):
         """Become what a cut holds, if a feed was over before all of it was in our model."""
 
     def source_line(self, line: int) -> SourceLine:
-        """See `Strategy.source_line`."""
         with self._changed:
             return self._leases.source_line(line)
 

@@ -65,13 +65,11 @@ class Together(Stepping):
 
     @property
     def global_batch(self) -> int | None:
-        """See `Strategy.global_batch`."""
         step = self._loop.step if self._loop is not None else None
         return step.global_batch if step is not None else None
 
     @property
     def step(self) -> int | None:
-        """See `Strategy.step`."""
         state = self._member.state
         if state.step == NO_STEP:  # at most a cut of the end was read, for which no group is needed
             return state.position.value
@@ -110,7 +108,6 @@ class Together(Stepping):
         update_when(average, is_due)
 
     def check(self, measure: Callable[[], Checked]) -> None:
-        """See `Strategy.check`."""
         self._member.check(measure)
 
     def _run(
@@ -135,19 +132,15 @@ class Together(Stepping):
             self._loop = None
 
     def open_feed(self, feed: Feed, growth: Growth | None = None) -> Feed:
-        """See `Strategy.open_feed`."""
         return self._member.open_feed(feed)
 
     def source_line(self, line: int) -> SourceLine:
-        """See `Strategy.source_line`."""
         return self._member.source_line(line)
 
     def checkpoint(self) -> None:
-        """See `Strategy.checkpoint`."""
         self._member.checkpoint()
 
     def hand_over(self) -> None:
-        """See `Strategy.hand_over`."""
         if self._loop is not None:
             self._loop.abandon()
         self._member.hand_over()

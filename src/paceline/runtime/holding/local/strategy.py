@@ -1,7 +1,7 @@
-"""A script started plainly: this process holds the model, and torch's own optimizers change it.
+"""A script without `paceline run`: this process holds the model, torch's optimizers change it.
 
 The same batches and the same arithmetic as in a job of strategy allreduce with one worker. Scripts
-with sparse tables, whose rows torch's optimizers do not know, are `ps.alone`'s.
+with sparse tables, whose rows torch's optimizers do not know, go to `holding.servers.in_process`.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -49,23 +49,20 @@ class Local(Stepping):
         schedulers: Sequence[LRScheduler],
         scalers: Sequence[GradScaler] = (),
     ) -> None:
-        """See `Strategy.prepare`. Schedulers stay as they are: every batch is a step."""
+        """Prepare the model; schedulers stay as they are, since every batch is a step."""
         self._params = trained_by(optimizers)
         self._follow_all(optimizers, scalers)
 
     def open_feed(self, feed: Feed, growth: Growth | None = None) -> Feed:
-        """See `Strategy.open_feed`."""
         return self._dealing.open_feed(feed, growth)
 
     def source_line(self, line: int) -> SourceLine:
-        """See `Strategy.source_line`."""
         return self._dealing.source_line(line)
 
     def check(self, measure: Callable[[], Checked]) -> None:
         """Nobody keeps it."""
 
     def train(self, feed: Feed, reader: Reader, ahead: int) -> Iterator[Any]:
-        """See `Strategy.train`."""
         batches = self._batches(feed, reader, ahead)
         self._loop = LocalLoop(batches, self._optimizers, self._count)
         self.global_batch = feed.batch_size
@@ -85,7 +82,6 @@ class Local(Stepping):
             yield batch, work.num_samples
 
     def evaluate(self, fn: Evaluation, feed: Feed, readers: Readers) -> Results:
-        """See `Strategy.evaluate`."""
         found: dict[str, list[Array]] = {}
         with readers() as reader, torch.no_grad():
             for batch, num_samples in self._batches(feed, reader, ahead=2):
@@ -100,7 +96,6 @@ class Local(Stepping):
         """Nobody keeps cuts of a job of one process."""
 
     def clip_grad_norm_(self, max_norm: float) -> Tensor:
-        """See `Strategy.clip_grad_norm_`."""
         return clip_whole(self._params, max_norm)
 
 

@@ -28,7 +28,7 @@ SCRIPT_S = 0.1
 
 
 class GroupClient(MemberClient):
-    """See the module and `MemberClient`."""
+    """A member that holds all of the model."""
 
     def __init__(self, process: Process) -> None:
         super().__init__(process)
@@ -59,10 +59,10 @@ class GroupClient(MemberClient):
         self._exchange.start()
 
     def check(self, measure: Callable[[], Checked]) -> None:
-        """See `Strategy.check`.
+        """Check the node.
 
         Members that begin together measure at the same time, so that those that share a machine
-        take as much from each other; who joins does it before anybody waits for it.
+        take as much from each other; a worker that joins does it before others wait for it.
         """
         if self.joins_others:
             self._exchange.tell(measure())
@@ -104,7 +104,6 @@ class GroupClient(MemberClient):
     # ------------------------------------------------------------------ state
 
     def _rest(self, *, stays: bool = False) -> None:
-        """See `MemberClient._rest`."""
         assert self._replica is not None
         if self.in_body:
             return
@@ -173,7 +172,6 @@ class GroupClient(MemberClient):
         self._exchange.leave(partial(self._exchange.data.send, order.source.inc, ask))
 
     def begin_update(self, run: RunGroup) -> bool:
-        """See `MemberState.begin_update`."""
         with self._changed:
             self._at_rest = False
             self._photographs.clear()
@@ -244,12 +242,12 @@ class GroupClient(MemberClient):
         self._copier.follow(order.order)
 
     def from_server(self, server: int, message: Data, frames: Sequence[memoryview]) -> None:
-        """See `Owner.from_server`: what a peer answers."""
+        """Take in what a peer answers."""
         if isinstance(message, StatePart) and len(frames) == 1:
             self._copier.take(server, message, frames[0])
 
     def hand_out(self, message: AskState) -> tuple[StatePart, bytes] | None:
-        """See `Host.hand_out`: only between two updates."""
+        """Hand out the state, only between two updates."""
         with self._changed:
             state = self.state
             # The script is a line or two from its next batch; schedulers may step there.
@@ -299,7 +297,7 @@ class GroupClient(MemberClient):
         return self._results.get(feed)
 
     def _follow_epoch(self) -> None:
-        """See `MemberClient._follow_epoch`: in a newer epoch no work in hand counts."""
+        """Follow the epoch: in a newer one no work in hand counts."""
         if self.state.epoch_no > self._leases.epoch_no:
             self._in_hand.clear()
         super()._follow_epoch()
@@ -307,12 +305,10 @@ class GroupClient(MemberClient):
     # ------------------------------------------------------------------ events
 
     def tick(self) -> None:
-        """See `Owner.tick`."""
         super().tick()
         self._copier.resend()
 
     def from_master(self, message: NodeDown) -> None:
-        """See `Owner.from_master`."""
         match message:
             case Grant():
                 self._leases.grant(message)

@@ -58,7 +58,6 @@ class Replicated(Together):
         schedulers: Sequence[LRScheduler],
         scalers: Sequence[GradScaler] = (),
     ) -> None:
-        """See `Strategy.prepare`."""
         check_dense(modules)
         check_movable(modules)
         check_own_statistics(modules)
@@ -91,7 +90,6 @@ class Replicated(Together):
         )
 
     def train(self, feed: Feed, reader: Reader, ahead: int) -> Iterator[Any]:
-        """See `Strategy.train`."""
         if self.client.is_complete(feed.feed):
             self.client.load_end(feed)
             return
@@ -130,7 +128,6 @@ class Replicated(Together):
         return self._loop.step is not None and self._loop.step.holds
 
     def evaluate(self, fn: Evaluation, feed: Feed, readers: Readers) -> Results:
-        """See `Strategy.evaluate`."""
         start_s = monotonic()
         self.client.unmark()
         results = None
@@ -146,7 +143,7 @@ class Replicated(Together):
         return results
 
     def clip_grad_norm_(self, max_norm: float) -> Tensor:
-        """See `Strategy.clip_grad_norm_`: of the mean over all members."""
+        """Clip the mean gradient over all members."""
         if self._loop is not None:
             self._loop.settle()
         return clip_grad_norm_(self._params, max_norm)

@@ -44,7 +44,7 @@ class ServerTrainer(WorkerEdge):
     # ------------------------------------------------------------------ set-up
 
     def prepare(self, schema: ModelSchema, initial: Initial) -> None:
-        """See `Trainer.prepare`; the first worker writes the initial values as cut 0."""
+        """Prepare the model; the first worker writes the initial values as cut 0."""
         self.schema, self._initial.values = schema, initial
         # Not before: what the master says of the job makes sense to a worker with a model.
         self._exchange.start()
@@ -53,11 +53,10 @@ class ServerTrainer(WorkerEdge):
         self._initial.values = None
 
     def open_feed(self, feed: Feed, growth: Growth | None = None) -> Feed:
-        """See `Trainer.open_feed`."""
         if feed.per_worker:
             raise ConfigError(
                 "job.batches: batch_per_worker with parameter servers, whose global batch stays "
-                "whoever trains; give batch_size, or run the job with --strategy allreduce"
+                "whichever workers train; give batch_size, or run the job with --strategy allreduce"
             )
         if growth is not None:
             self._works.follow(feed.feed, growth)
@@ -68,7 +67,6 @@ class ServerTrainer(WorkerEdge):
     # ------------------------------------------------------------------ work
 
     def next_work(self, feed: int) -> Work | None:
-        """See `Trainer.next_work`."""
         works = self._works
         with self._changed:
             while True:
@@ -92,7 +90,6 @@ class ServerTrainer(WorkerEdge):
         return works.synchronous(feed) or not works.trains(feed) or self.state.may_offer()
 
     def source_line(self, line: int) -> SourceLine:
-        """See `Trainer.source_line`."""
         with self._changed:
             return self.leases.source_line(line)
 
@@ -117,19 +114,18 @@ class ServerTrainer(WorkerEdge):
             self._do(state.rest())
 
     def upcoming(self, feed: int, limit: int) -> tuple[Work, ...]:
-        """See `Trainer.upcoming`."""
         with self._changed:
             return self._works.upcoming(feed, limit)
 
     def give_back(self, work: Work) -> None:
-        """See `Trainer.give_back`: its samples are next again."""
+        """Give a work back: its samples are next again."""
         with self._changed:
             self._works.give_back(work)
 
     # ------------------------------------------------------------------ cuts
 
     def checkpoint(self) -> None:
-        """See `Trainer.checkpoint`: of steps, up to the one that is in hand."""
+        """Ask for a cut; of steps, up to the one that is in hand."""
         with self._changed:
             step = self.process.step if self.spec.mode == "bsp" else 0
             self._tell_master(self._asker.ask(self.state.epoch_no, step))
@@ -137,10 +133,10 @@ class ServerTrainer(WorkerEdge):
     # ------------------------------------------------------------------ pulls
 
     def start_pull(self, work: Work, ids: Mapping[int, Ids]) -> None:
-        """See `Trainer.start_pull`; work of a later step (BSP) waits at the servers for it.
+        """Start the pull for a work; work of a later step (BSP) waits at the servers for that step.
 
         Nothing is asked for work that was withdrawn while its batch was made: its step may be one
-        that nobody gets to without what we are to compute first.
+        that no worker reaches without what we must compute first.
         """
         with self._changed:
             if self.partition is None or not self._works.is_known(work):
@@ -154,7 +150,6 @@ class ServerTrainer(WorkerEdge):
             self._do(self.state.start_pull(tuple(ids), also, dense=dense, ahead=ahead))
 
     def wait_pull(self, work: Work) -> PulledModel | None:
-        """See `Trainer.wait_pull`."""
         with self._changed:
             while True:
                 pulling = self._pulling
@@ -176,11 +171,10 @@ class ServerTrainer(WorkerEdge):
 
     @property
     def restores(self) -> int:
-        """See `Trainer.restores`."""
         return self.state.epoch_no
 
     def script(self, position: int | None) -> tuple[int, bytes] | None:
-        """See `Trainer.script`; the others hand in theirs before what they compute next."""
+        """Hand in the script's state; the others do so before what they compute next."""
         wanted = NEWEST if position is None else position
         give_up_at_s = time.monotonic() + (SCRIPT_S if self.num_workers > 1 else 0.0)
         while True:
@@ -192,11 +186,9 @@ class ServerTrainer(WorkerEdge):
                 self._wait()
 
     def count(self, feed: int) -> int:
-        """See `Trainer.count`."""
         return self._pull_now({}, Also(counting=feed), dense=False).counted or 0
 
     def keep_script(self, position: int, state: bytes) -> None:
-        """See `Trainer.keep_script`."""
         with self._changed:
             script = Script(position, state)
             message = ScriptPart(epoch_no=self.state.epoch_no, inc=self.process.inc, script=script)
@@ -204,11 +196,9 @@ class ServerTrainer(WorkerEdge):
                 self._send(server, message)
 
     def rows(self, table: int, ids: Ids) -> Array:
-        """See `Trainer.rows`."""
         return self._pull_now({table: ids}, dense=False).rows[table]
 
     def dense(self) -> Mapping[str, Array]:
-        """See `Trainer.dense`."""
         self._loaded_step = 0
         return self._pull_now({}, dense=True).dense
 
@@ -233,14 +223,13 @@ class ServerTrainer(WorkerEdge):
             return pulling.result
 
     def export(self, table: int) -> tuple[Ids, Array]:
-        """See `Trainer.export`."""
         with self._changed:
             return self._exports.read(table, self.schema.tables[table].dim)
 
     # ------------------------------------------------------------------ contributions
 
     def push(self, works: Sequence[Work], gradients: Gradients) -> None:
-        """See `Trainer.push`; what a step was decided without is not sent any more."""
+        """Push a contribution; what a step was decided without is no longer sent."""
         with self._changed:
             self._exchange.check()
             valid = [work for work in works if work in self._works.in_hand]
@@ -262,7 +251,6 @@ class ServerTrainer(WorkerEdge):
                 self._send(server, part)
 
     def drain(self, within_s: float = float("inf")) -> None:
-        """See `Trainer.drain`."""
         until_s = time.monotonic() + within_s
         self._until(lambda: not self.state.offers or time.monotonic() > until_s, ask=self._hurry)
 
@@ -274,7 +262,6 @@ class ServerTrainer(WorkerEdge):
     # ------------------------------------------------------------------ evaluation, records
 
     def evaluate_put(self, work: Work, values: Mapping[str, Array]) -> None:
-        """See `Trainer.evaluate_put`."""
         with self._changed:
             if work not in self._works.in_hand:
                 return
@@ -283,15 +270,12 @@ class ServerTrainer(WorkerEdge):
         self._results.put(work, values, epoch_no)
 
     def evaluate_get(self, feed: int) -> Mapping[str, Array] | None:
-        """See `Trainer.evaluate_get`."""
         return self._results.get(feed)
 
     def checked(self, message: Checked) -> None:
-        """See `Trainer.checked`."""
         self._exchange.tell(message)
 
     def record(self, times: StepTimes) -> None:
-        """See `Trainer.record`."""
         self._works.took(times.bpt_s)
         self.process.record(times)
 

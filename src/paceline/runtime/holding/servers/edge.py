@@ -127,7 +127,7 @@ class WorkerEdge:
     # ------------------------------------------------------------------ events
 
     def tick(self) -> None:
-        """See `Owner.tick`: everything that is unanswered, once more.
+        """Send everything that is unanswered once more.
 
         Servers are left in peace while answers are likely on their way over a slow wire.
         """
@@ -141,7 +141,6 @@ class WorkerEdge:
         self._do(again)
 
     def from_server(self, server: int, message: Data, frames: Sequence[memoryview]) -> None:
-        """See `Owner.from_server`."""
         match message:
             case Pulled():
                 pulling = self._pulling
@@ -166,7 +165,6 @@ class WorkerEdge:
             del self._contributions[seq]
 
     def from_master(self, message: NodeDown) -> None:  # noqa: C901
-        """See `Owner.from_master`."""
         match message:
             case Grant():
                 self._do(self.state.grant(message))

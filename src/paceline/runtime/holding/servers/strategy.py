@@ -63,7 +63,6 @@ class OnServers:
         schedulers: Sequence[LRScheduler],
         scalers: Sequence[GradScaler] = (),
     ) -> None:
-        """See `Strategy.prepare`."""
         refuse(modules, scalers)
         model = Model(list(modules), list(optimizers), self.spec.seed)
         self._schedule = Schedule(optimizers, schedulers, self._count, self.script_state)
@@ -84,22 +83,18 @@ class OnServers:
         return self.trainer.count(feed)
 
     def open_feed(self, feed: Feed, growth: Growth | None = None) -> Feed:
-        """See `Strategy.open_feed`."""
         opened = self.trainer.open_feed(feed, growth)
         if opened.purpose == "train":
             self._schedule.opened(opened)
         return opened
 
     def source_line(self, line: int) -> SourceLine:
-        """See `Strategy.source_line`."""
         return self.trainer.source_line(line)
 
     def check(self, measure: Callable[[], Checked]) -> None:
-        """See `Strategy.check`."""
         self.trainer.checked(measure())
 
     def train(self, feed: Feed, reader: Reader, ahead: int) -> Iterator[Any]:
-        """See `Strategy.train`."""
         self._loop = ServersLoop(
             self.trainer, self.model, self._lookups, self._schedule, feed, reader, ahead
         )
@@ -111,17 +106,15 @@ class OnServers:
 
     @property
     def step(self) -> int | None:
-        """See `Strategy.step`: in a body before ``optimizer.step()`` where the batch begins."""
+        """The step; in a body before ``optimizer.step()`` where the batch begins."""
         step = self._loop.step if self._loop is not None else None
         return self._schedule.step(in_hand=step is not None and not step.pushed)
 
     @property
     def in_step(self) -> bool:
-        """See `Strategy.in_step`."""
         return self._lookups.open
 
     def evaluate(self, fn: Evaluation, feed: Feed, readers: Readers) -> Results:
-        """See `Strategy.evaluate`."""
         start_s = monotonic()
         self.model.check_values()
         self.trainer.drain()
@@ -147,9 +140,9 @@ class OnServers:
             self.trainer.evaluate_put(work, values)
 
     def hand_over(self) -> None:
-        """See `Strategy.hand_over`: servers hold what is trained, and the master has it kept.
+        """Hand over: servers hold what is trained, and the master has it kept.
 
-        A step that lacks the share of somebody who has left, too, is never decided.
+        A step that lacks the share of another worker that left is never decided.
         """
         if self._model is None:
             return
@@ -158,11 +151,10 @@ class OnServers:
         self.trainer.drain(HAND_OVER_S)
 
     def checkpoint(self) -> None:
-        """See `Strategy.checkpoint`."""
         self.trainer.checkpoint()
 
     def clip_grad_norm_(self, max_norm: float) -> Tensor:
-        """See `Strategy.clip_grad_norm_`.
+        """Clip the gradient of a contribution.
 
         Raises:
             ConfigError: mode bsp, whose steps sum the gradients of all workers on the servers.

@@ -26,7 +26,6 @@ class Evenly(Sharing):
     def runs(
         self, whole: Slice, num_members: int, division: Division, absent: Sequence[int] = ()
     ) -> list[range]:
-        """See `Sharing.runs`."""
         units = self.num_units(whole)
         if units % num_members or units < self._least(num_members) * num_members:
             return [range(units)] * num_members

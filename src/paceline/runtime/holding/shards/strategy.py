@@ -63,7 +63,6 @@ class Sharded(Together):
         schedulers: Sequence[LRScheduler],
         scalers: Sequence[GradScaler] = (),
     ) -> None:
-        """See `Strategy.prepare`."""
         if scalers:
             raise ConfigError("job.prepare: strategy fsdp takes no GradScaler; bfloat16 needs none")
         check_dense(modules)
@@ -92,7 +91,7 @@ class Sharded(Together):
         self._client.start(shards, self._group)
 
     def open_feed(self, feed: Feed, growth: Growth | None = None) -> Feed:
-        """See `Strategy.open_feed`; of an evaluation the master need not know."""
+        """Open a feed; the master need not know of an evaluation."""
         self._feeds[feed.feed] = feed
         if feed.purpose != "train":
             return feed
@@ -107,18 +106,16 @@ class Sharded(Together):
         return super().open_feed(feed, growth)
 
     def source_line(self, line: int) -> SourceLine:
-        """See `Strategy.source_line`."""
         return SourceLine(line, "", self._feeds[feed_of(line)].num_samples)
 
     def train(self, feed: Feed, reader: Reader, ahead: int) -> Iterator[Any]:
-        """See `Strategy.train`."""
         if self._client.is_complete(feed.feed):
             return
         averaged = Reducer(())  # torch has averaged all gradients when backward ends
         yield from self._run(averaged, Evenly(feed.batch_size), feed, reader, ahead)
 
     def evaluate(self, fn: Evaluation, feed: Feed, readers: Readers) -> Results:
-        """See `Strategy.evaluate`: batches in turn, since all members run the model together."""
+        """Evaluate batches in turn, since all members run the model together."""
         start_s = monotonic()
         self._client.unmark()
         with readers() as reader, torch.no_grad():
@@ -128,5 +125,5 @@ class Sharded(Together):
         return found
 
     def clip_grad_norm_(self, max_norm: float) -> Tensor:
-        """See `Strategy.clip_grad_norm_`: of the whole gradient; all workers call it."""
+        """Clip the whole gradient; all workers call it."""
         return clip_whole(self._params, max_norm)
