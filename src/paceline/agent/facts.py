@@ -9,6 +9,7 @@ from pathlib import Path
 import msgspec
 
 from paceline.base.errors import ConfigError
+from paceline.base.numbering import NO_INC, Inc
 from paceline.wire.messages.agent import NodeFacts
 from paceline.wire.messages.node import ProcessUp
 from paceline.wire.step_ledger import LedgerPage, StepLedgerReader, StepRecord
@@ -34,13 +35,13 @@ _log = logging.getLogger(__name__)
 class Silence(msgspec.Struct, frozen=True):
     """How long a process has neither spoken nor worked; each of its messages begins it again."""
 
-    inc: int = 0
+    inc: Inc = NO_INC
     cpu_s: float = 0.0
     """Of the process when it began."""
     looked_s: float = 0.0
     silent_s: float = 0.0
 
-    def after(self, inc: int, cpu_s: float, now_s: float) -> "Silence":
+    def after(self, inc: Inc, cpu_s: float, now_s: float) -> "Silence":
         """The silence as of the next look at the process."""
         silent_s = self.silent_s + min(now_s - self.looked_s, LOOKED_S)
         if inc != self.inc or cpu_s - self.cpu_s > IDLE_S + IDLE_SHARE * silent_s:
@@ -117,7 +118,7 @@ class FactsReader:
             return None
 
 
-def _worker_facts(inc: int, page: LedgerPage) -> NodeFacts:
+def _worker_facts(inc: Inc, page: LedgerPage) -> NodeFacts:
     # A member without data takes part in a step; its time says nothing about a batch.
     records = tuple(record for record in page.records if record.samples)
     return NodeFacts(
@@ -143,7 +144,7 @@ def _longest_s(records: tuple[StepRecord, ...]) -> float:
     return max(record.compute_s for record in records)
 
 
-def _server_facts(inc: int, page: LedgerPage) -> NodeFacts:
+def _server_facts(inc: Inc, page: LedgerPage) -> NodeFacts:
     """Its records are of several rounds each, counted where a worker's has samples."""
     rounds = sum(record.samples for record in page.records)
     busy_s = sum(record.server_s * record.samples for record in page.records)

@@ -24,6 +24,7 @@ from paceline.agent.torchrun import torchrun_environment
 from paceline.base.cgroups import NodeGroup, machine_oom_kills
 from paceline.base.jobdir import JobDir, role_of
 from paceline.base.node_files import NodeFiles
+from paceline.base.numbering import NO_INC, Inc
 from paceline.base.processes import (
     JOB_DIR,
     NODE,
@@ -80,8 +81,8 @@ class ProcessHost:
         node: str,
         spec: JobSpec,
         group: NodeGroup,
-        on_forked: Callable[[int, int], None],
-        on_exited: Callable[[int, ExitEvidence], None],
+        on_forked: Callable[[Inc, int], None],
+        on_exited: Callable[[Inc, ExitEvidence], None],
     ) -> None:
         """``on_forked(inc, pid)``; ``on_exited(inc, evidence)``."""
         self._job = job
@@ -97,7 +98,7 @@ class ProcessHost:
         self._pair: socket.socket | None = None
         self._warm = False
         self._pending: Fork | None = None
-        self._inc = 0
+        self._inc = NO_INC
         self._pid = 0
         self._pidfd = -1
         self._watch: ProcessWatch | None = None
@@ -270,7 +271,7 @@ class ProcessHost:
         kill_group_quietly(self._pid)
         self._finish(self._inc, None)
 
-    def _finish(self, inc: int, code: int | None) -> None:
+    def _finish(self, inc: Inc, code: int | None) -> None:
         """``code`` as subprocess gives it: negative for a signal; None: not known."""
         if inc != self._inc:
             return

@@ -11,6 +11,7 @@ from msgspec.structs import replace
 
 from paceline.base.errors import ConfigError, PermanentError
 from paceline.base.jobdir import JobDir, home
+from paceline.base.numbering import CutNo
 from paceline.base.processes import can_enter
 from paceline.cuts.manifest import verify
 from paceline.cuts.remote import Handover, RemoteCuts
@@ -134,6 +135,6 @@ def _fetch(remote: RemoteCuts, number: int, job: JobDir, handover: Handover) -> 
     remote.fetch_files(number, folder)
     verify(folder)
     journal = Journal(job.journal)
-    here = CutStored(cut=CutRef(cut_no=number))
+    here = CutStored(cut=CutRef(cut_no=CutNo(number)))
     journal.adopt([*handover.journal, encode(here), encode(JobEnded())])
     journal.close()

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from typing import TypeVar
 
 from paceline.base.errors import PermanentError, TransientError
+from paceline.base.numbering import NO_EPOCH, EpochNo
 from paceline.cuts.manifest import Checksum
 from paceline.cuts.store import PIECE_BYTES
 from paceline.wire.data_plane import DataClient
@@ -52,7 +53,7 @@ class DistantStore:
         self,
         address: Callable[[], str],
         secret: bytes,
-        epoch_no: int = 0,
+        epoch_no: EpochNo = NO_EPOCH,
         patience_s: float = PATIENCE_S,
     ) -> None:
         self._address, self._secret, self._epoch_no = address, secret, epoch_no
@@ -158,7 +159,7 @@ class DistantStore:
 class _Reading:
     """A file on its way to us, piece by piece."""
 
-    def __init__(self, link: "_Link", epoch_no: int, number: int, name: str) -> None:
+    def __init__(self, link: "_Link", epoch_no: EpochNo, number: int, name: str) -> None:
         self._link, self._ticket = link, next(_tickets)
         self._epoch_no, self._number, self._name = epoch_no, number, name
         #: How far it was handed on, and was asked for; its size, once that is known.

@@ -21,6 +21,7 @@ import msgspec
 import xxhash
 
 from paceline.base.errors import PermanentError
+from paceline.base.numbering import CutNo, EpochNo, StepNo
 from paceline.base.samples import Span
 from paceline.wire.schema import ModelSchema
 
@@ -38,11 +39,11 @@ class CutManifest(msgspec.Struct, frozen=True, kw_only=True):
     """What a cut is: the state of the model and of the ledger after the same update."""
 
     format_version: int = FORMAT_VERSION
-    cut_no: int
-    epoch_no: int
+    cut_no: CutNo
+    epoch_no: EpochNo
     position: int
     """Place in the order of updates."""
-    step: int
+    step: StepNo
     committed: tuple[Span, ...]
     """The samples that are in the model."""
     schema: ModelSchema

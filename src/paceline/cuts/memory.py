@@ -18,6 +18,7 @@ import psutil
 from paceline.base.cgroups import memory_headroom
 from paceline.base.jobdir import JobDir
 from paceline.base.node_files import NodeFiles
+from paceline.base.numbering import CutNo
 
 HEADROOM = 8
 """A file is made larger by one part in so many: tables grow."""
@@ -25,7 +26,7 @@ RESERVE_BYTES = 128 << 20
 """Left to tensors in flight, and to what else needs shared memory; and to the process itself."""
 
 
-def image_path(job: JobDir, cut_no: int, node: str, name: str) -> Path:
+def image_path(job: JobDir, cut_no: CutNo, node: str, name: str) -> Path:
     """Where a copy of one file of a cut lies in the memory of a node."""
     return job.memory / f"{cut_no:06d}" / node / name
 

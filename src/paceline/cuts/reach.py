@@ -14,6 +14,7 @@ import msgspec
 from paceline.base.errors import PermanentError, TransientError
 from paceline.base.files import write_file
 from paceline.base.jobdir import JobDir
+from paceline.base.numbering import NO_EPOCH, EpochNo
 from paceline.cuts import manifest as cut
 from paceline.cuts.store import CutStore, LocalCuts, fetch, results_of
 from paceline.wire.messages.agent import FileServers
@@ -48,7 +49,7 @@ def cuts_of(job: JobDir, spec: JobSpec) -> LocalCuts:
     return JoinedCuts(job) if job.is_joined else LocalCuts.of(job, spec)
 
 
-def evaluated(job: JobDir, epoch_no: int) -> CutStore:
+def evaluated(job: JobDir, epoch_no: EpochNo) -> CutStore:
     """Return what `job.evaluate` computed in an epoch, by feed."""
     return _master(job, epoch_no) if job.is_joined else results_of(job, epoch_no)
 
@@ -122,7 +123,7 @@ def _servers(job: JobDir) -> FileServers:
     return msgspec.json.decode(job.file_servers.read_bytes(), type=FileServers)
 
 
-def _master(job: JobDir, epoch_no: int = 0) -> CutStore:
+def _master(job: JobDir, epoch_no: EpochNo = NO_EPOCH) -> CutStore:
     from paceline.cuts.distant import DistantStore
 
     return DistantStore(lambda: _servers(job).master, job.secret(), epoch_no)

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from paceline.base.jobdir import JobDir
+from paceline.base.numbering import EpochNo
 from paceline.cuts.manifest import MANIFEST, Checksum, copies
 from paceline.cuts.store import PIECE_BYTES, FolderStore, LocalCuts, results_of, sizes_of
 from paceline.wire.data_packing import Buffer
@@ -168,13 +169,13 @@ class FileServer:
             return FilePiece(ticket=ask.ticket, error="is not there"), []
         return FilePiece(ticket=ask.ticket, offset=ask.offset, num_bytes=num_bytes), [piece]
 
-    def _find(self, epoch_no: int, number: int, name: str) -> Path | None:
+    def _find(self, epoch_no: EpochNo, number: int, name: str) -> Path | None:
         if number < 0 or not _NAME.fullmatch(name):
             return None
         found = copies(name, *(store.folder(number) for store in self._shelf(epoch_no)))
         return found[0] if found else None
 
-    def _shelf(self, epoch_no: int) -> tuple[FolderStore, ...]:
+    def _shelf(self, epoch_no: EpochNo) -> tuple[FolderStore, ...]:
         if epoch_no:
             return (results_of(self._job, epoch_no),)
         return self._cuts.memory, self._cuts.disk

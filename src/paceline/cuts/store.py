@@ -14,6 +14,7 @@ from typing import Protocol, Self
 
 from paceline.base.errors import PermanentError
 from paceline.base.jobdir import JobDir
+from paceline.base.numbering import EpochNo
 from paceline.cuts.manifest import MANIFEST, Checksum, check, write_file
 from paceline.cuts.memory import MemoryFile, place
 from paceline.wire.messages.base import CutRef
@@ -211,7 +212,7 @@ class LocalCuts:
         return (self.memory if ref.in_memory else self.disk).folder(ref.cut_no)
 
 
-def results_of(job: JobDir, epoch_no: int) -> FolderStore:
+def results_of(job: JobDir, epoch_no: EpochNo) -> FolderStore:
     """Return what `job.evaluate` computed in an epoch: by feed, one file for each span."""
     return FolderStore(job.evaluations / str(epoch_no), digits=1)
 

@@ -14,6 +14,7 @@ from msgspec import structs
 
 from paceline.base.jobdir import JobDir
 from paceline.base.node_files import CHIEF
+from paceline.base.numbering import Inc
 from paceline.base.processes import is_locked
 from paceline.jobs.decisions import Story, read_log, stories
 from paceline.jobs.history import MetricsPoint, read_events, read_metrics
@@ -68,7 +69,7 @@ class LifeFacts(msgspec.Struct, frozen=True):
     """One incarnation of a node; times are Unix times."""
 
     node: str
-    inc: int
+    inc: Inc
     start_s: float
     end_s: float
     how: str

@@ -4,6 +4,7 @@ import logging
 from typing import assert_never
 
 from paceline.base.disk import append_if_possible
+from paceline.base.numbering import Inc
 from paceline.master.checks import Checks, NodeChecked
 from paceline.master.facts import StreamEnded
 from paceline.master.inbox import Inbox
@@ -155,7 +156,7 @@ class Agents:
                 self._outbox.tell(one)
         self._outbox.to_process(message.inc, CheckKept(inc=message.inc))
 
-    def _is_alive(self, name: str, inc: int) -> bool:
+    def _is_alive(self, name: str, inc: Inc) -> bool:
         node = self._members.node_of(inc)
         return node is not None and node.name == name and node.life.is_alive
 

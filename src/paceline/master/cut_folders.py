@@ -10,6 +10,7 @@ from pathlib import Path
 import msgspec
 
 from paceline.base.errors import PermanentError
+from paceline.base.numbering import CutNo
 from paceline.cuts.manifest import (
     MANIFEST,
     CutManifest,
@@ -25,14 +26,14 @@ from paceline.wire.schema import ModelSchema
 class CutChosen(msgspec.Struct, frozen=True):
     """The cuts on disk were looked at: where the next epoch starts."""
 
-    cut_no: int | None
-    damaged: list[tuple[int, str]]
+    cut_no: CutNo | None
+    damaged: list[tuple[CutNo, str]]
 
 
 class CutFolders(LocalCuts):
     """The cuts of a job on the master's machine; it alone makes and removes them."""
 
-    def make(self, cut_no: int) -> Path:
+    def make(self, cut_no: CutNo) -> Path:
         """Make the folder of a cut that is about to be written."""
         path = self.disk.folder(cut_no)
         path.mkdir(parents=True, exist_ok=True)
@@ -56,7 +57,7 @@ class CutFolders(LocalCuts):
             # A cut of this number that never counted may have left one there.
             (self.memory.folder(place.cut_no) / MANIFEST).unlink(missing_ok=True)
 
-    def delete_others(self, keep: Container[int], newest: int) -> None:
+    def delete_others(self, keep: Container[CutNo], newest: CutNo) -> None:
         """Remove every cut up to ``newest`` that is not to be kept, half-written ones included.
 
         In memory none is kept but the newest one: servers use its pages again.
@@ -72,14 +73,14 @@ class CutFolders(LocalCuts):
             if number != keep:
                 self.memory.delete(number)
 
-    def first_undamaged(self, cuts: Iterable[CutValid], trusted: Container[int]) -> CutChosen:
+    def first_undamaged(self, cuts: Iterable[CutValid], trusted: Container[CutNo]) -> CutChosen:
         """The newest cut whose files are all intact, and those found damaged before it; reads them.
 
         Args:
             cuts: newest first.
             trusted: cuts that need not be read, only be there: just written, and never read so far.
         """
-        damaged: list[tuple[int, str]] = []
+        damaged: list[tuple[CutNo, str]] = []
         for cut in cuts:
             number = cut.cut.cut_no
             try:

@@ -8,6 +8,7 @@ import math
 
 from paceline.base.disk import describe, is_refusal
 from paceline.base.errors import ConfigError
+from paceline.base.numbering import NO_CUT, CutNo
 from paceline.base.samples import num_samples
 from paceline.cuts.manifest import patience_s
 from paceline.master.cut_folders import CutFolders
@@ -35,16 +36,16 @@ class CutKeeping:
         self._state, self._edge, self._do, self._fail = core
         self.folders = CutFolders.of(parts.job, parts.spec)
         self.cadence = Cadence(parts.spec.checkpoint)
-        self.uploading: int | None = None
+        self.uploading: CutNo | None = None
         """A cut that is being copied elsewhere: it stays."""
-        self.trusted: set[int] = set()
+        self.trusted: set[CutNo] = set()
         """Cuts that were just written and never read: no need to verify them."""
         #: A cut whose manifest is still to be written, why it was not, and since when.
         self._unsealed: Seal | None = None
         self._refused: OSError | None = None
         self._refused_s: float | None = None
         #: The cut that a disk refuses, and when it was last said.
-        self._delayed_no: int | None = None
+        self._delayed_no: CutNo | None = None
         self._delayed_s = self._delayed_since_s = -math.inf
 
     # ------------------------------------------------------------------ one that counts
@@ -110,17 +111,17 @@ class CutKeeping:
     def can_begin(self, now_s: float) -> bool:
         """Make the folder of cut 0; False: the disk refuses it now."""
         try:
-            self.folders.make(0)
+            self.folders.make(NO_CUT)
         except OSError as error:
             if not is_refusal(error):
                 raise
             self.delayed(
-                0, f"no cut can be stored: {describe(error, self.folders.disk.root)}", now_s
+                NO_CUT, f"no cut can be stored: {describe(error, self.folders.disk.root)}", now_s
             )
             return False
         return True
 
-    def delayed(self, cut_no: int, reason: str, now_s: float) -> None:
+    def delayed(self, cut_no: CutNo, reason: str, now_s: float) -> None:
         """A disk refuses something of a cut: say so once, and wait."""
         disk_s = self._spec.timeouts.disk_s
         if cut_no != self._delayed_no:
@@ -138,7 +139,7 @@ class CutKeeping:
 
     def waits_for_disk(self, now_s: float) -> bool:
         """Whether a disk refuses the cut that is under way."""
-        waits = self._state.cuts.under_way or self._delayed_no == 0
+        waits = self._state.cuts.under_way or self._delayed_no == NO_CUT
         return waits and now_s - self._delayed_s < DELAYED_S
 
     def check_may_leave(self, now_s: float) -> None:

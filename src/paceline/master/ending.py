@@ -8,6 +8,7 @@ from enum import IntEnum
 
 import msgspec
 
+from paceline.base.numbering import CutNo
 from paceline.jobs.outcome import END_OF_SIGNAL, ENDS, End, code_of
 
 
@@ -30,7 +31,7 @@ class Seen(msgspec.Struct, frozen=True, kw_only=True):
     """What the master sees of the job right now."""
 
     workers_alive: int
-    last_stored_no: int
+    last_stored_no: CutNo
     """The newest cut on disk."""
     servers_up: bool
     agents_connected: int
@@ -67,7 +68,7 @@ class Ending(msgspec.Struct, kw_only=True):
     traceback: str = ""
     own_code: int = 0
     """The script's exit code, where that of the job is to be the same."""
-    wanted_cut: int | None = None
+    wanted_cut: CutNo | None = None
     """The number of the last cut, once it was asked for."""
     deadline_s: float = 0.0
     ended_s: float = 0.0

@@ -5,6 +5,7 @@ Verifying a cut, which reads it whole, happens in a thread.
 
 import asyncio
 
+from paceline.base.numbering import NO_CUT, EpochNo
 from paceline.master.cut_folders import CutChosen
 from paceline.master.cut_keeping import CutKeeping
 from paceline.master.evaluations import Evaluations
@@ -72,9 +73,9 @@ class Epochs:
                 self._cuts.cadence.went_back(now_s)
             self._begins_anew = False
 
-    def tell(self, epoch_no: int, cut: CutRef | None) -> None:
+    def tell(self, epoch_no: EpochNo, cut: CutRef | None) -> None:
         """An epoch begins, from this cut or from what the script has built."""
-        number = cut.cut_no if cut is not None else 0
+        number = cut.cut_no if cut is not None else NO_CUT
         self._cuts.trusted.discard(number)
         self._outbox.tell(
             EpochEvent(

@@ -10,6 +10,7 @@ runs its script from the top, and gets what was evaluated then without computing
 import logging
 import shutil
 
+from paceline.base.numbering import NO_EPOCH
 from paceline.base.samples import Span
 from paceline.cuts.store import results_of
 from paceline.master.parts import MasterParts
@@ -36,7 +37,7 @@ class Evaluations:
         state = self._state
         # Who came when all was evaluated is in no epoch, and only asks.
         asks = len(result.span) == 0
-        known = result.epoch_no == state.epoch_no or (asks and result.epoch_no == 0)
+        known = result.epoch_no == state.epoch_no or (asks and result.epoch_no == NO_EPOCH)
         if not known or result.feed not in state.ledger.feeds:
             return
         stored = True

@@ -18,6 +18,7 @@ from math import inf
 import msgspec
 
 from paceline.base.jobdir import role_of
+from paceline.base.numbering import NO_EPOCH, NO_INC, EpochNo, Inc
 from paceline.master.jobnow import JobNow
 from paceline.master.restarts import Restarts
 from paceline.policy.stats.history import Lengths, NodeHistory, ProfiledTimes, WindowMeans
@@ -134,7 +135,7 @@ class NodeMetrics(msgspec.Struct, frozen=True):
     message_s: float
     rss_bytes: int
     cpu_s: float
-    inc: int = 0
+    inc: Inc = NO_INC
     """The life that reported last, as does the rest: what of `samples` and `cpu_s` is its own."""
     life_samples: int = 0
     life_cpu_s: float = 0.0
@@ -149,7 +150,7 @@ class Metrics(msgspec.Struct, frozen=True):
     committed: int
     samples_per_s: float
     nodes: dict[str, NodeMetrics]
-    epoch_no: int = 0
+    epoch_no: EpochNo = NO_EPOCH
     """The epoch in which ``committed`` counts: a later one may have begun with less."""
 
 
@@ -406,7 +407,7 @@ class Monitor:
             restarts=job.restarts.get(name, 0),
         )
 
-    def metrics(self, unix_s: float, committed: int, epoch_no: int = 0) -> Metrics:
+    def metrics(self, unix_s: float, committed: int, epoch_no: EpochNo = NO_EPOCH) -> Metrics:
         """A line for the metrics file."""
         nodes = {
             name: NodeMetrics(

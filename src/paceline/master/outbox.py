@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Iterable
 
 from paceline.base.jobdir import JobDir
+from paceline.base.numbering import Inc
 from paceline.jobs.jsonl import LineFile
 from paceline.master.journal import Journal, JournalRecord, JournalRefused
 from paceline.master.ports import Backend
@@ -65,12 +66,12 @@ class Outbox:
         self.events.add(event.at(self._wall_clock()).line())
         _log.info("%s node=%s inc=%d reason=%s", event.name, event.node, event.inc, event.clause)
 
-    def to_process(self, inc: int, body: NodeDown) -> None:
+    def to_process(self, inc: Inc, body: NodeDown) -> None:
         """Send to the training process of this incarnation; dropped if its agent is not there."""
         if not self._given_up:  # it might depend on what is not journalled
             self._acts.append(lambda: self._deliver(inc, body))
 
-    def _deliver(self, inc: int, body: NodeDown) -> None:
+    def _deliver(self, inc: Inc, body: NodeDown) -> None:
         node = self._members.node_of(inc)
         stream = self.streams.get(node.name) if node else None
         if stream is not None:

@@ -3,6 +3,7 @@
 import msgspec
 
 from paceline.base.jobdir import JobDir
+from paceline.base.numbering import CutNo
 from paceline.base.processes import find_job_processes
 from paceline.cuts.remote import Handover
 from paceline.jobs.resize import read_resize
@@ -87,7 +88,7 @@ class Past:
         kept = [*self._members.snapshot(), *measured, *self._checks.records()]
         return [self._clock.started, take(self._training.state), *kept]
 
-    def handover(self, cut_no: int) -> Handover:
+    def handover(self, cut_no: CutNo) -> Handover:
         """All that another machine needs with this cut: as if the job had ended with it."""
         state = self._training.state
         others = (cut.cut.cut_no for cut in state.cuts.valid if cut.cut.cut_no != cut_no)

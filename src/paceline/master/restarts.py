@@ -24,6 +24,7 @@ from collections.abc import Container, Iterable
 import msgspec
 
 from paceline.base.jobdir import role_of
+from paceline.base.numbering import NO_INC, Inc
 from paceline.policy.straggler.decision_log import PARTS
 from paceline.policy.straggler.observation import RestartCost
 from paceline.protocol.records import Record
@@ -37,7 +38,7 @@ class StartMeasured(Record, frozen=True):
     """A node works; kept, so that the next master knows as much."""
 
     node: str
-    inc: int
+    inc: Inc
     cost: RestartCost
     first: bool = False
     """The node's first start: the prior."""
@@ -76,7 +77,7 @@ class _Start(msgspec.Struct):
     up_s: float | None = None
     built_s: float | None = None
     redo_s: float = 0.0
-    inc: int = 0
+    inc: Inc = NO_INC
 
 
 class Restarts:
@@ -108,7 +109,7 @@ class Restarts:
         if start is not None and start.launched and start.up_s is None:
             start.pending_s = waited_s
 
-    def up(self, node: str, inc: int, now_s: float) -> None:
+    def up(self, node: str, inc: Inc, now_s: float) -> None:
         """The process answers."""
         start = self._under_way.get(node)
         if start is not None and start.up_s is None:
@@ -193,20 +194,20 @@ class LostWork:
     """Counts, per life, the samples that it had finished and that did not come into the model."""
 
     def __init__(self) -> None:
-        self._granted: dict[int, int] = {}
+        self._granted: dict[Inc, int] = {}
         #: Handed to the loop of a life before the present epoch.
-        self._before: dict[int, int] = {}
+        self._before: dict[Inc, int] = {}
 
-    def granted(self, inc: int, num_samples: int) -> None:
+    def granted(self, inc: Inc, num_samples: int) -> None:
         """A lease to train on."""
         self._granted[inc] = self._granted.get(inc, 0) + num_samples
 
-    def epoch(self, handed: dict[int, int]) -> None:
+    def epoch(self, handed: dict[Inc, int]) -> None:
         """A restore: leases are void; ``handed``: samples of each life's loop so far."""
         self._granted.clear()
         self._before = handed
 
-    def lost(self, inc: int, *, handed: int, returned: int) -> int:
+    def lost(self, inc: Inc, *, handed: int, returned: int) -> int:
         """The life has ended: its loop had ``handed`` samples, and ``returned`` went back."""
         in_model = self._granted.pop(inc, 0) - returned
         return max(0, handed - self._before.pop(inc, 0) - in_model)

@@ -1,5 +1,6 @@
 """What people see of a job: pure views of the state machines."""
 
+from paceline.base.numbering import NO_INC
 from paceline.base.samples import num_samples
 from paceline.master.ending import Ending, ScriptsWork, Stage
 from paceline.master.monitor import Monitor, NodeTotals
@@ -118,4 +119,4 @@ def _node(node: Node, monitor: Monitor) -> NodeStatus:
     )
 
 
-_NOTHING = NodeTotals(NodeFacts(inc=0))
+_NOTHING = NodeTotals(NodeFacts(inc=NO_INC))

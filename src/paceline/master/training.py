@@ -8,6 +8,7 @@ alone needs is in `paceline.master.holding`.
 from collections.abc import Callable, Iterable
 from typing import assert_never
 
+from paceline.base.numbering import Inc
 from paceline.master.cut_keeping import CutKeeping
 from paceline.master.epochs import Epochs
 from paceline.master.evaluations import Evaluations
@@ -91,7 +92,7 @@ class Training:
                 self.outbox.tell(FencedEvent(inc=inc, before_restart=True))
                 self.worker_lost(inc)
 
-    def known(self) -> set[int]:
+    def known(self) -> set[Inc]:
         """Workers of which the journal tells that they take part."""
         return set(self.state.grants) | set(self.state.ledger.leases) | self.edge.known()
 
@@ -123,12 +124,12 @@ class Training:
             case _:
                 pass  # of another kind of holder, or of a node's life
 
-    def worker_up(self, inc: int) -> None:
+    def worker_up(self, inc: Inc) -> None:
         """A worker's process is there."""
         node = self.members.node_of(inc)
         self.do(self.state.worker_up(inc, node.name if node is not None else ""))
 
-    def worker_lost(self, inc: int) -> None:
+    def worker_lost(self, inc: Inc) -> None:
         """Nothing of this worker may count from here on."""
         node = self.members.node_of(inc)
         returned = node is not None and node.life.returned

@@ -16,6 +16,7 @@ from typing import assert_never
 import msgspec
 
 from paceline.base.errors import TransientError
+from paceline.base.numbering import CutNo
 from paceline.cuts.remote import Handover, RemoteCuts, pack_handover
 from paceline.master.cut_keeping import CutKeeping
 from paceline.master.parts import MasterParts
@@ -39,7 +40,7 @@ LOOK_S = 0.2
 class Upload(msgspec.Struct, frozen=True):
     """One cut to be copied."""
 
-    cut_no: int
+    cut_no: CutNo
     folder: Path
     handover: bytes
 
@@ -47,7 +48,7 @@ class Upload(msgspec.Struct, frozen=True):
 class Uploaded(msgspec.Struct, frozen=True):
     """It is there, or ``given_up`` for this reason."""
 
-    cut_no: int
+    cut_no: CutNo
     given_up: str = ""
     trouble: str = ""
     """Why older cuts are still there."""
@@ -65,9 +66,9 @@ class Uploader:
     def __init__(self, remote: RemoteCuts, keep: int) -> None:
         """``keep``: cuts to be kept there."""
         self.remote, self._keep = remote, keep
-        self.busy: int | None = None
+        self.busy: CutNo | None = None
         """The cut that is being copied: its folder is to stay."""
-        self.done_no = -1
+        self.done_no = CutNo(-1)
         """The newest that is done with."""
         self.num_failed = 0
         """Tries that have failed since one succeeded."""
@@ -140,7 +141,7 @@ class Uploads:
         self,
         uploader: Uploader,
         cuts: CutKeeping,
-        handover: Callable[[int], Handover],
+        handover: Callable[[CutNo], Handover],
         tell: Callable[[Event], None],
     ) -> None:
         self._uploader, self._cuts = uploader, cuts
@@ -198,7 +199,7 @@ class Uploads:
 
 
 def open_uploads(
-    parts: MasterParts, cuts: CutKeeping, handover: Callable[[int], Handover]
+    parts: MasterParts, cuts: CutKeeping, handover: Callable[[CutNo], Handover]
 ) -> Uploads | None:
     """Copy cuts to where the spec says; None: they stay here."""
     checkpoint = parts.spec.checkpoint

@@ -2,6 +2,7 @@
 
 import msgspec
 
+from paceline.base.numbering import Inc
 from paceline.protocol.records import CutValid, Records
 from paceline.wire.messages.node import Copied, NodeDown
 
@@ -9,7 +10,7 @@ from paceline.wire.messages.node import Copied, NodeDown
 class Send(msgspec.Struct, frozen=True):
     """Deliver to the training process of this incarnation."""
 
-    inc: int
+    inc: Inc
     message: NodeDown
 
 
@@ -36,14 +37,14 @@ class FeedDone(msgspec.Struct, frozen=True):
 class Moved(msgspec.Struct, frozen=True):
     """The incarnation ``old`` holds nothing any more and may go; ``new`` is in its place."""
 
-    old: int
-    new: int
+    old: Inc
+    new: Inc
 
 
 class NotMoved(msgspec.Struct, frozen=True):
     """Nothing has moved, ``new`` is not needed."""
 
-    new: int
+    new: Inc
     futile: bool
     """It could not take the place; else an epoch has begun meanwhile."""
 
@@ -51,7 +52,7 @@ class NotMoved(msgspec.Struct, frozen=True):
 class WorkerRefused(msgspec.Struct, frozen=True):
     """This worker cannot train with the others, nor could its next life; they go on without it."""
 
-    inc: int
+    inc: Inc
     reason: str
 
 

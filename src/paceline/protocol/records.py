@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 import msgspec
 
+from paceline.base.numbering import CutNo, EpochNo, Inc, StepNo
 from paceline.base.samples import Span
 from paceline.policy.straggler.actions import Share
 from paceline.wire.messages.base import CutRef, Server, ServerMap
@@ -98,9 +99,9 @@ class FeedAdded(Record, frozen=True):
 class EpochStarted(Record, frozen=True):
     """A restore: leases are void, the ledger is the complement of the cut's committed set."""
 
-    epoch_no: int
+    epoch_no: EpochNo
     cut: CutRef
-    step: int
+    step: StepNo
     committed: tuple[Span, ...]
     map: ServerMap
     short_steps: int = 0
@@ -128,14 +129,14 @@ class Granted(Record, frozen=True):
 class Returned(Record, frozen=True):
     """A lost incarnation: DONE := DONE + ``committed``, the rest of its leases to do."""
 
-    inc: int
+    inc: Inc
     committed: tuple[Span, ...] = ()
 
 
 class GaveBack(Record, frozen=True):
     """A living incarnation has forgotten these samples of its lease; they are to do."""
 
-    inc: int
+    inc: Inc
     r: int
     spans: tuple[Span, ...]
 
@@ -145,7 +146,7 @@ class Planned(Record, frozen=True):
 
     plan: Plan
     since: Place
-    step: int
+    step: StepNo
     """The step that begins at ``since``, as it was foreseen."""
     undecided: Place
     """Where the undecided step began at that time."""
@@ -155,9 +156,9 @@ class CutValid(Record, frozen=True):
     """Every server has said `Copied` with equal step and set; it may be in memory only."""
 
     cut: CutRef
-    step: int
+    step: StepNo
     committed: tuple[Span, ...]
-    epoch_no: int
+    epoch_no: EpochNo
 
 
 class CutStored(Record, frozen=True):
@@ -169,13 +170,13 @@ class CutStored(Record, frozen=True):
 class CutGone(Record, frozen=True):
     """A cut was deleted, or found damaged: no epoch starts from it any more."""
 
-    cut_no: int
+    cut_no: CutNo
 
 
 class MoveBegun(Record, frozen=True):
     """All buckets of the server ``old`` are to move to ``new``, beside the map of ``version``."""
 
-    old: int
+    old: Inc
     new: Server
     version: int
 
@@ -202,8 +203,8 @@ class GroupFormed(Record, frozen=True):
 class GroupRestored(Record, frozen=True):
     """All-reduce: nobody holds state, so all begin again where the model had ``committed``."""
 
-    epoch_no: int
-    step: int
+    epoch_no: EpochNo
+    step: StepNo
     committed: tuple[Span, ...]
     cut: CutRef | None = None
     """None: as it was built."""
@@ -216,29 +217,29 @@ class GroupBegun(Record, frozen=True):
     """
 
     group: int
-    step: int
+    step: StepNo
     committed: tuple[Span, ...]
     division: Division = Division()
-    joiners: tuple[int, ...] = ()
+    joiners: tuple[Inc, ...] = ()
 
 
 class GroupProgressed(Record, frozen=True):
     """All-reduce: what all members were known to hold when a cut became valid."""
 
-    step: int
+    step: StepNo
     committed: tuple[Span, ...]
 
 
 class GroupKept(msgspec.Struct, frozen=True, array_like=True):
     """What a snapshot holds of the newest group, and how it was told to run."""
 
-    epoch_no: int
+    epoch_no: EpochNo
     number: int
     members: tuple[Member, ...]
-    step: int
+    step: StepNo
     begun: GroupBegun | None = None
     start: GroupRestored | None = None
-    gone: tuple[int, ...] = ()
+    gone: tuple[Inc, ...] = ()
     replica: str = ""
 
 

@@ -2,6 +2,7 @@
 
 import msgspec
 
+from paceline.base.numbering import CutNo, Inc
 from paceline.base.samples import Intervals, SampleSet, Span
 from paceline.protocol.records import (
     CutValid,
@@ -37,18 +38,18 @@ class Snapshot(Record, frozen=True):
     start: EpochStarted | None
     feeds: tuple[Feed, ...]
     lines: tuple[LineKept, ...]
-    leases: tuple[tuple[int, tuple[Span, ...]], ...]
+    leases: tuple[tuple[Inc, tuple[Span, ...]], ...]
     done: tuple[Span, ...]
     finished: tuple[int, ...]
     grants: tuple[Grant, ...]
-    gone: tuple[int, ...]
+    gone: tuple[Inc, ...]
     cuts: tuple[CutValid, ...]
-    last_cut_no: int
+    last_cut_no: CutNo
     safe: tuple[int, ...]
     covered: tuple[int, ...] = ()
     map: ServerMap | None = None
     move: MoveBegun | None = None
-    gave_back: tuple[tuple[int, int], ...] = ()
+    gave_back: tuple[tuple[Inc, int], ...] = ()
     plans: tuple[Planned, ...] = ()
     group: GroupKept | None = None
 

@@ -16,6 +16,7 @@ from typing import assert_never
 import msgspec
 
 from paceline.base.errors import InternalError
+from paceline.base.numbering import NO_EPOCH, START, CutNo, Inc, StepNo, step_after
 from paceline.base.samples import SampleSet, Span
 from paceline.protocol.acts import (
     Fail,
@@ -25,7 +26,7 @@ from paceline.protocol.acts import (
     Send,
     WriteAhead,
 )
-from paceline.protocol.cuts.valid import Cuts, common
+from paceline.protocol.cuts.valid import Cuts
 from paceline.protocol.holding.holder import Holder
 from paceline.protocol.reasons import feed_difference, late_records
 from paceline.protocol.records import (
@@ -45,7 +46,6 @@ from paceline.protocol.samples.grant_size import Sizing, tail_share
 from paceline.protocol.samples.grants import Deal, standing
 from paceline.protocol.samples.ledger import Ledger
 from paceline.protocol.samples.plans import GlobalAction, Plans, portion_of
-from paceline.wire.messages.base import CutRef
 from paceline.wire.messages.feeds import LINES_PER_FEED, Feed, Slice, feed_of
 from paceline.wire.messages.node import (
     AskCut,
@@ -76,14 +76,14 @@ class MasterState:
         # Durable: changed by records only.
         self.ledger = Ledger()
         self.model: ModelSchema | None = holder.model
-        self.epoch_no = 0
+        self.epoch_no = NO_EPOCH
         self.cuts = Cuts()
         #: Last answered request per incarnation of this epoch.
-        self.grants: dict[int, Grant] = {}
+        self.grants: dict[Inc, Grant] = {}
         #: Incarnations whose leases were taken back in this epoch.
-        self.gone: set[int] = set()
+        self.gone: set[Inc] = set()
         #: Number of the last thing that an incarnation of this epoch gave back.
-        self.gave_back: dict[int, int] = {}
+        self.gave_back: dict[Inc, int] = {}
         #: Which plan holds where.
         self.plans = Plans(
             self.ledger,
@@ -92,15 +92,15 @@ class MasterState:
             whole=whole_steps,
         )
         # Volatile.
-        self.waiting: dict[int, LeaseRequest] = {}
+        self.waiting: dict[Inc, LeaseRequest] = {}
         #: How large the next grant of an incarnation should be, as last told.
-        self.sizes: dict[int, Sizing] = {}
+        self.sizes: dict[Inc, Sizing] = {}
         #: Workers that are alive: incarnation -> node.
-        self.workers: dict[int, str] = {}
-        self.prepared: set[int] = set()
+        self.workers: dict[Inc, str] = {}
+        self.prepared: set[Inc] = set()
         #: Told as done: feeds.
         self.complete: set[int] = set()
-        self.step = 0
+        self.step = START
 
     # ------------------------------------------------------------------ who holds the model
 
@@ -112,7 +112,7 @@ class MasterState:
     def is_training(self) -> bool:
         return self.holder.is_training
 
-    def worker_lost(self, inc: int, *, returned: bool = False) -> list[Instruction]:
+    def worker_lost(self, inc: Inc, *, returned: bool = False) -> list[Instruction]:
         return self.holder.lost(inc, returned=returned)
 
     # ------------------------------------------------------------------ records
@@ -200,7 +200,7 @@ class MasterState:
 
     # ------------------------------------------------------------------ workers
 
-    def worker_up(self, inc: int, node: str = "") -> list[Instruction]:
+    def worker_up(self, inc: Inc, node: str = "") -> list[Instruction]:
         """Take in that a worker's process lives; one that was given up in this epoch must leave."""
         if self.is_given_up(inc):
             return [Send(inc, Stop(inc=inc))]
@@ -208,11 +208,11 @@ class MasterState:
         self.holder.came(inc)
         return []
 
-    def is_given_up(self, inc: int) -> bool:
+    def is_given_up(self, inc: Inc) -> bool:
         """Whether others go on without this worker, and it must not come back."""
         return inc in self.gone or self.holder.is_given_up(inc)
 
-    def forget_worker(self, inc: int) -> None:
+    def forget_worker(self, inc: Inc) -> None:
         """Drop what is known of a worker that is gone."""
         self.workers.pop(inc, None)
         self.prepared.discard(inc)
@@ -220,7 +220,7 @@ class MasterState:
         self.sizes.pop(inc, None)
         self.cuts.wanted.pop(inc, None)
 
-    def training_workers(self) -> dict[int, str]:
+    def training_workers(self) -> dict[Inc, str]:
         """The workers that can train, and their nodes: one whose script still prepares cannot."""
         prepared, grants = self.prepared, self.grants
         return {inc: node for inc, node in self.workers.items() if inc in prepared or inc in grants}
@@ -241,7 +241,7 @@ class MasterState:
             return [Fail(feed_difference(known, feed))]
         return [Send(message.inc, self.feed_opened(message.inc, known))]
 
-    def feed_opened(self, inc: int, feed: Feed) -> FeedOpened:
+    def feed_opened(self, inc: Inc, feed: Feed) -> FeedOpened:
         """Return the feed, and whether a worker that opens it has nothing to do with it."""
         kept = feed.purpose != "train" or feed.feed in self.cuts.safe
         complete = kept and self.ledger.is_complete(feed.feed)
@@ -389,10 +389,12 @@ class MasterState:
             ConfigError: it cannot be; the message says why.
         """
         lead = self.holder.lead(action, lead)
-        self.plans.prepare(action, lead, self.step + 1, list(self.training_workers().values()))
+        self.plans.prepare(
+            action, lead, step_after(self.step), list(self.training_workers().values())
+        )
         return self._go_on_with_plan()
 
-    def share_of(self, inc: int) -> float | None:
+    def share_of(self, inc: Inc) -> float | None:
         """A worker's part of what all compute, by the plan in force; None: all compute alike."""
         plan = self.plan_in_force().plan
         workers = self.training_workers()
@@ -412,7 +414,7 @@ class MasterState:
         """A plan was prepared or moved: commit it, or recall what is in its way."""
         return [*self.commit_plan(), *self._recall(), *self.serve()]
 
-    def move_plan(self, undecided: int, whole: Slice = ()) -> list[Instruction]:
+    def move_plan(self, undecided: StepNo, whole: Slice = ()) -> list[Instruction]:
         """Move the plan on its way if it is overdue: a step was decided, or a worker starves."""
         if self.plans.move(undecided, whole):
             return self._go_on_with_plan()
@@ -425,7 +427,7 @@ class MasterState:
             return []
         return [self.record(record), *self.holder.planned()]
 
-    def _recall(self, only: int | None = None) -> list[Instruction]:
+    def _recall(self, only: Inc | None = None) -> list[Instruction]:
         """Ask for what is held from the place on where the new plan begins."""
         done: list[Instruction] = []
         for inc in self.plans.holders():
@@ -433,7 +435,7 @@ class MasterState:
                 done.append(Send(inc, self._recall_message(inc)))
         return done
 
-    def _recall_message(self, inc: int) -> Recall:
+    def _recall_message(self, inc: Inc) -> Recall:
         assert self.plans.preparing is not None
         since, n = self.plans.preparing.since, self.grants[inc].n
         feed = feed_of(since.line)
@@ -481,20 +483,9 @@ class MasterState:
             return []
         if not self.cuts.heard(message):
             return []
-        if self.cuts.copying is None:
-            (valid,) = (one for one in self.cuts.valid if one.cut.cut_no == message.cut_no)
-            cut = msgspec.structs.replace(valid.cut, stored=True)
-            return [Seal(msgspec.structs.replace(valid, cut=cut), self.cuts.sealed)]
-        stored = self.cuts.all_stored
-        number, epoch_no = message.cut_no, self.epoch_no
-        cut = CutRef(cut_no=number, epoch_no=epoch_no, memory=True, stored=stored)
-        said = {(copied.step, copied.committed) for copied in self.cuts.sealed}
-        step, committed = next(iter(said))
-        if len(said) > 1:
-            if self.samples == "exactly-once":
-                return [Fail(f"servers disagree on the content of cut {cut.cut_no}")]
-            committed = common(copied.committed for copied in self.cuts.sealed)
-        valid = CutValid(cut=cut, step=step, committed=committed, epoch_no=self.epoch_no)
+        valid = self.cuts.whole(message, exactly_once=self.samples == "exactly-once")
+        if valid is None:
+            return [Fail(f"servers disagree on the content of cut {message.cut_no}")]
         return [Seal(valid, self.cuts.sealed)]
 
     def awaits(self, valid: CutValid) -> bool:
@@ -510,7 +501,7 @@ class MasterState:
         stored = self.record(CutStored(cut=valid.cut))
         return [stored, *self._tell_made(), *self.holder.cut_stored()]
 
-    def cut_gone(self, cut_no: int) -> list[Instruction]:
+    def cut_gone(self, cut_no: CutNo) -> list[Instruction]:
         """The cut's files are deleted or damaged."""
         return [self.record(CutGone(cut_no=cut_no))]
 

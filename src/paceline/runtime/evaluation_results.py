@@ -6,6 +6,7 @@ from typing import Protocol
 import numpy as np
 from safetensors import numpy as safetensors
 
+from paceline.base.numbering import EpochNo
 from paceline.base.samples import Span
 from paceline.cuts.reach import evaluated
 from paceline.protocol.samples.leases import Leases
@@ -42,7 +43,7 @@ class EvaluationResults:
         """The master has this span; for the empty one: all results are there."""
         self._answer = message
 
-    def put(self, work: Work, values: Mapping[str, Array], epoch_no: int) -> None:
+    def put(self, work: Work, values: Mapping[str, Array], epoch_no: EpochNo) -> None:
         """Put the result of a work; the work is of this epoch, and void in the next."""
         sample_bytes = sum(array.nbytes for array in values.values()) / work.num_samples
         start = 0
@@ -66,7 +67,7 @@ class EvaluationResults:
                 parts.setdefault(name, []).append(array)
         return {name: np.concatenate(arrays) for name, arrays in parts.items()}
 
-    def _hand_in(self, feed: int, span: Span, values: bytes, epoch_no: int) -> Evaluated | None:
+    def _hand_in(self, feed: int, span: Span, values: bytes, epoch_no: EpochNo) -> Evaluated | None:
         """Give results to the master; an empty span waits until all are there.
 
         Returns:

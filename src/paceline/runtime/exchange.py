@@ -21,6 +21,7 @@ from functools import partial
 from typing import Protocol
 
 from paceline.base.errors import ConfigError, InternalError, PacelineError
+from paceline.base.numbering import Inc
 from paceline.runtime.process import Process
 from paceline.wire.data_plane import DataClient
 from paceline.wire.messages.checks import Checked, CheckKept
@@ -40,7 +41,7 @@ Errand = Callable[[], object]
 class Owner(Protocol):
     """The receiver of an exchange's messages; called in its thread, under ``changed``."""
 
-    def from_server(self, server: int, message: Data, frames: Sequence[memoryview]) -> None:
+    def from_server(self, server: Inc, message: Data, frames: Sequence[memoryview]) -> None:
         """Take in a message of a server or a peer, with its tensors in ``frames``."""
 
     def from_master(self, message: NodeDown) -> None:
@@ -150,7 +151,7 @@ class Exchange:
         with self.changed:
             self._asleep = False
             for server, message, frames in arrived:
-                self._owner.from_server(server, message, frames)
+                self._owner.from_server(Inc(server), message, frames)
             for order in orders:
                 if isinstance(order, CheckKept):
                     self._untold = None

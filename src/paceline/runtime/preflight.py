@@ -15,6 +15,7 @@ from typing import NamedTuple
 import torch
 
 from paceline.base.cgroups import cpu_quota, memory_headroom
+from paceline.base.numbering import Inc
 from paceline.wire.messages.checks import Checked, NodeSpeed
 
 MULTIPLY_S = 0.2
@@ -39,7 +40,7 @@ class _Done(NamedTuple):
     """Of ``took_s``: each of the threads ran, in the mean; another device runs all the time."""
 
 
-def check_node(inc: int, device: torch.device) -> Checked:
+def check_node(inc: Inc, device: torch.device) -> Checked:
     """What `measure_node` finds, or why it found nothing: the job can do without."""
     try:
         return Checked(inc=inc, speed=measure_node(device))

@@ -23,6 +23,7 @@ import paceline
 from paceline.base.errors import ConfigError
 from paceline.base.jobdir import JobDir
 from paceline.base.node_files import STACKS_SIGNAL, NodeFiles
+from paceline.base.numbering import Inc
 from paceline.base.processes import die_with_parent
 from paceline.cuts.reach import cuts_of
 from paceline.runtime import main_module
@@ -281,7 +282,7 @@ def main() -> int:
 def _from_environment() -> Process:
     up = ProcessUp(
         node=os.environ["PACELINE_NODE"],
-        inc=int(os.environ["PACELINE_INC"]),
+        inc=Inc(int(os.environ["PACELINE_INC"])),
         pid=os.getpid(),
         role=os.environ["PACELINE_ROLE"],
     )

@@ -19,6 +19,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NoReturn
 
+from paceline.base.numbering import Inc
 from paceline.base.processes import kill_group_quietly
 from paceline.runtime import main_module
 from paceline.runtime.output import replace_streams
@@ -67,7 +68,7 @@ class Zygote:
         send(self._pair, Forked(inc=request.inc, pid=pid))
         return True
 
-    def _report_death(self, pidfd: int, inc: int, pid: int) -> None:
+    def _report_death(self, pidfd: int, inc: Inc, pid: int) -> None:
         self._selector.unregister(pidfd)
         os.close(pidfd)
         # Before it is reaped its number, and so its group's, cannot belong to anybody else.

@@ -14,6 +14,7 @@ from collections import deque
 import numpy as np
 
 from paceline.base.errors import InternalError
+from paceline.base.numbering import Inc
 from paceline.base.samples import SampleSet, Span, between
 from paceline.policy.straggler.actions import Profile
 from paceline.protocol.records import Place
@@ -255,7 +256,7 @@ class Asynchronous(SimJob):
                 self._recall_tail(worker)
                 spans = self.ledger.pick(FEED, count, size)
         if spans:
-            self.ledger.grant(int(self.worker_tally.incs[worker]), spans)
+            self.ledger.grant(Inc(int(self.worker_tally.incs[worker])), spans)
             self.ledger_calls += 1
             hands.lease.extend(spans)
             hands.asks = False
@@ -270,7 +271,7 @@ class Asynchronous(SimJob):
         back = self._hands[found[0]].keep(found[1]) if found is not None else []
         if found is not None and back:
             self.ledger_calls += 1
-            self.ledger.give_back(int(self.worker_tally.incs[found[0]]), back)
+            self.ledger.give_back(Inc(int(self.worker_tally.incs[found[0]])), back)
             self.agenda.add(self.now_s, self._go_on_all)  # others may have waited for it
 
     def plan_prepared(self, since: Place) -> None:
@@ -295,7 +296,7 @@ class Asynchronous(SimJob):
         self._commit()
         hands = self._hands[worker]
         self._note_redone(hands, now_s)
-        inc = int(self.worker_tally.incs[worker])
+        inc = Inc(int(self.worker_tally.incs[worker]))
         self.ledger.lose(inc)
         self.ledger_calls += 1
         self._hands[worker] = _Hands(0)

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
+from paceline.base.numbering import Inc, StepNo
 from paceline.base.samples import Span, between
 from paceline.protocol.records import Place, Plan
 from paceline.protocol.samples.ledger import Ledger
@@ -139,7 +140,7 @@ class Slices:
         """Lease these samples, which nobody has, to a worker."""
         if spans:
             self.calls += 1
-            self.ledger.grant(int(self._incs[worker]), spans)
+            self.ledger.grant(Inc(int(self._incs[worker])), spans)
 
     def decide(self, committed: Iterable[Span], late: dict[int, list[Span]]) -> None:
         """The undecided step is in the model; what workers were late with they give back."""
@@ -152,18 +153,18 @@ class Slices:
         """A worker forgets a part of its lease."""
         if spans:
             self.calls += 1
-            self.ledger.give_back(int(self._incs[worker]), spans)
+            self.ledger.give_back(Inc(int(self._incs[worker])), spans)
 
     def lose(self, worker: int) -> None:
         """A worker's leases go back."""
         self.calls += 1
         for parts in self._ahead:
             parts.take(worker)
-        self.ledger.lose(int(self._incs[worker]))
+        self.ledger.lose(Inc(int(self._incs[worker])))
 
     def roll_back(self, step: int, committed: Iterable[Span]) -> None:
         """Back to a checkpoint: all leases are void, and the newest plan holds."""
         self.ledger.restore(committed)
-        self._plans.restart(step - 1)
+        self._plans.restart(StepNo(step - 1))
         self._ahead.clear()
         self.step = step

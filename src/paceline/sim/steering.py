@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 import msgspec
 
+from paceline.base.numbering import NO_INC, Inc
 from paceline.master.controller import Ask, CarryOut, Controller, JobProgress, Period
 from paceline.master.jobnow import JobNow
 from paceline.master.monitor import Monitor
@@ -47,7 +48,7 @@ class Steering:
         recovery = scenario.recovery
         costs = {"worker-0": recovery.worker, "server-0": recovery.server}
         for node, cost in costs.items():
-            first = StartMeasured(node=node, inc=0, cost=cost, first=True)
+            first = StartMeasured(node=node, inc=NO_INC, cost=cost, first=True)
             self._monitor.restarts.apply(first)
 
     # ------------------------------------------------------------------ facts
@@ -84,7 +85,7 @@ class Steering:
         self._silence(node)
         self._monitor.history(node).restart()  # a real server's successor has another name
         self._restarts[node] = self._restarts.get(node, 0) + 1
-        measured = StartMeasured(node=node, inc=inc, cost=cost, launched=True)
+        measured = StartMeasured(node=node, inc=Inc(inc), cost=cost, launched=True)
         self._monitor.restarts.apply(measured)
         self._controller.works(node, cost, self._progress)
 

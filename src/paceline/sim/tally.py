@@ -4,6 +4,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from paceline.agent.facts import ALIKE
+from paceline.base.numbering import Inc
 from paceline.sim.costs import Floats, Ints
 from paceline.wire.messages.agent import NodeFacts
 
@@ -66,7 +67,7 @@ class Tally:
         count = int(self.steps[row])
         self._handed[row] += round(float(self.samples[row]))
         facts = NodeFacts(
-            inc=int(self.incs[row]),
+            inc=Inc(int(self.incs[row])),
             step=step,
             samples=int(self._handed[row]),
             steps=count,

@@ -2,6 +2,7 @@
 
 import msgspec
 
+from paceline.base.numbering import NO_INC, CutNo, EpochNo, Inc, StepNo
 from paceline.wire.messages.base import Message
 from paceline.wire.spec import JobSpec
 
@@ -59,7 +60,7 @@ class NodeStatus(msgspec.Struct, frozen=True, kw_only=True):
     role: str
     state: str
     """pending, starting, running, finished, lost, backing off or failed."""
-    inc: int = 0
+    inc: Inc = NO_INC
     pid: int = 0
     agent_pid: int = 0
     restarts: int = 0
@@ -84,8 +85,8 @@ class JobStatus(Message, frozen=True):
     """starting, forming, training (strategy script: running), restoring, stopping, finished, failed
     or stopped."""
     master_pid: int
-    epoch_no: int
-    step: int
+    epoch_no: EpochNo
+    step: StepNo
     committed: int
     total: int | None
     """Samples in all opened feeds, all epochs; None while unknown or unbounded."""
@@ -93,7 +94,7 @@ class JobStatus(Message, frozen=True):
     eta_s: float | None
     started_s: float
     """Unix time of the job's launch."""
-    valid_cuts: tuple[int, ...]
+    valid_cuts: tuple[CutNo, ...]
     nodes: tuple[NodeStatus, ...]
     num_events: int
     """Lines in the events file so far."""

@@ -31,6 +31,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import cast
 
+from paceline.base.numbering import Inc
 from paceline.wire.codec import Garbage, decoder, encode
 from paceline.wire.messages.base import Message
 from paceline.wire.messages.node import NodeDown, NodeUp, ProcessUp
@@ -225,12 +226,12 @@ class NodeLinkServer:
         self,
         path: Path,
         on_message: Callable[[NodeUp], None],
-        on_lost: Callable[[int], None],
+        on_lost: Callable[[Inc], None],
     ) -> None:
         self._path = path
         self._on_message = on_message
         self._on_lost = on_lost
-        self._writers: dict[int, asyncio.StreamWriter] = {}
+        self._writers: dict[Inc, asyncio.StreamWriter] = {}
         #: Of each connected incarnation.
         self._pids: dict[int, int] = {}
         #: Processes whose refusal was logged: who is refused comes back.
@@ -253,7 +254,7 @@ class NodeLinkServer:
         self._inode = self._path.stat().st_ino
         self._server = await asyncio.start_unix_server(self._serve, sock=listener)
 
-    def send(self, inc: int, message: NodeDown) -> bool:
+    def send(self, inc: Inc, message: NodeDown) -> bool:
         """Send to the process of incarnation ``inc``; False: dropped, it is not there."""
         writer = self._writers.get(inc)
         if writer is None or writer.is_closing():

@@ -31,6 +31,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from paceline.base.errors import ConfigError
+from paceline.base.numbering import Inc
 
 _MAGIC = b"PACELED3"
 _WORD_BYTES = 8
@@ -72,7 +73,7 @@ _COUNTS_AT = [i for i, kind in enumerate(StepRecord.__annotations__.values()) if
 class LedgerPage(NamedTuple):
     """What a reader sees."""
 
-    inc: int
+    inc: Inc
     pid: int
     newest: StepRecord | None
     records: tuple[StepRecord, ...]
@@ -87,7 +88,7 @@ class LedgerPage(NamedTuple):
 class StepLedgerWriter:
     """The training process's end."""
 
-    def __init__(self, path: Path, inc: int, num_slots: int = 1024) -> None:
+    def __init__(self, path: Path, inc: Inc, num_slots: int = 1024) -> None:
         self._slots = num_slots
         self._count = 0
         self._samples = 0
@@ -180,7 +181,7 @@ class StepLedgerReader:
         if records:
             self._newest = records[-1]
         return LedgerPage(
-            inc=int(words[_INC]),
+            inc=Inc(int(words[_INC])),
             pid=int(words[_PID]),
             newest=self._newest,
             records=records,

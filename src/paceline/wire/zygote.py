@@ -8,6 +8,7 @@ import socket
 
 import msgspec
 
+from paceline.base.numbering import Inc
 from paceline.wire.messages.base import Message
 
 MAX_BYTES = 65536
@@ -22,7 +23,7 @@ class Warm(Message, frozen=True):
 class Fork(Message, frozen=True):
     """agent -> zygote: fork one training process."""
 
-    inc: int
+    inc: Inc
     env: dict[str, str]
     """Added to the zygote's environment."""
     log: str
@@ -32,14 +33,14 @@ class Fork(Message, frozen=True):
 class Forked(Message, frozen=True):
     """zygote -> agent: the process exists."""
 
-    inc: int
+    inc: Inc
     pid: int
 
 
 class Died(Message, frozen=True):
     """zygote -> agent: the process has ended and is reaped; its group got SIGKILL."""
 
-    inc: int
+    inc: Inc
     pid: int
     status: int
     """As waitpid gives it."""

@@ -4,6 +4,7 @@ import abc
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
+from paceline.base.numbering import CutNo, Inc
 from paceline.master.cut_folders import CutChosen
 from paceline.policy.straggler.actions import Profile
 from paceline.protocol.holding.holder import Holder
@@ -42,7 +43,7 @@ class HolderEdge(abc.ABC):
     def ended(self) -> None:
         """Here the journal says that the job has ended; it goes on with a script as it is then."""
 
-    def known(self) -> set[int]:
+    def known(self) -> set[Inc]:
         """More workers of which the journal tells that they take part."""
         return set()
 
@@ -66,11 +67,11 @@ class HolderEdge(abc.ABC):
         """Look after what may make no progress."""
 
     @abc.abstractmethod
-    def being_loaded(self) -> set[int]:
+    def being_loaded(self) -> set[CutNo]:
         """Cuts that must stay though they are old."""
 
     @abc.abstractmethod
-    def take_last_cut(self) -> int | None:
+    def take_last_cut(self) -> CutNo | None:
         """Order the last cut: its number, 0 if none is needed; None: not now, ask again."""
 
     @abc.abstractmethod
@@ -90,7 +91,7 @@ class HolderEdge(abc.ABC):
             now_s: of the master's clock.
         """
 
-    def facts_of(self, incs: Iterable[int]) -> dict[str, NodeFacts]:
+    def facts_of(self, incs: Iterable[Inc]) -> dict[str, NodeFacts]:
         """The newest report of each of these lives whose script has not returned."""
         found = {}
         for inc in incs:
@@ -103,10 +104,10 @@ class HolderEdge(abc.ABC):
     def reconnect(self, since_s: float) -> None:
         """Connect the members again: none hangs, and none has made progress for so long."""
 
-    def replace(self, old: int, new: Server) -> None:
+    def replace(self, old: Inc, new: Server) -> None:
         """Have the buckets of a server moved to a fresh one; again: nothing."""
 
-    def joiner_lost(self, inc: int) -> None:
+    def joiner_lost(self, inc: Inc) -> None:
         """A server that was to take another's place is dead."""
 
     @property

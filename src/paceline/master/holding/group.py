@@ -7,6 +7,7 @@ from collections.abc import Iterable
 
 import msgspec
 
+from paceline.base.numbering import NO_CUT, CutNo, Inc
 from paceline.master.cut_folders import CutChosen
 from paceline.master.holding.edge import HolderEdge
 from paceline.policy.straggler.actions import Profile
@@ -68,7 +69,7 @@ class GroupEdge(HolderEdge):
     def ended(self) -> None:
         self.holder.job_ended()
 
-    def known(self) -> set[int]:
+    def known(self) -> set[Inc]:
         return set(self.holder.group.ready)
 
     # ------------------------------------------------------------------ messages
@@ -204,13 +205,13 @@ class GroupEdge(HolderEdge):
 
     # ------------------------------------------------------------------ cuts and epochs
 
-    def being_loaded(self) -> set[int]:
+    def being_loaded(self) -> set[CutNo]:
         group = self.holder.group
         cut = group.start.cut if group.start is not None and not group.running else None
         return {cut.cut_no} if cut is not None else set()
 
-    def take_last_cut(self) -> int | None:
-        return 0  # members kept theirs before they left
+    def take_last_cut(self) -> CutNo | None:
+        return NO_CUT  # members kept theirs before they left
 
     def epoch_is_due(self) -> bool:
         """Whether nobody holds state."""

@@ -6,6 +6,7 @@ Epochs that servers begin, and moves that make no progress.
 from typing import Literal
 
 from paceline.base.errors import ConfigError
+from paceline.base.numbering import NO_CUT, CutNo, Inc
 from paceline.master.cut_folders import CutChosen
 from paceline.master.holding.edge import RESEND_S, HolderEdge
 from paceline.master.holding.lost_work import LostWithLives
@@ -114,10 +115,10 @@ class ServerEdge(HolderEdge):
 
     # ------------------------------------------------------------------ moving buckets
 
-    def replace(self, old: int, new: Server) -> None:
+    def replace(self, old: Inc, new: Server) -> None:
         self.training.do(self.holder.replace(old, new))
 
-    def joiner_lost(self, inc: int) -> None:
+    def joiner_lost(self, inc: Inc) -> None:
         self.training.do(self.holder.joiner_lost(inc))
 
     def watch(self, now_s: float) -> None:
@@ -162,19 +163,19 @@ class ServerEdge(HolderEdge):
 
     # ------------------------------------------------------------------ cuts and epochs
 
-    def being_loaded(self) -> set[int]:
+    def being_loaded(self) -> set[CutNo]:
         return (
             {self.holder.start.cut.cut_no}
             if self.holder.restoring and self.holder.start is not None
             else set()
         )
 
-    def take_last_cut(self) -> int | None:
+    def take_last_cut(self) -> CutNo | None:
         feeds = [f.feed for f in self.training.state.ledger.feeds.values() if f.purpose == "train"]
         if feeds and set(feeds) <= self.training.state.cuts.safe:
-            return 0
+            return NO_CUT
         if self.holder.map is None:
-            return 0
+            return NO_CUT
         if self.training.state.cuts.under_way:
             return None
         self.training.do(self.training.state.take_cut())

@@ -6,6 +6,7 @@ batch sizes samples. Workers are named by node: a plan outlives the incarnations
 
 import msgspec
 
+from paceline.base.numbering import Inc
 from paceline.policy.stats.history import ProfiledTimes
 from paceline.policy.stats.regimes import Regime
 from paceline.policy.stats.spells import LifeTable
@@ -100,7 +101,7 @@ class LifeEnded(msgspec.Struct, frozen=True, kw_only=True):
     t_s: float
     """By the clock of ``now_s``."""
     node: str
-    inc: int
+    inc: Inc
     reason: str
     verdict: str = ""
     """What the evidence says: finished, stopped, preempted, oom, retryable, unretryable, …"""

@@ -9,8 +9,10 @@ from collections.abc import Iterable
 import msgspec
 from msgspec.structs import replace
 
+from paceline.base.numbering import NO_CUT, START, CutNo, Inc, StepNo
 from paceline.base.samples import SampleSet, Span
 from paceline.protocol.records import CutGone, CutStored, CutValid
+from paceline.wire.messages.base import CutRef
 from paceline.wire.messages.node import AskCut, Copied
 
 
@@ -18,9 +20,9 @@ class CutWanted(msgspec.Struct, frozen=True):
     """A cut that a worker asks for."""
 
     n: int
-    step: int
+    step: StepNo
     """Must be in it."""
-    later_than: int
+    later_than: CutNo
     """Cuts up to this number may have begun before it was asked for."""
 
     def is_met(self, valid: CutValid) -> bool:
@@ -36,24 +38,24 @@ class Cuts:
         # Durable: changed by records only.
         #: Oldest first.
         self.valid: list[CutValid] = []
-        self.last_no = 0
+        self.last_no = NO_CUT
         #: Complete feeds that a cut on disk holds whole: workers may leave their loops.
         self.safe: set[int] = set()
         #: Complete feeds that the newest cut holds whole, while it is in memory only.
         self.covered: set[int] = set()
         # Volatile.
         #: The cut that servers are copying.
-        self.copying: int | None = None
+        self.copying: CutNo | None = None
         #: Numbers up to this one may be in use by who copied before.
-        self.used_no = 0
-        self.least_step = 0
+        self.used_no = NO_CUT
+        self.least_step = START
         #: The valid one that they are writing to disk.
-        self.storing: int | None = None
-        self.copied: dict[int, Copied] = {}
+        self.storing: CutNo | None = None
+        self.copied: dict[Inc, Copied] = {}
         #: Those that made the newest cut valid, or stored: `copied` may already be the next one's.
         self.sealed: tuple[Copied, ...] = ()
         #: By incarnation; one answer serves all that it asked for before.
-        self.wanted: dict[int, CutWanted] = {}
+        self.wanted: dict[Inc, CutWanted] = {}
 
     # ------------------------------------------------------------------ records
 
@@ -91,7 +93,7 @@ class Cuts:
 
     def begin_again(self) -> None:
         """Somebody else is to copy; who copied until now may still write what it has begun."""
-        self.used_no = max(self.used_no, self.copying or 0)
+        self.used_no = max(self.used_no, self.copying or NO_CUT)
         self.copying = None
         self.copied.clear()
 
@@ -101,21 +103,21 @@ class Cuts:
         return self.on_its_way is not None
 
     @property
-    def on_its_way(self) -> int | None:
+    def on_its_way(self) -> CutNo | None:
         """The number of the cut that is being copied or written to disk."""
         return self.storing if self.copying is None else self.copying
 
     @property
-    def last_stored_no(self) -> int:
+    def last_stored_no(self) -> CutNo:
         """The number of the newest cut on disk."""
-        return max((cut.cut.cut_no for cut in self.valid if not cut.cut.in_memory), default=0)
+        return max((cut.cut.cut_no for cut in self.valid if not cut.cut.in_memory), default=NO_CUT)
 
-    def begin(self, least_step: int = 0) -> None:
+    def begin(self, least_step: StepNo = START) -> None:
         """Have the next cut copied, of this step or a later one."""
-        self.copying, self.least_step = max(self.last_no, self.used_no) + 1, least_step
+        self.copying, self.least_step = CutNo(max(self.last_no, self.used_no) + 1), least_step
         self.copied.clear()
 
-    def awaited(self, holders: Iterable[int]) -> tuple[int, list[int]] | None:
+    def awaited(self, holders: Iterable[Inc]) -> tuple[CutNo, list[Inc]] | None:
         """The cut on its way, and which holders have not said all of it; None: there is none."""
         number = self.on_its_way
         if number is None:
@@ -134,15 +136,35 @@ class Cuts:
         self.sealed = tuple(self.copied.values())
         return self.copying is not None or self.all_stored
 
+    def whole(self, message: Copied, *, exactly_once: bool) -> CutValid | None:
+        """Return the cut that the copies make which are now `sealed`; None: they are not alike.
+
+        Args:
+            message: the word that was missing.
+            exactly_once: whether all must hold the same samples.
+        """
+        if self.copying is None:
+            (valid,) = (one for one in self.valid if one.cut.cut_no == message.cut_no)
+            return replace(valid, cut=replace(valid.cut, stored=True))
+        number, epoch_no = message.cut_no, message.epoch_no
+        cut = CutRef(cut_no=number, epoch_no=epoch_no, memory=True, stored=self.all_stored)
+        said = {(copied.step, copied.committed) for copied in self.sealed}
+        step, committed = next(iter(said))
+        if len(said) > 1:
+            if exactly_once:
+                return None
+            committed = common(copied.committed for copied in self.sealed)
+        return CutValid(cut=cut, step=step, committed=committed, epoch_no=epoch_no)
+
     def want(self, message: AskCut) -> None:
         """A worker asks for a cut, or asks again."""
         known = self.wanted.get(message.inc)
         if known is None or known.n < message.n:
             begun = self.last_no if self.copying is None else self.copying
-            later_than = -1 if message.step else begun
+            later_than = CutNo(-1) if message.step else begun
             self.wanted[message.inc] = CutWanted(message.n, message.step, later_than)
 
-    def take_met(self) -> list[tuple[int, int]]:
+    def take_met(self) -> list[tuple[Inc, int]]:
         """Who has now what it asked for, and up to which number; no longer wanted."""
         met = [
             (inc, wanted.n)

@@ -8,6 +8,7 @@ in a folder of its own, ``holding/*/master.py``; messages that concern it alone 
 import abc
 from typing import TYPE_CHECKING, Any
 
+from paceline.base.numbering import Inc
 from paceline.protocol.acts import Instruction
 from paceline.protocol.records import CutValid, Planned, Records
 from paceline.protocol.samples.plans import GlobalAction
@@ -98,25 +99,25 @@ class Holder(abc.ABC):
 
     # ------------------------------------------------------------------ lives
 
-    def came(self, inc: int) -> None:
+    def came(self, inc: Inc) -> None:
         """A worker's process is alive."""
 
     @abc.abstractmethod
-    def lost(self, inc: int, *, returned: bool) -> list[Instruction]:
+    def lost(self, inc: Inc, *, returned: bool) -> list[Instruction]:
         """A worker is dead, or silent for too long: nothing of it may count from here on.
 
         ``returned``: its script had come to its end.
         """
 
-    def is_given_up(self, inc: int) -> bool:
+    def is_given_up(self, inc: Inc) -> bool:
         """Whether others go on without this worker, and it must not come back."""
         return False
 
-    def is_fenced(self, inc: int) -> bool:
+    def is_fenced(self, inc: Inc) -> bool:
         """Whether what this worker leases is being taken back."""
         return False
 
-    def tell_epoch(self, inc: int) -> list[Instruction]:
+    def tell_epoch(self, inc: Inc) -> list[Instruction]:
         """Answer a worker that asks in an epoch that is over."""
         return []
 
@@ -150,11 +151,11 @@ class Holder(abc.ABC):
     # ------------------------------------------------------------------ cuts
 
     @abc.abstractmethod
-    def copiers(self) -> tuple[int, ...]:
+    def copiers(self) -> tuple[Inc, ...]:
         """Who holds the state, and so copies it for a cut; none: nobody can now."""
 
     @abc.abstractmethod
-    def may_copy(self, inc: int) -> bool:
+    def may_copy(self, inc: Inc) -> bool:
         """Whether this incarnation's word about a cut counts."""
 
     @abc.abstractmethod

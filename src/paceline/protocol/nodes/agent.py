@@ -9,6 +9,7 @@ from typing import assert_never
 
 import msgspec
 
+from paceline.base.numbering import Inc
 from paceline.wire.messages.agent import (
     AgentDown,
     AgentUp,
@@ -159,7 +160,7 @@ class NodeState:
         self.life = Life(ProcessUp(node=self.node, inc=start.inc, pid=0, role=start.role))
         return [ForkLife(start)]
 
-    def _stop(self, inc: int, grace_s: float, now_s: float) -> list[Act]:
+    def _stop(self, inc: Inc, grace_s: float, now_s: float) -> list[Act]:
         if self._next and self._next.inc == inc:
             self._next = None
         running = self.running
@@ -170,7 +171,7 @@ class NodeState:
         evidence = ExitEvidence(stopped_by_us=True)
         return [Report(ProcessExited(node=self.node, inc=inc, evidence=evidence))]
 
-    def _end_hung(self, inc: int, now_s: float) -> list[Act]:
+    def _end_hung(self, inc: Inc, now_s: float) -> list[Act]:
         life = self.life
         if life is None or life.up.inc != inc or life.ended or not life.up.pid:
             return self._stop(inc, 0.0, now_s)
@@ -266,7 +267,7 @@ class NodeState:
         evidence = msgspec.structs.replace(
             evidence, stopped_by_us=life.stopped_by_us, hung=life.hung
         )
-        life.ended = ProcessExited(node=self.node, inc=inc, evidence=evidence)
+        life.ended = ProcessExited(node=self.node, inc=life.up.inc, evidence=evidence)
         acts: list[Act] = [Report(life.ended)]
         if self._next:
             acts += self._run(self._next)

@@ -7,6 +7,7 @@ import enum
 
 import msgspec
 
+from paceline.base.numbering import NO_INC, Inc
 from paceline.wire.messages.node import ProcessUp, ScriptError
 
 
@@ -85,7 +86,7 @@ class EndOrder(enum.Enum):
 class NodeLife(msgspec.Struct):
     """The newest life of a node: one incarnation of its training process."""
 
-    inc: int = 0
+    inc: Inc = NO_INC
     """0: there was none yet."""
     round_no: int = 0
     """Strategies script and fsdp: the round that it takes part in."""

@@ -7,6 +7,7 @@ from typing import Literal, assert_never
 
 import msgspec
 
+from paceline.base.numbering import NO_INC, Inc
 from paceline.protocol.nodes.exits import Judged, is_echo
 from paceline.protocol.nodes.lives import (
     Fate,
@@ -30,7 +31,7 @@ class NodeStarted(Record, frozen=True):
     """A new life: the number is given to nobody else, whatever happens."""
 
     node: str
-    inc: int
+    inc: Inc
     restarts: int = 0
     """Of this node, so far; only those that cost budget count."""
     decided: int = 0
@@ -62,7 +63,7 @@ class WorkersWanted(Record, frozen=True):
     """The job was scaled."""
 
     count: int
-    next_inc: int = 0
+    next_inc: Inc = NO_INC
     """In a snapshot: no life has had this number, or a higher one."""
 
 
@@ -172,7 +173,7 @@ class EndLife(msgspec.Struct, frozen=True):
     """
 
     node: str
-    inc: int
+    inc: Inc
     grace_s: float
     hung: bool = False
 
@@ -180,19 +181,19 @@ class EndLife(msgspec.Struct, frozen=True):
 class WorkerUp(msgspec.Struct, frozen=True):
     """A worker's process is there."""
 
-    inc: int
+    inc: Inc
 
 
 class WorkerLost(msgspec.Struct, frozen=True):
     """Nothing of this worker may count from here on."""
 
-    inc: int
+    inc: Inc
 
 
 class JoinerLost(msgspec.Struct, frozen=True):
     """A server that was to take the place of another is dead."""
 
-    inc: int
+    inc: Inc
 
 
 class FailJob(msgspec.Struct, frozen=True):

@@ -1,5 +1,6 @@
 """Orders about nodes: more or fewer of them, one killed, restarted, left out."""
 
+from paceline.base.numbering import Inc
 from paceline.protocol.nodes.lives import EndOrder, Fate, Presence
 from paceline.protocol.nodes.membership import REPEAT_END_S, Membership
 from paceline.protocol.nodes.node import (
@@ -110,7 +111,7 @@ class NodeOrders:
         told = KillRestartEvent(node=name, inc=node.life.inc, reason=reason)
         return [keep, told, node.end_life(now_s, grace_s)]
 
-    def refuse(self, inc: int, reason: str, least: int) -> list[Act]:
+    def refuse(self, inc: Inc, reason: str, least: int) -> list[Act]:
         """This worker cannot take part, nor could its next life: the others go on without it.
 
         ``least``: with fewer workers the job cannot, and fails for the same reason.

@@ -4,6 +4,7 @@ import itertools
 from collections.abc import Iterator
 from typing import assert_never
 
+from paceline.base.numbering import Inc
 from paceline.protocol.nodes.lives import EndOrder, Fate, LifePhase, NodeLife
 from paceline.protocol.nodes.node import (
     JobEnded,
@@ -32,10 +33,10 @@ class Roster:
     def __init__(self, num_workers: int, num_servers: int, rounds: Rounds | None) -> None:
         self.rounds = rounds
         self._num_servers = num_servers
-        self._next_inc = 1
+        self._next_inc = Inc(1)
         self.num_workers = num_workers
         self.nodes: dict[str, Node] = {}
-        self._by_inc: dict[int, Node] = {}
+        self._by_inc: dict[Inc, Node] = {}
         for index in range(num_servers):
             self.add("server", index)
         for index in range(num_workers):
@@ -55,7 +56,7 @@ class Roster:
             case NodeStarted():
                 node = self.nodes.get(record.node) or self.add(*_role_and_index(record.node))
                 self._by_inc.pop(node.life.inc, None)
-                self._next_inc = max(self._next_inc, record.inc + 1)
+                self._next_inc = max(self._next_inc, Inc(record.inc + 1))
                 node.life = NodeLife(record.inc, record.round_no, LifePhase.PRESUMED)
                 node.fate = node.fate if node.fate is Fate.LEAVES else Fate.STAYS
                 node.past.restarts, node.past.decided = record.restarts, record.decided
@@ -201,7 +202,7 @@ class Roster:
         """Those that are to train: alive, or expected back."""
         return (node for node in self.of_role("worker") if node.fate.lives_on)
 
-    def node_of(self, inc: int) -> Node | None:
+    def node_of(self, inc: Inc) -> Node | None:
         """The node that ``inc`` is the newest life of; None: old, or never given."""
         return self._by_inc.get(inc)
 
@@ -225,7 +226,7 @@ class Roster:
         """The server that is to take another's place."""
         return next((node for node in self.of_role("server") if node.replaces), None)
 
-    def joiner(self) -> tuple[int, Server] | None:
+    def joiner(self) -> tuple[Inc, Server] | None:
         """Return the incarnation to be replaced, and the server that is up to do it."""
         node = self.joining()
         up = node.life.up if node is not None else None
@@ -270,7 +271,7 @@ class Roster:
         return node.life.is_alive and node.life.round_no < number
 
 
-def started(node: Node, inc: int, round_no: int) -> NodeStarted:
+def started(node: Node, inc: Inc, round_no: int) -> NodeStarted:
     """The record of a life of the node, with what it brings along from those before."""
     return NodeStarted(
         node=node.name,

@@ -7,6 +7,7 @@ ended it, and how. Pure; `paceline.protocol.nodes.membership` decides by it.
 
 import msgspec
 
+from paceline.base.numbering import Inc
 from paceline.protocol.nodes.exits import Judged, is_echo
 from paceline.wire.events.nodes import Verdict
 from paceline.wire.messages.node import ScriptError
@@ -16,7 +17,7 @@ class Ended(msgspec.Struct, frozen=True, kw_only=True):
     """How a worker's life in a round ended, on its own or by an order of the user."""
 
     node: str
-    inc: int
+    inc: Inc
     judged: Judged
     error: ScriptError | None = None
     ordered: bool = False

@@ -6,6 +6,7 @@ Differs: any length, from the worker's own speed, instead of three classes of le
 
 from collections.abc import Iterable, Mapping
 from math import ceil
+from typing import TypeVar
 
 import msgspec
 
@@ -22,6 +23,10 @@ PLAN_LEAD_S = 0.3
 on, and have been granted their new shares. The leader's report alone may be 0.1 s old."""
 LEAD_BEFORE_MEASURED = 2
 """In steps: a plan's while nobody knows how long they take."""
+
+
+Owner = TypeVar("Owner", bound=int)
+"""What a lease's owner is known by: its incarnation, or a simulated worker's row."""
 
 
 class Sizing(msgspec.Struct, frozen=True, kw_only=True):
@@ -89,11 +94,11 @@ def lease_samples(
 
 
 def tail_share(
-    leases: Mapping[int, int],
-    speeds: Mapping[int, float | None],
-    asker: int,
+    leases: Mapping[Owner, int],
+    speeds: Mapping[Owner, float | None],
+    asker: Owner,
     batch_size: int,
-) -> tuple[int, int] | None:
+) -> tuple[Owner, int] | None:
     """Whom to ask for a part of its lease at the tail, and how many samples it is to keep.
 
     Of the owner that would take longest, so much that it and the asker end together; whole batches,

@@ -6,6 +6,7 @@ Pure, and part of `MasterState`, which grants it and records the grant.
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 
+from paceline.base.numbering import Inc, StepNo
 from paceline.base.samples import Span, between, num_samples
 from paceline.protocol.records import Place
 from paceline.protocol.samples.grant_size import Sizing
@@ -18,7 +19,7 @@ Standing = tuple[list[str], int]
 """The nodes that share the work, in the order of their parts, and which of them is meant."""
 
 
-def standing(workers: Mapping[int, str], inc: int) -> Standing:
+def standing(workers: Mapping[Inc, str], inc: Inc) -> Standing:
     """Where an incarnation stands among these workers (incarnation -> node)."""
     order = sorted((node, inc) for inc, node in workers.items())
     return [node for node, _ in order], order.index((workers[inc], inc))
@@ -41,8 +42,8 @@ class Deal:
         plans: Plans,
         message: LeaseRequest,
         *,
-        workers: Mapping[int, str],
-        step: int,
+        workers: Mapping[Inc, str],
+        step: StepNo,
     ) -> None:
         self._ledger, self._plans, self._message = ledger, plans, message
         self._workers, self._step = workers, step

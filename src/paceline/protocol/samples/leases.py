@@ -9,6 +9,7 @@ import sys
 from collections import deque
 from collections.abc import Iterable, Mapping
 
+from paceline.base.numbering import NO_EPOCH, START, EpochNo, Inc, StepNo
 from paceline.base.samples import SampleSet, Span, between, num_samples
 from paceline.wire.messages.feeds import Feed, Slice, SourceLine, feed_of
 from paceline.wire.messages.node import (
@@ -29,9 +30,9 @@ Ask = LeaseRequest | GiveBack
 class Leases:
     """The leases of one worker incarnation."""
 
-    def __init__(self, inc: int) -> None:
+    def __init__(self, inc: Inc) -> None:
         self.inc = inc
-        self.epoch_no = 0
+        self.epoch_no = NO_EPOCH
         #: The version of the servers' map that this worker knows; 0: none.
         self.map_version = 0
         self.feeds: dict[int, Feed] = {}
@@ -59,7 +60,7 @@ class Leases:
 
     # ------------------------------------------------------------------ from the master
 
-    def begin(self, epoch_no: int) -> list[Ask]:
+    def begin(self, epoch_no: EpochNo) -> list[Ask]:
         """Enter a newer epoch: all leases are void, and an open request is made again."""
         wanted = self.request.feed if self.request else None
         self._reset()
@@ -159,10 +160,10 @@ class Leases:
         self.request = request
         return [request]
 
-    def place_of(self, feed: int) -> tuple[int, Slice]:
+    def place_of(self, feed: int) -> tuple[StepNo, Slice]:
         """The step that the next samples belong to, and its slice; without steps ``(0, ())``."""
         del feed
-        return 0, ()
+        return START, ()
 
     def _starves(self, feed: int) -> bool:
         """Whether nothing is left to take."""

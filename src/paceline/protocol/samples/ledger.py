@@ -15,6 +15,7 @@ At every moment each sample below the cursor is in exactly one of: returned, one
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
+from paceline.base.numbering import Inc
 from paceline.base.samples import Intervals, SampleSet, Span, between
 from paceline.wire.messages.feeds import Feed, SourceLine, feed_of
 
@@ -86,7 +87,7 @@ class Ledger:
     def __init__(self) -> None:
         self.feeds: dict[int, Feed] = {}
         self.lines: dict[int, LedgerLine] = {}
-        self.leases: dict[int, SampleSet] = {}
+        self.leases: dict[Inc, SampleSet] = {}
         self.done = SampleSet()
         #: Feed of unknown length -> partition -> its line.
         self.names: dict[int, dict[str, int]] = {}
@@ -162,7 +163,7 @@ class Ledger:
 
     # ------------------------------------------------------------------ leases
 
-    def lease_size(self, inc: int, feed: int) -> int:
+    def lease_size(self, inc: Inc, feed: int) -> int:
         """Samples of ``feed`` leased to ``inc`` and not known to be in the model."""
         lease = self.leases.get(inc)
         if lease is None:
@@ -237,7 +238,7 @@ class Ledger:
         fresh = Span(span.line, max(span.start, state.cursor), span.stop)
         return [*found, fresh] if fresh.start < fresh.stop else found
 
-    def grant(self, inc: int, spans: Iterable[Span]) -> None:
+    def grant(self, inc: Inc, spans: Iterable[Span]) -> None:
         """Lease exactly these spans, which must be to do."""
         for span in spans:
             self.lines[span.line].remove(span.start, span.stop)
@@ -258,19 +259,19 @@ class Ledger:
                 self.lines[new.line].remove(new.start, new.stop)
                 self.done.add(new)
 
-    def holders(self, line: int, start: int) -> list[int]:
+    def holders(self, line: int, start: int) -> list[Inc]:
         """Who has a lease on samples of ``line`` from position ``start`` on."""
         rest = Span(line, start, self.lines[line].end) if line in self.lines else None
         return [inc for inc, lease in self.leases.items() if rest and lease.overlap(rest)]
 
-    def give_back(self, inc: int, spans: Iterable[Span]) -> None:
+    def give_back(self, inc: Inc, spans: Iterable[Span]) -> None:
         """A living owner has forgotten these; what of them it holds is to do again."""
         lease = self.leases.get(inc, SampleSet())
         for back in [part for span in spans for part in lease.overlap(span)]:
             lease.subtract([back])
             self.lines[back.line].returned.add(back.start, back.stop)
 
-    def lose(self, inc: int, *, again: bool = True) -> None:
+    def lose(self, inc: Inc, *, again: bool = True) -> None:
         """The owner is gone: the rest of its leases goes back, to the end of the epoch.
 
         ``again`` False (at-most-once): it counts as done, since it may be in the model. Only

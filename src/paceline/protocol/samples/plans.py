@@ -18,6 +18,7 @@ import msgspec
 from msgspec.structs import replace
 
 from paceline.base.errors import ConfigError
+from paceline.base.numbering import START, Inc, StepNo, step_after
 from paceline.base.samples import LEAST, Portion, Span, merged
 from paceline.policy.straggler.actions import (
     AdjustBatch,
@@ -71,7 +72,7 @@ def fixed_parts(plan: Plan, members: Sequence[str], index: int, feed: Feed) -> I
         yield epoch, portion.of(epoch)
 
 
-NO_PLAN = Planned(plan=Plan(), since=Place(), step=0, undecided=Place())
+NO_PLAN = Planned(plan=Plan(), since=Place(), step=START, undecided=Place())
 """All compute alike, from the start."""
 
 
@@ -98,7 +99,7 @@ class Preparing(msgspec.Struct):
     lead: int
     """Steps from the undecided one to the one that it is to begin with."""
     since: Place = Place()
-    step: int = 0
+    step: StepNo = START
 
 
 class Plans:
@@ -132,11 +133,13 @@ class Plans:
         self.known = [*kept, record]
         self.preparing = None
 
-    def restart(self, step: int) -> None:
+    def restart(self, step: StepNo) -> None:
         """A new epoch after this step, in which nobody holds anything: the newest plan holds."""
         if self.known:
             newest = self.known[-1].plan
-            self.known = [Planned(plan=newest, since=Place(), step=step + 1, undecided=Place())]
+            self.known = [
+                Planned(plan=newest, since=Place(), step=step_after(step), undecided=Place())
+            ]
 
     @property
     def newest(self) -> Plan:
@@ -201,7 +204,7 @@ class Plans:
         if plan.lacking != before.lacking:
             plan = replace(plan, allow=plan.no)
         self.preparing = Preparing(plan=plan, lead=lead)
-        self._place_anew(step, self.undecided())
+        self._place_anew(StepNo(step), self.undecided())
 
     def amended(self, plan: Plan, action: GlobalAction, nodes: Sequence[str]) -> Plan:
         """The plan with this action as part of it; the same plan if it is that already."""
@@ -308,7 +311,7 @@ class Plans:
         if not 0.0 <= plan.grace_s < inf:
             raise ConfigError(f"a grace of {plan.grace_s} s: expected 0 s or more")
 
-    def move(self, step: int, whole: Slice, *, free: bool = False) -> bool:
+    def move(self, step: StepNo, whole: Slice, *, free: bool = False) -> bool:
         """If the plan was to begin by now, let it begin later; whether it was.
 
         Nothing is granted from its place on until it is committed, so nobody may get there before.
@@ -328,10 +331,10 @@ class Plans:
         self._place_anew(step, whole)
         return True
 
-    def _place_anew(self, step: int, whole: Slice) -> None:
+    def _place_anew(self, step: StepNo, whole: Slice) -> None:
         assert self.preparing is not None
         lead = self.preparing.lead
-        self.preparing.step = step + lead
+        self.preparing.step = step_after(step, lead)
         self.preparing.since = self.place(whole, lead) if self.synchronous else Place()
 
     def committable(self) -> Planned | None:
@@ -342,7 +345,7 @@ class Plans:
         since_then = self.place(self.undecided())
         return Planned(plan=one.plan, since=one.since, step=one.step, undecided=since_then)
 
-    def holders(self) -> list[int]:
+    def holders(self) -> list[Inc]:
         """Who holds samples that the plan on its way will deal."""
         if self.preparing is None or not (self.synchronous and self.granted):
             return []

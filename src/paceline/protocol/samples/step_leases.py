@@ -8,6 +8,7 @@ import sys
 from collections import deque
 from collections.abc import Iterable, Iterator
 
+from paceline.base.numbering import START, EpochNo, Inc, StepNo, step_after
 from paceline.base.samples import SampleSet, Span, between, num_samples
 from paceline.protocol.samples.leases import Ask, Leases
 from paceline.wire.messages.feeds import Batching, Feed, Slice, feed_of
@@ -22,14 +23,14 @@ class StepLeases(Leases):
         synchronous: whether the job has steps; without them this is `Leases`.
     """
 
-    def __init__(self, inc: int, *, synchronous: bool) -> None:
+    def __init__(self, inc: Inc, *, synchronous: bool) -> None:
         self.synchronous = synchronous
         super().__init__(inc)
 
     def _reset(self) -> None:
         super()._reset()
         #: The step whose parameters the last pull brought.
-        self.step = 0
+        self.step = START
         #: What the step after it consists of, as servers say; None: they were not asked yet.
         self.slice: Slice | None = None
         #: Taken for the undecided step and not offered.
@@ -41,7 +42,7 @@ class StepLeases(Leases):
 
     # ------------------------------------------------------------------ from the master
 
-    def begin(self, epoch_no: int, step: int = 0) -> list[Ask]:
+    def begin(self, epoch_no: EpochNo, step: StepNo = START) -> list[Ask]:
         """Enter a newer epoch, whose model is that of ``step``; see `Leases.begin`."""
         wanted = self.request.feed if self.request else None
         self._reset()
@@ -88,7 +89,7 @@ class StepLeases(Leases):
         feeds = [feed for feed in self.feeds.values() if feed.purpose == "train"]
         return max(feeds, key=lambda feed: feed.feed, default=None)
 
-    def advance(self, step: int, whole: Slice | None, left: Iterable[Span]) -> list[Ask]:
+    def advance(self, step: StepNo, whole: Slice | None, left: Iterable[Span]) -> list[Ask]:
         """Learn that all steps up to this one are decided: give back what they did without.
 
         Args:
@@ -118,8 +119,8 @@ class StepLeases(Leases):
             self.lease[feed.feed] = deque(lease)
         return late.spans()
 
-    def place_of(self, feed: int) -> tuple[int, Slice]:
-        return self.step + 1 if self.synchronous else 0, self._slice(feed) or ()
+    def place_of(self, feed: int) -> tuple[StepNo, Slice]:
+        return step_after(self.step) if self.synchronous else START, self._slice(feed) or ()
 
     def _starves(self, feed: int) -> bool:
         """Whether nothing is left to take; a worker that has no slice may have a part of it.

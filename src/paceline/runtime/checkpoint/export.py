@@ -20,6 +20,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from paceline.base.errors import ConfigError, PacelineError, PermanentError
+from paceline.base.numbering import CutNo, StepNo
 from paceline.runtime.checkpoint import cutfile
 from paceline.runtime.checkpoint.assembly import ModelTensor, is_replica, model_of, replica_of
 
@@ -29,8 +30,8 @@ EXIT_OURS = 2
 class ExportedModel(msgspec.Struct, frozen=True, kw_only=True):
     """What was written."""
 
-    cut_no: int
-    step: int
+    cut_no: CutNo
+    step: StepNo
     num_tensors: int
     num_bytes: int
 

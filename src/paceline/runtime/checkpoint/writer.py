@@ -16,6 +16,7 @@ import msgspec
 import numpy as np
 
 from paceline.base.errors import PermanentError
+from paceline.base.numbering import CutNo
 from paceline.cuts.keeper import CutKeeper, Image, say_no_room
 from paceline.cuts.memory import (
     HEADROOM,
@@ -85,7 +86,7 @@ class CutWriter:
         """See who of the nodes that hold state is the partner."""
         self._partner = partner(self._job, self._node, holders) if self._in_memory else None
 
-    def make_room(self, cut_no: int, num_bytes: int) -> None:
+    def make_room(self, cut_no: CutNo, num_bytes: int) -> None:
         """Have memory at hand for copying a cut, written to once: that costs more than copying."""
         image = self._place(cut_no, num_bytes) or self._private_image(num_bytes)
         np.frombuffer(image, np.uint8)[:: mmap.PAGESIZE] = 0
@@ -131,7 +132,7 @@ class CutWriter:
             self._private = working_memory(self._root, size + size // HEADROOM)
         return memoryview(self._private)[:size]
 
-    def _place(self, cut_no: int, size: int) -> memoryview | None:
+    def _place(self, cut_no: CutNo, size: int) -> memoryview | None:
         """Room in this node's memory; None: there is none, or not now.
 
         There is room for one cut: not while the last one is the only one, or is read.

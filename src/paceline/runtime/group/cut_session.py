@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 
+from paceline.base.numbering import CutNo, Inc
 from paceline.cuts.memory import HEADROOM
 from paceline.protocol.holding.group.member import MemberState
 from paceline.runtime.checkpoint import cutfile
@@ -32,7 +33,7 @@ class Keeper:
         """``on_news``: called in some thread when `said` has something to say."""
         self._inc, self._together = process.inc, together
         #: Whose copies make a cut.
-        self._sharers: tuple[int, ...] = (process.inc,)
+        self._sharers: tuple[Inc, ...] = (process.inc,)
         #: The newest cut that we can copy after the step that comes next, and that all can.
         self.ready_for = self._agreed = 0
         self.copied_step = NO_STEP
@@ -122,7 +123,7 @@ class Keeper:
     def _is_making_room(self) -> bool:
         return self._room is not None and not self._room.done()
 
-    def _has_room(self, cut_no: int, num_bytes: int, *, wait: bool) -> bool:
+    def _has_room(self, cut_no: CutNo, num_bytes: int, *, wait: bool) -> bool:
         """Whether there is memory to copy into; if not, it is made beside some steps, or now."""
         if self._room is not None:
             self._room.result()  # raises what has failed

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 from torch._C import _distributed_c10d as c10d
 
+from paceline.base.numbering import Inc
 from paceline.runtime.group.links import measure_links
 from paceline.runtime.group.store import GroupOver, PeerStore
 from paceline.runtime.group.transports import DIRECT, LONGEST_S, SOCKETS, Gloo, Transport
@@ -56,7 +57,7 @@ class Group:
     """
 
     def __init__(
-        self, run: RunGroup, inc: int, store: PeerStore, device: torch.device = CPU
+        self, run: RunGroup, inc: Inc, store: PeerStore, device: torch.device = CPU
     ) -> None:
         self.run = run
         self.rank = next(k for k, member in enumerate(run.members) if member.inc == inc)

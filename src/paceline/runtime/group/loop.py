@@ -192,7 +192,8 @@ class GroupLoop(StepFrame[GroupStep]):
 
     def _try(self, run: RunGroup, group: Group, whole: Slice) -> GroupStep | None:
         """Tell the others that we are in this step."""
-        number = self._client.state.step + 1
+        held = self._client.state.step
+        number = self._client.state.next_step
         try:
             division, heard = self._client.divisions(run)
             told = Told(
@@ -202,7 +203,7 @@ class GroupLoop(StepFrame[GroupStep]):
                 heard.no,
                 self._client.ready_for_cut,
                 self._client.wants_out,
-                *self._watcher.word(number - 1, joins=group.rank in joiners_of(run, number)),
+                *self._watcher.word(held, joins=group.rank in joiners_of(run, number)),
             )
             gathering = group.gather(told)
         except BREAKING as error:
@@ -346,7 +347,7 @@ class GroupLoop(StepFrame[GroupStep]):
             )
         step.stepped.add(optimizer)
         if step.holds:
-            self._watcher.stepping(optimizer, self._client.state.step + 1)
+            self._watcher.stepping(optimizer, self._client.state.next_step)
         return step.holds
 
     def _all_stepped(self, step: GroupStep) -> None:

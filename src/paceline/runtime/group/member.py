@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import NoReturn
 
+from paceline.base.numbering import START, step_after
 from paceline.base.processes import peak_memory_bytes, reset_peak_memory
 from paceline.base.samples import SampleSet, Span
 from paceline.cuts.manifest import patience_s
@@ -169,11 +170,11 @@ class MemberClient(MemberEdge):
     def watch_peers(self, run: RunGroup, short: ShortStep) -> None:
         """Tell the step that begins who has computed its share of it."""
         with self._changed:
-            self._peer_steps.watch(run, self.state.step + 1, short)
+            self._peer_steps.watch(run, step_after(self.state.step), short)
 
     def tell_computed(self, run: RunGroup) -> None:
         """Tell all peers that we have computed our share of the step."""
-        inc, step = self.state.inc, self.state.step + 1
+        inc, step = self.state.inc, step_after(self.state.step)
         message = Computed(epoch_no=run.epoch_no, inc=inc, group=run.group, step=step)
         with self._changed:
             self._tell_peers(run, message)
@@ -236,7 +237,7 @@ class MemberClient(MemberEdge):
     def checkpoint(self) -> None:
         """Have a cut made that holds what we hold."""
         with self._changed:
-            self._tell_master(self._asker.ask(self.state.epoch_no, max(self.state.step, 0)))
+            self._tell_master(self._asker.ask(self.state.epoch_no, max(self.state.step, START)))
 
     def hand_over(self) -> None:
         """The script is over: have what we hold in a cut on disk, for others may leave, too.

@@ -8,6 +8,7 @@ for the life of the process, so an order that comes again is answered again.
 import math
 from collections.abc import Sequence
 
+from paceline.base.numbering import Inc
 from paceline.base.samples import Span, between, num_samples
 from paceline.wire.messages.group import ProfileBatches, Profiled
 
@@ -19,7 +20,7 @@ to 100 ms at a time: a few batches that take less are throttled, or not, by chan
 class MemberProfiling:
     """The profiled batches of one member."""
 
-    def __init__(self, inc: int) -> None:
+    def __init__(self, inc: Inc) -> None:
         self._inc = inc
         self._order: ProfileBatches | None = None
         self._times_s: list[float] = []

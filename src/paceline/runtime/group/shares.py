@@ -3,6 +3,7 @@
 import math
 from collections.abc import Sequence
 
+from paceline.base.numbering import step_after
 from paceline.base.samples import Intervals, SampleSet, Span, num_samples
 from paceline.protocol.holding.group.division import Sharing
 from paceline.protocol.holding.group.member import MemberState
@@ -61,7 +62,7 @@ class StepShares:
         steps: list[list[Work]] = []
         number = self._state.step
         while sum(map(len, steps[1:])) < ahead:
-            number += 1
+            number = step_after(number)
             whole = self._slice(step.run, number, done)
             if not whole:
                 break

@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from time import monotonic
 
+from paceline.base.numbering import StepNo
 from paceline.wire.messages.group import Computed, RunGroup
 from paceline.wire.messages.order import Lacking
 
@@ -141,7 +142,7 @@ class PeerSteps:
         self._newest[message.inc] = message
         self._tell()
 
-    def watch(self, run: RunGroup, step: int, short: ShortStep) -> None:
+    def watch(self, run: RunGroup, step: StepNo, short: ShortStep) -> None:
         """Tell this step, of this group and number, who has computed it; and no other any more."""
         self._watched = run, step, short
         self._tell()

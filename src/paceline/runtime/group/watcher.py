@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from paceline.base.errors import ConfigError
+from paceline.base.numbering import StepNo
 from paceline.protocol.holding.group.watch import (
     Difference,
     Watch,
@@ -89,7 +90,7 @@ class Watcher:
 
     # ------------------------------------------------------------------ as training goes on
 
-    def stepping(self, number: int, step: int) -> None:
+    def stepping(self, number: int, step: StepNo) -> None:
         """An optimizer is about to change the model, which completes this step."""
         self._stepping[number] = self._settings[number].digest()
         if len(self._stepping) == len(self._optimizers):
@@ -97,7 +98,7 @@ class Watcher:
             self._stepping.clear()
             self.watch.updating(step, whole[0] if len(whole) == 1 else _digest(whole))
 
-    def word(self, step: int, *, joins: bool) -> Word:
+    def word(self, step: StepNo, *, joins: bool) -> Word:
         """What to tell as a step begins.
 
         Args:
@@ -115,7 +116,7 @@ class Watcher:
             self._timed_from = step, now_s
         return self.watch.word(step, checksum)
 
-    def judge(self, step: int, words: Sequence[Word], group: Group) -> None:
+    def judge(self, step: StepNo, words: Sequence[Word], group: Group) -> None:
         """Compare what all members have told as they entered the step after ``step``.
 
         Raises:
@@ -128,7 +129,7 @@ class Watcher:
             return
         raise Diverged(self._find(step, verdict, group))
 
-    def heal(self, step: int, found: Divergence, *, gave_up: bool) -> None:
+    def heal(self, step: StepNo, found: Divergence, *, gave_up: bool) -> None:
         """Return if training may go on: most members agree, and the others copy from them.
 
         ``gave_up``: we are one of those, and hold nothing any more.
@@ -145,7 +146,7 @@ class Watcher:
 
     # ------------------------------------------------------------------ what differs
 
-    def _find(self, step: int, verdict: Difference, group: Group) -> Divergence:
+    def _find(self, step: StepNo, verdict: Difference, group: Group) -> Divergence:
         """Exchange tables, as all members do now; raises as `Gathering.wait`."""
         own = dict(self._table(verdict))
         names = {_digest(name): name for name in own}

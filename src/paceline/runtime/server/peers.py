@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable
 
+from paceline.base.numbering import Inc
 from paceline.runtime.process import Process
 from paceline.wire.data_plane import DataClient, DataServer, bind_address
 from paceline.wire.messages.base import ServerMap
@@ -17,7 +18,7 @@ def listen(process: Process) -> tuple[DataServer, "Peers"]:
 class Peers(DataClient):
     """The other servers, by incarnation."""
 
-    def __init__(self, inc: int, secret: bytes, ident: str) -> None:
+    def __init__(self, inc: Inc, secret: bytes, ident: str) -> None:
         super().__init__({}, secret, ident=ident, arena_bytes=0)
         self._inc = inc
 

@@ -6,6 +6,8 @@ from typing import ClassVar, Self
 import msgspec
 from msgspec import structs
 
+from paceline.base.numbering import NO_INC, Inc
+
 
 def _tag(name: str) -> str:
     """``CutValidEvent``: ``cut_valid``."""
@@ -21,7 +23,7 @@ class Event(
     """Unix time by the job's clock, s; set when the event is written."""
     node: str = ""
     """Empty: it concerns the whole job."""
-    inc: int = 0
+    inc: Inc = NO_INC
     """The life of the node; 0: it had none yet."""
 
     is_usual: ClassVar[bool] = False

@@ -2,6 +2,7 @@
 
 from typing import Literal, assert_never
 
+from paceline.base.numbering import StepNo
 from paceline.wire.events.base import Event, ReasonedEvent
 from paceline.wire.messages.checks import NodeSpeed
 
@@ -104,7 +105,7 @@ class PlanEvent(Event, frozen=True):
     """The workers divide their steps by another plan."""
 
     plan_no: int
-    step: int
+    step: StepNo
     """The first by this plan."""
 
     is_usual = True

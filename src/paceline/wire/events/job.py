@@ -3,6 +3,7 @@
 from signal import Signals
 from typing import Literal, assert_never
 
+from paceline.base.numbering import NO_CUT, CutNo
 from paceline.wire.events.base import Event, ReasonedEvent
 
 JOURNAL_WAITS = (
@@ -89,7 +90,7 @@ class NotKeptEvent(Event, frozen=True):
     """The job ends, and no cut on disk holds these samples of its model."""
 
     samples: int
-    cut_no: int | None = None
+    cut_no: CutNo | None = None
     """The newest cut on disk; None: there is none."""
 
     sentence_words = "{0.clause}"
@@ -141,7 +142,7 @@ class DiskHealsEvent(Event, frozen=True):
     """What has waited: all records, and so the job; only cuts."""
     error: str = ""
     """Why the journal was refused."""
-    cut_no: int = 0
+    cut_no: CutNo = NO_CUT
     """The cut that is stored now."""
 
     sentence_words = "{0.clause}"

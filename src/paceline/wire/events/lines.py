@@ -10,6 +10,7 @@ from typing import get_args
 
 import msgspec
 
+from paceline.base.numbering import NO_INC, Inc
 from paceline.wire.events import checks, job, nodes, state
 from paceline.wire.events.base import Event, PlainEvent
 from paceline.wire.events.lines_of_before import fields_of
@@ -84,7 +85,7 @@ class _Line(msgspec.Struct):
     t: float
     event: str
     node: str = ""
-    inc: int = 0
+    inc: Inc = NO_INC
     reason: str = ""
 
 

@@ -1,5 +1,6 @@
 """Events of data and of the model's state: feeds, epochs, cuts, groups of workers."""
 
+from paceline.base.numbering import CutNo, EpochNo, StepNo
 from paceline.wire.events.base import Event, ReasonedEvent
 
 
@@ -26,8 +27,8 @@ class FeedCompleteEvent(Event, frozen=True):
 class EpochEvent(Event, frozen=True):
     """A model is loaded: the job begins, or goes back to a cut."""
 
-    epoch_no: int
-    cut_no: int
+    epoch_no: EpochNo
+    cut_no: CutNo
     """0: what the script has built."""
     undone: int
     """Samples that this takes out of the model; they are trained again."""
@@ -55,7 +56,7 @@ class EpochEvent(Event, frozen=True):
 class RestoredEvent(Event, frozen=True):
     """All servers hold the model: training can begin, or go on."""
 
-    epoch_no: int
+    epoch_no: EpochNo
 
     is_usual = True
     clause_words = "epoch {0.epoch_no}"
@@ -68,8 +69,8 @@ class RestoredEvent(Event, frozen=True):
 class CutValidEvent(Event, frozen=True):
     """A cut can be loaded."""
 
-    cut_no: int
-    step: int
+    cut_no: CutNo
+    step: StepNo
 
     is_usual = True
     clause_words = "cut {0.cut_no} at step {0.step}"
@@ -78,7 +79,7 @@ class CutValidEvent(Event, frozen=True):
 class CutStoredEvent(Event, frozen=True):
     """A cut that was valid in memory is on disk."""
 
-    cut_no: int
+    cut_no: CutNo
 
     is_usual = True
     clause_words = "cut {0.cut_no}"
@@ -87,7 +88,7 @@ class CutStoredEvent(Event, frozen=True):
 class CutUploadedEvent(Event, frozen=True):
     """A cut is at the URL of ``checkpoint.dir``."""
 
-    cut_no: int
+    cut_no: CutNo
 
     is_usual = True
     clause_words = "cut {0.cut_no}"
@@ -96,7 +97,7 @@ class CutUploadedEvent(Event, frozen=True):
 class NotUploadedEvent(Event, frozen=True):
     """The job has ended, and its newest cut is not at the URL."""
 
-    cut_no: int
+    cut_no: CutNo
 
     clause_words = "cut {0.cut_no}"
     sentence_words = "{0.clause} is not at checkpoint.dir: the storage is away"
@@ -111,7 +112,7 @@ class UploadFailedEvent(ReasonedEvent, frozen=True):
 class UploadTroubleEvent(Event, frozen=True):
     """A cut is not copied to the URL, or older ones there are not deleted."""
 
-    cut_no: int
+    cut_no: CutNo
     error: str
     copied: bool = False
     """The cut is there, and so are older ones."""
@@ -126,7 +127,7 @@ class UploadTroubleEvent(Event, frozen=True):
 class CutDamagedEvent(ReasonedEvent, frozen=True):
     """A cut cannot be loaded; an older one is used."""
 
-    cut_no: int | None = None
+    cut_no: CutNo | None = None
     """None: a line of before, which names it in words only."""
 
 
@@ -175,7 +176,7 @@ class GroupRunsEvent(Event, frozen=True):
     """Workers train together."""
 
     members: tuple[str, ...]
-    step: int
+    step: StepNo
     """The newest step in their model."""
 
     sentence_words = "{0.clause}"

@@ -2,6 +2,7 @@
 
 import msgspec
 
+from paceline.base.numbering import Inc
 from paceline.wire.messages.base import Message
 from paceline.wire.messages.node import NodeDown, NodeUp, ProcessUp
 
@@ -36,7 +37,7 @@ class ExitEvidence(msgspec.Struct, frozen=True, kw_only=True):
 class NodeFacts(msgspec.Struct, frozen=True, kw_only=True):
     """One heartbeat's worth of a training process, from the step ledger and the kernel."""
 
-    inc: int
+    inc: Inc
     step: int = 0
     """Of a server: in the model; asp, ssp: 0, since it has none."""
     samples: int = 0
@@ -112,14 +113,14 @@ class ProcessExited(Message, frozen=True):
     """agent -> master: repeated at each reconnect, until a new StartProcess or Leave comes."""
 
     node: str
-    inc: int
+    inc: Inc
     evidence: ExitEvidence
 
 
 class StartProcess(Message, frozen=True):
     """master -> agent: run incarnation ``inc`` of your node. Repetitions do nothing."""
 
-    inc: int
+    inc: Inc
     role: str
     rank: int
     num_workers: int
@@ -137,7 +138,7 @@ class StopProcess(Message, frozen=True):
     ``hung``: it makes no progress; say what its threads do, and end it at once.
     """
 
-    inc: int
+    inc: Inc
     grace_s: float
     hung: bool = False
 
@@ -145,7 +146,7 @@ class StopProcess(Message, frozen=True):
 class ToProcess(Message, frozen=True):
     """master -> agent: deliver to the training process of incarnation ``inc``."""
 
-    inc: int
+    inc: Inc
     body: NodeDown
 
 

@@ -2,6 +2,8 @@
 
 import msgspec
 
+from paceline.base.numbering import NO_EPOCH, CutNo, EpochNo, Inc
+
 
 class Message(msgspec.Struct, frozen=True, kw_only=True, tag=True, omit_defaults=True):
     """Base of all messages; the tag on the wire is the class name."""
@@ -10,7 +12,7 @@ class Message(msgspec.Struct, frozen=True, kw_only=True, tag=True, omit_defaults
 class Server(msgspec.Struct, frozen=True, array_like=True):
     """One server of a map: its incarnation and where its data plane listens."""
 
-    inc: int
+    inc: Inc
     node: str
     address: str
 
@@ -27,12 +29,12 @@ class ServerMap(msgspec.Struct, frozen=True, kw_only=True):
     copies: tuple[int, ...] = ()
     """``copies[b]``: the server that bucket b is being copied to, -1: none. Empty: no copying."""
 
-    def index(self, inc: int) -> int:
+    def index(self, inc: Inc) -> int:
         """Where an incarnation stands among the servers; -1: it is none of them."""
         return next((k for k, server in enumerate(self.servers) if server.inc == inc), -1)
 
     @property
-    def sharers(self) -> tuple[int, ...]:
+    def sharers(self) -> tuple[Inc, ...]:
         """Incarnations of the servers that own buckets, in order."""
         owning = set(self.owners)
         return tuple(server.inc for k, server in enumerate(self.servers) if k in owning)
@@ -41,8 +43,8 @@ class ServerMap(msgspec.Struct, frozen=True, kw_only=True):
 class CutRef(msgspec.Struct, frozen=True, kw_only=True):
     """The key of a cut that can be loaded; each process looks for its files where it can reach."""
 
-    cut_no: int
-    epoch_no: int = 0
+    cut_no: CutNo
+    epoch_no: EpochNo = NO_EPOCH
     """In which it was copied, since the number of a cut that failed comes again; 0: unknown."""
     memory: bool | str = False
     """Nodes hold copies of its files in memory. (A path, in journals of earlier releases.)"""

@@ -2,6 +2,7 @@
 
 import msgspec
 
+from paceline.base.numbering import Inc
 from paceline.wire.messages.base import Message
 
 
@@ -36,7 +37,7 @@ class NodeSpeed(msgspec.Struct, frozen=True, kw_only=True):
 class Checked(Message, frozen=True):
     """worker -> master: what its node can do; resent until `CheckKept`."""
 
-    inc: int
+    inc: Inc
     speed: NodeSpeed | None = None
     error: str = ""
     """Why it, or a part of it, is not known."""
@@ -45,4 +46,4 @@ class Checked(Message, frozen=True):
 class CheckKept(Message, frozen=True):
     """master -> worker: its `Checked` is kept."""
 
-    inc: int
+    inc: Inc

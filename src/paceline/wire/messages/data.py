@@ -2,6 +2,7 @@
 
 import msgspec
 
+from paceline.base.numbering import START, CutNo, EpochNo, Inc, StepNo
 from paceline.base.samples import Span
 from paceline.wire.messages.base import Message, ServerMap
 from paceline.wire.messages.feeds import Feed, Slice
@@ -35,13 +36,13 @@ class Part(Message, frozen=True):
     ``slice`` (BSP) is what step ``step`` consists of.
     """
 
-    epoch_no: int
-    inc: int
+    epoch_no: EpochNo
+    inc: Inc
     seq: int
     map_version: int
     spans: tuple[Span, ...]
     weight: int
-    step: int = 0
+    step: StepNo = START
     slice: Slice = ()
     rates: tuple[float, ...] = ()
     changed: Changed = ()
@@ -64,9 +65,9 @@ class Part(Message, frozen=True):
 class Held(Message, frozen=True):
     """server -> worker: the part of ``seq`` is in memory."""
 
-    epoch_no: int
-    server: int
-    inc: int
+    epoch_no: EpochNo
+    server: Inc
+    inc: Inc
     seq: int
 
 
@@ -76,19 +77,19 @@ class Ready(Message, frozen=True):
     Those before ``first`` are in the order, or became void when buckets were copied.
     """
 
-    epoch_no: int
-    inc: int
+    epoch_no: EpochNo
+    inc: Inc
     seq: int
     map_version: int
     first: int = 1
-    step: int = 0
+    step: StepNo = START
 
 
 class Ordered(Message, frozen=True):
     """leader -> worker: everything of ``inc`` up to ``seq`` is in the order."""
 
-    epoch_no: int
-    inc: int
+    epoch_no: EpochNo
+    inc: Inc
     seq: int
 
 
@@ -110,10 +111,10 @@ NEWEST = 1 << 62
 class Pull(Message, frozen=True):
     """worker -> server: answer when ``step`` >= min_step. Frames: one id array per table."""
 
-    epoch_no: int
-    inc: int
+    epoch_no: EpochNo
+    inc: Inc
     ticket: int
-    min_step: int = 0
+    min_step: StepNo = START
     clock: int = -1
     """SSP: contributions this worker has offered; -1: it is idle and nobody waits for it."""
     feed: Feed | None = None
@@ -126,11 +127,11 @@ class Pull(Message, frozen=True):
 class Pulled(Message, frozen=True):
     """server -> worker: dense frames (by dtype), then one row frame per table of the pull."""
 
-    epoch_no: int
-    server: int
-    inc: int
+    epoch_no: EpochNo
+    server: Inc
+    inc: Inc
     ticket: int
-    step: int
+    step: StepNo
     last_seq: int
     applied: int = 0
     """Contributions in the model, of this epoch_no (without steps)."""
@@ -152,36 +153,36 @@ class Differs(Message, frozen=True):
     The step waits until all that is in it is of one mind: this worker must end.
     """
 
-    epoch_no: int
-    server: int
-    inc: int
-    step: int
+    epoch_no: EpochNo
+    server: Inc
+    inc: Inc
+    step: StepNo
     what: str
-    others: tuple[int, ...]
+    others: tuple[Inc, ...]
 
 
 class ScriptPart(Message, frozen=True):
     """worker -> each server: what the script has besides the model, to be kept with it."""
 
-    epoch_no: int
-    inc: int
+    epoch_no: EpochNo
+    inc: Inc
     script: Script
 
 
 class Refused(Message, frozen=True):
     """server -> worker: not now ("not yet", old epoch) or never (``fenced``)."""
 
-    epoch_no: int
-    server: int
-    inc: int
+    epoch_no: EpochNo
+    server: Inc
+    inc: Inc
     fenced: bool = False
 
 
 class AskMap(Message, frozen=True):
     """worker -> server: which map is in force, and what of mine is in the order?"""
 
-    epoch_no: int
-    inc: int
+    epoch_no: EpochNo
+    inc: Inc
 
 
 class MapIs(Message, frozen=True):
@@ -191,9 +192,9 @@ class MapIs(Message, frozen=True):
     under a map before version ``barrier`` will never be ordered; they are offered under new seqs.
     """
 
-    epoch_no: int
-    server: int
-    inc: int
+    epoch_no: EpochNo
+    server: Inc
+    inc: Inc
     map: ServerMap
     leads: bool
     barrier: int = 0
@@ -208,17 +209,17 @@ class Piece(Message, frozen=True):
     counted in an epoch.
     """
 
-    epoch_no: int
-    server: int
+    epoch_no: EpochNo
+    server: Inc
     """Who sends it."""
-    inc: int
+    inc: Inc
     """Who is to have it."""
     map: ServerMap
     position: int
-    step: int
+    step: StepNo
     committed: tuple[Span, ...]
-    last_seq: tuple[tuple[int, int], ...]
-    last_cut: int
+    last_seq: tuple[tuple[Inc, int], ...]
+    last_cut: CutNo
     applied: int = 0
     short_steps: int = 0
     left_out: int = 0
@@ -229,8 +230,8 @@ class Piece(Message, frozen=True):
 class PieceHeld(Message, frozen=True):
     """new owner -> old owner: the piece at ``offset`` is in memory."""
 
-    epoch_no: int
-    server: int
+    epoch_no: EpochNo
+    server: Inc
     offset: int
 
 
@@ -241,26 +242,26 @@ class Order(Message, frozen=True):
     position): no entry after that position contains inc.
     """
 
-    epoch_no: int
-    leader: int
+    epoch_no: EpochNo
+    leader: Inc
     start: int
     entries: tuple[Entry, ...]
-    fenced: tuple[tuple[int, int], ...] = ()
+    fenced: tuple[tuple[Inc, int], ...] = ()
 
 
 class At(Message, frozen=True):
     """server -> leader: everything up to ``position`` is applied."""
 
-    epoch_no: int
-    server: int
+    epoch_no: EpochNo
+    server: Inc
     position: int
 
 
 class Export(Message, frozen=True):
     """worker -> server: send keys and rows of a table (state_dict), first from ``offset`` 0."""
 
-    epoch_no: int
-    inc: int
+    epoch_no: EpochNo
+    inc: Inc
     ticket: int
     table: int
     offset: int
@@ -272,9 +273,9 @@ class Exported(Message, frozen=True):
     ``next_offset``: what to ask for next, which means something to the server alone; None: nothing.
     """
 
-    epoch_no: int
-    server: int
-    inc: int
+    epoch_no: EpochNo
+    server: Inc
+    inc: Inc
     ticket: int
     table: int
     offset: int

@@ -5,6 +5,7 @@ computed in that epoch, by feed. Each request is answered by one message and may
 ``ticket`` is the asker's, and comes back.
 """
 
+from paceline.base.numbering import NO_EPOCH, EpochNo
 from paceline.wire.messages.base import Message
 
 
@@ -12,7 +13,7 @@ class FileMessage(Message, frozen=True, kw_only=True):
     """What all of them say."""
 
     ticket: int
-    epoch_no: int = 0
+    epoch_no: EpochNo = NO_EPOCH
 
 
 class AskFile(FileMessage, frozen=True, kw_only=True):

@@ -5,11 +5,12 @@ The protocol is that of docs/protocols/integrity.md, section 8.
 
 import msgspec
 
+from paceline.base.numbering import EpochNo, Inc, StepNo
 from paceline.base.samples import Span
 from paceline.wire.messages.base import CutRef, Message
 from paceline.wire.messages.order import Lacking
 
-NO_STEP = -1
+NO_STEP = StepNo(-1)
 """The last complete step of a member that holds no state."""
 STILL = -1
 """Instead of the number of a part."""
@@ -21,7 +22,7 @@ class Member(msgspec.Struct, frozen=True, array_like=True):
     ``distant``: files of cuts cross the network from the master to it, or from it to the master.
     """
 
-    inc: int
+    inc: Inc
     node: str
     address: str
     distant: bool = False
@@ -58,7 +59,7 @@ class JoinGroup(Message, frozen=True):
     ``replica``: what the model is made of, the same for all members.
     """
 
-    inc: int
+    inc: Inc
     address: str
     replica: str = ""
 
@@ -69,10 +70,10 @@ class GroupStopped(Message, frozen=True):
     ``step`` is the last complete one, ``NO_STEP`` without state; ``committed``: in the model then.
     """
 
-    epoch_no: int
-    inc: int
+    epoch_no: EpochNo
+    inc: Inc
     group: int
-    step: int
+    step: StepNo
     committed: tuple[Span, ...] = ()
 
 
@@ -82,10 +83,10 @@ class Progress(Message, frozen=True):
     ``division``: number of that by which it divides its next step.
     """
 
-    epoch_no: int
-    inc: int
+    epoch_no: EpochNo
+    inc: Inc
     group: int
-    step: int
+    step: StepNo
     committed: tuple[Span, ...] = ()
     division: int = 0
 
@@ -97,8 +98,8 @@ class Broken(Message, frozen=True):
     come into the next group with nothing.
     """
 
-    epoch_no: int
-    inc: int
+    epoch_no: EpochNo
+    inc: Inc
     group: int
     reason: str = ""
     diverged: bool = False
@@ -111,7 +112,7 @@ class Profiled(Message, frozen=True):
     its process had meanwhile.
     """
 
-    inc: int
+    inc: Inc
     size: int
     batches: int
     batch_s: float
@@ -129,8 +130,8 @@ class StopGroup(Message, frozen=True):
     Not ``at_once``: the members agree on a step that they still complete together.
     """
 
-    epoch_no: int
-    inc: int
+    epoch_no: EpochNo
+    inc: Inc
     group: int
     at_once: bool = True
 
@@ -142,10 +143,10 @@ class CatchUp(Message, frozen=True):
     without one what it was built with.
     """
 
-    epoch_no: int
-    inc: int
+    epoch_no: EpochNo
+    inc: Inc
     group: int
-    step: int
+    step: StepNo
     source: Member
     committed: tuple[Span, ...] = ()
     cut: CutRef | None = None
@@ -158,14 +159,14 @@ class RunGroup(Message, frozen=True):
     in it, as ``catch_up`` says to each of them. ``check``: all measure their links first.
     """
 
-    epoch_no: int
-    inc: int
+    epoch_no: EpochNo
+    inc: Inc
     group: int
-    step: int
+    step: StepNo
     members: tuple[Member, ...]
     division: Division = Division()
     check: bool = False
-    joiners: tuple[int, ...] = ()
+    joiners: tuple[Inc, ...] = ()
     catch_up: CatchUp | None = None
 
 
@@ -175,8 +176,8 @@ class Divide(Message, frozen=True):
     Resent until `Progress` says that it does.
     """
 
-    epoch_no: int
-    inc: int
+    epoch_no: EpochNo
+    inc: Inc
     group: int
     division: Division
 
@@ -188,7 +189,7 @@ class ProfileBatches(Message, frozen=True):
     Resent until it is answered.
     """
 
-    inc: int
+    inc: Inc
     size: int
     batches: int
 
@@ -199,8 +200,8 @@ class ProfileBatches(Message, frozen=True):
 class Meet(Message, frozen=True):
     """member -> member: what the group's store holds under ``key``; the value is a frame."""
 
-    epoch_no: int
-    inc: int
+    epoch_no: EpochNo
+    inc: Inc
     group: int
     key: str
 
@@ -208,10 +209,10 @@ class Meet(Message, frozen=True):
 class Computed(Message, frozen=True):
     """member -> member: it has computed its share of a step that may lack some (`Lacking`)."""
 
-    epoch_no: int
-    inc: int
+    epoch_no: EpochNo
+    inc: Inc
     group: int
-    step: int
+    step: StepNo
 
 
 class AskState(Message, frozen=True):
@@ -220,9 +221,9 @@ class AskState(Message, frozen=True):
     `STILL`: is it still what the peer holds, at rest? Asked after its memory was read.
     """
 
-    epoch_no: int
-    inc: int
-    step: int
+    epoch_no: EpochNo
+    inc: Inc
+    step: StepNo
     part: int
 
 
@@ -234,9 +235,9 @@ class StatePart(Message, frozen=True):
     CRC-32 of the frame.
     """
 
-    epoch_no: int
-    inc: int
-    step: int
+    epoch_no: EpochNo
+    inc: Inc
+    step: StepNo
     part: int
     num_parts: int
     digest: int

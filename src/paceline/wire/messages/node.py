@@ -1,5 +1,6 @@
 """Between a training process and the master, carried by the agent between them."""
 
+from paceline.base.numbering import NO_EPOCH, START, CutNo, EpochNo, Inc, StepNo
 from paceline.base.samples import Span
 from paceline.wire.messages.base import CutRef, Message, ServerMap
 from paceline.wire.messages.checks import Checked, CheckKept
@@ -26,7 +27,7 @@ class ProcessUp(Message, frozen=True):
     """process -> agent, master: alive. ``address``: a server's data plane."""
 
     node: str
-    inc: int
+    inc: Inc
     pid: int
     role: str
     address: str = ""
@@ -35,20 +36,20 @@ class ProcessUp(Message, frozen=True):
 class Prepared(Message, frozen=True):
     """worker -> master: ``prepare`` was called with a model of this schema."""
 
-    inc: int
+    inc: Inc
     schema: ModelSchema
 
 
 class InitialWritten(Message, frozen=True):
     """worker -> master: the initial cut is complete."""
 
-    inc: int
+    inc: Inc
 
 
 class OpenFeed(Message, frozen=True):
     """worker -> master: ``job.batches`` was called. Answer: FeedOpened, same for all workers."""
 
-    inc: int
+    inc: Inc
     feed: Feed
 
 
@@ -62,11 +63,11 @@ class LeaseRequest(Message, frozen=True):
     ``handled`` (at-least-once): applied on every server.
     """
 
-    epoch_no: int
-    inc: int
+    epoch_no: EpochNo
+    inc: Inc
     n: int
     feed: int
-    step: int = 0
+    step: StepNo = START
     slice: Slice = ()
     starving: bool = False
     ends: tuple[tuple[str, int], ...] = ()
@@ -82,8 +83,8 @@ class GiveBack(Message, frozen=True):
     ``r`` counts what this incarnation gives back in this epoch, from 1.
     """
 
-    epoch_no: int
-    inc: int
+    epoch_no: EpochNo
+    inc: Inc
     r: int
     spans: tuple[Span, ...]
 
@@ -95,18 +96,18 @@ class AskCut(Message, frozen=True):
     when the master hears of it. ``leaves``: its script has returned, and it goes once that is made.
     """
 
-    epoch_no: int
-    inc: int
+    epoch_no: EpochNo
+    inc: Inc
     n: int
-    step: int = 0
+    step: StepNo = START
     leaves: bool = False
 
 
 class EvaluateResult(Message, frozen=True):
     """worker -> master: values of one span (safetensors bytes); resent until Evaluated."""
 
-    epoch_no: int
-    inc: int
+    epoch_no: EpochNo
+    inc: Inc
     feed: int
     span: Span
     values: bytes
@@ -115,18 +116,18 @@ class EvaluateResult(Message, frozen=True):
 class FenceAnswer(Message, frozen=True):
     """leader -> master: nothing of ``fenced`` enters any more; what is in the model."""
 
-    epoch_no: int
-    inc: int
-    fenced: int
+    epoch_no: EpochNo
+    inc: Inc
+    fenced: Inc
     committed: tuple[Span, ...]
 
 
 class Committed(Message, frozen=True):
     """leader -> master: the committed set and step now, and the newest `Allow` that it knows."""
 
-    epoch_no: int
-    inc: int
-    step: int
+    epoch_no: EpochNo
+    inc: Inc
+    step: StepNo
     committed: tuple[Span, ...]
     allow: int = 0
     short_steps: int = 0
@@ -141,13 +142,13 @@ class Copied(Message, frozen=True):
     Said once when two nodes hold it in memory, and again when it is on disk (``stored``).
     """
 
-    epoch_no: int
-    inc: int
-    cut_no: int
+    epoch_no: EpochNo
+    inc: Inc
+    cut_no: CutNo
     position: int
-    step: int
+    step: StepNo
     committed: tuple[Span, ...]
-    sharers: tuple[int, ...]
+    sharers: tuple[Inc, ...]
     """All whose copies make this cut: the owners under the map at its position."""
     file: str = ""
     checksum: str = ""
@@ -163,7 +164,7 @@ class KeepCut(Message, frozen=True):
     Also in the memory of ``partner`` (empty: nobody), and on disk. Resent until `CutKept` says so.
     """
 
-    inc: int
+    inc: Inc
     copied: Copied
     partner: str = ""
 
@@ -171,8 +172,8 @@ class KeepCut(Message, frozen=True):
 class CutDelayed(Message, frozen=True):
     """process or its agent -> master: a disk refuses my copy of a cut; resent at each attempt."""
 
-    inc: int
-    cut_no: int
+    inc: Inc
+    cut_no: CutNo
     reason: str
     """With the path."""
 
@@ -180,8 +181,8 @@ class CutDelayed(Message, frozen=True):
 class Restored(Message, frozen=True):
     """server -> master: I am in this epoch now."""
 
-    epoch_no: int
-    inc: int
+    epoch_no: EpochNo
+    inc: Inc
 
 
 class Joined(Message, frozen=True):
@@ -190,8 +191,8 @@ class Joined(Message, frozen=True):
     ``progress`` grows as long as there is some.
     """
 
-    epoch_no: int
-    inc: int
+    epoch_no: EpochNo
+    inc: Inc
     caught_up: bool = False
     progress: int = 0
 
@@ -202,8 +203,8 @@ class MapSet(Message, frozen=True):
     ``settled``: all servers of this map have applied its entry.
     """
 
-    epoch_no: int
-    inc: int
+    epoch_no: EpochNo
+    inc: Inc
     map: ServerMap
     leads: bool
     settled: bool = False
@@ -212,7 +213,7 @@ class MapSet(Message, frozen=True):
 class ScriptError(Message, frozen=True):
     """worker -> agent, master: the script raised; sent before the process exits."""
 
-    inc: int
+    inc: Inc
     kind: str
     """Qualified name of the exception's class."""
     traceback: str
@@ -229,14 +230,14 @@ class Leaving(Message, frozen=True):
     ``within_s``: so much longer than is granted to others.
     """
 
-    inc: int
+    inc: Inc
     within_s: float
 
 
 class Finished(Message, frozen=True):
     """worker -> master: the script returned; ``joined``: it has called ``pl.init``."""
 
-    inc: int
+    inc: Inc
     joined: bool = True
     left_step: int | None = None
     """The job's step when it left a loop over its batches before the end; None: it did not."""
@@ -277,7 +278,7 @@ NodeUp = (
 class WriteInitial(Message, frozen=True):
     """master -> one worker: write the initial values as cut 0."""
 
-    inc: int
+    inc: Inc
 
 
 class FeedOpened(Message, frozen=True):
@@ -287,7 +288,7 @@ class FeedOpened(Message, frozen=True):
     group trains by now, whose state is to be copied.
     """
 
-    inc: int
+    inc: Inc
     feed: Feed
     complete: bool = False
     cut: CutRef | None = None
@@ -301,8 +302,8 @@ class Grant(Message, frozen=True):
     undecided step on, by ``start``; empty: all of a share at once.
     """
 
-    epoch_no: int
-    inc: int
+    epoch_no: EpochNo
+    inc: Inc
     n: int
     feed: int
     spans: tuple[Span, ...] = ()
@@ -315,8 +316,8 @@ class Grant(Message, frozen=True):
 class NewRate(Message, frozen=True):
     """master -> worker: from the next contribution on. If it is lost, the next grant says it."""
 
-    epoch_no: int
-    inc: int
+    epoch_no: EpochNo
+    inc: Inc
     rate: Rate
 
 
@@ -328,8 +329,8 @@ class Recall(Message, frozen=True):
     nothing.
     """
 
-    epoch_no: int
-    inc: int
+    epoch_no: EpochNo
+    inc: Inc
     n: int
     feed: int
     start: int = 0
@@ -339,33 +340,33 @@ class Recall(Message, frozen=True):
 class GivenBack(Message, frozen=True):
     """master -> worker: all up to number ``r`` is journalled."""
 
-    epoch_no: int
-    inc: int
+    epoch_no: EpochNo
+    inc: Inc
     r: int
 
 
 class Evaluated(Message, frozen=True):
     """master -> worker: this span is ``stored``; the empty one: all are, of ``epoch_no``."""
 
-    inc: int
+    inc: Inc
     feed: int
     span: Span | None = None
     stored: bool = False
-    epoch_no: int = 0
+    epoch_no: EpochNo = NO_EPOCH
 
 
 class CutMade(Message, frozen=True):
     """master -> worker: a cut on disk holds what ``n`` and those before it asked for."""
 
-    inc: int
+    inc: Inc
     n: int
 
 
 class Restore(Message, frozen=True):
     """master -> one server incarnation: load your share of the cut under this map."""
 
-    epoch_no: int
-    inc: int
+    epoch_no: EpochNo
+    inc: Inc
     cut: CutRef
     map: ServerMap
     mode: str
@@ -378,19 +379,19 @@ class Restore(Message, frozen=True):
 class NewEpoch(Message, frozen=True):
     """master -> worker: drop all work; these are the servers now."""
 
-    epoch_no: int
-    inc: int
+    epoch_no: EpochNo
+    inc: Inc
     map: ServerMap
-    step: int
+    step: StepNo
     """The cut's step: where synchronous modes go on."""
 
 
 class Fence(Message, frozen=True):
     """master -> leader: let nothing of ``fenced`` into the order any more."""
 
-    epoch_no: int
-    inc: int
-    fenced: int
+    epoch_no: EpochNo
+    inc: Inc
+    fenced: Inc
 
 
 class TakeCut(Message, frozen=True):
@@ -399,10 +400,10 @@ class TakeCut(Message, frozen=True):
     To a member of a group: copy what you hold, at ``step`` or later.
     """
 
-    epoch_no: int
-    inc: int
-    cut_no: int
-    step: int = 0
+    epoch_no: EpochNo
+    inc: Inc
+    cut_no: CutNo
+    step: StepNo = START
 
 
 class JoinServers(Message, frozen=True):
@@ -412,8 +413,8 @@ class JoinServers(Message, frozen=True):
     move is over; always answered.
     """
 
-    epoch_no: int
-    inc: int
+    epoch_no: EpochNo
+    inc: Inc
     map: ServerMap
     model: ModelSchema
     mode: str
@@ -423,16 +424,16 @@ class JoinServers(Message, frozen=True):
 class ChangeMap(Message, frozen=True):
     """master -> leader: order this map, if it follows yours; answer: yours."""
 
-    epoch_no: int
-    inc: int
+    epoch_no: EpochNo
+    inc: Inc
     map: ServerMap
 
 
 class NewMap(Message, frozen=True):
     """master -> worker: the leader is to be asked for its map, which is this or a newer one."""
 
-    epoch_no: int
-    inc: int
+    epoch_no: EpochNo
+    inc: Inc
     map: ServerMap
 
 
@@ -443,7 +444,7 @@ class CutKept(Message, frozen=True):
     ``error``: it cannot be kept. ``delayed``: not now, since the disk refuses it; more will follow.
     """
 
-    inc: int
+    inc: Inc
     copied: Copied
     gone: bool = False
     error: str = ""
@@ -453,7 +454,7 @@ class CutKept(Message, frozen=True):
 class Stop(Message, frozen=True):
     """master -> process: finish the step and leave in order."""
 
-    inc: int
+    inc: Inc
 
 
 NodeDown = (

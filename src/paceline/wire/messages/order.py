@@ -4,13 +4,14 @@ from typing import NamedTuple
 
 import msgspec
 
+from paceline.base.numbering import START, CutNo, EpochNo, Inc, StepNo
 from paceline.wire.messages.base import Message, ServerMap
 
 
 class Included(msgspec.Struct, frozen=True, array_like=True):
     """All contributions of ``inc`` up to ``seq`` (BSP: those tagged with the entry's step)."""
 
-    inc: int
+    inc: Inc
     seq: int
 
 
@@ -18,13 +19,13 @@ class Update(Message, frozen=True):
     """Apply these contributions; ``step`` > 0: as one synchronous step."""
 
     included: tuple[Included, ...]
-    step: int = 0
+    step: StepNo = START
 
 
 class Cut(Message, frozen=True):
     """Copy the state at this position."""
 
-    cut_no: int
+    cut_no: CutNo
 
 
 class Lacking(NamedTuple):
@@ -52,11 +53,11 @@ class Allow(Message, frozen=True):
     ``grace_s``; of a smaller slice as much less.
     """
 
-    epoch_no: int
-    inc: int
+    epoch_no: EpochNo
+    inc: Inc
     no: int
     """Of the plan; a newer one replaces it."""
-    step: int
+    step: StepNo
     left_out: int
     of: int
     late: int = 0
@@ -70,8 +71,8 @@ class Remap(Message, frozen=True):
     """
 
     map: ServerMap
-    fenced: tuple[int, ...] = ()
-    clocks: tuple[tuple[int, int, int], ...] = ()
+    fenced: tuple[Inc, ...] = ()
+    clocks: tuple[tuple[Inc, int, int], ...] = ()
     allowed: tuple[Allow, ...] = ()
 
 

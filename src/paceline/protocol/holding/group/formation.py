@@ -20,6 +20,7 @@ from typing import assert_never
 
 import msgspec
 
+from paceline.base.numbering import NO_EPOCH, NO_INC, START, EpochNo, Inc, StepNo
 from paceline.base.samples import Span
 from paceline.protocol.acts import Fail, Instruction, Send, WorkerRefused, WriteAhead
 from paceline.protocol.records import CutValid, GroupBegun, GroupFormed, GroupRestored, Plan
@@ -83,10 +84,10 @@ class Formation:
         self.min_members, self.check, self.sharded = min_members, check, sharded
         self.copies_at_rest = copies_at_rest
         # Durable.
-        self.epoch_no = 0
+        self.epoch_no = NO_EPOCH
         self.number = 0
         self.members: tuple[Member, ...] = ()
-        self.step = 0
+        self.step = START
         #: What the epoch began with.
         self.start: GroupRestored | None = None
         #: All members have said the same step, but for joiners, and were told to run.
@@ -97,28 +98,28 @@ class Formation:
         #: The newest one, as `MasterState` applies it.
         self.plan = Plan()
         #: Members of former groups: what they hold may be another model of an equal step.
-        self.gone: set[int] = set()
+        self.gone: set[Inc] = set()
         #: What the model is made of, by the word of who joined first.
         self.replica = ""
         # Volatile.
         #: Workers that are alive and prepared.
-        self.ready: dict[int, Member] = {}
+        self.ready: dict[Inc, Member] = {}
         #: Sharded: workers without which no group is formed.
         self.awaited = 0
         #: Members that are gone: the next group is formed without them.
-        self.lost: set[int] = set()
+        self.lost: set[Inc] = set()
         #: What members of a group that forms have said.
-        self.stopped: dict[int, GroupStopped] = {}
+        self.stopped: dict[Inc, GroupStopped] = {}
         #: Members that are not known to have heard that the group runs.
-        self.untold: set[int] = set()
+        self.untold: set[Inc] = set()
         #: Members that cannot work in this group.
-        self.broken: dict[int, str] = {}
+        self.broken: dict[Inc, str] = {}
         #: The group for which the present epoch began.
         self.restored_for = 0
         #: May the members complete the step that they are in.
         self.at_once = True
         #: Number of the division by which a member divides its steps, as it has said.
-        self.divided: dict[int, int] = {}
+        self.divided: dict[Inc, int] = {}
 
     # ------------------------------------------------------------------ records
 
@@ -155,7 +156,7 @@ class Formation:
         """Whether its members were told to run."""
         return self.begun is not None
 
-    def knows(self, inc: int) -> bool:
+    def knows(self, inc: Inc) -> bool:
         """Whether this incarnation is in the newest group."""
         return any(member.inc == inc for member in self.members)
 
@@ -195,7 +196,7 @@ class Formation:
             message.inc, f"{reason}, and leave the script of a running job as it is"
         )
 
-    def leave(self, inc: int, *, returned: bool = False) -> list[Instruction]:
+    def leave(self, inc: Inc, *, returned: bool = False) -> list[Instruction]:
         """A worker is dead or given up: the others go on without it.
 
         ``returned``: its script had come to its end, and so will the others': they form a group
@@ -272,7 +273,7 @@ class Formation:
 
     # ------------------------------------------------------------------ re-forming
 
-    def _ask(self, incs: Iterable[int]) -> list[Instruction]:
+    def _ask(self, incs: Iterable[Inc]) -> list[Instruction]:
         """Whatever these members are waited for."""
         if self.begun is not None:
             run = [inc for inc in incs if inc in self.untold]
@@ -280,7 +281,7 @@ class Formation:
         waiting = [inc for inc in incs if inc not in self.lost]
         return [Send(inc, message) for inc in waiting if (message := self._asked(inc))]
 
-    def _asked(self, inc: int) -> StopGroup | CatchUp | None:
+    def _asked(self, inc: Inc) -> StopGroup | CatchUp | None:
         said = self.stopped.get(inc)
         if said is None:
             return StopGroup(
@@ -296,9 +297,9 @@ class Formation:
 
     def _catch_up(
         self,
-        inc: int,
-        source: int,
-        step: int,
+        inc: Inc,
+        source: Inc,
+        step: StepNo,
         committed: tuple[Span, ...],
         cut: CutRef | None = None,
     ) -> CatchUp:
@@ -313,7 +314,7 @@ class Formation:
             cut=cut,
         )
 
-    def _source(self, inc: int) -> GroupStopped | None:
+    def _source(self, inc: Inc) -> GroupStopped | None:
         """Whom a member that is behind copies from, once everybody has said something."""
         if len(self.stopped) < len(self.members):
             return None
@@ -325,20 +326,20 @@ class Formation:
         # It reads a cut, which all others copy from its memory.
         return self._beginner(min(self.members, key=lambda one: one.distant).inc)
 
-    def _holder(self) -> int:
+    def _holder(self) -> Inc:
         """The first member that holds the newest step; 0: nobody holds any."""
         newest = max(said.step for said in self.stopped.values())
         holders = (one.inc for one in self.members if self.stopped[one.inc].step == newest)
-        return next(holders) if newest > NO_STEP else 0
+        return next(holders) if newest > NO_STEP else NO_INC
 
-    def _joiners(self) -> tuple[int, ...]:
+    def _joiners(self) -> tuple[Inc, ...]:
         """Members that come with nothing to others that train: nobody waits for them yet."""
         begins = self.restored_for == self.number
         if self.sharded or self.copies_at_rest or begins or not self._holder():
             return ()
         return tuple(one.inc for one in self.members if self.stopped[one.inc].step == NO_STEP)
 
-    def _beginner(self, inc: int) -> GroupStopped | None:
+    def _beginner(self, inc: Inc) -> GroupStopped | None:
         """This member, as it will be; None: what it is to begin with is not chosen yet."""
         # Who holds a step says that it was chosen, by a former master.
         if self.start is None or not (self.restored_for == self.number or self._holder()):
@@ -351,7 +352,7 @@ class Formation:
             committed=self.start.committed,
         )
 
-    def _run_message(self, begun: GroupBegun, inc: int) -> RunGroup:
+    def _run_message(self, begun: GroupBegun, inc: Inc) -> RunGroup:
         catch_up = None
         if inc in begun.joiners:
             source = next(one.inc for one in self.members if one.inc not in begun.joiners)
@@ -425,8 +426,8 @@ class Formation:
         if not self.needs_restore:
             return []
         record = GroupRestored(
-            epoch_no=self.epoch_no + 1,
-            step=cut.step if cut is not None else 0,
+            epoch_no=EpochNo(self.epoch_no + 1),
+            step=cut.step if cut is not None else START,
             committed=cut.committed if cut is not None else (),
             cut=cut.cut if cut is not None else None,
         )

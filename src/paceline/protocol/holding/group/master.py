@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, assert_never
 import msgspec
 
 from paceline.base.errors import ConfigError
+from paceline.base.numbering import NO_INC, Inc
 from paceline.protocol.acts import (
     FeedDone,
     Instruction,
@@ -61,9 +62,9 @@ class GroupHolder(Holder):
             min_members=min_members, check=check, sharded=sharded, copies_at_rest=copies_at_rest
         )
         #: Not sharded: the member that copies cuts.
-        self.holder = 0
+        self.holder = NO_INC
         #: GroupHolder whose scripts have returned, and that stay until what they hold is kept.
-        self.leaving: set[int] = set()
+        self.leaving: set[Inc] = set()
 
     # ------------------------------------------------------------------ records
 
@@ -199,11 +200,11 @@ class GroupHolder(Holder):
 
     # ------------------------------------------------------------------ workers
 
-    def is_given_up(self, inc: int) -> bool:
+    def is_given_up(self, inc: Inc) -> bool:
         """See `Holder.is_given_up`."""
         return inc in self.group.gone
 
-    def lost(self, inc: int, *, returned: bool) -> list[Instruction]:
+    def lost(self, inc: Inc, *, returned: bool) -> list[Instruction]:
         """See `Holder.lost`: others evaluate its samples, and train without it."""
         self.core.forget_worker(inc)
         self.leaving.discard(inc)
@@ -258,7 +259,7 @@ class GroupHolder(Holder):
                 self.holder = inc
                 self.core.cuts.begin_again()
 
-    def copiers(self) -> tuple[int, ...]:
+    def copiers(self) -> tuple[Inc, ...]:
         """One member is enough, as long as it is there: all hold the same. Sharded: all of them.
 
         One near the master, if there is one: the copies of others cross the network.
@@ -271,14 +272,14 @@ class GroupHolder(Holder):
         near = sorted(group.members, key=lambda one: one.distant)
         living = [one.inc for one in near if one.inc not in lost]
         if self.holder not in living:  # while a group forms it writes on
-            self.holder = next((inc for inc in living if inc in self.leaving), 0)
+            self.holder = next((inc for inc in living if inc in self.leaving), NO_INC)
             self.core.cuts.forget()
         if not (group.running and living):
             return ()
         self.holder = self.holder or living[0]
         return (self.holder,)
 
-    def may_copy(self, inc: int) -> bool:
+    def may_copy(self, inc: Inc) -> bool:
         """See `Holder.may_copy`."""
         if self.group.sharded:  # of who has left meanwhile, too: it said it before
             return self.group.running and self.group.knows(inc)

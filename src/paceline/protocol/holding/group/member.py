@@ -10,6 +10,7 @@ from collections.abc import Iterable
 import msgspec
 
 from paceline.base.errors import InternalError
+from paceline.base.numbering import NO_EPOCH, EpochNo, Inc, StepNo, step_after
 from paceline.base.samples import SampleSet, Span
 from paceline.protocol.holding.group.position import Position
 from paceline.wire.messages.group import (
@@ -61,9 +62,9 @@ Instruction = Say | Drop | Copy | LoadReplica | Connect
 class MemberState:
     """The machine."""
 
-    def __init__(self, inc: int, address: str = "", replica: str = "") -> None:
+    def __init__(self, inc: Inc, address: str = "", replica: str = "") -> None:
         self.inc, self.address, self.replica = inc, address, replica
-        self.epoch_no = 0
+        self.epoch_no = NO_EPOCH
         #: The newest group that we were told of.
         self.group = 0
         #: The last complete step, and all that is in the model then.
@@ -72,7 +73,7 @@ class MemberState:
         #: Of the schedule; with the rest of what is held it is copied from a peer or a cut.
         self.position = Position()
         #: The last step that all members hold that hold any, and what is in the model then.
-        self.proved: tuple[int, tuple[Span, ...]] = (NO_STEP, ())
+        self.proved: tuple[StepNo, tuple[Span, ...]] = (NO_STEP, ())
         #: The group that we may work in, and the last one that we might.
         self.running: RunGroup | None = None
         self.ran = 0
@@ -122,7 +123,7 @@ class MemberState:
         """Not in a step: nobody waits for what we compute."""
         return not self.in_step
 
-    def _adopt(self, epoch_no: int) -> None:
+    def _adopt(self, epoch_no: EpochNo) -> None:
         """Drop what we hold: in a newer epoch it does not count."""
         if epoch_no > self.epoch_no:
             self.epoch_no, self.step, self.done = epoch_no, NO_STEP, SampleSet()
@@ -179,7 +180,7 @@ class MemberState:
         """The state is here, and has taken the place of ours."""
         return self._take(order.step, order.committed)
 
-    def _take(self, step: int, committed: Iterable[Span]) -> list[Instruction]:
+    def _take(self, step: StepNo, committed: Iterable[Span]) -> list[Instruction]:
         self.step, self.done, self.copying = step, SampleSet(committed), None
         if self.running is None:
             return [self._stopped()]
@@ -228,7 +229,7 @@ class MemberState:
         if self.running is run and set(numbers) == {told.no}:
             self.division = told
 
-    def may_meet(self, epoch_no: int, group: int) -> bool:
+    def may_meet(self, epoch_no: EpochNo, group: int) -> bool:
         """Whether we work in this group, or may come to: its members may connect to us.
 
         It need not be the newest: one that is to be left connects, and finishes its step, first.
@@ -257,6 +258,11 @@ class MemberState:
         return self.stopping is not None
 
     @property
+    def next_step(self) -> StepNo:
+        """The step after the last complete one."""
+        return step_after(self.step)
+
+    @property
     def is_proven(self) -> bool:
         """Whether all members of the group are known to hold the step that we completed last.
 
@@ -279,7 +285,7 @@ class MemberState:
         ``last``: some member wants it to be the last one in this group.
         """
         self.proved = (self.step, self.done.spans())
-        self.step += 1
+        self.step = step_after(self.step)
         self.done.update(spans)
         self.in_step = self.updating = False
         at_once = self.stopping is not None and self.stopping.at_once

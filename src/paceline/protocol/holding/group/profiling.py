@@ -8,6 +8,7 @@ nobody: its solution asks again, and workers say at once what they have measured
 from collections.abc import Mapping
 
 from paceline.base.errors import ConfigError
+from paceline.base.numbering import Inc
 from paceline.policy.straggler.actions import Profile
 from paceline.protocol.acts import Send
 from paceline.wire.messages.group import ProfileBatches, Profiled
@@ -17,14 +18,14 @@ class Profiling:
     """The machine."""
 
     def __init__(self) -> None:
-        self._asked: dict[int, ProfileBatches] = {}
+        self._asked: dict[Inc, ProfileBatches] = {}
 
     @property
     def is_over(self) -> bool:
         """Whether nobody is waited for."""
         return not self._asked
 
-    def ask(self, action: Profile, workers: Mapping[int, str]) -> list[Send]:
+    def ask(self, action: Profile, workers: Mapping[Inc, str]) -> list[Send]:
         """Have these workers (incarnation to node) measure what the action says.
 
         Raises:
@@ -48,7 +49,7 @@ class Profiling:
         if asked and asked.size == message.size and asked.batches <= message.batches:
             del self._asked[message.inc]
 
-    def lost(self, inc: int) -> None:
+    def lost(self, inc: Inc) -> None:
         """A worker is gone, with what it has measured."""
         self._asked.pop(inc, None)
 

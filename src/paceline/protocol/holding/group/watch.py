@@ -12,6 +12,8 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
+from paceline.base.numbering import StepNo
+
 BUDGET = 0.001
 """Checksums cost less than this part of the time of steps."""
 FIRST_EVERY, LEAST_EVERY, MOST_EVERY = 50, 10, 10_000
@@ -52,16 +54,16 @@ class Watch:
         self.every = FIRST_EVERY
         self._healed_at: int | None = None
 
-    def is_due(self, step: int) -> bool:
+    def is_due(self, step: StepNo) -> bool:
         """Whether a checksum of what is held after this step is to be made."""
         return step >= self.check_at
 
-    def word(self, step: int, checksum: int) -> Word:
+    def word(self, step: StepNo, checksum: int) -> Word:
         """What we tell as we enter the step after ``step``."""
         updated, settings = self._updated
         return Word(settings if updated == step else 0, checksum, self.check_at, self.every)
 
-    def updating(self, step: int, settings: int) -> None:
+    def updating(self, step: StepNo, settings: int) -> None:
         """We make the update that completes this step, with hyper-parameters of this digest."""
         self._updated = step, settings
 
@@ -70,7 +72,7 @@ class Watch:
         wish = math.ceil(checksum_s / (BUDGET * step_s)) if step_s > 0 else MOST_EVERY
         self.every = min(max(wish, LEAST_EVERY), MOST_EVERY)
 
-    def agree(self, step: int, words: Sequence[Word]) -> None:
+    def agree(self, step: StepNo, words: Sequence[Word]) -> None:
         """Fix when the next checksum is due, as all members do; ``step``: complete steps."""
         due = max(word.check_at for word in words)
         self.check_at = due if step < due else step + max(word.every for word in words)
@@ -79,7 +81,7 @@ class Watch:
         """What we hold is another's: the last update was not ours."""
         self._updated = (0, 0)
 
-    def heal(self, step: int) -> bool:
+    def heal(self, step: StepNo) -> bool:
         """We differ from most, and are to copy what they hold; False: for the second time."""
         last, self._healed_at = self._healed_at, step
         return last is None or step - last > REPEAT_STEPS

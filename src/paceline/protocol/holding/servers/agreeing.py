@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 
 from paceline.base.errors import ConfigError
+from paceline.base.numbering import Inc
 from paceline.base.samples import SampleSet
 from paceline.wire.messages.data import Differs, Part
 
@@ -17,7 +18,7 @@ def missing(parts: Sequence[Part]) -> int:
     return sum(len(span) for span in parts[0].slice) - len(covered) if parts else 0
 
 
-def odd_ones(parts: Sequence[Part], server: int) -> list[Differs]:
+def odd_ones(parts: Sequence[Part], server: Inc) -> list[Differs]:
     """Workers whose hyper-parameters are not those of most, with what differs.
 
     Of two camps of the same size the one with the oldest life is right: who joined last is the one

@@ -1,5 +1,6 @@
 """The order as a leader tells it: entries, and how far each other server has applied them."""
 
+from paceline.base.numbering import Inc
 from paceline.wire.messages.base import ServerMap
 from paceline.wire.messages.order import Entry, Remap
 
@@ -11,12 +12,12 @@ class Log:
         #: Position -> what is at it.
         self.entries: dict[int, Entry] = {}
         #: Server -> the position up to which it has applied the order, and was sent it.
-        self.applied_at: dict[int, int] = {}
-        self.sent_to: dict[int, int] = {}
+        self.applied_at: dict[Inc, int] = {}
+        self.sent_to: dict[Inc, int] = {}
         #: Of a former leader: it tells the order up to this position; 0: it leads, or never did.
         self.handover = 0
 
-    def begin(self, followers: list[int], position: int) -> None:
+    def begin(self, followers: list[Inc], position: int) -> None:
         """All followers have applied the order up to this position."""
         self.applied_at = dict.fromkeys(followers, position)
         self.sent_to = dict(self.applied_at)
@@ -27,7 +28,7 @@ class Log:
 
     def due(
         self, last: int, *, again: bool, always: bool
-    ) -> list[tuple[int, int, tuple[Entry, ...]]]:
+    ) -> list[tuple[Inc, int, tuple[Entry, ...]]]:
         """What to send now: server, first position, entries.
 
         Args:
@@ -35,7 +36,7 @@ class Log:
             again: what was sent and not applied is sent once more.
             always: with ``again``: also to servers that have applied everything.
         """
-        found: list[tuple[int, int, tuple[Entry, ...]]] = []
+        found: list[tuple[Inc, int, tuple[Entry, ...]]] = []
         for inc, applied in self.applied_at.items() if last else ():
             after = applied if again else max(applied, self.sent_to[inc])
             if after >= last and not (again and always):
@@ -45,14 +46,14 @@ class Log:
             self.sent_to[inc] = last
         return found
 
-    def heard(self, server: int, position: int) -> bool:
+    def heard(self, server: Inc, position: int) -> bool:
         """A server has applied the order up to a position; whether it is one that counts."""
         if server not in self.applied_at:
             return False
         self.applied_at[server] = max(self.applied_at[server], position)
         return True
 
-    def have_all(self, servers: list[int], position: int) -> bool:
+    def have_all(self, servers: list[Inc], position: int) -> bool:
         """Whether all of these are at a position or past it."""
         return all(self.applied_at.get(inc, 0) >= position for inc in servers)
 
@@ -72,7 +73,7 @@ class Log:
         for past in range(min(self.entries, default=0), upto + 1):
             self.entries.pop(past, None)
 
-    def take_over(self, me: int, entry: Remap, position: int) -> None:
+    def take_over(self, me: Inc, entry: Remap, position: int) -> None:
         """Lead from the entry at this position on; the former leader sends all up to it.
 
         The entry itself comes from both: the answer to it shows which servers have applied it.
@@ -80,7 +81,7 @@ class Log:
         self.entries = {position: entry}
         self.begin([s.inc for s in entry.map.servers if s.inc != me], position - 1)
 
-    def add_followers(self, me: int, now: ServerMap, position: int) -> None:
+    def add_followers(self, me: Inc, now: ServerMap, position: int) -> None:
         """Tell servers that are new in the map what follows this position."""
         for server in now.servers:
             if server.inc != me and server.inc not in self.applied_at:
@@ -95,5 +96,5 @@ class Log:
             if inc not in former.sharers and inc in self.applied_at:
                 self._leave_out(inc)
 
-    def _leave_out(self, inc: int) -> None:
+    def _leave_out(self, inc: Inc) -> None:
         del self.applied_at[inc], self.sent_to[inc]

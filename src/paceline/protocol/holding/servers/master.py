@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from paceline.base.numbering import NO_CUT, NO_EPOCH, START, CutNo, EpochNo, Inc, step_after
 from paceline.protocol.acts import (
     Fail,
     Instruction,
@@ -67,12 +68,12 @@ class ServerHolder(Holder):
         self.start: EpochStarted | None = None
         self.moving = Moving()
         # Volatile.
-        self.fencing: set[int] = set()
+        self.fencing: set[Inc] = set()
         #: Servers of the present epoch that have not said `restored`.
-        self.restoring: set[int] = set()
+        self.restoring: set[Inc] = set()
         #: Workers not known to be in this epoch.
-        self.untold: set[int] = set()
-        self.writer: int | None = None
+        self.untold: set[Inc] = set()
+        self.writer: Inc | None = None
         #: The leader's last word.
         self.heard: Committed | None = None
 
@@ -85,7 +86,7 @@ class ServerHolder(Holder):
             case MapChanged():
                 self.map = record.map
                 # A cut that was asked for before may be one of servers that are gone since.
-                self.core.cuts.last_no += 1
+                self.core.cuts.last_no = CutNo(self.core.cuts.last_no + 1)
             case MoveBegun() | MoveEnded():
                 self.moving.begun = record if isinstance(record, MoveBegun) else None
             case _:
@@ -128,8 +129,8 @@ class ServerHolder(Holder):
         """Cut 0 is there: the model before any sample."""
         if self.core.cuts.valid or message.inc != self.writer:
             return []
-        cut = CutRef(cut_no=0)
-        return [self.core.record(CutValid(cut=cut, step=0, committed=(), epoch_no=0))]
+        cut = CutRef(cut_no=NO_CUT)
+        return [self.core.record(CutValid(cut=cut, step=START, committed=(), epoch_no=NO_EPOCH))]
 
     def start_epoch(self, servers: tuple[Server, ...]) -> list[Instruction]:
         """All servers are up and one of them is new: back to the last valid cut."""
@@ -139,7 +140,7 @@ class ServerHolder(Holder):
         begun = self.moving.begun
         not_moved = [NotMoved(begun.new.inc, futile=False)] if begun else []
         record = EpochStarted(
-            epoch_no=self.core.epoch_no + 1,
+            epoch_no=EpochNo(self.core.epoch_no + 1),
             cut=valid.cut,
             step=valid.step,
             committed=valid.committed,
@@ -149,7 +150,7 @@ class ServerHolder(Holder):
         )
         journal = self.core.record(record)
         self._forget_epoch()
-        self.core.plans.move(self.core.step + 1, (), free=True)
+        self.core.plans.move(step_after(self.core.step), (), free=True)
         return [journal, *not_moved, *self.core.commit_plan(), *self._restore()]
 
     def _forget_epoch(self) -> None:
@@ -172,7 +173,7 @@ class ServerHolder(Holder):
     def _restore(self) -> list[Instruction]:
         return [Send(inc, self._restore_message(inc)) for inc in sorted(self.restoring)]
 
-    def _restore_message(self, inc: int) -> Restore:
+    def _restore_message(self, inc: Inc) -> Restore:
         assert self.start is not None and self.map is not None
         return Restore(
             epoch_no=self.core.epoch_no,
@@ -194,7 +195,7 @@ class ServerHolder(Holder):
         told = [told for inc in sorted(self.untold) for told in self.tell_epoch(inc)]
         return [*self._allow(), *told]
 
-    def tell_epoch(self, inc: int) -> list[Instruction]:
+    def tell_epoch(self, inc: Inc) -> list[Instruction]:
         if (
             self.restoring
             or self.start is None
@@ -224,10 +225,10 @@ class ServerHolder(Holder):
 
     # ------------------------------------------------------------------ workers
 
-    def came(self, inc: int) -> None:
+    def came(self, inc: Inc) -> None:
         self.untold.add(inc)
 
-    def lost(self, inc: int, *, returned: bool) -> list[Instruction]:
+    def lost(self, inc: Inc, *, returned: bool) -> list[Instruction]:
         self.core.forget_worker(inc)
         self.untold.discard(inc)
         if self.writer == inc:
@@ -242,13 +243,13 @@ class ServerHolder(Holder):
             self.fencing.add(inc)
         return [back, *self._fence_all(), *self.core.serve()]
 
-    def is_fenced(self, inc: int) -> bool:
+    def is_fenced(self, inc: Inc) -> bool:
         return inc in self.fencing
 
     def _fence_all(self) -> list[Instruction]:
         return [one for inc in sorted(self.fencing) for one in self._fence(inc)]
 
-    def _fence(self, inc: int) -> list[Instruction]:
+    def _fence(self, inc: Inc) -> list[Instruction]:
         if self.map is None or self.restoring:
             return []
         leader = self.map.servers[0].inc
@@ -286,7 +287,7 @@ class ServerHolder(Holder):
         if self.heard is None or _later(message, self.heard):
             self.heard = message
         self.core.ledger.commit(message.committed)
-        return [*self.core.move_plan(self.core.step + 1), *self.core.serve()]
+        return [*self.core.move_plan(step_after(self.core.step)), *self.core.serve()]
 
     # ------------------------------------------------------------------ plans
 
@@ -335,12 +336,12 @@ class ServerHolder(Holder):
 
     # ------------------------------------------------------------------ cuts
 
-    def copiers(self) -> tuple[int, ...]:
+    def copiers(self) -> tuple[Inc, ...]:
         if self.map is None or self.restoring:
             return ()
         return tuple(dict.fromkeys((*self.map.sharers, *self.serving)))
 
-    def may_copy(self, inc: int) -> bool:
+    def may_copy(self, inc: Inc) -> bool:
         # One that has left the map since counts, too: the cut says whose copies make it.
         return self.is_training
 
@@ -353,11 +354,11 @@ class ServerHolder(Holder):
     # ------------------------------------------------------------------ moving buckets
 
     @property
-    def serving(self) -> tuple[int, ...]:
+    def serving(self) -> tuple[Inc, ...]:
         """The servers without which a new epoch must begin."""
         return self.moving.serving(self.map) if self.map else ()
 
-    def replace(self, old: int, new: Server) -> list[Instruction]:
+    def replace(self, old: Inc, new: Server) -> list[Instruction]:
         """Move all buckets of a server to a fresh one while training goes on.
 
         Not while servers are being restored, or without an order (``samples``): then nothing.
@@ -370,7 +371,7 @@ class ServerHolder(Holder):
         begun = MoveBegun(old=old, new=new, version=self.map.version)
         return [self.core.record(begun), *self._ask_move()]
 
-    def joiner_lost(self, inc: int) -> list[Instruction]:
+    def joiner_lost(self, inc: Inc) -> list[Instruction]:
         """The new server is dead: as a server if the buckets are its own already."""
         begun = self.moving.begun
         if begun is None or begun.new.inc != inc:

@@ -4,6 +4,7 @@ Pure, and part of `MasterState`. Reference: docs/protocols/integrity.md, section
 buckets"): a copy entry, then, when the new owner has caught up, a switch entry.
 """
 
+from paceline.base.numbering import Inc
 from paceline.protocol.records import MoveBegun
 from paceline.wire.messages.base import Server, ServerMap
 from paceline.wire.messages.node import Joined
@@ -40,7 +41,7 @@ class Moving:
         """Whether the buckets are the new server's own."""
         return self.begun is not None and now.index(self.begun.old) < 0
 
-    def serving(self, now: ServerMap) -> tuple[int, ...]:
+    def serving(self, now: ServerMap) -> tuple[Inc, ...]:
         """The servers without which a new epoch must begin: until it is over, the old ones."""
         incs = tuple(server.inc for server in now.servers)
         if self.begun is None:
@@ -81,7 +82,7 @@ class Moving:
         return now if now.copies else copying(now, self.begun.old, self.begun.new)
 
 
-def copying(now: ServerMap, old: int, new: Server) -> ServerMap:
+def copying(now: ServerMap, old: Inc, new: Server) -> ServerMap:
     """The map after ``now`` in which all buckets of ``old`` are being copied to ``new``."""
     me, to = now.index(old), len(now.servers)
     return ServerMap(
@@ -92,13 +93,13 @@ def copying(now: ServerMap, old: int, new: Server) -> ServerMap:
     )
 
 
-def switched(now: ServerMap, old: int, new: Server) -> ServerMap:
+def switched(now: ServerMap, old: Inc, new: Server) -> ServerMap:
     """The map after ``now`` in which ``new`` stands where ``old`` stood."""
     servers = tuple(new if s.inc == old else s for s in now.servers if s.inc != new.inc)
     return ServerMap(version=now.version + 1, servers=servers, owners=now.owners)
 
 
-def without(now: ServerMap, new: int) -> ServerMap:
+def without(now: ServerMap, new: Inc) -> ServerMap:
     """The map after ``now`` in which nothing is copied to ``new``."""
     servers = tuple(server for server in now.servers if server.inc != new)
     return ServerMap(version=now.version + 1, servers=servers, owners=now.owners)

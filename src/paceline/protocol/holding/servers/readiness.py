@@ -1,5 +1,6 @@
 """What the undecided step has (BSP), what it may lack, and how long it waits for that."""
 
+from paceline.base.numbering import Inc, StepNo
 from paceline.base.samples import num_samples
 from paceline.wire.messages.feeds import Slice
 from paceline.wire.messages.order import Allow, Included, Lacking, Update
@@ -10,17 +11,17 @@ class Readiness:
 
     def __init__(self) -> None:
         #: inc -> last contribution of the undecided step that all servers hold.
-        self.last_of: dict[int, int] = {}
+        self.last_of: dict[Inc, int] = {}
         #: What may be left out of a step, by the step from which on it holds.
         self.allowed: list[Allow] = []
         #: How long the undecided step waits for what it lacks; None: until it is there.
         self.grace_s: float | None = None
 
-    def ready(self, inc: int, seq: int) -> None:
+    def ready(self, inc: Inc, seq: int) -> None:
         """All servers hold a worker's contributions to the undecided step up to this one."""
         self.last_of[inc] = max(seq, self.last_of.get(inc, 0))
 
-    def entry(self, step: int) -> Update:
+    def entry(self, step: StepNo) -> Update:
         """The step as it would be decided now."""
         included = tuple(Included(inc, seq) for inc, seq in sorted(self.last_of.items()))
         return Update(included=included, step=step)
@@ -30,7 +31,7 @@ class Readiness:
         self.last_of.clear()
         self.grace_s = None
 
-    def may_lack(self, step: int, whole: Slice) -> Lacking:
+    def may_lack(self, step: StepNo, whole: Slice) -> Lacking:
         """What the undecided step may be decided without.
 
         Args:
@@ -49,7 +50,7 @@ class Readiness:
         """The number of the newest allowance; 0: none."""
         return self.allowed[-1].no if self.allowed else 0
 
-    def allow(self, message: Allow, step: int) -> None:
+    def allow(self, message: Allow, step: StepNo) -> None:
         """Replace what was allowed from the message's step on; ``step`` is the undecided one."""
         later = [one for one in self.allowed if one.step < message.step]
         while len(later) > 1 and later[1].step <= step:

@@ -13,6 +13,7 @@ import sys
 from collections.abc import Iterable
 
 from paceline.base.errors import InternalError
+from paceline.base.numbering import NO_CUT, NO_EPOCH, NO_INC, Inc, StepNo, step_after
 from paceline.base.samples import SampleSet
 from paceline.protocol.holding.servers.agreeing import missing, odd_ones
 from paceline.protocol.holding.servers.log import Log
@@ -70,13 +71,13 @@ from paceline.wire.messages.order import Allow, Cut, Entry, Included, Lacking, R
 class ServerState:
     """The protocol state of one server incarnation."""
 
-    def __init__(self, inc: int) -> None:
+    def __init__(self, inc: Inc) -> None:
         self.inc = inc
         self._reset()
 
     def _reset(self) -> None:
         #: 0: a fresh server, which belongs to no epoch and takes nothing but `restore`.
-        self.epoch_no = 0
+        self.epoch_no = NO_EPOCH
         #: None: fresh, or joining and without buckets.
         self.map: ServerMap | None = None
         #: The position of the map's entry.
@@ -93,9 +94,9 @@ class ServerState:
         #: Received ahead of their turn.
         self.pending: dict[int, Entry] = {}
         #: inc -> position after which no entry contains it.
-        self.fenced: dict[int, int] = {}
+        self.fenced: dict[Inc, int] = {}
         self.waiting = WaitingPulls()
-        self.last_cut = 0
+        self.last_cut = NO_CUT
         self.copied: Copied | None = None
         self.log = Log()
         self.readiness = Readiness()
@@ -103,8 +104,8 @@ class ServerState:
     # ------------------------------------------------------------------ roles
 
     @property
-    def leader_inc(self) -> int:
-        return self.map.servers[0].inc if self.map else 0
+    def leader_inc(self) -> Inc:
+        return self.map.servers[0].inc if self.map else NO_INC
 
     @property
     def leads(self) -> bool:
@@ -153,7 +154,7 @@ class ServerState:
             return [ToMaster(Restored(epoch_no=self.epoch_no, inc=self.inc))]
         return [Load(message)]
 
-    def loaded(self, message: Restore, step: int, committed: SampleSet) -> list[Instruction]:
+    def loaded(self, message: Restore, step: StepNo, committed: SampleSet) -> list[Instruction]:
         """The tensors are those of the cut; ``step`` and ``committed`` are the cut's.
 
         `restore` may have come again while the cut was read: only the first of an epoch counts.
@@ -169,7 +170,7 @@ class ServerState:
         self.log.begin([s.inc for s in message.map.servers if s.inc != self.inc], 0)
         return [ToMaster(Restored(epoch_no=self.epoch_no, inc=self.inc))]
 
-    def _refuse(self, inc: int, *, fenced: bool = False) -> list[Instruction]:
+    def _refuse(self, inc: Inc, *, fenced: bool = False) -> list[Instruction]:
         refused = Refused(epoch_no=self.epoch_no, server=self.inc, inc=inc, fenced=fenced)
         return [Reply(inc, refused)]
 
@@ -243,7 +244,7 @@ class ServerState:
         Never on nothing.
         """
         self.readiness.grace_s = None
-        entry = self.readiness.entry(self.contents.step + 1)
+        entry = self.readiness.entry(step_after(self.contents.step))
         parts = [self.contents.parts[key] for key in self.contents.keys_of(entry)]
         lacking = missing(parts)
         if lacking < 0:
@@ -261,7 +262,7 @@ class ServerState:
 
     def _may_lack(self, part: Part) -> Lacking:
         """How much of the undecided step's slice may lack."""
-        return self.readiness.may_lack(self.contents.step + 1, part.slice)
+        return self.readiness.may_lack(step_after(self.contents.step), part.slice)
 
     def allow(self, message: Allow) -> list[Instruction]:
         """Leader: how much may be left out from a step on; an older word changes nothing."""
@@ -269,7 +270,7 @@ class ServerState:
             return []
         if message.no <= self.readiness.newest:
             return [ToMaster(self.progress())]
-        self.readiness.allow(message, self.contents.step + 1)
+        self.readiness.allow(message, step_after(self.contents.step))
         return [*self._decide_step(), ToMaster(self.progress())]
 
     # ------------------------------------------------------------------ the order
@@ -485,7 +486,7 @@ class ServerState:
             return self._refuse(inc)
         return self._refuse(inc, fenced=True) if inc in self.fenced else self._tell_map(inc)
 
-    def _tell_map(self, inc: int) -> list[Instruction]:
+    def _tell_map(self, inc: Inc) -> list[Instruction]:
         if self.map is None:
             return self._refuse(inc)
         told = MapIs(
@@ -533,7 +534,7 @@ class ServerState:
             for to in sorted(targets - {-1})
         ]
 
-    def _piece(self, now: ServerMap, to: int) -> Piece:
+    def _piece(self, now: ServerMap, to: Inc) -> Piece:
         contents = self.contents
         return Piece(
             epoch_no=self.epoch_no,

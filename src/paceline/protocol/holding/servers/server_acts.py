@@ -2,26 +2,27 @@
 
 import msgspec
 
+from paceline.base.numbering import Inc
 from paceline.protocol.holding.servers.worker_acts import ToMaster
 from paceline.wire.messages.base import Server, ServerMap
 from paceline.wire.messages.data import Data, Piece, Pull
 from paceline.wire.messages.node import Copied, JoinServers, Restore
 
-Key = tuple[int, int]
+Key = tuple[Inc, int]
 """(inc, seq): names one contribution within an epoch."""
 
 
 class Reply(msgspec.Struct, frozen=True):
     """Send a message to a worker."""
 
-    inc: int
+    inc: Inc
     message: Data
 
 
 class Tell(msgspec.Struct, frozen=True):
     """Send a message to another server, named by its incarnation."""
 
-    inc: int
+    inc: Inc
     message: Data
 
 

@@ -3,6 +3,7 @@
 from collections.abc import Iterable
 
 from paceline.base.errors import InternalError
+from paceline.base.numbering import START, Inc, StepNo
 from paceline.base.samples import SampleSet
 from paceline.protocol.holding.servers.agreeing import missing
 from paceline.protocol.holding.servers.server_acts import Key
@@ -19,7 +20,7 @@ class ServerContents:
         committed: in that cut.
     """
 
-    def __init__(self, inc: int, step: int = 0, committed: SampleSet | None = None) -> None:
+    def __init__(self, inc: Inc, step: StepNo = START, committed: SampleSet | None = None) -> None:
         self.inc = inc
         #: Entries 1 … position are in the tensors, and in nothing else.
         self.position = 0
@@ -28,7 +29,7 @@ class ServerContents:
         self.applied = 0
         self.committed = SampleSet() if committed is None else committed
         #: inc -> its last contribution that is in the tensors.
-        self.last_seq: dict[int, int] = {}
+        self.last_seq: dict[Inc, int] = {}
         #: Held, not applied.
         self.parts: dict[Key, Part] = {}
         #: BSP: steps of this epoch that were decided without all of their slice, and what of it.

@@ -1,8 +1,9 @@
 """Pulls that wait at a server: for a step (BSP), or for slower workers (SSP)."""
 
+from paceline.base.numbering import Inc, StepNo
 from paceline.wire.messages.data import Pull
 
-Clocks = tuple[tuple[int, int, int], ...]
+Clocks = tuple[tuple[Inc, int, int], ...]
 """inc, clock, base."""
 
 
@@ -15,10 +16,10 @@ class WaitingPulls:
 
     def __init__(self, staleness: int = 0) -> None:
         self.staleness = staleness
-        self.pulls: dict[int, Pull] = {}
+        self.pulls: dict[Inc, Pull] = {}
         #: SSP, leader only: inc -> clock, on one scale.
-        self.clocks: dict[int, int] = {}
-        self.clock_base: dict[int, int] = {}
+        self.clocks: dict[Inc, int] = {}
+        self.clock_base: dict[Inc, int] = {}
 
     def add(self, pull: Pull, *, bounded: bool) -> None:
         """Have a pull wait; ``bounded``: the worker's clock counts."""
@@ -36,19 +37,19 @@ class WaitingPulls:
             self.clocks[inc] = min(self.clocks.values(), default=0)
             self.clock_base[inc] = self.clocks[inc] - pull.clock
 
-    def release(self, step: int) -> list[Pull]:
+    def release(self, step: StepNo) -> list[Pull]:
         """Take out what can be answered at this step."""
         free = [inc for inc, pull in self.pulls.items() if self._may_go(pull, step)]
         return [self.pulls.pop(inc) for inc in free]
 
-    def _may_go(self, pull: Pull, step: int) -> bool:
+    def _may_go(self, pull: Pull, step: StepNo) -> bool:
         if pull.inc in self.clocks:
             floor = min(self.clocks.values())
             if self.clocks[pull.inc] - floor > self.staleness:
                 return False
         return pull.min_step <= step
 
-    def fence(self, inc: int) -> None:
+    def fence(self, inc: Inc) -> None:
         """Wait neither for this worker nor with its pull."""
         self.clocks.pop(inc, None)
         self.pulls.pop(inc, None)

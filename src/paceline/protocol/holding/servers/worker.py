@@ -11,6 +11,7 @@ The protocol is that of docs/protocols/integrity.md, sections 2 and 3. The explo
 
 import msgspec
 
+from paceline.base.numbering import START, EpochNo, Inc, StepNo, step_after
 from paceline.base.samples import Span, num_samples
 from paceline.protocol.holding.servers.worker_acts import (
     ConnectServer,
@@ -47,14 +48,14 @@ class Offer(msgspec.Struct):
     """A contribution that is not known to be in the order."""
 
     part: Part
-    not_held_by: set[int]
+    not_held_by: set[Inc]
     ready_sent: bool = False
 
 
 class WorkerState:
     """The protocol state of one worker incarnation."""
 
-    def __init__(self, inc: int, *, mode: str, samples: str, window: int = 2) -> None:
+    def __init__(self, inc: Inc, *, mode: str, samples: str, window: int = 2) -> None:
         self.inc = inc
         self.synchronous = mode == "bsp"
         self.bounded = mode == "ssp"
@@ -64,8 +65,8 @@ class WorkerState:
         self.leases = StepLeases(inc, synchronous=self.synchronous)
         self.map: ServerMap | None = None
         #: Incarnations of the map's servers, the leader first; of those that answer pulls.
-        self.servers: list[int] = []
-        self.owners: tuple[int, ...] = ()
+        self.servers: list[Inc] = []
+        self.owners: tuple[Inc, ...] = ()
         self._reset()
 
     def _reset(self) -> None:
@@ -78,12 +79,12 @@ class WorkerState:
         self.pulling: Pull | None = None
         #: SSP: the leader is not to wait for us.
         self.resting = False
-        self.answers: dict[int, Pulled] = {}
+        self.answers: dict[Inc, Pulled] = {}
         #: At-least-once: what each server has applied of this worker, contiguously.
-        self.applied_by: dict[int, int] = {}
+        self.applied_by: dict[Inc, int] = {}
 
     @property
-    def epoch_no(self) -> int:
+    def epoch_no(self) -> EpochNo:
         """The epoch that leases and contributions are of; 0: none yet."""
         return self.leases.epoch_no
 
@@ -212,7 +213,7 @@ class WorkerState:
                 del self.offers[seq]
         return []
 
-    def _applied(self, server: int, seq: int) -> list[Instruction]:
+    def _applied(self, server: Inc, seq: int) -> list[Instruction]:
         self.applied_by[server] = max(seq, self.applied_by.get(server, 0))
         everywhere = min(self.applied_by.get(inc, 0) for inc in self.servers)
         for done in [s for s in self.offers if s <= everywhere]:
@@ -298,7 +299,7 @@ class WorkerState:
             epoch_no=self.epoch_no,
             inc=self.inc,
             ticket=self.ticket,
-            min_step=self.leases.step + ahead if self.synchronous else 0,
+            min_step=step_after(self.leases.step, ahead) if self.synchronous else START,
             clock=self.next_seq - 1 + ahead if self.bounded else -1,
             feed=self.leases.in_training,
             tables=tables,
@@ -316,7 +317,7 @@ class WorkerState:
             epoch_no=self.epoch_no,
             inc=self.inc,
             ticket=self.ticket,
-            min_step=self.leases.step + 1,
+            min_step=step_after(self.leases.step),
             dense=False,
         )
         return [ToServer(self.servers[0], self.watching)]
@@ -359,7 +360,7 @@ class WorkerState:
             done += self._advance(newest, whole, message.last_seq)
         return [*done, PullDone(pull.ticket)]
 
-    def _advance(self, step: int, whole: Slice | None, last_seq: int) -> list[Instruction]:
+    def _advance(self, step: StepNo, whole: Slice | None, last_seq: int) -> list[Instruction]:
         """All steps up to this one are decided: give back what they have left out of ours.
 
         Args:

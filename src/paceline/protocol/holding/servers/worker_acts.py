@@ -2,6 +2,7 @@
 
 import msgspec
 
+from paceline.base.numbering import Inc
 from paceline.wire.messages.base import Server
 from paceline.wire.messages.data import AskMap, Part, Pull, Ready
 from paceline.wire.messages.node import NodeUp
@@ -10,7 +11,7 @@ from paceline.wire.messages.node import NodeUp
 class ToServer(msgspec.Struct, frozen=True):
     """Send to a server, named by its incarnation; the edge adds the tensors."""
 
-    server: int
+    server: Inc
     message: Part | Ready | Pull | AskMap
 
 

@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 from torch import Tensor
 
+from paceline.base.numbering import Inc
 from paceline.base.processes import find_job_process, this_machine
 from paceline.protocol.holding.group.member import MemberState
 from paceline.runtime.holding.replicas.direct import read_memory
@@ -153,7 +154,7 @@ class Copier:
         return found
 
 
-def part_of(photograph: Photograph, asked: AskState, inc: int) -> tuple[StatePart, bytes]:
+def part_of(photograph: Photograph, asked: AskState, inc: Inc) -> tuple[StatePart, bytes]:
     """Answer a peer that copies what we hold; ``inc``: ours."""
     frame, digest = (b"", 0) if asked.part == STILL else photograph.part(asked.part)
     answer = StatePart(

@@ -222,7 +222,8 @@ class WorkerEdge:
 
     def _send(self, server: int, message: Data) -> None:
         """Leave it to be sent, with the tensors that belong to it."""
-        data, servers, pulling = self._exchange.data, self.state.servers, self._pulling
+        servers: Sequence[int] = self.state.servers
+        data, pulling = self._exchange.data, self._pulling
         if isinstance(message, Part):
             kept, index = self._contributions[message.seq], servers.index(server)
             self._exchange.leave(lambda: data.send(server, kept.header(), kept.frames(index)))

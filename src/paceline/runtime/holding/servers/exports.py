@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
 
+from paceline.base.numbering import EpochNo, Inc
 from paceline.protocol.holding.servers.worker import WorkerState
 from paceline.runtime.data.work import Array
 from paceline.runtime.evaluation_results import Until
@@ -27,7 +28,7 @@ class Exporting:
         """Whether every server has sent all."""
         return not self._offsets
 
-    def missing(self, epoch_no: int, inc: int) -> list[tuple[int, Export]]:
+    def missing(self, epoch_no: EpochNo, inc: Inc) -> list[tuple[int, Export]]:
         """What to ask of whom now."""
         return [
             (

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from paceline.base.disk import describe, is_refusal
+from paceline.base.numbering import NO_CUT, NO_EPOCH, START
 from paceline.cuts import manifest as cut
 from paceline.runtime.checkpoint import cutfile
 from paceline.runtime.data.work import Array
@@ -32,7 +33,7 @@ class InitialWriter:
                 if not is_refusal(error):
                     raise
                 why = f"the model as it was built is not stored: {describe(error, directory)}"
-                return CutDelayed(inc=inc, cut_no=0, reason=why)
+                return CutDelayed(inc=inc, cut_no=NO_CUT, reason=why)
         self.values = None
         return InitialWritten(inc=inc)
 
@@ -41,10 +42,10 @@ def _write(directory: Path, schema: ModelSchema, arrays: Mapping[str, Array]) ->
     directory.mkdir(parents=True, exist_ok=True)
     digest, num_bytes = cutfile.write_save(directory, "initial.safetensors", arrays)
     manifest = cut.CutManifest(
-        cut_no=0,
-        epoch_no=0,
+        cut_no=NO_CUT,
+        epoch_no=NO_EPOCH,
         position=0,
-        step=0,
+        step=START,
         committed=(),
         schema=schema,
         files={"initial.safetensors": digest},
