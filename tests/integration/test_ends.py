@@ -56,6 +56,27 @@ model, optimizer = job.prepare(model, optimizer)
 for _ in job.batches(TensorDataset(torch.ones(64, 4)), batch_size=16):
     ctypes.string_at(0)
 """
+UNEVEN = """
+import sys, torch, paceline as pl
+from torch import nn
+from torch.utils.data import TensorDataset
+from paceline.runtime.holding.servers import client
+client.NOTICE_S, client.SETTLE_S = 1.0, 1.0
+job = pl.init()
+model = nn.Linear(4, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+model, optimizer = job.prepare(model, optimizer)
+for epoch in range(2):
+    for (x,) in job.batches(TensorDataset(torch.ones(32, 4)), batch_size=8):
+        model(x).mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        if epoch:
+            break
+    if not job.is_chief:
+        sys.exit()
+assert model.state_dict()["weight"].isfinite().all()
+"""
 LEAVING = Path(__file__).with_name("jobs") / "leaving.py"
 BATCH = 8
 
@@ -133,6 +154,20 @@ def test_servers_keep_what_a_worker_that_leaves_early_has_handed_in(
     args, nodes = ("--steps", "6", "--how", "exit"), NodeSpec(count=1)
     with job_of(LEAVING, tmp_path, *args, mode=mode, servers=nodes, workers=nodes) as job:
         check_left_early(job, 6, tmp_path)
+
+
+def test_the_rest_of_a_step_that_nobody_computes_is_not_waited_for_without_end(
+    tmp_path: Path,
+) -> None:
+    script = tmp_path / "uneven.py"
+    script.write_text(UNEVEN)
+    servers = NodeSpec(count=1)
+    with job_of(script, tmp_path / "out", strategy="ps", servers=servers) as job:
+        outcome = job.end()
+        assert (outcome.end, outcome.committed) == (End.STOPPED_EARLY, 32)
+        log = (job.job.logs / "worker-0.log").read_text()
+    assert "4 samples that worker-0 has computed are part of a step that is not whole" in log
+    assert "4 samples that worker-0 has computed are not in the model" in log
 
 
 def test_a_loader_process_that_is_lost_in_the_first_step_ends_no_job(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ training thread only leaves errands; where the loop has nothing to compute, it w
 to bring news.
 """
 
+import sys
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -25,6 +26,8 @@ from paceline.wire.messages.feeds import Feed, SourceLine
 from paceline.wire.messages.node import NodeUp, OpenFeed, Prepared
 from paceline.wire.schema import ModelSchema
 
+NOTICE_S, SETTLE_S = 20.0, 600.0
+"""After the first a worker says that it waits for the rest of a step, after both it goes on."""
 SCRIPT_S = 1.0
 """So long a worker that joins waits for the script's state of the step before its own."""
 
@@ -250,9 +253,23 @@ class ServerTrainer(WorkerEdge):
             for server in self.state.servers:
                 self._send(server, part)
 
-    def drain(self, within_s: float = float("inf")) -> None:
+    def drain(self, within_s: float = float("inf")) -> bool:
         until_s = time.monotonic() + within_s
         self._until(lambda: not self.state.offers or time.monotonic() > until_s, ask=self._hurry)
+        return not self.state.offers
+
+    def settle(self) -> None:
+        if self.drain(NOTICE_S):
+            return
+        spans = [span for offer in self.state.offers.values() for span in offer.part.spans]
+        ours = f"paceline: {num_samples(spans)} samples that {self.process.node} has computed"
+        sys.stderr.write(
+            f"{ours} are part of a step that is not whole; for up to {SETTLE_S:.0f} s it waits for "
+            "other workers, which start again or have left their loop (leave it after the same "
+            "step in all)\n"
+        )
+        if not self.drain(SETTLE_S):
+            sys.stderr.write(f"{ours} are not in the model: their step is not whole\n")
 
     def _hurry(self) -> Iterable[NodeUp]:
         if self.state.pulling is None and self.spec.samples != "exactly-once":

@@ -73,8 +73,12 @@ class Alone(Dealing):
     def push(self, works: Sequence[Work], gradients: Gradients) -> None:
         self.store.apply([gradients])
 
-    def drain(self, within_s: float = float("inf")) -> None:
+    def drain(self, within_s: float = float("inf")) -> bool:
         """Nothing is ever under way: ``push`` applies."""
+        return True
+
+    def settle(self) -> None:
+        """Nothing is ever under way."""
 
     def dense(self) -> Mapping[str, Array]:
         return {dtype: values.copy() for dtype, values in self.store.dense().items()}

@@ -132,8 +132,19 @@ class TrainingPort(Protocol):
     def give_back(self, work: Work) -> None:
         """The work was taken, but will not be pushed."""
 
-    def drain(self, within_s: float = float("inf")) -> None:
-        """Block until everything that this worker pushed is in the model, at most so long."""
+    def drain(self, within_s: float = float("inf")) -> bool:
+        """Block until everything that this worker pushed is in the model, at most so long.
+
+        Returns:
+            Whether it is.
+        """
+
+    def settle(self) -> None:
+        """Drain for the script, which may have left its loop in the middle of a step.
+
+        What other workers have of that step may never come, if they have left theirs: the wait is
+        bounded, and the worker says so.
+        """
 
     def dense(self) -> Mapping[str, Array]:
         """The dense parameters now: dtype -> flat vector, owned by the caller. Blocks."""

@@ -87,7 +87,7 @@ class Gatherer:
     def _gather(self) -> dict[str, Tensor]:
         """The flat vectors that the job holds now."""
         self._model.check_values()
-        self._trainer.drain()
+        self._trainer.settle()
         dense = self._trainer.dense()
         return {dtype: torch.from_numpy(values) for dtype, values in dense.items()}
 

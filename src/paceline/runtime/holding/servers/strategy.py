@@ -117,7 +117,7 @@ class OnServers:
     def evaluate(self, fn: Evaluation, feed: Feed, readers: Readers) -> Results:
         start_s = monotonic()
         self.model.check_values()
-        self.trainer.drain()
+        self.trainer.settle()
         results = None
         while results is None:
             self.model.load(self.trainer.dense())
