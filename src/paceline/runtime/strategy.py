@@ -34,7 +34,7 @@ Results = Mapping[str, Array]
 class Strategy(Protocol):
     """Deals out samples, holds the model and takes gradients.
 
-    Every method that blocks raises `Stopped` when the job is told to stop.
+    Every method that blocks raises `Stopped` when the job must stop.
     """
 
     spec: JobSpec

@@ -160,7 +160,7 @@ class ServerProcess:
             case AskMap():
                 self._do(self.state.ask_map(message))
             case _:
-                pass
+                pass  # a server sends it, or a member of a group: no worker does
         # Not what a step costs when this message happens to be the one that completes it.
         spent_s = time.perf_counter() - start_s - (self.aside_s - aside_s)
         self.handler_s[inc] = self.handler_s.get(inc, 0.0) + spent_s

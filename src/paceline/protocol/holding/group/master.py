@@ -69,7 +69,6 @@ class GroupHolder(Holder):
     # ------------------------------------------------------------------ records
 
     def apply(self, record: Records) -> bool:
-        """See `Holder.apply`."""
         match record:
             case GroupFormed() | GroupRestored() | GroupBegun():
                 self.group.apply(record)
@@ -82,7 +81,6 @@ class GroupHolder(Holder):
         return True
 
     def applied(self, record: Records) -> None:
-        """See `Holder.applied`."""
         if isinstance(record, Planned):
             self.group.plan = record.plan
 
@@ -99,7 +97,6 @@ class GroupHolder(Holder):
                 pass  # the ledger is as it was: a group that forms has trained on nothing yet
 
     def resume(self) -> list[Instruction]:
-        """See `Holder.resume`."""
         self.group.resume()
         return []
 
@@ -173,35 +170,29 @@ class GroupHolder(Holder):
 
     @property
     def phase(self) -> str:
-        """See `Holder.phase`."""
         if not self.group.number:
             return "starting"
         return "training" if self.group.running else "forming"
 
     @property
     def waits_for(self) -> str:
-        """See `Holder.waits_for`."""
         return self.group.waits.reason
 
     @property
     def is_training(self) -> bool:
-        """See `Holder.is_training`."""
         return self.group.running
 
     @property
     def has_model(self) -> bool:
-        """See `Holder.has_model`."""
         return self.group.number > 0
 
     @property
     def pace(self) -> str:
-        """See `Holder.pace`."""
         return "allreduce"
 
     # ------------------------------------------------------------------ workers
 
     def is_given_up(self, inc: Inc) -> bool:
-        """See `Holder.is_given_up`."""
         return inc in self.group.gone
 
     def lost(self, inc: Inc, *, returned: bool) -> list[Instruction]:
@@ -213,7 +204,6 @@ class GroupHolder(Holder):
         return [*left, *back, *self.core.serve()]
 
     def opened(self, opened: FeedOpened) -> FeedOpened:
-        """See `Holder.opened`."""
         stored = [cut.cut for cut in self.core.cuts.valid if not cut.cut.in_memory]
         cut = stored[-1] if opened.complete and stored else None
         return msgspec.structs.replace(opened, cut=cut, trains=self.group.running)
@@ -235,7 +225,6 @@ class GroupHolder(Holder):
         return held[-1] if held else NO_PLAN
 
     def planned(self) -> list[Instruction]:
-        """See `Holder.planned`."""
         return self.group.divide()
 
     # ------------------------------------------------------------------ cuts
@@ -280,13 +269,11 @@ class GroupHolder(Holder):
         return (self.holder,)
 
     def may_copy(self, inc: Inc) -> bool:
-        """See `Holder.may_copy`."""
         if self.group.sharded:  # of who has left meanwhile, too: it said it before
             return self.group.running and self.group.knows(inc)
         return inc == self.holder
 
     def cut_valid(self, valid: CutValid) -> list[Instruction]:
-        """See `Holder.cut_valid`."""
         if self.group.sharded:  # all members hold what they have copied
             self.core.step = max(self.core.step, valid.step)
             self.core.ledger.advance(valid.committed)
@@ -295,7 +282,6 @@ class GroupHolder(Holder):
         return [self.core.record(proven), self.core.record(valid), *self._tell_safe()]
 
     def cut_stored(self) -> list[Instruction]:
-        """See `Holder.cut_stored`."""
         return [*self._tell_safe(), *self._make_safe()]
 
     def _tell_safe(self) -> list[Instruction]:
@@ -317,13 +303,11 @@ class GroupHolder(Holder):
     # ------------------------------------------------------------------ loss of messages
 
     def resend(self) -> list[Instruction]:
-        """See `Holder.resend`."""
         return [*self.group.resend(), *self._make_safe()]
 
     # ------------------------------------------------------------------ snapshots
 
     def kept(self) -> dict[str, Any]:
-        """See `Holder.kept`."""
         group = self.group
         return {
             "group": GroupKept(
@@ -339,7 +323,6 @@ class GroupHolder(Holder):
         }
 
     def restore(self, kept: "Snapshot") -> bool:
-        """See `Holder.restore`."""
         held, group = kept.group, self.group
         if held is None:
             return True

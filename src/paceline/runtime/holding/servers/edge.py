@@ -160,7 +160,7 @@ class WorkerEdge:
             case Differs() if message.epoch_no == self.state.epoch_no:
                 raise refusal(message)
             case _:
-                pass
+                pass  # workers send it, or it is of an epoch that is over
         for seq in [seq for seq in self._contributions if seq not in self.state.offers]:
             del self._contributions[seq]
 
