@@ -9,7 +9,7 @@ import inspect
 from collections.abc import Callable, Iterator
 from enum import StrEnum
 from pathlib import Path
-from typing import Any, Literal, get_args, get_origin
+from typing import Any, Literal, NewType, get_args, get_origin
 
 import msgspec
 import typer
@@ -262,6 +262,8 @@ def _type_name(kind: Any) -> str:
         return f"{_type_name(args[0])}, several"
     if args:
         return _type_name(args[0])
+    if isinstance(kind, NewType):  # a number by its meaning, as `Inc`
+        return _type_name(kind.__supertype__)
     if issubclass(kind, StrEnum):
         return " or ".join(f'"{word}"' for word in kind)
     return str(kind.__name__)
