@@ -10,8 +10,8 @@ import msgspec
 
 from paceline.base.errors import ConfigError, PermanentError
 from paceline.base.jobdir import JobDir
-from paceline.base.joined import joined_directory
-from paceline.base.processes import JOB_DIR, SAFE_PATH, can_enter
+from paceline.base.joined import joined_directory, remove_joined
+from paceline.base.processes import JOB_DIR, SAFE_PATH, can_enter, find_job_processes
 from paceline.cuts.reach import keep_servers
 from paceline.wire import spec as specs
 from paceline.wire.client import Call, Done, GetSpec, JobInfo, Join, NodeAdded, Reply
@@ -116,16 +116,28 @@ def of_this_machine(spec: JobSpec, address: str) -> JobSpec:
 
 
 def make_directory(job_id: str, spec: JobSpec, node: str, address: str, secret: bytes) -> JobDir:
-    """A job directory of this one node, apart from those of the jobs of this machine."""
+    """Make a job directory of this one node, apart from those of the jobs of this machine.
+
+    Of a node that had this name before the logs stay.
+
+    Raises:
+        ConfigError: that one still runs here.
+    """
     path = joined_directory(job_id, node)
-    path.mkdir(parents=True, mode=0o700)
     job = JobDir(path)
+    if path.exists():
+        if find_job_processes(path):
+            raise ConfigError(
+                f"{node} of job {job_id} still runs here; join again when it has ended"
+            )
+        remove_joined(job)
+    path.mkdir(parents=True, mode=0o700, exist_ok=True)
     specs.save(spec, job.spec)
     with os.fdopen(os.open(job.secret_file, os.O_WRONLY | os.O_CREAT, 0o600), "wb") as file:
         file.write(secret)
     job.master_address.write_text(f"{address}\n")
     keep_servers(job, FileServers())  # the master says who they are when it knows the node
-    job.logs.mkdir()
+    job.logs.mkdir(exist_ok=True)
     job.make_run_dir()
     return job
 

@@ -105,6 +105,29 @@ def test_a_worker_that_leaves_leaves_even_if_it_is_refused_meanwhile() -> None:
     assert "worker-1" not in later.members.nodes
 
 
+def test_a_name_that_is_given_again_is_a_worker_that_stays_also_for_the_next_master() -> None:
+    job = Job(num_workers=2)
+    job.run("worker-0")
+    job.run("worker-1")
+    orders = NodeOrders(job.members)
+    job.note(orders.scale(1, 1.0, grace_s=5.0))
+    job.exit("worker-1", AS_ORDERED)
+    name, acts = orders.join("elsewhere", 2.0)
+    job.note(acts)
+    assert name == "worker-1"
+    later = job.restarted(awaited=("worker-0",))
+    assert later.members.nodes["worker-1"].fate is Fate.STAYS
+    assert Retire("worker-1") not in later.first
+
+
+def test_a_worker_that_is_absent_stays_so_after_a_compaction() -> None:
+    job = Job(num_workers=2)
+    job.run("worker-0")
+    del job.members.nodes["worker-1"]
+    job.kept = [KeepRecord(record) for record in job.members.snapshot()]
+    assert Launch("worker-1") not in job.restarted(awaited=("worker-0",)).first
+
+
 def test_a_worker_that_leaves_still_does_after_a_compaction() -> None:
     job = Job(num_workers=1)
     job.run("worker-0")

@@ -76,6 +76,8 @@ class Roster:
             case ServersWanted():
                 self._resize_servers(record.count)
             case NodeJoined():
+                if record.node in self.nodes and not self._stays(record.node):
+                    self.forget(self.nodes[record.node])  # it was gone when its name was given
                 node = self.nodes.get(record.node) or self.add(*_role_and_index(record.node))
                 node.by_itself = True
                 self.num_workers = max(self.num_workers, node.rank + 1)
@@ -162,7 +164,7 @@ class Roster:
         """Records that stand for all that were applied."""
         kept: list[MemberRecords] = [WorkersWanted(count=self.num_workers, next_inc=self._next_inc)]
         names = (f"worker-{rank}" for rank in range(self.num_workers))
-        kept += [NodeDropped(node=name) for name in names if name not in self.nodes]
+        absent = [NodeDropped(node=name) for name in names if name not in self.nodes]
         if self.rounds is not None:
             kept.append(RoundSet(number=self.rounds.number, port=self.rounds.port))
         first = (f"server-{rank}" for rank in range(self._num_servers))
@@ -181,8 +183,9 @@ class Roster:
                 kept.append(NodeFinished(node=node.name, joined=node.past.joined))
             if node.fate is Fate.FAILED:
                 kept.append(NodeRefused(node=node.name, reason=life.note))
-        # After their lives, which would make workers that leave some that stay.
-        return [*kept, WorkersWanted(count=self.num_workers)]
+        # After their lives, which would make workers that leave some that stay; and before those
+        # that are absent, which it would bring back.
+        return [*kept, WorkersWanted(count=self.num_workers), *absent]
 
     def _stays(self, name: str) -> bool:
         return name in self.nodes and self.nodes[name].fate is not Fate.LEAVES
