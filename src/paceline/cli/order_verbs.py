@@ -21,10 +21,11 @@ def scale(
     job: Job = None,
 ) -> None:
     """Change the number of workers of a running job."""
+    from paceline.jobs.wording import counted
     from paceline.wire.client import Scale
 
     job_id = _order(job, Scale(workers=workers))
-    print(f"job {job_id}: {workers} workers from now on")
+    print(f"job {job_id}: {counted(workers, 'worker')} from now on")
 
 
 def kill(job: Job = None, worker: Worker = None, server: Server = None) -> None:

@@ -112,7 +112,7 @@ class _Draft:
 
 def _unknown_key(place: str, key: str) -> str:
     section, _, name = key.rpartition(".")
-    known = _keys_of(section)
+    known = _keys_of(section) or _keys_of("")  # there is no such section
     close = difflib.get_close_matches(name, known, 1)
     meant = [f"{section}.{close[0]}".lstrip(".")] if close else _elsewhere(name)
     if meant:

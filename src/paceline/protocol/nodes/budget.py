@@ -33,7 +33,9 @@ class Budget:
         """What is said when no relaunch is left."""
         window_s = self._spec.window_s
         within = "" if window_s is None else f" within {window_s:g} s"
-        return f"the budget of {self._spec.budget} relaunches{within} is used up (restart.budget)"
+        budget = self._spec.budget
+        relaunches = "relaunch" if budget == 1 else "relaunches"
+        return f"the budget of {budget} {relaunches}{within} is used up (restart.budget)"
 
     def backoff_s(self, streak: int) -> float:
         """How long the next relaunch waits after so many in a row."""
