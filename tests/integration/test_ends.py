@@ -166,7 +166,10 @@ def test_the_rest_of_a_step_that_nobody_computes_is_not_waited_for_without_end(
         outcome = job.end()
         assert (outcome.end, outcome.committed) == (End.STOPPED_EARLY, 32)
         log = (job.job.logs / "worker-0.log").read_text()
-    assert "4 samples that worker-0 has computed are part of a step that is not whole" in log
+    assert (
+        "4 samples that worker-0 has computed are part of a step that other workers have not completed"
+        in log
+    )
     assert "4 samples that worker-0 has computed are not in the model" in log
 
 

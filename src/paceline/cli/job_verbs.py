@@ -8,7 +8,7 @@ import typer
 
 from paceline.base.errors import ConfigError
 from paceline.base.jobdir import JobDir
-from paceline.cli.words import AsJson, Job, console, job_ids
+from paceline.cli.shared_options import AsJson, Job, console, job_ids
 
 
 def status(

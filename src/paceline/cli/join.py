@@ -118,10 +118,10 @@ def of_this_machine(spec: JobSpec, address: str) -> JobSpec:
 def make_directory(job_id: str, spec: JobSpec, node: str, address: str, secret: bytes) -> JobDir:
     """Make a job directory of this one node, apart from those of the jobs of this machine.
 
-    Of a node that had this name before the logs stay.
+    The logs of an earlier node of this name stay.
 
     Raises:
-        ConfigError: that one still runs here.
+        ConfigError: the earlier node still runs here.
     """
     path = joined_directory(job_id, node)
     job = JobDir(path)

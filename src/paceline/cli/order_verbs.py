@@ -7,7 +7,7 @@ import typer
 
 from paceline.base.errors import ConfigError
 from paceline.base.jobdir import JobDir
-from paceline.cli.words import Job, console
+from paceline.cli.shared_options import Job, console
 
 if TYPE_CHECKING:
     from paceline.wire.client import Call

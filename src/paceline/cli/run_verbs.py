@@ -11,8 +11,8 @@ from typer.core import TyperCommand
 from paceline.base.errors import ConfigError
 from paceline.base.jobdir import JobDir
 from paceline.cli.arguments import Options, arrange, defined_in
+from paceline.cli.shared_options import Job, console, parse_settings
 from paceline.cli.torchrun import TORCHRUN_FLAGS, note_ignored, of_torchrun, translate
-from paceline.cli.words import Job, console, parse_settings
 from paceline.jobs.flags import OF_SPEC, of_spec, with_options
 from paceline.jobs.outcome import ENDS
 

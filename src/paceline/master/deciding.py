@@ -29,7 +29,7 @@ from paceline.master.controller import (
 )
 from paceline.master.decision_port import Scene
 from paceline.master.monitor import lengths_of
-from paceline.master.outcomes import HELPED, read_outcomes
+from paceline.master.restart_history import HELPED, read_outcomes
 from paceline.master.restarts import StartMeasured
 from paceline.policy.straggler.actions import AnyAction
 from paceline.policy.straggler.decision_log import AnyLine, Begun, Failed, Helped, last_number

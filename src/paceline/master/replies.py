@@ -5,13 +5,13 @@ from typing import assert_never
 import msgspec
 
 from paceline.base.errors import ConfigError
-from paceline.master.decisions import Decisions
 from paceline.master.facts import Asked
 from paceline.master.members import MembersEdge
 from paceline.master.orders import check_elastic, check_scale, check_size
 from paceline.master.parts import MasterParts
 from paceline.master.reporting import Reporting
 from paceline.master.shutdown import Shutdown
+from paceline.master.solution_seat import SolutionSeat
 from paceline.master.training import Training
 from paceline.wire.client import (
     Call,
@@ -41,7 +41,7 @@ class Replies:
         training: Training,
         shutdown: Shutdown,
         members: MembersEdge,
-        decisions: Decisions,
+        decisions: SolutionSeat,
         reporting: Reporting,
     ) -> None:
         self._job, self._spec, self._outbox = parts.job, parts.spec, parts.outbox

@@ -4,16 +4,16 @@ from typing import NamedTuple
 
 from paceline.master.agents import Agents
 from paceline.master.checks import Checks
-from paceline.master.decisions import Decisions
 from paceline.master.holding import EDGES
 from paceline.master.inbox import Inbox
 from paceline.master.job_end import JobEnd
+from paceline.master.journal_recovery import JournalRecovery
 from paceline.master.members import MembersEdge
 from paceline.master.parts import MasterParts, Times
-from paceline.master.past import Past
 from paceline.master.replies import Replies
 from paceline.master.reporting import Reporting
 from paceline.master.shutdown import Shutdown
+from paceline.master.solution_seat import SolutionSeat
 from paceline.master.sources import Sources
 from paceline.master.training import ForNodes, Training
 from paceline.master.uploads import Uploads, open_uploads
@@ -24,11 +24,11 @@ class Rooms(NamedTuple):
 
     inbox: Inbox
     sources: Sources
-    past: Past
+    recovery: JournalRecovery
     training: Training
     members: MembersEdge
     agents: Agents
-    decisions: Decisions
+    decisions: SolutionSeat
     end: JobEnd
     shutdown: Shutdown
     replies: Replies
@@ -49,14 +49,14 @@ def build(parts: MasterParts, times: Times) -> Rooms:
     training = Training(parts, EDGES[spec.traits.holder](spec), end.fail, follow)
     checks = Checks(wanted=spec.preflight and spec.traits.measured != "never")
     members = MembersEdge(parts, times, checks, inbox, end, training)
-    decisions = Decisions(parts, times, inbox, training, members)
+    decisions = SolutionSeat(parts, times, inbox, training, members)
     shutdown = Shutdown(parts, times, end, training, members)
     reporting = Reporting(parts.job, training.state, parts.members, parts.monitor)
-    past = Past(parts, times.wall, checks, training)
+    recovery = JournalRecovery(parts, times.wall, checks, training)
     return Rooms(
         inbox=inbox,
         sources=Sources(parts, inbox),
-        past=past,
+        recovery=recovery,
         training=training,
         members=members,
         agents=Agents(parts, times, checks, inbox, training, members),
@@ -65,5 +65,5 @@ def build(parts: MasterParts, times: Times) -> Rooms:
         shutdown=shutdown,
         replies=Replies(parts, training, shutdown, members, decisions, reporting),
         reporting=reporting,
-        uploads=open_uploads(parts, training.cuts, past.handover),
+        uploads=open_uploads(parts, training.cuts, recovery.handover),
     )

@@ -17,8 +17,8 @@ from paceline.master.cut_folders import CutChosen
 from paceline.master.deciding import Answered
 from paceline.master.facts import AgentEnded, Asked, Fact, FromAgent, StopAsked, Tick
 from paceline.master.journal import Journal
+from paceline.master.journal_recovery import running_agents
 from paceline.master.parts import make_parts
-from paceline.master.past import running_agents
 from paceline.master.ports import Backend
 from paceline.master.rooms import build
 from paceline.master.waiting import until_written
@@ -69,7 +69,7 @@ class Master:
     async def _begin(self) -> None:
         """Go on where the master before this one has ended."""
         rooms, outbox, port = self.rooms, self.parts.outbox, self._spec.metrics_port
-        restarted, ended = rooms.past.replay()
+        restarted, ended = rooms.recovery.replay()
         await rooms.sources.open()
         if port is not None:
             rooms.reporting.open_endpoint(port, outbox.tell)
@@ -79,7 +79,7 @@ class Master:
             rooms.decisions.begin()
         except ConfigError as error:
             rooms.end.fail(str(error))
-        rooms.members.act(rooms.past.resize())
+        rooms.members.act(rooms.recovery.resize())
         found = running_agents(self._job)
         rooms.members.act(self.parts.members.begin(self._times.own(), found))
         outbox.flush()
@@ -127,7 +127,7 @@ class Master:
             rooms.inbox.changed = False
             self._go_on()
         self.parts.outbox.flush()
-        rooms.past.compact()
+        rooms.recovery.compact()
 
     def _handle(self, fact: Fact) -> None:
         rooms = self.rooms

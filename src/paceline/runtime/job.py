@@ -7,8 +7,8 @@
         optimizer.step(); optimizer.zero_grad()
 
 The same script runs alone (this process holds the model) and under ``paceline run`` (parameter
-servers do, or every worker). `paceline.runtime.choosing` decides which, and nothing else does;
-alone, by what is prepared. The rest sees the `Strategy` port.
+servers do, or every worker). Only `paceline.runtime.strategy_choice` decides which. Alone, it goes
+by what is prepared. The rest sees the `Strategy` port.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -23,16 +23,16 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from paceline.base.errors import ConfigError
-from paceline.runtime.choosing import fitting, strategy_here
 from paceline.runtime.data.reader import BatchLoader, Reader, loader_of
 from paceline.runtime.data.work import Array, Work
 from paceline.runtime.evaluation import as_tensor, checked_values
+from paceline.runtime.feed_requests import Growing, feed_to_evaluate, feed_to_train
 from paceline.runtime.given import check_given, flatten, takes_norm_alone
-from paceline.runtime.opening import Growing, feed_to_evaluate, feed_to_train
 from paceline.runtime.preflight import check_node
 from paceline.runtime.seeding import seed_all, seed_of
 from paceline.runtime.state.script_state import ScriptState
 from paceline.runtime.strategy import Strategy
+from paceline.runtime.strategy_choice import fitting, strategy_here
 from paceline.runtime.wrapped import unwrapped
 from paceline.wire.messages.feeds import Feed
 

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from paceline.base.errors import ConfigError
-from paceline.runtime import opening
+from paceline.runtime import feed_requests
 from paceline.runtime.data import growth
 from paceline.runtime.data.growth import CountGrowth, StreamGrowth, is_long
 from paceline.runtime.data.text import TextLines
@@ -157,7 +157,7 @@ def test_lines_being_counted_come_in_the_order_of_counted_ones(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, num_lines: int, shuffle: bool
 ) -> None:
     monkeypatch.setattr(growth, "COUNTED_AT_ONCE_BYTES", 0)
-    monkeypatch.setattr(opening, "WINDOW_SHARDS", 4)
+    monkeypatch.setattr(feed_requests, "WINDOW_SHARDS", 4)
     path = tmp_path / "lines"
     path.write_text("".join(f"{i}\n" for i in range(num_lines)))
     options = {"batch_size": 30, "epochs": 3, "shuffle": shuffle}

@@ -23,7 +23,7 @@ from paceline.master.deciding import (
     period_of,
 )
 from paceline.master.monitor import lengths_of
-from paceline.master.outcomes import HELPED, REMEMBERED_JOBS, read_outcomes
+from paceline.master.restart_history import HELPED, REMEMBERED_JOBS, read_outcomes
 from paceline.master.restarts import StartMeasured
 from paceline.policy.stats.history import Lengths
 from paceline.policy.straggler.actions import (

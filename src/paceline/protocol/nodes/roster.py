@@ -77,7 +77,7 @@ class Roster:
                 self._resize_servers(record.count)
             case NodeJoined():
                 if record.node in self.nodes and not self._stays(record.node):
-                    self.forget(self.nodes[record.node])  # it was gone when its name was given
+                    self.forget(self.nodes[record.node])  # the worker that had this name is gone
                 node = self.nodes.get(record.node) or self.add(*_role_and_index(record.node))
                 node.by_itself = True
                 self.num_workers = max(self.num_workers, node.rank + 1)
@@ -183,8 +183,8 @@ class Roster:
                 kept.append(NodeFinished(node=node.name, joined=node.past.joined))
             if node.fate is Fate.FAILED:
                 kept.append(NodeRefused(node=node.name, reason=life.note))
-        # After their lives, which would make workers that leave some that stay; and before those
-        # that are absent, which it would bring back.
+        # WorkersWanted comes after the lives: a NodeStarted would make a leaving worker stay. It
+        # comes before the NodeDropped of absent workers, which it would create again.
         return [*kept, WorkersWanted(count=self.num_workers), *absent]
 
     def _stays(self, name: str) -> bool:

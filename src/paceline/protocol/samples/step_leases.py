@@ -1,7 +1,7 @@
 """The leases of a worker of servers, which knows in which step each sample may be computed.
 
 A lease of a feed that is trained on in steps (BSP) reaches over several slices. The worker
-may compute samples of the undecided step now; it loads those of later steps ahead.
+may compute samples of the undecided step now, and loads samples of later steps in advance.
 """
 
 import sys

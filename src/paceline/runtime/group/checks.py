@@ -64,7 +64,7 @@ def check_own_statistics(modules: Sequence[nn.Module]) -> None:
             if isinstance(module, nn.SyncBatchNorm):
                 raise ConfigError(
                     f"job.prepare: {name or 'the model'} is an nn.SyncBatchNorm, whose statistics "
-                    "are not summed up among workers by all-reduce; make it an nn.BatchNorm (leave "
+                    "are not summed over workers with all-reduce; make it an nn.BatchNorm (leave "
                     "convert_sync_batchnorm out), which normalises over what a worker computes; "
                     "with deterministic: true its running statistics are of all blocks of a step"
                 )

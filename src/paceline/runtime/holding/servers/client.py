@@ -262,14 +262,15 @@ class ServerTrainer(WorkerEdge):
         if self.drain(NOTICE_S):
             return
         spans = [span for offer in self.state.offers.values() for span in offer.part.spans]
-        ours = f"paceline: {num_samples(spans)} samples that {self.process.node} has computed"
+        node = self.process.node
+        ours = f"paceline: {num_samples(spans)} samples that {node} has computed are"
         sys.stderr.write(
-            f"{ours} are part of a step that is not whole; for up to {SETTLE_S:.0f} s it waits for "
-            "other workers, which start again or have left their loop (leave it after the same "
-            "step in all)\n"
+            f"{ours} part of a step that other workers have not completed. They are starting, or "
+            f"have left their loop; {node} waits up to {SETTLE_S:.0f} s for them. Leave the loop "
+            "after the same step in all workers\n"
         )
         if not self.drain(SETTLE_S):
-            sys.stderr.write(f"{ours} are not in the model: their step is not whole\n")
+            sys.stderr.write(f"{ours} not in the model: no worker has completed their step\n")
 
     def _hurry(self) -> Iterable[NodeUp]:
         if self.state.pulling is None and self.spec.samples != "exactly-once":

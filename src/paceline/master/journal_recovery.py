@@ -28,7 +28,7 @@ def running_agents(job: JobDir) -> set[str]:
     return {agent.argv[-1] for agent in agents}
 
 
-class Past:
+class JournalRecovery:
     """Brings the machines of a fresh master to where the journal ends, and keeps that short."""
 
     def __init__(

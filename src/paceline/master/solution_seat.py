@@ -12,7 +12,7 @@ from paceline.policy.straggler.observation import Observation
 from paceline.wire.events.base import Event
 
 
-class Decisions:
+class SolutionSeat:
     """What a solution sees of one job, and the solution, if there is one."""
 
     def __init__(
