@@ -20,7 +20,8 @@ from paceline.base.cgroups import remove_job
 from paceline.base.jobdir import JobDir
 from paceline.base.node_files import NodeFiles
 from paceline.base.processes import find_job_processes, is_locked, kill_quietly, try_lock
-from paceline.master.ports import AgentEnd, Backend
+from paceline.master.ports import Backend
+from paceline.protocol.nodes.platform import AgentGone
 from paceline.wire.spec import JobSpec, save
 
 NODE = "server-0"
@@ -70,9 +71,12 @@ async def agent_of(job: JobDir, node: str) -> int:
             await asyncio.sleep(0.02)
 
 
-async def next_end(backend: Backend) -> AgentEnd:
+async def next_end(backend: Backend) -> AgentGone:
     async with asyncio.timeout(PATIENCE_S):
-        return await anext(aiter(backend.watch()))
+        async for word in backend.watch():
+            if isinstance(word, AgentGone):
+                return word
+        raise AssertionError("it has stopped watching")
 
 
 def test_an_agent_that_cannot_come_up_says_why(job: JobDir) -> None:

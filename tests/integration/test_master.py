@@ -12,7 +12,7 @@ import socket
 import time
 import urllib.error
 import urllib.request
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from pathlib import Path
 
 import msgspec
@@ -21,9 +21,10 @@ import pytest
 from paceline.base.errors import TransientError
 from paceline.base.jobdir import JobDir
 from paceline.base.samples import SampleSet, Span
-from paceline.cuts.manifest import CutManifest, checksum, write_file, write_manifest
+from paceline.cuts.manifest import checksum, write_file
 from paceline.jobs.outcome import End, Outcome, read_outcome
 from paceline.master.service import Master, Tick
+from paceline.protocol.nodes.platform import AgentGone, AnyWord
 from paceline.wire.client import Done, GetStatus, JobStatus, Join, Kill, Scale, StopJob
 from paceline.wire.control import ControlClient, MasterStream
 from paceline.wire.messages.agent import (
@@ -199,8 +200,8 @@ class FakeWorker(FakeProcess):
         inc = self.up.inc
         match message:
             case WriteInitial():
-                self._write_initial(self.world.folder(0))
-                self.say(InitialWritten(inc=inc))
+                digest = self.world.write(self.world.folder(0))
+                self.say(InitialWritten(inc=inc, file="model.json", checksum=digest, num_bytes=1))
             case FeedOpened():
                 self.opened = True
             case NewEpoch() if message.epoch_no > self.epoch_no:
@@ -222,20 +223,6 @@ class FakeWorker(FakeProcess):
             self.samples += sum(len(span) for span in grant.spans)
         self.busy = None
         self.beat()
-
-    def _write_initial(self, directory: Path) -> None:
-        files = {"model.json": self.world.write(directory)}
-        manifest = CutManifest(
-            cut_no=0,
-            epoch_no=0,
-            position=0,
-            step=0,
-            committed=(),
-            schema=SCHEMA,
-            files=files,
-            num_bytes=1,
-        )
-        write_manifest(directory, manifest)
 
     def beat(self) -> None:
         inc = self.up.inc
@@ -352,19 +339,13 @@ class FakeAgent:
             self._send(Heartbeat(node=self.node, facts=facts))
 
 
-class AgentExit(msgspec.Struct, frozen=True):
-    node: str
-    agent_pid: int
-    reason: str = ""
-
-
 class FakeBackend:
     """Launches `FakeAgent`; shared by a master and its successor, as the machine is."""
 
     def __init__(self, world: World) -> None:
         self.world = world
         self.agents: dict[str, FakeAgent] = {}
-        self.exits: asyncio.Queue[AgentExit] = asyncio.Queue()
+        self.exits: asyncio.Queue[AgentGone] = asyncio.Queue()
         self.next_pid = 100
 
     def launch(self, node: str) -> None:
@@ -385,9 +366,14 @@ class FakeBackend:
         if node in self.agents:
             self.agents[node].kill()
 
-    async def watch(self) -> AsyncIterator[AgentExit]:
+    async def watch(self) -> AsyncIterator[AnyWord]:
         while True:
             yield await self.exits.get()
+
+    def left_running(self, nodes: Iterable[str]) -> set[str]:
+        return set()
+
+    def room(self, role: str) -> None: ...
 
     def waited_s(self, node: str) -> float:
         return 0.0
@@ -395,10 +381,12 @@ class FakeBackend:
     def pending_s(self) -> float:
         return 0.0
 
+    async def close(self) -> None: ...
+
     def kill_agent(self, node: str) -> None:
         agent = self.agents[node]
         agent.kill()
-        self.exits.put_nowait(AgentExit(node, agent.pid, "killed"))
+        self.exits.put_nowait(AgentGone(node=node, agent_pid=agent.pid, reason="killed"))
 
 
 class Bench:

@@ -6,17 +6,13 @@ import sys
 from pathlib import Path
 from typing import NoReturn
 
-import msgspec
-
 from paceline.base.errors import ConfigError, PermanentError
 from paceline.base.jobdir import JobDir
 from paceline.base.joined import joined_directory, remove_joined
-from paceline.base.processes import JOB_DIR, SAFE_PATH, can_enter, find_job_processes
-from paceline.cuts.reach import keep_servers
-from paceline.wire import spec as specs
+from paceline.base.processes import JOB_DIR, SAFE_PATH, find_job_processes
+from paceline.jobs.joining import check_script, make_directory, of_this_machine
 from paceline.wire.client import Call, Done, GetSpec, JobInfo, Join, NodeAdded, Reply
 from paceline.wire.control import ControlClient
-from paceline.wire.messages.agent import FileServers
 from paceline.wire.spec import JobSpec
 
 JOIN_TIMEOUT_S = 10.0
@@ -39,7 +35,7 @@ def join_job(address: str, secret_file: Path | None) -> NoReturn:
     assert isinstance(joined, NodeAdded)
     if spec.cwd != info.spec.cwd:
         print(f"{info.spec.cwd} cannot be entered on this machine: the job's script runs in / here")
-    job = make_directory(info.job_id, spec, joined.node, address, secret)
+    job = make_joined(info.job_id, spec, joined.node, address, secret)
     print(f"joined job {info.job_id} as {joined.node}; logs: {job.logs}; Ctrl-C leaves", flush=True)
     arguments = ["--job-dir", str(job.path), "--node", joined.node]
     os.execve(
@@ -77,11 +73,7 @@ def read_secret(path: Path | None) -> bytes:
 
 def check_spec(spec: JobSpec, address: str) -> None:
     """Raises ConfigError if a worker of this job could not run on this machine."""
-    if not Path(spec.script).is_file():
-        raise ConfigError(
-            f"the job's script {spec.script} is not on this machine; put it (and its data) at the "
-            "same path, then join again"
-        )
+    check_script(spec)
     host = address.rpartition(":")[0]
     if spec.data_plane.transport != "tcp" and host not in ("127.0.0.1", "localhost"):
         raise ConfigError(
@@ -90,32 +82,7 @@ def check_spec(spec: JobSpec, address: str) -> None:
         )
 
 
-def own_address(address: str) -> str:
-    """The IPv4 address of this machine that the way to HOST:PORT leads from; nothing is sent.
-
-    Raises:
-        ConfigError: there is no way.
-    """
-    host, _, port = address.rpartition(":")
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        try:
-            probe.connect((host, int(port)))
-        except OSError as error:
-            raise ConfigError(f"--join: no way leads to {host} ({error})") from error
-        found: str = probe.getsockname()[0]
-        return found
-
-
-def of_this_machine(spec: JobSpec, address: str) -> JobSpec:
-    """The spec for the node here: peers of an all-reduce group reach it where the master does.
-
-    Its script runs in the job's folder if that is here, too, and else in ``/``.
-    """
-    cwd = spec.cwd if can_enter(spec.cwd) else None
-    return msgspec.structs.replace(spec, listen=own_address(address), cwd=cwd)
-
-
-def make_directory(job_id: str, spec: JobSpec, node: str, address: str, secret: bytes) -> JobDir:
+def make_joined(job_id: str, spec: JobSpec, node: str, address: str, secret: bytes) -> JobDir:
     """Make a job directory of this one node, apart from those of the jobs of this machine.
 
     The logs of an earlier node of this name stay.
@@ -124,22 +91,14 @@ def make_directory(job_id: str, spec: JobSpec, node: str, address: str, secret: 
         ConfigError: the earlier node still runs here.
     """
     path = joined_directory(job_id, node)
-    job = JobDir(path)
     if path.exists():
         if find_job_processes(path):
             raise ConfigError(
                 f"{node} of job {job_id} still runs here; join again when it has ended"
             )
-        remove_joined(job)
-    path.mkdir(parents=True, mode=0o700, exist_ok=True)
-    specs.save(spec, job.spec)
-    with os.fdopen(os.open(job.secret_file, os.O_WRONLY | os.O_CREAT, 0o600), "wb") as file:
-        file.write(secret)
-    job.master_address.write_text(f"{address}\n")
-    keep_servers(job, FileServers())  # the master says who they are when it knows the node
-    job.logs.mkdir(exist_ok=True)
-    job.make_run_dir()
-    return job
+        remove_joined(JobDir(path))
+        JobDir(path).file_servers.unlink(missing_ok=True)
+    return make_directory(path, spec, address, secret)
 
 
 def _ask(client: ControlClient, call: Call, secret_file: Path | None) -> Reply:

@@ -1,5 +1,6 @@
 """``paceline run`` and ``attach``: start a job, show it, say what became of it."""
 
+import importlib
 import os
 import sys
 from collections.abc import Container, Mapping
@@ -43,6 +44,7 @@ def start(spec: JobSpec, console: Console, log_dir: Path | None = None) -> JobDi
         _make_folder(log_dir)
     if spec.checkpoint.url:
         check_unused(spec.checkpoint.url)
+    spec = importlib.import_module(f"paceline.backends.{spec.backend}.backend").prepare(spec)
     job = launch(spec)
     if log_dir is not None:
         (log_dir / job.job_id).symlink_to(job.logs)

@@ -414,6 +414,23 @@ def _check_listen(draft: _Draft) -> None:
         draft.complain(key, repr(address), expected, "`hostname -I` lists them")
 
 
+def _check_backend(draft: _Draft) -> None:
+    """A key of one backend means nothing on another."""
+    backend = draft.get("backend")
+    other = {
+        "local": ("ray_address", "workers.gpus", "servers.gpus"),
+        "ray": ("pending_s", "pending_trace"),
+    }
+    for key in other[str(backend)]:
+        if key in draft.places and draft.get(key):
+            got = f"it with backend {backend}, which does not read it"
+            draft.complain(key, got, "it with another backend", "remove it")
+    transport = draft.get("data_plane.transport")
+    if backend == "ray" and transport in {"shm", "ipc"}:
+        got = f"{transport!r} with backend ray, whose nodes are on several machines"
+        draft.complain("data_plane.transport", got, "'auto' or 'tcp'", "remove it")
+
+
 def _check_windows(draft: _Draft) -> None:
     for name in ("short", "long"):
         keys = [f"windows.{name}_steps", f"windows.{name}_s"]
@@ -490,6 +507,7 @@ _CHECKS: tuple[tuple[Callable[[_Draft], None], tuple[str, ...]], ...] = (
     (_check_cwd, ("cwd",)),
     (_check_encryption, ("data_plane.encryption", "data_plane.transport")),
     (_check_listen, ("listen",)),
+    (_check_backend, ("backend", "data_plane.transport")),
     (_check_windows, ()),
     (_check_solution, ("solution",)),
     (_check_env, ()),

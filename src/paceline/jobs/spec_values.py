@@ -33,7 +33,7 @@ FREE_SECTIONS = ("env", "solution_args")
 """Sections whose keys are the user's, or a solution's."""
 _LATER = {
     "mode": ("hybrid",),
-    "backend": ("ray", "kubernetes"),
+    "backend": ("kubernetes",),
 }
 """Values that will come: refused, but not as if they were misspelt."""
 

@@ -86,6 +86,7 @@ class Agents:
         if node is None:
             self._refuse(name, "no node of this job")
         elif not node.by_itself:
+            node.agent.is_remote = bool(hello.files)
             self._backend.adopt(name, hello.agent_pid)
             self._monitor.restarts.joined(name, self._backend.waited_s(name))
         self._monitor.hardware(name, hello.hardware)
@@ -98,7 +99,7 @@ class Agents:
         name = self._names.pop(stream, "")
         if self._outbox.streams.get(name) is stream:
             del self._outbox.streams[name]
-            self._members.stream_lost(name)
+            self._members.stream_lost(name, self._times.own())
             self._served.gone(name)
             self._inbox.changed = True
 

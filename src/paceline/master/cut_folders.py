@@ -5,12 +5,11 @@ which is there before the journal says so, and removes what nobody needs any mor
 """
 
 from collections.abc import Container, Iterable
-from pathlib import Path
 
 import msgspec
 
 from paceline.base.errors import PermanentError
-from paceline.base.numbering import CutNo
+from paceline.base.numbering import NO_CUT, NO_EPOCH, START, CutNo
 from paceline.cuts.manifest import (
     MANIFEST,
     CutManifest,
@@ -19,7 +18,7 @@ from paceline.cuts.manifest import (
 )
 from paceline.cuts.store import LocalCuts
 from paceline.protocol.records import CutValid
-from paceline.wire.messages.node import Copied
+from paceline.wire.messages.node import Copied, InitialWritten
 from paceline.wire.schema import ModelSchema
 
 
@@ -33,11 +32,11 @@ class CutChosen(msgspec.Struct, frozen=True):
 class CutFolders(LocalCuts):
     """The cuts of a job on the master's machine; it alone makes and removes them."""
 
-    def make(self, cut_no: CutNo) -> Path:
-        """Make the folder of a cut that is about to be written."""
-        path = self.disk.folder(cut_no)
+    def make_first(self) -> None:
+        """Make the folder of cut 0; what a former master left there is no cut."""
+        path = self.disk.folder(NO_CUT)
         path.mkdir(parents=True, exist_ok=True)
-        return path
+        (path / MANIFEST).unlink(missing_ok=True)
 
     def seal(self, valid: CutValid, copies: Iterable[Copied], schema: ModelSchema) -> None:
         """Write the manifest; the cut can be loaded from then on."""
@@ -56,6 +55,20 @@ class CutFolders(LocalCuts):
         if place.memory and not place.in_memory:
             # A cut of this number that never counted may have left one there.
             (self.memory.folder(place.cut_no) / MANIFEST).unlink(missing_ok=True)
+
+    def seal_first(self, written: InitialWritten, schema: ModelSchema) -> None:
+        """Write the manifest of cut 0, the model before any sample."""
+        manifest = CutManifest(
+            cut_no=NO_CUT,
+            epoch_no=NO_EPOCH,
+            position=0,
+            step=START,
+            committed=(),
+            schema=schema,
+            files={written.file: written.checksum},
+            num_bytes=written.num_bytes,
+        )
+        write_manifest(self.disk.folder(NO_CUT), manifest)
 
     def delete_others(self, keep: Container[CutNo], newest: CutNo) -> None:
         """Remove every cut up to ``newest`` that is not to be kept, half-written ones included.

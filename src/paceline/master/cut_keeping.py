@@ -5,6 +5,7 @@ A disk that refuses one is waited for, as long as ``timeouts.disk_s`` says.
 
 import logging
 import math
+from collections.abc import Callable
 
 from paceline.base.disk import describe, is_refusal
 from paceline.base.errors import ConfigError
@@ -109,9 +110,13 @@ class CutKeeping:
     # ------------------------------------------------------------------ disks
 
     def can_begin(self, now_s: float) -> bool:
-        """Make the folder of cut 0; False: the disk refuses it now."""
+        """Make the folder of cut 0, unless there is a cut; False: the disk refuses it now."""
+        return bool(self._state.cuts.valid) or self.takes(self.folders.make_first, now_s)
+
+    def takes(self, write: Callable[[], None], now_s: float) -> bool:
+        """Write something of cut 0; False: the disk refuses it now."""
         try:
-            self.folders.make(NO_CUT)
+            write()
         except OSError as error:
             if not is_refusal(error):
                 raise

@@ -7,7 +7,7 @@ import msgspec
 
 from paceline.master.cut_folders import CutChosen
 from paceline.master.deciding import Answered
-from paceline.master.ports import AgentEnd
+from paceline.protocol.nodes.platform import AnyWord
 from paceline.wire.client import Call, Reply
 from paceline.wire.control import AgentStream
 from paceline.wire.messages.agent import AgentUp
@@ -46,10 +46,10 @@ class FromAgent(msgspec.Struct, frozen=True):
     message: AgentUp | StreamEnded
 
 
-class AgentEnded(msgspec.Struct, frozen=True):
-    """What the backend saw."""
+class FromPlatform(msgspec.Struct, frozen=True):
+    """What the backend says of a node."""
 
-    end: AgentEnd
+    word: AnyWord
 
 
-Fact = FromAgent | AgentEnded | Tick | Asked | CutChosen | StopAsked | Answered
+Fact = FromAgent | FromPlatform | Tick | Asked | CutChosen | StopAsked | Answered

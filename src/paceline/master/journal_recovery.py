@@ -2,9 +2,7 @@
 
 import msgspec
 
-from paceline.base.jobdir import JobDir
 from paceline.base.numbering import CutNo
-from paceline.base.processes import find_job_processes
 from paceline.cuts.remote import Handover
 from paceline.jobs.resize import read_resize
 from paceline.master.checks import Checks, NodeChecked
@@ -20,12 +18,6 @@ from paceline.protocol.snapshot import Snapshot, restore, take
 
 COMPACT_AT = 50_000
 """Records in the journal beyond which it begins again from a snapshot."""
-
-
-def running_agents(job: JobDir) -> set[str]:
-    """Nodes whose agent, launched by a former master, runs on this machine."""
-    agents = (p for p in find_job_processes(job.path) if p.runs("paceline.agent"))
-    return {agent.argv[-1] for agent in agents}
 
 
 class JournalRecovery:

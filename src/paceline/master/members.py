@@ -29,7 +29,9 @@ from paceline.protocol.nodes.node import (
     WorkerUp,
 )
 from paceline.protocol.nodes.orders import NodeOrders
+from paceline.protocol.nodes.platform import AnyWord, NodePlaces, PlaceDraining
 from paceline.wire.events.base import Event
+from paceline.wire.events.nodes import NotMovedAwayEvent
 from paceline.wire.messages.agent import StopProcess
 
 
@@ -48,7 +50,7 @@ class MembersEdge:
         self._spec, self._members, self._outbox = parts.spec, parts.members, parts.outbox
         self._monitor, self._times, self._checks = parts.monitor, times, checks
         self._inbox, self._end, self._training = inbox, end, training
-        self._orders = NodeOrders(parts.members)
+        self._orders, self._places = NodeOrders(parts.members), NodePlaces(parts.members)
         self.watchers: list[Callable[[Event], None]] = []
         """Take in each event of a node."""
 
@@ -152,6 +154,17 @@ class MembersEdge:
             self.act(self._orders.hung(name, now_s, hang.since_s, silent=hang.silent))
         if not hang.nodes:
             self._training.edge.reconnect(hang.since_s)
+
+    def platform_said(self, word: AnyWord) -> None:
+        """Take in what the backend says of a node; one whose place goes away leaves it in order."""
+        acts = self._places.heard(word, self._times.own())
+        self.act(acts)
+        node = self._members.nodes.get(word.node)
+        if acts and isinstance(word, PlaceDraining) and node is not None and node.life.is_alive:
+            try:
+                self.restart(word.node, word.why)
+            except ConfigError as error:  # then its end is as any other
+                self._tell(NotMovedAwayEvent(node=word.node, inc=node.life.inc, reason=str(error)))
 
     # ------------------------------------------------------------------ orders
 

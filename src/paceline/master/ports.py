@@ -1,32 +1,23 @@
 """What the master asks of the place where nodes run.
 
-`paceline.backends` implements it: each folder there has a ``backend.py`` with `open_backend`.
+`paceline.backends` implements it: each folder there has a ``backend.py`` with `open_backend`, and
+`prepare`, which fills in what the platform asks of a spec.
 """
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterable
 from typing import Protocol
 
-
-class AgentEnd(Protocol):
-    """An agent that was launched or adopted has ended."""
-
-    @property
-    def node(self) -> str: ...
-
-    @property
-    def agent_pid(self) -> int:
-        """0: it never came up."""
-        ...
-
-    @property
-    def reason(self) -> str: ...
+from paceline.protocol.nodes.platform import AnyWord
 
 
 class Backend(Protocol):
     """Launch, adopt, stop, watch; nothing blocks, all of it runs in the master's event loop."""
 
     def launch(self, node: str) -> None:
-        """Start an agent for the node, in place of one that may still be there."""
+        """Start an agent for the node, in place of one that may still be there.
+
+        It may wait for its place, or be refused: `watch` says so. Twice is one node.
+        """
         ...
 
     def adopt(self, node: str, agent_pid: int) -> None:
@@ -34,11 +25,18 @@ class Backend(Protocol):
         ...
 
     def stop(self, node: str) -> None:
-        """End the node's agent and its processes by force."""
+        """End the node's agent and its processes by force; an unknown node is no error."""
         ...
 
-    def watch(self) -> AsyncIterator[AgentEnd]:
-        """Ends of agents, as they happen; iterated by one task."""
+    def watch(self) -> AsyncIterator[AnyWord]:
+        """What becomes of nodes, as it happens, each once; iterated by one task.
+
+        A connection to the platform that was lost and made again loses and repeats nothing.
+        """
+        ...
+
+    def left_running(self, nodes: Iterable[str]) -> set[str]:
+        """Those of a former master's nodes whose agent may still run: they are awaited."""
         ...
 
     def waited_s(self, node: str) -> float:
@@ -47,4 +45,12 @@ class Backend(Protocol):
 
     def pending_s(self) -> float | None:
         """Seconds a launch of now would wait for its place; None: the platform does not say."""
+        ...
+
+    def room(self, role: str) -> int | None:
+        """Nodes of a role that would find a place now; None: the platform sets no limit."""
+        ...
+
+    async def close(self) -> None:
+        """The job has ended, all nodes are stopped: leave nothing on the platform."""
         ...

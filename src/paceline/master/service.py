@@ -15,9 +15,8 @@ from paceline.base.jobdir import JobDir
 from paceline.jobs.outcome import Outcome, write_outcome
 from paceline.master.cut_folders import CutChosen
 from paceline.master.deciding import Answered
-from paceline.master.facts import AgentEnded, Asked, Fact, FromAgent, StopAsked, Tick
+from paceline.master.facts import Asked, Fact, FromAgent, FromPlatform, StopAsked, Tick
 from paceline.master.journal import Journal
-from paceline.master.journal_recovery import running_agents
 from paceline.master.parts import make_parts
 from paceline.master.ports import Backend
 from paceline.master.rooms import build
@@ -80,7 +79,8 @@ class Master:
         except ConfigError as error:
             rooms.end.fail(str(error))
         rooms.members.act(rooms.recovery.resize())
-        found = running_agents(self._job)
+        goes_on = restarted and not ended
+        found = self.parts.backend.left_running(self.parts.members.nodes) if goes_on else ()
         rooms.members.act(self.parts.members.begin(self._times.own(), found))
         outbox.flush()
         rooms.sources.begin()
@@ -91,6 +91,7 @@ class Master:
         rooms.sources.refuse_calls()
         for name in self.parts.members.nodes:
             self.parts.backend.stop(name)
+        await self.parts.backend.close()
         if rooms.uploads is not None:
             await rooms.uploads.finish(outbox.flush, self._is_told_to_stop)
         if not ending.is_complete and (lost := rooms.training.cuts.not_kept()):
@@ -146,9 +147,8 @@ class Master:
                 rooms.shutdown.stop(number, at_once=rooms.end.ending is not None)
             case Answered():
                 rooms.decisions.answered(fact)
-            case AgentEnded(end=end):
-                now_s, members = self._times.own(), self.parts.members
-                rooms.members.act(members.agent_ended(end.node, end.agent_pid, end.reason, now_s))
+            case FromPlatform(word=word):
+                rooms.members.platform_said(word)
             case _:
                 assert_never(fact)
 

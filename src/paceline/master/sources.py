@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import Coroutine
 
-from paceline.master.facts import AgentEnded, Asked, FromAgent, StopAsked, StreamEnded, Tick
+from paceline.master.facts import Asked, FromAgent, FromPlatform, StopAsked, StreamEnded, Tick
 from paceline.master.inbox import Inbox
 from paceline.master.listener import MasterListener
 from paceline.master.parts import MasterParts
@@ -72,8 +72,8 @@ class Sources:
         return await answer
 
     async def _watch_backend(self) -> None:
-        async for end in self._backend.watch():
-            self._inbox.put(AgentEnded(end))
+        async for word in self._backend.watch():
+            self._inbox.put(FromPlatform(word))
 
     async def _keep_time(self) -> None:
         while True:

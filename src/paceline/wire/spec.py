@@ -51,6 +51,10 @@ class NodeSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     )
     """Limit on memory; a node above it is killed and counted as OOM. Default none."""
 
+    gpus: Annotated[float, Meta(ge=0, le=1024)] = 0.0
+    """Backend ray: GPUs of each node. Default 0: it sees none. On the local backend all nodes see
+    the GPUs of the machine."""
+
     def cpu_of(self, number: int) -> float | None:
         """The quota of node ``number`` of the role; None: none."""
         return None if self.cpu is None else self.cpu[number % len(self.cpu)]
@@ -252,8 +256,11 @@ class JobSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     epochs: Annotated[Positive, Meta(examples=[3])] | None = None
     """Passes over the data. Default none: what the script passes to ``job.batches``."""
 
-    backend: Literal["local"] = "local"
-    """Where nodes run: processes on this machine. Default (and so far only) local."""
+    backend: Literal["local", "ray"] = "local"
+    """Where nodes run. Default local: processes on this machine. ray: a Ray cluster."""
+    ray_address: Annotated[str, Meta(examples=["10.0.0.5:6379"])] | None = None
+    """Backend ray: ``HOST:PORT`` of the cluster's head. Default none: ``RAY_ADDRESS``, or else the
+    cluster that this machine belongs to."""
     pending_s: Seconds = 0.0
     """Local backend: each launch waits so long, as on a busy cluster. Default 0."""
     pending_trace: (

@@ -62,7 +62,7 @@ def write_cut(
 ) -> Path:
     """As servers or a member write a cut, and the master seals it."""
     folders = CutFolders(root, root / "memory")
-    place, folder = CutRef(cut_no=number), folders.make(number)
+    place, folder = CutRef(cut_no=number), folders.disk.folder(number)
     copies = []
     for inc, (file, arrays) in enumerate(saves.items()):
         checksum, num_bytes = cutfile.write_save(folder, file, arrays)

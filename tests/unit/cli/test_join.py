@@ -10,7 +10,7 @@ from paceline.base.errors import ConfigError
 from paceline.base.jobdir import JobDir
 from paceline.base.joined import remove_joined
 from paceline.base.processes import JOB_DIR
-from paceline.cli.join import make_directory
+from paceline.cli.join import make_joined
 from paceline.wire.spec import JobSpec
 
 
@@ -20,7 +20,7 @@ def test_a_node_may_have_the_name_of_one_that_was_here_before(
     monkeypatch.setenv("PACELINE_HOME", str(tmp_path))
 
     def join(secret: bytes) -> JobDir:
-        return make_directory("job", JobSpec(script="train.py"), "worker-2", "h:1", secret)
+        return make_joined("job", JobSpec(script="train.py"), "worker-2", "h:1", secret)
 
     first = join(b"one")
     (first.logs / "worker-2.log").write_text("before")

@@ -11,9 +11,9 @@ import typer
 from paceline.agent.process import process_environment
 from paceline.base.errors import PermanentError
 from paceline.base.jobdir import JobDir
-from paceline.cli.join import of_this_machine
 from paceline.cli.main import app
 from paceline.jobs.flags import OF_SPEC, flag_of
+from paceline.jobs.joining import of_this_machine
 from paceline.jobs.spec_file import explain, resolve
 from paceline.jobs.spec_values import LEAVES, parse_duration_s, parse_size_bytes
 from paceline.wire.spec import JobSpec, NodeSpec, TimeoutSpec, load, save
@@ -111,10 +111,10 @@ def test_a_file_with_every_key_is_read() -> None:
     Path("job.yaml").write_text(
         "script: train.py\nargs: [a]\nname: n\nseed: 1\nstrategy: ps\nmode: ssp\nstaleness: 2\n"
         "deterministic: no\n"
-        "samples: at-most-once\nmax_workers: 4\nsolution: none\nworkers: {count: 2, cpu: 0.5, memory: 1GiB}\n"
-        "servers: {count: 2, cpu: 1, memory: 512MiB}\ntorch_threads: 2\nenv: {A: b}\n"
+        "samples: at-most-once\nmax_workers: 4\nsolution: none\nworkers: {count: 2, cpu: 0.5, memory: 1GiB, gpus: 0}\n"
+        "servers: {count: 2, cpu: 1, memory: 512MiB, gpus: 0}\ntorch_threads: 2\nenv: {A: b}\n"
         "data: {shard_size: 10, shuffle: no, seed: 3}\nbatch_size: 8\nepochs: 2\n"
-        "backend: local\npending_s: 200ms\n"
+        "backend: local\nray_address: null\npending_s: 200ms\n"
         "checkpoint: {every_s: 1m, share: 0.1, keep: 3, dir: d, in_memory: no}\n"
         "restart: {budget: 0, window_s: 1m, backoff_s: 0, backoff_max_s: 1h, repeat: yes}\n"
         "timeouts: {heartbeat_s: 0.1, lost_after_s: 9s, stop_s: 2, hang_s: 9s, disk_s: 1m}\n"

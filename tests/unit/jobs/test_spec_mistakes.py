@@ -156,7 +156,7 @@ WRONG_FILES = [
     (
         "script: train.py\nworkers: [1, 2]\n",
         (
-            "job.yaml:2: workers: got a list, expected a mapping of count, cpu, memory; "
+            "job.yaml:2: workers: got a list, expected a mapping of count, cpu, memory, gpus; "
             "indent its keys under it"
         ),
     ),
@@ -779,3 +779,31 @@ def test_random_bytes_never_crash_the_reader(data: bytes, flags: dict[str, str])
 @given(trees.map(lambda tree: {"script": "train.py", **tree} if isinstance(tree, dict) else tree))
 def test_random_yaml_never_crashes_the_reader(tree: object) -> None:
     accept_or_refuse(yaml.safe_dump(tree).encode(), {})
+
+
+@pytest.mark.parametrize(
+    ("lines", "expected"),
+    [
+        (
+            "pending_s: 5s\n",
+            "job.yaml:2: pending_s: got it with backend ray, which does not read it, expected it "
+            "with another backend; remove it",
+        ),
+        (
+            "data_plane: {transport: shm}\n",
+            "job.yaml:2: data_plane.transport: got 'shm' with backend ray, whose nodes are on "
+            "several machines, expected 'auto' or 'tcp'; remove it",
+        ),
+    ],
+)
+def test_what_ray_has_no_use_for_is_refused(lines: str, expected: str) -> None:
+    Path("job.yaml").write_text(f"script: train.py\n{lines}backend: ray\n")
+    with pytest.raises(ConfigError) as caught:
+        resolve("job.yaml", {})
+    assert str(caught.value) == expected
+
+
+def test_gpus_are_refused_where_all_nodes_see_them() -> None:
+    Path("job.yaml").write_text("script: train.py\nworkers: {gpus: 1}\n")
+    with pytest.raises(ConfigError, match=r"workers\.gpus: got it with backend local"):
+        resolve("job.yaml", {})

@@ -214,7 +214,11 @@ class Run:
         self.served: set[int] = set()
         self.stored: Copied | None = None
         self.do(self.state.holder.prepare(Prepared(inc=1, schema=ModelSchema())))
-        self.do(self.state.holder.initial_written(InitialWritten(inc=1)))
+        self.do(
+            self.state.holder.initial_written(
+                InitialWritten(inc=1, file="initial", checksum="", num_bytes=0)
+            )
+        )
         self.do(self.state.open_feed(OpenFeed(inc=1, feed=FEED)))
         if mode != "bsp":
             self.do(self.state.open_feed(OpenFeed(inc=1, feed=STREAM)))

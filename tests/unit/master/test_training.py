@@ -2,7 +2,7 @@
 
 import errno
 import re
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -17,12 +17,12 @@ from paceline.master.holding.servers import ANSWER_PATIENCE_S, MOVE_PATIENCE_S, 
 from paceline.master.monitor import Monitor
 from paceline.master.outbox import Outbox
 from paceline.master.parts import MasterParts
-from paceline.master.ports import AgentEnd
 from paceline.master.training import Training
 from paceline.policy.straggler.actions import Profile
 from paceline.protocol.cuts.cadence import Cadence
 from paceline.protocol.nodes.hangs import Hang
 from paceline.protocol.nodes.membership import Membership
+from paceline.protocol.nodes.platform import AnyWord
 from paceline.protocol.samples.grant_size import BATCHES_BEFORE_MEASURED
 from paceline.wire.messages.agent import NodeFacts
 from paceline.wire.messages.base import Server
@@ -74,7 +74,14 @@ class NoBackend:
     def pending_s(self) -> float:
         return 0.0
 
-    async def watch(self) -> AsyncIterator[AgentEnd]:
+    def left_running(self, nodes: Iterable[str]) -> set[str]:
+        return set()
+
+    def room(self, role: str) -> None: ...
+
+    async def close(self) -> None: ...
+
+    async def watch(self) -> AsyncIterator[AnyWord]:
         return
         yield
 
@@ -127,7 +134,7 @@ class Job:
         for inc in (WORKER, OTHER):
             self.training.worker_up(inc)
             self.say(Prepared(inc=inc, schema=ModelSchema()))
-        self.say(InitialWritten(inc=WORKER))
+        self.say(InitialWritten(inc=WORKER, file="initial", checksum="", num_bytes=0))
         self.epoch()
 
     def epoch(self) -> None:

@@ -44,7 +44,7 @@ def test_a_node_whose_agent_is_launched_again_is_pending() -> None:
 def test_a_running_node_is_running_whatever_becomes_of_its_agent() -> None:
     job = Job()
     job.run("worker-0")
-    job.members.stream_lost("worker-0")
+    job.members.stream_lost("worker-0", job.now_s)
     job.tick(LOST_AFTER_S)
     assert job.members.nodes["worker-0"].agent.presence is Presence.RELAUNCHED
     assert word(job) == "running"

@@ -699,7 +699,7 @@ def test_one_who_joined_and_went_silent_is_dropped_only_when_others_wait() -> No
     job = Job()
     job.run("worker-0")
     inc = job.run(joined(job), 70)
-    job.members.stream_lost("worker-1")
+    job.members.stream_lost("worker-1", job.now_s)
     for to_s in (LOST_AFTER_S + 1, 9 * LOST_AFTER_S):
         job.members.heard("worker-0", to_s)
         assert not of(WorkerLost, job.tick(to_s))

@@ -129,7 +129,11 @@ class Job:
         self.next_inc = 100
         self.loss = 0.0
         self.do(self.state.holder.prepare(Prepared(inc=1, schema=ModelSchema())))
-        self.do(self.state.holder.initial_written(InitialWritten(inc=1)))
+        self.do(
+            self.state.holder.initial_written(
+                InitialWritten(inc=1, file="initial", checksum="", num_bytes=0)
+            )
+        )
         self.do(self.state.open_feed(OpenFeed(inc=1, feed=feed)))
         self.start_epoch()
 

@@ -64,7 +64,11 @@ class Job:
         for inc, node in NODES.items():
             self.do(self.state.worker_up(inc, node))
             self.do(self.state.holder.prepare(Prepared(inc=inc, schema=ModelSchema())))
-        self.do(self.state.holder.initial_written(InitialWritten(inc=ONE)))
+        self.do(
+            self.state.holder.initial_written(
+                InitialWritten(inc=ONE, file="initial", checksum="", num_bytes=0)
+            )
+        )
         self.do(self.state.open_feed(OpenFeed(inc=ONE, feed=FEED)))
         self.new_epoch()
 

@@ -374,7 +374,9 @@ class Dealing:
         for inc, name in enumerate(names, 1):
             self.state.worker_up(inc, name)
             self.state.holder.prepare(Prepared(inc=inc, schema=ModelSchema()))
-        self.state.holder.initial_written(InitialWritten(inc=1))
+        self.state.holder.initial_written(
+            InitialWritten(inc=1, file="initial", checksum="", num_bytes=0)
+        )
         self.state.open_feed(OpenFeed(inc=1, feed=feed))
         self.state.holder.start_epoch((Server(9, "server-0", ""),))
         self.state.holder.restored(Restored(epoch_no=self.state.epoch_no, inc=9))

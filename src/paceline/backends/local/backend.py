@@ -9,7 +9,7 @@ import os
 import signal
 import subprocess
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterable
 
 import msgspec
 
@@ -20,17 +20,9 @@ from paceline.base.processes import (
     kill_quietly,
     start_detached,
 )
+from paceline.protocol.nodes.platform import AgentGone, AnyWord
 from paceline.wire import last_words
 from paceline.wire.spec import JobSpec
-
-
-class AgentExit(msgspec.Struct, frozen=True):
-    """An agent that was launched or adopted has ended."""
-
-    node: str
-    agent_pid: int
-    """0: it never came up."""
-    reason: str = ""
 
 
 class LaunchedAgent(msgspec.Struct, eq=False):
@@ -60,7 +52,7 @@ class LocalBackend:
         self._pending_s = pending_s
         self._loop = asyncio.get_running_loop()
         self._launches: dict[str, LaunchedAgent] = {}
-        self._exits: asyncio.Queue[AgentExit] = asyncio.Queue()
+        self._exits: asyncio.Queue[AgentGone] = asyncio.Queue()
 
     def launch(self, node: str) -> None:
         """Start an agent now, or when it has waited as long as the spec says."""
@@ -94,10 +86,18 @@ class LocalBackend:
             if is_agent or process.node == node:
                 kill_quietly(process.pid, signal.SIGKILL)
 
-    async def watch(self) -> AsyncIterator[AgentExit]:
+    async def watch(self) -> AsyncIterator[AnyWord]:
         """Ends of agents, as they happen."""
         while True:
             yield await self._exits.get()
+
+    def left_running(self, nodes: Iterable[str]) -> set[str]:
+        """Those whose agent runs on this machine."""
+        agents = (p for p in find_job_processes(self._job.path) if p.runs("paceline.agent"))
+        return {agent.argv[-1] for agent in agents}.intersection(nodes)
+
+    def room(self, role: str) -> None:
+        """As many as you like: they share the machine."""
 
     def pending_s(self) -> float:
         """What the spec says for now; it is what `launch` holds to."""
@@ -110,6 +110,9 @@ class LocalBackend:
             return 0.0
         until_s = self._loop.time() if launch.started_s is None else launch.started_s
         return until_s - launch.asked_s
+
+    async def close(self) -> None:
+        """Nothing more: the supervisor ends what is left of the job."""
 
     def _forget(self, node: str) -> None:
         """Its end, if it is still to come, will be nobody's news."""
@@ -130,7 +133,7 @@ class LocalBackend:
             )
         except OSError as error:
             os.close(launch.words)
-            self._exits.put_nowait(AgentExit(launch.node, 0, str(error)))
+            self._exits.put_nowait(AgentGone(node=launch.node, reason=str(error)))
             return
         finally:
             os.close(theirs)
@@ -148,9 +151,15 @@ class LocalBackend:
             os.close(launch.words)
         if self._launches.get(launch.node) is launch:
             reason = said or ("" if code is None else f"exit code {code}")
-            self._exits.put_nowait(AgentExit(launch.node, launch.pid, reason))
+            gone = AgentGone(node=launch.node, agent_pid=launch.pid, reason=reason)
+            self._exits.put_nowait(gone)
             if launch.older_pid:
                 self.adopt(launch.node, launch.older_pid)
+
+
+def prepare(spec: JobSpec) -> JobSpec:
+    """Fill in what this machine asks of a spec: nothing."""
+    return spec
 
 
 def open_backend(job: JobDir, spec: JobSpec) -> LocalBackend:

@@ -78,7 +78,8 @@ class GroupEdge(HolderEdge):
         match message:
             case JoinGroup() | GroupStopped() | Progress() | Broken():
                 expected = sum(1 for _ in self.training.members.wanted_workers())
-                distant = self.training.members.nodes[node].by_itself
+                one = self.training.members.nodes[node]
+                distant = one.by_itself or one.agent.is_remote
                 said = self.holder.member_said(
                     message, node=node, expected=expected, distant=distant
                 )

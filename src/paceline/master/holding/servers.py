@@ -3,6 +3,7 @@
 Epochs that servers begin, and moves that make no progress.
 """
 
+from functools import partial
 from typing import Literal
 
 from paceline.base.errors import ConfigError
@@ -66,12 +67,8 @@ class ServerEdge(HolderEdge):
 
     def handle(self, node: str, message: NodeUp, now_s: float) -> bool:
         match message:
-            case Prepared():
-                self.training.monitor.restarts.built(node, now_s)
-                if self.training.cuts.can_begin(now_s):  # else the worker says so again
-                    self.training.do(self.holder.prepare(message))
-            case InitialWritten():
-                self.training.do(self.holder.initial_written(message))
+            case Prepared() | InitialWritten():
+                self._begin(node, message, now_s)
             case Committed():
                 self.training.do(self.holder.committed(message))
             case FenceAnswer():
@@ -87,6 +84,20 @@ class ServerEdge(HolderEdge):
             case _:
                 return False
         return True
+
+    def _begin(self, node: str, message: Prepared | InitialWritten, now_s: float) -> None:
+        """A worker has a model, or has stored it; what a disk refuses now, it says again."""
+        cuts = self.training.cuts
+        if isinstance(message, Prepared):
+            self.training.monitor.restarts.built(node, now_s)
+            if cuts.can_begin(now_s):
+                self.training.do(self.holder.prepare(message))
+            return
+        state, folders = self.training.state, cuts.folders
+        if state.cuts.valid or state.model is None:
+            return
+        if cuts.takes(partial(folders.seal_first, message, state.model), now_s):
+            self.training.do(self.holder.initial_written(message))
 
     def _restored(self, message: Restored, now_s: float) -> None:
         waited = bool(self.holder.restoring)

@@ -23,6 +23,27 @@ class Presence(enum.Enum):
     """Its connection broke, or only a former master has heard it: it may come back."""
 
 
+class Backing(enum.Enum):
+    """What the platform says of a node's place."""
+
+    UNKNOWN = enum.auto()
+    """Nothing so far."""
+    PENDING = enum.auto()
+    REFUSED = enum.auto()
+    TAKEN = enum.auto()
+    DRAINING = enum.auto()
+    LOST = enum.auto()
+    """The platform calls it dead, and its agent works on."""
+
+
+class NodePlace(msgspec.Struct, frozen=True):
+    """The place of a node on the platform, as that tells it."""
+
+    backing: Backing = Backing.UNKNOWN
+    why: str = ""
+    host: str = ""
+
+
 class NodeAgent(msgspec.Struct):
     """The agent of one node, or the one that is about to come."""
 
@@ -35,6 +56,10 @@ class NodeAgent(msgspec.Struct):
     """When it first said a word."""
     patience: int = 1
     """By what the time after which its silence counts is multiplied."""
+    is_remote: bool = False
+    """It runs on another machine than the master."""
+    left_s: float | None = None
+    """Since when its connection is broken; None: it is there, or was never heard by this master."""
 
     @property
     def has_greeted(self) -> bool:
@@ -46,6 +71,7 @@ class NodeAgent(msgspec.Struct):
         if not self.has_greeted:
             self.greeted_s = now_s
         self.pid, self.heard_s, self.presence = pid, now_s, Presence.CONNECTED
+        self.left_s = None
 
     def hear(self, now_s: float) -> None:
         """Take in that anything came from it."""
@@ -53,10 +79,10 @@ class NodeAgent(msgspec.Struct):
         if self.presence is Presence.RELAUNCHED:
             self.presence = Presence.LAUNCHED
 
-    def disconnect(self) -> None:
+    def disconnect(self, now_s: float) -> None:
         """Take in that its connection is gone."""
         if self.presence is Presence.CONNECTED:
-            self.presence = Presence.ABSENT
+            self.presence, self.left_s = Presence.ABSENT, now_s
 
 
 class LifePhase(enum.Enum):

@@ -18,7 +18,7 @@ from collections.abc import Container
 
 from paceline.protocol.nodes.budget import Budget
 from paceline.protocol.nodes.exits import NO_CAUSE, Evidence, Judged, is_free, judge
-from paceline.protocol.nodes.lives import EndOrder, Fate, LifePhase, Presence
+from paceline.protocol.nodes.lives import Backing, EndOrder, Fate, LifePhase, NodePlace, Presence
 from paceline.protocol.nodes.node import (
     Act,
     FailJob,
@@ -130,6 +130,7 @@ class Membership(Roster):
     def launch(self, node: Node, now_s: float) -> list[Act]:
         """Have an agent started for the node."""
         node.agent.heard_s, node.agent.presence = now_s, Presence.LAUNCHED
+        node.agent.left_s, node.place = None, NodePlace()
         node.next.in_new_agent = False
         node.life.missing_since_s = None
         if not node.life.is_alive:
@@ -169,18 +170,18 @@ class Membership(Roster):
         if node is not None:
             node.agent.hear(now_s)
 
-    def stream_lost(self, name: str) -> None:
+    def stream_lost(self, name: str, now_s: float) -> None:
         """The agent's connection broke; it may come back."""
         node = self.nodes.get(name)
         if node is not None:
-            node.agent.disconnect()
+            node.agent.disconnect(now_s)
 
     def agent_ended(self, name: str, agent_pid: int, reason: str, now_s: float) -> list[Act]:
         """The backend's word: this agent is gone. Its process goes on and awaits the next one."""
         node = self.nodes.get(name)
         if node is None or (node.agent.has_greeted and agent_pid not in (0, node.agent.pid)):
             return []
-        node.agent.disconnect()
+        node.agent.disconnect(now_s)
         if not self._may_serve(node):
             return []
         if node.fate is Fate.LEAVES:
@@ -511,6 +512,11 @@ class Membership(Roster):
     ) -> list[Act]:
         agent, is_alive, inc = node.agent, node.life.is_alive, node.life.inc
         silent_s = now_s - agent.heard_s
+        if node.has_departed(now_s):
+            node.next.in_new_agent = True
+            return self._unreachable(node, "its connection broke for good", now_s, silent_s)
+        if node.place.backing is Backing.PENDING and not agent.has_greeted:
+            return []
         waits = not (is_alive or (node.by_itself and agent.has_greeted))
         start_s = FIRST_HELLO_S if waits else 0.0 if agent.has_greeted else AGENT_START_S
         limit_s = max(lost_after_s, start_s) * agent.patience
@@ -529,8 +535,10 @@ class Membership(Roster):
             acts = self.launch(node, now_s)
             agent.presence = Presence.RELAUNCHED
             return [told, *acts]
-        if not others_wait:
-            return []
+        return self._unreachable(node, reason, now_s, silent_s) if others_wait else []
+
+    def _unreachable(self, node: Node, reason: str, now_s: float, silent_s: float) -> list[Act]:
+        inc = node.life.inc
         gone = Judged("unreachable", Verdict.RETRYABLE, f"unreachable, {reason}")
         lost = NodeLostEvent(node=node.name, inc=inc, reason=gone.reason, silent_s=silent_s)
         return [lost, *self.lost(node), *self._again(node, gone, now_s)]

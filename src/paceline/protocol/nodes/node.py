@@ -10,12 +10,14 @@ import msgspec
 from paceline.base.numbering import NO_INC, Inc
 from paceline.protocol.nodes.exits import Judged, is_echo
 from paceline.protocol.nodes.lives import (
+    Backing,
     Fate,
     LifePhase,
     NextLife,
     NodeAgent,
     NodeLife,
     NodePast,
+    NodePlace,
     Presence,
 )
 from paceline.protocol.records import Record
@@ -222,6 +224,11 @@ Act = (
 
 # --------------------------------------------------------------------------- state
 
+RETURN_S = 0.4
+"""An agent of another machine whose connection broke is back within this, or its node is gone: it
+tries every 0.2 s."""
+_BACKED = {Backing.DRAINING: "draining", Backing.LOST: "unbacked"}
+
 
 class Node(msgspec.Struct):
     """One node: who it is, and its agent, life and fate."""
@@ -234,6 +241,7 @@ class Node(msgspec.Struct):
     replaces: str = ""
     """The server whose place it is to take."""
     agent: NodeAgent = msgspec.field(default_factory=NodeAgent)
+    place: NodePlace = NodePlace()
     life: NodeLife = msgspec.field(default_factory=NodeLife)
     fate: Fate = Fate.STAYS
     next: NextLife = msgspec.field(default_factory=NextLife)
@@ -259,13 +267,24 @@ class Node(msgspec.Struct):
             case LifePhase.STARTING:
                 return "starting"
             case LifePhase.RUNNING:
-                return "running"
+                return _BACKED.get(self.place.backing, "running")
             case LifePhase.ENDED:
                 return "lost"
             case LifePhase.NONE | LifePhase.PRESUMED:
-                return "lost" if self.agent.presence is Presence.ABSENT else "pending"
+                waits = "refused" if self.place.backing is Backing.REFUSED else "pending"
+                return "lost" if self.agent.presence is Presence.ABSENT else waits
             case _:
                 assert_never(self.life.phase)
+
+    def has_departed(self, now_s: float) -> bool:
+        """Whether its machine has ended the connection, and its agent does not come back.
+
+        A connection that is closed, and not silent, was closed by the kernel there: all of the node
+        is gone, or its agent alone, which the platform says sooner. On the master's own machine the
+        end of the agent itself is seen.
+        """
+        left_s, remote = self.agent.left_s, self.agent.is_remote and not self.by_itself
+        return remote and self.life.is_alive and left_s is not None and now_s >= left_s + RETURN_S
 
     def settle(self, fate: Literal[Fate.FINISHED, Fate.FAILED]) -> None:
         """Take in that no further life follows its last; one that leaves does so all the same."""

@@ -45,6 +45,36 @@ class AgentLostEvent(ReasonedEvent, frozen=True):
     sentence_words = "the agent of {0.node} lost{0.after_colon}"
 
 
+class PlacePendingEvent(ReasonedEvent, frozen=True):
+    """The platform has no place for the node yet."""
+
+    sentence_words = "{0.node} waits for its place{0.after_colon}"
+
+
+class PlaceRefusedEvent(ReasonedEvent, frozen=True):
+    """The platform does not start the node."""
+
+    sentence_words = "the platform refuses {0.node}{0.after_colon}"
+
+
+class PlaceDrainingEvent(ReasonedEvent, frozen=True):
+    """The node's place is going away: the node leaves it."""
+
+    sentence_words = "the place of {0.node} is going away{0.after_colon}"
+
+
+class NotMovedAwayEvent(ReasonedEvent, frozen=True):
+    """The node's place is going away, and the node cannot leave it in order."""
+
+    sentence_words = "{0.node} cannot leave its place in order{0.after_colon}"
+
+
+class UnbackedEvent(ReasonedEvent, frozen=True):
+    """The platform calls the node dead; its agent works on."""
+
+    sentence_words = "{0.node} works on, though the platform calls it lost{0.after_colon}"
+
+
 class NoLimitsEvent(ReasonedEvent, frozen=True):
     """The node runs without limits that were asked for."""
 

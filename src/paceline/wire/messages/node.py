@@ -41,9 +41,12 @@ class Prepared(Message, frozen=True):
 
 
 class InitialWritten(Message, frozen=True):
-    """worker -> master: the initial cut is complete."""
+    """worker -> master: the file of the initial cut is stored."""
 
     inc: Inc
+    file: str
+    checksum: str
+    num_bytes: int
 
 
 class OpenFeed(Message, frozen=True):

@@ -15,6 +15,7 @@ import numpy as np
 
 from paceline.base.samples import Span
 from paceline.cuts.store import LocalCuts
+from paceline.master.cut_folders import CutFolders
 from paceline.runtime.holding.servers.client import ServerTrainer
 from paceline.runtime.server.server import ServerProcess
 from paceline.runtime.server.store import Gradients
@@ -172,6 +173,7 @@ class World:
                     cut = WriteInitial(inc=message.inc)
                     self._link_of(message.inc).say(cut)
             case InitialWritten():
+                CutFolders(self.folder / "cuts", self.folder / "memory").seal_first(message, SCHEMA)
                 restore = Restore(
                     epoch_no=1,
                     inc=SERVER,

@@ -130,7 +130,11 @@ def job() -> Job:
     for inc in (ONE, TWO):
         job.do(job.state.worker_up(inc))
         job.do(job.state.holder.prepare(Prepared(inc=inc, schema=SCHEMA)))
-    job.do(job.state.holder.initial_written(InitialWritten(inc=ONE)))
+    job.do(
+        job.state.holder.initial_written(
+            InitialWritten(inc=ONE, file="initial", checksum="", num_bytes=0)
+        )
+    )
     job.do(job.state.open_feed(OpenFeed(inc=ONE, feed=FEED)))
     job.do(job.state.holder.start_epoch(servers(LEADER, FOLLOWER)))
     job.restored(LEADER, FOLLOWER)
@@ -148,9 +152,17 @@ def test_the_first_worker_writes_the_initial_values() -> None:
     assert job.sent == [Send(ONE, WriteInitial(inc=ONE))]
     job.do(job.state.holder.prepare(Prepared(inc=TWO, schema=SCHEMA)))
     assert job.sent == []
-    job.do(job.state.holder.initial_written(InitialWritten(inc=TWO)))
+    job.do(
+        job.state.holder.initial_written(
+            InitialWritten(inc=TWO, file="initial", checksum="", num_bytes=0)
+        )
+    )
     assert not job.state.cuts.valid
-    job.do(job.state.holder.initial_written(InitialWritten(inc=ONE)))
+    job.do(
+        job.state.holder.initial_written(
+            InitialWritten(inc=ONE, file="initial", checksum="", num_bytes=0)
+        )
+    )
     assert job.state.cuts.valid[0].cut.cut_no == 0
 
 
@@ -308,7 +320,11 @@ def unordered(mode: str) -> Job:
     job = Job(mode, samples="at-least-once")
     job.do(job.state.worker_up(ONE))
     job.do(job.state.holder.prepare(Prepared(inc=ONE, schema=SCHEMA)))
-    job.do(job.state.holder.initial_written(InitialWritten(inc=ONE)))
+    job.do(
+        job.state.holder.initial_written(
+            InitialWritten(inc=ONE, file="initial", checksum="", num_bytes=0)
+        )
+    )
     job.do(job.state.open_feed(OpenFeed(inc=ONE, feed=FEED)))
     job.do(job.state.holder.start_epoch(servers(LEADER)))
     job.restored(LEADER)

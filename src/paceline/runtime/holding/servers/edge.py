@@ -186,7 +186,8 @@ class WorkerEdge:
             case Evaluated():
                 self._results.answered(message)
             case WriteInitial():
-                self.process.link.send(self._initial.write(self.schema))
+                if (said := self._initial.write(self.schema)) is not None:
+                    self.process.link.send(said)
             case Stop():
                 self.process.stop_requested = self.process.told_to_stop = True
             case _:

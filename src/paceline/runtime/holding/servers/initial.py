@@ -1,54 +1,49 @@
-"""The initial values of a model, which the first worker writes as cut 0."""
-
-from collections.abc import Mapping
-from pathlib import Path
+"""The initial values of a model, which the first worker writes: the file of cut 0."""
 
 from paceline.base.disk import describe, is_refusal
-from paceline.base.numbering import NO_CUT, NO_EPOCH, START
-from paceline.cuts import manifest as cut
+from paceline.base.errors import TransientError
+from paceline.base.numbering import NO_CUT
+from paceline.cuts.manifest import Checksum
 from paceline.runtime.checkpoint import cutfile
-from paceline.runtime.data.work import Array
 from paceline.runtime.holding.servers.port import Initial
 from paceline.runtime.layout import initial_arrays
 from paceline.runtime.process import Process
 from paceline.wire.messages.node import CutDelayed, InitialWritten
 from paceline.wire.schema import ModelSchema
 
+FILE = "initial.safetensors"
+
 
 class InitialWriter:
-    """Writes cut 0 when the master asks for it, as often as it asks."""
+    """Writes the file when the master asks for it; asked again, it says so again."""
 
     def __init__(self, process: Process) -> None:
         self._process = process
         self.values: Initial | None = None
-        """Makes them; None: they are written already."""
+        """Makes them; None: they are not needed."""
+        self._written: InitialWritten | None = None
 
-    def write(self, schema: ModelSchema) -> InitialWritten | CutDelayed:
-        """Write cut 0, or say why the disk refuses it now; the master then asks again."""
-        inc, directory = self._process.inc, self._process.cuts.disk.folder(0)
-        if self.values is not None:
+    def write(self, schema: ModelSchema) -> InitialWritten | CutDelayed | None:
+        """Write it, or say why the disk refuses it now; the master then asks again.
+
+        None: there is nothing to write, or the store does not answer now.
+        """
+        if self._written is None and self.values is not None:
+            inc, store = self._process.inc, self._process.cuts.durable
+            arrays = initial_arrays(schema, *self.values())
+            image, digest = bytearray(cutfile.packed_bytes(arrays)), Checksum()
+            cutfile.pack(arrays, image)
             try:
-                _write(directory, schema, initial_arrays(schema, *self.values()))
+                store.put(NO_CUT, FILE, memoryview(image), digest)
+            except TransientError:
+                return None
             except OSError as error:
                 if not is_refusal(error):
                     raise
-                why = f"the model as it was built is not stored: {describe(error, directory)}"
+                where = describe(error, store.where(NO_CUT))
+                why = f"the model as it was built is not stored: {where}"
                 return CutDelayed(inc=inc, cut_no=NO_CUT, reason=why)
-        self.values = None
-        return InitialWritten(inc=inc)
-
-
-def _write(directory: Path, schema: ModelSchema, arrays: Mapping[str, Array]) -> None:
-    directory.mkdir(parents=True, exist_ok=True)
-    digest, num_bytes = cutfile.write_save(directory, "initial.safetensors", arrays)
-    manifest = cut.CutManifest(
-        cut_no=NO_CUT,
-        epoch_no=NO_EPOCH,
-        position=0,
-        step=START,
-        committed=(),
-        schema=schema,
-        files={"initial.safetensors": digest},
-        num_bytes=num_bytes,
-    )
-    cut.write_manifest(directory, manifest)
+            self._written = InitialWritten(
+                inc=inc, file=FILE, checksum=str(digest), num_bytes=len(image)
+            )
+        return self._written

@@ -1,0 +1,267 @@
+"""The master's side of Ray: what is wanted, and a gateway process that has it done.
+
+The gateway may die, and so may the head of the cluster: agents go on meanwhile, and the next
+gateway gets the whole wish again. Words that it repeats are heard once.
+"""
+
+import asyncio
+import contextlib
+import logging
+import os
+import secrets
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Iterable
+
+import msgspec
+
+from paceline.backends.ray.messages import (
+    Begin,
+    Close,
+    DropNode,
+    FromGateway,
+    Order,
+    Room,
+    RunNode,
+    Shape,
+    Want,
+)
+from paceline.base.errors import ConfigError
+from paceline.base.jobdir import JobDir, number_of, role_of
+from paceline.base.processes import JOB_DIR, SAFE_PATH
+from paceline.protocol.nodes.platform import AgentGone, AnyWord, PlacePending, PlaceTaken
+from paceline.wire.spec import JobSpec
+
+GATEWAY = ("-m", "paceline.backends.ray.gateway")
+RETRY_S, RETRY_MAX_S = 0.5, 10.0
+"""Between a gateway's end and the next one; doubles."""
+CLOSE_S = 20.0
+"""For the gateway to give everything back."""
+PROBE_S = 60.0
+"""For a first answer of the cluster."""
+LINE_BYTES = 1 << 24
+
+_log = logging.getLogger(__name__)
+
+
+class RayBackend:
+    """`paceline.master.ports.Backend` on a Ray cluster; create it in a running event loop."""
+
+    def __init__(self, job: JobDir, spec: JobSpec) -> None:
+        self._job, self._spec = job, spec
+        self._loop = asyncio.get_running_loop()
+        self._wants: dict[str, Want] = {}
+        self._last: dict[str, AnyWord] = {}
+        """The newest word about each node."""
+        self._words: asyncio.Queue[AnyWord] = asyncio.Queue()
+        self._rooms: dict[str, int] = {}
+        self._asked_s: dict[str, float] = {}
+        self._placed_s: dict[str, float] = {}
+        self._gateway: asyncio.subprocess.Process | None = None
+        self._serving = self._loop.create_task(self._serve())
+
+    # ------------------------------------------------------------------ the port
+
+    def launch(self, node: str) -> None:
+        """Have the node's launcher start an agent; where there is none that answers, a new one."""
+        want = self._want(node, secrets.token_hex(8))
+        self._asked_s[node] = self._loop.time()
+        self._placed_s.pop(node, None)
+        self._send(RunNode(want))
+
+    def adopt(self, node: str, agent_pid: int) -> None:
+        """Watch an agent that a former master launched; one of ours is watched already."""
+        if node not in self._wants:
+            self._send(RunNode(self._want(node, "")))
+
+    def stop(self, node: str) -> None:
+        """Have all that runs of the node ended."""
+        self._wants.pop(node, None)
+        self._last.pop(node, None)
+        self._send(DropNode(node))
+
+    async def watch(self) -> AsyncIterator[AnyWord]:
+        """What the gateway says of nodes, each word once."""
+        while True:
+            yield await self._words.get()
+
+    def left_running(self, nodes: Iterable[str]) -> set[str]:
+        """All of them: their agents find the master within a moment, if there are any."""
+        return set(nodes)
+
+    def room(self, role: str) -> int | None:
+        """As of a moment ago."""
+        return self._rooms.get(role)
+
+    def waited_s(self, node: str) -> float:
+        """From when it was asked for until Ray had a place."""
+        asked_s = self._asked_s.get(node)
+        if asked_s is None:
+            return 0.0
+        return self._placed_s.get(node, self._loop.time()) - asked_s
+
+    def pending_s(self) -> None:
+        """Ray does not say."""
+
+    async def close(self) -> None:
+        """Have everything given back, and end the gateway."""
+        self._wants.clear()
+        gateway = self._gateway
+        if gateway is not None:
+            self._send(Close())
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(gateway.wait(), CLOSE_S)
+        self._serving.cancel()
+        if gateway is not None and gateway.returncode is None:
+            gateway.kill()
+
+    # ------------------------------------------------------------------ the gateway
+
+    def _want(self, node: str, launch: str) -> Want:
+        shape = shape_of(self._spec, role_of(node), number_of(node))
+        gang = [name for name, _ in gang_of(self._spec)]
+        bundle = gang.index(node) if node in gang else None
+        want = Want(node=node, launch=launch, shape=shape, bundle=bundle)
+        self._wants[node] = want
+        self._last.pop(node, None)
+        return want
+
+    def _send(self, order: Order) -> None:
+        """Send it, or leave it to the next gateway, which gets all that is wanted then."""
+        if self._gateway is not None and self._gateway.stdin is not None:
+            self._gateway.stdin.write(msgspec.json.encode(order) + b"\n")
+
+    async def _serve(self) -> None:
+        wait_s = RETRY_S
+        while True:
+            begun_s, words = self._loop.time(), await self._run_gateway()
+            if words:
+                _log.warning("gateway_ended reason=%s", words)
+                for node in self._wants.keys() - self._placed_s.keys():
+                    self._heard(node, PlacePending(node=node, why=words))
+            wait_s = RETRY_S if self._loop.time() - begun_s > RETRY_MAX_S else 2 * wait_s
+            await asyncio.sleep(min(wait_s, RETRY_MAX_S))
+
+    async def _run_gateway(self) -> str:
+        """Run one to its end; what it said at last."""
+        address = self._spec.ray_address or "auto"
+        process = await asyncio.create_subprocess_exec(
+            *(sys.executable, *SAFE_PATH, *GATEWAY, address, "--job-dir", str(self._job.path)),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            env={**os.environ, JOB_DIR: str(self._job.path)},
+            limit=LINE_BYTES,
+            start_new_session=True,
+        )
+        assert process.stdout is not None and process.stderr is not None
+        self._gateway, tail = process, self._loop.create_task(_tail(process.stderr))
+        roles = ("worker", "server") if self._spec.num_servers else ("worker",)
+        gang = gang_of(self._spec)
+        begin = Begin(
+            gang=tuple(shape for _, shape in gang) if len(gang) > 1 else (),
+            roles={role: shape_of(self._spec, role, 0) for role in roles},
+            wants=tuple(self._wants.values()),
+        )
+        self._send(begin)
+        try:
+            async for line in process.stdout:
+                self._on_line(msgspec.json.decode(line, type=FromGateway))
+        finally:
+            self._gateway = None
+        code, said = await process.wait(), await tail
+        return (said or f"exit code {code}") if code else ""
+
+    def _on_line(self, message: FromGateway) -> None:
+        if isinstance(message, Room):
+            self._rooms = message.by_role
+            return
+        word = message.word
+        want = self._wants.get(word.node)
+        if want is not None and want.launch == message.launch:
+            self._heard(word.node, word)
+
+    def _heard(self, node: str, word: AnyWord) -> None:
+        if self._last.get(node) == word:
+            return
+        self._last[node] = word
+        if isinstance(word, PlaceTaken):
+            self._placed_s.setdefault(node, self._loop.time())
+        if isinstance(word, AgentGone):
+            self._placed_s.pop(node, None)
+        self._words.put_nowait(word)
+
+
+async def _tail(stream: asyncio.StreamReader) -> str:
+    """The last line that was printed."""
+    last = ""
+    async for line in stream:
+        text = line.decode(errors="replace").strip()
+        last = text or last
+    return last
+
+
+def shape_of(spec: JobSpec, role: str, number: int) -> Shape:
+    """What a node asks Ray for: its limits, one core where it has none."""
+    nodes = spec.workers if role == "worker" else spec.servers
+    cpus = nodes.cpu_of(number)
+    return Shape(
+        cpus=1.0 if cpus is None else cpus, gpus=nodes.gpus, memory_bytes=nodes.memory_bytes
+    )
+
+
+def gang_of(spec: JobSpec) -> list[tuple[str, Shape]]:
+    """The nodes without which nothing trains, and what each asks for."""
+    together = spec.traits.lives == "in_rounds"
+    workers = spec.workers.count if together else min(spec.min_workers, spec.workers.count)
+    counts = {"server": spec.num_servers, "worker": workers}
+    return [
+        (f"{role}-{number}", shape_of(spec, role, number))
+        for role, count in counts.items()
+        for number in range(count)
+    ]
+
+
+class Probed(msgspec.Struct, frozen=True):
+    """What the cluster says to the command that starts a job."""
+
+    address: str
+    host: str
+
+
+def prepare(spec: JobSpec) -> JobSpec:
+    """Fill in where the cluster is, and at which address its machines reach this one.
+
+    Raises:
+        ConfigError: no cluster answers, or Ray is not installed.
+    """
+    address = spec.ray_address or os.environ.get("RAY_ADDRESS") or "auto"
+    where = spec.sources.get("ray_address", "ray_address")
+    command = [sys.executable, *SAFE_PATH, *GATEWAY, address]
+    try:
+        done = subprocess.run(command, capture_output=True, timeout=PROBE_S, check=False)
+    except subprocess.TimeoutExpired as error:
+        raise ConfigError(
+            f"{where}: got {address}, where nothing answers within {PROBE_S:.0f} s; start a "
+            "cluster with `ray start --head`, or name another"
+        ) from error
+    if done.returncode:
+        text = done.stderr.decode(errors="replace").strip()
+        last = text.splitlines()[-1] if text else f"exit code {done.returncode}"
+        if "No module named 'ray'" in last:
+            raise ConfigError(
+                "backend: got ray, which is not installed here; run `pip install 'paceline[ray]'`"
+            )
+        raise ConfigError(
+            f"{where}: got {address}, expected a Ray cluster: {last}; start one with "
+            "`ray start --head`, or name another"
+        )
+    found = msgspec.json.decode(done.stdout, type=Probed)
+    plane = msgspec.structs.replace(spec.data_plane, transport="tcp")
+    listen = spec.listen if "listen" in spec.sources else found.host
+    return msgspec.structs.replace(spec, ray_address=found.address, listen=listen, data_plane=plane)
+
+
+def open_backend(job: JobDir, spec: JobSpec) -> RayBackend:
+    """The backend of a job; call it in a running event loop."""
+    return RayBackend(job, spec)

@@ -1,0 +1,422 @@
+"""``python -m paceline.backends.ray.gateway``: the process of a job that is connected to Ray.
+
+A process of its own, since Ray ends a process that has lost the head of its cluster for a minute:
+that must not be the master. It keeps no state. The backend says what is wanted, the cluster says
+what runs, and the actors of the job outlive this process.
+"""
+
+import argparse
+import asyncio
+import contextlib
+import logging
+import os
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, assert_never
+
+import msgspec
+import ray
+import ray.exceptions
+import ray.util
+from ray.util.placement_group import PlacementGroup
+from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+from paceline.backends.ray.launcher import Launcher
+from paceline.backends.ray.messages import (
+    AgentEnded,
+    AgentOrder,
+    AgentStarted,
+    Begin,
+    Close,
+    DropNode,
+    FromGateway,
+    Order,
+    Room,
+    RunNode,
+    Said,
+    Shape,
+    Want,
+)
+from paceline.base.errors import ConfigError
+from paceline.base.jobdir import JobDir, role_of
+from paceline.protocol.nodes.platform import (
+    AgentGone,
+    AnyWord,
+    PlaceDraining,
+    PlaceLost,
+    PlacePending,
+    PlaceRefused,
+    PlaceTaken,
+)
+from paceline.wire.spec import load
+
+ANSWER_S = 3.0
+"""A launcher that does not answer for so long is given up: another one takes its node."""
+PENDING_S = 1.0
+"""A node that has no place after so long is said to wait."""
+LOOK_S = 2.0
+"""Between looks at room, at nodes that drain, and at launchers that could not be reached."""
+STOP_S = 10.0
+"""For launchers to end what they have started."""
+GANG = "gang"
+
+_log = logging.getLogger(__name__)
+
+
+def namespace_of(job_id: str) -> str:
+    """Where in Ray the actors of a job are."""
+    return f"paceline-{job_id}"
+
+
+def remote_launcher() -> Any:
+    """The launcher as an actor: it gives its place back when it ends on its own."""
+
+    class LauncherActor(Launcher):
+        def __init__(self) -> None:
+            super().__init__(ray.get_runtime_context().get_node_id(), _leave)
+
+    return ray.remote(LauncherActor)
+
+
+def _leave() -> None:
+    """End this actor; the last of its job gives back the places that were reserved together."""
+    if len(ray.util.list_named_actors()) <= 1:
+        with contextlib.suppress(ValueError):
+            ray.util.remove_placement_group(ray.util.get_placement_group(GANG))
+    os._exit(0)
+
+
+def connect(address: str, namespace: str) -> None:
+    """Connect this process to the cluster.
+
+    Raises:
+        ConfigError: nothing answers there.
+    """
+    try:
+        ray.init(
+            address=address,
+            namespace=namespace,
+            log_to_driver=False,
+            configure_logging=False,
+            logging_level=logging.ERROR,
+        )
+    except (ConnectionError, RuntimeError, ValueError) as error:
+        lines = [line for line in str(error).splitlines() if line]
+        words = lines[0] if lines else type(error).__name__
+        raise ConfigError(f"the Ray cluster at {address} does not answer ({words})") from error
+
+
+class Gateway:
+    """Keeps what is wanted running; create it connected to Ray, in a running event loop.
+
+    Args:
+        job: the job's directory.
+        say: sends a line to the backend.
+    """
+
+    def __init__(self, job: JobDir, say: Callable[[FromGateway], None]) -> None:
+        self._job, self._say = job, say
+        self._spec, self._secret = load(job.spec), job.secret().decode()
+        self._actor_class = remote_launcher()
+        self._keeping: dict[str, asyncio.Task[None]] = {}
+        self._actors: dict[str, Any] = {}
+        #: By node: Ray's name of the machine that it is on.
+        self._places: dict[str, str] = {}
+        self._launches: dict[str, str] = {}
+        self._roles: dict[str, Shape] = {}
+        self._gang: PlacementGroup | None = None
+        self._draining: set[str] = set()
+
+    async def begin(self, order: Begin) -> None:
+        """Take in all that is wanted, and end the rest."""
+        self._roles = order.roles
+        known = await asyncio.to_thread(ray.util.list_named_actors)
+        if order.gang:
+            bundles = [shape.resources for shape in order.gang]
+            self._gang = await asyncio.to_thread(_gang, bundles)
+        wanted = {want.node for want in order.wants}
+        for node in {name.rpartition(".")[0] for name in known} - wanted:
+            await self.drop(node)
+        for want in order.wants:
+            self.launch(want)
+
+    def launch(self, want: Want) -> None:
+        """Run this node from now on."""
+        if (before := self._keeping.pop(want.node, None)) is not None:
+            before.cancel()
+        self._launches[want.node] = want.launch
+        self._keeping[want.node] = asyncio.get_running_loop().create_task(self._keep(want))
+
+    async def drop(self, node: str) -> None:
+        """End all that runs of a node."""
+        if (keeping := self._keeping.pop(node, None)) is not None:
+            keeping.cancel()
+        self._actors.pop(node, None)
+        self._places.pop(node, None)
+        for name in await asyncio.to_thread(_names_of, node):
+            with contextlib.suppress(ValueError, ray.exceptions.RayError, TimeoutError):
+                actor = await asyncio.to_thread(ray.get_actor, name)
+                await asyncio.wait_for(actor.stop.remote(), STOP_S)
+                ray.kill(actor)
+
+    async def close(self) -> None:
+        """End everything, and give all places back."""
+        names = await asyncio.to_thread(ray.util.list_named_actors)
+        nodes = {name.rpartition(".")[0] for name in names} | set(self._keeping)
+        await asyncio.gather(*map(self.drop, nodes))
+        if self._gang is not None:
+            await asyncio.to_thread(ray.util.remove_placement_group, self._gang)
+
+    # ------------------------------------------------------------------ one node
+
+    async def _keep(self, want: Want) -> None:
+        """Have the node run, and say what becomes of it."""
+        try:
+            actor = await self._actor(want)
+            if actor is None:
+                self._tell(want, PlaceLost(node=want.node, why="its launcher is gone"))
+                return
+            await self._follow(want, actor)
+        except (ray.exceptions.RayActorError, ray.exceptions.GetTimeoutError) as error:
+            self._tell(want, PlaceLost(node=want.node, why=_words(error)))
+        except (ray.exceptions.RayError, ConfigError) as error:
+            self._tell(want, PlaceRefused(node=want.node, why=_words(error)))
+
+    async def _follow(self, want: Want, actor: Any) -> None:
+        self._actors[want.node] = actor
+        begin = self._begin_agent(want, actor)
+        started = await self._until_placed(want, asyncio.ensure_future(begin))
+        self._places[want.node] = started.place
+        self._tell(want, PlaceTaken(node=want.node, host=started.host))
+        ended = await self._end_of(want, actor, started)
+        gone = AgentGone(node=want.node, agent_pid=ended.pid, reason=ended.reason)
+        self._tell(want, gone)
+
+    async def _begin_agent(self, want: Want, actor: Any) -> AgentStarted:
+        if not want.launch:
+            return msgspec.json.decode(await actor.state.remote(), type=AgentStarted)
+        order = AgentOrder(
+            job_id=self._job.job_id,
+            node=want.node,
+            address=self._job.master_address.read_text().strip(),
+            secret=self._secret,
+            spec=self._spec,
+        )
+        line = msgspec.json.encode(order)
+        return msgspec.json.decode(await actor.start.remote(want.launch, line), type=AgentStarted)
+
+    async def _end_of(self, want: Want, actor: Any, started: AgentStarted) -> AgentEnded:
+        """Wait for the agent's end, also through times in which its launcher is out of reach."""
+        while True:
+            try:
+                line = await actor.wait.remote(started.launch)
+                return msgspec.json.decode(line, type=AgentEnded)
+            except ray.exceptions.ActorUnavailableError as error:
+                self._tell(want, PlaceLost(node=want.node, why=_words(error)))
+            await asyncio.sleep(LOOK_S)
+            with contextlib.suppress(TimeoutError, ray.exceptions.ActorUnavailableError):
+                await asyncio.wait_for(actor.state.remote(), ANSWER_S)
+                self._tell(want, PlaceTaken(node=want.node, host=started.host))
+
+    async def _until_placed(
+        self, want: Want, started: "asyncio.Future[AgentStarted]"
+    ) -> AgentStarted:
+        wait_s = PENDING_S
+        try:
+            while True:
+                done, _ = await asyncio.wait({started}, timeout=wait_s)
+                if done:
+                    return started.result()
+                why = await asyncio.to_thread(self._why_pending, want)
+                self._tell(want, PlacePending(node=want.node, why=why))
+                wait_s = LOOK_S
+        finally:
+            started.cancel()
+
+    async def _actor(self, want: Want) -> Any:
+        """The node's launcher: the newest that answers, or a new one; None: none to watch."""
+        names = await asyncio.to_thread(_names_of, want.node)
+        for name in reversed(names):
+            with contextlib.suppress(ValueError, TimeoutError, ray.exceptions.RayError):
+                actor = await asyncio.to_thread(ray.get_actor, name)
+                line = await asyncio.wait_for(actor.state.remote(), ANSWER_S)
+                place = msgspec.json.decode(line, type=AgentStarted).place
+                if place not in self._draining or not want.launch:
+                    return actor
+                await asyncio.wait_for(actor.stop.remote(), STOP_S)
+        for name in names if want.launch else ():
+            with contextlib.suppress(ValueError, ray.exceptions.RayError):
+                ray.kill(await asyncio.to_thread(ray.get_actor, name))
+        if not want.launch:
+            return None
+        number = 1 + max((int(name.rpartition(".")[2]) for name in names), default=0)
+        return await asyncio.to_thread(self._create, want, f"{want.node}.{number}")
+
+    def _create(self, want: Want, name: str) -> Any:
+        shape = want.shape
+        options: dict[str, Any] = {
+            "name": name,
+            "lifetime": "detached",
+            "max_restarts": 0,
+            "max_task_retries": 0,
+            "num_cpus": shape.cpus,
+            "num_gpus": shape.gpus,
+            "memory": shape.memory_bytes,
+        }
+        if self._gang is not None and want.bundle is not None:
+            options["scheduling_strategy"] = PlacementGroupSchedulingStrategy(
+                self._gang, placement_group_bundle_index=want.bundle
+            )
+        return self._actor_class.options(**options).remote()
+
+    # ------------------------------------------------------------------ what is said
+
+    def _tell(self, want: Want, word: AnyWord) -> None:
+        if self._launches.get(want.node) == want.launch:
+            self._say(Said(launch=want.launch, word=word))
+
+    def _why_pending(self, want: Want) -> str:
+        needs = ", ".join(f"{amount:g} {name}" for name, amount in want.shape.resources.items())
+        gang = self._gang if want.bundle is not None else None
+        if gang.wait(0) if gang is not None else self._room().get(role_of(want.node)):
+            return f"there is room for the {needs} that it needs: Ray starts its launcher"
+        free = ray.available_resources()
+        has = ", ".join(f"{free.get(name, 0.0):g} {name}" for name in want.shape.resources)
+        together = ""
+        if gang is not None:
+            together = f", reserved together with {gang.bundle_count - 1} more"
+        return f"it needs {needs} on one machine{together}; free in the whole cluster: {has}"
+
+    async def look(self) -> None:
+        """Say what room there is, and which places are going away; never returns."""
+        while True:
+            try:
+                room, draining = (
+                    await asyncio.to_thread(self._room),
+                    await asyncio.to_thread(_drain),
+                )
+            except ray.exceptions.RayError as error:
+                _log.warning("look_failed error=%s", error)
+            else:
+                self._say(Room(room))
+                self._draining = set(draining)
+                for node, place in self._places.items():
+                    if place in draining:
+                        word = PlaceDraining(
+                            node=node, why="Ray drains its machine", within_s=draining[place]
+                        )
+                        self._say(Said(launch=self._launches.get(node, ""), word=word))
+            await asyncio.sleep(LOOK_S)
+
+    def _room(self) -> dict[str, int]:
+        per_node = ray._private.state.available_resources_per_node()
+        return {
+            role: sum(_fits(shape, free) for free in per_node.values())
+            for role, shape in self._roles.items()
+        }
+
+
+def _fits(shape: Shape, free: dict[str, float]) -> int:
+    return min(int(free.get(name, 0.0) / amount) for name, amount in shape.resources.items())
+
+
+def _drain() -> dict[str, float | None]:
+    """Machines that are going away, and the seconds that they have; None: Ray does not say."""
+    found = ray._private.state.state.get_draining_nodes()
+    now_s = time.time()
+    return {node: max(0.0, at_ms / 1e3 - now_s) if at_ms else None for node, at_ms in found.items()}
+
+
+def _gang(bundles: list[dict[str, float]]) -> PlacementGroup:
+    try:
+        return ray.util.get_placement_group(GANG)
+    except ValueError:
+        return ray.util.placement_group(bundles, strategy="PACK", name=GANG, lifetime="detached")
+
+
+def _names_of(node: str) -> list[str]:
+    """The launchers of a node, the newest last."""
+    names = [name for name in ray.util.list_named_actors() if name.rpartition(".")[0] == node]
+    return sorted(names, key=lambda name: int(name.rpartition(".")[2]))
+
+
+def _words(error: Exception) -> str:
+    """Ray's own words, without the stack that it adds."""
+    cause = getattr(error, "cause", None)
+    lines = [line.strip() for line in str(cause or error).splitlines() if line.strip()]
+    return lines[0] if lines else type(error).__name__
+
+
+# ----------------------------------------------------------------------------- process
+
+
+async def serve(job: JobDir) -> None:
+    """Obey the backend until it closes, or is gone: what runs on goes on then."""
+    loop = asyncio.get_running_loop()
+    reader = asyncio.StreamReader(limit=1 << 24)
+    await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), sys.stdin)
+
+    def say(message: FromGateway) -> None:
+        os.write(OUT, msgspec.json.encode(message) + b"\n")
+
+    gateway = Gateway(job, say)
+    looking = loop.create_task(gateway.look())
+    async for line in reader:
+        order: Order = msgspec.json.decode(line, type=Order)
+        match order:
+            case Begin():
+                await gateway.begin(order)
+            case RunNode(want=want):
+                gateway.launch(want)
+            case DropNode(node=node):
+                await gateway.drop(node)
+            case Close():
+                await gateway.close()
+                break
+            case _:
+                assert_never(order)
+    looking.cancel()
+
+
+OUT = 1
+"""The descriptor of what the backend reads; set anew where Ray's prints must not mix with it."""
+
+
+def main() -> None:
+    """Entry point."""
+    parser = argparse.ArgumentParser(prog="python -m paceline.backends.ray.gateway")
+    parser.add_argument("address")
+    parser.add_argument("--job-dir", type=Path)
+    options = parser.parse_args()
+    global OUT
+    OUT = os.dup(1)
+    os.dup2(2, 1)  # what Ray prints is no line of ours
+    logging.basicConfig(stream=sys.stderr, level=logging.WARNING)
+    try:
+        if options.job_dir is None:
+            probe(options.address)
+            return
+        job = JobDir(options.job_dir)
+        connect(options.address, namespace_of(job.job_id))
+        asyncio.run(serve(job))
+    except ConfigError as error:
+        sys.stderr.write(f"{error}\n")
+        sys.exit(2)
+    finally:
+        ray.shutdown()
+
+
+def probe(address: str) -> None:
+    """Say where the cluster is, and which address of this machine it knows."""
+    connect(address, "paceline")
+    found = {
+        "address": ray.get_runtime_context().gcs_address,
+        "host": ray.util.get_node_ip_address(),
+    }
+    os.write(OUT, msgspec.json.encode(found) + b"\n")
+
+
+if __name__ == "__main__":
+    main()

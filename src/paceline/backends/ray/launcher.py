@@ -1,0 +1,124 @@
+"""The launcher: an actor on one place that starts the node's agent there, and waits for its end.
+
+The agent is the very program that runs on a laptop, in a session of its own. It outlives its
+launcher: when Ray dies here, it works on as long as the master answers.
+"""
+
+import asyncio
+import functools
+import os
+import signal
+import socket
+import subprocess
+from collections.abc import Callable
+
+import msgspec
+
+from paceline.backends.ray.messages import AgentEnded, AgentOrder, AgentStarted
+from paceline.base.jobdir import JobDir
+from paceline.base.joined import joined_directory, remove_joined
+from paceline.base.processes import ProcessWatch, find_job_processes, kill_quietly, start_detached
+from paceline.jobs.joining import check_script, make_directory, of_this_machine
+from paceline.wire import last_words
+
+IDLE_S = 60.0
+"""A launcher without an agent that hears nothing for so long ends itself: nobody is left who
+could, once the master and its gateway have died for good."""
+GONE_S = 5.0
+"""For killed processes to vanish."""
+_OF_RAY = ("RAY_", "OMP_NUM_THREADS")
+"""Of its environment an agent gets nothing that begins so."""
+
+
+class Launcher:
+    """One node's launcher; everything runs in one event loop.
+
+    Args:
+        place: Ray's name of the machine.
+        end: ends this actor, and gives its place back.
+    """
+
+    def __init__(self, place: str, end: Callable[[], None]) -> None:
+        self._place, self._end = place, end
+        self._started = AgentStarted(launch="", host="", place=place, pid=0)
+        self._ended: asyncio.Future[AgentEnded] | None = None
+        self._job: JobDir | None = None
+        self._idle: asyncio.TimerHandle | None = None
+
+    async def state(self) -> bytes:
+        """What was started last: `AgentStarted`, as JSON."""
+        self._touch()
+        return msgspec.json.encode(self._started)
+
+    async def start(self, launch: str, order: bytes) -> bytes:
+        """Start an agent unless that was done for this launch already: `AgentStarted`.
+
+        Args:
+            launch: its name.
+            order: an `AgentOrder`, as JSON.
+
+        Raises:
+            ConfigError: this machine lacks what the job needs.
+        """
+        self._touch()
+        if launch != self._started.launch:
+            self._start(launch, msgspec.json.decode(order, type=AgentOrder))
+        return msgspec.json.encode(self._started)
+
+    async def wait(self, launch: str) -> bytes:
+        """Wait until the agent of a launch has ended: `AgentEnded`, as JSON."""
+        if launch != self._started.launch or self._ended is None:
+            return msgspec.json.encode(AgentEnded(pid=0, reason="its launcher began again"))
+        return msgspec.json.encode(await asyncio.shield(self._ended))
+
+    async def stop(self) -> None:
+        """End the agent and all that it started, and remove what the node had here."""
+        job = self._job
+        if job is None:
+            return
+        deadline_s = asyncio.get_running_loop().time() + GONE_S
+        while found := find_job_processes(job.path):
+            for process in found:
+                kill_quietly(process.pid, signal.SIGKILL)
+            if asyncio.get_running_loop().time() > deadline_s:
+                break
+            await asyncio.sleep(0.01)
+        await asyncio.to_thread(remove_joined, job)
+
+    def _start(self, launch: str, order: AgentOrder) -> None:
+        check_script(order.spec)
+        spec = of_this_machine(order.spec, order.address)
+        path = joined_directory(order.job_id, order.node)
+        # What runs there goes on: the new agent takes it over, as on the master's machine.
+        self._job = make_directory(path, spec, order.address, order.secret.encode())
+        words, theirs = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+        arguments = ["--job-dir", str(path), last_words.OPTION, str(theirs), "--node", order.node]
+        clean = {name: value for name, value in os.environ.items() if not name.startswith(_OF_RAY)}
+        log = self._job.logs / "agents.log"
+        try:
+            child = start_detached("paceline.agent", arguments, path, log, clean, [theirs])
+        finally:
+            os.close(theirs)
+        self._started = AgentStarted(
+            launch=launch, host=socket.gethostname(), place=self._place, pid=child.pid
+        )
+        self._ended = asyncio.get_running_loop().create_future()
+        ProcessWatch(child.pid, functools.partial(self._on_end, self._ended, child, words))
+        self._touch()
+
+    def _on_end(
+        self, ended: "asyncio.Future[AgentEnded]", child: "subprocess.Popen[bytes]", words: int
+    ) -> None:
+        code, said = child.wait(), last_words.read(words)
+        os.close(words)
+        reason = said.reason if said else f"exit code {code}"
+        ended.set_result(AgentEnded(pid=child.pid, reason=reason))
+        self._touch()
+
+    def _touch(self) -> None:
+        """Put off the end that comes when nobody asks any more, and no agent runs."""
+        if self._idle is not None:
+            self._idle.cancel()
+        runs = self._ended is not None and not self._ended.done()
+        loop = asyncio.get_running_loop()
+        self._idle = None if runs else loop.call_later(IDLE_S, self._end)

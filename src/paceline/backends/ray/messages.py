@@ -1,0 +1,108 @@
+"""What the master's backend and the job's gateway to Ray say to each other, and the launchers.
+
+Lines of JSON through the gateway's standard input and output. The backend sends its whole wish
+again to each new gateway, so that neither has to remember what the other has missed.
+"""
+
+import msgspec
+
+from paceline.protocol.nodes.platform import AnyWord
+from paceline.wire.spec import JobSpec
+
+
+class Shape(msgspec.Struct, frozen=True, kw_only=True):
+    """What a place must have."""
+
+    cpus: float
+    gpus: float = 0.0
+    memory_bytes: int | None = None
+
+    @property
+    def resources(self) -> dict[str, float]:
+        """The same in Ray's words."""
+        found = {"CPU": self.cpus, "GPU": self.gpus, "memory": float(self.memory_bytes or 0)}
+        return {name: amount for name, amount in found.items() if amount}
+
+
+class Want(msgspec.Struct, frozen=True, kw_only=True):
+    """A node that must run."""
+
+    node: str
+    launch: str
+    """Names one launch of the node; empty: watch what runs, and start nothing."""
+    shape: Shape
+    bundle: int | None = None
+    """Its place among those that are reserved together; None: a place of its own."""
+
+
+class Begin(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """The first line: all that is wanted. Whatever else of this job there is must go."""
+
+    gang: tuple[Shape, ...]
+    """Places that the job needs at least, which are reserved together."""
+    roles: dict[str, Shape]
+    """What a further node of a role asks for."""
+    wants: tuple[Want, ...]
+
+
+class RunNode(msgspec.Struct, frozen=True, tag=True):
+    """Run this node, in place of what ran of it."""
+
+    want: Want
+
+
+class DropNode(msgspec.Struct, frozen=True, tag=True):
+    """End all that runs of the node."""
+
+    node: str
+
+
+class Close(msgspec.Struct, frozen=True, tag=True):
+    """End everything, give all places back, and exit."""
+
+
+Order = Begin | RunNode | DropNode | Close
+
+
+class Said(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """A word about a launch."""
+
+    launch: str
+    word: AnyWord
+
+
+class Room(msgspec.Struct, frozen=True, tag=True):
+    """How many more nodes of each role would find a place now."""
+
+    by_role: dict[str, int]
+
+
+FromGateway = Said | Room
+
+
+class AgentOrder(msgspec.Struct, frozen=True, kw_only=True):
+    """What a launcher needs to start an agent."""
+
+    job_id: str
+    node: str
+    address: str
+    """The master's, ``HOST:PORT``."""
+    secret: str
+    spec: JobSpec
+
+
+class AgentStarted(msgspec.Struct, frozen=True, kw_only=True):
+    """The agent of a launch runs, or has run."""
+
+    launch: str
+    host: str
+    place: str
+    """Ray's name of the machine."""
+    pid: int
+
+
+class AgentEnded(msgspec.Struct, frozen=True, kw_only=True):
+    """It has ended."""
+
+    pid: int
+    reason: str

@@ -1,0 +1,71 @@
+"""What a node of another machine has of its job: a job directory of its own, made there."""
+
+import os
+import socket
+from pathlib import Path
+
+import msgspec
+
+from paceline.base.errors import ConfigError
+from paceline.base.jobdir import JobDir
+from paceline.base.processes import can_enter
+from paceline.cuts.reach import keep_servers
+from paceline.wire import spec as specs
+from paceline.wire.messages.agent import FileServers
+from paceline.wire.spec import JobSpec
+
+
+def check_script(spec: JobSpec) -> None:
+    """Raises ConfigError if the job's script is not on this machine."""
+    if spec.run_as == "file" and not Path(spec.script).is_file():
+        raise ConfigError(
+            f"the job's script {spec.script} is not on {socket.gethostname()}; put it (and its "
+            "data) at the same path there, or on storage that all machines share"
+        )
+
+
+def own_address(address: str) -> str:
+    """The IPv4 address of this machine that the way to HOST:PORT leads from; nothing is sent.
+
+    Raises:
+        ConfigError: there is no way.
+    """
+    host, _, port = address.rpartition(":")
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect((host, int(port)))
+        except OSError as error:
+            raise ConfigError(f"no way leads from here to {host} ({error})") from error
+        found: str = probe.getsockname()[0]
+        return found
+
+
+def of_this_machine(spec: JobSpec, address: str) -> JobSpec:
+    """The spec for a node here: its peers reach it where it reaches the master.
+
+    Its script runs in the job's folder if that is here, too, and else in ``/``.
+    """
+    cwd = spec.cwd if can_enter(spec.cwd) else None
+    return msgspec.structs.replace(spec, listen=own_address(address), cwd=cwd)
+
+
+def make_directory(path: Path, spec: JobSpec, address: str, secret: bytes) -> JobDir:
+    """Make the job directory of one node, or make it fit; the logs of an earlier node stay.
+
+    Args:
+        path: of the directory, see `paceline.base.joined.joined_directory`.
+        spec: see `of_this_machine`.
+        address: the master's, ``HOST:PORT``.
+        secret: the job's.
+    """
+    job = JobDir(path)
+    path.mkdir(parents=True, mode=0o700, exist_ok=True)
+    specs.save(spec, job.spec)
+    with os.fdopen(os.open(job.secret_file, os.O_WRONLY | os.O_CREAT, 0o600), "wb") as file:
+        file.write(secret)
+    job.master_address.write_text(f"{address}\n")
+    if not job.is_joined:
+        keep_servers(job, FileServers())  # the master says who they are when it knows the node
+    job.logs.mkdir(exist_ok=True)
+    job.make_run_dir()
+    return job

@@ -1,0 +1,121 @@
+"""What the platform says of the places of nodes, and what follows: a pure machine.
+
+The platform's word is a hint, the agent's own stream is the truth. A platform may call a node dead
+that works on, and it may take a minute to miss one that is gone. So a word ends a life only where
+no agent speaks; everything else is kept for people to see. docs/failure-model.md has the order.
+"""
+
+from typing import assert_never
+
+import msgspec
+
+from paceline.protocol.nodes.lives import Backing, NodePlace, Presence
+from paceline.protocol.nodes.membership import Membership
+from paceline.protocol.nodes.node import Act, Node
+from paceline.wire.events.base import Event
+from paceline.wire.events.nodes import (
+    PlaceDrainingEvent,
+    PlacePendingEvent,
+    PlaceRefusedEvent,
+    UnbackedEvent,
+)
+
+
+class PlatformWord(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """A word about one node; the base of all."""
+
+    node: str
+
+
+class PlacePending(PlatformWord, frozen=True):
+    """The launch waits for its place."""
+
+    why: str
+
+
+class PlaceTaken(PlatformWord, frozen=True):
+    """The node has its place: an agent is started there."""
+
+    host: str = ""
+
+
+class PlaceRefused(PlatformWord, frozen=True):
+    """The platform does not start the node."""
+
+    why: str
+    """In the platform's own words."""
+
+
+class PlaceDraining(PlatformWord, frozen=True):
+    """The place is going away."""
+
+    why: str
+    within_s: float | None = None
+    """Seconds that are left; None: the platform does not say."""
+
+
+class PlaceLost(PlatformWord, frozen=True):
+    """The platform calls the place dead; the agent there may work on."""
+
+    why: str
+
+
+class AgentGone(PlatformWord, frozen=True):
+    """An agent that was launched or adopted has ended."""
+
+    agent_pid: int = 0
+    """0: it never came up."""
+    reason: str = ""
+
+
+AnyWord = PlacePending | PlaceTaken | PlaceRefused | PlaceDraining | PlaceLost | AgentGone
+
+
+class NodePlaces:
+    """The places of one job's nodes."""
+
+    def __init__(self, members: Membership) -> None:
+        self._members = members
+
+    def heard(self, said: AnyWord, now_s: float) -> list[Act]:
+        """Take in a word of the platform; repetitions change nothing."""
+        node = self._members.nodes.get(said.node)
+        if node is None:
+            return []
+        told: Event
+        match said:
+            case AgentGone():
+                return self._members.agent_ended(node.name, said.agent_pid, said.reason, now_s)
+            case PlacePending(why=why):
+                told = PlacePendingEvent(node=node.name, inc=node.life.inc, reason=why)
+                return [told] if self._becomes(node, Backing.PENDING, why) else []
+            case PlaceTaken(host=host):
+                if not node.agent.has_greeted:
+                    node.agent.heard_s = now_s  # its first word is awaited from now on
+                node.place = NodePlace(Backing.TAKEN, host=host)
+                return []
+            case PlaceRefused(why=why):
+                told = PlaceRefusedEvent(node=node.name, inc=node.life.inc, reason=why)
+                self._becomes(node, Backing.REFUSED, why)
+                return [told, *self._members.agent_ended(node.name, 0, why, now_s)]
+            case PlaceDraining(why=why):
+                told = PlaceDrainingEvent(node=node.name, inc=node.life.inc, reason=why)
+                return [told] if self._becomes(node, Backing.DRAINING, why) else []
+            case PlaceLost(why=why):
+                return self._lost(node, why, now_s)
+            case _:
+                assert_never(said)
+
+    def _lost(self, node: Node, why: str, now_s: float) -> list[Act]:
+        if node.agent.presence is Presence.CONNECTED:
+            told = UnbackedEvent(node=node.name, inc=node.life.inc, reason=why)
+            return [told] if self._becomes(node, Backing.LOST, why) else []
+        pid = node.agent.pid if node.agent.has_greeted else 0
+        return self._members.agent_ended(node.name, pid, why, now_s)
+
+    @staticmethod
+    def _becomes(node: Node, backing: Backing, why: str) -> bool:
+        """Note it; whether that is news."""
+        news = (node.place.backing, node.place.why) != (backing, why)
+        node.place = NodePlace(backing, why, node.place.host)
+        return news
