@@ -12,6 +12,8 @@ import psutil
 import pytest
 
 from paceline.base.jobdir import JobDir
+from paceline.cli.report.text import paragraph
+from paceline.jobs.facts import read_facts
 from paceline.wire.spec import DataPlaneSpec, NodeSpec, TimeoutSpec
 from tests.integration.running import RunningJob, running, until
 
@@ -122,4 +124,5 @@ def test_a_job_goes_on_when_a_machine_that_joined_vanishes(tmp_path: Path) -> No
             assert len(kill_all(there)) == 3, "agent, zygote and training process"
         job.check_finished()
     assert [event["node"] for event in job.events("node_lost")] == [JOINED]
+    assert f"{JOINED}, which had joined from" in paragraph(read_facts(job.job))
     assert num_samples_of(job, "worker-0") + num_samples_of(job, JOINED) >= 4_096

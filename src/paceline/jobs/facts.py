@@ -25,6 +25,7 @@ from paceline.wire.events.job import (
     FinishedEvent,
     MasterDiedEvent,
     MasterStartedEvent,
+    ScaledEvent,
     StoppedEvent,
     SupervisorStartedEvent,
 )
@@ -299,6 +300,8 @@ def find_incidents(  # noqa: C901
                 back_s = _next(later, AgentJoinedEvent, node=node)
                 what = f"agent of {node} lost"
                 yield _incident(event, what, "a new agent took over", back_s, points)
+            case NodeLostEvent():
+                yield from _dropped(event, events[:index], later, points)
             case MasterDiedEvent(reason=reason):
                 back_s = _next(later, MasterStartedEvent)
                 what = f"master died ({reason})"
@@ -345,6 +348,27 @@ def _incident(
 ) -> Incident:
     away_s = None if back_s is None else back_s - event.t
     return Incident(event.t, what, done, away_s, stalled_s=stalled_s(event.t, points))
+
+
+def _dropped(
+    lost: NodeLostEvent,
+    before: Sequence[Event],
+    later: Sequence[Event],
+    points: Sequence[MetricsPoint],
+) -> Iterator[Incident]:
+    """A worker that had joined from another machine and was lost, so that nothing restarts it.
+
+    The loss of any other node has a relaunch, or ends the job.
+    """
+    joins = (e for e in reversed(before) if isinstance(e, ScaledEvent) and e.node == lost.node)
+    joined = next(joins, None)
+    again = (e for e in later if isinstance(e, RelaunchEvent | RestartAllEvent))
+    if joined is None or any((e.node, e.inc) == (lost.node, lost.inc) for e in again):
+        return
+    back_s = _next(later, ScaledEvent, node=lost.node)
+    done = f"another worker joined as {lost.node}" if back_s else "the others went on"
+    what = f"{lost.node}, which had joined from {joined.host}, lost{lost.after_colon}"
+    yield _incident(lost, what, done, back_s, points)
 
 
 def _left_alone(event: LeftLoopEvent, points: Sequence[MetricsPoint]) -> Iterator[Incident]:

@@ -34,6 +34,7 @@ from paceline.wire.events.checks import CheckedEvent
 from paceline.wire.events.job import (
     FinishedEvent,
     MasterStartedEvent,
+    ScaledEvent,
     StoppedEvent,
     SupervisorStartedEvent,
 )
@@ -154,6 +155,36 @@ def test_a_worker_that_left_its_loop_while_others_trained_on_is_named() -> None:
     assert "Nothing went wrong" not in paragraph(told)
     together = structs.replace(left, t=11.5)  # all left it, or it was the last step
     assert facts(*START, together, *END, outcome=FINISHED).incidents == ()
+
+
+JOINED = ScaledEvent(t=4.0, node="worker-2", role="worker", count=3, host="far")
+LOST = NodeLostEvent(t=6.0, node="worker-2", inc=9, reason="silent for 1.5 s", silent_s=1.5)
+
+
+@pytest.mark.parametrize(
+    ("then", "done"),
+    [
+        ((), "the others went on (the job went on within 1.00 s)"),
+        (
+            (structs.replace(JOINED, t=7.5),),
+            "another worker joined as worker-2 (back after 1.50 s, the job went on within 1.00 s)",
+        ),
+    ],
+)
+def test_a_worker_of_another_machine_that_was_lost_is_told(
+    then: tuple[Event, ...], done: str
+) -> None:
+    words = "at 0:06 worker-2, which had joined from far, lost: silent for 1.5 s"
+    told = paragraph(facts(*START, JOINED, LOST, *then, *END, outcome=FINISHED))
+    assert f"{words}, {done}." in told
+    assert "Nothing went wrong" not in told
+
+
+def test_a_worker_that_is_lost_and_started_again_is_told_once() -> None:
+    again = RelaunchEvent(t=6.0, node="worker-2", inc=9, cause="unreachable", wait_s=0.0)
+    for first in ((JOINED,), ()):
+        told = facts(*START, *first, LOST, again, *END, outcome=FINISHED)
+        assert [incident.what for incident in told.incidents] == ["worker-2: unreachable"]
 
 
 @pytest.mark.parametrize(("mode", "named"), [("bsp", 2), ("asp", 0), ("ssp", 0)])
