@@ -14,6 +14,8 @@ PATIENCE = 3
 """Progress is printed when both have passed, else when we have watched 1 + PATIENCE times as long
 as at the line before. A healthy job of any length so stays below 20 lines."""
 MAX_NAMED = 8
+UP_S = 10.0
+"""So long after the first worker we wait for the other nodes, before we name those that are up."""
 
 
 class PlainView:
@@ -33,6 +35,8 @@ class PlainView:
         self._now_s = self._told_s = started_s
         #: Unix time of the first look: of a job that was resumed, or is joined late, long after.
         self._watched_from_s = math.inf
+        #: Unix time of the first look that shows a worker that is up.
+        self._up_from_s = math.inf
         self._told_share = 0.0
         self._mapped = False
 
@@ -62,6 +66,11 @@ class PlainView:
 
     def _training(self, status: JobStatus) -> None:
         if not self._mapped:
+            # The master of a resumed job may speak of training before any node is up.
+            if any(node.pid and node.role == "worker" for node in status.nodes):
+                self._up_from_s = min(self._up_from_s, self._now_s)
+            if not _all_up(status) and self._now_s < self._up_from_s + UP_S:
+                return
             self._mapped = True
             self.say(f"{status.state}: {_map(status)}")
             self._told_s = self._now_s
@@ -77,6 +86,11 @@ class PlainView:
         advanced = share >= self._told_share + EVERY_SHARE
         watched_s = self._told_s - self._watched_from_s
         return silent_s >= EVERY_S and (advanced or silent_s >= PATIENCE * watched_s)
+
+
+def _all_up(status: JobStatus) -> bool:
+    """Whether every node runs whose process is to come, or has ended for good."""
+    return all(node.pid or node.state in ("finished", "failed") for node in status.nodes)
 
 
 def _map(status: JobStatus) -> str:

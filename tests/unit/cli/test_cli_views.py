@@ -76,6 +76,35 @@ def test_a_job_that_is_resumed_days_after_its_launch_tells_how_far_it_is() -> No
     assert told == ["83:20:00", "83:20:10", "83:20:40", "83:22:40"]
 
 
+@pytest.mark.parametrize(
+    ("up_s", "named"),
+    [
+        ({"server-0": 2, "worker-0": 3, "worker-1": 4}, "4"),
+        ({"server-0": 2, "worker-0": 3}, "13"),
+        ({"server-0": 2, "worker-0": 14, "worker-1": 16}, "16"),
+    ],
+    ids=["all come up", "one stays away", "the workers are late"],
+)
+def test_the_nodes_of_a_resumed_job_are_named_when_they_are_up(
+    up_s: dict[str, int], named: str
+) -> None:
+    lines: list[str] = []
+    view = PlainView(0.0, lines.append)
+    for second in range(20):
+        now = status(400, total=None)
+        nodes = [
+            msgspec.structs.replace(node, pid=0, state="pending")
+            if second < up_s.get(node.node, 99)
+            else node
+            for node in now.nodes
+        ]
+        now = msgspec.structs.replace(now, nodes=tuple(nodes))
+        view.show(Look(now_s=second, status=now))
+    up = ("server-0 (pid 9)", "worker-0 (pid 10)", "worker-1 (pid 11)")
+    there = [one for one in up if up_s.get(one.split()[0], 99) <= int(named)]
+    assert lines[0].split(maxsplit=1) == [f"0:{int(named):02}", f"training: {', '.join(there)}"]
+
+
 def test_a_job_with_a_thousand_workers_names_a_few_of_them() -> None:
     (first, *_) = watch_plainly(5, 1000, num_workers=1000)
     assert first.endswith("worker-6 (pid 16) and 993 more")
