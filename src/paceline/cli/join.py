@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 from typing import NoReturn
 
-from paceline.base.errors import ConfigError, PermanentError
+from paceline.base.errors import ConfigError, PermanentError, TransientError
 from paceline.base.jobdir import JobDir
 from paceline.base.joined import joined_directory, remove_joined
 from paceline.base.processes import JOB_DIR, SAFE_PATH, find_job_processes
@@ -104,6 +104,12 @@ def make_joined(job_id: str, spec: JobSpec, node: str, address: str, secret: byt
 def _ask(client: ControlClient, call: Call, secret_file: Path | None) -> Reply:
     try:
         reply = client.call_sync(call, JOIN_TIMEOUT_S)
+    except TransientError as error:
+        raise TransientError(
+            f"--join: got {client.address}, where no master answers, expected HOST:PORT of a job "
+            "that runs; read it in master.address of the job's directory on the master's machine, "
+            "and check that no firewall lies between"
+        ) from error
     except PermanentError as error:
         raise ConfigError(
             f"{error}; --secret-file {secret_file or '(that of the newest job here)'}: expected "

@@ -1,16 +1,17 @@
 """What a machine that joins a job makes of its own."""
 
+import socket
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from paceline.base.errors import ConfigError
+from paceline.base.errors import ConfigError, TransientError
 from paceline.base.jobdir import JobDir
 from paceline.base.joined import remove_joined
 from paceline.base.processes import JOB_DIR
-from paceline.cli.join import make_joined
+from paceline.cli.join import join_job, make_joined
 from paceline.wire.spec import JobSpec
 
 
@@ -38,3 +39,17 @@ def test_a_node_may_have_the_name_of_one_that_was_here_before(
             join(b"four")
         alive.kill()
     remove_joined(first)
+
+
+def test_an_address_where_no_master_answers_is_one_line_with_its_remedy(tmp_path: Path) -> None:
+    (tmp_path / "secret").write_text("abc\n")
+    with socket.socket() as held:
+        held.bind(("127.0.0.1", 0))  # and does not listen
+        address = f"127.0.0.1:{held.getsockname()[1]}"
+        with pytest.raises(TransientError) as refused:
+            join_job(address, tmp_path / "secret")
+    assert str(refused.value) == (
+        f"--join: got {address}, where no master answers, expected HOST:PORT of a job that runs; "
+        "read it in master.address of the job's directory on the master's machine, and check that "
+        "no firewall lies between"
+    )
