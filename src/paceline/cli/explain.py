@@ -15,6 +15,8 @@ from paceline.policy.straggler.decision_log import AnyLine, Begun, Decided
 from paceline.policy.straggler.registry import solution
 from paceline.policy.straggler.replay import Replayed, replay
 from paceline.policy.straggler.solution import Solution
+from paceline.wire import spec as specs
+from paceline.wire.strategies import those
 
 PARTS = ("seen", "rule", "expected", "became", "outcome")
 
@@ -25,7 +27,7 @@ def explain(job: JobDir, console: Console) -> None:
     Raises:
         ConfigError: nothing was written, or it cannot be read.
     """
-    lines = read_log(job.decisions)
+    lines = _log_of(job)
     names = list(dict.fromkeys(line.solution for line in lines if isinstance(line, Begun)))
     decided, acted = num_decisions(lines)
     name = ", then ".join(names) or "no solution"
@@ -38,6 +40,22 @@ def explain(job: JobDir, console: Console) -> None:
     launched_s = job.launched_s()
     for story in stories(lines):
         _tell(story, launched_s, console)
+
+
+def _log_of(job: JobDir) -> list[AnyLine]:
+    """Read the log of a job.
+
+    Raises:
+        ConfigError: there is none, or it is of another version.
+    """
+    spec = None if job.decisions.exists() else specs.load(job.spec)
+    if spec is not None and spec.traits.uneven_shares:
+        raise ConfigError(
+            f"job {job.job_id}: got strategy {spec.strategy}, {spec.traits.uneven_shares}, so that "
+            f"nothing is decided; expected strategy {those(lambda row: not row.uneven_shares)}; "
+            "start a job of such a strategy with a solution, e.g. --solution nd"
+        )
+    return read_log(job.decisions)
 
 
 def _tell(story: Story, launched_s: float, console: Console) -> None:
@@ -76,8 +94,8 @@ def run_replay(
     """
     if source and source.endswith(".jsonl") and not Path(source).is_file():
         raise ConfigError(f"{source}: no such file; name a decisions.jsonl, or a JOB")
-    path = Path(source) if source and Path(source).is_file() else JobDir.find(source).decisions
-    lines = read_log(path)
+    file = Path(source) if source and Path(source).is_file() else None
+    lines = _log_of(JobDir.find(source)) if file is None else read_log(file)
     missing = _missing(lines)
     if missing is not None and name is None:
         raise missing

@@ -328,6 +328,28 @@ def test_a_log_can_be_named_by_its_job(tmp_path: Path, monkeypatch: pytest.Monke
     assert "reproduces all" in out.getvalue()
 
 
+@pytest.mark.parametrize("verb", ["explain", "replay"])
+@pytest.mark.parametrize(
+    ("strategy", "told"),
+    [
+        ("fsdp", "job job-1: got strategy fsdp, whose workers compute equal shares, so that"),
+        ("script", "job job-1: got strategy script, which cannot be acted on, so that"),
+        ("allreduce", "no decisions were written; start the job with a solution, e.g. --solution"),
+    ],
+)
+def test_a_job_without_a_log_is_advised_by_the_row_of_its_strategy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, verb: str, strategy: str, told: str
+) -> None:
+    monkeypatch.setenv("PACELINE_HOME", str(tmp_path))
+    job = tmp_path / "jobs" / "job-1"
+    job.mkdir(parents=True)
+    (job / "job.json").write_text(f'{{"script":"a.py","strategy":"{strategy}"}}')
+    result = CliRunner().invoke(app, [verb, "job-1"])
+    assert result.exit_code == 2
+    assert told in result.stderr
+    assert ("expected strategy ps or allreduce;" in result.stderr) == (strategy != "allreduce")
+
+
 def test_a_wait_for_data_is_told_where_it_is_a_part_of_a_batch_to_speak_of() -> None:
     seen = observation(0.1, 0.1)
     reading = msgspec.structs.replace(
