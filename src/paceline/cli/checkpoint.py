@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from paceline.base.errors import ConfigError, InternalError, PermanentError
+from paceline.cli.shared_options import whole_number
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -46,7 +47,13 @@ Job = Annotated[
 ]
 Number = Annotated[
     int | None,
-    typer.Option("--cut", metavar="N", help="Which cut. Default: the newest.", show_default=False),
+    typer.Option(
+        "--cut",
+        metavar="N",
+        help="Which cut. Default: the newest.",
+        show_default=False,
+        parser=whole_number("--cut"),
+    ),
 ]
 
 

@@ -8,7 +8,7 @@ import typer
 
 from paceline.base.errors import ConfigError
 from paceline.base.jobdir import JobDir
-from paceline.cli.shared_options import AsJson, Job, console, job_ids
+from paceline.cli.shared_options import AsJson, Job, console, job_ids, whole_number
 
 
 def status(
@@ -46,7 +46,13 @@ def logs(
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on as it grows.")] = False,
     tail: Annotated[
         int | None,
-        typer.Option("--tail", "-n", metavar="N", min=0, help="The last N lines of each log."),
+        typer.Option(
+            "--tail",
+            "-n",
+            metavar="N",
+            help="The last N lines of each log.",
+            parser=whole_number("--tail"),
+        ),
     ] = None,
     since: Annotated[
         str | None,

@@ -7,17 +7,26 @@ import typer
 
 from paceline.base.errors import ConfigError
 from paceline.base.jobdir import JobDir
-from paceline.cli.shared_options import Job, console
+from paceline.cli.shared_options import Job, console, whole_number
 
 if TYPE_CHECKING:
     from paceline.wire.client import Call
 
-Worker = Annotated[int | None, typer.Option(metavar="N", help="Which worker.")]
-Server = Annotated[int | None, typer.Option(metavar="N", help="Which server.")]
+Worker = Annotated[
+    int | None, typer.Option(metavar="N", help="Which worker.", parser=whole_number("--worker"))
+]
+Server = Annotated[
+    int | None, typer.Option(metavar="N", help="Which server.", parser=whole_number("--server"))
+]
 
 
 def scale(
-    workers: Annotated[int, typer.Option(metavar="N", help="Workers from now on.")],
+    workers: Annotated[
+        int,
+        typer.Option(
+            metavar="N", help="Workers from now on.", parser=whole_number("--workers", least=1)
+        ),
+    ],
     job: Job = None,
 ) -> None:
     """Change the number of workers of a running job."""

@@ -1,6 +1,7 @@
 """What commands share: how a JOB, a setting and --json are typed, and where they print."""
 
 import sys
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -43,6 +44,23 @@ def parse_settings(settings: list[str]) -> dict[str, str]:
             raise ConfigError(f"--set: got {text!r}, expected KEY=VALUE; write e.g. --set seed=1")
         pairs[key] = value
     return pairs
+
+
+def whole_number(option: str, least: int = 0) -> Callable[[str], int]:
+    """Make the parser of an option that takes a number from ``least`` on.
+
+    The parser raises ConfigError if it gets anything else.
+    """
+
+    def parse(text: str) -> int:
+        if not text.isdecimal() or int(text) < least:
+            raise ConfigError(
+                f"{option}: got {text!r}, expected a number from {least} on; "
+                f"write e.g. {option} {least + 1}"
+            )
+        return int(text)
+
+    return parse
 
 
 def console() -> "Console":

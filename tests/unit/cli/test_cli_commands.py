@@ -102,6 +102,24 @@ def test_numbers_of_nodes_that_cannot_be(
         (("run", "nowhere.py"), "no such file"),
         (("run", "x.py", "--set", "workers"), "expected KEY=VALUE"),
         (("run", "x.py", "--workers", "two"), "--workers: got 'two'"),
+        (
+            ("scale", "x", "--workers", "x"),
+            "--workers: got 'x', expected a number from 1 on; write",
+        ),
+        (
+            ("scale", "x", "--workers", "0"),
+            "--workers: got '0', expected a number from 1 on; write",
+        ),
+        (("kill", "--worker", "2.5"), "--worker: got '2.5', expected a number from 0 on; write"),
+        (("replace", "--server", "-1"), "--server: got '-1', expected a number from 0 on; write"),
+        (
+            ("logs", "--tail", "few"),
+            "--tail: got 'few', expected a number from 0 on; write e.g. --",
+        ),
+        (
+            ("checkpoint", "show", "--cut", "x"),
+            "--cut: got 'x', expected a number from 0 on; write",
+        ),
         (("run", "--resume"), "there is no job yet"),
         (
             ("run", "--resume", "x", "--workers", "2", "--mode", "asp"),
