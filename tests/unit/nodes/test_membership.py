@@ -817,6 +817,18 @@ def test_the_order_to_end_is_repeated_until_the_process_has_ended() -> None:
     assert of(EndLife, job.tick(6.0)) == []
 
 
+def test_the_order_to_leave_is_repeated_until_the_process_has_ended() -> None:
+    job = Job(num_workers=2)
+    inc = job.run("worker-1")
+    job.note(NodeOrders(job.members).scale(1, 1.0, grace_s=4.0))
+    job.members.stream_lost("worker-1", 1.0)  # with the order in it
+    job.hello("worker-1", 50, job.process("worker-1"))
+    assert of(EndLife, job.tick(2.0)) == []
+    assert of(EndLife, job.tick(3.0)) == [EndLife("worker-1", inc, 4.0)]
+    assert of(Retire, job.exit("worker-1", AS_ORDERED)) == [Retire("worker-1")]
+    assert of(EndLife, job.tick(6.0)) == []
+
+
 @pytest.mark.parametrize("compacted", [False, True])
 def test_the_next_master_carries_on_with_an_ordered_restart(compacted: bool) -> None:
     job = Job(budget=0)

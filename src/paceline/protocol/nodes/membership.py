@@ -61,7 +61,8 @@ MISSING_S = 1.0
 REPEAT_START_S = 2.0
 """A StartProcess that got no answer is sent again."""
 REPEAT_END_S = 2.0
-"""The same for the StopProcess of a KILL_RESTART, of a round that is over, or of the job's end."""
+"""The same for the StopProcess of a KILL_RESTART, of a worker that was scaled away, of a round that
+is over, or of the job's end."""
 AGENT_START_S = 5.0
 """Time for the first word of an agent launched in place of a silent one, on a loaded machine."""
 FIRST_HELLO_S = 60.0
@@ -501,7 +502,7 @@ class Membership(Roster):
 
     def _end_grace_s(self, node: Node) -> float | None:
         """The grace of an order to end that is repeated until it is obeyed; None: there is none."""
-        if node.life.end is EndOrder.MOVE:
+        if node.life.end is EndOrder.MOVE or node.fate is Fate.LEAVES:
             return node.life.end_grace_s
         if self._closes(node):
             return self._closing_grace_s

@@ -56,7 +56,7 @@ class NodeOrders:
         acts.insert(0, self.members.keep(WorkersWanted(count=count)))
         for node in list(self.members.of_role("worker")):
             if node.fate is Fate.LEAVES:
-                acts += self._send_away(node, grace_s)
+                acts += self._send_away(node, now_s, grace_s)
             elif node.name not in known:
                 acts += self.members.launch(node, now_s)
         if self.members.rounds is not None:
@@ -74,9 +74,10 @@ class NodeOrders:
         self.members.nodes[name].agent.heard_s = now_s
         return name, [keep, told]
 
-    def _send_away(self, node: Node, grace_s: float) -> list[Act]:
+    def _send_away(self, node: Node, now_s: float, grace_s: float) -> list[Act]:
         if node.life.is_alive and node.agent.presence is Presence.CONNECTED:
-            return [EndLife(node.name, node.life.inc, grace_s)]
+            node.life.end_grace_s = grace_s
+            return [node.end_life(now_s, grace_s)]
         return self.members.gone_for_good(node)
 
     def kill(self, name: str) -> list[Act]:
