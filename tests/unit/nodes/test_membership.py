@@ -33,6 +33,7 @@ from paceline.wire.events.nodes import (
     NodeLostEvent,
     NotReplacedEvent,
     ProcessExitedEvent,
+    RelaunchEvent,
 )
 from paceline.wire.messages.agent import AgentHello, ExitEvidence, ProcessExited
 from paceline.wire.messages.base import Server
@@ -541,6 +542,27 @@ def test_an_agent_that_never_comes_up_uses_the_budget() -> None:
     assert of(Launch, acts) == [Launch("worker-0")]
     acts = job.members.agent_ended("worker-0", 0, "no such file", 0.0)
     assert "no such file" in of(FailJob, acts)[0].reason
+
+
+@pytest.mark.parametrize("before", ["running", "moving", "ended"])
+def test_agents_of_a_resumed_job_that_never_come_up_use_the_budget(before: str) -> None:
+    job = Job()
+    job.run("worker-0")
+    if before == "moving":
+        job.note(NodeOrders(job.members).restart("worker-0", 1.0, grace_s=5.0))
+    if before == "ended":
+        job.note([job.members.keep(JobEnded())])
+    later = job.restarted()
+    waits: list[float] = []
+    acts: list[Act] = []
+    while not of(FailJob, acts) and len(waits) < 99:
+        acts = later.members.agent_ended("worker-0", 0, "no such file", later.now_s)
+        waits += [event.wait_s for event in of(RelaunchEvent, acts)]
+        later.now_s += waits[-1]
+        later.tick(later.now_s)
+    assert waits[:4] == [0.0, 0.5, 1.0, 2.0]
+    free = before != "ended"  # the end of a life that a former master knew costs nothing
+    assert len(waits) == later.spec.budget + free
 
 
 def test_a_silent_agent_is_replaced_but_its_process_is_not_given_up() -> None:

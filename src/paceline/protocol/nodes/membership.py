@@ -196,6 +196,8 @@ class Membership(Roster):
         # It died before its first word: without a limit this would go on for ever.
         gone = Judged("agent", Verdict.RETRYABLE, f"its agent did not come up ({reason})")
         node.next.in_new_agent = True
+        if not node.life.is_alive:
+            node.life.end = EndOrder.NONE  # an order ended that life; none ended this agent
         return [*acts, *self.lost(node), *self._again(node, gone, now_s)]
 
     # ------------------------------------------------------------------ lives
