@@ -176,6 +176,7 @@ class Model:
     def __init__(self, seed: int) -> None:
         self.random = random.Random(seed)
         self.done, self.step, self.scripts = Intervals(), 0, Scripts()
+        self.restores = 1
 
     @property
     def position(self) -> int:
@@ -198,10 +199,11 @@ class Model:
 class Asked:
     """What a worker that joins asks; others may go on with steps meanwhile."""
 
-    restores = 1
+    keeps_script = True
 
     def __init__(self, model: Model, meanwhile: Callable[[], None]) -> None:
         self.model, self.meanwhile = model, meanwhile
+        self.restores = model.restores
 
     def script(self, position: int | None) -> tuple[int, bytes] | None:
         self.meanwhile()
@@ -475,6 +477,29 @@ def test_a_worker_that_joins_a_step_that_is_over_gives_it_back_once() -> None:
     for _ in range(2):
         assert _body(late, model) == _plain("exponential")[model.position]
         _body(life, model)
+        model.decide(short=False)
+
+
+@pytest.mark.parametrize("kind", ["exponential", "one cycle", "plateau", "sequential", "cyclic"])
+@pytest.mark.parametrize("joins_after", [0, 3])
+def test_a_job_that_goes_back_to_the_model_before_any_sample_begins_again(
+    kind: str, joins_after: int
+) -> None:
+    model = Model(0)
+    first, second = (_with_state(Managed(kind), seen=0) for _ in range(2))
+    while model.step < 5:
+        for life in (first, second) if model.step >= joins_after else (first,):
+            _body(life, model)
+            life.kept["seen"] = model.step + 1
+        model.decide(short=False)
+    # Its only server was lost before there was another cut than that of the beginning.
+    model = Model(0)
+    model.restores = 2
+    expected = _plain(kind)
+    while model.step < 7:
+        for life in (first, second):
+            assert _body(life, model) == expected[model.position]
+            assert life.kept["seen"] == 0
         model.decide(short=False)
 
 

@@ -40,7 +40,9 @@ class Joining:
         Returns:
             False: others have completed the step of this work; it is to be given back.
         """
-        position = None
+        is_first, position = self._schedule.restores < 0, None
+        if is_first and self._trainer.keeps_script:
+            self._schedule.keep_first()
         if work.step:
             position = work.step - 1 if counted is None else self._schedule.at(feed, counted)
         # Read before asking: a restore while we wait for the answer is one more to take over.
@@ -59,7 +61,9 @@ class Joining:
                 found = position, newest[1]
         if found is not None:
             self._schedule.load(*found)
-        else:  # nobody has trained, or it was not kept
+        elif is_first:  # nobody has trained, or it was not kept
             self._schedule.position = max(position or 0, self._schedule.position)
+        else:  # all that was trained is undone: cut 0 holds a model, and no script's state
+            self._schedule.begin_again(position or 0)
         self._schedule.restores = restores
         return True

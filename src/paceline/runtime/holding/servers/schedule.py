@@ -116,6 +116,8 @@ class Schedule:
         """When the body in hand began."""
         self._has_left = False
         """Whether a body has ended."""
+        self._first = b""
+        """The state before the first body of this worker."""
         self._saved = b""
         self._fresh = False
         """Whether that is the state as it is now, but for what the script does meanwhile."""
@@ -355,6 +357,17 @@ class Schedule:
                 "it out, or run the job with --strategy allreduce"
             )
         return packed
+
+    def keep_first(self) -> None:
+        """Keep the state as it is before this worker trains: a job that goes back begins there."""
+        self._first = self.save()
+
+    def begin_again(self, position: int) -> None:
+        """Become what this worker was before it trained: the model is as if nobody had."""
+        if self._first:
+            self.load(position, self._first)
+        else:  # alone: there is nothing to go back to
+            self.position = max(position, self.position)
 
     def load(self, position: int, data: bytes) -> None:
         """Become what was saved at this position.
