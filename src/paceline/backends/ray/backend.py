@@ -51,6 +51,7 @@ class RayBackend:
         self._job, self._spec = job, spec
         self._loop = asyncio.get_running_loop()
         self._wants: dict[str, Want] = {}
+        self._drops: set[str] = set()
         self._last: dict[str, AnyWord] = {}
         """The newest word about each node."""
         self._words: asyncio.Queue[AnyWord] = asyncio.Queue()
@@ -78,6 +79,7 @@ class RayBackend:
         """Have all that runs of the node ended."""
         self._wants.pop(node, None)
         self._last.pop(node, None)
+        self._drops.add(node)
         self._send(DropNode(node))
 
     async def watch(self) -> AsyncIterator[AnyWord]:
@@ -123,6 +125,7 @@ class RayBackend:
         bundle = gang.index(node) if node in gang else None
         want = Want(node=node, launch=launch, shape=shape, bundle=bundle)
         self._wants[node] = want
+        self._drops.discard(node)
         self._last.pop(node, None)
         return want
 
@@ -162,6 +165,7 @@ class RayBackend:
             gang=tuple(shape for _, shape in gang) if len(gang) > 1 else (),
             roles={role: shape_of(self._spec, role, 0) for role in roles},
             wants=tuple(self._wants.values()),
+            drops=tuple(self._drops),
         )
         self._send(begin)
         try:

@@ -130,14 +130,12 @@ class Gateway:
         self._draining: set[str] = set()
 
     async def begin(self, order: Begin) -> None:
-        """Take in all that is wanted, and end the rest."""
+        """Take in what is wanted, and what no longer is."""
         self._roles = order.roles
-        known = await asyncio.to_thread(ray.util.list_named_actors)
         if order.gang:
             bundles = [shape.resources for shape in order.gang]
             self._gang = await asyncio.to_thread(_gang, bundles)
-        wanted = {want.node for want in order.wants}
-        for node in {name.rpartition(".")[0] for name in known} - wanted:
+        for node in order.drops:
             await self.drop(node)
         for want in order.wants:
             self.launch(want)

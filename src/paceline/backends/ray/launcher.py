@@ -40,6 +40,7 @@ class Launcher:
 
     def __init__(self, place: str, end: Callable[[], None]) -> None:
         self._place, self._end = place, end
+        self._parent = os.getppid()
         self._started = AgentStarted(launch="", host="", place=place, pid=0)
         self._ended: asyncio.Future[AgentEnded] | None = None
         self._job: JobDir | None = None
@@ -113,6 +114,8 @@ class Launcher:
         os.close(words)
         reason = said.reason if said else f"exit code {code}"
         ended.set_result(AgentEnded(pid=child.pid, reason=reason))
+        if os.getppid() != self._parent:
+            self._end()  # Ray is dead here: nobody could ask for anything any more
         self._touch()
 
     def _touch(self) -> None:

@@ -36,13 +36,15 @@ class Want(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Begin(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """The first line: all that is wanted. Whatever else of this job there is must go."""
+    """The first line: all that is wanted, and what no longer is. The rest stays as it is."""
 
     gang: tuple[Shape, ...]
     """Places that the job needs at least, which are reserved together."""
     roles: dict[str, Shape]
     """What a further node of a role asks for."""
     wants: tuple[Want, ...]
+    drops: tuple[str, ...] = ()
+    """Nodes that must go."""
 
 
 class RunNode(msgspec.Struct, frozen=True, tag=True):
