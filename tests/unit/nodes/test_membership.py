@@ -851,6 +851,23 @@ def test_the_order_to_leave_is_repeated_until_the_process_has_ended() -> None:
     assert of(EndLife, job.tick(6.0)) == []
 
 
+def test_a_worker_that_leaves_and_is_silent_is_gone() -> None:
+    job = Job(num_workers=2)
+    job.run("worker-0")
+    inc = job.run("worker-1")
+    job.note(NodeOrders(job.members).scale(1, 1.0, grace_s=4.0))
+    job.members.heard("worker-0", LOST_AFTER_S)
+    assert not of(WorkerLost, job.tick(LOST_AFTER_S - 1))
+    acts = job.tick(LOST_AFTER_S)
+    assert of(WorkerLost, acts) == [WorkerLost(inc)]
+    assert of(Launch, acts) == []
+    assert [event.node for event in of(NodeLostEvent, acts)] == ["worker-1"]
+    assert "worker-1" not in job.members.nodes
+    assert job.hello("worker-1", 50, ProcessUp(node="worker-1", inc=inc, pid=9, role="worker")) == [
+        Retire("worker-1")
+    ]
+
+
 @pytest.mark.parametrize("compacted", [False, True])
 def test_the_next_master_carries_on_with_an_ordered_restart(compacted: bool) -> None:
     job = Job(budget=0)

@@ -349,3 +349,21 @@ def test_one_worker_less_begins_anew_without_the_one_that_leaves() -> None:
     acts = job.exit("worker-1", ORDERED)
     assert {start.node for start in of(Start, acts)} == {"worker-0"}
     assert set(job.members.nodes) == {"worker-0"}
+
+
+@pytest.mark.parametrize("how", ["its agent ended", "its agent is silent"])
+def test_the_next_round_does_not_wait_for_a_leaver_that_nobody_can_reach(how: str) -> None:
+    job = Job(by_itself=False).run()
+    job.note(NodeOrders(job.members).scale(1, job.now_s, GRACE_S))
+    assert not of(Start, job.exit("worker-0", ORDERED))
+    acts: list[Act] = []
+    if how == "its agent ended":
+        acts = job.note(job.members.agent_ended("worker-1", 50, "it died", job.now_s))
+    for _ in range(20):
+        job.now_s += 1.0
+        job.members.heard("worker-0", job.now_s)
+        acts += job.note(
+            job.members.tick(job.now_s, lost_after_s=10.0, others_wait=True, any_committed=False)
+        )
+    assert {start.node for start in of(Start, acts)} == {"worker-0"}
+    assert set(job.members.nodes) == {"worker-0"}

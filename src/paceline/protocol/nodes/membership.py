@@ -61,8 +61,7 @@ MISSING_S = 1.0
 REPEAT_START_S = 2.0
 """A StartProcess that got no answer is sent again."""
 REPEAT_END_S = 2.0
-"""The same for the StopProcess of a KILL_RESTART, of a worker that was scaled away, of a round that
-is over, or of the job's end."""
+"""The same for StopProcess: of a KILL_RESTART, a leaver, a round that is over, the job's end."""
 AGENT_START_S = 5.0
 """Time for the first word of an agent launched in place of a silent one, on a loaded machine."""
 FIRST_HELLO_S = 60.0
@@ -121,6 +120,11 @@ class Membership(Roster):
         acts = self.lost(node)
         self.forget(node)
         return [*acts, Retire(node.name)]
+
+    def _left(self, node: Node, now_s: float) -> list[Act]:
+        """Forget a node that was scaled away, and begin the round that may have waited for it."""
+        awaited = self._in_round(node) and not self.closing
+        return [*self.gone_for_good(node), *(self.end_formers(now_s) if awaited else [])]
 
     def _drop(self, node: Node, reason: str, silent_s: float | None = None) -> list[Act]:
         """Drop a node that joined on its own: it does not come back."""
@@ -186,8 +190,7 @@ class Membership(Roster):
         if not self._may_serve(node):
             return []
         if node.fate is Fate.LEAVES:
-            # Nobody is left to end the process in order: the backend cleans up.
-            return self.gone_for_good(node)
+            return self._left(node, now_s)  # the backend cleans up: nobody else can
         if self.closing:
             return [*self.lost(node), Retire(name)]
         acts: list[Act] = [AgentLostEvent(node=name, inc=node.life.inc, reason=reason)]
@@ -315,8 +318,7 @@ class Membership(Roster):
             finished = NodeFinished(node=node.name, joined=node.past.joined)
             acts += [self.keep(finished), Retire(node.name)]
         elif node.fate is Fate.LEAVES:
-            acts += self.gone_for_good(node)
-            acts += self.end_formers(now_s) if round_over else []
+            acts += self._left(node, now_s)
         elif self.closing:
             acts.append(Retire(node.name))
         elif node.by_itself and judged.verdict is Verdict.STOPPED and not life.end_is_ordered:
@@ -480,7 +482,8 @@ class Membership(Roster):
                 acts += self._repeat_start(node, now_s)
             else:
                 acts += self._repeat_end(node, now_s)
-            if self._wanted(node) or (node.by_itself and node.life.is_alive):
+            not_again = node.by_itself or node.fate is Fate.LEAVES
+            if self._wanted(node) or (not_again and node.life.is_alive):
                 acts += self._on_silence(node, now_s, lost_after_s, others_wait)
         return acts
 
@@ -531,6 +534,8 @@ class Membership(Roster):
             given_up = silent_s >= 2 * limit_s and others_wait
             may_return = is_alive and self._wanted(node) and not given_up
             return [] if may_return else self._drop(node, reason, silent_s)
+        if node.fate is Fate.LEAVES:
+            return self._unreachable(node, reason, now_s, silent_s)
         if agent.presence is not Presence.RELAUNCHED or not is_alive:
             told = AgentLostEvent(node=node.name, inc=inc, reason=reason, silent_s=silent_s)
             brief = agent.has_greeted and agent.heard_s < agent.greeted_s + BRIEF * limit_s
@@ -544,6 +549,8 @@ class Membership(Roster):
         inc = node.life.inc
         gone = Judged("unreachable", Verdict.RETRYABLE, f"unreachable, {reason}")
         lost = NodeLostEvent(node=node.name, inc=inc, reason=gone.reason, silent_s=silent_s)
+        if node.fate is Fate.LEAVES:
+            return [lost, *self._left(node, now_s)]
         return [lost, *self.lost(node), *self._again(node, gone, now_s)]
 
     # ------------------------------------------------------------------ servers
