@@ -1,6 +1,7 @@
 """What every backend promises the master, with real agents that find no master and wait for one.
 
-A backend joins the suite as one more `Platform`.
+A backend joins the suite as one more `Platform`. That of Ray needs a cluster in a network of its
+own, in which `tests/integration/test_ray.py` runs this file again.
 """
 
 import asyncio
@@ -14,13 +15,16 @@ import pytest
 
 from paceline.backends.local.backend import LocalBackend
 from paceline.base.jobdir import JobDir
+from paceline.base.processes import find_job_processes
 from paceline.master.ports import Backend
-from tests.integration.test_local_backend import agent_of, job, next_end, nothing_left, until_gone
+from paceline.protocol.nodes.platform import AgentGone, AnyWord
+from tests.integration.test_local_backend import agent_of, job, next_end, nothing_left
 
 __all__ = ["job"]
 
 NODE, OTHER = "server-0", "server-1"
-HELD_S = 0.3
+PATIENCE_S = 60.0
+QUIET_S = 1.0
 
 
 class Platform(Protocol):
@@ -29,10 +33,11 @@ class Platform(Protocol):
     killed: str
     """What its backend says of an agent that was killed."""
 
-    def open(self, pending_s: float = 0.0) -> Backend: ...
+    def open(self, *, crowded: bool = False) -> Backend: ...
     async def agent(self, node: str) -> int: ...
     def kill(self, agent_pid: int) -> None: ...
-    async def gone(self) -> None: ...
+    def cut_off(self) -> None: ...
+    def is_clean(self) -> bool: ...
     def clean(self) -> AbstractAsyncContextManager[None]: ...
 
 
@@ -44,8 +49,8 @@ class Local:
     def __init__(self, job: JobDir) -> None:
         self.job = job
 
-    def open(self, pending_s: float = 0.0) -> Backend:
-        return LocalBackend(self.job, lambda: pending_s)
+    def open(self, *, crowded: bool = False) -> Backend:
+        return LocalBackend(self.job, lambda: 30.0 if crowded else 0.0)
 
     async def agent(self, node: str) -> int:
         return await agent_of(self.job, node)
@@ -53,14 +58,25 @@ class Local:
     def kill(self, agent_pid: int) -> None:
         os.kill(agent_pid, signal.SIGKILL)
 
-    async def gone(self) -> None:
-        await until_gone(self.job)
+    def cut_off(self) -> None:
+        """Nothing is between a backend and its own machine."""
+
+    def is_clean(self) -> bool:
+        return not find_job_processes(self.job.path)
 
     def clean(self) -> AbstractAsyncContextManager[None]:
         return nothing_left(self.job)
 
 
-@pytest.fixture(params=[Local])
+def platforms() -> list[Callable[[JobDir], Platform]]:
+    if "PACELINE_TEST_RAY" not in os.environ:
+        return [Local]
+    from tests.ray.platform import Ray
+
+    return [Ray]
+
+
+@pytest.fixture(params=platforms())
 def platform(request: pytest.FixtureRequest, job: JobDir) -> Platform:
     return request.param(job)
 
@@ -71,6 +87,12 @@ def play(platform: Platform, scenario: Callable[[], Awaitable[None]]) -> None:
             await scenario()
 
     asyncio.run(body())
+
+
+async def until_clean(platform: Platform) -> None:
+    async with asyncio.timeout(PATIENCE_S):
+        while not platform.is_clean():  # noqa: ASYNC110
+            await asyncio.sleep(0.02)
 
 
 def test_a_killed_agent_is_reported_and_a_stopped_one_is_not(platform: Platform) -> None:
@@ -84,7 +106,37 @@ def test_a_killed_agent_is_reported_and_a_stopped_one_is_not(platform: Platform)
         platform.kill(pid)
         ended = await next_end(backend)
         assert (ended.node, ended.agent_pid, ended.reason) == (NODE, pid, platform.killed)
-        await platform.gone()
+        await until_clean(platform)
+
+    play(platform, scenario)
+
+
+def test_an_agent_that_is_terminated_ends_well(platform: Platform) -> None:
+    async def scenario() -> None:
+        backend = platform.open()
+        backend.launch(NODE)
+        pid = await platform.agent(NODE)
+        await asyncio.sleep(QUIET_S)  # until then a signal ends it as any process
+        os.kill(pid, signal.SIGTERM)
+        ended = await next_end(backend)
+        assert (ended.agent_pid, ended.reason) == (pid, "exit code 0")
+
+    play(platform, scenario)
+
+
+def test_a_node_that_is_launched_twice_runs_once(platform: Platform) -> None:
+    async def scenario() -> None:
+        backend = platform.open()
+        backend.launch(NODE)
+        first = await platform.agent(NODE)
+        backend.launch(NODE)
+        async with asyncio.timeout(PATIENCE_S):
+            while (second := await platform.agent(NODE)) == first:  # noqa: ASYNC110
+                await asyncio.sleep(0.02)
+        platform.kill(second)
+        ended = await next_end(backend)
+        assert (ended.node, ended.agent_pid) == (NODE, second), "the end of the first is no news"
+        await until_clean(platform)
 
     play(platform, scenario)
 
@@ -96,6 +148,7 @@ def test_the_next_masters_backend_adopts_an_agent_once(platform: Platform) -> No
         backend = platform.open()
         backend.adopt(NODE, pid)
         backend.adopt(NODE, pid)
+        await asyncio.sleep(QUIET_S)
         platform.kill(pid)
         ended = await next_end(backend)
         assert (ended.node, ended.agent_pid) == (NODE, pid)
@@ -103,28 +156,51 @@ def test_the_next_masters_backend_adopts_an_agent_once(platform: Platform) -> No
     play(platform, scenario)
 
 
-def test_an_agent_that_died_unwatched_is_reported_when_it_is_adopted(platform: Platform) -> None:
+def test_a_launch_without_a_place_can_be_withdrawn(platform: Platform) -> None:
     async def scenario() -> None:
-        backend = platform.open()
-        backend.adopt(NODE, 1 << 22)
-        assert (await next_end(backend)).agent_pid == 1 << 22
+        backend = platform.open(crowded=True)
+        backend.launch(NODE)
+        await asyncio.sleep(QUIET_S)
+        assert platform.is_clean()
+        assert backend.waited_s(NODE) >= QUIET_S
+        backend.stop(NODE)
+        backend.stop(OTHER)  # which never was
+        await asyncio.sleep(QUIET_S)
+        assert platform.is_clean()
 
     play(platform, scenario)
 
 
-def test_a_launch_waits_for_its_place_and_can_be_withdrawn(platform: Platform) -> None:
+def test_a_platform_that_was_out_of_reach_has_lost_and_doubled_nothing(platform: Platform) -> None:
     async def scenario() -> None:
-        backend = platform.open(pending_s=HELD_S)
-        asked_s = asyncio.get_running_loop().time()
+        backend = platform.open()
         backend.launch(NODE)
         backend.launch(OTHER)
-        backend.stop(OTHER)
-        await platform.agent(NODE)
-        assert asyncio.get_running_loop().time() - asked_s >= HELD_S
-        assert backend.waited_s(NODE) >= HELD_S
-        assert backend.waited_s(OTHER) == 0.0
-        assert backend.pending_s() in (None, HELD_S)
-        backend.stop(NODE)
-        await platform.gone()
+        pid, other = await platform.agent(NODE), await platform.agent(OTHER)
+        heard: list[AnyWord] = []
+
+        async def listen() -> None:
+            async for word in backend.watch():
+                heard.append(word)
+
+        def ends() -> list[AgentGone]:
+            return [word for word in heard if isinstance(word, AgentGone)]
+
+        listening = asyncio.get_running_loop().create_task(listen())
+        await asyncio.sleep(QUIET_S)
+        platform.cut_off()
+        platform.kill(pid)
+        async with asyncio.timeout(PATIENCE_S):
+            while not ends():  # noqa: ASYNC110
+                await asyncio.sleep(0.02)
+        platform.cut_off()
+        platform.kill(other)
+        async with asyncio.timeout(PATIENCE_S):
+            while len(ends()) < 2:  # noqa: ASYNC110
+                await asyncio.sleep(0.02)
+        await asyncio.sleep(QUIET_S)
+        assert {(end.node, end.agent_pid) for end in ends()} == {(NODE, pid), (OTHER, other)}
+        assert len(ends()) == 2
+        listening.cancel()
 
     play(platform, scenario)

@@ -118,6 +118,16 @@ def test_an_agent_that_speaks_while_its_successor_comes_up_ends_unnoticed(job: J
     asyncio.run(scenario())
 
 
+def test_an_agent_that_died_unwatched_is_reported_when_it_is_adopted(job: JobDir) -> None:
+    async def scenario() -> None:
+        async with nothing_left(job):
+            backend = LocalBackend(job)
+            backend.adopt(NODE, 1 << 22)
+            assert (await next_end(backend)).agent_pid == 1 << 22
+
+    asyncio.run(scenario())
+
+
 def test_a_pending_launch_is_held_back_and_can_be_withdrawn(job: JobDir) -> None:
     async def scenario() -> None:
         async with nothing_left(job):

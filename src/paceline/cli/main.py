@@ -9,7 +9,7 @@ from typer.core import TyperGroup
 
 from paceline.base.disk import describe, is_refusal
 from paceline.base.errors import InternalError, PacelineError
-from paceline.cli import checkpoint, decision_verbs, job_verbs, order_verbs, run_verbs
+from paceline.cli import checkpoint, decision_verbs, job_verbs, order_verbs, run_verbs, submit
 from paceline.cli.torchrun import as_torchrun
 from paceline.jobs.leftovers import clear_leftovers
 from paceline.jobs.outcome import End, code_of
@@ -99,3 +99,4 @@ for verb in (
     order_verbs.agent,
 ):
     app.command()(verb)
+app.command(context_settings=submit.PASS_ON)(submit.submit)

@@ -44,8 +44,7 @@ def start(spec: JobSpec, console: Console, log_dir: Path | None = None) -> JobDi
         _make_folder(log_dir)
     if spec.checkpoint.url:
         check_unused(spec.checkpoint.url)
-    spec = importlib.import_module(f"paceline.backends.{spec.backend}.backend").prepare(spec)
-    job = launch(spec)
+    job = launch(fitted(spec))
     if log_dir is not None:
         (log_dir / job.job_id).symlink_to(job.logs)
     sizes = counted(spec.workers.count, "worker")
@@ -61,6 +60,17 @@ def start(spec: JobSpec, console: Console, log_dir: Path | None = None) -> JobDi
         tell(console, f"job {job.job_id}: {script}, {sizes}, {how}")
     tell(console, f"logs and results: {job.path}")
     return job
+
+
+def fitted(spec: JobSpec) -> JobSpec:
+    """The spec with what its backend finds out on this machine.
+
+    Raises:
+        ConfigError: the platform is not there.
+    """
+    backend = importlib.import_module(f"paceline.backends.{spec.backend}.backend")
+    found: JobSpec = backend.prepare(spec)
+    return found
 
 
 def read_sizes(spec: JobSpec, flags: Mapping[str, str]) -> Resize:

@@ -111,7 +111,7 @@ def _resume(name: str | None, flags: dict[str, str], has_args: bool, *, detach: 
     from paceline.cli import run as running
     from paceline.jobs.launch import resume
     from paceline.jobs.resuming import over
-    from paceline.wire.spec import JobSpec, load
+    from paceline.wire.spec import JobSpec, load, save
 
     is_away = name is not None and "://" in name
     script = flags.pop("script", None) if is_away else None
@@ -140,6 +140,8 @@ def _resume(name: str | None, flags: dict[str, str], has_args: bool, *, detach: 
     if nothing := over(job, spec):
         running.tell(shown, nothing[0])
         raise typer.Exit(nothing[1])
+    if (fitted := running.fitted(spec)) != spec:
+        save(fitted, job.spec)
     resume(job, sizes)
     by_itself = not spec.traits.trains
     whence = "starts its script again" if by_itself else "goes on from its newest cut"

@@ -186,8 +186,9 @@ class RayBackend:
             self._heard(word.node, word)
 
     def _heard(self, node: str, word: AnyWord) -> None:
-        if self._last.get(node) == word:
-            return
+        last = self._last.get(node)
+        if last == word or isinstance(last, AgentGone):
+            return  # a launch that is over, or was told: another gateway says it again
         self._last[node] = word
         if isinstance(word, PlaceTaken):
             self._placed_s.setdefault(node, self._loop.time())
@@ -239,7 +240,9 @@ def prepare(spec: JobSpec) -> JobSpec:
     Raises:
         ConfigError: no cluster answers, or Ray is not installed.
     """
-    address = spec.ray_address or os.environ.get("RAY_ADDRESS") or "auto"
+    # A job that goes on may have been on another cluster.
+    given = spec.ray_address if "ray_address" in spec.sources else None
+    address = given or os.environ.get("RAY_ADDRESS") or spec.ray_address or "auto"
     where = spec.sources.get("ray_address", "ray_address")
     command = [sys.executable, *SAFE_PATH, *GATEWAY, address]
     try:

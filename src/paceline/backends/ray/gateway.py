@@ -121,7 +121,6 @@ class Gateway:
         self._spec, self._secret = load(job.spec), job.secret().decode()
         self._actor_class = remote_launcher()
         self._keeping: dict[str, asyncio.Task[None]] = {}
-        self._actors: dict[str, Any] = {}
         #: By node: Ray's name of the machine that it is on.
         self._places: dict[str, str] = {}
         self._launches: dict[str, str] = {}
@@ -151,12 +150,13 @@ class Gateway:
         """End all that runs of a node."""
         if (keeping := self._keeping.pop(node, None)) is not None:
             keeping.cancel()
-        self._actors.pop(node, None)
-        self._places.pop(node, None)
+        # One without a place does not answer.
+        patience_s = ANSWER_S if self._places.pop(node, None) is None else STOP_S
         for name in await asyncio.to_thread(_names_of, node):
             with contextlib.suppress(ValueError, ray.exceptions.RayError, TimeoutError):
                 actor = await asyncio.to_thread(ray.get_actor, name)
-                await asyncio.wait_for(actor.stop.remote(), STOP_S)
+                with contextlib.suppress(TimeoutError, ray.exceptions.RayError):
+                    await asyncio.wait_for(actor.stop.remote(), patience_s)
                 ray.kill(actor)
 
     async def close(self) -> None:
@@ -183,7 +183,6 @@ class Gateway:
             self._tell(want, PlaceRefused(node=want.node, why=_words(error)))
 
     async def _follow(self, want: Want, actor: Any) -> None:
-        self._actors[want.node] = actor
         begin = self._begin_agent(want, actor)
         started = await self._until_placed(want, asyncio.ensure_future(begin))
         self._places[want.node] = started.place

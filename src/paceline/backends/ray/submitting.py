@@ -1,0 +1,42 @@
+"""A command given to a Ray cluster through its jobs API."""
+
+from pathlib import Path
+from typing import Any
+
+from paceline.base.errors import ConfigError
+
+
+def send(address: str, entrypoint: str, folder: Path | None, home: str | None) -> str:
+    """Hand a command to Ray's jobs API; the id that it has there.
+
+    Args:
+        address: of the dashboard, as ``http://HEAD:8265``.
+        entrypoint: the command.
+        folder: travels with it, and is where it runs; None: nothing does.
+        home: ``PACELINE_HOME`` there; None: the default.
+
+    Raises:
+        ConfigError: Ray is not installed, or nothing answers, or it refuses.
+    """
+    try:
+        from ray.job_submission import JobSubmissionClient
+    except ImportError as error:
+        raise ConfigError(
+            "submit: Ray is not installed here; run `pip install 'paceline[ray]'`"
+        ) from error
+    # Prints of a pipe would come late.
+    environment = {"PYTHONUNBUFFERED": "1", **({"PACELINE_HOME": home} if home else {})}
+    runtime: dict[str, Any] = {"env_vars": environment}
+    if folder is not None:
+        runtime["working_dir"] = str(folder)
+    try:
+        client = JobSubmissionClient(address)
+        found: str = client.submit_job(
+            entrypoint=entrypoint, runtime_env=runtime, metadata={"paceline": "run"}
+        )
+    except (ConnectionError, RuntimeError, ValueError) as error:
+        lines = str(error).splitlines() or [type(error).__name__]
+        raise ConfigError(
+            f"--address: got {address}, expected the dashboard of a Ray cluster: {lines[0]}"
+        ) from error
+    return found

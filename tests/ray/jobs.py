@@ -1,0 +1,191 @@
+"""Jobs of planted counts on a Ray cluster, whose pieces die; `tests.ray.cluster` runs this file."""
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from safetensors.numpy import load_file
+
+from paceline.base.processes import kill_quietly
+from paceline.wire.client import Scale
+from paceline.wire.spec import CheckpointSpec, NodeSpec, TimeoutSpec
+from tests.integration.running import RunningJob, running, until
+from tests.integration.test_allreduce import check_finished, finals, group, trains
+from tests.ray.platform import (
+    GATEWAY,
+    PATIENCE_S,
+    ended,
+    launcher_of,
+    on_ray,
+    processes,
+    pull_the_plug,
+    raylet_of,
+)
+
+pytestmark = pytest.mark.timeout(240)
+SPEC: dict[str, Any] = {
+    "timeouts": TimeoutSpec(lost_after_s=3.0),
+    "checkpoint": CheckpointSpec(every_s=0.5, share=1.0),
+}
+
+
+@pytest.fixture(autouse=True)
+def _home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PACELINE_HOME", str(tmp_path))
+
+
+@pytest.fixture(scope="module")
+def machines() -> Iterator[list[subprocess.Popen[bytes]]]:
+    """Nodes that were added to the cluster."""
+    added: list[subprocess.Popen[bytes]] = []
+    yield added
+    for one in added:
+        for process in (*psutil.Process(one.pid).children(recursive=True), one):
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.kill()
+        one.wait()
+
+
+def add_machine(machines: list[subprocess.Popen[bytes]], cores: int = 2) -> None:
+    ray = [str(Path(sys.executable).with_name("ray")), "start", "--block", "--disable-usage-stats"]
+    options = [f"--address={os.environ['RAY_ADDRESS']}", f"--num-cpus={cores}"]
+    quiet = subprocess.DEVNULL
+    machines.append(
+        subprocess.Popen(
+            [*ray, *options, "--object-store-memory=83886080"],
+            stdout=quiet,
+            stderr=quiet,
+            env={**os.environ, "PACELINE_HOME": os.environ["PACELINE_TEST_RAY"]},
+        )
+    )
+
+
+@contextlib.contextmanager
+def grouped(tmp_path: Path, *flags: str, workers: int = 3, **spec: Any) -> Iterator[RunningJob]:
+    """A group on the cluster, slow until it is told to hurry."""
+    slow = ("--slow-until-told", *flags)
+    fields = {**SPEC, **on_ray(), **spec}
+    with group(tmp_path / "out", *slow, workers=workers, **fields) as job, ended(job.job):
+        yield job
+
+
+def all_train(job: RunningJob, workers: int) -> None:
+    names = ", ".join(f"worker-{rank}" for rank in range(workers))
+    until(lambda: trains(job) and trains(job)[-1].startswith(names), f"{names}", PATIENCE_S)
+
+
+def hurry(job: RunningJob) -> None:
+    (job.out / "hurry").touch()
+
+
+def test_a_machine_that_is_gone_costs_its_own_work_and_a_dead_raylet_costs_nothing(
+    tmp_path: Path, machines: list[subprocess.Popen[bytes]]
+) -> None:
+    with grouped(tmp_path, "--epochs", "3") as job:
+        all_train(job, 3)
+        launcher_of(job.job, "worker-0").kill()  # Ray's actor alone: its agent works on
+        until(lambda: job.node("worker-0").state == "unbacked", "a word of that")
+        assert not job.deaths()
+        pull_the_plug(job.job, "worker-2")
+        until(lambda: job.events("node_lost"), "the loss")
+        add_machine(machines)
+        all_train(job, 3)
+        lost = [event["node"] for event in job.events("node_lost")]
+        assert lost == ["worker-2"], "and of no other"
+        assert len(job.events("epoch")) == 1, "nothing was taken from a cut"
+        hurry(job)
+        check_finished(job, epochs=3, lives=3)
+
+
+def test_neither_the_gateway_nor_the_master_is_missed(tmp_path: Path) -> None:
+    with grouped(tmp_path, "--epochs", "3") as job:
+        all_train(job, 3)
+        began = len(trains(job))
+        for one in processes(GATEWAY):
+            one.kill()
+        job.until_committed(job.status().committed + 200)
+        kill_quietly(job.status().master_pid)
+        until(lambda: len(job.events("master_started")) == 2, "another master")
+        job.until_committed(job.status().committed + 200)
+        assert len(trains(job)) == began
+        assert not job.deaths()
+        assert not job.events("agent_lost")
+        hurry(job)
+        check_finished(job, epochs=3, lives=3)
+
+
+def test_a_server_on_a_machine_that_is_gone_comes_back_from_a_cut(
+    tmp_path: Path, machines: list[subprocess.Popen[bytes]]
+) -> None:
+    (tmp_path / "out").mkdir()
+    one = {"servers": NodeSpec(count=1), **on_ray()}
+    with running(tmp_path / "out", mode="bsp", **one) as job, ended(job.job):
+        job.until_committed(500, cuts=1)
+        pull_the_plug(job.job, "server-0")
+        add_machine(machines)
+        until(lambda: len(job.events("epoch")) == 2, "an epoch from a cut", PATIENCE_S)
+        job.check_finished()
+
+
+def test_a_gang_that_does_not_fit_waits_and_says_so(
+    tmp_path: Path, machines: list[subprocess.Popen[bytes]]
+) -> None:
+    big = {"workers": NodeSpec(count=2, cpu=(5.0,)), "strategy": "fsdp"}
+    with grouped(tmp_path, "--shards", **big) as job:
+        until(lambda: job.events("place_pending"), "a word of the platform")
+        node = job.node("worker-0")
+        assert node.state == "pending"
+        assert "5 CPU" in node.note and "reserved together with 1 more" in node.note
+        for _ in range(2):
+            add_machine(machines, cores=5)
+        until(lambda: job.node("worker-0").state == "running", "its start", PATIENCE_S)
+        hurry(job)
+        assert job.end().state == "finished"
+
+
+def test_a_job_ends_with_the_model_that_it_has_on_a_laptop(tmp_path: Path) -> None:
+    flags, spec = ("--epochs", "2"), {"deterministic": True, "workers": 2}
+    with grouped(tmp_path / "ray", *flags, **spec) as job:
+        hurry(job)
+        check_finished(job, epochs=2, lives=2)
+    with group(tmp_path / "local", *flags, **spec) as local:
+        check_finished(local, epochs=2, lives=2)
+    theirs, ours = (next(iter(finals(one).values())) for one in (local, job))
+    for name, values in theirs.items():
+        assert (values == ours[name]).all(), name
+
+
+def test_a_worker_that_is_added_while_there_is_no_room_waits_and_then_joins(
+    tmp_path: Path, machines: list[subprocess.Popen[bytes]]
+) -> None:
+    with grouped(tmp_path, "--epochs", "4", workers=2) as job:
+        all_train(job, 2)
+        job.tell(Scale(workers=40))
+        until(lambda: job.events("place_pending"), "a word of the platform")
+        job.tell(Scale(workers=3))
+        all_train(job, 3)
+        hurry(job)
+        assert job.end().state == "finished"
+
+
+def test_a_raylet_that_stands_still_stops_nothing(tmp_path: Path) -> None:
+    with grouped(tmp_path, "--epochs", "3", workers=2) as job:
+        all_train(job, 2)
+        raylet, began = raylet_of(job.job, "worker-1"), len(trains(job))
+        raylet.send_signal(signal.SIGSTOP)
+        try:
+            job.until_committed(job.status().committed + 300)
+            assert len(trains(job)) == began
+            hurry(job)
+            assert job.end().state == "finished"
+        finally:
+            raylet.send_signal(signal.SIGCONT)
+        for path in job.out.glob("*.final"):
+            assert (abs(load_file(path)["seen"] - 3) < 1e-9).all()

@@ -1,0 +1,152 @@
+"""What there is of a job on a Ray cluster, seen from outside of both."""
+
+import contextlib
+import os
+import signal
+import time
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import psutil
+
+from paceline.backends.ray.backend import RayBackend, open_backend
+from paceline.base.jobdir import JobDir
+from paceline.base.processes import FoundProcess, find_job_processes, kill_quietly
+from paceline.wire.spec import DataPlaneSpec, JobSpec, load, save
+from tests.integration.running import until
+
+HOST = "127.0.0.1"
+LAUNCHER, GATEWAY = "ray::LauncherActor", "paceline.backends.ray.gateway"
+PATIENCE_S = 60.0
+
+
+def on_ray() -> dict[str, Any]:
+    """The fields of a spec that `prepare` fills in."""
+    plane = DataPlaneSpec(transport="tcp")
+    address = os.environ["RAY_ADDRESS"]
+    return {"backend": "ray", "ray_address": address, "listen": HOST, "data_plane": plane}
+
+
+def processes(what: str) -> list[psutil.Process]:
+    """Live processes whose command or title holds this."""
+    found = []
+    for one in psutil.process_iter(["cmdline"]):
+        if what in " ".join(one.info["cmdline"] or ()):
+            found.append(one)
+    return found
+
+
+def folders(job: JobDir, node: str = "*") -> list[Path]:
+    """What nodes have on their machines, whose home is that of the raylets."""
+    return list((Path(os.environ["PACELINE_TEST_RAY"]) / "joined").glob(f"{job.job_id}.{node}"))
+
+
+def nodes_processes(job: JobDir, node: str) -> list[FoundProcess]:
+    """All that runs of a node, but for its launcher."""
+    return [process for path in folders(job, node) for process in find_job_processes(path)]
+
+
+def agent_of(job: JobDir, node: str) -> int:
+    """The process of a node's agent."""
+
+    def found() -> int | None:
+        agents = (one for one in nodes_processes(job, node) if one.runs("paceline.agent"))
+        return next((one.pid for one in agents), None)
+
+    pid: int = until(found, f"the agent of {node}", PATIENCE_S)
+    return pid
+
+
+def launcher_of(job: JobDir, node: str) -> psutil.Process:
+    """The actor that has started a node's agent."""
+    found = psutil.Process(agent_of(job, node)).parent()
+    assert found is not None and LAUNCHER in " ".join(found.cmdline())
+    return found
+
+
+def raylet_of(job: JobDir, node: str) -> psutil.Process:
+    """The raylet of the machine that a node is on."""
+    found = launcher_of(job, node).parent()
+    assert found is not None and found.name() == "raylet"
+    return found
+
+
+def pull_the_plug(job: JobDir, node: str) -> None:
+    """End a machine: its raylet, and all that runs of the node there."""
+    raylet, launcher = raylet_of(job, node), launcher_of(job, node)
+    raylet.kill()
+    launcher.kill()
+    for process in nodes_processes(job, node):
+        kill_quietly(process.pid)
+
+
+def left(job: JobDir) -> list[str]:
+    """What is left of a job on the cluster."""
+    found = [str(process.argv) for process in nodes_processes(job, "*")]
+    for what in (LAUNCHER, GATEWAY):
+        found += [" ".join(one.cmdline()) for one in processes(what) if one.is_running()]
+    found += [str(path) for path in Path("/dev/shm").glob(f"paceline-{job.job_id}.*")]
+    return found
+
+
+class Ray:
+    """The cluster, as the conformance suite sees it."""
+
+    killed = "exit code -9"
+
+    def __init__(self, job: JobDir) -> None:
+        self.job = job
+        script = job.path / "train.py"
+        script.touch()
+        spec = msgspec.structs.replace(load(job.spec), script=str(script), **on_ray())
+        save(spec, job.spec)
+        self._spec: JobSpec = spec
+        job.master_address.write_text(f"{HOST}:1\n")  # where nobody answers
+        self._open: list[RayBackend] = []
+
+    def open(self, *, crowded: bool = False) -> RayBackend:
+        spec = self._spec
+        if crowded:
+            servers = msgspec.structs.replace(spec.servers, cpu=(1_000.0,))
+            spec = msgspec.structs.replace(spec, servers=servers)
+        self._open.append(open_backend(self.job, spec))
+        return self._open[-1]
+
+    async def agent(self, node: str) -> int:
+        import asyncio
+
+        return await asyncio.to_thread(agent_of, self.job, node)
+
+    def kill(self, agent_pid: int) -> None:
+        os.kill(agent_pid, signal.SIGKILL)
+
+    def cut_off(self) -> None:
+        """The platform is out of reach for a moment."""
+        for one in processes(GATEWAY):
+            one.kill()
+
+    def is_clean(self) -> bool:
+        return not any(nodes_processes(self.job, f"server-{number}") for number in range(2))
+
+    @contextlib.asynccontextmanager
+    async def clean(self) -> AsyncIterator[None]:
+        import asyncio
+
+        try:
+            yield
+        finally:
+            for backend in self._open:
+                await backend.close()
+        deadline_s = time.monotonic() + PATIENCE_S
+        while found := left(self.job):
+            assert time.monotonic() < deadline_s, found
+            await asyncio.sleep(0.05)
+
+
+@contextlib.contextmanager
+def ended(job: JobDir) -> Iterator[None]:
+    """After what is within, nothing is left of the job."""
+    yield
+    until(lambda: not left(job), "a clean cluster", PATIENCE_S)
