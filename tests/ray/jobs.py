@@ -72,6 +72,7 @@ def grouped(tmp_path: Path, *flags: str, workers: int = 3, **spec: Any) -> Itera
     """A group on the cluster, slow until it is told to hurry."""
     slow = ("--slow-until-told", *flags)
     fields = {**SPEC, **on_ray(), **spec}
+    tmp_path.mkdir(exist_ok=True)
     with group(tmp_path / "out", *slow, workers=workers, **fields) as job, ended(job.job):
         yield job
 
@@ -137,17 +138,18 @@ def test_a_server_on_a_machine_that_is_gone_comes_back_from_a_cut(
 def test_a_gang_that_does_not_fit_waits_and_says_so(
     tmp_path: Path, machines: list[subprocess.Popen[bytes]]
 ) -> None:
-    big = {"workers": NodeSpec(count=2, cpu=(5.0,)), "strategy": "fsdp"}
-    with grouped(tmp_path, "--shards", **big) as job:
-        until(lambda: job.events("place_pending"), "a word of the platform")
+    (tmp_path / "out").mkdir()
+    big = NodeSpec(count=1, cpu=(5.0,))
+    spec = {"workers": big, "servers": big, **on_ray()}
+    with running(tmp_path / "out", **spec) as job, ended(job.job):
+        until(lambda: len(job.events("place_pending")) >= 2, "a word about each")
         node = job.node("worker-0")
         assert node.state == "pending"
         assert "5 CPU" in node.note and "reserved together with 1 more" in node.note
         for _ in range(2):
             add_machine(machines, cores=5)
-        until(lambda: job.node("worker-0").state == "running", "its start", PATIENCE_S)
-        hurry(job)
-        assert job.end().state == "finished"
+        until(job.job.outcome.exists, "the end", 3 * PATIENCE_S)
+        job.check_finished()
 
 
 def test_a_job_ends_with_the_model_that_it_has_on_a_laptop(tmp_path: Path) -> None:

@@ -99,4 +99,4 @@ for verb in (
     order_verbs.agent,
 ):
     app.command()(verb)
-app.command(context_settings=submit.PASS_ON)(submit.submit)
+app.command(cls=submit.SubmitCommand, context_settings=submit.PASS_ON)(submit.submit)

@@ -3,9 +3,10 @@
 import shlex
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+from typer.core import TyperCommand
 
 from paceline.backends.ray.submitting import send
 from paceline.base.errors import ConfigError
@@ -13,6 +14,17 @@ from paceline.base.errors import ConfigError
 PASS_ON = {"allow_extra_args": True, "ignore_unknown_options": True}
 """What the command does not know is for ``paceline run``."""
 SPEC_ENDINGS = (".py", ".yaml", ".yml")
+
+
+class SubmitCommand(TyperCommand):
+    """Keeps the ``--`` before the script's own words."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Read the flags of this command; the rest stays as it was written."""
+        at = args.index("--") if "--" in args else len(args)
+        found = super().parse_args(ctx, args[:at])
+        ctx.args = [*ctx.args, *args[at:]]
+        return found
 
 
 def submit(

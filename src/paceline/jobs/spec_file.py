@@ -425,6 +425,11 @@ def _check_backend(draft: _Draft) -> None:
         if key in draft.places and draft.get(key):
             got = f"it with backend {backend}, which does not read it"
             draft.complain(key, got, "it with another backend", "remove it")
+    why = _traits(draft).one_machine if backend != "local" else ""
+    if why:
+        got = f"{backend!r} with strategy {draft.get('strategy')}, {why}"
+        others = those(lambda traits: not traits.one_machine)
+        draft.complain("backend", got, f"strategy {others}", "choose another")
     transport = draft.get("data_plane.transport")
     if backend == "ray" and transport in {"shm", "ipc"}:
         got = f"{transport!r} with backend ray, whose nodes are on several machines"
@@ -507,7 +512,7 @@ _CHECKS: tuple[tuple[Callable[[_Draft], None], tuple[str, ...]], ...] = (
     (_check_cwd, ("cwd",)),
     (_check_encryption, ("data_plane.encryption", "data_plane.transport")),
     (_check_listen, ("listen",)),
-    (_check_backend, ("backend", "data_plane.transport")),
+    (_check_backend, ("backend", "strategy", "data_plane.transport")),
     (_check_windows, ()),
     (_check_solution, ("solution",)),
     (_check_env, ()),

@@ -115,7 +115,7 @@ def _node(node: Node, monitor: Monitor) -> NodeStatus:
         data_s=facts.data_s,
         rss_bytes=facts.rss_bytes,
         cpu_s=totals.cpu_s,
-        note=node.life.note,
+        note=node.place.why or node.life.note,
     )
 
 

@@ -790,6 +790,11 @@ def test_random_yaml_never_crashes_the_reader(tree: object) -> None:
             "with another backend; remove it",
         ),
         (
+            "strategy: fsdp\n",
+            "job.yaml:3: backend: got 'ray' with strategy fsdp, whose members copy shards within one "
+            "machine, expected strategy ps or allreduce; choose another",
+        ),
+        (
             "data_plane: {transport: shm}\n",
             "job.yaml:2: data_plane.transport: got 'shm' with backend ray, whose nodes are on "
             "several machines, expected 'auto' or 'tcp'; remove it",

@@ -11,7 +11,6 @@ import contextlib
 import logging
 import os
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, assert_never
@@ -23,7 +22,16 @@ import ray.util
 from ray.util.placement_group import PlacementGroup
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-from paceline.backends.ray.launcher import Launcher
+from paceline.backends.ray.cluster import (
+    connect,
+    draining_machines,
+    fits,
+    names_of,
+    namespace_of,
+    remote_launcher,
+    reserve,
+    words_of,
+)
 from paceline.backends.ray.messages import (
     AgentEnded,
     AgentOrder,
@@ -60,52 +68,8 @@ LOOK_S = 2.0
 """Between looks at room, at nodes that drain, and at launchers that could not be reached."""
 STOP_S = 10.0
 """For launchers to end what they have started."""
-GANG = "gang"
 
 _log = logging.getLogger(__name__)
-
-
-def namespace_of(job_id: str) -> str:
-    """Where in Ray the actors of a job are."""
-    return f"paceline-{job_id}"
-
-
-def remote_launcher() -> Any:
-    """The launcher as an actor: it gives its place back when it ends on its own."""
-
-    class LauncherActor(Launcher):
-        def __init__(self) -> None:
-            super().__init__(ray.get_runtime_context().get_node_id(), _leave)
-
-    return ray.remote(LauncherActor)
-
-
-def _leave() -> None:
-    """End this actor; the last of its job gives back the places that were reserved together."""
-    if len(ray.util.list_named_actors()) <= 1:
-        with contextlib.suppress(ValueError):
-            ray.util.remove_placement_group(ray.util.get_placement_group(GANG))
-    os._exit(0)
-
-
-def connect(address: str, namespace: str) -> None:
-    """Connect this process to the cluster.
-
-    Raises:
-        ConfigError: nothing answers there.
-    """
-    try:
-        ray.init(
-            address=address,
-            namespace=namespace,
-            log_to_driver=False,
-            configure_logging=False,
-            logging_level=logging.ERROR,
-        )
-    except (ConnectionError, RuntimeError, ValueError) as error:
-        lines = [line for line in str(error).splitlines() if line]
-        words = lines[0] if lines else type(error).__name__
-        raise ConfigError(f"the Ray cluster at {address} does not answer ({words})") from error
 
 
 class Gateway:
@@ -124,6 +88,7 @@ class Gateway:
         #: By node: Ray's name of the machine that it is on.
         self._places: dict[str, str] = {}
         self._launches: dict[str, str] = {}
+        self._locks: dict[str, asyncio.Lock] = {}
         self._roles: dict[str, Shape] = {}
         self._gang: PlacementGroup | None = None
         self._draining: set[str] = set()
@@ -133,9 +98,8 @@ class Gateway:
         self._roles = order.roles
         if order.gang:
             bundles = [shape.resources for shape in order.gang]
-            self._gang = await asyncio.to_thread(_gang, bundles)
-        for node in order.drops:
-            await self.drop(node)
+            self._gang = await asyncio.to_thread(reserve, bundles)
+        await asyncio.gather(*map(self.drop, order.drops))
         for want in order.wants:
             self.launch(want)
 
@@ -152,7 +116,11 @@ class Gateway:
             keeping.cancel()
         # One without a place does not answer.
         patience_s = ANSWER_S if self._places.pop(node, None) is None else STOP_S
-        for name in await asyncio.to_thread(_names_of, node):
+        async with self._lock_of(node):
+            await self._end_launchers(node, patience_s)
+
+    async def _end_launchers(self, node: str, patience_s: float) -> None:
+        for name in await asyncio.to_thread(names_of, node):
             with contextlib.suppress(ValueError, ray.exceptions.RayError, TimeoutError):
                 actor = await asyncio.to_thread(ray.get_actor, name)
                 with contextlib.suppress(TimeoutError, ray.exceptions.RayError):
@@ -167,20 +135,24 @@ class Gateway:
         if self._gang is not None:
             await asyncio.to_thread(ray.util.remove_placement_group, self._gang)
 
+    def _lock_of(self, node: str) -> asyncio.Lock:
+        return self._locks.setdefault(node, asyncio.Lock())
+
     # ------------------------------------------------------------------ one node
 
     async def _keep(self, want: Want) -> None:
         """Have the node run, and say what becomes of it."""
         try:
-            actor = await self._actor(want)
+            async with self._lock_of(want.node):  # a launcher that ends is not used again
+                actor = await self._actor(want)
             if actor is None:
                 self._tell(want, PlaceLost(node=want.node, why="its launcher is gone"))
                 return
             await self._follow(want, actor)
         except (ray.exceptions.RayActorError, ray.exceptions.GetTimeoutError) as error:
-            self._tell(want, PlaceLost(node=want.node, why=_words(error)))
+            self._tell(want, PlaceLost(node=want.node, why=words_of(error)))
         except (ray.exceptions.RayError, ConfigError) as error:
-            self._tell(want, PlaceRefused(node=want.node, why=_words(error)))
+            self._tell(want, PlaceRefused(node=want.node, why=words_of(error)))
 
     async def _follow(self, want: Want, actor: Any) -> None:
         begin = self._begin_agent(want, actor)
@@ -211,7 +183,7 @@ class Gateway:
                 line = await actor.wait.remote(started.launch)
                 return msgspec.json.decode(line, type=AgentEnded)
             except ray.exceptions.ActorUnavailableError as error:
-                self._tell(want, PlaceLost(node=want.node, why=_words(error)))
+                self._tell(want, PlaceLost(node=want.node, why=words_of(error)))
             await asyncio.sleep(LOOK_S)
             with contextlib.suppress(TimeoutError, ray.exceptions.ActorUnavailableError):
                 await asyncio.wait_for(actor.state.remote(), ANSWER_S)
@@ -234,7 +206,7 @@ class Gateway:
 
     async def _actor(self, want: Want) -> Any:
         """The node's launcher: the newest that answers, or a new one; None: none to watch."""
-        names = await asyncio.to_thread(_names_of, want.node)
+        names = await asyncio.to_thread(names_of, want.node)
         for name in reversed(names):
             with contextlib.suppress(ValueError, TimeoutError, ray.exceptions.RayError):
                 actor = await asyncio.to_thread(ray.get_actor, name)
@@ -292,7 +264,7 @@ class Gateway:
             try:
                 room, draining = (
                     await asyncio.to_thread(self._room),
-                    await asyncio.to_thread(_drain),
+                    await asyncio.to_thread(draining_machines),
                 )
             except ray.exceptions.RayError as error:
                 _log.warning("look_failed error=%s", error)
@@ -310,40 +282,9 @@ class Gateway:
     def _room(self) -> dict[str, int]:
         per_node = ray._private.state.available_resources_per_node()
         return {
-            role: sum(_fits(shape, free) for free in per_node.values())
+            role: sum(fits(shape, free) for free in per_node.values())
             for role, shape in self._roles.items()
         }
-
-
-def _fits(shape: Shape, free: dict[str, float]) -> int:
-    return min(int(free.get(name, 0.0) / amount) for name, amount in shape.resources.items())
-
-
-def _drain() -> dict[str, float | None]:
-    """Machines that are going away, and the seconds that they have; None: Ray does not say."""
-    found = ray._private.state.state.get_draining_nodes()
-    now_s = time.time()
-    return {node: max(0.0, at_ms / 1e3 - now_s) if at_ms else None for node, at_ms in found.items()}
-
-
-def _gang(bundles: list[dict[str, float]]) -> PlacementGroup:
-    try:
-        return ray.util.get_placement_group(GANG)
-    except ValueError:
-        return ray.util.placement_group(bundles, strategy="PACK", name=GANG, lifetime="detached")
-
-
-def _names_of(node: str) -> list[str]:
-    """The launchers of a node, the newest last."""
-    names = [name for name in ray.util.list_named_actors() if name.rpartition(".")[0] == node]
-    return sorted(names, key=lambda name: int(name.rpartition(".")[2]))
-
-
-def _words(error: Exception) -> str:
-    """Ray's own words, without the stack that it adds."""
-    cause = getattr(error, "cause", None)
-    lines = [line.strip() for line in str(cause or error).splitlines() if line.strip()]
-    return lines[0] if lines else type(error).__name__
 
 
 # ----------------------------------------------------------------------------- process
@@ -360,6 +301,7 @@ async def serve(job: JobDir) -> None:
 
     gateway = Gateway(job, say)
     looking = loop.create_task(gateway.look())
+    drops = set[asyncio.Task[None]]()
     async for line in reader:
         order: Order = msgspec.json.decode(line, type=Order)
         match order:
@@ -368,7 +310,9 @@ async def serve(job: JobDir) -> None:
             case RunNode(want=want):
                 gateway.launch(want)
             case DropNode(node=node):
-                await gateway.drop(node)
+                dropping = loop.create_task(gateway.drop(node))
+                drops.add(dropping)
+                dropping.add_done_callback(drops.discard)
             case Close():
                 await gateway.close()
                 break

@@ -74,9 +74,12 @@ class Launcher:
 
     async def stop(self) -> None:
         """End the agent and all that it started, and remove what the node had here."""
-        job = self._job
-        if job is None:
+        job, ended = self._job, self._ended
+        if job is None or ended is None:
             return
+        # First the agent itself: in its first moment nothing shows yet whose process it is.
+        kill_quietly(self._started.pid)
+        await asyncio.wait({ended}, timeout=GONE_S)
         deadline_s = asyncio.get_running_loop().time() + GONE_S
         while found := find_job_processes(job.path):
             for process in found:

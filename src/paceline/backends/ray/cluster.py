@@ -1,0 +1,100 @@
+"""What the gateway asks of Ray, beside its actors: connecting, names, places, words."""
+
+import contextlib
+import logging
+import os
+import threading
+import time
+from typing import Any
+
+import ray
+import ray.exceptions
+import ray.util
+from ray.util.placement_group import PlacementGroup
+
+from paceline.backends.ray.launcher import Launcher
+from paceline.backends.ray.messages import Shape
+from paceline.base.errors import ConfigError
+
+GANG = "gang"
+LEAVE_S = 5.0
+"""For Ray to take places back."""
+
+
+def namespace_of(job_id: str) -> str:
+    """Where in Ray the actors of a job are."""
+    return f"paceline-{job_id}"
+
+
+def remote_launcher() -> Any:
+    """The launcher as an actor: it gives its place back when it ends on its own."""
+
+    class LauncherActor(Launcher):
+        def __init__(self) -> None:
+            super().__init__(ray.get_runtime_context().get_node_id(), _leave)
+
+    return ray.remote(LauncherActor)
+
+
+def _leave() -> None:
+    """End this actor; the last of its job gives back the places that were reserved together."""
+    last = threading.Timer(LEAVE_S, os._exit, (0,))  # Ray may be dead, and not answer
+    last.daemon = True
+    last.start()
+    if len(ray.util.list_named_actors()) <= 1:
+        with contextlib.suppress(ValueError):
+            ray.util.remove_placement_group(ray.util.get_placement_group(GANG))
+    os._exit(0)
+
+
+def connect(address: str, namespace: str) -> None:
+    """Connect this process to the cluster.
+
+    Raises:
+        ConfigError: nothing answers there.
+    """
+    try:
+        ray.init(
+            address=address,
+            namespace=namespace,
+            log_to_driver=False,
+            configure_logging=False,
+            logging_level=logging.ERROR,
+        )
+    except (ConnectionError, RuntimeError, ValueError) as error:
+        lines = [line for line in str(error).splitlines() if line]
+        words = lines[0] if lines else type(error).__name__
+        raise ConfigError(f"the Ray cluster at {address} does not answer ({words})") from error
+
+
+def fits(shape: Shape, free: dict[str, float]) -> int:
+    """Count the nodes of a shape for which a machine has room."""
+    return min(int(free.get(name, 0.0) / amount) for name, amount in shape.resources.items())
+
+
+def draining_machines() -> dict[str, float | None]:
+    """Machines that are going away, and the seconds that they have; None: Ray does not say."""
+    found = ray._private.state.state.get_draining_nodes()
+    now_s = time.time()
+    return {node: max(0.0, at_ms / 1e3 - now_s) if at_ms else None for node, at_ms in found.items()}
+
+
+def reserve(bundles: list[dict[str, float]]) -> PlacementGroup:
+    """Reserve places for the nodes that a job needs at least: all or none, once for each job."""
+    try:
+        return ray.util.get_placement_group(GANG)
+    except ValueError:
+        return ray.util.placement_group(bundles, strategy="PACK", name=GANG, lifetime="detached")
+
+
+def names_of(node: str) -> list[str]:
+    """The launchers of a node, the newest last."""
+    names = [name for name in ray.util.list_named_actors() if name.rpartition(".")[0] == node]
+    return sorted(names, key=lambda name: int(name.rpartition(".")[2]))
+
+
+def words_of(error: Exception) -> str:
+    """Ray's own words, without the stack that it adds."""
+    cause = getattr(error, "cause", None)
+    lines = [line.strip() for line in str(cause or error).splitlines() if line.strip()]
+    return lines[0] if lines else type(error).__name__

@@ -1,0 +1,106 @@
+"""What the platform's words do: nothing to a node whose agent speaks."""
+
+from paceline.protocol.nodes.node import RETURN_S, Launch, Start, WorkerLost
+from paceline.protocol.nodes.platform import (
+    AgentGone,
+    AnyWord,
+    NodePlaces,
+    PlaceDraining,
+    PlaceLost,
+    PlacePending,
+    PlaceRefused,
+    PlaceTaken,
+)
+from paceline.wire.events.nodes import (
+    NodeLostEvent,
+    PlaceDrainingEvent,
+    PlacePendingEvent,
+    PlaceRefusedEvent,
+    UnbackedEvent,
+)
+from tests.unit.nodes.test_membership import LOST_AFTER_S, Job, of
+
+NODE = "worker-0"
+
+
+def say(job: Job, word: AnyWord) -> list[object]:
+    return job.note(NodePlaces(job.members).heard(word, job.now_s))
+
+
+def word_of(job: Job) -> str:
+    return job.members.nodes[NODE].word
+
+
+def test_a_place_that_is_called_dead_costs_a_node_that_speaks_nothing() -> None:
+    job = Job()
+    job.run(NODE)
+    acts = say(job, PlaceLost(node=NODE, why="raylet"))
+    assert of(UnbackedEvent, acts) and not of(WorkerLost, acts) and not of(Launch, acts)
+    assert not say(job, PlaceLost(node=NODE, why="raylet")), "once"
+    assert word_of(job) == "unbacked"
+    say(job, PlaceTaken(node=NODE, host="h"))
+    assert word_of(job) == "running", "it is reachable again"
+
+
+def test_a_place_that_is_called_dead_is_another_ones_where_nobody_speaks() -> None:
+    job = Job()
+    job.run(NODE)
+    job.members.stream_lost(NODE, job.now_s)
+    acts = say(job, PlaceLost(node=NODE, why="raylet"))
+    assert of(Launch, acts) and not of(WorkerLost, acts), "its process may live on"
+
+
+def test_a_launch_that_waits_for_its_place_is_not_launched_again() -> None:
+    job = Job()
+    assert of(PlacePendingEvent, say(job, PlacePending(node=NODE, why="no room")))
+    assert not say(job, PlacePending(node=NODE, why="no room")), "once"
+    job.members.heard("worker-1", 1000.0)
+    assert not [one for one in of(Launch, job.tick(1000.0)) if one.node == NODE]
+    say(job, PlaceTaken(node=NODE, host="h"))
+    assert not [one for one in of(Launch, job.tick(1001.0)) if one.node == NODE]
+
+
+def test_a_place_that_is_refused_is_asked_for_again_later() -> None:
+    job = Job()
+    acts = say(job, PlaceRefused(node=NODE, why="the script is not there"))
+    assert of(PlaceRefusedEvent, acts)
+    assert word_of(job) in ("refused", "backing off", "pending")
+
+
+def test_a_place_that_goes_away_is_told_of_once() -> None:
+    job = Job()
+    job.run(NODE)
+    assert of(PlaceDrainingEvent, say(job, PlaceDraining(node=NODE, why="spot")))
+    assert not say(job, PlaceDraining(node=NODE, why="spot"))
+    assert word_of(job) == "draining"
+
+
+def test_an_agent_that_is_gone_is_replaced_and_its_process_kept() -> None:
+    job = Job()
+    job.run(NODE)
+    pid = job.members.nodes[NODE].agent.pid
+    acts = say(job, AgentGone(node=NODE, agent_pid=pid, reason="exit code -9"))
+    assert of(Launch, acts) and not of(WorkerLost, acts)
+
+
+def test_a_machine_that_closed_its_connection_and_does_not_come_back_is_lost() -> None:
+    job = Job()
+    job.run(NODE)
+    job.members.nodes[NODE].agent.is_remote = True
+    job.members.stream_lost(NODE, job.now_s)
+    assert not of(WorkerLost, job.tick(job.now_s + RETURN_S / 2))
+    acts = job.tick(job.now_s + RETURN_S)
+    assert of(WorkerLost, acts) and of(NodeLostEvent, acts)
+    assert [one.node for one in of(Launch, acts)] == [NODE], "at another place"
+    assert RETURN_S < LOST_AFTER_S
+
+
+def test_a_machine_that_comes_back_in_time_has_lost_nothing() -> None:
+    job = Job()
+    job.run(NODE)
+    job.members.nodes[NODE].agent.is_remote = True
+    pid = job.members.nodes[NODE].agent.pid
+    job.members.stream_lost(NODE, job.now_s)
+    job.hello(NODE, pid, job.process(NODE))
+    assert not of(WorkerLost, job.tick(job.now_s + 2 * RETURN_S))
+    assert not of(Start, job.tick(job.now_s + 2 * RETURN_S))
