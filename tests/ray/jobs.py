@@ -146,8 +146,9 @@ def test_a_gang_that_does_not_fit_waits_and_says_so(
         node = job.node("worker-0")
         assert node.state == "pending"
         assert "5 CPU" in node.note and "reserved together with 1 more" in node.note
-        for _ in range(2):
-            add_machine(machines, cores=5)
+        add_machine(machines, cores=5)
+        until(lambda: "11 CPU" in job.node("worker-0").note, "the first machine", PATIENCE_S)
+        add_machine(machines, cores=5)
         until(job.job.outcome.exists, "the end", 3 * PATIENCE_S)
         job.check_finished()
 

@@ -93,6 +93,12 @@ def names_of(node: str) -> list[str]:
     return sorted(names, key=lambda name: int(name.rpartition(".")[2]))
 
 
+def is_placed(actor: Any) -> bool:
+    """Whether an actor has come up, so that it may have started something."""
+    found = ray._private.state.actors(actor._actor_id.hex())
+    return bool(found.get("State") == "ALIVE")
+
+
 def words_of(error: Exception) -> str:
     """Ray's own words, without the stack that it adds."""
     cause = getattr(error, "cause", None)

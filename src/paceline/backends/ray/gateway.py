@@ -26,6 +26,7 @@ from paceline.backends.ray.cluster import (
     connect,
     draining_machines,
     fits,
+    is_placed,
     names_of,
     namespace_of,
     remote_launcher,
@@ -114,17 +115,17 @@ class Gateway:
         """End all that runs of a node."""
         if (keeping := self._keeping.pop(node, None)) is not None:
             keeping.cancel()
-        # One without a place does not answer.
-        patience_s = ANSWER_S if self._places.pop(node, None) is None else STOP_S
+        self._places.pop(node, None)
         async with self._lock_of(node):
-            await self._end_launchers(node, patience_s)
+            await self._end_launchers(node)
 
-    async def _end_launchers(self, node: str, patience_s: float) -> None:
+    async def _end_launchers(self, node: str) -> None:
         for name in await asyncio.to_thread(names_of, node):
             with contextlib.suppress(ValueError, ray.exceptions.RayError, TimeoutError):
                 actor = await asyncio.to_thread(ray.get_actor, name)
-                with contextlib.suppress(TimeoutError, ray.exceptions.RayError):
-                    await asyncio.wait_for(actor.stop.remote(), patience_s)
+                if await asyncio.to_thread(is_placed, actor):  # else it would not answer
+                    with contextlib.suppress(TimeoutError, ray.exceptions.RayError):
+                        await asyncio.wait_for(actor.stop.remote(), STOP_S)
                 ray.kill(actor)
 
     async def close(self) -> None:

@@ -78,8 +78,9 @@ class Launcher:
         if job is None or ended is None:
             return
         # First the agent itself: in its first moment nothing shows yet whose process it is.
-        kill_quietly(self._started.pid)
-        await asyncio.wait({ended}, timeout=GONE_S)
+        if not ended.done():
+            kill_quietly(self._started.pid)
+            await asyncio.wait({ended}, timeout=GONE_S)
         deadline_s = asyncio.get_running_loop().time() + GONE_S
         while found := find_job_processes(job.path):
             for process in found:
