@@ -38,10 +38,12 @@ from paceline.wire.events.nodes import (
     LeftOutEvent,
     NodeLostEvent,
     NodeStartedEvent,
+    PlaceDrainingEvent,
     ProcessExitedEvent,
     ProcessUpEvent,
     RelaunchEvent,
     RestartAllEvent,
+    UnbackedEvent,
     Verdict,
 )
 from paceline.wire.events.state import (
@@ -300,6 +302,10 @@ def find_incidents(  # noqa: C901
                 back_s = _next(later, AgentJoinedEvent, node=node)
                 what = f"agent of {node} lost"
                 yield _incident(event, what, "a new agent took over", back_s, points)
+            case UnbackedEvent() | PlaceDrainingEvent():
+                gone = isinstance(event, UnbackedEvent)
+                done = "its agent worked on" if gone else "it was told to leave"
+                yield _incident(event, event.sentence(), done, None, points)
             case NodeLostEvent():
                 yield from _dropped(event, events[:index], later, points)
             case MasterDiedEvent(reason=reason):

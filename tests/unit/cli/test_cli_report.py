@@ -48,6 +48,7 @@ from paceline.wire.events.nodes import (
     ProcessExitedEvent,
     ProcessUpEvent,
     RelaunchEvent,
+    UnbackedEvent,
     Verdict,
 )
 from paceline.wire.events.state import EpochEvent, GroupRunsEvent, RestoredEvent
@@ -509,3 +510,11 @@ def test_what_hung_threads_did_and_what_nodes_can_do_is_shown() -> None:
         assert "the threads of worker-1 did when it hung" in shown
         assert "line 7 in" in shown
         assert "50.0 GFLOP/s" in shown
+
+
+def test_a_node_that_worked_on_without_its_platform_is_told() -> None:
+    lost = UnbackedEvent(t=6.0, node="worker-0", inc=2, reason="the actor died")
+    told = paragraph(facts(*START, lost, *END, outcome=FINISHED))
+    words = "worker-0 works on, though the platform calls it lost: the actor died"
+    assert f"at 0:06 {words}, its agent worked on" in told
+    assert "Nothing went wrong" not in told
