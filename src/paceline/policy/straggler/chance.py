@@ -45,7 +45,7 @@ def scatter(regimes: Sequence[Regime]) -> float:
     )
 
 
-def drift(regimes: Sequence[Regime], stretch_s: float = STRETCH_S) -> float | None:
+def drift(regimes: Sequence[Regime]) -> float | None:
     """Standard deviation of a node's mean over a while from that of the while before, relative.
 
     As three quarters of all pairs have it, so that one node that has changed does not count.
@@ -53,7 +53,7 @@ def drift(regimes: Sequence[Regime], stretch_s: float = STRETCH_S) -> float | No
     """
     errors: list[float] = []
     for regime in some_of(regimes):
-        means = _means(regime.trail, stretch_s)
+        means = _means(regime.trail)
         errors += [abs(math.log(after / before)) for before, after in itertools.pairwise(means)]
     return sorted(errors)[3 * len(errors) // 4] / _THIRD_QUARTILE if len(errors) > 1 else None
 
@@ -63,15 +63,15 @@ def some_of(nodes: Sequence[T]) -> Sequence[T]:
     return nodes[:: max(len(nodes) // _ENOUGH, 1)]
 
 
-def _means(trail: Sequence[Stretch], stretch_s: float) -> list[float]:
-    """Time per sample in stretches of so many seconds, one after the other."""
+def _means(trail: Sequence[Stretch]) -> list[float]:
+    """Time per sample in stretches of `STRETCH_S`, one after the other."""
     means: list[float] = []
     total_s = span_s = samples = 0.0
     for each in trail:
         total_s += each.iterations * each.compute_s
         samples += each.iterations * each.samples
         span_s += each.span_s
-        if span_s >= stretch_s and total_s > 0.0 and samples > 0.0:
+        if span_s >= STRETCH_S and total_s > 0.0 and samples > 0.0:
             means.append(total_s / samples)
             total_s = span_s = samples = 0.0
     return means

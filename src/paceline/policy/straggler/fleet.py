@@ -78,9 +78,7 @@ class Fleet:
         )
 
     @classmethod
-    def of(
-        cls, workers: Sequence[WorkerSeen], scatter: float, stretch_s: float = chance.STRETCH_S
-    ) -> Self:
+    def of(cls, workers: Sequence[WorkerSeen], scatter: float) -> Self:
         """Fit the costs.
 
         A worker that differs from what is usual by no more than chance, given how iterations
@@ -89,13 +87,12 @@ class Fleet:
         Args:
             workers: at least one was measured.
             scatter: standard deviation of an iteration over its mean; 0: not known.
-            stretch_s: how long the stretches are that tell how a node's mean drifts.
         """
         fleet = cls.measured(workers)
         usual_s = fleet.usual_delays_s + fleet.usual_slopes_s * fleet.shares
         apart_s = np.abs(fleet.times_s(fleet.shares) - usual_s)
         apart = float(np.median(apart_s / np.maximum(usual_s, 1e-9)))
-        by_chance = np.maximum(_by_chance(workers, scatter, apart, stretch_s), _starved(workers))
+        by_chance = np.maximum(_by_chance(workers, scatter, apart), _starved(workers))
         alike = (apart_s <= by_chance * usual_s) | _changed_just_now(workers)
         return dataclasses.replace(
             fleet,
@@ -166,9 +163,7 @@ def _lasting(worker: WorkerSeen, seen: Observation, excess_s: float) -> float:
     return seen.worker_spells.expected_s(age_s, 0.0, PLAN_S, prior) / PLAN_S
 
 
-def _by_chance(
-    workers: Sequence[WorkerSeen], scatter: float, apart: float, stretch_s: float
-) -> Floats:
+def _by_chance(workers: Sequence[WorkerSeen], scatter: float, apart: float) -> Floats:
     """The largest of so many errors is expected there, and seldom half a deviation above.
 
     A mean errs by how iterations scatter, and by how much a node's times go up and down by
@@ -178,9 +173,9 @@ def _by_chance(
     if not scatter:
         return np.full(len(workers), _UNKNOWN_SCATTER)
     regimes = [worker.regime for worker in workers if worker.regime is not None]
-    drift = chance.drift(regimes, stretch_s)
+    drift = chance.drift(regimes)
     deviations = [
-        _deviation(worker.regime, scatter, drift, stretch_s)
+        _deviation(worker.regime, scatter, drift)
         if worker.regime and drift is not None
         else max(scatter, apart / _MEDIAN)
         for worker in workers
@@ -198,12 +193,12 @@ def _changed_just_now(workers: Sequence[WorkerSeen]) -> Bools:
     )
 
 
-def _deviation(regime: Regime, scatter: float, drift: float, stretch_s: float) -> float:
+def _deviation(regime: Regime, scatter: float, drift: float) -> float:
     """The deviation of the mean of a regime."""
     recent = max(sum(point.recent for point in regime.points), 1.0)
     span_s = sum(each.span_s for each in regime.trail)
     stretches = recent * span_s / max(sum(each.iterations for each in regime.trail), 1)
-    stretches /= 2.0 * stretch_s
+    stretches /= 2.0 * chance.STRETCH_S
     return max(scatter / math.sqrt(recent), drift / math.sqrt(max(stretches, 1.0)))
 
 

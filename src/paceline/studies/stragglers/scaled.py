@@ -6,7 +6,6 @@ import msgspec
 
 from paceline.base.errors import ConfigError
 from paceline.policy.straggler.registry import solution
-from paceline.policy.straggler.solutions.auto import Auto
 from paceline.sim.patterns import AnyPattern, Persistent
 from paceline.sim.scenarios import Scenario
 from paceline.studies.stragglers.catalogue import always
@@ -82,11 +81,6 @@ def scaled(method: Method, scenario: Scenario, steps: float) -> Method:
         # 0 would be at any time.
         every_steps = max(min(period.every_steps, 1), round(period.every_steps * steps))
     parameters = {"every_s": every_s, "every_steps": every_steps, **method.parameters}
-    if method.solution == "auto":
-        # Slow spells are as much shorter; a change for each as often is as many more a minute.
-        auto, part = Auto(), scenario.time_scale * steps
-        parameters.setdefault("stretch_s", auto.stretch_s * part)
-        parameters.setdefault("changes_per_minute", max(1, round(auto.changes_per_minute / part)))
     if "count" in parameters:
         parameters["count"] = max(1, int(parameters["count"]) * scenario.workers // WORKERS)
     return msgspec.structs.replace(method, parameters=parameters)

@@ -74,9 +74,6 @@ class Auto(Solution, frozen=True):
     """Restarts of one node. Each doubles what the next must be worth."""
     changes_per_minute: Annotated[int, Meta(ge=1)] = 2
     """Decisions that change the plan, in any minute."""
-    stretch_s: Seconds = chance.STRETCH_S
-    """A small gain is believed once two stretches of so long have shown how a node's times drift by
-    chance."""
     min_short_gain: Part = 0.02
     """Steps without all of their samples must surely be faster by this part."""
     restarts_at_once: Part = 0.3
@@ -88,7 +85,7 @@ class Auto(Solution, frozen=True):
         if not regimes:
             return []
         scatter = chance.scatter(regimes)
-        fleet = Fleet.of(seen.workers, scatter, self.stretch_s)
+        fleet = Fleet.of(seen.workers, scatter)
         if seen.mode in SYNCHRONOUS:
             return self._synchronous(seen, fleet, scatter)
         return self._asynchronous(seen, fleet)
@@ -107,7 +104,7 @@ class Auto(Solution, frozen=True):
         if is_gone or not any(known):
             return super().compared(seen, action)
         regimes = [worker.regime for worker in seen.workers if worker.regime is not None]
-        fleet = Fleet.of(seen.workers, chance.scatter(regimes), self.stretch_s)
+        fleet = Fleet.of(seen.workers, chance.scatter(regimes))
         times, usual = _paces_s(seen, fleet)
         verb, usual_s = "takes", None
         if isinstance(action, KillRestart):
@@ -162,7 +159,7 @@ class Auto(Solution, frozen=True):
         slowest = int(fleet.times_s(fleet.shares).argmax())
         # Before it is known how times go up and down by themselves, only a large gain is one.
         regimes = [worker.regime for worker in seen.workers if worker.regime is not None]
-        told = scatter and (chance.drift(regimes, self.stretch_s) is not None)
+        told = scatter and (chance.drift(regimes) is not None)
         min_gain = self.min_gain if told else max(self.min_gain, _UNTOLD_GAIN)
         worth_s = max(min_gain, float(fleet.by_chance[slowest])) * present_s
         best = step.best(self.min_short_gain, worth_s)
