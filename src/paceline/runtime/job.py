@@ -338,7 +338,7 @@ class Job:
 
         Raises:
             ConfigError: called between a batch and its ``optimizer.step()``, or ``fn`` returns
-                something else; or the worker runs on another machine than the master.
+                something else.
         """
         self._check_prepared("job.evaluate")
         if self._strategy.in_step:

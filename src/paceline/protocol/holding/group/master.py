@@ -63,7 +63,7 @@ class GroupHolder(Holder):
         )
         #: Not sharded: the member that copies cuts.
         self.holder = NO_INC
-        #: GroupHolder whose scripts have returned, and that stay until what they hold is kept.
+        #: Members whose scripts have returned, and that stay until what they hold is kept.
         self.leaving: set[Inc] = set()
 
     # ------------------------------------------------------------------ records
