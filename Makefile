@@ -29,6 +29,7 @@ check: setup
 test: check
 	$(call timed,tests of parts,$(PYTEST) -n auto $(PURE))
 	$(call timed,tests of jobs,$(PYTEST) -n 2 tests/integration tests/chaos)
+	$(call timed,tests on Ray,$(PYTEST) tests/ray)
 
 # The tests of the extras; from then on `make test` runs them as well.
 extras: setup

@@ -1,7 +1,7 @@
 """What every backend promises the master, with real agents that find no master and wait for one.
 
 A backend joins the suite as one more `Platform`. That of Ray needs a cluster in a network of its
-own, in which `tests/integration/test_ray.py` runs this file again.
+own, in which `tests/ray/test_ray.py` runs this file again.
 """
 
 import asyncio

@@ -1,1 +1,1 @@
-"""Tests on a real Ray cluster; `tests/integration/test_ray.py` runs them in a network of their own."""
+"""Tests on a real Ray cluster; `tests/ray/test_ray.py` runs them in a network of their own."""

@@ -1,4 +1,4 @@
-"""The tests of `tests/ray` and the conformance suite, on a Ray cluster in a network of its own."""
+"""The conformance suite, and in `make soak` jobs, on a Ray cluster in a network of its own."""
 
 import importlib.util
 import os
@@ -11,8 +11,6 @@ import pytest
 from tests.integration.test_machines import can_make_machines
 
 TESTS = Path(__file__).parents[1]
-FIRST = "costs_nothing or missed"
-"""Of the jobs, those of every day; `make soak` runs all."""
 
 
 def run(*arguments: str) -> None:
@@ -34,16 +32,11 @@ def run(*arguments: str) -> None:
 
 
 @pytest.mark.timeout(300)
-def test_ray_keeps_what_backends_promise_and_jobs_outlive_its_pieces() -> None:
-    run(
-        str(TESTS / "conformance/test_backends.py"),
-        str(TESTS / "ray/jobs.py"),
-        "-k",
-        f"Ray or {FIRST}",
-    )
+def test_ray_keeps_what_every_backend_promises() -> None:
+    run(str(TESTS / "conformance/test_backends.py"))
 
 
 @pytest.mark.soak
 @pytest.mark.timeout(900)
-def test_all_jobs_on_ray() -> None:
+def test_jobs_outlive_the_pieces_of_ray() -> None:
     run(str(TESTS / "ray/jobs.py"))
