@@ -373,8 +373,6 @@ class FakeBackend:
     def left_running(self, nodes: Iterable[str]) -> set[str]:
         return set()
 
-    def room(self, role: str) -> None: ...
-
     def waited_s(self, node: str) -> float:
         return 0.0
 

@@ -18,7 +18,7 @@ def main() -> int:
 
     subprocess.run(["ip", "link", "set", "lo", "up"], check=True)
     home = tempfile.TemporaryDirectory(prefix="paceline-ray-")
-    # Of the raylets, and so of the agents; the tests are told where that is.
+    # The home of raylets and agents; the tests find it in the second variable.
     os.environ["PACELINE_HOME"] = os.environ["PACELINE_TEST_RAY"] = home.name
     os.environ["RAY_DISABLE_IMPORT_WARNING"] = "1"
     os.environ["RAY_USAGE_STATS_ENABLED"] = "0"

@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -69,7 +70,7 @@ def add_machine(machines: list[subprocess.Popen[bytes]], cores: int = 2) -> None
 
 @contextlib.contextmanager
 def grouped(tmp_path: Path, *flags: str, workers: int = 3, **spec: Any) -> Iterator[RunningJob]:
-    """A group on the cluster, slow until it is told to hurry."""
+    """A group on the cluster, slow until `hurry`."""
     slow = ("--slow-until-told", *flags)
     fields = {**SPEC, **on_ray(), **spec}
     tmp_path.mkdir(exist_ok=True)
@@ -135,6 +136,30 @@ def test_a_server_on_a_machine_that_is_gone_comes_back_from_a_cut(
         job.check_finished()
 
 
+def test_a_machine_that_is_drained_is_left_in_order(
+    tmp_path: Path, machines: list[subprocess.Popen[bytes]]
+) -> None:
+    with grouped(tmp_path, "--epochs", "3", workers=2) as job:
+        all_train(job, 2)
+        before = raylet_of(job.job, "worker-1")
+        machine = next(word for word in before.cmdline() if word.startswith("--node_id="))
+        add_machine(machines)
+        command = [str(Path(sys.executable).with_name("ray")), "drain-node", "--node-id"]
+        command += [machine.partition("=")[2], "--reason", "DRAIN_NODE_REASON_PREEMPTION"]
+        command += ["--reason-message", "spot", "--deadline-remaining-seconds", "60"]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stdout + done.stderr
+        until(lambda: job.events("place_draining"), "a word of the platform", PATIENCE_S)
+        gone = {event["node"] for event in job.events("place_draining")}
+        until(lambda: len(job.events("kill_restart")) >= len(gone), "its leave", PATIENCE_S)
+        until(lambda: all(raylet_of(job.job, one) != before for one in gone), "a move", PATIENCE_S)
+        all_train(job, 2)
+        assert len(job.events("epoch")) == 1 or len(gone) == 2, "nothing is undone"
+        assert not job.deaths()
+        hurry(job)
+        assert job.end().state == "finished"
+
+
 def test_a_gang_that_does_not_fit_waits_and_says_so(
     tmp_path: Path, machines: list[subprocess.Popen[bytes]]
 ) -> None:
@@ -192,3 +217,24 @@ def test_a_raylet_that_stands_still_stops_nothing(tmp_path: Path) -> None:
             raylet.send_signal(signal.SIGCONT)
         for path in job.out.glob("*.final"):
             assert (abs(load_file(path)["seen"] - 3) < 1e-9).all()
+
+
+def test_a_head_that_is_gone_stops_nothing(tmp_path: Path) -> None:
+    """The last of this file: the cluster does not outlive it."""
+    with grouped(tmp_path, "--epochs", "3", workers=2) as job:
+        all_train(job, 2)
+        began = len(trains(job))
+        for one in processes("gcs_server"):
+            one.kill()
+        gone_s = time.monotonic()
+        while time.monotonic() - gone_s < 70.0:  # by then Ray has ended its own processes
+            asked_s = time.monotonic()
+            job.status()
+            assert time.monotonic() - asked_s < 1.0
+            time.sleep(1.0)
+        assert len(trains(job)) == began
+        assert not job.deaths()
+        hurry(job)
+        assert job.end().state == "finished"
+    for path in job.out.glob("*.final"):
+        assert (abs(load_file(path)["seen"] - 3) < 1e-9).all()

@@ -162,7 +162,7 @@ class MembersEdge:
         node = self._members.nodes.get(word.node)
         if acts and isinstance(word, PlaceDraining) and node is not None and node.life.is_alive:
             try:
-                self.restart(word.node, word.why)
+                self.restart(word.node, word.why, word.within_s)
             except ConfigError as error:  # then its end is as any other
                 self._tell(NotMovedAwayEvent(node=word.node, inc=node.life.inc, reason=str(error)))
 
@@ -199,7 +199,7 @@ class MembersEdge:
         self.act(acts)
         return name
 
-    def restart(self, name: str, reason: str) -> None:
+    def restart(self, name: str, reason: str, within_s: float | None = None) -> None:
         """KILL_RESTART: a worker ends in order and starts again; a server's buckets move first.
 
         Raises:
@@ -208,7 +208,8 @@ class MembersEdge:
         now_s = self._times.own()
         if self.alive(name).role == "worker":
             self._training.cuts.check_may_leave(self._times.steady())
-            self.act(self._orders.restart(name, now_s, self._stop_s(), reason))
+            grace_s = self._stop_s() if within_s is None else min(self._stop_s(), within_s)
+            self.act(self._orders.restart(name, now_s, grace_s, reason))
             return
         if self._members.joining() is not None:
             raise ConfigError("a server is being replaced already; wait until that is over")

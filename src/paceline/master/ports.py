@@ -47,10 +47,6 @@ class Backend(Protocol):
         """Seconds a launch of now would wait for its place; None: the platform does not say."""
         ...
 
-    def room(self, role: str) -> int | None:
-        """Nodes of a role that would find a place now; None: the platform sets no limit."""
-        ...
-
     async def close(self) -> None:
         """The job has ended, all nodes are stopped: leave nothing on the platform."""
         ...

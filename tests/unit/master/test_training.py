@@ -77,8 +77,6 @@ class NoBackend:
     def left_running(self, nodes: Iterable[str]) -> set[str]:
         return set()
 
-    def room(self, role: str) -> None: ...
-
     async def close(self) -> None: ...
 
     async def watch(self) -> AsyncIterator[AnyWord]:

@@ -96,9 +96,6 @@ class LocalBackend:
         agents = (p for p in find_job_processes(self._job.path) if p.runs("paceline.agent"))
         return {agent.argv[-1] for agent in agents}.intersection(nodes)
 
-    def room(self, role: str) -> None:
-        """As many as you like: they share the machine."""
-
     def pending_s(self) -> float:
         """What the spec says for now; it is what `launch` holds to."""
         return self._pending_s()

@@ -19,10 +19,9 @@ from paceline.backends.ray.messages import (
     Begin,
     Close,
     DropNode,
-    FromGateway,
     Order,
-    Room,
     RunNode,
+    Said,
     Shape,
     Want,
 )
@@ -55,7 +54,6 @@ class RayBackend:
         self._last: dict[str, AnyWord] = {}
         """The newest word about each node."""
         self._words: asyncio.Queue[AnyWord] = asyncio.Queue()
-        self._rooms: dict[str, int] = {}
         self._asked_s: dict[str, float] = {}
         self._placed_s: dict[str, float] = {}
         self._gateway: asyncio.subprocess.Process | None = None
@@ -90,10 +88,6 @@ class RayBackend:
     def left_running(self, nodes: Iterable[str]) -> set[str]:
         """All of them: their agents find the master within a moment, if there are any."""
         return set(nodes)
-
-    def room(self, role: str) -> int | None:
-        """As of a moment ago."""
-        return self._rooms.get(role)
 
     def waited_s(self, node: str) -> float:
         """From when it was asked for until Ray had a place."""
@@ -170,16 +164,13 @@ class RayBackend:
         self._send(begin)
         try:
             async for line in process.stdout:
-                self._on_line(msgspec.json.decode(line, type=FromGateway))
+                self._on_line(msgspec.json.decode(line, type=Said))
         finally:
             self._gateway = None
         code, said = await process.wait(), await tail
         return (said or f"exit code {code}") if code else ""
 
-    def _on_line(self, message: FromGateway) -> None:
-        if isinstance(message, Room):
-            self._rooms = message.by_role
-            return
+    def _on_line(self, message: Said) -> None:
         word = message.word
         want = self._wants.get(word.node)
         if want is not None and want.launch == message.launch:

@@ -1,4 +1,4 @@
-"""What the gateway asks of Ray, beside its actors: connecting, names, places, words."""
+"""What the gateway asks Ray for: the connection, names of actors, places, words of errors."""
 
 import contextlib
 import logging

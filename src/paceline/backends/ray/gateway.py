@@ -40,9 +40,7 @@ from paceline.backends.ray.messages import (
     Begin,
     Close,
     DropNode,
-    FromGateway,
     Order,
-    Room,
     RunNode,
     Said,
     Shape,
@@ -66,7 +64,7 @@ ANSWER_S = 3.0
 PENDING_S = 1.0
 """A node that has no place after so long is said to wait."""
 LOOK_S = 2.0
-"""Between looks at room, at nodes that drain, and at launchers that could not be reached."""
+"""Between looks at machines that drain, and at launchers that could not be reached."""
 STOP_S = 10.0
 """For launchers to end what they have started."""
 
@@ -81,7 +79,7 @@ class Gateway:
         say: sends a line to the backend.
     """
 
-    def __init__(self, job: JobDir, say: Callable[[FromGateway], None]) -> None:
+    def __init__(self, job: JobDir, say: Callable[[Said], None]) -> None:
         self._job, self._say = job, say
         self._spec, self._secret = load(job.spec), job.secret().decode()
         self._actor_class = remote_launcher()
@@ -109,6 +107,7 @@ class Gateway:
         if (before := self._keeping.pop(want.node, None)) is not None:
             before.cancel()
         self._launches[want.node] = want.launch
+        self._places.pop(want.node, None)  # until it has one, which may be another
         self._keeping[want.node] = asyncio.get_running_loop().create_task(self._keep(want))
 
     async def drop(self, node: str) -> None:
@@ -152,7 +151,8 @@ class Gateway:
             await self._follow(want, actor)
         except (ray.exceptions.RayActorError, ray.exceptions.GetTimeoutError) as error:
             self._tell(want, PlaceLost(node=want.node, why=words_of(error)))
-        except (ray.exceptions.RayError, ConfigError) as error:
+        except (ray.exceptions.RayError, ConfigError, OSError, ValueError) as error:
+            # Also a name that a gateway before this one has just taken: it is asked for again.
             self._tell(want, PlaceRefused(node=want.node, why=words_of(error)))
 
     async def _follow(self, want: Want, actor: Any) -> None:
@@ -260,17 +260,13 @@ class Gateway:
         return f"it needs {needs} on one machine{together}; free in the whole cluster: {has}"
 
     async def look(self) -> None:
-        """Say what room there is, and which places are going away; never returns."""
+        """Say which places are going away; never returns."""
         while True:
             try:
-                room, draining = (
-                    await asyncio.to_thread(self._room),
-                    await asyncio.to_thread(draining_machines),
-                )
+                draining = await asyncio.to_thread(draining_machines)
             except ray.exceptions.RayError as error:
                 _log.warning("look_failed error=%s", error)
             else:
-                self._say(Room(room))
                 self._draining = set(draining)
                 for node, place in self._places.items():
                     if place in draining:
@@ -291,14 +287,19 @@ class Gateway:
 # ----------------------------------------------------------------------------- process
 
 
-async def serve(job: JobDir) -> None:
-    """Obey the backend until it closes, or is gone: what runs on goes on then."""
+async def serve(job: JobDir, out: int) -> None:
+    """Obey the backend until it closes the job, or dies; agents work on in that case.
+
+    Args:
+        job: the job's directory.
+        out: the descriptor that the backend reads.
+    """
     loop = asyncio.get_running_loop()
     reader = asyncio.StreamReader(limit=1 << 24)
     await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), sys.stdin)
 
-    def say(message: FromGateway) -> None:
-        os.write(OUT, msgspec.json.encode(message) + b"\n")
+    def say(message: Said) -> None:
+        os.write(out, msgspec.json.encode(message) + b"\n")
 
     gateway = Gateway(job, say)
     looking = loop.create_task(gateway.look())
@@ -322,27 +323,22 @@ async def serve(job: JobDir) -> None:
     looking.cancel()
 
 
-OUT = 1
-"""The descriptor of what the backend reads; set anew where Ray's prints must not mix with it."""
-
-
 def main() -> None:
     """Entry point."""
     parser = argparse.ArgumentParser(prog="python -m paceline.backends.ray.gateway")
     parser.add_argument("address")
     parser.add_argument("--job-dir", type=Path)
     options = parser.parse_args()
-    global OUT
-    OUT = os.dup(1)
-    os.dup2(2, 1)  # what Ray prints is no line of ours
+    out = os.dup(1)
+    os.dup2(2, 1)  # Ray prints to descriptor 1: that must not mix with our lines
     logging.basicConfig(stream=sys.stderr, level=logging.WARNING)
     try:
         if options.job_dir is None:
-            probe(options.address)
+            probe(options.address, out)
             return
         job = JobDir(options.job_dir)
         connect(options.address, namespace_of(job.job_id))
-        asyncio.run(serve(job))
+        asyncio.run(serve(job, out))
     except ConfigError as error:
         sys.stderr.write(f"{error}\n")
         sys.exit(2)
@@ -350,14 +346,14 @@ def main() -> None:
         ray.shutdown()
 
 
-def probe(address: str) -> None:
+def probe(address: str, out: int) -> None:
     """Say where the cluster is, and which address of this machine it knows."""
     connect(address, "paceline")
     found = {
         "address": ray.get_runtime_context().gcs_address,
         "host": ray.util.get_node_ip_address(),
     }
-    os.write(OUT, msgspec.json.encode(found) + b"\n")
+    os.write(out, msgspec.json.encode(found) + b"\n")
 
 
 if __name__ == "__main__":

@@ -66,20 +66,11 @@ class Close(msgspec.Struct, frozen=True, tag=True):
 Order = Begin | RunNode | DropNode | Close
 
 
-class Said(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """A word about a launch."""
+class Said(msgspec.Struct, frozen=True, kw_only=True):
+    """What the gateway says: a word about a launch."""
 
     launch: str
     word: AnyWord
-
-
-class Room(msgspec.Struct, frozen=True, tag=True):
-    """How many more nodes of each role would find a place now."""
-
-    by_role: dict[str, int]
-
-
-FromGateway = Said | Room
 
 
 class AgentOrder(msgspec.Struct, frozen=True, kw_only=True):

@@ -160,10 +160,16 @@ def _array(data: memoryview, entry: _Entry) -> Array:
     return np.frombuffer(data[low:high], _NUMPY_NAMES[entry.dtype]).reshape(entry.shape)
 
 
-def write_save(directory: Path, name: str, saved: Mapping[str, Array]) -> tuple[str, int]:
-    """Pack arrays and write them as ``directory/name``; returns checksum and bytes."""
+def image_of(saved: Mapping[str, Array]) -> bytearray:
+    """Pack arrays into the bytes of a file."""
     image = bytearray(packed_bytes(saved))
     pack(saved, image)
+    return image
+
+
+def write_save(directory: Path, name: str, saved: Mapping[str, Array]) -> tuple[str, int]:
+    """Pack arrays and write them as ``directory/name``; returns checksum and bytes."""
+    image = image_of(saved)
     write_file(directory, name, image)
     return checksum(image), len(image)
 

@@ -30,9 +30,8 @@ class InitialWriter:
         """
         if self._written is None and self.values is not None:
             inc, store = self._process.inc, self._process.cuts.durable
-            arrays = initial_arrays(schema, *self.values())
-            image, digest = bytearray(cutfile.packed_bytes(arrays)), Checksum()
-            cutfile.pack(arrays, image)
+            image = cutfile.image_of(initial_arrays(schema, *self.values()))
+            digest = Checksum()
             try:
                 store.put(NO_CUT, FILE, memoryview(image), digest)
             except TransientError:
