@@ -221,7 +221,7 @@ def test_a_raylet_that_stands_still_stops_nothing(tmp_path: Path) -> None:
 
 def test_a_head_that_is_gone_stops_nothing(tmp_path: Path) -> None:
     """The last of this file: the cluster does not outlive it."""
-    with grouped(tmp_path, "--epochs", "3", workers=2) as job:
+    with grouped(tmp_path, "--epochs", "9", workers=2) as job:
         all_train(job, 2)
         began = len(trains(job))
         for one in processes("gcs_server"):
@@ -237,4 +237,4 @@ def test_a_head_that_is_gone_stops_nothing(tmp_path: Path) -> None:
         hurry(job)
         assert job.end().state == "finished"
     for path in job.out.glob("*.final"):
-        assert (abs(load_file(path)["seen"] - 3) < 1e-9).all()
+        assert (abs(load_file(path)["seen"] - 9) < 1e-9).all()
