@@ -56,6 +56,10 @@ class LocalBackend:
 
     def launch(self, node: str) -> None:
         """Start an agent now, or when it has waited as long as the spec says."""
+        former = self._launches.get(node)
+        if former and former.child and not former.came_up:
+            # Both come up: B takes the node's lock first, then A, which is older, takes it from B.
+            former.child.kill()
         self._forget(node)
         self._launches[node] = launch = LaunchedAgent(node, asked_s=self._loop.time())
         launch.timer = self._loop.call_later(self._pending_s(), self._start, launch)

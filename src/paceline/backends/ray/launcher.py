@@ -77,9 +77,8 @@ class Launcher:
         job, ended = self._job, self._ended
         if job is None or ended is None:
             return
-        # First the agent itself: in its first moment nothing shows yet whose process it is.
-        if not ended.done():
-            kill_quietly(self._started.pid)
+        # First the agent, whose end is awaited; what it has started is found by its environment.
+        if self._kill_agent():
             await asyncio.wait({ended}, timeout=GONE_S)
         deadline_s = asyncio.get_running_loop().time() + GONE_S
         while found := find_job_processes(job.path):
@@ -90,8 +89,17 @@ class Launcher:
             await asyncio.sleep(0.01)
         await asyncio.to_thread(remove_joined, job)
 
+    def _kill_agent(self) -> bool:
+        """Kill the agent that was started last; False: it has ended."""
+        runs = self._ended is not None and not self._ended.done()
+        if runs:
+            kill_quietly(self._started.pid)
+        return runs
+
     def _start(self, launch: str, order: AgentOrder) -> None:
         check_script(order.spec)
+        # It could still come up, and take the node from the next one.
+        self._kill_agent()
         spec = of_this_machine(order.spec, order.address)
         path = joined_directory(order.job_id, order.node)
         # What runs there goes on: the new agent takes it over, as on the master's machine.
