@@ -39,12 +39,15 @@ def in_group(size: int, act: Callable[[Group], Any]) -> list[Any]:
     stores += [PeerStore(teller(inc), 10.0) for inc in range(size)]
 
     groups: list[Group] = []
+    # A member that is connected and leaves at once may still be connecting to a slower peer.
+    all_connected = threading.Barrier(size, timeout=10.0)
 
     def member(inc: int) -> Any:
         group = Group(run, inc, stores[inc])
         groups.append(group)
         group.begin("127.0.0.1")
         group.wait()
+        all_connected.wait()
         return act(group)
 
     try:
