@@ -379,6 +379,9 @@ class FakeBackend:
     def pending_s(self) -> float:
         return 0.0
 
+    def room(self, role: str) -> int | None:
+        return None
+
     async def close(self) -> None: ...
 
     def kill_agent(self, node: str) -> None:

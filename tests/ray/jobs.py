@@ -195,6 +195,8 @@ def test_a_worker_that_is_added_while_there_is_no_room_waits_and_then_joins(
 ) -> None:
     with grouped(tmp_path, "--epochs", "4", workers=2) as job:
         all_train(job, 2)
+        free = job.status().room["worker"]
+        assert 0 < free < 38
         job.tell(Scale(workers=40))
         until(lambda: job.events("place_pending"), "a word of the platform")
         job.tell(Scale(workers=3))

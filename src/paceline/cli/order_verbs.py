@@ -10,7 +10,7 @@ from paceline.base.jobdir import JobDir
 from paceline.cli.shared_options import Job, console, whole_number
 
 if TYPE_CHECKING:
-    from paceline.wire.client import Call
+    from paceline.wire.client import Call, JobStatus
 
 Worker = Annotated[
     int | None, typer.Option(metavar="N", help="Which worker.", parser=whole_number("--worker"))
@@ -30,11 +30,22 @@ def scale(
     job: Job = None,
 ) -> None:
     """Change the number of workers of a running job."""
+    from paceline.jobs.launch import ask_running
     from paceline.jobs.wording import counted
-    from paceline.wire.client import Scale
+    from paceline.wire.client import GetStatus, JobStatus, Scale
 
+    before = ask_running(JobDir.find(job), GetStatus())
     job_id = _order(job, Scale(workers=workers))
     print(f"job {job_id}: {counted(workers, 'worker')} from now on")
+    if isinstance(before, JobStatus) and (short := without_room(before, workers)):
+        print(f"there is room for {short[0]} of {short[1]} more now: the rest wait for a place")
+
+
+def without_room(status: "JobStatus", workers: int) -> tuple[int, int] | None:
+    """Places that are free, and the larger number of workers that need one; None: enough."""
+    more = workers - sum(node.role == "worker" for node in status.nodes)
+    room = status.room.get("worker")
+    return (room, more) if room is not None and room < more else None
 
 
 def kill(job: Job = None, worker: Worker = None, server: Server = None) -> None:

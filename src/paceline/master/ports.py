@@ -47,6 +47,10 @@ class Backend(Protocol):
         """Seconds a launch of now would wait for its place; None: the platform does not say."""
         ...
 
+    def room(self, role: str) -> int | None:
+        """Further nodes of a role that would get a place at once; None: nobody counts that."""
+        ...
+
     async def close(self) -> None:
         """The job has ended, all nodes are stopped: leave nothing on the platform."""
         ...

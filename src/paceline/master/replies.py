@@ -45,7 +45,7 @@ class Replies:
         reporting: Reporting,
     ) -> None:
         self._job, self._spec, self._outbox = parts.job, parts.spec, parts.outbox
-        self._wanted_workers = parts.members.wanted_workers
+        self._wanted_workers, self._room = parts.members.wanted_workers, parts.backend.room
         self._training, self._shutdown, self._members = training, shutdown, members
         self._decisions, self._reporting = decisions, reporting
 
@@ -97,7 +97,10 @@ class Replies:
 
     def _status(self) -> JobStatus:
         num_events, ending = self._outbox.events.num_lines(), self._shutdown.end.ending
-        return self._reporting.status(num_events=num_events, ending=ending)
+        found = {role: self._room(role) for role in ("worker", "server")}
+        room = {role: count for role, count in found.items() if count is not None}
+        status = self._reporting.status(num_events=num_events, ending=ending)
+        return msgspec.structs.replace(status, room=room)
 
     def _check_running(self) -> None:
         if self._shutdown.end.ending is not None:

@@ -104,6 +104,8 @@ class JobStatus(Message, frozen=True):
     """Steps that were decided while something of their slice was missing."""
     waits_for: str = ""
     """Why workers that are ready do not train yet; empty: they do, or may."""
+    room: dict[str, int] = {}
+    """By role: further nodes that would get a place at once; absent where nobody counts that."""
 
 
 class Observed(Message, frozen=True):

@@ -11,6 +11,7 @@ from rich.console import Console, ConsoleDimensions
 from paceline.base.jobdir import JobDir
 from paceline.cli import run
 from paceline.cli.live import LiveView, draw
+from paceline.cli.order_verbs import without_room
 from paceline.cli.plain import PlainView
 from paceline.cli.watch import ChiefLog, Interrupts, Look, View
 from paceline.jobs.outcome import Outcome
@@ -48,6 +49,22 @@ def status(committed: int, total: int | None = 1000, num_workers: int = 2) -> Jo
         nodes=tuple(nodes),
         num_events=0,
     )
+
+
+@pytest.mark.parametrize(
+    ("room", "workers", "short"),
+    [
+        ({}, 9, None),
+        ({"worker": 3}, 5, None),
+        ({"worker": 1, "server": 9}, 5, (1, 3)),
+        ({"worker": 0}, 1, None),
+    ],
+)
+def test_what_finds_no_place_now_is_said(
+    room: dict[str, int], workers: int, short: tuple[int, int] | None
+) -> None:
+    now = msgspec.structs.replace(status(0), room=room)
+    assert without_room(now, workers) == short
 
 
 def watch_plainly(duration_s: float, total: int | None, num_workers: int = 2) -> list[str]:

@@ -74,6 +74,9 @@ class NoBackend:
     def pending_s(self) -> float:
         return 0.0
 
+    def room(self, role: str) -> int | None:
+        return None
+
     def left_running(self, nodes: Iterable[str]) -> set[str]:
         return set()
 

@@ -104,6 +104,9 @@ class LocalBackend:
         """What the spec says for now; it is what `launch` holds to."""
         return self._pending_s()
 
+    def room(self, role: str) -> None:
+        """Nobody counts it: processes share the machine, however many they are."""
+
     def waited_s(self, node: str) -> float:
         """Seconds since the launch was asked for, until the agent was started."""
         launch = self._launches.get(node)

@@ -19,9 +19,10 @@ from paceline.backends.ray.messages import (
     Begin,
     Close,
     DropNode,
+    Line,
     Order,
+    Room,
     RunNode,
-    Said,
     Shape,
     Want,
 )
@@ -56,6 +57,7 @@ class RayBackend:
         self._words: asyncio.Queue[AnyWord] = asyncio.Queue()
         self._asked_s: dict[str, float] = {}
         self._placed_s: dict[str, float] = {}
+        self._room: dict[str, int] = {}
         self._gateway: asyncio.subprocess.Process | None = None
         self._serving = self._loop.create_task(self._serve())
 
@@ -96,8 +98,13 @@ class RayBackend:
             return 0.0
         return self._placed_s.get(node, self._loop.time()) - asked_s
 
-    def pending_s(self) -> None:
-        """Ray does not say."""
+    def pending_s(self) -> float | None:
+        """Nothing where there is room; else Ray does not say."""
+        return 0.0 if self.room("worker") else None
+
+    def room(self, role: str) -> int | None:
+        """What was free a moment ago, for nodes of this shape; None: no gateway has said it yet."""
+        return self._room.get(role)
 
     async def close(self) -> None:
         """Have everything given back, and end the gateway."""
@@ -164,13 +171,17 @@ class RayBackend:
         self._send(begin)
         try:
             async for line in process.stdout:
-                self._on_line(msgspec.json.decode(line, type=Said))
+                self._on_line(msgspec.json.decode(line, type=Line))
         finally:
             self._gateway = None
+            self._room = {}
         code, said = await process.wait(), await tail
         return (said or f"exit code {code}") if code else ""
 
-    def _on_line(self, message: Said) -> None:
+    def _on_line(self, message: Line) -> None:
+        if isinstance(message, Room):
+            self._room = message.by_role
+            return
         word = message.word
         want = self._wants.get(word.node)
         if want is not None and want.launch == message.launch:

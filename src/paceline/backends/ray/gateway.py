@@ -40,7 +40,9 @@ from paceline.backends.ray.messages import (
     Begin,
     Close,
     DropNode,
+    Line,
     Order,
+    Room,
     RunNode,
     Said,
     Shape,
@@ -79,7 +81,7 @@ class Gateway:
         say: sends a line to the backend.
     """
 
-    def __init__(self, job: JobDir, say: Callable[[Said], None]) -> None:
+    def __init__(self, job: JobDir, say: Callable[[Line], None]) -> None:
         self._job, self._say = job, say
         self._spec, self._secret = load(job.spec), job.secret().decode()
         self._actor_class = remote_launcher()
@@ -260,14 +262,18 @@ class Gateway:
         return f"it needs {needs} on one machine{together}; free in the whole cluster: {has}"
 
     async def look(self) -> None:
-        """Say which places are going away; never returns."""
+        """Say which places are going away, and how many are free; never returns."""
+        room: dict[str, int] = {}
         while True:
             try:
                 draining = await asyncio.to_thread(draining_machines)
+                now = await asyncio.to_thread(self._room)
             except ray.exceptions.RayError as error:
                 _log.warning("look_failed error=%s", error)
             else:
-                self._draining = set(draining)
+                if now != room:
+                    self._say(Room(now))
+                room, self._draining = now, set(draining)
                 for node, place in self._places.items():
                     if place in draining:
                         word = PlaceDraining(
@@ -298,7 +304,7 @@ async def serve(job: JobDir, out: int) -> None:
     reader = asyncio.StreamReader(limit=1 << 24)
     await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), sys.stdin)
 
-    def say(message: Said) -> None:
+    def say(message: Line) -> None:
         os.write(out, msgspec.json.encode(message) + b"\n")
 
     gateway = Gateway(job, say)

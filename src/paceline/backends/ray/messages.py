@@ -66,11 +66,21 @@ class Close(msgspec.Struct, frozen=True, tag=True):
 Order = Begin | RunNode | DropNode | Close
 
 
-class Said(msgspec.Struct, frozen=True, kw_only=True):
-    """What the gateway says: a word about a launch."""
+class Said(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """The gateway's word about a launch."""
 
     launch: str
     word: AnyWord
+
+
+class Room(msgspec.Struct, frozen=True, tag=True):
+    """Places that are free now."""
+
+    by_role: dict[str, int]
+
+
+Line = Said | Room
+"""What the gateway says."""
 
 
 class AgentOrder(msgspec.Struct, frozen=True, kw_only=True):
