@@ -10,7 +10,7 @@ import msgspec
 
 from paceline.base.errors import ConfigError
 from paceline.base.numbering import NO_INC, Inc
-from paceline.wire.messages.agent import NodeFacts
+from paceline.wire.messages.agent import NodeFacts, StepsTook
 from paceline.wire.messages.node import ProcessUp
 from paceline.wire.step_ledger import LedgerPage, StepLedgerReader, StepRecord
 
@@ -23,6 +23,8 @@ IDLE_S = 0.02
 """Who uses no more cpu than both together does nothing: a thread that looks around now and then."""
 LOOKED_S = 2.0
 """Longest time between two looks of which we know what happened: we may have been stopped, too."""
+MOST_TOOK = 50
+"""Times of steps in a report; of more steps, means of a few in a row."""
 ALIKE = 1.1
 """Batches whose sizes differ by no more are of one size."""
 
@@ -52,7 +54,9 @@ class Silence(msgspec.Struct, frozen=True):
 class FactsReader:
     """Reads one heartbeat's facts at a time."""
 
-    def __init__(self, ledger: Path) -> None:
+    def __init__(self, ledger: Path, *, counts_samples: bool = True) -> None:
+        """``counts_samples``: a step without any says nothing about a batch."""
+        self._counts_samples = counts_samples
         self._ledger = StepLedgerReader(ledger)
         self._unreadable = ""
         self._silence = Silence()
@@ -78,8 +82,12 @@ class FactsReader:
         mine = page if page and page.inc == up.inc else None
         mark_s, now_s = mine.mark_s if mine else 0.0, time.monotonic()
         self._silence = self._silence.after(up.inc, cpu_s, now_s)
-        read = _server_facts if up.role == "server" else _worker_facts
-        facts = read(up.inc, mine) if mine else NodeFacts(inc=up.inc)
+        if mine is None:
+            facts = NodeFacts(inc=up.inc)
+        elif up.role == "server":
+            facts = _server_facts(up.inc, mine)
+        else:
+            facts = _worker_facts(up.inc, mine, counts_samples=self._counts_samples)
         return msgspec.structs.replace(
             facts,
             stolen_s=self._stolen_s(up, facts.steps),
@@ -118,9 +126,9 @@ class FactsReader:
             return None
 
 
-def _worker_facts(inc: Inc, page: LedgerPage) -> NodeFacts:
+def _worker_facts(inc: Inc, page: LedgerPage, *, counts_samples: bool) -> NodeFacts:
     # A member without data takes part in a step; its time says nothing about a batch.
-    records = tuple(record for record in page.records if record.samples)
+    records = tuple(record for record in page.records if record.samples or not counts_samples)
     return NodeFacts(
         inc=inc,
         step=page.newest.step if page.newest else 0,
@@ -133,7 +141,23 @@ def _worker_facts(inc: Inc, page: LedgerPage) -> NodeFacts:
         message_s=_mean(records, "message_s"),
         data_s=_mean(records, "data_s"),
         bpt_s=_mean(records, "bpt_s"),
+        took=() if counts_samples else steps_took(records),
     )
+
+
+def steps_took(records: tuple[StepRecord, ...]) -> tuple[StepsTook, ...]:
+    """What steps took, in `MOST_TOOK` parts of as many steps each, beside those that are marked."""
+    size = -(-len(records) // MOST_TOOK)
+    found: list[StepsTook] = []
+    for record in records:
+        last = found[-1] if found else None
+        if last is None or record.marks or last.marks or last.count == size:
+            found.append(StepsTook(record.step, 1, record.bpt_s, record.marks))
+        else:
+            count = last.count + 1
+            mean_s = last.mean_s + (record.bpt_s - last.mean_s) / count
+            found[-1] = StepsTook(record.step, count, mean_s)
+    return tuple(found)
 
 
 def _longest_s(records: tuple[StepRecord, ...]) -> float:

@@ -17,6 +17,8 @@ class NodeFiles:
         self.socket = job.run_dir / f"{node}.sock"
         """The agent listens here for the training process."""
         self.ledger = job.run_dir / f"{node}.ledger"
+        self.calls = job.run_dir / f"{node}.calls"
+        """The ring of its collective calls, of a script that trains on its own."""
         self.process = job.run_dir / f"{node}.process"
         """The training process's last `ProcessUp`, as JSON: what an agent's successor adopts."""
         self.agent_lock = job.run_dir / f"{node}.agent"

@@ -135,7 +135,7 @@ class Process:
         self._step = step
         self.ledger.begin(step)
 
-    def record(self, times: StepTimes) -> None:
+    def record(self, times: StepTimes, marks: int = 0) -> None:
         """Note in the step ledger what a step took; no system call."""
         self.ledger.write(
             step=self.step,
@@ -147,6 +147,7 @@ class Process:
             wait_s=times.wait_s,
             data_s=times.data_s,
             samples=times.samples,
+            marks=marks,
         )
 
     def join(self, hand_over: Callable[[], None]) -> None:
@@ -309,10 +310,14 @@ def run_script(process: Process) -> int:
     """Run the user's script as ``python script args`` would."""
     try:
         if not process.spec.traits.trains:
-            process.step = -1
+            process.step = -1  # not known, until its optimizer steps
             _leave_to_script()
             if process.stop_requested:  # before it was left to the script
                 return EXIT_TERMINATED
+        if not process.spec.traits.trains and process.spec.run_as != "program":
+            from paceline.runtime.probe.install import Probe
+
+            Probe(process).install()
         if process.spec.cwd is not None:
             _enter(process.spec.cwd)
         _run_to_its_end(process.spec)

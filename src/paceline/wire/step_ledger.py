@@ -23,6 +23,7 @@ writes a new file and renames it over the old one: a reader sees one or the othe
 process that still writes does so into a file that nobody reads.
 """
 
+import enum
 import mmap
 import os
 import struct
@@ -33,14 +34,27 @@ from typing import Any, NamedTuple
 from paceline.base.errors import ConfigError
 from paceline.base.numbering import Inc
 
-_MAGIC = b"PACELED3"
+_MAGIC = b"PACELED4"
 _WORD_BYTES = 8
 _INC, _PID, _SLOTS, _COUNT, _MARK, _STEP = 1, 2, 3, 4, 5, 6
 """Words of the header; word 0 is the magic."""
 _FIRST = 8
-_WORDS = 18
+_WORDS = 19
 """Of a record: front stamp, the fields of StepRecord, back stamp."""
 _FIELDS = struct.Struct(f"@{_WORDS - 2}d")
+
+
+class Mark(enum.IntFlag):
+    """What makes a step longer than others without anything being slow."""
+
+    NONE = 0
+    FIRST = 1
+    """It holds the script's start."""
+    EVALUATION = 2
+    CHECKPOINT = 4
+    GARBAGE = 8
+    """Python looked for garbage for a good part of it."""
+    COMPILE = 16
 
 
 class StepRecord(NamedTuple):
@@ -58,6 +72,8 @@ class StepRecord(NamedTuple):
     data_s: float
     """T^d: of the wait, the time from when the next batch was wanted until it was read."""
     samples: int
+    marks: int
+    """Of `Mark`."""
     total_steps: int
     total_samples: int
     total_compute_s: float
@@ -121,6 +137,7 @@ class StepLedgerWriter:
         wait_s: float,
         samples: int,
         data_s: float = 0.0,
+        marks: int = 0,
     ) -> None:
         """Add a step that ended at ``t_start_s + bpt_s`` (monotonic clock)."""
         words = self._words
@@ -136,7 +153,9 @@ class StepLedgerWriter:
             data + data_s,
         )
         parts_s = (bpt_s, compute_s, server_s, message_s, wait_s, data_s)
-        fields = _FIELDS.pack(step, t_start_s, *parts_s, samples, stamp, self._samples, *totals)
+        fields = _FIELDS.pack(
+            step, t_start_s, *parts_s, samples, marks, stamp, self._samples, *totals
+        )
         start = (at + 1) * _WORD_BYTES
         # Not struct.pack_into: it clears its target first, and so would tear stamps and count.
         words[at] = stamp

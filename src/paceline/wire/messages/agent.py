@@ -34,6 +34,17 @@ class ExitEvidence(msgspec.Struct, frozen=True, kw_only=True):
     """The step that it was at; 0: it had begun none; None: unknown, or it is no worker."""
 
 
+class StepsTook(msgspec.Struct, frozen=True, array_like=True):
+    """A few steps in a row of a script that trains on its own."""
+
+    last: int
+    """Its step, the number of steps, and their mean time; without those that are marked."""
+    count: int
+    mean_s: float
+    marks: int = 0
+    """Of `paceline.wire.step_ledger.Mark`: then it is one step, which is longer for that reason."""
+
+
 class NodeFacts(msgspec.Struct, frozen=True, kw_only=True):
     """One heartbeat's worth of a training process, from the step ledger and the kernel."""
 
@@ -71,6 +82,8 @@ class NodeFacts(msgspec.Struct, frozen=True, kw_only=True):
     to see."""
     cpu_s: float = 0.0
     rss_bytes: int = 0
+    took: tuple[StepsTook, ...] = ()
+    """Strategy script: the new steps, oldest first."""
 
 
 class Hardware(msgspec.Struct, frozen=True, kw_only=True):

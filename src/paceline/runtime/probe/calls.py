@@ -1,0 +1,149 @@
+"""Collective calls of an unmodified script, noted in the call ring where torch carries them out.
+
+All of them end in a few operators of torch's dispatcher (``c10d::allreduce_`` and so on): those of
+``torch.distributed``, of DDP's reducer in C++, of FSDP, of DTensor's functional collectives, of
+pipelines. Kernels of ours stand in front of torch's: they note the call, and then make it. A call
+costs some 10 µs more; nothing is sent.
+
+The end of a call is the moment at which its future is done. Transfers between two ranks have none:
+their end is that of ``Work.wait``. Calls on a GPU have no end here, since their future is done
+when they are queued.
+
+Reference: FALCON (arXiv:2410.12588), section 4.1, hooks NCCL's own functions by LD_PRELOAD.
+Differs: at torch's dispatcher, so that gloo is seen as well, and no library has to be preloaded.
+"""
+
+import functools
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed import ProcessGroup, Work
+
+from paceline.wire.call_ring import CallGroup, CallRingWriter
+
+OPS = (
+    "allreduce_",
+    "allreduce_coalesced_",
+    "broadcast_",
+    "reduce_",
+    "allgather_",
+    "_allgather_base_",
+    "allgather_coalesced_",
+    "allgather_into_tensor_coalesced_",
+    "reduce_scatter_",
+    "_reduce_scatter_base_",
+    "reduce_scatter_tensor_coalesced_",
+    "gather_",
+    "scatter_",
+    "alltoall_",
+    "alltoall_base_",
+    "barrier",
+    "send",
+    "recv_",
+)
+"""Torch's operators; the place here is the number in the ring."""
+PAIRS = ("send", "recv_")
+"""Between two ranks."""
+_SECOND = ("reduce_scatter_", "_reduce_scatter_base_", "reduce_scatter_tensor_coalesced_")
+"""The larger tensors come second."""
+_KEYS = ("CPU", "CUDA")
+_MOST_OPEN = 256
+"""Transfers whose `Work` nobody waits for are forgotten beyond this."""
+
+
+class CallProbe:
+    """Notes calls from `install` on, for good.
+
+    Args:
+        ring: where.
+        step: says which step the script is at.
+    """
+
+    def __init__(self, ring: CallRingWriter, step: Callable[[], int]) -> None:
+        self._ring, self._step = ring, step
+        self._groups: dict[tuple[str, int], int] = {}
+        self._open: dict[int, tuple[Work, int]] = {}
+        """By identity: transfers that are under way. Held, or another would have its identity."""
+        #: Its registrations are withdrawn with it.
+        self._library = torch.library.Library("c10d", "IMPL")
+
+    def install(self) -> None:
+        """Stand in front of torch's kernels."""
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # that there is a kernel already, which is the point
+            for op, name in enumerate(OPS):
+                for key in _KEYS:
+                    if torch._C._dispatch_has_kernel_for_dispatch_key(f"c10d::{name}", key):
+                        self._library.impl(name, self._kernel(op, key), key, with_keyset=True)
+        self._time_waits()
+
+    def _kernel(self, op: int, key: str) -> Callable[..., Any]:
+        name = OPS[op]
+        call = torch.library.get_kernel(f"c10d::{name}", key).call_boxed
+        schema = getattr(torch.ops.c10d, name).default._schema
+        group_at = [argument.name for argument in schema.arguments].index("process_group")
+        sized_at = int(name in _SECOND)
+        is_pair, ends_here = name in PAIRS, key == "CPU"
+
+        def kernel(keys: Any, *args: Any, **kwargs: Any) -> Any:
+            group = self._group(args[group_at], args[group_at + 1] if is_pair else -1)
+            entry = self._ring.begin(group, op, _num_bytes(args[sized_at]), self._step())
+            found = call(keys, *args, **kwargs)
+            if ends_here:
+                work = Work.unbox(found[-1] if isinstance(found, tuple) else found)
+                self._await_pair(work, entry) if is_pair else self._await_all(work, entry)
+            return found
+
+        return kernel
+
+    def _await_all(self, work: Work, entry: int) -> None:
+        work.get_future().add_done_callback(lambda _: self._ring.end(entry))
+
+    def _await_pair(self, work: Work, entry: int) -> None:
+        if len(self._open) >= _MOST_OPEN:
+            self._open.clear()
+        self._open[id(work)] = work, entry
+
+    def _group(self, boxed: Any, peer: int) -> int:
+        group = ProcessGroup.unbox(boxed)
+        key = (group.group_name, peer)
+        number = self._groups.get(key)
+        if number is None:
+            number = self._groups[key] = len(self._groups)
+            self._ring.add_group(_describe(group, peer))
+        return number
+
+    def _time_waits(self) -> None:
+        wait = Work.wait
+
+        @functools.wraps(wait)
+        def timed(work: Work, *args: Any, **kwargs: Any) -> bool:
+            try:
+                return wait(work, *args, **kwargs)
+            finally:
+                _, entry = self._open.pop(id(work), (None, -1))
+                if entry >= 0:
+                    self._ring.end(entry)
+
+        Work.wait = timed  # type: ignore[method-assign, assignment]
+
+
+def _describe(group: ProcessGroup, peer: int) -> CallGroup:
+    """The group, or the pair of this rank and one other of it."""
+    try:
+        ranks = dist.get_process_group_ranks(group)
+    except (KeyError, ValueError, RuntimeError):
+        ranks = list(range(group.size()))  # made by hand: it stands in no table of torch's
+    if peer >= 0:
+        ranks = sorted((ranks[group.rank()], ranks[peer]))
+    return CallGroup(name=group.group_name, ranks=tuple(ranks), backend=group.name())
+
+
+def _num_bytes(value: Any) -> int:
+    if isinstance(value, Tensor):
+        return value.numel() * value.element_size()
+    return sum(map(_num_bytes, value))

@@ -1,0 +1,46 @@
+"""The probe of a training process whose script trains on its own: put in before the script runs."""
+
+import torch.distributed as dist
+
+from paceline.base.node_files import NodeFiles
+from paceline.runtime.data.work import StepTimes
+from paceline.runtime.probe.calls import CallProbe
+from paceline.runtime.probe.steps import StepProbe
+from paceline.runtime.process import Process
+from paceline.wire.call_ring import CallRingWriter
+from paceline.wire.step_ledger import Mark
+
+
+class Probe:
+    """Steps go to the step ledger, calls to the call ring; nothing is sent."""
+
+    def __init__(self, process: Process) -> None:
+        self._process, self._step = process, 1
+        self._calls: CallProbe | None = None
+        if dist.is_available():
+            ring = CallRingWriter(NodeFiles(process.job, process.node).calls, process.inc)
+            self._calls = CallProbe(ring, lambda: self._step)
+
+    def install(self) -> None:
+        """Watch from now on."""
+        if self._calls is not None:
+            self._calls.install()
+        StepProbe(self._stepped).install()
+
+    def _stepped(self, start_s: float, took_s: float, ran_s: float, marks: Mark) -> None:
+        if self._process.is_fork:
+            return
+        times = StepTimes(
+            step=self._step,
+            samples=0,
+            start_s=start_s,
+            bpt_s=took_s,
+            compute_s=ran_s,
+            server_s=0.0,
+            message_s=0.0,
+            wait_s=took_s - ran_s,
+        )
+        self._process.step = self._step
+        self._process.record(times, marks)
+        self._step += 1
+        self._process.step = self._step

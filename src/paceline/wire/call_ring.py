@@ -1,0 +1,161 @@
+"""The call ring: memory in which a training process notes its collective calls, as they happen.
+
+Written by whatever thread makes a call, without a system call; read by the agent when somebody asks
+what the newest steps did. It is a file in the run directory, so it outlives a crash of its writer.
+One process writes, any number read.
+
+    ring = CallRingWriter(path, inc=7)                 # replaces the file in one step
+    entry = ring.begin(group=0, op=1, num_bytes=4096, step=9)
+    ring.end(entry)                                    # from any thread, or never
+
+    CallRingReader(path).read(inc=7)                   # those still there, oldest first
+
+The file is an array of 64-bit words. Entry n lies in slot ``n % num_slots`` behind its stamp
+``n + 1``, which is cleared before the other words are written and stored after them: the reader
+drops an entry whose stamp changes while it reads. The end is stored last, if the slot is still that
+call's. What an entry's group is stands in a table beside the ring (`groups_of`), a line each.
+"""
+
+import itertools
+import mmap
+import os
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import msgspec
+
+from paceline.base.numbering import Inc
+
+_MAGIC = int.from_bytes(b"PACECAL1", "little")
+_WORD_BYTES = 8
+_INC, _SLOTS, _COUNT = 1, 2, 3
+"""Words of the header; word 0 is the magic."""
+_FIRST = 8
+_WORDS = 6
+"""Of an entry: stamp, start, end, bytes, step; running number, group and op in one."""
+_OP_BITS = _GROUP_BITS = 16
+NUM_SLOTS = 8192
+
+
+class CallGroup(msgspec.Struct, frozen=True, array_like=True):
+    """Who takes part in a call."""
+
+    name: str
+    """Torch's."""
+    ranks: tuple[int, ...]
+    """Of the job, in the order of the group's own ranks."""
+    backend: str = ""
+
+
+class NotedCall(msgspec.Struct, frozen=True, array_like=True):
+    """One collective call of one rank. Times are of the monotonic clock, in seconds."""
+
+    group: int
+    """Place in the table of groups."""
+    op: int
+    num_bytes: int
+    step: int
+    start_s: float
+    end_s: float
+    """0: it has not come to its end, or none is seen."""
+    seq: int
+    """Running number in its group, by which the same call is found on other ranks."""
+
+
+class CallRingWriter:
+    """The training process's end."""
+
+    def __init__(self, path: Path, inc: Inc, num_slots: int = NUM_SLOTS) -> None:
+        self._num_slots = num_slots
+        self._groups = groups_of(path)
+        self._groups.unlink(missing_ok=True)
+        fresh = path.with_name(f"{path.name}.{os.getpid()}")
+        size = (_FIRST + num_slots * _WORDS) * _WORD_BYTES
+        descriptor = os.open(fresh, os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o600)
+        try:
+            # Without this a full file system would kill us at the first write, by SIGBUS.
+            os.posix_fallocate(descriptor, 0, size)
+            self._words = memoryview(mmap.mmap(descriptor, size)).cast("Q")
+        finally:
+            os.close(descriptor)
+        self._words[_INC], self._words[_SLOTS] = inc, num_slots
+        self._words[0] = _MAGIC
+        self._numbers = itertools.count()
+        self._seqs: list[Iterator[int]] = []
+        fresh.rename(path)
+
+    def add_group(self, group: CallGroup) -> None:
+        """Append to the table; the first is number 0."""
+        with self._groups.open("ab") as table:
+            table.write(msgspec.json.encode(group) + b"\n")
+        self._seqs.append(itertools.count())
+
+    def begin(self, group: int, op: int, num_bytes: int, step: int) -> int:
+        """Note that a call begins; its number, for `end`."""
+        words, n = self._words, next(self._numbers)
+        at = _FIRST + n % self._num_slots * _WORDS
+        words[at] = 0
+        words[at + 1] = time.monotonic_ns()
+        words[at + 2] = 0
+        words[at + 3] = num_bytes
+        words[at + 4] = step
+        seq = next(self._seqs[group])
+        words[at + 5] = (seq << _GROUP_BITS | group) << _OP_BITS | op
+        words[at] = words[_COUNT] = n + 1
+        return n
+
+    def end(self, n: int) -> None:
+        """Note that it is over, unless the ring has come round to its slot."""
+        at = _FIRST + n % self._num_slots * _WORDS
+        if self._words[at] == n + 1:
+            self._words[at + 2] = time.monotonic_ns()
+
+
+class CallRingReader:
+    """The agent's end."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def read(self, inc: Inc) -> tuple[tuple[CallGroup, ...], tuple[NotedCall, ...]]:
+        """Groups, and the calls that are still there; empty: this life has noted none."""
+        try:
+            # A copy: it is read at a few moments only.
+            words = memoryview(self._path.read_bytes()).cast("Q")
+        except FileNotFoundError:
+            return (), ()
+        if len(words) < _FIRST or words[0] != _MAGIC or words[_INC] != inc:
+            return (), ()
+        count, num_slots = words[_COUNT], words[_SLOTS]
+        calls = (_call(words, n, num_slots) for n in range(max(0, count - num_slots), count))
+        return self._read_groups(), tuple(call for call in calls if call is not None)
+
+    def _read_groups(self) -> tuple[CallGroup, ...]:
+        try:
+            lines = groups_of(self._path).read_bytes().splitlines()
+        except FileNotFoundError:
+            return ()
+        return tuple(msgspec.json.decode(line, type=CallGroup) for line in lines)
+
+
+def groups_of(path: Path) -> Path:
+    """Where the groups of a ring stand."""
+    return path.with_name(f"{path.name}.groups")
+
+
+def _call(words: Sequence[int], n: int, num_slots: int) -> NotedCall | None:
+    """Call n; None: its slot is another call's, or is being written."""
+    at = _FIRST + n % num_slots * _WORDS
+    stamp, start_ns, end_ns, num_bytes, step, what = words[at : at + _WORDS]
+    if stamp != n + 1:
+        return None
+    return NotedCall(
+        group=what >> _OP_BITS & ((1 << _GROUP_BITS) - 1),
+        op=what & ((1 << _OP_BITS) - 1),
+        num_bytes=num_bytes,
+        step=step,
+        start_s=start_ns / 1e9,
+        end_s=end_ns / 1e9,
+        seq=what >> _OP_BITS + _GROUP_BITS,
+    )

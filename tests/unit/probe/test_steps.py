@@ -1,0 +1,95 @@
+"""Where a script's steps begin and end, and what they are marked with."""
+
+import gc
+import tempfile
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.optim.optimizer import register_optimizer_step_post_hook
+
+from paceline.runtime.probe import steps
+from paceline.runtime.probe.steps import StepProbe
+from paceline.wire.step_ledger import Mark
+
+
+@pytest.fixture
+def seen(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[tuple[float, Mark]]]:
+    """Steps of what the test does: length and marks; the process is left as it was."""
+    found: list[tuple[float, Mark]] = []
+    for owner, name in ((nn.Module, "train"), (torch, "save"), (torch.serialization, "save")):
+        monkeypatch.setattr(owner, name, getattr(owner, name))
+    handles = []
+
+    def register(hook: Any) -> None:
+        handles.append(register_optimizer_step_post_hook(hook))
+
+    monkeypatch.setattr(steps, "register_optimizer_step_post_hook", register)
+    before = list(gc.callbacks)
+    StepProbe(lambda _start_s, took_s, _ran_s, marks: found.append((took_s, marks))).install()
+    yield found
+    handles[0].remove()
+    gc.callbacks[:] = before
+
+
+def optimizer(module: nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.SGD(module.parameters(), lr=0.1)
+
+
+def test_a_step_lasts_from_one_step_of_the_optimizer_to_the_next(
+    seen: list[tuple[float, Mark]],
+) -> None:
+    one = optimizer(nn.Linear(2, 2))
+    for _ in range(3):
+        time.sleep(0.02)
+        one.step()
+    assert [marks for _, marks in seen] == [Mark.FIRST, Mark.NONE, Mark.NONE]
+    assert all(took_s >= 0.02 for took_s, _ in seen)
+
+
+def test_of_two_optimizers_the_rarer_one_makes_the_steps(seen: list[tuple[float, Mark]]) -> None:
+    critic, generator = optimizer(nn.Linear(2, 2)), optimizer(nn.Linear(2, 2))
+
+    def train(rounds: int) -> int:
+        before = len(seen)
+        for _ in range(rounds):
+            for _ in range(5):
+                critic.step()
+            generator.step()
+        return len(seen) - before
+
+    train(steps.LOOK_BACK // 6 + 1)  # until it has been looked for
+    assert train(20) == 20
+
+
+def test_of_optimizers_that_alternate_one_makes_the_steps(seen: list[tuple[float, Mark]]) -> None:
+    pair = [optimizer(nn.Linear(2, 2)) for _ in range(2)]
+    for _ in range(100):
+        for one in pair:
+            one.step()
+    assert len(seen) == 100
+
+
+def test_steps_that_do_more_than_train_are_marked(seen: list[tuple[float, Mark]]) -> None:
+    module = nn.Sequential(nn.Linear(2, 2), nn.Dropout())
+    one = optimizer(module)
+    one.step()
+    module.eval()
+    module.train()
+    one.step()
+    with tempfile.TemporaryFile() as file:
+        torch.save(module.state_dict(), file)
+    one.step()
+    one.step()
+    assert [marks for _, marks in seen[1:]] == [Mark.EVALUATION, Mark.CHECKPOINT, Mark.NONE]
+
+
+def test_a_step_in_which_garbage_was_looked_for_is_marked(seen: list[tuple[float, Mark]]) -> None:
+    one = optimizer(nn.Linear(2, 2))
+    one.step()
+    gc.collect()
+    one.step()
+    assert seen[-1][1] == Mark.GARBAGE
