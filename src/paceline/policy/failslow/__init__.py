@@ -1,1 +1,1 @@
-"""Nodes and links that are slow: found by measuring them, not by what a job does."""
+"""Nodes and links that are slow: found by what a job does, and by measuring them."""
