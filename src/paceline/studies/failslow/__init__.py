@@ -1,0 +1,1 @@
+"""Studies on fail-slow events: the planner's cost, and published traces."""
