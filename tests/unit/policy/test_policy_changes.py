@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from paceline.policy.stats.changes import Change, ChangePoints, RunLengths, Shift
+from paceline.policy.stats.changes import Change, ChangePoints, Shift
+from paceline.policy.stats.run_lengths import RunLengths
 
 
 def log_marginal(values: list[float], mean: float, scale: float) -> float:

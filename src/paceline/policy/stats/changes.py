@@ -1,8 +1,6 @@
 """On-line change points of one series: Bayesian detection, then verification by medians.
 
-Reference: Adams & MacKay 2007, arXiv:0710.3742 (run lengths); FALCON section 3.2 of
-arXiv:2410.12588 (detection, then a check of the change's size); Murphy 2007 (the conjugate
-updates).
+Reference: FALCON section 3.2 of arXiv:2410.12588 (detection, then a check of the change's size).
 Differs: under a constant hazard P(r_t = 0) is the hazard whatever is seen, so FALCON's rule
 P(r_t = 0) > 0.9 can never fire; here the mass on run lengths 1 to 3 is looked at. The check
 compares medians, so that a spike is no change, and looks at the healthy baseline, too, so that
@@ -10,16 +8,13 @@ several small steps add up.
 """
 
 import enum
-import functools
 import math
 import statistics
 from collections import deque
 
 import msgspec
-import numpy as np
-from numpy.typing import NDArray
 
-Floats = NDArray[np.float64]
+from paceline.policy.stats.run_lengths import RunLengths
 
 _SHORT_RUN = 3
 _MASS = 0.9
@@ -29,84 +24,6 @@ _LADDER = 10
 """Newest values whose median is held against the healthy level."""
 _MIN_SCALE = 0.01
 """Of the level: noise is never taken for smaller, or any jitter of a quiet series were a change."""
-
-
-class RunLengths:
-    """Posterior over the time since the last change point of a series of normal values.
-
-    Args:
-        mean: prior mean of a new run.
-        scale: prior standard deviation of a value about its run's mean.
-        hazard: probability of a change point at any value.
-        longest: run lengths kept; memory and time per value are proportional to it.
-    """
-
-    def __init__(self, mean: float, scale: float, hazard: float = 1 / 250, longest: int = 250):
-        self._prior = (mean, 2.0 * scale * scale)
-        self._hazard = hazard
-        self._longest = longest
-        self.log_weights: Floats = np.zeros(1)
-        """By run length; the first is the hazard's, see the module."""
-        self._means: Floats = np.array([mean])
-        self._betas: Floats = np.array([self._prior[1]])
-
-    def update(self, value: float) -> None:
-        """Take in the next value."""
-        n = len(self._means)
-        t = _tables(self._longest)
-        off = value - self._means
-        squares = off * off
-        log_density = (
-            t.log_norm[:n]
-            - 0.5 * np.log(self._betas)
-            - t.power[:n] * np.log1p(squares / (self._betas * t.width[:n]))
-        )
-        joint = self.log_weights + log_density
-        joint -= joint.max()
-        log_total = math.log(float(np.exp(joint).sum()))
-        keep = min(n, self._longest - 1)
-        mean, beta = self._prior
-        self.log_weights = _shifted(
-            math.log(self._hazard), joint[:keep] + (math.log1p(-self._hazard) - log_total)
-        )
-        self._betas = _shifted(beta, (self._betas + squares * t.spread[:n])[:keep])
-        self._means = _shifted(mean, (self._means + off * t.pull[:n])[:keep])
-        if n > keep:
-            self.log_weights -= math.log(float(np.exp(self.log_weights).sum()))
-
-    def mass(self, first: int, last: int) -> float:
-        """Probability that the run is ``first`` to ``last`` values long."""
-        return float(np.exp(self.log_weights[first : last + 1]).sum())
-
-    def likeliest(self, first: int, last: int) -> int:
-        """The likeliest of the run lengths from ``first`` to ``last``."""
-        return first + int(self.log_weights[first : last + 1].argmax())
-
-
-def _shifted(head: float, tail: Floats) -> Floats:
-    out = np.empty(len(tail) + 1)
-    out[0] = head
-    out[1:] = tail
-    return out
-
-
-class _Tables:
-    """What a Student-t density and the updates take from the run length alone."""
-
-    def __init__(self, longest: int) -> None:
-        run = np.arange(longest, dtype=np.float64)
-        kappa, alpha = 1.0 + run, 1.0 + 0.5 * run
-        freedom = 2.0 * alpha
-        gammas = [math.lgamma(0.5 * f + 0.5) - math.lgamma(0.5 * f) for f in freedom.tolist()]
-        self.width: Floats = 2.0 * (kappa + 1.0) / kappa
-        """Times beta: degrees of freedom times the squared scale."""
-        self.log_norm: Floats = np.array(gammas) - 0.5 * np.log(np.pi * self.width)
-        self.power: Floats = alpha + 0.5
-        self.spread: Floats = kappa / (2.0 * (kappa + 1.0))
-        self.pull: Floats = 1.0 / (kappa + 1.0)
-
-
-_tables = functools.lru_cache(_Tables)
 
 
 class Shift(enum.StrEnum):
@@ -140,6 +57,9 @@ class ChangePoints:
     Time per value: two dozen operations on arrays of ``longest`` numbers.
     """
 
+    kept = _BEFORE
+    """Values before a change that are kept."""
+
     def __init__(
         self,
         threshold: float = 0.10,
@@ -159,7 +79,7 @@ class ChangePoints:
         """None: still warming up."""
         self.noise = _MIN_SCALE
         """Standard deviation of the values over their level."""
-        self._values: deque[float] = deque(maxlen=_BEFORE + verify + 2)
+        self._values: deque[float] = deque(maxlen=self.kept + verify + 2)
         """The newest of the segment."""
         self._segment = 0
         """Values since the last change."""
@@ -175,6 +95,11 @@ class ChangePoints:
     def ready(self) -> bool:
         """Whether it has warmed up."""
         return self._runs is not None
+
+    @property
+    def slow(self) -> bool:
+        """Whether the level is above the healthy one."""
+        return self._slow
 
     @property
     def pending(self) -> int:
@@ -238,14 +163,22 @@ class ChangePoints:
         if self.pending < self._verify:
             return None
         values = list(self._values)
-        before, after = values[: -self.pending][-_BEFORE:], values[-self.pending :]
-        level, new_level = statistics.median(before), statistics.median(after)
-        if new_level >= (1.0 + self._threshold) * level:
-            return self._change(Shift.ONSET, level, after)
-        if new_level <= (1.0 - self._threshold) * level:
-            return self._change(Shift.RELIEF, level, after)
+        before, after = values[: -self.pending][-self.kept :], values[-self.pending :]
+        level = statistics.median(before)
+        shift = self._verified(level, before, after)
+        if shift is not None:
+            return self._change(shift, level, after)
         if self.pending >= self._verify + 2:
             self._candidate = None
+        return None
+
+    def _verified(self, level: float, before: list[float], after: list[float]) -> Shift | None:
+        """Which change of level, if any, the values after a candidate show."""
+        new_level = statistics.median(after)
+        if new_level >= (1.0 + self._threshold) * level:
+            return Shift.ONSET
+        if new_level <= (1.0 - self._threshold) * level:
+            return Shift.RELIEF
         return None
 
     def _against_healthy(self) -> Change | None:
