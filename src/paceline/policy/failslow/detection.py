@@ -24,22 +24,6 @@ _SHORT_S = 0.1
 _REMEMBERED = NoisyChangePoints.kept + 16
 
 
-class StepMarks(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
-    """What else a step did; any mark leaves the step out."""
-
-    evaluation: bool = False
-    checkpoint: bool = False
-    garbage_collection: bool = False
-    compile: bool = False
-
-    def __bool__(self) -> bool:
-        """Tell whether there is any mark."""
-        return self.evaluation or self.checkpoint or self.garbage_collection or self.compile
-
-
-UNMARKED = StepMarks()
-
-
 class StepFact(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
     """One step of a job, or the mean of some that follow each other."""
 
@@ -47,7 +31,8 @@ class StepFact(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc
     """Of the last step."""
     end_s: float
     took_s: float
-    marks: StepMarks = UNMARKED
+    marks: int = 0
+    """Of `paceline.wire.step_ledger.Mark`; any mark leaves the step out."""
     amount: float | None = None
     """Samples or tokens; None: not known."""
     steps: int = 1
