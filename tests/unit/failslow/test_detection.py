@@ -140,6 +140,14 @@ def test_noise_that_neighbours_share_is_no_change() -> None:
         assert found(facts(list(times_s))) == []
 
 
+def test_times_that_a_coarse_clock_rounds_are_watched_as_well() -> None:
+    rng = np.random.default_rng(0)
+    times_s = np.round(rng.choice([1.0, 1.5, 2.0], 200), 1)
+    assert found(facts(list(np.repeat(times_s, 3)))) == []
+    (onset,) = found(facts([1.0] * 60 + [1.2] * 10))
+    assert (onset.since_step, onset.found_step <= 64) == (60, True)
+
+
 def test_seconds_lost_are_counted_while_the_job_is_slow() -> None:
     detector = SlowJobDetector()
     steps = facts(noisy((1.0, 100), (1.5, 50), (1.0, 20)))

@@ -31,6 +31,8 @@ _SHARED, _MOST_ALIKE = 0.5, 4.0
 """Part of the variance that neighbours share from which on it counts; bound of what it does."""
 _QUIET = 0.05
 """Noise below which a healthy level is that of 64 values instead of 256."""
+_FEW = 8
+"""Values before; fewer tell nothing of the noise."""
 _LEAST_BEFORE, _LEAST_AFTER = 30, 3
 _MEDIAN, _MIDDLE = 1.25, 1.1
 """Standard error of a level, times the root of its values, in units of their noise."""
@@ -58,6 +60,8 @@ class NoisyChangePoints(ChangePoints):
         """How many the healthy level is the level of."""
 
     def _verified(self, level: float, before: list[float], after: list[float]) -> Shift | None:
+        if len(before) < _FEW:
+            return None
         return self._compare(level, summarize(after)[0], before[-_before(len(after)) :], after)
 
     def _compare(
@@ -192,7 +196,7 @@ def _alike(values: list[float]) -> float:
     """
     logs = [math.log(value) for value in values]
     lag = min(_FAR, len(logs) // 2)
-    near = statistics.median(abs(b - a) for a, b in pairwise(logs))
+    near = max(_MIN_NOISE, statistics.median(abs(b - a) for a, b in pairwise(logs)))
     far = statistics.median(abs(b - a) for a, b in zip(logs, logs[lag:], strict=False))
-    shared = 1.0 - (near / max(far, _MIN_NOISE)) ** 2
+    shared = 1.0 - (near / max(far, near)) ** 2
     return 1.0 if shared < _SHARED else min(_MOST_ALIKE, math.sqrt((1.0 + shared) / (1.0 - shared)))
