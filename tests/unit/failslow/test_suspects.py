@@ -191,3 +191,89 @@ def test_a_send_that_nobody_waits_for_hides_no_computing() -> None:
         calls=calls, steps={0: tuple((float(step), step + 1.0) for step in range(4))}
     )
     assert summarise(window).ranks[0].computing_s == pytest.approx([1.0] * 4)
+
+
+def of_steps(computing_s: dict[int, list[float]], *more: TimedCall) -> Findings:
+    """What is found in steps of a second, where two ranks meet once in each."""
+    steps = len(computing_s[0])
+    meets = [
+        TimedCall(rank, (0, 1, 2), "barrier", 0, step, step + 0.9, step + 0.91)
+        for rank in computing_s
+        for step in range(steps)
+    ]
+    spans = tuple((float(step), step + 1.0) for step in range(steps))
+    return find_suspects(
+        summarise(
+            ProfileWindow(
+                calls=(*meets, *more),
+                steps=dict.fromkeys(computing_s, spans),
+                computing_s={rank: tuple(each) for rank, each in computing_s.items()},
+            )
+        )
+    )
+
+
+def test_a_suspect_is_late_in_three_quarters_of_the_steps() -> None:
+    usual = [0.5] * 10
+    assert named(of_steps({0: usual, 1: usual, 2: [0.8] * 8 + [0.5] * 2})) == {
+        ("computation", (2,))
+    }
+    assert not of_steps({0: usual, 1: usual, 2: [0.8] * 7 + [0.5] * 3}).suspects
+
+
+def test_a_difference_within_a_ranks_own_scatter_is_chance() -> None:
+    usual = [0.5] * 8
+    scattered = [0.49, 0.51, 0.51, 0.55, 0.61, 0.8, 0.9, 1.0]
+    assert not of_steps({0: usual, 1: usual, 2: scattered}).suspects
+    assert named(of_steps({0: usual, 1: usual, 2: [0.57] * 8})) == {("computation", (2,))}
+
+
+def meeting(op: str, took_s: dict[tuple[int, int], float]) -> list[TimedCall]:
+    return [
+        TimedCall(rank, group, op, 8, step, float(step), step + seconds)
+        for group, seconds in took_s.items()
+        for rank in group
+        for step in range(4)
+    ]
+
+
+def links(*calls: TimedCall) -> Findings:
+    spans = tuple((float(step), step + 1.0) for step in range(4))
+    window = ProfileWindow(
+        calls=calls,
+        steps=dict.fromkeys(range(6), spans),
+        computing_s=dict.fromkeys(range(6), (0.1,) * 4),
+    )
+    return find_suspects(summarise(window))
+
+
+def test_a_slow_transfer_that_hardly_matters_is_no_suspect() -> None:
+    assert not links(*meeting("barrier", {(0, 1): 0.001, (2, 3): 0.001, (4, 5): 0.025})).suspects
+
+
+def test_a_long_transfer_that_is_hardly_longer_is_no_suspect() -> None:
+    assert not links(*meeting("all_reduce", {(0, 1): 0.7, (2, 3): 0.7, (4, 5): 0.76})).suspects
+
+
+def test_a_groups_losses_are_added_up_over_its_operations() -> None:
+    gather = meeting("all_gather", {(0, 1): 0.1, (2, 3): 0.1, (4, 5): 0.12})
+    reduce = meeting("all_reduce", {(0, 1): 0.1, (2, 3): 0.1, (4, 5): 0.125})
+    assert not links(*gather).suspects
+    (one,) = links(*gather, *reduce).suspects
+    assert one.lost == pytest.approx(0.045)
+    assert (one.op, one.seconds) == ("allreduce", pytest.approx(0.125))
+
+
+def test_calls_inside_one_another_are_counted_once() -> None:
+    spans = ((0.1, 0.8), (0.2, 0.3), (0.7, 0.9))
+    calls = tuple(TimedCall(0, (0,), "x", 8, 0, start_s, end_s) for start_s, end_s in spans)
+    window = ProfileWindow(calls=calls, steps={0: ((0.0, 1.0),)})
+    assert summarise(window).ranks[0].computing_s == pytest.approx([0.2])
+
+
+def test_a_loss_counts_all_micro_batches_of_a_step() -> None:
+    few = EmulatedMesh(shared={0: 4, 1: 4}, factors={6: 2.0})
+    (one,) = findings(few).suspects
+    assert one.seconds == pytest.approx(0.06, rel=0.05)  # of one micro-batch
+    (same,) = findings(EmulatedMesh(factors={6: 2.0})).suspects
+    assert one.lost == pytest.approx(same.lost, rel=0.01)

@@ -151,3 +151,10 @@ def test_a_suspected_rank_in_no_group_is_measured_alone() -> None:
     plan = plan_validation(Findings(suspects=(one,)), [])
     assert plan.ranks == (0,)
     assert plan.passes == ()
+
+
+def test_a_link_of_ring_and_tree_is_measured_once_in_a_direction() -> None:
+    plan = plan_validation(Findings(lone_groups=(tuple(range(8)),)), [tuple(range(8))])
+    hops = list(itertools.chain.from_iterable(plan.passes))
+    assert len(hops) == len(set(map(frozenset, hops)))
+    assert len(hops) == 8 + 3  # of a tree's seven links, four are the ring's
