@@ -18,7 +18,7 @@ from typing import assert_never
 import msgspec
 
 from paceline.agent.cuts import CutsKept
-from paceline.agent.facts import FactsReader
+from paceline.agent.facts import FactsReader, read_calls
 from paceline.agent.limits import limit_node
 from paceline.agent.log_cap import LogCap
 from paceline.agent.master_link import MasterLink
@@ -35,6 +35,7 @@ from paceline.protocol.nodes.agent import (
     KnowServers,
     NodeState,
     Quit,
+    ReadCalls,
     Refuse,
     Report,
     Signal,
@@ -165,6 +166,8 @@ class Agent:
                         self._link.send(running.inc, body)
                 case KnowServers(servers=servers):
                     keep_servers(self._job, servers)
+                case ReadCalls(question=question):
+                    self._send(read_calls(self._node, self._files.calls, question))
                 case Quit():
                     self._quit.set()
                 case _:

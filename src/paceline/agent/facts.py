@@ -10,7 +10,14 @@ import msgspec
 
 from paceline.base.errors import ConfigError
 from paceline.base.numbering import NO_INC, Inc
-from paceline.wire.messages.agent import NodeFacts, StepsTook
+from paceline.wire.call_ring import CallRingReader
+from paceline.wire.messages.agent import (
+    MOST_CALLS,
+    CallsTold,
+    NodeFacts,
+    StepsTook,
+    TellCalls,
+)
 from paceline.wire.messages.node import ProcessUp
 from paceline.wire.step_ledger import LedgerPage, StepLedgerReader, StepRecord
 
@@ -158,6 +165,17 @@ def steps_took(records: tuple[StepRecord, ...]) -> tuple[StepsTook, ...]:
             mean_s = last.mean_s + (record.bpt_s - last.mean_s) / count
             found[-1] = StepsTook(record.step, count, mean_s)
     return tuple(found)
+
+
+def read_calls(node: str, ring: Path, question: TellCalls) -> CallsTold:
+    """Read the collective calls that the master asks for; none where none were noted."""
+    noted, first = CallRingReader(ring).read(question.inc), question.from_step
+    told = msgspec.structs.replace(
+        noted,
+        calls=tuple(call for call in noted.calls if call.step >= first)[-MOST_CALLS:],
+        steps=tuple(step for step in noted.steps if step.step >= first)[-MOST_CALLS:],
+    )
+    return CallsTold(node=node, inc=question.inc, asked=question.asked, noted=told)
 
 
 def _longest_s(records: tuple[StepRecord, ...]) -> float:

@@ -1,4 +1,4 @@
-"""The verbs ``explain`` and ``replay``: what was decided about a job's stragglers."""
+"""The verbs about what is slow: what was found out, what was decided, and what came of it."""
 
 from typing import Annotated
 
@@ -13,6 +13,13 @@ def explain(job: Job = None) -> None:
     from paceline.cli.explain import explain as tell
 
     tell(JobDir.find(job), console())
+
+
+def failslow(job: Job = None) -> None:
+    """Tell whether a script that trains on its own is slow, since when, and what is to blame."""
+    from paceline.cli.failslow import tell_failslow
+
+    tell_failslow(JobDir.find(job), console())
 
 
 def replay(

@@ -95,6 +95,7 @@ for verb in (
     job_verbs.report,
     job_verbs.strategies,
     decision_verbs.explain,
+    decision_verbs.failslow,
     decision_verbs.replay,
     order_verbs.agent,
 ):

@@ -5,17 +5,23 @@ from typing import assert_never
 
 from paceline.base.disk import append_if_possible
 from paceline.base.numbering import Inc
-from paceline.master.checks import Checks, NodeChecked
 from paceline.master.facts import StreamEnded
 from paceline.master.inbox import Inbox
+from paceline.master.measuring import Measuring, OfMeasuring
 from paceline.master.members import MembersEdge
 from paceline.master.parts import MasterParts, Times
 from paceline.master.serving import CutsServed
 from paceline.master.training import Training
 from paceline.wire.control import AgentStream
 from paceline.wire.events.nodes import NoLimitsEvent
-from paceline.wire.messages.agent import AgentHello, AgentUp, FromProcess, Heartbeat, ProcessExited
-from paceline.wire.messages.checks import Checked, CheckKept
+from paceline.wire.messages.agent import (
+    AgentHello,
+    AgentUp,
+    CallsTold,
+    FromProcess,
+    Heartbeat,
+    ProcessExited,
+)
 from paceline.wire.messages.group import GroupStopped
 from paceline.wire.messages.node import Finished, NodeUp, ProcessUp, ScriptError
 
@@ -33,15 +39,15 @@ class Agents:
         self,
         parts: MasterParts,
         times: Times,
-        checks: Checks,
         inbox: Inbox,
         training: Training,
         members: MembersEdge,
+        measuring: Measuring,
     ) -> None:
         self._job, self._backend, self._outbox = parts.job, parts.backend, parts.outbox
-        self._members, self._monitor, self._checks = parts.members, parts.monitor, checks
+        self._members, self._monitor = parts.members, parts.monitor
         self._times, self._inbox = times, inbox
-        self._training, self._act = training, members.act
+        self._training, self._act, self._measuring = training, members.act, measuring
         self._served = CutsServed(parts.job, training.cuts.folders)
         self._names: dict[AgentStream, str] = {}
         self._refused: set[tuple[str, str]] = set()
@@ -108,17 +114,24 @@ class Agents:
         self._served.close()
 
     def _from_agent(
-        self, name: str, message: Heartbeat | FromProcess | ProcessExited, now_s: float
+        self,
+        name: str,
+        message: Heartbeat | FromProcess | ProcessExited | CallsTold,
+        now_s: float,
     ) -> None:
         match message:
             case Heartbeat(facts=facts):
                 if facts is not None and self._is_alive(name, facts.inc):
                     self._monitor.heartbeat(name, facts, self._times.steady())
+                    self._measuring.heartbeat(name, facts, self._times.steady())
             case FromProcess(body=body):
                 if self._is_alive(name, body.inc):
                     self._from_process(name, body, now_s)
                 else:
                     self._refuse(name, f"of incarnation {body.inc}, which does not live there")
+            case CallsTold(inc=inc):
+                if self._is_alive(name, inc):
+                    self._measuring.told(message, self._times.steady())
             case ProcessExited():
                 self._keep_stacks(message)
                 committed = bool(self._training.state.ledger.done)
@@ -140,22 +153,12 @@ class Agents:
                 self._members.script_error(body)
             case Finished():
                 self._act(self._members.script_returned(body))
-            case Checked():
-                self._node_checked(name, body)
+            case _ if isinstance(body, OfMeasuring):
+                self._measuring.from_process(name, body, self._times.steady())
             case _:
                 if isinstance(body, GroupStopped):
                     self._inbox.changed = True
                 self._training.handle(name, body, self._times.steady())
-
-    def _node_checked(self, name: str, message: Checked) -> None:
-        """Keep what a node can do, and say who is slow, or what was not measured."""
-        workers = [node.name for node in self._members.wanted_workers()]
-        for one in self._checks.heard(name, message, workers):
-            if isinstance(one, NodeChecked):
-                self._outbox.record(one)
-            else:
-                self._outbox.tell(one)
-        self._outbox.to_process(message.inc, CheckKept(inc=message.inc))
 
     def _is_alive(self, name: str, inc: Inc) -> bool:
         node = self._members.node_of(inc)

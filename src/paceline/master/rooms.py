@@ -3,11 +3,11 @@
 from typing import NamedTuple
 
 from paceline.master.agents import Agents
-from paceline.master.checks import Checks
 from paceline.master.holding import EDGES
 from paceline.master.inbox import Inbox
 from paceline.master.job_end import JobEnd
 from paceline.master.journal_recovery import JournalRecovery
+from paceline.master.measuring import Measuring, checks_of
 from paceline.master.members import MembersEdge
 from paceline.master.parts import MasterParts, Times
 from paceline.master.replies import Replies
@@ -28,6 +28,7 @@ class Rooms(NamedTuple):
     training: Training
     members: MembersEdge
     agents: Agents
+    measuring: Measuring
     decisions: SolutionSeat
     end: JobEnd
     shutdown: Shutdown
@@ -47,9 +48,10 @@ def build(parts: MasterParts, times: Times) -> Rooms:
         members.follow(found)
 
     training = Training(parts, EDGES[spec.traits.holder](spec), end.fail, follow)
-    checks = Checks(wanted=spec.preflight and spec.traits.measured != "never")
+    checks = checks_of(parts)
     members = MembersEdge(parts, times, checks, inbox, end, training)
     decisions = SolutionSeat(parts, times, inbox, training, members)
+    measuring = Measuring(parts, checks)
     shutdown = Shutdown(parts, times, end, training, members)
     reporting = Reporting(parts.job, training.state, parts.members, parts.monitor)
     recovery = JournalRecovery(parts, times.wall, checks, training)
@@ -59,7 +61,8 @@ def build(parts: MasterParts, times: Times) -> Rooms:
         recovery=recovery,
         training=training,
         members=members,
-        agents=Agents(parts, times, checks, inbox, training, members),
+        agents=Agents(parts, times, inbox, training, members, measuring),
+        measuring=measuring,
         decisions=decisions,
         end=end,
         shutdown=shutdown,

@@ -174,6 +174,7 @@ class Master:
         if rooms.uploads is not None:
             rooms.uploads.tick()
         rooms.members.look_for_hang()
+        rooms.measuring.tick(now_s)
         rooms.shutdown.stop_workers()
         rooms.training.tick(now_s, cuts=rooms.end.ending is None)
         if rooms.end.ending is None:

@@ -7,6 +7,7 @@ One process writes, any number read.
     ring = CallRingWriter(path, inc=7)                 # replaces the file in one step
     entry = ring.begin(group=0, op=1, num_bytes=4096, step=9)
     ring.end(entry)                                    # from any thread, or never
+    ring.add_step(12, start_s, took_s)                 # a step is over
 
     CallRingReader(path).read(inc=7)                   # those still there, oldest first
 
@@ -35,7 +36,30 @@ _FIRST = 8
 _WORDS = 6
 """Of an entry: stamp, start, end, bytes, step; running number, group and op in one."""
 _OP_BITS = _GROUP_BITS = 16
+_STEP = (1 << _OP_BITS) - 1
+"""In place of an operation: a step of the script."""
 NUM_SLOTS = 8192
+OPS = (
+    "allreduce_",
+    "allreduce_coalesced_",
+    "broadcast_",
+    "reduce_",
+    "allgather_",
+    "_allgather_base_",
+    "allgather_coalesced_",
+    "allgather_into_tensor_coalesced_",
+    "reduce_scatter_",
+    "_reduce_scatter_base_",
+    "reduce_scatter_tensor_coalesced_",
+    "gather_",
+    "scatter_",
+    "alltoall_",
+    "alltoall_base_",
+    "barrier",
+    "send",
+    "recv_",
+)
+"""Torch's operators; the place here is the number in the ring."""
 
 
 class CallGroup(msgspec.Struct, frozen=True, array_like=True):
@@ -61,6 +85,22 @@ class NotedCall(msgspec.Struct, frozen=True, array_like=True):
     """0: it has not come to its end, or none is seen."""
     seq: int
     """Running number in its group, by which the same call is found on other ranks."""
+
+
+class NotedStep(msgspec.Struct, frozen=True, array_like=True):
+    """One step of one rank, on the same clock."""
+
+    step: int
+    start_s: float
+    took_s: float
+
+
+class RingContents(msgspec.Struct, frozen=True):
+    """What a ring has, oldest first."""
+
+    groups: tuple[CallGroup, ...] = ()
+    calls: tuple[NotedCall, ...] = ()
+    steps: tuple[NotedStep, ...] = ()
 
 
 class CallRingWriter:
@@ -93,15 +133,23 @@ class CallRingWriter:
 
     def begin(self, group: int, op: int, num_bytes: int, step: int) -> int:
         """Note that a call begins; its number, for `end`."""
+        what = (next(self._seqs[group]) << _GROUP_BITS | group) << _OP_BITS | op
+        return self._add(time.monotonic_ns(), 0, num_bytes, step, what)
+
+    def add_step(self, step: int, start_s: float, took_s: float) -> None:
+        """Note a step that is over."""
+        start_ns = int(start_s * 1e9)
+        self._add(start_ns, start_ns + int(took_s * 1e9), 0, step, _STEP)
+
+    def _add(self, start_ns: int, end_ns: int, num_bytes: int, step: int, what: int) -> int:
         words, n = self._words, next(self._numbers)
         at = _FIRST + n % self._num_slots * _WORDS
         words[at] = 0
-        words[at + 1] = time.monotonic_ns()
-        words[at + 2] = 0
+        words[at + 1] = start_ns
+        words[at + 2] = end_ns
         words[at + 3] = num_bytes
         words[at + 4] = step
-        seq = next(self._seqs[group])
-        words[at + 5] = (seq << _GROUP_BITS | group) << _OP_BITS | op
+        words[at + 5] = what
         words[at] = words[_COUNT] = n + 1
         return n
 
@@ -118,18 +166,23 @@ class CallRingReader:
     def __init__(self, path: Path) -> None:
         self._path = path
 
-    def read(self, inc: Inc) -> tuple[tuple[CallGroup, ...], tuple[NotedCall, ...]]:
-        """Groups, and the calls that are still there; empty: this life has noted none."""
+    def read(self, inc: Inc) -> RingContents:
+        """All that is still there; nothing, if this life has noted none."""
         try:
             # A copy: it is read at a few moments only.
             words = memoryview(self._path.read_bytes()).cast("Q")
         except FileNotFoundError:
-            return (), ()
+            return RingContents()
         if len(words) < _FIRST or words[0] != _MAGIC or words[_INC] != inc:
-            return (), ()
+            return RingContents()
         count, num_slots = words[_COUNT], words[_SLOTS]
-        calls = (_call(words, n, num_slots) for n in range(max(0, count - num_slots), count))
-        return self._read_groups(), tuple(call for call in calls if call is not None)
+        taken = (_take(words, n, num_slots) for n in range(max(0, count - num_slots), count))
+        found = [one for one in taken if one is not None]
+        return RingContents(
+            groups=self._read_groups(),
+            calls=tuple(one for one in found if isinstance(one, NotedCall)),
+            steps=tuple(one for one in found if isinstance(one, NotedStep)),
+        )
 
     def _read_groups(self) -> tuple[CallGroup, ...]:
         try:
@@ -144,15 +197,18 @@ def groups_of(path: Path) -> Path:
     return path.with_name(f"{path.name}.groups")
 
 
-def _call(words: Sequence[int], n: int, num_slots: int) -> NotedCall | None:
-    """Call n; None: its slot is another call's, or is being written."""
+def _take(words: Sequence[int], n: int, num_slots: int) -> NotedCall | NotedStep | None:
+    """Entry n; None: its slot is another's, or is being written."""
     at = _FIRST + n % num_slots * _WORDS
     stamp, start_ns, end_ns, num_bytes, step, what = words[at : at + _WORDS]
     if stamp != n + 1:
         return None
+    op = what & ((1 << _OP_BITS) - 1)
+    if op == _STEP:
+        return NotedStep(step, start_ns / 1e9, (end_ns - start_ns) / 1e9)
     return NotedCall(
         group=what >> _OP_BITS & ((1 << _GROUP_BITS) - 1),
-        op=what & ((1 << _OP_BITS) - 1),
+        op=op,
         num_bytes=num_bytes,
         step=step,
         start_s=start_ns / 1e9,

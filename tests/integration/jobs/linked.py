@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 from torch._C import _distributed_c10d as c10d
 
+from paceline.policy.failslow.preflight import pair_up
 from paceline.runtime.group.links import measure_links
 
 
@@ -23,7 +24,7 @@ def main() -> None:
     options._timeout = timedelta(seconds=20)
     options._devices = [gloo.create_device(hostname=address)]
     group = gloo(c10d.FileStore(store, size), rank, size, options)
-    links = measure_links(group, rank, [f"worker-{k}" for k in range(size)])
+    links = measure_links(group, rank, [f"worker-{k}" for k in range(size)], pair_up(size))
     print(msgspec.json.encode(links).decode(), flush=True)
     sys.stdin.readline()  # nobody hangs up on who still measures
 

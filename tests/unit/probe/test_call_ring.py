@@ -7,7 +7,13 @@ from pathlib import Path
 import pytest
 
 from paceline.base.numbering import Inc
-from paceline.wire.call_ring import CallGroup, CallRingReader, CallRingWriter
+from paceline.wire.call_ring import (
+    CallGroup,
+    CallRingReader,
+    CallRingWriter,
+    NotedStep,
+    RingContents,
+)
 
 INC = Inc(7)
 GROUPS = (CallGroup("0", (0, 1, 2, 3), "gloo"), CallGroup("tp", (2, 3), "gloo"))
@@ -31,8 +37,11 @@ def test_calls_are_read_as_they_were_noted(path: Path) -> None:
     ring.begin(1, 16, 1 << 40, 1)
     ring.begin(0, 3, 4096, 2)
     ring.end(first)
-    groups, calls = CallRingReader(path).read(INC)
-    assert groups == GROUPS
+    ring.add_step(2, 10.0, 0.25)
+    noted = CallRingReader(path).read(INC)
+    assert noted.groups == GROUPS
+    assert noted.steps == (NotedStep(2, 10.0, 0.25),)
+    calls = noted.calls
     found = [(one.group, one.op, one.num_bytes, one.step, one.seq) for one in calls]
     assert found == [(0, 3, 4096, 1, 0), (1, 16, 1 << 40, 1, 0), (0, 3, 4096, 2, 1)]
     assert 0 < calls[0].start_s <= calls[0].end_s
@@ -44,7 +53,7 @@ def test_a_slot_that_was_taken_again_keeps_its_call(path: Path) -> None:
     entries = [ring.begin(0, 0, n, n) for n in range(6)]
     ring.end(entries[0])  # its slot is that of number 4 now
     ring.end(entries[3])
-    _, calls = CallRingReader(path).read(INC)
+    calls = CallRingReader(path).read(INC).calls
     assert [(one.num_bytes, one.seq, one.end_s > 0) for one in calls] == [
         (2, 2, False),
         (3, 3, True),
@@ -55,11 +64,11 @@ def test_a_slot_that_was_taken_again_keeps_its_call(path: Path) -> None:
 
 def test_nothing_is_read_of_another_life_or_of_no_ring(path: Path) -> None:
     reader = CallRingReader(path)
-    assert reader.read(INC) == ((), ())
+    assert reader.read(INC) == RingContents()
     writer(path).begin(0, 0, 1, 1)
-    assert reader.read(Inc(8)) == ((), ())
+    assert reader.read(Inc(8)) == RingContents()
     path.write_bytes(b"")
-    assert reader.read(INC) == ((), ())
+    assert reader.read(INC) == RingContents()
 
 
 def test_a_writer_that_is_killed_leaves_what_it_noted(path: Path) -> None:
@@ -69,5 +78,5 @@ def test_a_writer_that_is_killed_leaves_what_it_noted(path: Path) -> None:
         ring.begin(1, 2, 64, 3)
         os.kill(os.getpid(), signal.SIGKILL)
     os.waitpid(pid, 0)
-    _, (call,) = CallRingReader(path).read(INC)
+    (call,) = CallRingReader(path).read(INC).calls
     assert (call.group, call.op, call.num_bytes, call.step) == (1, 2, 64, 3)

@@ -29,9 +29,11 @@ def seen(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[tuple[float, Mark]]]:
 
     monkeypatch.setattr(steps, "register_optimizer_step_post_hook", register)
     before = list(gc.callbacks)
+    gc.disable()  # it marks a step only when a test says so
     StepProbe(lambda _start_s, took_s, _ran_s, marks: found.append((took_s, marks))).install()
     yield found
     handles[0].remove()
+    gc.enable()
     gc.callbacks[:] = before
 
 

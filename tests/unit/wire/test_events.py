@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from paceline.wire.events import checks, job, nodes, state
+from paceline.wire.events import checks, failslow, job, nodes, state
 from paceline.wire.events.base import Event, PlainEvent
 from paceline.wire.events.lines import KINDS, decode_event, decode_events
 from paceline.wire.messages.checks import Link, NodeSpeed
@@ -302,6 +302,29 @@ TOLD: list[tuple[Event, str, str]] = [
         "lr: 0.1 in worker-0, 0.2 in worker-1",
         "lr: 0.1 in worker-0, 0.2 in worker-1",
     ),
+    (
+        failslow.SlowedEvent(step=1440, before_s=0.02, after_s=0.05),
+        "since step 1,440 a step takes 50 ms, 2.50 times the 20 ms before",
+        "the job is slow: since step 1,440 a step takes 50 ms, 2.50 times the 20 ms before",
+    ),
+    (
+        failslow.DiagnosedEvent(
+            culprit="link",
+            nodes=("worker-0", "worker-1"),
+            ratio=9.8,
+            evidence="measured by itself",
+            absent=("worker-2",),
+        ),
+        "the link worker-0 - worker-1 takes 9.80 times as long: measured by itself; did not come to "
+        "be measured: worker-2",
+        "the link worker-0 - worker-1 takes 9.80 times as long: measured by itself; did not come to "
+        "be measured: worker-2",
+    ),
+    (
+        failslow.RelievedEvent(step=1500, before_s=0.05, after_s=0.03, still_slow=True),
+        "a step takes 30 ms since step 1,500, longer than when it was healthy",
+        "the job is faster: a step takes 30 ms since step 1,500, longer than when it was healthy",
+    ),
 ]
 """Every event: its clause, and its sentence."""
 EVENTS = [event for event, _, _ in TOLD]
@@ -367,17 +390,20 @@ def test_a_line_of_before_says_as_much_where_a_report_needs_it(event: Event) -> 
 
 LOST = {
     "cuts_rarer",
+    "diagnosed",
     "disk_heals",
     "disk_refuses",
-    "hung",
     "group_stuck",
+    "hung",
     "move_given_up",
     "no_metrics_endpoint",
     "not_kept",
+    "relieved",
     "replacing",
     "scaled",
     "slow_link",
     "slow_node",
+    "slowed",
     "solution_failed",
     "stop_asked",
     "upload_trouble",

@@ -20,6 +20,7 @@ from paceline.wire.messages.agent import (
     ProcessExited,
     StartProcess,
     StopProcess,
+    TellCalls,
     ToProcess,
 )
 from paceline.wire.messages.node import (
@@ -71,6 +72,12 @@ class KnowServers(msgspec.Struct, frozen=True):
     servers: FileServers
 
 
+class ReadCalls(msgspec.Struct, frozen=True):
+    """Tell the master which collective calls the process has noted."""
+
+    question: TellCalls
+
+
 class EndHung(msgspec.Struct, frozen=True):
     """Capture what the process's threads do, then SIGKILL."""
 
@@ -79,7 +86,7 @@ class Quit(msgspec.Struct, frozen=True):
     """Nothing runs any more and nothing will: end the agent."""
 
 
-Act = ForkLife | Signal | EndHung | Refuse | Report | Deliver | KnowServers | Quit
+Act = ForkLife | Signal | EndHung | Refuse | Report | Deliver | KnowServers | ReadCalls | Quit
 
 
 class Life(msgspec.Struct):
@@ -136,6 +143,8 @@ class NodeState:
             case ToProcess(inc=inc, body=body):
                 running = self.running
                 return [Deliver(body)] if running and running.inc == inc else []
+            case TellCalls(inc=inc):
+                return [ReadCalls(message)] if self.life and self.life.up.inc == inc else []
             case Leave():
                 return self.leave(LEAVE_GRACE_S, now_s)
             case FileServers():

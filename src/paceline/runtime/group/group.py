@@ -20,6 +20,7 @@ from torch import Tensor
 from torch._C import _distributed_c10d as c10d
 
 from paceline.base.numbering import Inc
+from paceline.policy.failslow.preflight import pair_up
 from paceline.runtime.group.links import measure_links
 from paceline.runtime.group.store import GroupOver, PeerStore
 from paceline.runtime.group.transports import DIRECT, LONGEST_S, SOCKETS, Gloo, Transport
@@ -195,7 +196,8 @@ class Group:
             GroupOver: the group is over.
         """
         names = [member.node for member in self.run.members]
-        return self._aside(lambda torch_group: measure_links(torch_group, self.rank, names))
+        passes = pair_up(self.size)
+        return self._aside(lambda torch_group: measure_links(torch_group, self.rank, names, passes))
 
     def _aside(self, act: Callable[[Any], tuple[Link, ...]]) -> tuple[Link, ...]:
         """Do what may wait for longer than the group lasts in a thread that nobody waits for."""

@@ -1,12 +1,11 @@
 """What the links between the members of a group carry: measured in pairs, over gloo's own sockets.
 
-All members of a group do it at once, before their first step; who is paired with whom says
-`policy.failslow.preflight.pair_up`. A pair that is done goes on to its next peers, who may be late:
-nothing is timed before both are there.
+All members of a group do it at once; who is paired with whom says `policy.failslow`. A pair that is
+done goes on to its next peers, who may be late: nothing is timed before both are there.
 """
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import timedelta
 from itertools import pairwise
 from statistics import median
@@ -15,7 +14,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from paceline.policy.failslow.preflight import pair_up
 from paceline.runtime.group.store import GroupOver
 from paceline.wire.messages.checks import Link
 
@@ -34,19 +32,22 @@ _ON, _LARGER, _LAST = 1, 2, 3
 _TAG = 0
 
 
-def measure_links(torch_group: Any, rank: int, names: list[str]) -> tuple[Link, ...]:
+def measure_links(
+    torch_group: Any, rank: int, names: Sequence[str], passes: Iterable[Iterable[tuple[int, int]]]
+) -> tuple[Link, ...]:
     """The links to the members that this one is paired with.
 
     Args:
         torch_group: connected.
         rank: of this member.
         names: rank -> node.
+        passes: pairs of ranks that are measured at once, the lower one first.
 
     Raises:
         GroupOver: a peer is gone, or the group was dropped.
     """
     links = []
-    for pairs in pair_up(len(names)):
+    for pairs in passes:
         for low, high in pairs:
             if rank in (low, high):
                 pair = _Pair(torch_group, low + high - rank, leads=rank == low)

@@ -5,6 +5,7 @@ import torch.distributed as dist
 from paceline.base.node_files import NodeFiles
 from paceline.runtime.data.work import StepTimes
 from paceline.runtime.probe.calls import CallProbe
+from paceline.runtime.probe.meeting import Meetings
 from paceline.runtime.probe.steps import StepProbe
 from paceline.runtime.process import Process
 from paceline.wire.call_ring import CallRingWriter
@@ -12,20 +13,20 @@ from paceline.wire.step_ledger import Mark
 
 
 class Probe:
-    """Steps go to the step ledger, calls to the call ring; nothing is sent."""
+    """Steps go to the step ledger, calls to the call ring; only what is asked for is sent."""
 
     def __init__(self, process: Process) -> None:
         self._process, self._step = process, 1
-        self._calls: CallProbe | None = None
-        if dist.is_available():
-            ring = CallRingWriter(NodeFiles(process.job, process.node).calls, process.inc)
-            self._calls = CallProbe(ring, lambda: self._step)
+        self._steps = StepProbe(self._stepped)
+        self._meetings = Meetings(process, lambda: self._steps.device)
+        self._ring = CallRingWriter(NodeFiles(process.job, process.node).calls, process.inc)
+        self._calls = CallProbe(self._ring, lambda: self._step)
 
     def install(self) -> None:
         """Watch from now on."""
-        if self._calls is not None:
+        if dist.is_available():
             self._calls.install()
-        StepProbe(self._stepped).install()
+        self._steps.install()
 
     def _stepped(self, start_s: float, took_s: float, ran_s: float, marks: Mark) -> None:
         if self._process.is_fork:
@@ -42,5 +43,9 @@ class Probe:
         )
         self._process.step = self._step
         self._process.record(times, marks)
+        if not marks:
+            self._ring.add_step(self._step, start_s, took_s)
+        self._calls.step_over()
+        self._meetings.look(self._step)
         self._step += 1
         self._process.step = self._step

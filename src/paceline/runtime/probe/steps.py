@@ -42,7 +42,9 @@ class StepProbe:
         self._start_s, self._start_ran_s = time.monotonic(), time.thread_time()
         self._marks = Mark.FIRST
         self._gc_s = self._gc_start_s = 0.0
-        self._watches_compiler = False
+        self._watches_compiler = self._is_off = False
+        self.device = torch.device("cpu")
+        """That the script trains on, as far as its optimizer says."""
 
     def install(self) -> None:
         """Have torch and Python call us."""
@@ -62,8 +64,13 @@ class StepProbe:
             self._boundary = one
         elif self._since_look >= LOOK_BACK:
             self._boundary, self._since_look = self._rarest(), 0
-        if one == self._boundary:
-            self._step_is_over()
+        if one == self._boundary and not self._is_off:
+            try:
+                self.device = optimizer.param_groups[0]["params"][0].device
+                self._step_is_over()
+            except Exception as error:  # noqa: BLE001 - whatever it is, the script goes on
+                self._is_off = True
+                sys.stderr.write(f"paceline: steps are watched no more: {error!r}\n")
 
     def _rarest(self) -> int:
         """Of those that come again; the present one if it is as rare."""

@@ -11,7 +11,7 @@ from typing import get_args
 import msgspec
 
 from paceline.base.numbering import NO_INC, Inc
-from paceline.wire.events import checks, job, nodes, state
+from paceline.wire.events import checks, failslow, job, nodes, state
 from paceline.wire.events.base import Event, PlainEvent
 from paceline.wire.events.lines_of_before import fields_of
 
@@ -48,6 +48,9 @@ KnownEvent = (
     | nodes.ReplacedEvent
     | nodes.NotReplacedEvent
     | nodes.MoveGivenUpEvent
+    | failslow.SlowedEvent
+    | failslow.DiagnosedEvent
+    | failslow.RelievedEvent
     | checks.CheckedEvent
     | checks.CheckFailedEvent
     | checks.SlowNodeEvent

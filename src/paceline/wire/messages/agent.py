@@ -3,6 +3,7 @@
 import msgspec
 
 from paceline.base.numbering import Inc
+from paceline.wire.call_ring import RingContents
 from paceline.wire.messages.base import Message
 from paceline.wire.messages.node import NodeDown, NodeUp, ProcessUp
 
@@ -10,6 +11,8 @@ EXIT_SOFTWARE = 70
 """``os.EX_SOFTWARE``."""
 EXIT_NO_AGENT = 75
 """Exit code of a training process that has had no agent for long."""
+MOST_CALLS = 4096
+"""That an agent tells at once."""
 EXIT_FENCED = 76
 """Of one that was given up, or holds nothing that the job goes on from."""
 
@@ -163,6 +166,24 @@ class ToProcess(Message, frozen=True):
     body: NodeDown
 
 
+class TellCalls(Message, frozen=True):
+    """master -> agent: which collective calls its process has noted since this step."""
+
+    inc: Inc
+    asked: int
+    """Running number of the question; a new one replaces it."""
+    from_step: int
+
+
+class CallsTold(Message, frozen=True):
+    """agent -> master: those that its ring still has, the newest `MOST_CALLS` at most."""
+
+    node: str
+    inc: Inc
+    asked: int
+    noted: RingContents
+
+
 class Leave(Message, frozen=True):
     """master -> agent: end everything of this node and exit."""
 
@@ -174,7 +195,7 @@ class FileServers(Message, frozen=True):
     nodes: dict[str, str] = {}
 
 
-AgentUp = AgentHello | Heartbeat | FromProcess | ProcessExited
+AgentUp = AgentHello | Heartbeat | FromProcess | ProcessExited | CallsTold
 
 
-AgentDown = StartProcess | StopProcess | ToProcess | Leave | FileServers
+AgentDown = StartProcess | StopProcess | ToProcess | TellCalls | Leave | FileServers

@@ -33,6 +33,10 @@ class NodeSpeed(msgspec.Struct, frozen=True, kw_only=True):
     links: tuple[Link, ...] = ()
     """All-reduce: to the peers that it was paired with."""
 
+    def with_links(self, links: tuple[Link, ...]) -> "NodeSpeed":
+        """The same, with what its links carry."""
+        return msgspec.structs.replace(self, links=links)
+
 
 class Checked(Message, frozen=True):
     """worker -> master: what its node can do; resent until `CheckKept`."""

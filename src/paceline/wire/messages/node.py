@@ -4,6 +4,7 @@ from paceline.base.numbering import NO_EPOCH, START, CutNo, EpochNo, Inc, StepNo
 from paceline.base.samples import Span
 from paceline.wire.messages.base import CutRef, Message, ServerMap
 from paceline.wire.messages.checks import Checked, CheckKept
+from paceline.wire.messages.failslow import AtMeeting, GoOn, Measure, MeetAt, RankMeasured
 from paceline.wire.messages.feeds import Batching, Feed, Rate, Slice, SourceLine
 from paceline.wire.messages.group import (
     Broken,
@@ -269,6 +270,8 @@ NodeUp = (
     | Broken
     | Profiled
     | Checked
+    | AtMeeting
+    | RankMeasured
     | ScriptError
     | Leaving
     | Finished
@@ -484,5 +487,8 @@ NodeDown = (
     | RunGroup
     | ProfileBatches
     | CheckKept
+    | MeetAt
+    | Measure
+    | GoOn
     | Stop
 )

@@ -54,4 +54,4 @@ def test_a_lost_connection_is_the_end_of_the_group() -> None:
             raise RuntimeError("connection closed by peer")
 
     with pytest.raises(GroupOver, match="closed by peer"):
-        links.measure_links(Cut(1.0), 0, ["worker-0", "worker-1"])
+        links.measure_links(Cut(1.0), 0, ["worker-0", "worker-1"], [[(0, 1)]])

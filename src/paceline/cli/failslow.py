@@ -1,0 +1,90 @@
+"""``paceline failslow``: whether a script that trains on its own is slow, since when, and why."""
+
+from collections.abc import Sequence
+
+from rich.console import Console
+from rich.table import Table
+
+from paceline.base.errors import ConfigError
+from paceline.base.jobdir import JobDir
+from paceline.jobs.history import read_events, read_last_metrics
+from paceline.jobs.wording import clock
+from paceline.wire import spec as specs
+from paceline.wire.events.failslow import ComparedPart, DiagnosedEvent, RelievedEvent, SlowedEvent
+from paceline.wire.strategies import those
+
+WHAT = {
+    "computing": "its own part of a step",
+    "product": "a matrix product",
+    "link": "a transfer between two",
+}
+SLOW, VERY_SLOW = 1.1, 1.5
+"""Times the value from the job's start; from there on a part is yellow, or red."""
+
+
+def tell_failslow(job: JobDir, console: Console) -> None:
+    """Say what was found out about a job.
+
+    Raises:
+        ConfigError: paceline deals out its samples, so that stragglers are another verb's matter.
+    """
+    spec = specs.load(job.spec)
+    if spec.traits.trains:
+        raise ConfigError(
+            f"job {job.job_id}: got strategy {spec.strategy}, expected "
+            f"{those(lambda row: not row.trains)}; of its stragglers tells `paceline explain`"
+        )
+    told = [
+        event
+        for event in read_events(job.events)
+        if isinstance(event, SlowedEvent | DiagnosedEvent | RelievedEvent)
+    ]
+    launched_s = job.launched_s()
+    console.print(_headline(job, told), style="bold", highlight=False, markup=False)
+    for event in told:
+        at = clock(event.t - launched_s)
+        console.print(f"  {at:>7}  {event.sentence()}", highlight=False, markup=False)
+    diagnosed = [event for event in told if isinstance(event, DiagnosedEvent) and event.parts]
+    if diagnosed:
+        for table in _tables(diagnosed[-1].parts):
+            console.print(table)
+
+
+def _headline(job: JobDir, told: Sequence[SlowedEvent | DiagnosedEvent | RelievedEvent]) -> str:
+    paces = [event for event in told if isinstance(event, SlowedEvent | RelievedEvent)]
+    last = paces[-1] if paces else None
+    if isinstance(last, SlowedEvent) or (last is not None and last.still_slow):
+        return f"{job.job_id}: slow"
+    if last is not None:
+        return f"{job.job_id}: well again"
+    metrics = read_last_metrics(job.metrics)
+    steps = max((node.step for node in metrics.nodes.values()), default=0) if metrics else 0
+    if not steps:
+        return f"{job.job_id}: no step of an optimizer of torch was seen, so nothing is known"
+    return f"{job.job_id}: no change of its pace in {steps:,} steps"
+
+
+def _tables(parts: Sequence[ComparedPart]) -> list[Table]:
+    found = []
+    for what, title in WHAT.items():
+        rows = [part for part in parts if part.what == what]
+        if not rows:
+            continue
+        table = Table(title=title, title_justify="left", box=None, pad_edge=False)
+        for heading in ("", "at the start", "when it was slow", ""):
+            table.add_column(heading, justify="left" if not heading else "right")
+        for part in rows:
+            table.add_row(" - ".join(part.nodes), *_values(part))
+        found.append(table)
+    return found
+
+
+def _values(part: ComparedPart) -> tuple[str, str, str]:
+    # Only of a step are the seconds of interest: the other times are of no fixed amount.
+    now = f"{part.now_s * 1e3:.3g} ms" if part.what == "computing" else ""
+    if not part.start_s:
+        return "-", now, ""
+    ratio = part.now_s / part.start_s
+    colour = "red" if ratio >= VERY_SLOW else "yellow" if ratio >= SLOW else "green"
+    start = f"{part.start_s * 1e3:.3g} ms" if part.what == "computing" else ""
+    return start, now, f"[{colour}]{ratio:.2f} times[/]"

@@ -1,0 +1,377 @@
+"""What is slow in a script that trains on its own: a pure machine over all its ranks.
+
+The times of one rank's steps say *that* the job is slow: all ranks of a synchronous script are slow
+together. Then the calls of all ranks are asked for, and compared with those of the job's start
+(`policy.failslow.suspects`). Then all ranks meet between two steps and measure themselves, each
+against its own measurement from the start (`policy.failslow.validation`). Nothing of it is durable:
+a master that is started again measures the job as it finds it.
+
+Reference: FALCON (arXiv:2410.12588), section 4: tracking, profiling, validation.
+Differs: calls are noted all the time, so a profile needs no further steps; who does not come to a
+meeting is named.
+"""
+
+import math
+from collections import deque
+from collections.abc import Mapping, Sequence
+
+import msgspec
+
+from paceline.base.numbering import Inc
+from paceline.policy.failslow.detection import (
+    PaceChange,
+    SlowJobDetector,
+    StepFact,
+    StepGroups,
+)
+from paceline.policy.failslow.diagnosis import compare, diagnose
+from paceline.policy.failslow.profile import ProfileSummary, ProfileWindow, TimedCall, summarise
+from paceline.policy.failslow.suspects import Findings, find_suspects
+from paceline.policy.failslow.validation import (
+    Measurements,
+    ValidationPlan,
+    ValidationResult,
+    judge,
+    plan_validation,
+)
+from paceline.policy.stats.changes import Shift
+from paceline.protocol.acts import Send
+from paceline.wire.call_ring import OPS
+from paceline.wire.events.base import Event
+from paceline.wire.events.failslow import RelievedEvent, SlowedEvent
+from paceline.wire.messages.agent import CallsTold, StepsTook, TellCalls
+from paceline.wire.messages.failslow import (
+    AtMeeting,
+    GoOn,
+    Measure,
+    MeetAt,
+    RankMeasured,
+)
+
+WARM_STEPS, WARM_S = 10, 2.0
+"""Unmarked steps, and their time, after which the job's start is profiled and measured."""
+RECENT, OFTEN = 30, 0.5
+"""A mark of more than this part of the recent steps says nothing: a script that saves at each."""
+WINDOW_STEPS = 20
+"""Of a profile, at most."""
+ANSWER_S = 3.0
+"""For agents to tell the calls of their processes."""
+MARGIN_S = 1.2
+"""How far ahead a meeting is: heartbeats and orders are under way meanwhile."""
+COMING_S, COMING_STEPS = 5.0, 3.0
+"""How long a meeting is waited for; a rank that steps on is late by a few steps at most."""
+MEASURING_S = 30.0
+
+
+class Rank(msgspec.Struct, frozen=True):
+    """One process of the script."""
+
+    node: str
+    inc: Inc
+
+
+class AskAgent(msgspec.Struct, frozen=True):
+    """Send to the node's agent."""
+
+    node: str
+    message: TellCalls
+
+
+FailSlowAct = AskAgent | Send | Event
+
+
+class _Question(msgspec.Struct):
+    """The calls of all ranks are asked for."""
+
+    asked: int
+    until_s: float
+    told: dict[int, CallsTold] = {}
+
+
+class _Gathering(msgspec.Struct):
+    """All ranks are to meet, or are measuring."""
+
+    number: int
+    plan: ValidationPlan
+    until_s: float
+    came: set[int] = set()
+    measured: dict[int, RankMeasured] | None = None
+    """None: not all have come."""
+
+
+class FailSlowWatch:
+    """The machine.
+
+    Args:
+        meets: ranks may be asked to stand still and measure themselves.
+        first_meeting: number of the first meeting; none before it had a larger one.
+    """
+
+    def __init__(self, *, meets: bool, first_meeting: int) -> None:
+        self._meets, self._meetings = meets, first_meeting
+        self._asked = 0
+        self._forget({})
+
+    def _forget(self, ranks: dict[int, Rank]) -> None:
+        self.ranks = ranks
+        self._detector = SlowJobDetector()
+        self._steps = StepGroups()
+        self._newest: dict[int, int] = {}
+        """By rank: its newest step."""
+        self._marked: deque[bool] = deque(maxlen=RECENT)
+        self._warm = (0, 0.0)
+        self._question: _Question | None = None
+        self._gathering: _Gathering | None = None
+        self._groups: tuple[tuple[int, ...], ...] = ()
+        self._findings = Findings()
+        self._summary: ProfileSummary | None = None
+        self.profile: ProfileSummary | None = None
+        """Of the job's start."""
+        self.measured: Measurements | None = None
+        """At the job's start."""
+        self._is_warm = False
+        self._onset: PaceChange | None = None
+        self._onset_s = 0.0
+
+    @property
+    def _is_busy(self) -> bool:
+        return self._question is not None or self._gathering is not None
+
+    @property
+    def _rank_of(self) -> dict[str, int]:
+        return {one.node: rank for rank, one in self.ranks.items()}
+
+    def begin(self, ranks: Mapping[int, Rank]) -> None:
+        """All of the script's processes have begun, and only these."""
+        self._forget(dict(ranks))
+
+    # ------------------------------------------------------------------ steps
+
+    def took(self, node: str, took: Sequence[StepsTook], now_s: float) -> list[FailSlowAct]:
+        """Take in what a rank's steps took, oldest first."""
+        rank = self._rank_of.get(node)
+        if rank is None or not took:
+            return []
+        self._newest[rank] = took[-1].last
+        if rank != min(self._newest):
+            return []
+        acts: list[FailSlowAct] = []
+        ahead_s = sum(each.count * each.mean_s for each in took)
+        for each in took:
+            ahead_s -= each.count * each.mean_s
+            acts += self._step(each, now_s - ahead_s, now_s)
+        return acts
+
+    def _step(self, took: StepsTook, end_s: float, now_s: float) -> list[FailSlowAct]:
+        if not took.marks:
+            steps, seconds = self._warm
+            self._warm = steps + took.count, seconds + took.count * took.mean_s
+        if not self._is_warm and self._warm[0] >= WARM_STEPS and self._warm[1] >= WARM_S:
+            self._is_warm = True
+            return self._ask(took.last - self._warm[0] + 1, now_s)
+        self._marked.append(bool(took.marks))
+        marks = took.marks if sum(self._marked) <= OFTEN * len(self._marked) else 0
+        acts: list[FailSlowAct] = []
+        for later in reversed(range(took.count)):
+            fact = StepFact(
+                number=took.last - later,
+                end_s=end_s - later * took.mean_s,
+                took_s=took.mean_s,
+                marks=marks,
+            )
+            grouped = self._steps.add(fact)
+            change = None if grouped is None else self._detector.update(grouped)
+            if change is not None:
+                acts += self._changed(change, now_s)
+        return acts
+
+    def _changed(self, change: PaceChange, now_s: float) -> list[FailSlowAct]:
+        if change.shift is Shift.RELIEF:
+            if not change.slow:
+                self._onset = None
+            relieved = RelievedEvent(
+                step=change.since_step,
+                before_s=change.before_s,
+                after_s=change.after_s,
+                still_slow=change.slow,
+            )
+            return [relieved]
+        self._onset, self._onset_s = change, now_s
+        slowed = SlowedEvent(
+            step=change.since_step, before_s=change.before_s, after_s=change.after_s
+        )
+        return [slowed, *(() if self._is_busy else self._ask(change.since_step, now_s))]
+
+    # ------------------------------------------------------------------ profile
+
+    def _ask(self, from_step: int, now_s: float) -> list[FailSlowAct]:
+        self._asked += 1
+        self._question = _Question(asked=self._asked, until_s=now_s + ANSWER_S)
+        first = max(from_step, max(self._newest.values()) - 2 * WINDOW_STEPS)
+        return [
+            AskAgent(one.node, TellCalls(inc=one.inc, asked=self._asked, from_step=first))
+            for one in self.ranks.values()
+        ]
+
+    def told(self, message: CallsTold, now_s: float) -> list[FailSlowAct]:
+        """An agent has told the calls of its process."""
+        rank, question = self._rank_of.get(message.node), self._question
+        if rank is None or question is None or message.asked != question.asked:
+            return []
+        question.told[rank] = message
+        return self._profiled(now_s) if question.told.keys() == self.ranks.keys() else []
+
+    def _profiled(self, now_s: float) -> list[FailSlowAct]:
+        question, self._question = self._question, None
+        assert question is not None
+        window = window_of(question.told)
+        summary = summarise(window) if window is not None else None
+        self._groups = tuple({call.group for call in window.calls}) if window else ()
+        baseline = None if self._onset is None else self.profile
+        self._summary = summary
+        self._findings = find_suspects(summary, baseline) if summary else Findings()
+        if self._onset is None:
+            self.profile = summary
+        if not self._meets or len(self.ranks) < 2:
+            return self._conclude(None, None, now_s)
+        whole = Findings() if self._onset is None else self._findings
+        return self._meet(plan_validation(whole, self._groups), now_s)
+
+    # ------------------------------------------------------------------ meeting
+
+    def _meet(self, plan: ValidationPlan, now_s: float) -> list[FailSlowAct]:
+        self._meetings += 1
+        step_s = max(self._warm[1] / self._warm[0], 1e-3)
+        ahead = 2 + math.ceil(MARGIN_S / step_s)
+        step = max(self._newest.values()) + ahead
+        until_s = now_s + ahead * step_s * COMING_STEPS + COMING_S
+        self._gathering = _Gathering(number=self._meetings, plan=plan, until_s=until_s)
+        return [
+            Send(one.inc, MeetAt(inc=one.inc, meeting=self._meetings, step=step))
+            for one in self.ranks.values()
+        ]
+
+    def at_meeting(self, node: str, message: AtMeeting, now_s: float) -> list[FailSlowAct]:
+        """A rank has come; or it is late, and the meeting is put off."""
+        rank, meeting = self._rank_of.get(node), self._gathering
+        if rank is None or meeting is None or message.meeting != meeting.number:
+            return [Send(message.inc, GoOn(inc=message.inc, meeting=message.meeting))]
+        self._newest[rank] = max(self._newest.get(rank, 0), message.step)
+        if message.late:
+            return [*self._let_go(), *self._meet(meeting.plan, now_s)]
+        meeting.came.add(rank)
+        return self._measure(now_s) if meeting.came == self.ranks.keys() else []
+
+    def _measure(self, now_s: float) -> list[FailSlowAct]:
+        meeting = self._gathering
+        assert meeting is not None
+        meeting.measured, meeting.until_s = {}, now_s + MEASURING_S
+        names = tuple(one.node for _, one in sorted(self.ranks.items()))
+        passes = tuple(
+            tuple(dict.fromkeys((min(hop), max(hop)) for hop in one)) for one in meeting.plan.passes
+        )
+        return [
+            Send(
+                one.inc,
+                Measure(inc=one.inc, meeting=meeting.number, names=names, passes=passes),
+            )
+            for one in self.ranks.values()
+        ]
+
+    def has_measured(self, node: str, message: RankMeasured, now_s: float) -> list[FailSlowAct]:
+        """A rank has measured itself."""
+        rank, meeting = self._rank_of.get(node), self._gathering
+        if rank is None or meeting is None or message.meeting != meeting.number:
+            return []
+        if meeting.measured is None:
+            return []
+        meeting.measured[rank] = message
+        return self._ended(now_s) if meeting.measured.keys() == self.ranks.keys() else []
+
+    def _let_go(self) -> list[FailSlowAct]:
+        """The ranks that stand still train on."""
+        meeting, self._gathering = self._gathering, None
+        assert meeting is not None
+        return [
+            Send(self.ranks[rank].inc, GoOn(inc=self.ranks[rank].inc, meeting=meeting.number))
+            for rank in sorted(meeting.came)
+        ]
+
+    def _ended(self, now_s: float) -> list[FailSlowAct]:
+        meeting = self._gathering
+        assert meeting is not None
+        if meeting.measured is None:  # not all have come, so nobody was asked to measure
+            missing = self.ranks.keys() - meeting.came
+            absent = ValidationResult(absent=tuple(sorted(missing)))
+            return [*self._let_go(), *self._conclude(absent, None, now_s)]
+        measured = measurements_of(meeting.measured, self._rank_of)
+        result = judge(meeting.plan, measured, None if self._onset is None else self.measured)
+        return [*self._let_go(), *self._conclude(result, measured, now_s)]
+
+    def _conclude(
+        self, result: ValidationResult | None, measured: Measurements | None, now_s: float
+    ) -> list[FailSlowAct]:
+        """Say what is slow; at the job's start, only if something stands out."""
+        at_start = self._onset is None
+        start = None if at_start else self.measured
+        names = {rank: one.node for rank, one in self.ranks.items()}
+        found = diagnose(self._findings, result, names, at_start=at_start)
+        parts = compare(self._summary, self.profile, measured, start, names)
+        if at_start and measured is not None:
+            self.measured = measured
+        took_s = 0.0 if at_start else now_s - self._onset_s
+        return [msgspec.structs.replace(one, took_s=took_s, parts=parts) for one in found]
+
+    # ------------------------------------------------------------------ clock
+
+    def tick(self, now_s: float) -> list[FailSlowAct]:
+        """Go on without those who do not answer or come."""
+        question, meeting = self._question, self._gathering
+        if question is not None and now_s > question.until_s:
+            return self._profiled(now_s)
+        if meeting is not None and now_s > meeting.until_s:
+            return self._ended(now_s)
+        return []
+
+
+def window_of(told: Mapping[int, CallsTold]) -> ProfileWindow | None:
+    """Make a window of what agents have told, of the newest steps that all ranks have noted."""
+    by_step = [{step.step: step for step in each.noted.steps} for each in told.values()]
+    common = sorted(set.intersection(*map(set, by_step)))[-WINDOW_STEPS:] if by_step else []
+    if not common:
+        return None
+    wanted = set(common)
+    calls = [
+        TimedCall(
+            rank=rank,
+            group=group.ranks,
+            op=OPS[call.op],
+            num_bytes=call.num_bytes,
+            seq=call.seq,
+            start_s=call.start_s,
+            end_s=call.end_s,
+        )
+        for rank, each in told.items()
+        for call in each.noted.calls
+        if call.end_s and call.step in wanted and (group := each.noted.groups[call.group])
+    ]
+    spans = {
+        rank: tuple((steps[n].start_s, steps[n].start_s + steps[n].took_s) for n in common)
+        for rank, steps in zip(told, by_step, strict=True)
+    }
+    return ProfileWindow(calls=tuple(calls), steps=spans, same_clock=True)
+
+
+def measurements_of(measured: Mapping[int, RankMeasured], ranks: Mapping[str, int]) -> Measurements:
+    """Put the ranks' measurements together; of a link's two ends the slower one counts."""
+    products: dict[int, float] = {}
+    hops: dict[tuple[int, int], float] = {}
+    for rank, message in measured.items():
+        speed = message.speed
+        if speed is None:
+            continue
+        products[rank] = 1e9 / (speed.matmul_flops * speed.cpu_share)
+        for link in speed.links:
+            hop = (min(rank, ranks[link.node]), max(rank, ranks[link.node]))
+            hops[hop] = max(hops.get(hop, 0.0), 1e6 / link.bytes_per_s)
+    return Measurements(products_s=products, hops=tuple(hops.items()))

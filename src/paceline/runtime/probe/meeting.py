@@ -1,0 +1,88 @@
+"""All ranks of a script meet between two steps, and measure what they compute and send.
+
+Nobody enters anything that waits for the others before the master has said that all have come. A
+rank that waits trains on when the master says so, when its agent is gone, or after `LONGEST_S`.
+"""
+
+import select
+import time
+from collections.abc import Callable
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+import torch.distributed.distributed_c10d as c10d
+
+from paceline.runtime.group.links import measure_links
+from paceline.runtime.group.store import GroupOver
+from paceline.runtime.preflight import measure_node
+from paceline.runtime.process import Process
+from paceline.wire.messages.checks import Link
+from paceline.wire.messages.failslow import AtMeeting, GoOn, Measure, MeetAt, RankMeasured
+
+LONGEST_S = 60.0
+CONNECT_S = 10.0
+"""For the ranks to connect with each other, apart from the script's own groups."""
+
+
+class Meetings:
+    """The meetings of one process; `look` after each step.
+
+    Args:
+        process: whose link carries the master's words.
+        device: on which the script trains.
+    """
+
+    def __init__(self, process: Process, device: Callable[[], torch.device]) -> None:
+        self._process, self._device = process, device
+        self._due: MeetAt | None = None
+
+    def look(self, step: int) -> None:
+        """Take part in the meeting at this step, if there is one; a step has just been done."""
+        for message in self._process.link.receive():
+            if isinstance(message, MeetAt):
+                self._due = message
+        due = self._due
+        if due is None or step < due.step:
+            return
+        self._due = None
+        late = step > due.step
+        self._process.link.send(
+            AtMeeting(inc=self._process.inc, meeting=due.meeting, step=step, late=late)
+        )
+        if not late:
+            self._stay(due.meeting)
+
+    def _stay(self, meeting: int) -> None:
+        link, until_s = self._process.link, time.monotonic() + LONGEST_S
+        while link.connected and (left_s := until_s - time.monotonic()) > 0:
+            select.select([link.fileno()], [], [], left_s)
+            for message in link.receive():
+                match message:
+                    case Measure(meeting=number) if number == meeting:
+                        link.send(self._measure(message))
+                    case GoOn(meeting=number) if number == meeting:
+                        return
+                    case MeetAt():
+                        self._due = message
+                    case _:
+                        """Of another meeting."""
+
+    def _measure(self, order: Measure) -> RankMeasured:
+        inc, meeting = self._process.inc, order.meeting
+        try:
+            speed = measure_node(self._device())
+            links = self._links(order) if any(order.passes) else ()
+        except (RuntimeError, OSError, GroupOver, ValueError) as error:
+            words = f"{type(error).__name__}: {error}"
+            return RankMeasured(inc=inc, meeting=meeting, error=words)
+        speed = speed.with_links(links)
+        return RankMeasured(inc=inc, meeting=meeting, speed=speed)
+
+    def _links(self, order: Measure) -> tuple[Link, ...]:
+        """Over connections of their own: the script's groups may have work under way."""
+        mine = f"paceline/{order.meeting}"
+        store = c10d.PrefixStore(mine, c10d._get_default_store())
+        rank, size = dist.get_rank(), dist.get_world_size()
+        group = dist.ProcessGroupGloo(store, rank, size, timedelta(seconds=CONNECT_S))
+        return measure_links(group, rank, order.names, order.passes)

@@ -1,0 +1,102 @@
+"""Events of a script that trains on its own and has become slow: when, and what is to blame."""
+
+from typing import Literal
+
+import msgspec
+
+from paceline.wire.events.base import Event
+
+Culprit = Literal["computation", "link", "nothing"]
+"""What a diagnosis names; nothing: no component was found."""
+
+
+class ComparedPart(msgspec.Struct, frozen=True, array_like=True):
+    """What one part of the job takes, beside what it took at the job's start."""
+
+    what: Literal["computing", "product", "link"]
+    """Of a rank: its own part of a step, and a matrix product; of two: a transfer between them."""
+    nodes: tuple[str, ...]
+    now_s: float
+    start_s: float | None
+    """None: it was not measured then."""
+
+
+class SlowedEvent(Event, frozen=True):
+    """The job's steps have become longer, and stay so."""
+
+    step: int
+    """The first of them."""
+    before_s: float
+    """Time of a step before."""
+    after_s: float
+
+    clause_words = "since step {0.step:,} {0.slower}"
+    sentence_words = "the job is slow: {0.clause}"
+
+    @property
+    def slower(self) -> str:
+        """By how much, in words."""
+        ratio = self.after_s / self.before_s
+        return (
+            f"a step takes {self.after_s * 1e3:.3g} ms, {ratio:.2f} times the "
+            f"{self.before_s * 1e3:.3g} ms before"
+        )
+
+
+class DiagnosedEvent(Event, frozen=True):
+    """What makes the job slow, as far as a profile and a measurement of its parts say."""
+
+    culprit: Culprit
+    nodes: tuple[str, ...] = ()
+    """A link: its ends, or the members of the group whose links are slow."""
+    ratio: float = 1.0
+    """Times its reference."""
+    evidence: str = ""
+    absent: tuple[str, ...] = ()
+    """Who did not come to be measured."""
+    took_s: float = 0.0
+    """From the moment at which the slowness was known."""
+    parts: tuple[ComparedPart, ...] = ()
+    """All that was looked at."""
+
+    clause_words = "{0.blamed}{0.missing}"
+    sentence_words = "{0.clause}"
+
+    @property
+    def blamed(self) -> str:
+        """Who is to blame, and the evidence."""
+        match self.culprit:
+            case "computation":
+                who = f"{self.nodes[0]} computes {self.ratio:.2f} times as long"
+            case "link":
+                who = f"the link {' - '.join(self.nodes)} takes {self.ratio:.2f} times as long"
+            case "nothing":
+                who = "no component was found to blame"
+        return f"{who}: {self.evidence}" if self.evidence else who
+
+    @property
+    def missing(self) -> str:
+        """Who was not measured."""
+        return f"; did not come to be measured: {', '.join(self.absent)}" if self.absent else ""
+
+
+class RelievedEvent(Event, frozen=True):
+    """The job's steps have become shorter again."""
+
+    step: int
+    before_s: float
+    after_s: float
+    still_slow: bool = False
+    """They are longer than when it was healthy."""
+
+    is_usual = True
+    clause_words = "a step takes {0.after_ms:.3g} ms since step {0.step:,}{0.still}"
+    sentence_words = "the job is faster: {0.clause}"
+
+    @property
+    def after_ms(self) -> float:
+        return self.after_s * 1e3
+
+    @property
+    def still(self) -> str:
+        return ", longer than when it was healthy" if self.still_slow else ""

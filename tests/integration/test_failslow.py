@@ -1,0 +1,112 @@
+"""A script for torchrun becomes slow: real ranks, real calls, and the verb that says who it was."""
+
+import os
+import signal
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from paceline.base.jobdir import JobDir
+from paceline.base.node_files import NodeFiles
+from paceline.jobs.history import read_events
+from paceline.wire.call_ring import OPS, CallRingReader
+from paceline.wire.events.failslow import DiagnosedEvent, SlowedEvent
+from paceline.wire.step_ledger import StepLedgerReader
+from tests.integration.running import until
+from tests.integration.test_torchrun import PACELINE, Run
+
+pytestmark = pytest.mark.timeout(180)
+JOBS = Path(__file__).with_name("jobs")
+KINDS = """
+import os, time, torch, torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import distribute_tensor, Shard
+from torch.nn.parallel import DistributedDataParallel
+
+dist.init_process_group("gloo")
+mesh, rank = init_device_mesh("cpu", (2,)), dist.get_rank()
+replica = DistributedDataParallel(nn.Linear(8, 8))
+shards = fully_shard(nn.Linear(8, 8), mesh=mesh)
+optimizer = torch.optim.SGD(replica.parameters(), lr=0.1)
+data = torch.ones(4, 8)
+for step in range(4):
+    replica(data).sum().backward()
+    shards(data).sum().backward()
+    distribute_tensor(torch.ones(4), mesh, [Shard(0)]).full_tensor()
+    dist.send(data, 1) if rank == 0 else dist.recv(data, 0)
+    optimizer.step()
+open(f"{rank}.done", "w").close()
+time.sleep(60)
+"""
+
+
+def test_calls_are_seen_whichever_way_they_are_made(tmp_path: Path) -> None:
+    (tmp_path / "kinds.py").write_text(KINDS)
+    run = Run(tmp_path, "--nproc-per-node", "2", "kinds.py")
+    until(lambda: len([*tmp_path.glob("*.done")]) == 2, "all calls")
+    job = run.job()
+    for rank in range(2):
+        files = NodeFiles(job, f"worker-{rank}")
+        page = StepLedgerReader(files.ledger).read()
+        assert page is not None and [record.step for record in page.records] == [1, 2, 3, 4]
+        noted = CallRingReader(files.calls).read(page.inc)
+        assert [step.step for step in noted.steps] == [2, 3, 4], "the first holds the start"
+        seen = {OPS[call.op] for call in noted.calls if call.step == 2}
+        assert {"allreduce_", "_allgather_base_", "_reduce_scatter_base_"} <= seen
+        assert seen & {"allgather_into_tensor_coalesced_", "allgather_"}
+        (pair,) = {call.op for call in noted.calls if OPS[call.op] in ("send", "recv_")}
+        assert OPS[pair] == ("send" if rank == 0 else "recv_")
+        ended = [call for call in noted.calls if call.step < 4]
+        assert all(call.end_s > call.start_s for call in ended)
+        ranks = {noted.groups[call.group].ranks for call in noted.calls}
+        assert ranks == {(0, 1)}
+    run.command.send_signal(signal.SIGINT)
+    run.end()
+
+
+def slow(folder: Path, text: str) -> None:
+    (folder / "fresh").write_text(text)
+    (folder / "fresh").replace(folder / "slow")
+
+
+def diagnoses(job: JobDir) -> list[DiagnosedEvent]:
+    return [event for event in read_events(job.events) if isinstance(event, DiagnosedEvent)]
+
+
+def test_the_rank_that_makes_a_script_slow_is_named(tmp_path: Path) -> None:
+    script, trouble = str(JOBS / "paced.py"), tmp_path / "slow"
+    run = Run(tmp_path, "--nproc-per-node", "3", script, "--slow", str(trouble))
+    job = run.job()
+    until(lambda: step_of(job) > 60, "a baseline, and a pace")
+    since = step_of(job)
+    slow(tmp_path, "2 0.1")
+    until(lambda: diagnoses(job), "a diagnosis")
+    (slowed, *_) = [one for one in read_events(job.events) if isinstance(one, SlowedEvent)]
+    found = diagnoses(job)[0]
+    assert abs(slowed.step - since) < 60
+    assert (found.culprit, found.nodes) == ("computation", ("worker-2",)), found
+    code, out, _ = verb(tmp_path, "failslow")
+    assert code == 0
+    assert "worker-2 computes" in out and "its own part of a step" in out
+    run.command.send_signal(signal.SIGINT)
+    run.end()
+
+
+def step_of(job: JobDir) -> int:
+    page = StepLedgerReader(NodeFiles(job, "worker-0").ledger).read()
+    return page.step if page is not None else 0
+
+
+def verb(folder: Path, *words: str) -> tuple[int, str, str]:
+    done = subprocess.run(
+        [*PACELINE, *words],
+        env={**os.environ, "PACELINE_HOME": str(folder / "home")},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+    return done.returncode, done.stdout, done.stderr

@@ -1,0 +1,293 @@
+"""From times of steps to a diagnosis: the machine, with ranks that answer as real ones do."""
+
+from collections.abc import Callable, Iterable
+
+import msgspec
+
+from paceline.base.numbering import Inc
+from paceline.protocol.acts import Send
+from paceline.protocol.failslow import AskAgent, FailSlowAct, FailSlowWatch, Rank
+from paceline.wire.call_ring import CallGroup, NotedCall, NotedStep, RingContents
+from paceline.wire.events.base import Event
+from paceline.wire.events.failslow import DiagnosedEvent, RelievedEvent, SlowedEvent
+from paceline.wire.messages.agent import CallsTold, StepsTook
+from paceline.wire.messages.checks import Link, NodeSpeed
+from paceline.wire.messages.failslow import (
+    AtMeeting,
+    GoOn,
+    Measure,
+    MeetAt,
+    RankMeasured,
+)
+
+SIZE = 4
+COMPUTE_S, TRANSFER_S = 0.2, 0.05
+HEARTBEAT_S = 0.5
+EVERYBODY = tuple(range(SIZE))
+
+
+class Script:
+    """Ranks that all-reduce once in a step; what a test changes makes them slow."""
+
+    def __init__(self, *, meets: bool = True, size: int = SIZE) -> None:
+        self.watch = FailSlowWatch(meets=meets, first_meeting=100)
+        self.size, self.now_s, self.step = size, 0.0, 0
+        self.compute_s = dict.fromkeys(range(size), COMPUTE_S)
+        self.transfer_s = TRANSFER_S
+        self.link_bytes_per_s = dict.fromkeys(((a, a + 1) for a in range(size - 1)), 1e9)
+        self.flops = dict.fromkeys(range(size), 1e9)
+        self.events: list[Event] = []
+        self.meetings: list[MeetAt] = []
+        self.answers: set[int] = set(range(size))
+        """Ranks whose agents tell their calls."""
+        self.comes: set[int] = set(range(size))
+        """Ranks that come to meetings."""
+        self.lateness = 0
+        """Steps by which the next meeting is missed."""
+        self.stands: set[int] = set()
+        self._history: list[tuple[int, float, dict[int, float]]] = []
+        self._due: dict[int, MeetAt] = {}
+        self._untold_s = 0.0
+        self._untold: list[StepsTook] = []
+        self.begin(1)
+
+    def begin(self, first_inc: int) -> None:
+        self.first_inc = first_inc
+        self.watch.begin(
+            {rank: Rank(f"worker-{rank}", self.inc(rank)) for rank in range(self.size)}
+        )
+
+    def inc(self, rank: int) -> Inc:
+        return Inc(self.first_inc + rank)
+
+    def run(self, steps: int, *, between: Callable[[], None] = lambda: None) -> None:
+        for _ in range(steps):
+            self._one_step()
+            between()
+
+    def _one_step(self) -> None:
+        self.step += 1
+        took_s = max(self.compute_s.values()) + self.transfer_s
+        self._history.append((self.step, self.now_s, dict(self.compute_s)))
+        self.now_s += took_s
+        self._untold.append(StepsTook(self.step, 1, took_s))
+        self._untold_s += took_s
+        if self._untold_s >= HEARTBEAT_S:
+            told, self._untold, self._untold_s = tuple(self._untold), [], 0.0
+            for rank in range(self.size):
+                self._do(self.watch.took(f"worker-{rank}", told, self.now_s))
+        self._meet()
+        self._do(self.watch.tick(self.now_s))
+
+    def _meet(self) -> None:
+        for rank in [*self._due]:
+            meeting = self._due[rank]
+            if self.step < meeting.step:
+                continue
+            del self._due[rank]
+            late = self.step > meeting.step
+            if rank in self.comes:
+                if not late:
+                    self.stands.add(rank)
+                came = AtMeeting(self.inc(rank), meeting.meeting, self.step, late)
+                self._do(self.watch.at_meeting(f"worker-{rank}", came, self.now_s))
+        while self.stands:  # all wait, so the clock alone goes on
+            self.now_s += 0.2
+            self._do(self.watch.tick(self.now_s))
+
+    def _do(self, acts: Iterable[FailSlowAct]) -> None:
+        for act in acts:
+            match act:
+                case AskAgent(node=node, message=question):
+                    rank = int(node.rpartition("-")[2])
+                    if rank in self.answers:
+                        noted = self._noted(rank, question.from_step)
+                        told = CallsTold(node, question.inc, question.asked, noted)
+                        self._do(self.watch.told(told, self.now_s))
+                case Send(inc=inc, message=MeetAt() as meeting):
+                    self.meetings.append(meeting)
+                    self._due[inc - self.first_inc] = meeting
+                    if self.lateness:
+                        self._due[inc - self.first_inc] = msgspec.structs.replace(
+                            meeting, step=self.step - 1
+                        )
+                        self.lateness -= 1
+                case Send(inc=inc, message=Measure() as order):
+                    self.now_s += 0.1
+                    rank = inc - self.first_inc
+                    done = RankMeasured(inc, order.meeting, self._speed(rank, order))
+                    self._do(self.watch.has_measured(f"worker-{rank}", done, self.now_s))
+                case Send(inc=inc, message=GoOn()):
+                    self.stands.discard(inc - self.first_inc)
+                case Event():
+                    self.events.append(act)
+                case _:
+                    raise AssertionError(act)
+
+    def _noted(self, rank: int, first: int) -> RingContents:
+        calls, steps = [], []
+        for step, start_s, compute_s in self._history:
+            if step < first:
+                continue
+            end_s = start_s + max(compute_s.values()) + self.transfer_s
+            steps.append(NotedStep(step, start_s, end_s - start_s))
+            call = NotedCall(0, 0, 1 << 20, step, start_s + compute_s[rank], end_s, step)
+            calls.append(call)
+        group = CallGroup("0", tuple(range(self.size)), "gloo")
+        return RingContents((group,), tuple(calls), tuple(steps))
+
+    def _speed(self, rank: int, order: Measure) -> NodeSpeed:
+        pairs = [pair for one in order.passes for pair in one if rank in pair]
+        links = tuple(
+            Link(order.names[sum(pair) - rank], self.link_bytes_per_s.get(pair, 1e9), 1e-4)
+            for pair in pairs
+        )
+        flops = self.flops[rank]
+        return NodeSpeed(threads=1, matmul_flops=flops, copy_bytes_per_s=1e9, links=links)
+
+    def seen(self, kind: type[Event]) -> list[Event]:
+        return [event for event in self.events if isinstance(event, kind)]
+
+    def diagnosis(self) -> DiagnosedEvent:
+        (found,) = self.seen(DiagnosedEvent)
+        assert isinstance(found, DiagnosedEvent)
+        return found
+
+
+def test_a_healthy_script_is_measured_once_and_nothing_is_said() -> None:
+    script = Script()
+    script.run(400)
+    assert script.events == []
+    assert len(script.meetings) == SIZE
+    assert script.watch.profile is not None and script.watch.measured is not None
+
+
+def test_a_rank_that_computes_longer_is_named_and_relief_is_told() -> None:
+    script = Script()
+    script.run(200)
+    script.compute_s[2] *= 2
+    script.run(40)
+    (slowed,) = script.seen(SlowedEvent)
+    assert isinstance(slowed, SlowedEvent) and abs(slowed.step - 201) <= 2
+    found = script.diagnosis()
+    assert (found.culprit, found.nodes) == ("computation", ("worker-2",))
+    assert 1.9 < found.ratio < 2.1
+    assert "400 ms a step, 200 ms at the job's start" in found.evidence
+    assert "its device multiplies well" in found.evidence
+    assert found.took_s < 10.0
+    script.compute_s[2] /= 2
+    script.run(60)
+    (relieved,) = script.seen(RelievedEvent)
+    assert isinstance(relieved, RelievedEvent) and not relieved.still_slow
+
+
+def test_a_device_that_multiplies_slowly_is_said() -> None:
+    script = Script()
+    script.run(200)
+    script.compute_s[1] *= 1.5
+    script.flops[1] /= 1.5
+    script.run(40)
+    assert "a matrix product takes 1.50 times as long, too" in script.diagnosis().evidence
+
+
+def test_a_slow_link_is_named_by_its_ends() -> None:
+    script = Script()
+    script.run(200)
+    script.transfer_s *= 4
+    script.link_bytes_per_s[1, 2] /= 10
+    script.run(40)
+    found = script.diagnosis()
+    assert (found.culprit, found.nodes) == ("link", ("worker-1", "worker-2"))
+    assert 9.9 < found.ratio < 10.1
+
+
+def test_both_are_named() -> None:
+    script = Script()
+    script.run(200)
+    script.compute_s[0] *= 2
+    script.transfer_s *= 4
+    script.link_bytes_per_s[1, 2] /= 10
+    script.run(40)
+    found = script.seen(DiagnosedEvent)
+    named = {event.nodes for event in found if isinstance(event, DiagnosedEvent)}
+    assert named == {("worker-0",), ("worker-1", "worker-2")}
+
+
+def test_a_link_that_measures_well_is_not_blamed() -> None:
+    script = Script()
+    script.run(200)
+    script.transfer_s *= 4  # and over before it is measured
+    script.run(40)
+    found = script.diagnosis()
+    assert (found.culprit, found.nodes) == ("nothing", ())
+    assert "over before it could be measured" in found.evidence
+
+
+def test_a_rank_that_is_slow_from_the_first_step_is_found_by_its_peers() -> None:
+    script = Script()
+    script.compute_s[3] *= 2
+    script.run(60)
+    found = script.diagnosis()
+    assert (found.culprit, found.nodes) == ("computation", ("worker-3",))
+    assert "of its peers" in found.evidence
+    assert not script.seen(SlowedEvent)
+
+
+def test_who_does_not_come_is_named_and_holds_nobody_up() -> None:
+    script = Script()
+    script.run(200)
+    script.comes.discard(3)
+    script.compute_s[2] *= 2
+    before_s = script.now_s
+    script.run(60)
+    found = script.diagnosis()
+    assert (found.nodes, found.absent) == (("worker-2",), ("worker-3",))
+    assert not script.stands
+    assert script.now_s - before_s < 100.0
+
+
+def test_a_meeting_that_is_missed_is_put_off() -> None:
+    script = Script()
+    script.lateness = SIZE
+    script.run(100)
+    assert len({meeting.meeting for meeting in script.meetings}) > 1
+    assert script.watch.measured is not None
+    assert script.events == []
+
+
+def test_agents_that_do_not_answer_are_not_waited_for() -> None:
+    script = Script()
+    script.run(200)
+    script.answers.discard(0)
+    script.compute_s[2] *= 2
+    script.run(60)
+    assert script.diagnosis().nodes == ("worker-2",)
+
+
+def test_a_script_that_begins_again_is_measured_again() -> None:
+    script = Script()
+    script.run(100)
+    script.begin(11)
+    script.compute_s[1] *= 2
+    script.run(60)
+    assert script.watch.measured is not None
+    assert not script.seen(SlowedEvent), "what was before is forgotten"
+    assert script.diagnosis().nodes == ("worker-1",)
+
+
+def test_without_meetings_the_profile_alone_speaks() -> None:
+    script = Script(meets=False)
+    script.run(200)
+    script.compute_s[2] *= 2
+    script.run(40)
+    assert script.diagnosis().nodes == ("worker-2",)
+    assert script.meetings == []
+
+
+def test_a_single_rank_meets_nobody() -> None:
+    script = Script(size=1)
+    script.run(200)
+    script.compute_s[0] *= 2
+    script.run(40)
+    assert script.diagnosis().nodes == ("worker-0",)
+    assert script.meetings == []
