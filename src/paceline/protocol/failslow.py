@@ -350,6 +350,7 @@ def window_of(told: Mapping[int, CallsTold]) -> ProfileWindow | None:
             seq=call.seq,
             start_s=call.start_s,
             end_s=call.end_s,
+            blocked_s=call.end_s - call.wait_s if call.wait_s else None,
         )
         for rank, each in told.items()
         for call in each.noted.calls

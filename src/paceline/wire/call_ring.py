@@ -33,8 +33,8 @@ _WORD_BYTES = 8
 _INC, _SLOTS, _COUNT = 1, 2, 3
 """Words of the header; word 0 is the magic."""
 _FIRST = 8
-_WORDS = 6
-"""Of an entry: stamp, start, end, bytes, step; running number, group and op in one."""
+_WORDS = 7
+"""Of an entry: stamp, start, end, bytes, step; running number, group and op in one; wait."""
 _OP_BITS = _GROUP_BITS = 16
 _STEP = (1 << _OP_BITS) - 1
 """In place of an operation: a step of the script."""
@@ -85,6 +85,8 @@ class NotedCall(msgspec.Struct, frozen=True, array_like=True):
     """0: it has not come to its end, or none is seen."""
     seq: int
     """Running number in its group, by which the same call is found on other ranks."""
+    wait_s: float = 0.0
+    """Since when the script did nothing but wait for it; 0: not known."""
 
 
 class NotedStep(msgspec.Struct, frozen=True, array_like=True):
@@ -150,13 +152,20 @@ class CallRingWriter:
         words[at + 3] = num_bytes
         words[at + 4] = step
         words[at + 5] = what
+        words[at + 6] = 0
         words[at] = words[_COUNT] = n + 1
         return n
 
-    def end(self, n: int) -> None:
-        """Note that it is over, unless the ring has come round to its slot."""
+    def end(self, n: int, wait_s: float = 0.0) -> None:
+        """Note that it is over, unless the ring has come round to its slot.
+
+        Args:
+            n: number of the call.
+            wait_s: since when somebody waits for it (monotonic clock), if that is known.
+        """
         at = _FIRST + n % self._num_slots * _WORDS
         if self._words[at] == n + 1:
+            self._words[at + 6] = int(wait_s * 1e9)
             self._words[at + 2] = time.monotonic_ns()
 
 
@@ -200,7 +209,7 @@ def groups_of(path: Path) -> Path:
 def _take(words: Sequence[int], n: int, num_slots: int) -> NotedCall | NotedStep | None:
     """Entry n; None: its slot is another's, or is being written."""
     at = _FIRST + n % num_slots * _WORDS
-    stamp, start_ns, end_ns, num_bytes, step, what = words[at : at + _WORDS]
+    stamp, start_ns, end_ns, num_bytes, step, what, wait_ns = words[at : at + _WORDS]
     if stamp != n + 1:
         return None
     op = what & ((1 << _OP_BITS) - 1)
@@ -214,4 +223,5 @@ def _take(words: Sequence[int], n: int, num_slots: int) -> NotedCall | NotedStep
         start_s=start_ns / 1e9,
         end_s=end_ns / 1e9,
         seq=what >> _OP_BITS + _GROUP_BITS,
+        wait_s=wait_ns / 1e9,
     )

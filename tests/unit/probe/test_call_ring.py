@@ -36,7 +36,7 @@ def test_calls_are_read_as_they_were_noted(path: Path) -> None:
     first = ring.begin(0, 3, 4096, 1)
     ring.begin(1, 16, 1 << 40, 1)
     ring.begin(0, 3, 4096, 2)
-    ring.end(first)
+    ring.end(first, 1.5)
     ring.add_step(2, 10.0, 0.25)
     noted = CallRingReader(path).read(INC)
     assert noted.groups == GROUPS
@@ -45,6 +45,7 @@ def test_calls_are_read_as_they_were_noted(path: Path) -> None:
     found = [(one.group, one.op, one.num_bytes, one.step, one.seq) for one in calls]
     assert found == [(0, 3, 4096, 1, 0), (1, 16, 1 << 40, 1, 0), (0, 3, 4096, 2, 1)]
     assert 0 < calls[0].start_s <= calls[0].end_s
+    assert (calls[0].wait_s, calls[1].wait_s) == (1.5, 0.0)
     assert calls[1].end_s == calls[2].end_s == 0, "they are under way"
 
 

@@ -15,6 +15,7 @@ Differs: at torch's dispatcher, so that gloo is seen as well, and no library has
 
 import functools
 import sys
+import time
 import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -120,12 +121,14 @@ class CallProbe:
 
         @functools.wraps(wait)
         def timed(work: Work, *args: Any, **kwargs: Any) -> bool:
+            _, entry = self._open.pop(id(work), (None, -1))
+            if entry < 0:
+                return wait(work, *args, **kwargs)
+            start_s = time.monotonic()
             try:
                 return wait(work, *args, **kwargs)
             finally:
-                _, entry = self._open.pop(id(work), (None, -1))
-                if entry >= 0:
-                    self._ring.end(entry)
+                self._ring.end(entry, start_s)
 
         Work.wait = timed  # type: ignore[method-assign, assignment]
 
