@@ -141,6 +141,12 @@ class MembersEdge:
             any_committed=bool(state.ledger.done),
         )
         self.act(acts)
+        self.look_for_departed()
+
+    def look_for_departed(self) -> None:
+        """Give up the nodes of machines that are gone."""
+        broke = self._training.edge.group_broke
+        self.act(self._places.departed(self._times.own(), group_broke=broke))
 
     def look_for_hang(self) -> None:
         """End the process that hangs; if all members wait, have them form their group again."""

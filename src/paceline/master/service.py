@@ -124,6 +124,8 @@ class Master:
         for measured in self.parts.monitor.restarts.take_fresh():
             rooms.members.started(measured)
             rooms.decisions.works(measured)
+        if rooms.training.edge.group_broke:
+            rooms.members.look_for_departed()  # one may have been out of reach before it broke
         if rooms.inbox.changed:
             rooms.inbox.changed = False
             self._go_on()

@@ -7,10 +7,13 @@ from paceline.master.facts import Asked, FromAgent, FromPlatform, StopAsked, Str
 from paceline.master.inbox import Inbox
 from paceline.master.listener import MasterListener
 from paceline.master.parts import MasterParts
+from paceline.protocol.nodes.node import BROKEN_RETURN_S, RETURN_S
 from paceline.wire.client import Call, Done, Reply, StopJob
 from paceline.wire.control import AgentStream
 
 TICK_S = 0.2
+HANDLED_S = 0.01
+"""For the end of a stream to be handled."""
 HAS_ENDED = "the job has ended"
 
 
@@ -60,6 +63,9 @@ class Sources:
         async for message in stream:
             self._inbox.put(FromAgent(stream, message))
         self._inbox.put(FromAgent(stream, StreamEnded()))
+        loop = asyncio.get_running_loop()
+        for wait_s in (BROKEN_RETURN_S, RETURN_S):  # not at the next tick: others wait for that
+            loop.call_later(wait_s + HANDLED_S, self._inbox.put, Tick())
 
     async def _on_call(self, call: Call) -> Reply:
         if self._closed:

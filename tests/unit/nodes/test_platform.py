@@ -1,6 +1,6 @@
 """What the platform's words do: nothing to a node whose agent speaks."""
 
-from paceline.protocol.nodes.node import RETURN_S, Launch, Start, WorkerLost
+from paceline.protocol.nodes.node import BROKEN_RETURN_S, RETURN_S, Launch, Start, WorkerLost
 from paceline.protocol.nodes.platform import (
     AgentGone,
     AnyWord,
@@ -25,6 +25,11 @@ NODE = "worker-0"
 
 def say(job: Job, word: AnyWord) -> list[object]:
     return job.note(NodePlaces(job.members).heard(word, job.now_s))
+
+
+def departed(job: Job, after_s: float, *, group_broke: bool = False) -> list[object]:
+    now_s = job.now_s + after_s
+    return job.note(NodePlaces(job.members).departed(now_s, group_broke=group_broke))
 
 
 def word_of(job: Job) -> str:
@@ -88,11 +93,38 @@ def test_a_machine_that_closed_its_connection_and_does_not_come_back_is_lost() -
     job.run(NODE)
     job.members.nodes[NODE].agent.is_remote = True
     job.members.stream_lost(NODE, job.now_s)
-    assert not of(WorkerLost, job.tick(job.now_s + RETURN_S / 2))
-    acts = job.tick(job.now_s + RETURN_S)
+    assert not departed(job, RETURN_S / 2)
+    acts = departed(job, RETURN_S)
     assert of(WorkerLost, acts) and of(NodeLostEvent, acts)
     assert [one.node for one in of(Launch, acts)] == [NODE], "at another place"
     assert RETURN_S < LOST_AFTER_S
+
+
+def test_a_machine_whose_group_broke_as_well_is_lost_sooner() -> None:
+    job = Job()
+    job.run(NODE)
+    job.members.nodes[NODE].agent.is_remote = True
+    job.members.stream_lost(NODE, job.now_s)
+    assert not departed(job, BROKEN_RETURN_S / 2, group_broke=True)
+    assert not departed(job, BROKEN_RETURN_S)
+    assert of(WorkerLost, departed(job, BROKEN_RETURN_S, group_broke=True))
+    assert not departed(job, BROKEN_RETURN_S, group_broke=True), "once"
+
+
+def test_an_agent_that_speaks_is_not_lost_with_its_group() -> None:
+    job = Job()
+    job.run(NODE)
+    job.members.nodes[NODE].agent.is_remote = True
+    assert not departed(job, RETURN_S, group_broke=True)
+
+
+def test_a_machine_is_not_missed_while_the_job_closes() -> None:
+    job = Job()
+    job.run(NODE)
+    job.members.nodes[NODE].agent.is_remote = True
+    job.note(job.members.close(job.now_s, 5.0))
+    job.members.stream_lost(NODE, job.now_s)
+    assert not departed(job, RETURN_S)
 
 
 def test_a_machine_that_comes_back_in_time_has_lost_nothing() -> None:
@@ -102,5 +134,5 @@ def test_a_machine_that_comes_back_in_time_has_lost_nothing() -> None:
     pid = job.members.nodes[NODE].agent.pid
     job.members.stream_lost(NODE, job.now_s)
     job.hello(NODE, pid, job.process(NODE))
-    assert not of(WorkerLost, job.tick(job.now_s + 2 * RETURN_S))
+    assert not departed(job, 2 * RETURN_S)
     assert not of(Start, job.tick(job.now_s + 2 * RETURN_S))

@@ -111,6 +111,11 @@ class HolderEdge(abc.ABC):
         """A server that was to take another's place is dead."""
 
     @property
+    def group_broke(self) -> bool:
+        """Whether members say that they cannot work together."""
+        return False
+
+    @property
     def last_cut_waits(self) -> bool:
         """Whether members have to stay: a cut of what they hold can be made after another one."""
         return False

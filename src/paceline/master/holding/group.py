@@ -103,6 +103,10 @@ class GroupEdge(HolderEdge):
         )
 
     @property
+    def group_broke(self) -> bool:
+        return bool(self.holder.group.broken)
+
+    @property
     def last_cut_waits(self) -> bool:
         return self.training.state.cuts.under_way
 

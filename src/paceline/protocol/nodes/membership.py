@@ -518,9 +518,6 @@ class Membership(Roster):
     ) -> list[Act]:
         agent, is_alive, inc = node.agent, node.life.is_alive, node.life.inc
         silent_s = now_s - agent.heard_s
-        if node.has_departed(now_s):
-            node.next.in_new_agent = True
-            return self._unreachable(node, "its connection broke for good", now_s, silent_s)
         if node.place.backing is Backing.PENDING and not agent.has_greeted:
             return []
         waits = not (is_alive or (node.by_itself and agent.has_greeted))
@@ -535,7 +532,7 @@ class Membership(Roster):
             may_return = is_alive and self._wanted(node) and not given_up
             return [] if may_return else self._drop(node, reason, silent_s)
         if node.fate is Fate.LEAVES:
-            return self._unreachable(node, reason, now_s, silent_s)
+            return self.unreachable(node, reason, now_s)
         if agent.presence is not Presence.RELAUNCHED or not is_alive:
             told = AgentLostEvent(node=node.name, inc=inc, reason=reason, silent_s=silent_s)
             brief = agent.has_greeted and agent.heard_s < agent.greeted_s + BRIEF * limit_s
@@ -543,10 +540,11 @@ class Membership(Roster):
             acts = self.launch(node, now_s)
             agent.presence = Presence.RELAUNCHED
             return [told, *acts]
-        return self._unreachable(node, reason, now_s, silent_s) if others_wait else []
+        return self.unreachable(node, reason, now_s) if others_wait else []
 
-    def _unreachable(self, node: Node, reason: str, now_s: float, silent_s: float) -> list[Act]:
-        inc = node.life.inc
+    def unreachable(self, node: Node, reason: str, now_s: float) -> list[Act]:
+        """Give up its life: nothing is heard of its agent, nor will be."""
+        inc, silent_s = node.life.inc, now_s - node.agent.heard_s
         gone = Judged("unreachable", Verdict.RETRYABLE, f"unreachable, {reason}")
         lost = NodeLostEvent(node=node.name, inc=inc, reason=gone.reason, silent_s=silent_s)
         if node.fate is Fate.LEAVES:

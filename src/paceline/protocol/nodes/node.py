@@ -227,6 +227,9 @@ Act = (
 RETURN_S = 0.4
 """An agent of another machine whose connection broke is back within this, or its node is gone: it
 tries every 0.2 s."""
+BROKEN_RETURN_S = 0.15
+"""The same while its group is broken: then not the connection of its agent alone broke. An agent's
+first attempt comes after 0.05 s."""
 _BACKED = {Backing.DRAINING: "draining", Backing.LOST: "unbacked"}
 
 
@@ -276,7 +279,7 @@ class Node(msgspec.Struct):
             case _:
                 assert_never(self.life.phase)
 
-    def has_departed(self, now_s: float) -> bool:
+    def has_departed(self, now_s: float, return_s: float) -> bool:
         """Whether its machine has ended the connection, and its agent does not come back.
 
         A connection that is closed, and not silent, was closed by the kernel there: all of the node
@@ -284,7 +287,7 @@ class Node(msgspec.Struct):
         end of the agent itself is seen.
         """
         left_s, remote = self.agent.left_s, self.agent.is_remote and not self.by_itself
-        return remote and self.life.is_alive and left_s is not None and now_s >= left_s + RETURN_S
+        return remote and self.life.is_alive and left_s is not None and now_s >= left_s + return_s
 
     def settle(self, fate: Literal[Fate.FINISHED, Fate.FAILED]) -> None:
         """Take in that no further life follows its last; one that leaves does so all the same."""

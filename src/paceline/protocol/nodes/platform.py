@@ -1,4 +1,4 @@
-"""What the platform says of the places of nodes, and what follows: a pure machine.
+"""What the platform says of the places of nodes, what follows, and whose machine is gone.
 
 The platform's word is a hint, the agent's own stream is the truth. A platform may call a node dead
 that works on, and it may take a minute to miss one that is gone. So a word ends a life only where
@@ -9,9 +9,9 @@ from typing import assert_never
 
 import msgspec
 
-from paceline.protocol.nodes.lives import Backing, NodePlace, Presence
+from paceline.protocol.nodes.lives import Backing, Fate, NodePlace, Presence
 from paceline.protocol.nodes.membership import Membership
-from paceline.protocol.nodes.node import Act, Node
+from paceline.protocol.nodes.node import BROKEN_RETURN_S, RETURN_S, Act, Node
 from paceline.wire.events.base import Event
 from paceline.wire.events.nodes import (
     PlaceDrainingEvent,
@@ -105,6 +105,22 @@ class NodePlaces:
                 return self._lost(node, why, now_s)
             case _:
                 assert_never(said)
+
+    def departed(self, now_s: float, *, group_broke: bool) -> list[Act]:
+        """Give up nodes whose machine has ended the connection, and whose agent stays away.
+
+        Args:
+            now_s: of the master's clock.
+            group_broke: members say that they cannot work together.
+        """
+        acts: list[Act] = []
+        return_s = BROKEN_RETURN_S if group_broke else RETURN_S
+        for node in list(self._members.nodes.values()):
+            stays = self._members.closing and node.fate is not Fate.LEAVES
+            if not stays and node.has_departed(now_s, return_s):
+                node.next.in_new_agent = True
+                acts += self._members.unreachable(node, "its connection broke for good", now_s)
+        return acts
 
     def _lost(self, node: Node, why: str, now_s: float) -> list[Act]:
         if node.agent.presence is Presence.CONNECTED:
