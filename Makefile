@@ -36,7 +36,9 @@ extras: setup
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[huggingface,lightning]'
 	$(BIN)/python -m pytest -q tests/unit/runtime/test_integrations.py tests/integration/test_integrations.py
 
+# One benchmark runs Ray Train as well.
 soak: setup
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt 'ray[train]'
 	$(BIN)/python -m pytest -q -m soak
 
 chaos: setup

@@ -1,4 +1,4 @@
-"""Steps of emulated compute by all-reduce: under paceline, under torchft, or by DDP.
+"""Steps of emulated compute by all-reduce: under paceline, torchft or Ray Train, or by DDP.
 
 DDP is what torchrun and DLRover restart. Each process appends to ``<out>/<pid>.f64`` of every step
 that is in its model: the monotonic time, and how many steps the model holds then.
@@ -7,6 +7,7 @@ that is in its model: the monotonic time, and how many steps the model holds the
 import argparse
 import os
 import struct
+import tempfile
 import time
 from collections.abc import Iterator
 from datetime import timedelta
@@ -126,6 +127,55 @@ def by_torchft(options: argparse.Namespace) -> None:
     train(same_batches(), model, ddp, wrapped, options)
 
 
+def by_ray_train(options: argparse.Namespace) -> None:
+    """As the user guides of Ray Train v2 have it: elastic, any number of failures, checkpoints."""
+    from ray import train as ray_train
+    from ray.train.torch import TorchTrainer
+
+    scaling = ray_train.ScalingConfig(
+        num_workers=(1, options.workers),
+        resources_per_worker={"CPU": options.cpus},
+        elastic_resize_monitor_interval_s=2.0,
+    )
+    run = ray_train.RunConfig(
+        storage_path=str(options.out / "storage"),
+        checkpoint_config=ray_train.CheckpointConfig(num_to_keep=2),
+        failure_config=ray_train.FailureConfig(max_failures=-1),
+    )
+    config = {"options": options}
+    TorchTrainer(
+        in_ray_train, train_loop_config=config, scaling_config=scaling, run_config=run
+    ).fit()
+
+
+def in_ray_train(config: dict[str, argparse.Namespace]) -> None:
+    from ray import train as ray_train
+    from ray.train.torch import prepare_model
+
+    model, kept = Still(), ray_train.get_checkpoint()
+    if kept is not None:
+        with kept.as_directory() as folder:
+            model.load_state_dict(torch.load(Path(folder) / "model.pt"))
+    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+    batches = reporting(model, config["options"].checkpoint_every)
+    train(batches, model, prepare_model(model), optimizer, config["options"])
+
+
+def reporting(model: Still, every: int) -> Iterator[torch.Tensor]:
+    """The same batches; so often, all members report a checkpoint, which the first one writes."""
+    from ray import train as ray_train
+
+    for number, batch in enumerate(same_batches(), 1):
+        yield batch
+        if number % every == 0:
+            with tempfile.TemporaryDirectory() as folder:
+                kept = None
+                if ray_train.get_context().get_world_rank() == 0:
+                    torch.save(model.state_dict(), Path(folder) / "model.pt")
+                    kept = ray_train.Checkpoint.from_directory(folder)
+                ray_train.report({"steps": model.steps}, checkpoint=kept)
+
+
 def same_batches() -> Iterator[torch.Tensor]:
     while True:
         yield torch.ones(32)
@@ -139,9 +189,14 @@ def main() -> None:
     parser.add_argument(
         "--megabytes", type=int, default=0, help="of other parameters and their momentum"
     )
+    parser.add_argument("--workers", type=int, default=3, help="of Ray Train, at most")
+    parser.add_argument("--cpus", type=int, default=1, help="of each")
+    parser.add_argument("--checkpoint-every", type=int, default=20, help="steps of Ray Train")
     options = parser.parse_args()
     if "PACELINE_NODE" in os.environ:
         by_paceline(options)
+    elif "RAY_TRAIN_V2_ENABLED" in os.environ:
+        by_ray_train(options)
     elif "TORCHFT_LIGHTHOUSE" in os.environ:
         by_torchft(options)
     else:
