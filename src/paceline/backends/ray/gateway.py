@@ -33,10 +33,8 @@ from paceline.backends.ray.cluster import (
     reserve,
     words_of,
 )
+from paceline.backends.ray.launcher import AgentEnded, AgentOrder, AgentStarted
 from paceline.backends.ray.messages import (
-    AgentEnded,
-    AgentOrder,
-    AgentStarted,
     Begin,
     Close,
     DropNode,

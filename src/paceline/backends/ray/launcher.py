@@ -14,12 +14,12 @@ from collections.abc import Callable
 
 import msgspec
 
-from paceline.backends.ray.messages import AgentEnded, AgentOrder, AgentStarted
 from paceline.base.jobdir import JobDir
 from paceline.base.joined import joined_directory, remove_joined
 from paceline.base.processes import ProcessWatch, find_job_processes, kill_quietly, start_detached
 from paceline.jobs.joining import check_script, make_directory, of_this_machine
 from paceline.wire import last_words
+from paceline.wire.spec import JobSpec
 
 IDLE_S = 60.0
 """A launcher without an agent that hears nothing for so long ends itself: nobody is left who
@@ -28,6 +28,34 @@ GONE_S = 5.0
 """For killed processes to vanish."""
 _OF_RAY = ("RAY_", "OMP_NUM_THREADS")
 """Of its environment an agent gets nothing that begins so."""
+
+
+class AgentOrder(msgspec.Struct, frozen=True, kw_only=True):
+    """What a launcher needs to start an agent."""
+
+    job_id: str
+    node: str
+    address: str
+    """The master's, ``HOST:PORT``."""
+    secret: str
+    spec: JobSpec
+
+
+class AgentStarted(msgspec.Struct, frozen=True, kw_only=True):
+    """The agent of a launch runs, or has run."""
+
+    launch: str
+    host: str
+    place: str
+    """Ray's name of the machine."""
+    pid: int
+
+
+class AgentEnded(msgspec.Struct, frozen=True, kw_only=True):
+    """It has ended."""
+
+    pid: int
+    reason: str
 
 
 class Launcher:

@@ -1,4 +1,4 @@
-"""What the master's backend and the job's gateway to Ray say to each other, and the launchers.
+"""What the master's backend and the job's gateway to Ray say to each other.
 
 Lines of JSON through the gateway's standard input and output. The backend sends its whole wish
 again to each new gateway, so that neither has to remember what the other has missed.
@@ -7,7 +7,6 @@ again to each new gateway, so that neither has to remember what the other has mi
 import msgspec
 
 from paceline.protocol.nodes.platform import AnyWord
-from paceline.wire.spec import JobSpec
 
 
 class Shape(msgspec.Struct, frozen=True, kw_only=True):
@@ -81,31 +80,3 @@ class Room(msgspec.Struct, frozen=True, tag=True):
 
 Line = Said | Room
 """What the gateway says."""
-
-
-class AgentOrder(msgspec.Struct, frozen=True, kw_only=True):
-    """What a launcher needs to start an agent."""
-
-    job_id: str
-    node: str
-    address: str
-    """The master's, ``HOST:PORT``."""
-    secret: str
-    spec: JobSpec
-
-
-class AgentStarted(msgspec.Struct, frozen=True, kw_only=True):
-    """The agent of a launch runs, or has run."""
-
-    launch: str
-    host: str
-    place: str
-    """Ray's name of the machine."""
-    pid: int
-
-
-class AgentEnded(msgspec.Struct, frozen=True, kw_only=True):
-    """It has ended."""
-
-    pid: int
-    reason: str
