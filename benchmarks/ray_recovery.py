@@ -26,6 +26,7 @@ Floor: machine <= 1.0 s, raylet no pause and no step again, launch <= 1 s over t
 0.3 s. Needs Ray, root, `unshare`.
 """
 
+import atexit
 import contextlib
 import functools
 import importlib.util
@@ -120,12 +121,14 @@ ARMS = {"paceline": by_paceline, "ray-train": by_ray_train}
 
 
 def add_machine() -> None:
-    """A raylet with two cores; those of this cluster end with it."""
+    """A raylet with two cores; what Ray has started with it ends when it does."""
     ray = Path(sys.executable).with_name("ray")
     options = (f"--address={os.environ['RAY_ADDRESS']}", f"--num-cpus={CPUS}")
     env = {**os.environ, "PACELINE_HOME": os.environ[INSIDE]}
-    command = [ray, "start", *options, "--disable-usage-stats", "--object-store-memory=83886080"]
-    subprocess.run(command, env=env, capture_output=True, check=False)
+    command = [ray, "start", "--block", *options, "--object-store-memory=83886080"]
+    quiet = subprocess.DEVNULL
+    machine = subprocess.Popen(command, env=env, stdout=quiet, stderr=quiet)
+    atexit.register(machine.terminate)
 
 
 def raylet_of(worker: int) -> psutil.Process | None:
