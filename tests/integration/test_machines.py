@@ -11,6 +11,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -20,13 +21,14 @@ from paceline.base.errors import PermanentError
 from paceline.base.jobdir import JobDir
 from paceline.cuts.manifest import read_manifest
 from paceline.wire.spec import CheckpointSpec, DataPlaneSpec, TimeoutSpec
-from tests.integration.running import RunningJob, until
+from tests.integration.running import RunningJob, running, until
 from tests.integration.test_allreduce import check_finished, group, trains
 from tests.integration.test_join import kill_all
 
 HOST, OTHER = "10.99.1.1", "10.99.1.2"
 INSIDE = "PACELINE_TEST_OWN_NETWORK"
 JOINED = "worker-1"
+Kind = Callable[..., contextlib.AbstractContextManager[RunningJob]]
 
 
 def can_make_machines() -> bool:
@@ -85,7 +87,7 @@ class Other:
     """The other machine: a worker of it joins."""
 
     def __init__(self, job: RunningJob, home: Path, enter: list[str]) -> None:
-        self._job, self._home, self._enter = job, home, enter
+        self._job, self._home, self.enter = job, home, enter
         (home / "secret").write_bytes(job.job.secret())
         self.agent: subprocess.Popen[bytes] | None = None
 
@@ -96,7 +98,7 @@ class Other:
         call = [sys.executable, "-c", "from paceline.cli.main import app; app()", "agent"]
         secret = ["--join", address, "--secret-file", str(self._home / "secret")]
         self.agent = subprocess.Popen(
-            [*self._enter, *call, *secret], env={**os.environ, "PACELINE_HOME": str(self._home)}
+            [*self.enter, *call, *secret], env={**os.environ, "PACELINE_HOME": str(self._home)}
         )
 
     def pull_the_plug(self) -> None:
@@ -105,21 +107,26 @@ class Other:
             kill_all(JobDir(path))
 
 
+SPEC: dict[str, Any] = {
+    "listen": HOST,
+    "data_plane": DataPlaneSpec(transport="tcp"),
+    "timeouts": TimeoutSpec(lost_after_s=1.5),
+    "checkpoint": CheckpointSpec(every_s=0.5, share=1.0),
+    "workers": 1,
+}
+
+
 @contextlib.contextmanager
-def on_two_machines(tmp_path: Path, *flags: str) -> Iterator[tuple[RunningJob, Other]]:
-    """A job on the first; the second is about to join."""
-    for name in ("home", "other"):
-        (tmp_path / name).mkdir()
+def on_two_machines(
+    tmp_path: Path, *flags: str, kind: Kind = group
+) -> Iterator[tuple[RunningJob, Other]]:
+    """A job on the first; the second is about to join, and does not see what is in ``home``."""
+    for name in ("home", "other", "out"):
+        (tmp_path / name).mkdir(exist_ok=True)
     os.environ["PACELINE_HOME"] = str(tmp_path / "home")
-    spec = {
-        "listen": HOST,
-        "data_plane": DataPlaneSpec(transport="tcp"),
-        "timeouts": TimeoutSpec(lost_after_s=1.5),
-        "checkpoint": CheckpointSpec(every_s=0.5, share=1.0),
-    }
     with (
         other_machine(tmp_path / "home") as enter,
-        group(tmp_path / "out", *flags, "--slow-until-told", workers=1, **spec) as job,
+        kind(tmp_path / "out", *flags, "--slow-until-told", **SPEC) as job,
     ):
         other = Other(job, tmp_path / "other", enter)
         try:
@@ -158,6 +165,79 @@ def test_a_machine_joins_holds_the_model_while_the_first_dies_and_vanishes(tmp_p
         together(job, "worker-0")
         (job.out / "hurry").touch()
         check_finished(job, epochs=3, lives=1)
+
+
+def lines(path: Path, *, order: int = 1) -> None:
+    """Write a file with a line for each sample."""
+    path.write_text("".join(f"{number}\n" for number in range(4096)[::order]))
+
+
+def goes_on_without(job: RunningJob, other: Other, name: str) -> str:
+    """A machine joins that cannot take part: why; the others train on, and nobody is restarted."""
+    before = job.status().committed
+    other.join()
+    until(lambda: job.events(name), "a word about the other machine")
+    (told,) = job.events(name)
+    assert told["node"] == JOINED
+    job.until_committed(before + 100)
+    assert other.agent is not None
+    other.agent.wait(20)
+    (job.out / "hurry").touch()
+    assert job.end().state == "finished"
+    assert not job.events("relaunch")
+    reason: str = told["reason"]
+    return reason
+
+
+def test_a_machine_that_joins_without_the_data_is_named_and_the_others_train_on(
+    tmp_path: Path,
+) -> None:
+    if not in_own_network(
+        test_a_machine_that_joins_without_the_data_is_named_and_the_others_train_on
+    ):
+        return
+    data = tmp_path / "home/ids.txt"
+    data.parent.mkdir()
+    lines(data)
+    with on_two_machines(tmp_path, "--data", str(data), "--epochs", "4") as (job, other):
+        job.until_committed(1)
+        reason = goes_on_without(job, other, "node_lost")
+    assert f"({OTHER}) cannot read {data} (grouped.py, line " in reason
+    assert "put it at the same path there, or on storage that all machines share" in reason
+
+
+def test_a_machine_that_joins_with_other_data_is_left_out(tmp_path: Path) -> None:
+    if not in_own_network(test_a_machine_that_joins_with_other_data_is_left_out):
+        return
+    data = tmp_path / "home/ids.txt"
+    data.parent.mkdir()
+    lines(data)
+    with on_two_machines(tmp_path, "--data", str(data), "--epochs", "4") as (job, other):
+        job.until_committed(1)
+        lines(tmp_path / "backwards", order=-1)
+        command = [*other.enter, "cp", str(tmp_path / "backwards"), str(data)]
+        subprocess.run(command, check=True)
+        reason = goes_on_without(job, other, "left_out")
+    assert "contents is 1 files of 19370 bytes, digest " in reason
+    assert "for worker-0 on " in reason
+    assert f"for {JOINED} on " in reason
+    assert f"({OTHER}); every worker must read the same data" in reason
+
+
+def test_a_worker_of_servers_without_the_data_is_named_and_the_others_train_on(
+    tmp_path: Path,
+) -> None:
+    if not in_own_network(
+        test_a_worker_of_servers_without_the_data_is_named_and_the_others_train_on
+    ):
+        return
+    data = tmp_path / "home/ids.npy"
+    data.parent.mkdir()
+    np.save(data, np.arange(4096))
+    with on_two_machines(tmp_path, "--data", str(data), kind=running) as (job, other):
+        job.until_committed(1)
+        reason = goes_on_without(job, other, "node_lost")
+    assert f"({OTHER}) cannot read {data} (counted.py, line " in reason
 
 
 def files_of(job: RunningJob, cut_no: int) -> list[str]:

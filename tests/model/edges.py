@@ -31,6 +31,7 @@ from paceline.runtime.holding.servers import client, edge, loop
 from paceline.runtime.holding.servers.client import ServerTrainer
 from paceline.runtime.holding.servers.loop import ServersLoop
 from paceline.runtime.holding.servers.schedule import Schedule
+from paceline.runtime.reaching import Unheard
 from paceline.wire.messages.base import CutRef, Message, Server
 from paceline.wire.messages.feeds import Feed
 from paceline.wire.messages.node import Committed, LeaseRequest, OpenFeed, Restore
@@ -140,6 +141,7 @@ class Exchange:
     def __init__(self, process: Any, owner: ServerTrainer) -> None:
         self.changed, self.owner, self.process = Changed(), owner, process
         self.errands: list[Callable[[], object]] = []
+        self.unheard = Unheard()
         self.data = SimpleNamespace(
             send=self._send, connect=lambda *_: None, disconnect=lambda *_: None, keys=lambda: ()
         )

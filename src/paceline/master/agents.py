@@ -96,6 +96,8 @@ class Agents:
             self._backend.adopt(name, hello.agent_pid)
             self._monitor.restarts.joined(name, self._backend.waited_s(name))
         self._monitor.hardware(name, hello.hardware)
+        if node is not None:
+            node.agent.host = _machine_of(hello)
         if hello.note and node is not None:
             self._outbox.tell(NoLimitsEvent(node=name, reason=hello.note))
         self._served.hello(stream, hello)
@@ -169,3 +171,9 @@ class Agents:
         if (name, reason) not in self._refused and len(self._refused) < MAX_REFUSALS_LOGGED:
             self._refused.add((name, reason))
             _log.warning("message_refused node=%s reason=%s", name, reason)
+
+
+def _machine_of(hello: AgentHello) -> str:
+    """The name of an agent's machine, with its address if it is another one than the master's."""
+    address = hello.files.rpartition("/")[2].rpartition(":")[0]
+    return f"{hello.host} ({address})" if address else hello.host

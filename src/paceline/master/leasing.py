@@ -1,5 +1,6 @@
 """What workers get to train on: feeds that are opened, sizes of leases, plans."""
 
+from paceline.master.first_samples import FirstSamples
 from paceline.master.parts import MasterParts
 from paceline.master.training_core import TrainingCore
 from paceline.protocol.records import Planned
@@ -24,20 +25,31 @@ class Leasing:
         self._spec, self._members = parts.spec, parts.members
         self._monitor, self._outbox = parts.monitor, parts.outbox
         self._state, self._do = core.state, core.do
+        self._first = FirstSamples()
 
-    def open(self, message: OpenFeed) -> None:
-        """Open a feed; again: only say so."""
-        feed = message.feed
+    def open(self, name: str, message: OpenFeed) -> None:
+        """Open a feed; again: only say so.
+
+        A worker of another machine that reads other data than the job has trained on is left out.
+        """
+        feed, node = message.feed, self._members.nodes[name]
+        self._first.readers.add(name)
         if feed.feed not in self._state.ledger.feeds:
             self._outbox.tell(FeedOpenedEvent(feed=feed.feed, purpose=feed.purpose))
-        self._do(self._state.open_feed(message))
+        who = f"{name} on {node.agent.host}" if node.agent.host else name
+        late = node.agent.is_remote and bool(self._state.ledger.done)
+        self._do(self._state.open_feed(message, who, spared=late or node.by_itself))
 
     def complete(self, feed: int) -> None:
         """Say that every sample of a feed is in the model, and in a cut on disk."""
         self._outbox.tell(FeedCompleteEvent(feed=feed))
 
-    def lease(self, node: str, request: LeaseRequest) -> None:
-        """Lease samples to a worker."""
+    def lease(self, node: str, request: LeaseRequest, now_s: float) -> None:
+        """Lease samples to a worker; a request that is not answered comes again."""
+        begun = bool(self._state.grants or self._state.ledger.done)
+        workers = self._members.wanted_workers()
+        if self._spec.traits.has_servers and not begun and self._first.await_any(workers, now_s):
+            return
         if request.feed in self._state.ledger.feeds:
             self._do(self._state.request(request, self._sizing(node, request)))
 

@@ -118,7 +118,7 @@ class MembersEdge:
             case NotMoved(futile=futile):
                 self.act(self._members.not_replaced(futile=futile))
             case WorkerRefused(inc=inc, reason=reason):
-                self.act(self._orders.refuse(inc, reason, self._spec.min_workers))
+                self.act(self._orders.refuse(inc, reason))
             case _:
                 assert_never(found)
 

@@ -63,6 +63,7 @@ def make_parts(
         pending_s=spec.longest_pending_s,
         rounds=make_rounds(spec),
     )
+    members.min_workers = spec.min_workers
     outbox = Outbox(job, members, backend, times.wall, journal)
     return MasterParts(
         job, spec, backend, members, Monitor(lengths_of(spec.windows)), outbox

@@ -104,9 +104,9 @@ class Training:
             return
         match message:
             case LeaseRequest():
-                self.leasing.lease(node, message)
+                self.leasing.lease(node, message, now_s)
             case OpenFeed():
-                self.leasing.open(message)
+                self.leasing.open(node, message)
             case GiveBack():
                 self.do(self.state.given_back(message))
             case AskCut():

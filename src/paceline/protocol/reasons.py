@@ -6,6 +6,9 @@ from paceline.protocol.samples.ledger import Ledger
 from paceline.wire.messages.feeds import Feed
 from paceline.wire.schema import ModelSchema
 
+_OF_DATA = ("num_samples", "contents")
+_SAME_FILES = "put the same files on all machines, or on storage that they share"
+
 
 def schema_difference(known: ModelSchema, other: ModelSchema) -> str:
     """Two workers prepared models that are not the same."""
@@ -32,16 +35,26 @@ def late_records(ledger: Ledger, feed: int, name: str, end: int) -> str:
     )
 
 
-def feed_difference(known: Feed, other: Feed) -> str:
-    """Two workers called the same ``job.batches`` or ``job.evaluate`` differently."""
+def feed_difference(known: Feed, other: Feed, first: str = "", second: str = "") -> str:
+    """Two workers called the same ``job.batches`` or ``job.evaluate`` differently; empty: alike.
+
+    Args:
+        known: the feed of the job.
+        other: as another worker has opened it.
+        first: who has opened ``known``; empty: a life of before.
+        second: who has opened ``other``.
+    """
     for field in [name for name in Feed.__struct_fields__ if name != "first_step"]:
         mine, theirs = getattr(known, field), getattr(other, field)
-        if mine != theirs:
+        unknown = field == "contents" and not (mine and theirs)
+        if mine != theirs and not unknown:
+            remedy = f"; {_SAME_FILES}" if field in _OF_DATA else ""
             return (
-                f"workers opened feed {known.feed} differently: {field} is {mine} in one and "
-                f"{theirs} in another; every worker must read the same data in the same order"
+                f"workers opened feed {known.feed} differently: {field} is {mine} for "
+                f"{first or 'the job so far'} and {theirs} for {second or 'another worker'}; every "
+                f"worker must read the same data in the same order{remedy}"
             )
-    return f"workers opened feed {known.feed} differently"
+    return ""
 
 
 def left_alone(leavers: Collection[str], others: Collection[str]) -> str:

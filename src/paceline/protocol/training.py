@@ -24,6 +24,7 @@ from paceline.protocol.acts import (
     Instruction,
     Seal,
     Send,
+    WorkerRefused,
     WriteAhead,
 )
 from paceline.protocol.cuts.valid import Cuts
@@ -98,6 +99,8 @@ class MasterState:
         #: Workers that are alive: incarnation -> node.
         self.workers: dict[Inc, str] = {}
         self.prepared: set[Inc] = set()
+        #: Feed -> the worker that defined it, in words; of this master's time.
+        self.opened_by: dict[int, str] = {}
         #: Told as done: feeds.
         self.complete: set[int] = set()
         self.step = START
@@ -227,8 +230,16 @@ class MasterState:
 
     # ------------------------------------------------------------------ feeds and leases
 
-    def open_feed(self, message: OpenFeed) -> list[Instruction]:
-        """The first worker defines the feed; the others must mean the same."""
+    def open_feed(
+        self, message: OpenFeed, who: str = "", *, spared: bool = False
+    ) -> list[Instruction]:
+        """The first worker defines the feed; the others must mean the same.
+
+        Args:
+            message: of a worker.
+            who: the worker, in words.
+            spared: if it means another feed, it is left out, and the job does not fail.
+        """
         feed = message.feed
         known = self.ledger.feeds.get(feed.feed)
         if known is None:
@@ -236,9 +247,11 @@ class MasterState:
             before = [f.last_step for f in trained if not f.per_worker]
             known = msgspec.structs.replace(feed, first_step=max([self.step, *before]))
             journal = self.record(FeedAdded(feed=known))
+            self.opened_by[feed.feed] = who
             return [journal, Send(message.inc, FeedOpened(inc=message.inc, feed=known))]
-        if msgspec.structs.replace(feed, first_step=known.first_step) != known:
-            return [Fail(feed_difference(known, feed))]
+        difference = feed_difference(known, feed, self.opened_by.get(feed.feed, ""), who)
+        if difference:
+            return [WorkerRefused(message.inc, difference) if spared else Fail(difference)]
         return [Send(message.inc, self.feed_opened(message.inc, known))]
 
     def feed_opened(self, inc: Inc, feed: Feed) -> FeedOpened:

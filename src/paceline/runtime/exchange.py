@@ -23,6 +23,7 @@ from typing import Protocol
 from paceline.base.errors import ConfigError, InternalError, PacelineError
 from paceline.base.numbering import Inc
 from paceline.runtime.process import Process
+from paceline.runtime.reaching import Unheard
 from paceline.wire.data_plane import DataClient
 from paceline.wire.messages.checks import Checked, CheckKept
 from paceline.wire.messages.data import Data
@@ -61,6 +62,8 @@ class Exchange:
         ident = f"{process.node}-{process.inc}"
         self.data = DataClient({}, process.job.secret(), ident=ident, arena_bytes=arena_bytes)
         self.changed = threading.Condition()
+        self.unheard = Unheard()
+        """The servers that have not said a word; the owner says which there are."""
         self._process, self._owner = process, owner
         self._errands: list[Errand] = []
         self._asleep = True
@@ -151,6 +154,7 @@ class Exchange:
         with self.changed:
             self._asleep = False
             for server, message, frames in arrived:
+                self.unheard.heard(Inc(server))
                 self._owner.from_server(Inc(server), message, frames)
             for order in orders:
                 if isinstance(order, CheckKept):

@@ -3,6 +3,7 @@
 from typing import Any
 
 from paceline.base.errors import ConfigError
+from paceline.runtime.data.contents import contents_of
 from paceline.runtime.data.growth import CountGrowth, Growth, StreamGrowth, is_long
 from paceline.runtime.data.order import DEFAULT_SHARD_SIZE
 from paceline.runtime.data.stream import StreamSource
@@ -12,6 +13,7 @@ from paceline.wire.spec import JobSpec
 
 WINDOW_SHARDS = 64
 """Shards that are mixed with each other where the epoch is too long to be counted first."""
+LOOPBACK = "127.0.0.1"
 Growing = StreamGrowth | CountGrowth
 
 
@@ -116,6 +118,8 @@ def _feed(  # noqa: PLR0913
         # A second loop over the same data is not to repeat the order of the first.
         seed=spec.data_seed + number,
         blocks=spec.blocks if divided and purpose == "train" else 0,
+        # A job that no other machine can be part of has nothing to compare.
+        contents=contents_of(dataset) if spec.listen != LOOPBACK else "",
     )
 
 

@@ -1,5 +1,7 @@
 """The user's script as Python's ``__main__``: how it begins, and all that Python does when it ends.
 
+Also what is to be said of the error that ends it: whose it is, where, and what was lacking.
+
 A training process is a fork that leaves by ``os._exit``: Python's own end would return through the
 frames of the zygote, and take torch apart. So what scripts rely on is done here.
 """
@@ -15,12 +17,23 @@ import reprlib
 import runpy
 import sys
 import threading
+import traceback
 from importlib.machinery import SourceFileLoader
 from pathlib import Path
-from types import FunctionType, ModuleType
+from types import FrameType, FunctionType, ModuleType, TracebackType
+
+import paceline
+from paceline.base.numbering import Inc
+from paceline.runtime.reaching import Unreachable
+from paceline.runtime.unreadable import unreadable_path
+from paceline.wire.messages.node import ScriptError
 
 PATIENCE_S = 3.0
 """A script whose threads or exit handlers take longer is said to wait for them."""
+_PACKAGE = str(Path(paceline.__path__[0]))
+_SCHEDULERS = os.path.join("torch", "optim", "lr_scheduler.py")
+_LIBRARIES = tuple({f"{prefix}/lib" for prefix in (sys.prefix, sys.base_prefix)})
+_PROCESS = str(Path(__file__).with_name("process.py"))
 
 _shown = reprlib.Repr()
 """How files are named, also those of the script's own classes that cannot say what they are."""
@@ -148,3 +161,77 @@ def _depth(file: io.IOBase) -> int:
 def _is_output(file: io.IOBase) -> bool:
     """Whether it is what stdout or stderr write to: libraries in C write there after us."""
     return isinstance(file, io.FileIO) and file.fileno() in (1, 2)
+
+
+def script_error(error: BaseException, inc: Inc, step: int) -> ScriptError:
+    """Describe an error for the master, with the user's own traceback.
+
+    Args:
+        error: has ended the script.
+        inc: of the process.
+        step: that was being worked on.
+    """
+    trace = user_traceback(error)
+    return ScriptError(
+        inc=inc,
+        kind=kind_of(error),
+        traceback="".join(traceback.format_exception(type(error), error, trace)),
+        in_user_code=raised_in_user_code(trace),
+        step=step,
+        line=user_line(trace),
+        unreadable=unreadable_path(error),
+        unreachable=error.peer if isinstance(error, Unreachable) else "",
+    )
+
+
+def kind_of(error: BaseException) -> str:
+    """Qualified name of the error's class, as a traceback shows it."""
+    kind = type(error)
+    if kind.__module__ in ("builtins", "__main__"):
+        return kind.__qualname__
+    return f"{kind.__module__}.{kind.__qualname__}"
+
+
+def user_traceback(error: BaseException) -> TracebackType | None:
+    """The traceback without the frames that led to the user's script: ours and runpy's."""
+    trace = error.__traceback__
+    while trace and _is_launcher(trace.tb_frame):
+        trace = trace.tb_next
+    return trace
+
+
+def _is_launcher(frame: FrameType) -> bool:
+    name = frame.f_code.co_filename
+    return name in (_PROCESS, __file__) or "runpy" in Path(name).name
+
+
+def raised_in_user_code(trace: TracebackType | None) -> bool:
+    """Whether the innermost frame outside of the libraries is the user's, not paceline's.
+
+    True without frames: a script that does not even compile. A scheduler of torch knows nothing but
+    what the script gave it, though paceline stands between the two.
+    """
+    deciding = True
+    while trace:
+        name = trace.tb_frame.f_code.co_filename
+        if name.startswith(_PACKAGE + os.sep):
+            deciding = False
+        elif _is_user_s(name) or name.endswith(_SCHEDULERS):
+            deciding = True
+        trace = trace.tb_next
+    return deciding
+
+
+def user_line(trace: TracebackType | None) -> str:
+    """Where the script was: the file and line of its innermost frame; empty: there is none."""
+    found = ""
+    while trace:
+        name = trace.tb_frame.f_code.co_filename
+        if not name.startswith(_PACKAGE + os.sep) and _is_user_s(name):
+            found = f"{Path(name).name}, line {trace.tb_lineno}"
+        trace = trace.tb_next
+    return found
+
+
+def _is_user_s(name: str) -> bool:
+    return not name.startswith(_LIBRARIES) and not name.startswith("<")

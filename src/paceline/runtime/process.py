@@ -11,15 +11,13 @@ import os
 import signal
 import sys
 import time
-import traceback
 from collections.abc import Callable
 from pathlib import Path
-from types import FrameType, TracebackType
+from types import FrameType
 from typing import assert_never
 
 import msgspec
 
-import paceline
 from paceline.base.errors import ConfigError
 from paceline.base.jobdir import JobDir
 from paceline.base.node_files import STACKS_SIGNAL, NodeFiles
@@ -29,7 +27,7 @@ from paceline.cuts.reach import cuts_of
 from paceline.runtime import main_module
 from paceline.runtime.data.work import StepTimes
 from paceline.wire.messages.agent import EXIT_FENCED, EXIT_NO_AGENT
-from paceline.wire.messages.node import Finished, ProcessUp, ScriptError
+from paceline.wire.messages.node import Finished, ProcessUp
 from paceline.wire.node_link import NodeLink
 from paceline.wire.spec import JobSpec, load
 from paceline.wire.step_ledger import StepLedgerWriter
@@ -39,10 +37,6 @@ AGENT_WAIT_S = 10.0
 LAST_WORDS_S = 1.0
 """For the last messages to reach the agent."""
 EXIT_TERMINATED = 128 + signal.SIGTERM
-
-_PACKAGE = str(Path(paceline.__path__[0]))
-_SCHEDULERS = os.path.join("torch", "optim", "lr_scheduler.py")
-_LIBRARIES = tuple({f"{prefix}/lib" for prefix in (sys.prefix, sys.base_prefix)})
 
 
 class AgentLost(SystemExit):
@@ -100,6 +94,8 @@ class Process:
         self.spec: JobSpec = load(job.spec)
         self.cuts = cuts_of(job, self.spec)
         self._step = 0
+        self.has_stepped = False
+        """A step was done in this life."""
         self.stop_requested = False
         """Finish the step and leave in order: SIGTERM came, or the master's word."""
         self._terminated = False
@@ -137,6 +133,7 @@ class Process:
 
     def record(self, times: StepTimes, marks: int = 0) -> None:
         """Note in the step ledger what a step took; no system call."""
+        self.has_stepped = True
         self.ledger.write(
             step=self.step,
             t_start_s=times.start_s,
@@ -398,72 +395,12 @@ def exit_code(leaving: SystemExit) -> int:
 
 def report_error(process: Process, error: BaseException, code: int = 1) -> int:
     """Print the user's own traceback and tell the agent; ``code`` is passed through."""
-    trace = user_traceback(error)
-    text = "".join(traceback.format_exception(type(error), error, trace))
+    last_words = main_module.script_error(error, process.inc, process.step)
+    if process.has_stepped or Path(last_words.unreadable).is_relative_to(process.job.path):
+        # An error as any other: of missing data the next life of the node tells.
+        last_words = msgspec.structs.replace(last_words, unreadable="")
     if not isinstance(error, SystemExit):
-        print(text, end="", file=sys.stderr)
+        print(last_words.traceback, end="", file=sys.stderr)
     process.at_end()
-    process.link.send(
-        ScriptError(
-            inc=process.inc,
-            kind=kind_of(error),
-            traceback=text,
-            in_user_code=raised_in_user_code(trace),
-            step=process.step,
-            line=user_line(trace),
-        )
-    )
+    process.link.send(last_words)
     return code
-
-
-def kind_of(error: BaseException) -> str:
-    """Qualified name of the error's class, as a traceback shows it."""
-    kind = type(error)
-    if kind.__module__ in ("builtins", "__main__"):
-        return kind.__qualname__
-    return f"{kind.__module__}.{kind.__qualname__}"
-
-
-def user_traceback(error: BaseException) -> TracebackType | None:
-    """The traceback without the frames that led to the user's script: ours and runpy's."""
-    trace = error.__traceback__
-    while trace and _is_launcher(trace.tb_frame):
-        trace = trace.tb_next
-    return trace
-
-
-def _is_launcher(frame: FrameType) -> bool:
-    name = frame.f_code.co_filename
-    return name in (__file__, main_module.__file__) or "runpy" in Path(name).name
-
-
-def raised_in_user_code(trace: TracebackType | None) -> bool:
-    """Whether the innermost frame outside of the libraries is the user's, not paceline's.
-
-    True without frames: a script that does not even compile. A scheduler of torch knows nothing but
-    what the script gave it, though paceline stands between the two.
-    """
-    deciding = True
-    while trace:
-        name = trace.tb_frame.f_code.co_filename
-        if name.startswith(_PACKAGE + os.sep):
-            deciding = False
-        elif _is_user_s(name) or name.endswith(_SCHEDULERS):
-            deciding = True
-        trace = trace.tb_next
-    return deciding
-
-
-def user_line(trace: TracebackType | None) -> str:
-    """Where the script was: the file and line of its innermost frame; empty: there is none."""
-    found = ""
-    while trace:
-        name = trace.tb_frame.f_code.co_filename
-        if not name.startswith(_PACKAGE + os.sep) and _is_user_s(name):
-            found = f"{Path(name).name}, line {trace.tb_lineno}"
-        trace = trace.tb_next
-    return found
-
-
-def _is_user_s(name: str) -> bool:
-    return not name.startswith(_LIBRARIES) and not name.startswith("<")

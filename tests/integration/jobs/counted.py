@@ -10,6 +10,7 @@ import sys
 import time
 from pathlib import Path
 
+import numpy as np
 import torch
 from safetensors.torch import save_file
 
@@ -36,6 +37,7 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--num-samples", type=int, default=4096)
+    parser.add_argument("--data", type=Path, help="a file of the samples, as numpy has it")
     parser.add_argument("--batch-size", type=int, default=32)
     parser.add_argument("--step-s", type=float, default=0.02)
     parser.add_argument("--slow-until-told", action="store_true", help="by a file named hurry")
@@ -52,7 +54,10 @@ def main() -> None:
     model = Counts(options.num_samples)
     rate = float(options.batch_size) if options.synchronous else 1.0
     model, optimizer = job.prepare(model, torch.optim.SGD(model.parameters(), lr=rate))
-    dataset = torch.utils.data.TensorDataset(torch.arange(options.num_samples))
+    ids = torch.arange(options.num_samples)
+    if options.data is not None:
+        ids = torch.from_numpy(np.load(options.data))
+    dataset = torch.utils.data.TensorDataset(ids)
     samples = (options.out / f"{name}.ids").open("wb", buffering=0)
     times = (options.out / f"{name}.times").open("wb", buffering=0)
     with samples, times:

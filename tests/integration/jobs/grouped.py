@@ -233,6 +233,7 @@ def flags() -> argparse.Namespace:
     parser = argparse.ArgumentParser()
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--num-samples", type=int, default=4096)
+    parser.add_argument("--data", type=Path, help="a file with a line for each sample")
     parser.add_argument("--batch-size", type=int, default=64)
     parser.add_argument("--per-worker", type=int, help="instead of --batch-size")
     parser.add_argument("--epochs", type=int, default=1)
@@ -340,6 +341,13 @@ def evaluated(
     return job.evaluate(look, dataset, 100)
 
 
+def samples_of(options: argparse.Namespace) -> Any:
+    """What is read: numbers in memory, or lines of a file."""
+    if options.data is None:
+        return torch.utils.data.TensorDataset(torch.arange(options.num_samples))
+    return pl.TextLines(options.data, parse=lambda line: (torch.tensor(int(line)),))
+
+
 def main() -> None:
     """Train; evaluate if asked to."""
     options = flags()
@@ -360,7 +368,7 @@ def main() -> None:
     scaler = torch.amp.GradScaler("cpu", 2.0**12, growth_interval=4, enabled=options.half)
     scalers = [scaler] if options.half else []
     job.prepare(in_ddp(model) if options.wrapped else model, parts, rates, *scalers)
-    dataset = torch.utils.data.TensorDataset(torch.arange(options.num_samples))
+    dataset = samples_of(options)
     batch_size = None if options.per_worker else options.batch_size
     batches = job.batches(dataset, batch_size, options.epochs, batch_per_worker=options.per_worker)
     with Diary(options.out, name) as diary:

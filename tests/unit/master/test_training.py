@@ -13,6 +13,7 @@ from paceline.base.errors import ConfigError
 from paceline.base.jobdir import JobDir
 from paceline.base.samples import Span
 from paceline.master.cut_folders import CutChosen
+from paceline.master.holding.edge import GATHER_S
 from paceline.master.holding.servers import ANSWER_PATIENCE_S, MOVE_PATIENCE_S, ServerEdge
 from paceline.master.monitor import Monitor
 from paceline.master.outbox import Outbox
@@ -21,6 +22,7 @@ from paceline.master.training import Training
 from paceline.policy.straggler.actions import Profile
 from paceline.protocol.cuts.cadence import Cadence
 from paceline.protocol.nodes.hangs import Hang
+from paceline.protocol.nodes.lives import Backing, NodePlace
 from paceline.protocol.nodes.membership import Membership
 from paceline.protocol.nodes.platform import AnyWord
 from paceline.protocol.samples.grant_size import BATCHES_BEFORE_MEASURED
@@ -638,3 +640,57 @@ def test_a_cut_that_is_being_copied_elsewhere_stays(job: Job) -> None:
     assert kept == [made[0], *made[-2:]]
     job.training.cuts.uploading = None
     assert make() == made[-2:]
+
+
+def gets_samples(job: Job, inc: int) -> bool:
+    """Whether a worker that has opened its data gets samples."""
+    job.say(OpenFeed(inc=inc, feed=TRAINED))
+    job.say(LeaseRequest(epoch_no=job.state.epoch_no, inc=inc, n=1, feed=0, starving=True))
+    return bool(job.state.ledger.leases.get(inc))
+
+
+def test_the_first_samples_wait_for_workers_of_other_machines(tmp_path: Path) -> None:
+    job = asynchronous(tmp_path)
+    other = job.members.nodes["worker-1"]
+    other.agent.is_remote = True
+    assert not gets_samples(job, WORKER)
+    job.wait(GATHER_S - 1)
+    assert not gets_samples(job, WORKER)
+    assert gets_samples(job, OTHER), "nobody else is missing"
+    other.agent.is_remote = True
+    assert gets_samples(job, WORKER)
+
+
+def test_a_worker_of_another_machine_that_does_not_come_is_not_awaited_for_ever(
+    tmp_path: Path,
+) -> None:
+    job = asynchronous(tmp_path)
+    job.members.nodes["worker-1"].place = NodePlace(Backing.TAKEN, host="b")
+    assert not gets_samples(job, WORKER)
+    job.wait(GATHER_S)
+    assert gets_samples(job, WORKER)
+
+
+@pytest.mark.parametrize("backing", [Backing.UNKNOWN, Backing.PENDING, Backing.REFUSED])
+def test_a_worker_without_a_place_is_not_awaited(tmp_path: Path, backing: Backing) -> None:
+    job = asynchronous(tmp_path)
+    job.members.nodes["worker-1"].place = NodePlace(backing, host="b")
+    assert gets_samples(job, WORKER)
+
+
+def test_only_a_machine_that_comes_late_or_on_its_own_is_left_out_for_its_data(
+    tmp_path: Path,
+) -> None:
+    job = asynchronous(tmp_path)
+    job.say(OpenFeed(inc=WORKER, feed=TRAINED))
+    other = job.members.nodes["worker-1"]
+    other.agent.is_remote, other.agent.host = True, "b (10.0.0.2)"
+    shorter = OpenFeed(inc=OTHER, feed=msgspec.structs.replace(TRAINED, num_samples=999))
+    job.say(shorter)
+    assert "num_samples is 1000 for worker-0 and 999 for worker-1 on b (10.0.0.2)" in job.failed[0]
+    job.state.ledger.commit([Span(0, 0, 4)])
+    job.say(shorter)
+    other.agent.is_remote, other.by_itself = False, True
+    job.state.ledger.done.subtract([Span(0, 0, 4)])
+    job.say(shorter)
+    assert len(job.failed) == 1

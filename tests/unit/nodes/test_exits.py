@@ -1,6 +1,7 @@
 """The rule table of ends, row by row."""
 
 import pytest
+from msgspec import structs
 
 from paceline.protocol.nodes.exits import RULES, Evidence, judge
 from paceline.wire.events.nodes import Verdict
@@ -10,6 +11,12 @@ from paceline.wire.messages.node import ScriptError
 
 def raised(kind: str, *, in_user_code: bool = True, step: int = 7) -> ScriptError:
     return ScriptError(inc=1, kind=kind, traceback="", in_user_code=in_user_code, step=step)
+
+
+def lacking(path: str) -> ScriptError:
+    return structs.replace(
+        raised("FileNotFoundError", step=0), line="a.py, line 3", unreadable=path
+    )
 
 
 ROWS = [
@@ -31,6 +38,28 @@ ROWS = [
             exit=ExitEvidence(exit_code=1),
             error=raised("paceline.base.errors.InternalError", in_user_code=False),
         ),
+    ),
+    (
+        "unreadable source",
+        Verdict.UNRETRYABLE,
+        Evidence(exit=ExitEvidence(exit_code=1), error=lacking("/data/x.npy"), host="b (10.0.0.2)"),
+    ),
+    (
+        "unreachable peer",
+        Verdict.UNRETRYABLE,
+        Evidence(
+            exit=ExitEvidence(exit_code=1),
+            error=structs.replace(
+                raised("paceline.runtime.reaching.Unreachable", in_user_code=False),
+                unreachable="server-0 at 10.0.0.3:4711 (Connection refused)",
+            ),
+            host="b (10.0.0.2)",
+        ),
+    ),
+    (
+        "error",  # a job of one machine: a file that is not there is not there for any worker
+        Verdict.RETRYABLE,
+        Evidence(exit=ExitEvidence(exit_code=1), error=lacking("/data/x.npy")),
     ),
     (
         "refused",
@@ -216,6 +245,16 @@ def test_the_first_rule_that_applies_decides(
 
 def test_every_rule_has_a_row_here() -> None:
     assert {rule.name for rule in RULES} == {row[0] for row in [*ROWS, *LOST_LOADERS]}
+
+
+def test_what_a_machine_lacks_is_told_with_its_name_and_the_remedy() -> None:
+    evidence = Evidence(
+        exit=ExitEvidence(exit_code=1), error=lacking("/data/x"), host="b (10.0.0.2)"
+    )
+    assert judge(evidence).reason == (
+        "b (10.0.0.2) cannot read /data/x (a.py, line 3); put it at the same path there, or on "
+        "storage that all machines share, or give the script a URL"
+    )
 
 
 def test_a_refusal_is_the_whole_message_with_its_remedy() -> None:

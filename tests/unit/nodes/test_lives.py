@@ -98,7 +98,7 @@ def test_a_worker_that_leaves_leaves_even_if_it_is_refused_meanwhile() -> None:
     inc = job.run("worker-1")
     orders = NodeOrders(job.members)
     job.note(orders.scale(1, 1.0, grace_s=5.0))
-    job.note(orders.refuse(inc, "another model", least=1))
+    job.note(orders.refuse(inc, "another model"))
     assert job.members.nodes["worker-1"].fate is Fate.LEAVES
     later = job.restarted()
     assert Retire("worker-1") in later.first

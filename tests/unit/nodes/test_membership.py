@@ -52,9 +52,15 @@ def of(kind: type[T], acts: list[Act]) -> list[T]:
 class Job:
     """A membership of one worker and one server by default, driven as its edge would."""
 
-    def __init__(self, num_workers: int = 1, num_servers: int = 1, **restart: float | None) -> None:
+    def __init__(
+        self,
+        num_workers: int = 1,
+        num_servers: int = 1,
+        min_workers: int = 1,
+        **restart: float | None,
+    ) -> None:
         self.spec = RestartSpec(**restart)  # type: ignore[arg-type]
-        self.size = (num_workers, num_servers)
+        self.size = (num_workers, num_servers, min_workers)
         self.members = self.fresh()
         self.now_s = 0.0
         self.others_wait = False
@@ -62,8 +68,10 @@ class Job:
         self.note(self.members.begin(0.0))
 
     def fresh(self) -> Membership:
-        workers, servers = self.size
-        return Membership(num_workers=workers, num_servers=servers, restart=self.spec)
+        workers, servers, least = self.size
+        members = Membership(num_workers=workers, num_servers=servers, restart=self.spec)
+        members.min_workers = least
+        return members
 
     def note(self, acts: list[Act]) -> list[Act]:
         self.kept += of(KeepRecord, acts)
@@ -365,7 +373,7 @@ def test_a_worker_that_left_its_loop_is_told_once_unless_it_was_told_to_leave() 
 def test_a_worker_that_is_refused_is_not_started_again_and_not_awaited(how: str) -> None:
     job = Job(num_workers=2)
     first, second = job.run("worker-0"), job.run("worker-1")
-    acts = job.note(NodeOrders(job.members).refuse(second, "another model", 1))
+    acts = job.note(NodeOrders(job.members).refuse(second, "another model"))
     assert [type(act) for act in acts] == [
         LeftOutEvent,
         FencedEvent,
@@ -384,17 +392,17 @@ def test_a_worker_that_is_refused_is_not_started_again_and_not_awaited(how: str)
     node = job.members.nodes["worker-1"]
     assert (node.word, node.life.note) == ("failed", "another model")
     assert [one.name for one in job.members.wanted_workers()] == ["worker-0"]
-    assert NodeOrders(job.members).refuse(second, "another model", 1) == []
+    assert NodeOrders(job.members).refuse(second, "another model") == []
     job.members.script_returned(Finished(inc=first))
     job.exit("worker-0", ExitEvidence(exit_code=0))
     assert job.members.all_finished()
 
 
 def test_with_too_few_left_a_refusal_ends_the_job() -> None:
-    job = Job(num_workers=3)
+    job = Job(num_workers=3, min_workers=2)
     incs = [job.run(f"worker-{rank}") for rank in range(3)]
-    assert not of(FailJob, NodeOrders(job.members).refuse(incs[0], "another model", 2))
-    (failed,) = of(FailJob, NodeOrders(job.members).refuse(incs[1], "another model", 2))
+    assert not of(FailJob, NodeOrders(job.members).refuse(incs[0], "another model"))
+    (failed,) = of(FailJob, NodeOrders(job.members).refuse(incs[1], "another model"))
     assert failed.reason == "another model"
 
 
@@ -402,7 +410,7 @@ def test_a_job_goes_on_with_a_machine_that_joined_alone() -> None:
     job = Job(num_workers=1)
     inc, other = job.run("worker-0"), joined(job)
     job.hello(other, 70)
-    assert not of(FailJob, NodeOrders(job.members).refuse(inc, "another model", 1))
+    assert not of(FailJob, NodeOrders(job.members).refuse(inc, "another model"))
 
 
 def test_what_a_joined_machine_lacks_is_no_error_of_the_others() -> None:
@@ -421,10 +429,57 @@ def test_what_a_joined_machine_lacks_is_no_error_of_the_others() -> None:
     assert [one.name for one in job.members.wanted_workers()] == ["worker-0"]
 
 
+def lacks_a_source(job: Job, name: str, *, any_committed: bool, remote: bool = True) -> list[Act]:
+    """A worker's machine cannot read what the script reads."""
+    agent = job.members.nodes[name].agent
+    agent.is_remote, agent.host = remote, "b"
+    inc = job.members.nodes[name].life.inc
+    error = ScriptError(
+        inc=inc,
+        kind="FileNotFoundError",
+        traceback="",
+        in_user_code=True,
+        step=0,
+        unreadable="/data/x",
+    )
+    job.members.script_error(error)
+    message = ProcessExited(node=name, inc=inc, evidence=ExitEvidence(exit_code=1))
+    return job.note(job.members.process_exited(message, job.now_s, any_committed=any_committed))
+
+
+def test_a_machine_without_the_data_ends_the_job_before_anything_is_trained() -> None:
+    job = Job(num_workers=2)
+    job.run("worker-0")
+    job.run("worker-1")
+    (failed,) = of(FailJob, lacks_a_source(job, "worker-1", any_committed=False))
+    assert failed.reason.startswith("worker-1: b cannot read /data/x; put it at the same path")
+
+
+def test_one_that_comes_later_is_left_out_and_the_others_train_on() -> None:
+    job = Job(num_workers=2)
+    job.run("worker-0")
+    job.run("worker-1")
+    acts = lacks_a_source(job, "worker-1", any_committed=True)
+    assert not of(FailJob, acts)
+    assert of(Retire, acts) == [Retire("worker-1")]
+    (told,) = of(LeftOutEvent, acts)
+    assert told.reason.startswith("b cannot read /data/x;")
+    assert [one.name for one in job.members.wanted_workers()] == ["worker-0"]
+    assert of(FailJob, lacks_a_source(job, "worker-0", any_committed=True)), "nobody is left"
+
+
+def test_on_the_only_machine_a_missing_file_is_an_error_of_the_script() -> None:
+    job = Job(num_workers=2)
+    job.run("worker-0")
+    job.run("worker-1")
+    (failed,) = of(FailJob, lacks_a_source(job, "worker-1", any_committed=False, remote=False))
+    assert "before anything was trained" in failed.reason
+
+
 def test_a_resumed_job_tries_again_who_was_refused() -> None:
     job = Job(num_workers=2)
     job.run("worker-0")
-    job.note(NodeOrders(job.members).refuse(job.run("worker-1"), "another model", 1))
+    job.note(NodeOrders(job.members).refuse(job.run("worker-1"), "another model"))
     job.kept.append(KeepRecord(JobEnded()))
     assert Launch("worker-1") in job.restarted().first
 

@@ -26,15 +26,13 @@ from paceline.runtime import process as process_module
 from paceline.runtime.exchange import Exchange
 from paceline.runtime.holding.local.strategy import Local
 from paceline.runtime.job import Job
-from paceline.runtime.process import (
-    AgentLost,
-    Process,
-    exit_code,
+from paceline.runtime.main_module import (
     kind_of,
     raised_in_user_code,
     user_line,
     user_traceback,
 )
+from paceline.runtime.process import AgentLost, Process, exit_code
 from paceline.wire.messages.node import Finished, ProcessUp
 from paceline.wire.spec import JobSpec, save
 

@@ -18,6 +18,8 @@ from paceline.wire.spec import JobSpec
 if TYPE_CHECKING:
     from paceline.master.training import Training
 
+GATHER_S = 30.0
+"""The first workers of a job wait so long for the others; later ones join them."""
 RESEND_S = 1.0
 """What is unanswered is said again so often."""
 

@@ -9,7 +9,7 @@ import msgspec
 
 from paceline.base.numbering import NO_CUT, CutNo, Inc
 from paceline.master.cut_folders import CutChosen
-from paceline.master.holding.edge import HolderEdge
+from paceline.master.holding.edge import GATHER_S, HolderEdge
 from paceline.policy.straggler.actions import Profile
 from paceline.protocol.holding.group.formation import Formation
 from paceline.protocol.holding.group.master import GroupHolder
@@ -34,8 +34,6 @@ from paceline.wire.messages.node import (
 )
 from paceline.wire.spec import JobSpec
 
-GATHER_S = 30.0
-"""A first group of workers waits so long for the others; later ones join it."""
 MAX_FUTILE = 20
 """So often members that all live may fail to do a step together."""
 BROKEN_S = 0.5

@@ -49,6 +49,8 @@ class Evidence(msgspec.Struct, frozen=True, kw_only=True):
     """How, and at which step, this node's life before this one ended: its `Judged.sign`."""
     repeats: int = 0
     """How many lives before this one have ended so, one after another."""
+    host: str = ""
+    """The machine of a worker, in a job that has several; else empty."""
 
 
 class ExitRule(msgspec.Struct, frozen=True):
@@ -122,6 +124,9 @@ LOADER_CUT_OFF = frozenset({"ConnectionResetError", "ConnectionRefusedError", "E
 """What reading from such a process ends in, if its death is noticed so first."""
 MESSAGE_CHARS = 200
 """Of an error's message in a reason; the traceback has all of it."""
+UNREADABLE, UNREACHABLE = "unreadable source", "unreachable peer"
+LACKING = frozenset({UNREADABLE, UNREACHABLE})
+"""The rules of a worker whose machine lacks what the script reads, or the way to a peer."""
 INTERNAL_ERROR = "paceline.base.errors.InternalError"
 SAME_ENDS = 3
 """So many lives in a row that one exit code, or one crash, ends at one step are enough."""
@@ -247,6 +252,19 @@ def _message(evidence: Evidence) -> str:
     return said.partition(f"{_kind(evidence)}: ")[2]
 
 
+def _unreadable(evidence: Evidence) -> str:
+    """The path that a worker's machine lacks; empty in a job of one machine."""
+    return evidence.error.unreadable if evidence.error and evidence.host else ""
+
+
+def _lacking(evidence: Evidence) -> str:
+    where = f" ({evidence.error.line})" if evidence.error and evidence.error.line else ""
+    return (
+        f"{evidence.host} cannot read {_unreadable(evidence)}{where}; put it at the same path "
+        "there, or on storage that all machines share, or give the script a URL"
+    )
+
+
 def _refused(evidence: Evidence) -> str:
     """The whole message, which ends with the remedy, and where it was asked for."""
     error = evidence.error
@@ -310,6 +328,17 @@ RULES: tuple[ExitRule, ...] = (
         Verdict.UNRETRYABLE,
         lambda e: _kind(e) == INTERNAL_ERROR,
         lambda e: f"a rule of paceline was broken: {_raised(e)}",
+    ),
+    ExitRule(UNREADABLE, Verdict.UNRETRYABLE, lambda e: bool(_unreadable(e)), _lacking),
+    ExitRule(
+        UNREACHABLE,
+        Verdict.UNRETRYABLE,
+        lambda e: bool(e.host and e.error and e.error.unreachable),
+        lambda e: (
+            f"{e.host} cannot connect to {e.error.unreachable if e.error else ''}; let the "
+            "machines reach each other at that port, or give `listen` an address that all of "
+            "them reach"
+        ),
     ),
     ExitRule(
         "refused",

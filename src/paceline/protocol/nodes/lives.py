@@ -58,6 +58,8 @@ class NodeAgent(msgspec.Struct):
     """By what the time after which its silence counts is multiplied."""
     is_remote: bool = False
     """It runs on another machine than the master."""
+    host: str = ""
+    """Where it runs: the name of the machine, and its address if that is another one."""
     left_s: float | None = None
     """Since when its connection is broken; None: it is there, or was never heard by this master."""
 

@@ -17,7 +17,7 @@ backend cannot launch an agent for it, so it is awaited as long as others, and t
 from collections.abc import Container
 
 from paceline.protocol.nodes.budget import Budget
-from paceline.protocol.nodes.exits import NO_CAUSE, Evidence, Judged, is_free, judge
+from paceline.protocol.nodes.exits import LACKING, NO_CAUSE, Evidence, Judged, is_free, judge
 from paceline.protocol.nodes.lives import Backing, EndOrder, Fate, LifePhase, NodePlace, Presence
 from paceline.protocol.nodes.node import (
     Act,
@@ -300,12 +300,13 @@ class Membership(Roster):
             exit=exit_,
             error=life.error,
             # A worker told to leave returns from its script, too.
-            finished=self._has_returned(node, exit_) and self._wanted(node),
+            finished=self.has_returned(node, exit_) and self._wanted(node),
             started=started,
             any_committed=any_committed,
             by_itself=self.runs_by_itself,
             previous=node.past.previous if self._counts_repeats(now_s) else None,
             repeats=node.past.repeats,
+            host=node.agent.host if node.role == "worker" and self.spreads else "",
         )
         judged = judge(evidence)
         life.note = judged.reason
@@ -326,6 +327,8 @@ class Membership(Roster):
         elif node.by_itself and judged.verdict is Verdict.UNRETRYABLE:
             # What its machine lacks is no error of the others.
             acts += [*self._drop(node, judged.reason), Retire(node.name)]
+        elif judged.rule in LACKING and any_committed:
+            acts += self.left_out(node, judged.reason)
         elif judged.verdict is Verdict.UNRETRYABLE:
             acts += self.not_replaced() if node.replaces else [self._fail(node.name, judged)]
         else:
@@ -338,12 +341,6 @@ class Membership(Roster):
             return not self._restart.repeat
         long = now_s - self.rounds.began_s > self._restart.backoff_max_s
         return not (self._restart.repeat or long)
-
-    def _has_returned(self, node: Node, exit_: ExitEvidence) -> bool:
-        """Whether the script has returned; with strategy script the exit code says it, too."""
-        if node.life.returned or not self.runs_by_itself:
-            return node.life.returned
-        return exit_.exit_code == 0 and not exit_.stopped_by_us
 
     def lost(self, node: Node) -> list[Act]:
         """End the present life of the node: nothing of it may count."""

@@ -6,10 +6,8 @@ from paceline.protocol.nodes.membership import REPEAT_END_S, Membership
 from paceline.protocol.nodes.node import (
     Act,
     EndLife,
-    FailJob,
     Node,
     NodeJoined,
-    NodeRefused,
     RestartOrdered,
     Retire,
     RoundSet,
@@ -17,7 +15,7 @@ from paceline.protocol.nodes.node import (
     WorkersWanted,
 )
 from paceline.wire.events.job import ScaledEvent
-from paceline.wire.events.nodes import HungEvent, KilledEvent, KillRestartEvent, LeftOutEvent
+from paceline.wire.events.nodes import HungEvent, KilledEvent, KillRestartEvent
 
 
 class NodeOrders:
@@ -112,18 +110,9 @@ class NodeOrders:
         told = KillRestartEvent(node=name, inc=node.life.inc, reason=reason)
         return [keep, told, node.end_life(now_s, grace_s)]
 
-    def refuse(self, inc: Inc, reason: str, least: int) -> list[Act]:
-        """This worker cannot take part, nor could its next life: the others go on without it.
-
-        ``least``: with fewer workers the job cannot, and fails for the same reason.
-        """
+    def refuse(self, inc: Inc, reason: str) -> list[Act]:
+        """This worker cannot take part: see `Membership.left_out`."""
         node = self.members.node_of(inc)
         if node is None or not node.life.is_alive:
             return []
-        told = LeftOutEvent(node=node.name, inc=inc, reason=reason)
-        acts: list[Act] = [told, *self.members.lost(node)]
-        acts.append(self.members.keep(NodeRefused(node=node.name, reason=reason)))
-        left = list(self.members.counting())
-        if not left or len(left) < least:
-            return [*acts, FailJob(reason)]
-        return [*acts, Retire(node.name)]
+        return self.members.left_out(node, reason, self.members.lost(node))

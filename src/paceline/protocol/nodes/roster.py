@@ -1,12 +1,14 @@
 """Which nodes a job has: changed by records only, so that a restarted master has the same."""
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import assert_never
 
 from paceline.base.numbering import Inc
 from paceline.protocol.nodes.lives import EndOrder, Fate, LifePhase, NodeLife
 from paceline.protocol.nodes.node import (
+    Act,
+    FailJob,
     JobEnded,
     KeepRecord,
     MemberRecords,
@@ -17,6 +19,7 @@ from paceline.protocol.nodes.node import (
     NodeRefused,
     NodeStarted,
     RestartOrdered,
+    Retire,
     RoundSet,
     ServerAdded,
     ServersWanted,
@@ -24,11 +27,16 @@ from paceline.protocol.nodes.node import (
     WorkersWanted,
 )
 from paceline.protocol.nodes.rounds import Rounds
+from paceline.wire.events.nodes import LeftOutEvent
+from paceline.wire.messages.agent import ExitEvidence
 from paceline.wire.messages.base import Server
 
 
 class Roster:
     """The nodes of one job, as records have made them."""
+
+    min_workers: int = 1
+    """With fewer that can take part the job fails."""
 
     def __init__(self, num_workers: int, num_servers: int, rounds: Rounds | None) -> None:
         self.rounds = rounds
@@ -195,6 +203,20 @@ class Roster:
         self.apply(record)
         return KeepRecord(record)
 
+    def left_out(self, node: Node, reason: str, lost: Iterable[Act] = ()) -> list[Act]:
+        """Have the others go on without a worker that cannot take part, nor could its next life.
+
+        Args:
+            node: its life has ended, or is about to: by ``lost``.
+            reason: why.
+            lost: what follows from that.
+        """
+        told = LeftOutEvent(node=node.name, inc=node.life.inc, reason=reason)
+        kept = self.keep(NodeRefused(node=node.name, reason=reason))
+        num_left = sum(1 for _ in self.counting())
+        fails = num_left < max(1, self.min_workers)
+        return [told, *lost, kept, FailJob(reason) if fails else Retire(node.name)]
+
     # ------------------------------------------------------------------ what is there
 
     def of_role(self, role: str) -> Iterator[Node]:
@@ -254,6 +276,17 @@ class Roster:
     def num_restarts(self) -> int:
         """Relaunches so far, of the whole job."""
         return sum(node.past.restarts for node in self.nodes.values())
+
+    @property
+    def spreads(self) -> bool:
+        """Whether some agent is on another machine than the master."""
+        return any(node.by_itself or node.agent.is_remote for node in self.nodes.values())
+
+    def has_returned(self, node: Node, exit_: ExitEvidence) -> bool:
+        """Whether the script has returned; with strategy script the exit code says it, too."""
+        if node.life.returned or not self.runs_by_itself:
+            return node.life.returned
+        return exit_.exit_code == 0 and not exit_.stopped_by_us
 
     # ------------------------------------------------------------------ rounds
 

@@ -1,6 +1,8 @@
 """A directory of files that grow and increase in number, as a stream."""
 
+import errno
 import itertools
+import os
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -41,7 +43,9 @@ class GrowingFiles:
     ) -> None:
         self._directory = Path(directory)
         if not self._directory.is_dir():
-            raise ConfigError(f"{directory} is no directory; create it before the job starts")
+            raise ConfigError(
+                f"{directory} is no directory; create it before the job starts"
+            ) from NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(directory))
         if not pattern.endswith((".jsonl", ".parquet")):
             raise ConfigError(
                 f"the pattern {pattern!r} names no known form; let it end in .jsonl or .parquet"

@@ -4,6 +4,7 @@ The files are read from the first moment on; their lines are counted in the back
 count is final, ``num_known`` says how many records can be asked for without waiting.
 """
 
+import errno
 import glob
 import logging
 import os
@@ -41,7 +42,9 @@ def expand_paths(paths: Paths) -> list[Path]:
         plain = Path(name)
         files = [one for one in ([plain] if plain.exists() else matches) if not one.is_dir()]
         if not files:
-            raise ConfigError(f"no file matches {str(name)!r} (from {Path.cwd()}); check the path")
+            raise ConfigError(
+                f"no file matches {str(name)!r} (from {Path.cwd()}); check the path"
+            ) from FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(name))
         found += files
     if not found:
         raise ConfigError("the list of data files is empty; name at least one")

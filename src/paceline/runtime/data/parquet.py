@@ -12,12 +12,13 @@ import pyarrow.parquet as pq
 from paceline.base.errors import ConfigError
 from paceline.runtime.data.batch import batch_type
 from paceline.runtime.data.columns import to_batch
+from paceline.runtime.data.contents import OfFiles
 from paceline.runtime.data.lines import Paths, expand_paths
 
 _CACHED_ROW_GROUPS = 4
 
 
-class ParquetRows:
+class ParquetRows(OfFiles):
     """Each row of the files is a record; a batch is a ``Batch`` with one tensor per column.
 
     A row group is decoded as a whole and the last four are kept. So shards should not be much
@@ -56,6 +57,10 @@ class ParquetRows:
     def shard_size_hint(self) -> int:
         """Rows in the longest row group."""
         return int(np.diff(self._starts, prepend=0).max()) or 1
+
+    @property
+    def files(self) -> Sequence[Path]:
+        return self.paths
 
     def __len__(self) -> int:
         return int(self._starts[-1])

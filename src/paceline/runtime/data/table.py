@@ -4,6 +4,7 @@ Row numbers of SQL mean nothing without an order, and OFFSET reads what it skips
 key is kept, and rows are read as the range of keys in which they lie.
 """
 
+import errno
 import os
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
@@ -47,8 +48,11 @@ class SqlTable:
         self._url = sql.engine.make_url(url)
         self._types = arrow_schema(columns)
         self._name = table
-        if self._url.get_backend_name() == "sqlite" and not Path(self._url.database or "").exists():
-            raise ConfigError(f"no database {self._url.database!r}; check the url")
+        file = self._url.database or ""
+        if self._url.get_backend_name() == "sqlite" and not Path(file).exists():
+            raise ConfigError(
+                f"no database {self._url.database!r}; check the url"
+            ) from FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), file)
         self._reset()
         try:
             with self._connect() as connection:

@@ -10,11 +10,12 @@ import pyarrow.csv
 
 from paceline.base.errors import ConfigError
 from paceline.runtime.data.columns import arrow_schema, to_batch
+from paceline.runtime.data.contents import OfFiles
 from paceline.runtime.data.lines import LineFiles, Paths
 from paceline.runtime.data.order import DEFAULT_SHARD_SIZE
 
 
-class _LineRecords:
+class _LineRecords(OfFiles):
     """What all datasets of lines share: their length, known at once or waited for."""
 
     shard_size_hint = DEFAULT_SHARD_SIZE
@@ -25,6 +26,10 @@ class _LineRecords:
 
     def __len__(self) -> int:
         return self.wait_len()
+
+    @property
+    def files(self) -> Sequence[Path]:
+        return self._lines.paths
 
     def num_known(self) -> tuple[int, bool]:
         """Records that can be read without waiting, and whether these are all. Never blocks."""

@@ -24,8 +24,9 @@ from paceline.policy.failslow.preflight import pair_up
 from paceline.runtime.group.links import measure_links
 from paceline.runtime.group.store import GroupOver, PeerStore
 from paceline.runtime.group.transports import DIRECT, LONGEST_S, SOCKETS, Gloo, Transport
+from paceline.runtime.reaching import place_of, refusal
 from paceline.wire.messages.checks import Link
-from paceline.wire.messages.group import RunGroup
+from paceline.wire.messages.group import Member, RunGroup
 
 GIVE_UP_S = 120.0
 """A group that has not come together by then never will, though nobody died: its network does not
@@ -108,10 +109,11 @@ class Group:
     def over(self, error: Exception) -> GroupOver:
         """Why the group is over, by the names of its members; else what torch says."""
         _log.info("group_over group=%d error=%s", self.run.group, error)
-        missing = [self.run.members[rank].node for rank in self._ranks(self._store.missing)]
+        missing = [self.run.members[rank] for rank in self._ranks(self._store.missing)]
         if missing:
             were = "was" if len(missing) == 1 else "were"
-            return GroupOver(f"{', '.join(missing)} {were} not reached in time")
+            names = ", ".join(map(_named, missing))
+            return GroupOver(f"{names} {were} not reached in time")
         return GroupOver(self._in_words(str(error)))
 
     def _ranks(self, keys: Sequence[str]) -> list[int]:
@@ -275,3 +277,9 @@ class Gathering:
         """Member -> its numbers; raises as `Operation.wait`."""
         self._operation.wait()
         return [one.tolist() for one in self._values]
+
+
+def _named(member: Member) -> str:
+    """A member that did not come; with its address and why, if no connection can be made to it."""
+    why = refusal(member.address)
+    return f"{member.node} at {place_of(member.address)} ({why})" if why else member.node

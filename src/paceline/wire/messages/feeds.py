@@ -38,6 +38,8 @@ class Feed(msgspec.Struct, frozen=True, kw_only=True):
     blocks: int = 0
     """On servers: a whole slice is computed in so many batches, by any workers; 0: it is
     not divided beforehand."""
+    contents: str = ""
+    """What the files of its dataset hold, in short; empty: not known, and so not compared."""
 
     def global_batch(self, workers: int) -> int:
         """Samples of a step that so many workers do, if nothing is missing and no epoch ends."""

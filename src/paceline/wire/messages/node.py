@@ -226,6 +226,10 @@ class ScriptError(Message, frozen=True):
     """-1: not known, of a script that trains on its own."""
     line: str = ""
     """``train.py, line 9``: the innermost line outside of paceline and libraries."""
+    unreadable: str = ""
+    """The file or folder that this machine cannot read, if that is why no step was done."""
+    unreachable: str = ""
+    """The peer that this machine cannot connect to, with its address and why."""
 
 
 class Leaving(Message, frozen=True):

@@ -1,9 +1,18 @@
 """What the master promises; every interleaving with the others is in tests/model."""
 
 import pytest
+from msgspec import structs
 
 from paceline.base.samples import Span
-from paceline.protocol.acts import Fail, FeedDone, Instruction, Seal, Send, WriteAhead
+from paceline.protocol.acts import (
+    Fail,
+    FeedDone,
+    Instruction,
+    Seal,
+    Send,
+    WorkerRefused,
+    WriteAhead,
+)
 from paceline.protocol.holding.servers.master import ServerHolder
 from paceline.protocol.records import CutValid, EpochStarted, Granted, Returned
 from paceline.protocol.samples.grant_size import Sizing
@@ -141,6 +150,30 @@ def job() -> Job:
     for inc in (ONE, TWO):
         job.request(inc, 0)  # heard in this epoch
     return job
+
+
+# ---------------------------------------------------------------------- feeds
+
+
+def test_a_worker_that_reads_other_data_ends_the_job_or_is_left_out(job: Job) -> None:
+    first = OpenFeed(inc=ONE, feed=structs.replace(FEED, feed=7, contents="1 files, a"))
+    job.do(job.state.open_feed(first, "worker-0 on a"))
+    for change in ({"num_samples": 3}, {"contents": "1 files, b"}):
+        other = OpenFeed(inc=TWO, feed=structs.replace(first.feed, **change))
+        (failed,) = job.state.open_feed(other, "worker-1 on b")
+        (refused,) = job.state.open_feed(other, "worker-1 on b", spared=True)
+        assert isinstance(failed, Fail)
+        assert refused == WorkerRefused(TWO, failed.reason)
+        field, value = next(iter(change.items()))
+        assert f"{field} is {getattr(first.feed, field)} for worker-0 on a" in failed.reason
+        assert f"and {value} for worker-1 on b" in failed.reason
+        assert "put the same files on all machines" in failed.reason
+
+
+def test_what_files_hold_is_compared_only_where_it_is_known(job: Job) -> None:
+    named = structs.replace(FEED, contents="1 files, a")
+    (opened,) = job.do(job.state.open_feed(OpenFeed(inc=TWO, feed=named)))
+    assert isinstance(opened, Send)
 
 
 # ---------------------------------------------------------------------- start

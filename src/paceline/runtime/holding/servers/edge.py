@@ -132,6 +132,8 @@ class WorkerEdge:
         Servers are left in peace while answers are likely on their way over a slow wire.
         """
         now_s = time.monotonic()
+        if self.state.pulling is not None:
+            self._exchange.unheard.look(now_s)
         again: Iterable[Instruction] = self.state.resend()
         if now_s < self._insist_at_s:
             again = [one for one in again if isinstance(one, ToMaster)]
@@ -274,6 +276,7 @@ class WorkerEdge:
 
     def _connect(self, keep: Collection[int]) -> None:
         assert self.state.map is not None
+        self._exchange.unheard.connected(self.state.map.servers)
         data = self._exchange.data
         for gone in set(data.keys()) - set(self.state.servers) - set(keep):
             data.disconnect(gone)
