@@ -85,6 +85,7 @@ STRATEGIES: MappingProxyType[str, Traits] = MappingProxyType(
             modes=("bsp", "ssp", "asp"),
             deterministic=("bsp",),
             blocks=True,
+            measured="links",
             min_workers="whose workers need not be many",
         ),
         "allreduce": Traits(

@@ -171,3 +171,34 @@ def test_people_are_told_of_slow_nodes_only_and_may_look_at_all() -> None:
     first, second = tables.rows(events)
     assert first == ("worker-0", "50.0 GFLOP/s", "10.0 GB/s", "100 %", "-", "-", "-", "")
     assert second[-3:] == ("1.00 to 1.00 GB/s", "2.00 ms", "matmul 0.04")
+
+
+def on_servers(rates: dict[tuple[int, int], float], servers: int = 2) -> dict[str, NodeSpeed]:
+    """Three workers, every link to a server of 1 GB/s but these."""
+    return {
+        f"worker-{one}": msgspec.structs.replace(
+            FINE,
+            links=tuple(
+                Link(f"server-{other}", rates.get((one, other), 1e9), 1e-4)
+                for other in range(servers)
+            ),
+        )
+        for one in range(3)
+    }
+
+
+def test_a_slow_link_to_a_server_is_named_with_both_ends() -> None:
+    assert find_slow(on_servers({})) == []
+    for servers in (1, 2):
+        speeds = on_servers({(1, 0): 1e8}, servers)
+        (link,) = find_slow(speeds)
+        assert (link.nodes, link.what) == (("server-0", "worker-1"), "link")
+        told = "a link is slow: server-0 - worker-1: 0.1 GB/s, 0.10 of the median"
+        assert found_slow(link, speeds).sentence() == told
+
+
+def test_a_server_all_of_whose_links_are_slow_is_named_itself() -> None:
+    speeds = on_servers({(one, 1): 1e8 for one in range(3)})
+    (node,) = find_slow(speeds)
+    told = "server-1 is slow: its links carry at most 0.1 GB/s, 0.10 of the median"
+    assert found_slow(node, speeds).sentence() == told

@@ -10,13 +10,15 @@ and slow nodes can be told apart; the time of threads that wait for a core is ke
 """
 
 import math
+from collections import Counter
 from collections.abc import Mapping
 from itertools import chain
 from statistics import median
-from typing import assert_never
+from typing import Literal, assert_never
 
 import msgspec
 
+from paceline.base.jobdir import role_of
 from paceline.wire.events.checks import SlowLinkEvent, SlowNodeEvent, SlowPart, SlowWay
 from paceline.wire.messages.checks import NodeSpeed
 
@@ -96,11 +98,14 @@ def _allowed(one: NodeSpeed) -> float:
 
 
 def links_of(speeds: Mapping[str, NodeSpeed]) -> dict[tuple[str, str], tuple[float, float]]:
-    """Bytes per second and round trip of each link of these, as the slower end has seen it."""
+    """Bytes per second and round trip of each link of these, as the slower end has seen it.
+
+    Servers are ends of links, too, though nothing else of them is measured.
+    """
     found: dict[tuple[str, str], tuple[float, float]] = {}
     for name, one in speeds.items():
         for link in one.links:
-            if link.node not in speeds:
+            if link.node not in speeds and role_of(link.node) != "server":
                 continue
             ends = (min(name, link.node), max(name, link.node))
             rate, rtt_s = found.get(ends, (math.inf, 0.0))
@@ -109,7 +114,7 @@ def links_of(speeds: Mapping[str, NodeSpeed]) -> dict[tuple[str, str], tuple[flo
 
 
 def _slow_links(speeds: Mapping[str, NodeSpeed]) -> list[Slow]:
-    """A node whose best link is slow is slow itself; else the link is.
+    """A node whose best link is slow is slow itself; else the link is, or a node's only link.
 
     The best of each node's links is what nodes are compared by: one slow node makes most links of
     a small job slow, but hardly those of the others' best.
@@ -119,7 +124,8 @@ def _slow_links(speeds: Mapping[str, NodeSpeed]) -> list[Slow]:
     if len(names) < 3:
         return []
     best = {name: max(rate for ends, (rate, _) in links.items() if name in ends) for name in names}
-    slow = _below("links", best)
+    degree = Counter(chain.from_iterable(links))
+    slow = [one for one in _below("links", best) if degree[one.nodes[0]] > 1]
     blamed = {name for one in slow for name in one.nodes}
     middle = median(best.values())
     usual_s = median(rtt_s for _, rtt_s in links.values())
@@ -143,17 +149,18 @@ def found_slow(slow: Slow, speeds: Mapping[str, NodeSpeed]) -> SlowNodeEvent | S
             return SlowLinkEvent(ends=ends, what=way, value=value, ratio=slow.ratio)
         case part:
             (node,) = slow.nodes
-            one = speeds[node]
+            rates = [rate for ends, (rate, _) in links_of(speeds).items() if node in ends]
+            one = speeds.get(node)
             return SlowNodeEvent(
                 node=node,
                 what=part,
-                value=_value(part, one),
+                value=max(rates) if part == "links" or one is None else _value(part, one),
                 ratio=slow.ratio,
-                threads=one.threads,
+                threads=one.threads if one is not None else 0,
             )
 
 
-def _value(what: SlowPart, one: NodeSpeed) -> float:
+def _value(what: Literal["cpu quota", "cpu", "matmul", "memory"], one: NodeSpeed) -> float:
     """What a node has of it."""
     match what:
         case "cpu quota":
@@ -164,7 +171,5 @@ def _value(what: SlowPart, one: NodeSpeed) -> float:
             return one.matmul_flops
         case "memory":
             return one.copy_bytes_per_s
-        case "links":
-            return max(link.bytes_per_s for link in one.links)
         case _:
             assert_never(what)

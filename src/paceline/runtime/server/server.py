@@ -41,6 +41,8 @@ from paceline.wire.messages.data import (
     AskMap,
     At,
     Data,
+    Echo,
+    Echoed,
     Export,
     Order,
     Part,
@@ -59,6 +61,8 @@ REPORT_ANYWAY_S = 1.0
 IDLE_S = 0.05
 """Longest wait for a message before the timers above are looked at."""
 MAX_REFUSALS_LOGGED = 1_000
+ECHO_BYTES = 1 << 20
+"""No more is sent back at a time."""
 CATCH_UP = 8
 """Entries that a server which has joined applies at a time: parts are to be kept meanwhile."""
 
@@ -134,6 +138,9 @@ class ServerProcess:
     def _serve(self, peer: bytes, message: Data, frames: Sequence[memoryview]) -> None:  # noqa: C901
         start_s, aside_s = time.perf_counter(), self.aside_s
         inc = _sender_of(message)
+        if isinstance(message, Echo):
+            self._echo(peer, message, frames)
+            return
         if not self._admits(peer, inc, message, frames):
             return
         if isinstance(message, Piece):
@@ -164,6 +171,14 @@ class ServerProcess:
         # Not what a step costs when this message happens to be the one that completes it.
         spent_s = time.perf_counter() - start_s - (self.aside_s - aside_s)
         self.handler_s[inc] = self.handler_s.get(inc, 0.0) + spent_s
+
+    def _echo(self, peer: bytes, message: Echo, frames: Sequence[memoryview]) -> None:
+        """Send back what came; the peer measures the link to us, in a connection of its own."""
+        if sum(map(len, frames)) <= ECHO_BYTES:
+            echoed = Echoed(
+                epoch_no=message.epoch_no, server=self.inc, inc=message.inc, number=message.number
+            )
+            self.data.send(peer, echoed, [bytes(frame) for frame in frames])
 
     def _take_pull(self, pull: Pull, ids: Sequence[memoryview]) -> None:
         before, since_s = self.asked.get(pull.inc), time.perf_counter()

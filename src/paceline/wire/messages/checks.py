@@ -31,7 +31,7 @@ class NodeSpeed(msgspec.Struct, frozen=True, kw_only=True):
     cpu_quota: float | None = None
     """Cores that its control groups allow; None: all of the machine."""
     links: tuple[Link, ...] = ()
-    """All-reduce: to the peers that it was paired with."""
+    """All-reduce: to the peers that it was paired with. On servers: to each that tcp leads to."""
 
     def with_links(self, links: tuple[Link, ...]) -> "NodeSpeed":
         """The same, with what its links carry."""

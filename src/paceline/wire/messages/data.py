@@ -257,6 +257,23 @@ class At(Message, frozen=True):
     position: int
 
 
+class Echo(Message, frozen=True):
+    """worker -> server: send these bytes back; of the check of nodes, before the first step."""
+
+    epoch_no: EpochNo
+    inc: Inc
+    number: int
+
+
+class Echoed(Message, frozen=True):
+    """server -> worker: the bytes of `Echo` ``number``."""
+
+    epoch_no: EpochNo
+    server: Inc
+    inc: Inc
+    number: int
+
+
 class Export(Message, frozen=True):
     """worker -> server: send keys and rows of a table (state_dict), first from ``offset`` 0."""
 
@@ -294,6 +311,8 @@ Data = (
     | Differs
     | Order
     | At
+    | Echo
+    | Echoed
     | Export
     | Exported
     | AskMap

@@ -14,13 +14,12 @@ from paceline.base.errors import ConfigError
 from paceline.base.samples import SampleSet, num_samples
 from paceline.runtime.data.growth import Growth
 from paceline.runtime.data.work import Array, StepTimes, Work
-from paceline.runtime.holding.servers.edge import WorkerEdge
+from paceline.runtime.holding.servers.links import CheckedEdge
 from paceline.runtime.holding.servers.partition import Contribution, Split
 from paceline.runtime.holding.servers.port import Ids, Initial, PulledModel
 from paceline.runtime.holding.servers.pulling import Pulling
 from paceline.runtime.process import Process, Stopped
 from paceline.runtime.server.store import Gradients
-from paceline.wire.messages.checks import Checked
 from paceline.wire.messages.data import BARE, NEWEST, Also, Script, ScriptPart
 from paceline.wire.messages.feeds import Feed, SourceLine
 from paceline.wire.messages.node import NodeUp, OpenFeed, Prepared
@@ -32,7 +31,7 @@ SCRIPT_S = 1.0
 """So long a worker that joins waits for the script's state of the step before its own."""
 
 
-class ServerTrainer(WorkerEdge):
+class ServerTrainer(CheckedEdge):
     """`TrainingPort` on parameter servers; see `paceline.runtime.holding.servers.port`."""
 
     def __init__(self, process: Process) -> None:
@@ -289,9 +288,6 @@ class ServerTrainer(WorkerEdge):
 
     def evaluate_get(self, feed: int) -> Mapping[str, Array] | None:
         return self._results.get(feed)
-
-    def checked(self, message: Checked) -> None:
-        self._exchange.tell(message)
 
     def record(self, times: StepTimes) -> None:
         self._works.took(times.bpt_s)

@@ -1,0 +1,119 @@
+"""What the links from a worker to its servers carry: measured over the data plane, before training.
+
+Each worker does it on its own, beginning with another server than the others, in connections of its
+own. Servers send back what they get. Only links over tcp are measured: the others are memory.
+"""
+
+import time
+from collections.abc import Sequence
+
+from msgspec.structs import replace
+
+from paceline.base.numbering import NO_EPOCH, Inc
+from paceline.runtime.holding.servers.edge import WorkerEdge
+from paceline.runtime.process import Process
+from paceline.runtime.reaching import Unreachable, place_of, refusal
+from paceline.wire.data_plane import DataClient
+from paceline.wire.messages.base import Server
+from paceline.wire.messages.checks import Checked, Link
+from paceline.wire.messages.data import Echo, Echoed
+
+ANSWER_S = 10.0
+"""A server that sends nothing back for so long is left out, if it can be reached at all."""
+PINGS = 8
+FIRST_BYTES, CHUNK_BYTES, GROWTH = 4 << 10, 1 << 20, 4
+"""Chunks grow from the first size to the last one, as long as the link is quick."""
+QUICK_S = 0.1
+MIN_CHUNKS, STREAM_S = 4, 0.05
+"""Of the last size at least so many chunks are sent, for so long."""
+LONGEST_S = 2.0
+"""After so long the chunk under way is the last one, also of a slow link."""
+
+
+def measure_links(process: Process, servers: Sequence[Server]) -> tuple[Link, ...]:
+    """Measure the links to all servers on the network.
+
+    Raises:
+        Unreachable: a server takes no connection.
+    """
+    distant = [one for one in servers if one.address.startswith(("tcp://", "curve://"))]
+    first = process.rank % len(distant) if distant else 0
+    links = []
+    for server in (*distant[first:], *distant[:first]):
+        link = _Link(process, server)
+        try:
+            links.append(link.measured())
+        except _SilentError:
+            if why := refusal(server.address):
+                place = place_of(server.address)
+                raise Unreachable(f"{server.node} at {place} ({why})") from None
+        finally:
+            link.close()
+    return tuple(links)
+
+
+class CheckedEdge(WorkerEdge):
+    """`WorkerEdge` with its part of the check of nodes."""
+
+    def checked(self, message: Checked) -> None:
+        """Add the links to what the check of this node has measured, and tell the master."""
+        with self._changed:
+            servers = self.state.map.servers if self.state.map is not None else ()
+        if message.speed is not None:
+            speed = replace(message.speed, links=measure_links(self.process, servers))
+            message = replace(message, speed=speed)
+        self._exchange.tell(message)
+
+
+class _SilentError(Exception):
+    """The server does not answer."""
+
+
+class _Link:
+    """A connection to one server."""
+
+    def __init__(self, process: Process, server: Server) -> None:
+        self._inc: Inc = process.inc
+        self._server, self._number = server, 0
+        ident = f"{process.node}-probe-{process.inc}"
+        self._data = DataClient({0: server.address}, process.job.secret(), ident, arena_bytes=0)
+
+    def close(self) -> None:
+        """Close the connection."""
+        self._data.close()
+
+    def measured(self) -> Link:
+        """Measure: the quickest of a few, since other workers use the server at the same time."""
+        self._echo(b"")  # the first one connects
+        rtt_s = min(self._echo(b"") for _ in range(PINGS))
+        return Link(self._server.node, self._bytes_per_s(), rtt_s)
+
+    def _bytes_per_s(self) -> float:
+        """Each way, by the quickest of the largest chunks."""
+        size, start_s = FIRST_BYTES, time.monotonic()
+        while True:
+            took_s = self._echo(bytes(size))
+            if size == CHUNK_BYTES or took_s >= QUICK_S:
+                break
+            size *= GROWTH
+        times, since_s = [took_s], time.monotonic()
+        while time.monotonic() - start_s < LONGEST_S:
+            if len(times) >= MIN_CHUNKS and time.monotonic() - since_s >= STREAM_S:
+                break
+            times.append(self._echo(bytes(size)))
+        return 2 * size / min(times)
+
+    def _echo(self, payload: bytes) -> float:
+        """Send, and wait until it is back; the seconds that took.
+
+        Raises:
+            _SilentError: nothing came.
+        """
+        self._number += 1
+        start_s = time.monotonic()
+        self._data.send(0, Echo(epoch_no=NO_EPOCH, inc=self._inc, number=self._number), [payload])
+        while (left_s := start_s + ANSWER_S - time.monotonic()) > 0:
+            for _, message, _frames in self._data.poll(left_s):
+                if isinstance(message, Echoed) and message.number == self._number:
+                    return time.monotonic() - start_s
+        raise _SilentError
