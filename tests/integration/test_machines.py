@@ -240,6 +240,22 @@ def test_a_worker_of_servers_without_the_data_is_named_and_the_others_train_on(
     assert f"({OTHER}) cannot read {data} (counted.py, line " in reason
 
 
+def test_a_worker_that_cannot_reach_a_server_is_named_with_the_address(tmp_path: Path) -> None:
+    if not in_own_network(test_a_worker_that_cannot_reach_a_server_is_named_with_the_address):
+        return
+    long = ("--num-samples", "8192")
+    with on_two_machines(tmp_path, *long, kind=running) as (job, other):
+        job.until_committed(1)
+        up = [one for one in job.events("process_up") if one["node"] == "server-1"]
+        place = up[-1]["address"].partition("://")[2]
+        closed = ["ip", "rule", "add", "ipproto", "tcp", "dport", place.partition(":")[2]]
+        subprocess.run([*other.enter, *closed, "unreachable"], check=True)
+        reason = goes_on_without(job, other, "node_lost")
+    assert (
+        f"({OTHER}) cannot connect to server-1 at {place} (Network is unreachable); let" in reason
+    )
+
+
 def files_of(job: RunningJob, cut_no: int) -> list[str]:
     """The names of the files of a cut on disk; none: it is not there (any more)."""
     try:

@@ -7,9 +7,11 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import psutil
 import pytest
 from safetensors.numpy import load_file
@@ -24,6 +26,7 @@ from tests.ray.platform import (
     PATIENCE_S,
     ended,
     launcher_of,
+    nodes_processes,
     on_ray,
     processes,
     pull_the_plug,
@@ -54,13 +57,18 @@ def machines() -> Iterator[list[subprocess.Popen[bytes]]]:
         one.wait()
 
 
-def add_machine(machines: list[subprocess.Popen[bytes]], cores: int = 2) -> None:
+def add_machine(
+    machines: list[subprocess.Popen[bytes]], cores: int = 2, hidden: Path | None = None
+) -> None:
+    """Add a node to the cluster, with a file system of its own in place of ``hidden``."""
+    mount = ["unshare", "--mount", "sh", "-ec", f'mount -t tmpfs none {hidden}; exec "$@"', "sh"]
+    apart = mount if hidden is not None else []
     ray = [str(Path(sys.executable).with_name("ray")), "start", "--block", "--disable-usage-stats"]
     options = [f"--address={os.environ['RAY_ADDRESS']}", f"--num-cpus={cores}"]
     quiet = subprocess.DEVNULL
     machines.append(
         subprocess.Popen(
-            [*ray, *options, "--object-store-memory=83886080"],
+            [*apart, *ray, *options, "--object-store-memory=83886080"],
             stdout=quiet,
             stderr=quiet,
             env={**os.environ, "PACELINE_HOME": os.environ["PACELINE_TEST_RAY"]},
@@ -176,6 +184,56 @@ def test_a_gang_that_does_not_fit_waits_and_says_so(
         add_machine(machines, cores=5)
         until(job.job.outcome.exists, "the end", 3 * PATIENCE_S)
         job.check_finished()
+
+
+def test_a_machine_without_the_data_is_named_before_anything_is_trained(
+    tmp_path: Path, machines: list[subprocess.Popen[bytes]]
+) -> None:
+    data = tmp_path / "data"
+    data.mkdir()
+    (data / "ids.txt").write_text("".join(f"{number}\n" for number in range(4096)))
+    np.save(data / "ids.npy", np.arange(4096))
+    add_machine(machines, cores=10, hidden=data)
+    cores = (2.0, 7.0)  # the second worker has room on that machine alone
+    in_group = partial(group, workers=2, cpu=cores)
+    with_server = partial(running, workers=NodeSpec(count=2, cpu=cores), servers=NodeSpec(count=1))
+    for kind, name in ((in_group, "ids.txt"), (with_server, "ids.npy")):
+        out = tmp_path / f"{name}.out"
+        out.mkdir()
+        with kind(out, "--data", str(data / name), **on_ray()) as job, ended(job.job):
+            until(job.job.outcome.exists, "the end", 3 * PATIENCE_S)
+            outcome = job.end()
+        assert outcome.state == "failed"
+        assert outcome.committed == 0
+        assert outcome.error.startswith("worker-")
+        assert f"cannot read {data / name} (" in outcome.error
+        assert "put it at the same path there, or on storage" in outcome.error
+
+
+def test_the_data_plane_is_encrypted_and_the_secret_is_in_no_environment_and_no_log(
+    tmp_path: Path,
+) -> None:
+    began_s = time.time()
+    (tmp_path / "out").mkdir()
+    small = {"workers": NodeSpec(count=1), "servers": NodeSpec(count=1)}
+    with running(tmp_path / "out", "--slow-until-told", **small, **on_ray()) as job, ended(job.job):
+        until(lambda: job.status().committed, "a first step", 2 * PATIENCE_S)
+        (server,) = [one for one in job.events("process_up") if one["node"] == "server-0"]
+        assert server["address"].startswith("curve://")
+        secret = job.job.secret()
+        members = [psutil.Process(one.pid) for one in nodes_processes(job.job, "*")]
+        members += [launcher_of(job.job, "worker-0"), *processes(GATEWAY)]
+        assert len(members) > 5
+        for one in members:
+            told = f"{one.cmdline()} {one.environ()}".encode()
+            assert secret not in told, one.cmdline()
+        hurry(job)
+        until(job.job.outcome.exists, "the end", 3 * PATIENCE_S)
+    logs = Path("/tmp/ray").glob("session_*/logs/**/*")
+    said = [path for path in logs if path.is_file() and path.stat().st_mtime > began_s]
+    said += [path for path in job.job.logs.rglob("*") if path.is_file()]
+    assert len(said) > 10
+    assert [path for path in said if secret in path.read_bytes()] == []
 
 
 def test_a_job_ends_with_the_model_that_it_has_on_a_laptop(tmp_path: Path) -> None:
