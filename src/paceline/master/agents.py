@@ -20,6 +20,7 @@ from paceline.wire.messages.agent import (
     CallsTold,
     FromProcess,
     Heartbeat,
+    Leave,
     ProcessExited,
 )
 from paceline.wire.messages.group import GroupStopped
@@ -83,12 +84,16 @@ class Agents:
 
     def _hello(self, stream: AgentStream, hello: AgentHello, now_s: float) -> None:
         name = hello.node
+        node = self._members.nodes.get(name)
+        if node is not None and node.turns_away(hello):
+            _log.warning("agent_turned_away node=%s pid=%d", name, hello.agent_pid)
+            stream.send_nowait(Leave())
+            return
         before = self._outbox.streams.get(name)
         if before is not None and before is not stream:
             before.end()
         self._names[stream] = name
         self._outbox.streams[name] = stream
-        node = self._members.nodes.get(name)
         if node is None:
             self._refuse(name, "no node of this job")
         elif not node.by_itself:

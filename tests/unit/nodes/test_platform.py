@@ -1,5 +1,6 @@
 """What the platform's words do: nothing to a node whose agent speaks."""
 
+from paceline.protocol.nodes.membership import AGENT_START_S
 from paceline.protocol.nodes.node import BROKEN_RETURN_S, RETURN_S, Launch, Start, WorkerLost
 from paceline.protocol.nodes.platform import (
     AgentGone,
@@ -18,6 +19,8 @@ from paceline.wire.events.nodes import (
     PlaceRefusedEvent,
     UnbackedEvent,
 )
+from paceline.wire.messages.agent import AgentHello
+from paceline.wire.messages.node import ProcessUp
 from tests.unit.nodes.test_membership import LOST_AFTER_S, Job, of
 
 NODE = "worker-0"
@@ -63,6 +66,23 @@ def test_a_launch_that_waits_for_its_place_is_not_launched_again() -> None:
     assert not [one for one in of(Launch, job.tick(1000.0)) if one.node == NODE]
     say(job, PlaceTaken(node=NODE, host="h"))
     assert not [one for one in of(Launch, job.tick(1001.0)) if one.node == NODE]
+
+
+def test_a_silent_life_is_given_up_also_where_another_agent_waits_for_its_place() -> None:
+    job = Job()
+    job.run(NODE)
+    job.others_wait = True
+    job.members.heard("server-0", 1000.0)
+    job.members.heard(NODE, 100.0)
+    silent_s = 100.0 + LOST_AFTER_S
+    assert of(Launch, job.tick(silent_s)), "its machine may be cut off"
+    say(job, PlacePending(node=NODE, why="no room"))
+    assert not of(WorkerLost, job.tick(silent_s + 1.0)), "an agent has time to come up"
+    acts = job.tick(silent_s + max(LOST_AFTER_S, AGENT_START_S))
+    assert of(WorkerLost, acts) and of(NodeLostEvent, acts)
+    assert not of(Launch, acts), "another place was asked for already"
+    assert not of(Launch, job.tick(500.0))
+    assert of(Start, job.hello(NODE, 51)), "it has come"
 
 
 def test_a_place_that_is_refused_is_asked_for_again_later() -> None:
@@ -136,3 +156,28 @@ def test_a_machine_that_comes_back_in_time_has_lost_nothing() -> None:
     job.hello(NODE, pid, job.process(NODE))
     assert not departed(job, 2 * RETURN_S)
     assert not of(Start, job.tick(job.now_s + 2 * RETURN_S))
+
+
+def test_of_two_machines_agents_the_one_stays_that_has_the_node_or_runs_its_life() -> None:
+    def hello(machine: str, *running: ProcessUp) -> AgentHello:
+        files = f"{machine}:5000" if machine else ""
+        return AgentHello(node=NODE, agent_pid=7, host="h", running=running, files=files)
+
+    job = Job()
+    old = hello("10.0.0.2")
+    assert not job.members.nodes[NODE].turns_away(old), "nobody is there"
+    job.note(job.members.hello(old, job.now_s))
+    job.up(NODE)
+    former = job.process(NODE)
+    assert not job.members.nodes[NODE].turns_away(hello("10.0.0.2", former)), "it comes again"
+    job.members.launch(job.members.nodes[NODE], job.now_s)
+    new = hello("10.0.0.3")
+    assert not job.members.nodes[NODE].turns_away(new), "another one was asked for"
+    job.note(job.members.hello(new, job.now_s))
+    assert not job.members.nodes[NODE].turns_away(hello("10.0.0.2", former)), (
+        "it runs the node's life"
+    )
+    job.tick(job.now_s + 2.0)
+    assert job.members.nodes[NODE].life.inc > former.inc, "another life has begun"
+    assert job.members.nodes[NODE].turns_away(hello("10.0.0.2", former))
+    assert job.members.nodes[NODE].turns_away(hello(""))

@@ -58,6 +58,8 @@ class NodeAgent(msgspec.Struct):
     """By what the time after which its silence counts is multiplied."""
     is_remote: bool = False
     """It runs on another machine than the master."""
+    machine: str = ""
+    """The address of that machine; empty: it is the master's."""
     host: str = ""
     """Where it runs: the name of the machine, and its address if that is another one."""
     left_s: float | None = None
@@ -68,12 +70,12 @@ class NodeAgent(msgspec.Struct):
         """Whether it has said anything yet."""
         return self.presence in (Presence.CONNECTED, Presence.ABSENT)
 
-    def greet(self, pid: int, now_s: float) -> None:
-        """Take in that it has connected."""
+    def greet(self, pid: int, now_s: float, machine: str = "") -> None:
+        """Take in that it has connected, from that machine."""
         if not self.has_greeted:
             self.greeted_s = now_s
         self.pid, self.heard_s, self.presence = pid, now_s, Presence.CONNECTED
-        self.left_s = None
+        self.left_s, self.machine = None, machine
 
     def hear(self, now_s: float) -> None:
         """Take in that anything came from it."""

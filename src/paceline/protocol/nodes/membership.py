@@ -152,7 +152,7 @@ class Membership(Roster):
         if node.agent.pid != pid:
             acts.append(AgentJoinedEvent(node=node.name, inc=life.inc, pid=pid))
         is_new = not node.agent.has_greeted
-        node.agent.greet(pid, now_s)
+        node.agent.greet(pid, now_s, message.machine)
         running = next((up for up in message.running if up.inc == life.inc), None)
         if not life.is_alive:
             return [*acts, *self._start_if_due(node, now_s)]
@@ -515,8 +515,8 @@ class Membership(Roster):
     ) -> list[Act]:
         agent, is_alive, inc = node.agent, node.life.is_alive, node.life.inc
         silent_s = now_s - agent.heard_s
-        if node.place.backing is Backing.PENDING and not agent.has_greeted:
-            return []
+        if node.place.backing is Backing.PENDING and not (agent.has_greeted or is_alive):
+            return []  # a life whose agent was silent is judged all the same: others wait for it
         waits = not (is_alive or (node.by_itself and agent.has_greeted))
         start_s = FIRST_HELLO_S if waits else 0.0 if agent.has_greeted else AGENT_START_S
         limit_s = max(lost_after_s, start_s) * agent.patience

@@ -23,7 +23,7 @@ from paceline.protocol.nodes.lives import (
 from paceline.protocol.records import Record
 from paceline.wire.events.base import Event
 from paceline.wire.events.nodes import LeftLoopEvent, ProcessExitedEvent
-from paceline.wire.messages.agent import ExitEvidence, StartProcess
+from paceline.wire.messages.agent import AgentHello, ExitEvidence, StartProcess
 from paceline.wire.messages.node import Finished
 
 # --------------------------------------------------------------------------- records
@@ -288,6 +288,16 @@ class Node(msgspec.Struct):
         """
         left_s, remote = self.agent.left_s, self.agent.is_remote and not self.by_itself
         return remote and self.life.is_alive and left_s is not None and now_s >= left_s + return_s
+
+    def turns_away(self, hello: AgentHello) -> bool:
+        """Whether an agent must leave, since one of another machine has this node.
+
+        A machine is cut off, and its node is given to another one. Then the cable is plugged in
+        again: both agents connect again whenever the other one is heard, unless one leaves.
+        """
+        there = self.agent.presence is Presence.CONNECTED and hello.machine != self.agent.machine
+        runs_it = self.life.is_alive and any(up.inc == self.life.inc for up in hello.running)
+        return there and not runs_it
 
     def settle(self, fate: Literal[Fate.FINISHED, Fate.FAILED]) -> None:
         """Take in that no further life follows its last; one that leaves does so all the same."""

@@ -110,6 +110,11 @@ class AgentHello(Message, frozen=True):
     files: str = ""
     """Where it serves the files that its node has copied; empty: on the master's machine."""
 
+    @property
+    def machine(self) -> str:
+        """The address of its machine; empty: that of the master."""
+        return self.files.rpartition(":")[0]
+
 
 class Heartbeat(Message, frozen=True):
     """agent -> master."""
