@@ -9,6 +9,7 @@ import os
 import signal
 from collections.abc import Awaitable, Callable
 from contextlib import AbstractAsyncContextManager
+from pathlib import Path
 from typing import Protocol
 
 import pytest
@@ -89,6 +90,13 @@ def play(platform: Platform, scenario: Callable[[], Awaitable[None]]) -> None:
     asyncio.run(body())
 
 
+def obeys_signals(pid: int) -> bool:
+    """Whether a process has come as far as to handle SIGTERM; until then that ends any."""
+    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    caught = next(line for line in lines if line.startswith("SigCgt:"))
+    return bool(int(caught.split()[1], 16) >> (signal.SIGTERM - 1) & 1)
+
+
 async def until_clean(platform: Platform) -> None:
     async with asyncio.timeout(PATIENCE_S):
         while not platform.is_clean():  # noqa: ASYNC110
@@ -116,7 +124,9 @@ def test_an_agent_that_is_terminated_ends_well(platform: Platform) -> None:
         backend = platform.open()
         backend.launch(NODE)
         pid = await platform.agent(NODE)
-        await asyncio.sleep(QUIET_S)  # until then a signal ends it as any process
+        async with asyncio.timeout(PATIENCE_S):
+            while not obeys_signals(pid):  # noqa: ASYNC110
+                await asyncio.sleep(0.02)
         os.kill(pid, signal.SIGTERM)
         ended = await next_end(backend)
         assert (ended.agent_pid, ended.reason) == (pid, "exit code 0")

@@ -208,19 +208,21 @@ def test_a_cut_in_memory_that_is_lost_there_gives_way_to_the_one_on_disk(
         assert job.told(EpochEvent)[-1].clause == "epoch 2 from cut 0"
 
 
-@pytest.mark.parametrize("how", ["request", "signal"])
+@pytest.mark.parametrize("how", ["request", "signal", "signals"])
 @MODES
 def test_an_orderly_stop_keeps_everything_that_was_trained(
     tmp_path: Path, mode: str, how: str
 ) -> None:
     with running(tmp_path, mode=mode) as job:
-        job.until_committed(N // 3)
+        master = job.until_committed(N // 3).master_pid
         if how == "request":
             job.tell(StopJob())
         else:
             supervisor = supervisor_pid(job.job)
             assert supervisor is not None
-            os.kill(supervisor, signal.SIGTERM)
+            # Ray signals all that descends from a command.
+            for pid in (supervisor, master) if how == "signals" else (supervisor,):
+                os.kill(pid, signal.SIGTERM)
         assert job.end().state == "stopped"
         last = read_manifest(job.cuts()[-1])
         kept = np.flatnonzero(committed_counts(feed_of_job(job.job), last.committed, N))

@@ -146,7 +146,7 @@ class Master:
                 rooms.training.epochs.start(fact, self._times.steady())
                 rooms.shutdown.ask_again()
             case StopAsked(number=number):
-                rooms.shutdown.stop(number, at_once=rooms.end.ending is not None)
+                rooms.shutdown.signalled(number)
             case Answered():
                 rooms.decisions.answered(fact)
             case FromPlatform(word=word):

@@ -8,6 +8,10 @@ from paceline.master.status import work_of
 from paceline.master.training import Training
 from paceline.wire.events.job import StoppedEvent
 
+SAME_S = 1.0
+"""Signals within so long of a first one are one wish: `ray job stop` sends SIGTERM to the command
+and to all that descends from it, so the master gets it from Ray and from the supervisor."""
+
 
 class Shutdown:
     """Takes the end of one job from stage to stage."""
@@ -23,8 +27,14 @@ class Shutdown:
         self._members, self._outbox = parts.members, parts.outbox
         self._clock, self.end = times.steady, end
         self._training, self._edge = training, members
+        self._asked_s = -SAME_S
         #: Until then workers of a job that is stopped may wait for a cut under way.
         self._stop_by_s = 0.0
+
+    def signalled(self, number: int) -> None:
+        """End the job, as a signal of this number asks; if a former one has, at once."""
+        again = self._clock() >= self._asked_s + SAME_S
+        self.stop(number, at_once=self.end.ending is not None and again)
 
     def stop(self, number: int, *, at_once: bool) -> None:
         """End the job: a signal of this number asks for it; 0: ``paceline stop``."""
@@ -33,7 +43,8 @@ class Shutdown:
         if end.ending is None:
             self._outbox.tell(StoppedEvent(signal=number))
             end.begin(stopped(number))
-            self._stop_by_s = self._clock() + self._training.cuts.last_s
+            self._asked_s = self._clock()
+            self._stop_by_s = self._asked_s + self._training.cuts.last_s
             self.stop_workers()
         if at_once and end.ending is not None and not end.is_leaving:
             end.leave(end.ending)

@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import logging
 import os
+import signal
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -342,6 +343,8 @@ def main() -> None:
             return
         job = JobDir(options.job_dir)
         connect(options.address, namespace_of(job.job_id))
+        # `ray job stop` sends it to all that descends from the command; our order is the pipe's.
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
         asyncio.run(serve(job, out))
     except ConfigError as error:
         sys.stderr.write(f"{error}\n")

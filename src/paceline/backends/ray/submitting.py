@@ -5,6 +5,14 @@ from typing import Any
 
 from paceline.base.errors import ConfigError
 
+STOP_S = 60
+"""Ray kills what has not ended so long after `ray job stop`; without a word it is 3 s, in which no
+last cut of a large model is written."""
+JOB_ENVIRONMENT = {
+    "PYTHONUNBUFFERED": "1",  # prints of a pipe would come late
+    "RAY_JOB_STOP_WAIT_TIME_S": str(STOP_S),
+}
+
 
 def send(address: str, entrypoint: str, folder: Path | None, home: str | None) -> str:
     """Hand a command to Ray's jobs API; the id that it has there.
@@ -24,8 +32,7 @@ def send(address: str, entrypoint: str, folder: Path | None, home: str | None) -
         raise ConfigError(
             "submit: Ray is not installed here; run `pip install 'paceline[ray]'`"
         ) from error
-    # Prints of a pipe would come late.
-    environment = {"PYTHONUNBUFFERED": "1", **({"PACELINE_HOME": home} if home else {})}
+    environment = {**JOB_ENVIRONMENT, **({"PACELINE_HOME": home} if home else {})}
     runtime: dict[str, Any] = {"env_vars": environment}
     if folder is not None:
         runtime["working_dir"] = str(folder)
