@@ -5,7 +5,7 @@ import logging
 import os
 import threading
 import time
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import ray
 import ray.exceptions
@@ -13,8 +13,10 @@ import ray.util
 from ray.util.placement_group import PlacementGroup
 
 from paceline.backends.ray.launcher import Launcher
-from paceline.backends.ray.messages import Shape
 from paceline.base.errors import ConfigError
+
+if TYPE_CHECKING:  # an actor imports this module too, and needs none of the master's
+    from paceline.backends.ray.messages import Shape
 
 GANG = "gang"
 LEAVE_S = 5.0
@@ -67,7 +69,7 @@ def connect(address: str, namespace: str) -> None:
         raise ConfigError(f"the Ray cluster at {address} does not answer ({words})") from error
 
 
-def fits(shape: Shape, free: dict[str, float]) -> int:
+def fits(shape: "Shape", free: dict[str, float]) -> int:
     """Count the nodes of a shape for which a machine has room."""
     return min(int(free.get(name, 0.0) / amount) for name, amount in shape.resources.items())
 
