@@ -148,8 +148,15 @@ def switching(
         os.environ.update(before)
 
 
-def run_job(out: Path, steps: int, job: Job, *, timeout_s: float = 300.0) -> Path:
+def run_job(out: Path, steps: int, job: Job, *, timeout_s: float = 300.0, **fields: object) -> Path:
     """Train on two servers, or by all-reduce; returns ``out``.
+
+    Args:
+        out: gets what is compared.
+        steps: of the job.
+        job: what happens to it.
+        timeout_s: for all of it.
+        fields: others of the job's spec.
 
     Raises:
         ArmError: the job failed or took too long, or what was to happen did not.
@@ -172,6 +179,7 @@ def run_job(out: Path, steps: int, job: Job, *, timeout_s: float = 300.0) -> Pat
         servers=NodeSpec(count=2),
         restart=RestartSpec(backoff_s=0.1),
     )
+    spec = msgspec.structs.replace(spec, **fields)
     with switching(SWITCH_EVERY, PLANS[workers]) if switch else contextlib.nullcontext():
         folder = launch(spec)
 

@@ -1,12 +1,14 @@
 """Jobs of planted counts on a Ray cluster, whose pieces die; `tests.ray.cluster` runs this file."""
 
 import contextlib
+import functools
 import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -14,13 +16,14 @@ from typing import Any
 import numpy as np
 import psutil
 import pytest
-from safetensors.numpy import load_file
 
 from paceline.base.processes import kill_quietly
 from paceline.wire.client import Scale
 from paceline.wire.spec import CheckpointSpec, NodeSpec, TimeoutSpec
 from tests.integration.running import RunningJob, running, until
 from tests.integration.test_allreduce import check_finished, finals, group, trains
+from tests.integration.test_deterministic import check_same_bits
+from tests.ray.cluster import HOST, STORE_BYTES
 from tests.ray.platform import (
     GATEWAY,
     PATIENCE_S,
@@ -37,7 +40,9 @@ pytestmark = pytest.mark.timeout(240)
 SPEC: dict[str, Any] = {
     "timeouts": TimeoutSpec(lost_after_s=3.0),
     "checkpoint": CheckpointSpec(every_s=0.5, share=1.0),
+    "deterministic": True,
 }
+Model = dict[str, np.ndarray]  # type: ignore[type-arg]
 
 
 @pytest.fixture(autouse=True)
@@ -45,40 +50,55 @@ def _home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PACELINE_HOME", str(tmp_path))
 
 
+@contextlib.contextmanager
+def raylets() -> Iterator[list[subprocess.Popen[bytes]]]:
+    """Raylets that were added to the cluster, see `add_machine`."""
+    added: list[subprocess.Popen[bytes]] = []
+    try:
+        yield added
+    finally:
+        for one in added:
+            # The first could start others.
+            for process in (one, *psutil.Process(one.pid).children(recursive=True)):
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    process.kill()
+            one.wait()
+
+
 @pytest.fixture(scope="module")
 def machines() -> Iterator[list[subprocess.Popen[bytes]]]:
     """Nodes that were added to the cluster."""
-    added: list[subprocess.Popen[bytes]] = []
-    yield added
-    for one in added:
-        for process in (*psutil.Process(one.pid).children(recursive=True), one):
-            with contextlib.suppress(psutil.NoSuchProcess):
-                process.kill()
-        one.wait()
+    with raylets() as added:
+        yield added
 
 
 def add_machine(
-    machines: list[subprocess.Popen[bytes]], cores: int = 2, hidden: Path | None = None
+    machines: list[subprocess.Popen[bytes]],
+    cores: int = 2,
+    enter: Sequence[str] = (),
+    host: str = HOST,
+    home: str = "",
 ) -> None:
-    """Add a node to the cluster, with a file system of its own in place of ``hidden``."""
-    mount = ["unshare", "--mount", "sh", "-ec", f'mount -t tmpfs none {hidden}; exec "$@"', "sh"]
-    apart = mount if hidden is not None else []
+    """Start one more raylet.
+
+    Args:
+        machines: ends it.
+        cores: that it has.
+        enter: what comes before a command that runs there.
+        host: its address.
+        home: of its agents, in that of the cluster.
+    """
     ray = [str(Path(sys.executable).with_name("ray")), "start", "--block", "--disable-usage-stats"]
     options = [f"--address={os.environ['RAY_ADDRESS']}", f"--num-cpus={cores}"]
+    options += [f"--node-ip-address={host}", f"--object-store-memory={STORE_BYTES}"]
     quiet = subprocess.DEVNULL
-    machines.append(
-        subprocess.Popen(
-            [*apart, *ray, *options, "--object-store-memory=83886080"],
-            stdout=quiet,
-            stderr=quiet,
-            env={**os.environ, "PACELINE_HOME": os.environ["PACELINE_TEST_RAY"]},
-        )
-    )
+    env = {**os.environ, "PACELINE_HOME": str(Path(os.environ["PACELINE_TEST_RAY"], home))}
+    machines.append(subprocess.Popen([*enter, *ray, *options], stdout=quiet, stderr=quiet, env=env))
 
 
 @contextlib.contextmanager
 def grouped(tmp_path: Path, *flags: str, workers: int = 3, **spec: Any) -> Iterator[RunningJob]:
-    """A group on the cluster, slow until `hurry`."""
+    """A group on the cluster, slow until `check`."""
     slow = ("--slow-until-told", *flags)
     fields = {**SPEC, **on_ray(), **spec}
     tmp_path.mkdir(exist_ok=True)
@@ -93,6 +113,28 @@ def all_train(job: RunningJob, workers: int) -> None:
 
 def hurry(job: RunningJob) -> None:
     (job.out / "hurry").touch()
+
+
+@functools.cache
+def undisturbed(epochs: int) -> Model:
+    """What one worker on this machine ends with, to which nothing happens."""
+    flags = ("--epochs", str(epochs), "--step-s", "0")
+    with (
+        tempfile.TemporaryDirectory() as out,
+        group(Path(out), *flags, workers=1, deterministic=True) as job,
+    ):
+        check_finished(job, epochs=epochs, lives=1)
+        (model,) = finals(job).values()
+    return model
+
+
+def check(job: RunningJob, *, epochs: int, lives: int) -> None:
+    """Let it end: all counts are exact, and the model has the bits that it has on a laptop."""
+    hurry(job)
+    until(job.job.outcome.exists, "the end", 3 * PATIENCE_S)
+    check_finished(job, epochs=epochs, lives=lives)
+    for model in finals(job).values():
+        check_same_bits(undisturbed(epochs), model)
 
 
 def test_a_machine_that_is_gone_costs_its_own_work_and_a_dead_raylet_costs_nothing(
@@ -110,8 +152,7 @@ def test_a_machine_that_is_gone_costs_its_own_work_and_a_dead_raylet_costs_nothi
         lost = [event["node"] for event in job.events("node_lost")]
         assert lost == ["worker-2"], "and of no other"
         assert len(job.events("epoch")) == 1, "nothing was taken from a cut"
-        hurry(job)
-        check_finished(job, epochs=3, lives=3)
+        check(job, epochs=3, lives=3)
 
 
 def test_neither_the_gateway_nor_the_master_is_missed(tmp_path: Path) -> None:
@@ -127,8 +168,7 @@ def test_neither_the_gateway_nor_the_master_is_missed(tmp_path: Path) -> None:
         assert len(trains(job)) == began
         assert not job.deaths()
         assert not job.events("agent_lost")
-        hurry(job)
-        check_finished(job, epochs=3, lives=3)
+        check(job, epochs=3, lives=3)
 
 
 def test_a_server_on_a_machine_that_is_gone_comes_back_from_a_cut(
@@ -164,8 +204,7 @@ def test_a_machine_that_is_drained_is_left_in_order(
         all_train(job, 2)
         assert len(job.events("epoch")) == 1 or len(gone) == 2, "nothing is undone"
         assert not job.deaths()
-        hurry(job)
-        assert job.end().state == "finished"
+        check(job, epochs=3, lives=2)
 
 
 def test_a_gang_that_does_not_fit_waits_and_says_so(
@@ -193,7 +232,8 @@ def test_a_machine_without_the_data_is_named_before_anything_is_trained(
     data.mkdir()
     (data / "ids.txt").write_text("".join(f"{number}\n" for number in range(4096)))
     np.save(data / "ids.npy", np.arange(4096))
-    add_machine(machines, cores=10, hidden=data)
+    mount = f'mount -t tmpfs none {data}; exec "$@"'
+    add_machine(machines, cores=10, enter=["unshare", "--mount", "sh", "-ec", mount, "sh"])
     cores = (2.0, 7.0)  # the second worker has room on that machine alone
     in_group = partial(group, workers=2, cpu=cores)
     with_server = partial(running, workers=NodeSpec(count=2, cpu=cores), servers=NodeSpec(count=1))
@@ -236,18 +276,6 @@ def test_the_data_plane_is_encrypted_and_the_secret_is_in_no_environment_and_no_
     assert [path for path in said if secret in path.read_bytes()] == []
 
 
-def test_a_job_ends_with_the_model_that_it_has_on_a_laptop(tmp_path: Path) -> None:
-    flags, spec = ("--epochs", "2"), {"deterministic": True, "workers": 2}
-    with grouped(tmp_path / "ray", *flags, **spec) as job:
-        hurry(job)
-        check_finished(job, epochs=2, lives=2)
-    with group(tmp_path / "local", *flags, **spec) as local:
-        check_finished(local, epochs=2, lives=2)
-    theirs, ours = (next(iter(finals(one).values())) for one in (local, job))
-    for name, values in theirs.items():
-        assert (values == ours[name]).all(), name
-
-
 def test_a_worker_that_is_added_while_there_is_no_room_waits_and_then_joins(
     tmp_path: Path, machines: list[subprocess.Popen[bytes]]
 ) -> None:
@@ -259,8 +287,7 @@ def test_a_worker_that_is_added_while_there_is_no_room_waits_and_then_joins(
         until(lambda: job.events("place_pending"), "a word of the platform")
         job.tell(Scale(workers=3))
         all_train(job, 3)
-        hurry(job)
-        assert job.end().state == "finished"
+        check(job, epochs=4, lives=3)
 
 
 def test_a_raylet_that_stands_still_stops_nothing(tmp_path: Path) -> None:
@@ -271,12 +298,9 @@ def test_a_raylet_that_stands_still_stops_nothing(tmp_path: Path) -> None:
         try:
             job.until_committed(job.status().committed + 300)
             assert len(trains(job)) == began
-            hurry(job)
-            assert job.end().state == "finished"
+            check(job, epochs=3, lives=2)
         finally:
             raylet.send_signal(signal.SIGCONT)
-        for path in job.out.glob("*.final"):
-            assert (abs(load_file(path)["seen"] - 3) < 1e-9).all()
 
 
 def test_a_head_that_is_gone_stops_nothing(tmp_path: Path) -> None:
@@ -294,7 +318,4 @@ def test_a_head_that_is_gone_stops_nothing(tmp_path: Path) -> None:
             time.sleep(1.0)
         assert len(trains(job)) == began
         assert not job.deaths()
-        hurry(job)
-        assert job.end().state == "finished"
-    for path in job.out.glob("*.final"):
-        assert (abs(load_file(path)["seen"] - 9) < 1e-9).all()
+        check(job, epochs=9, lives=2)

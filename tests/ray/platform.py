@@ -16,8 +16,8 @@ from paceline.base.jobdir import JobDir
 from paceline.base.processes import FoundProcess, find_job_processes, kill_quietly
 from paceline.wire.spec import DataPlaneSpec, JobSpec, load, save
 from tests.integration.running import until
+from tests.ray.cluster import HOST
 
-HOST = "127.0.0.1"
 LAUNCHER, GATEWAY = "ray::LauncherActor", "paceline.backends.ray.gateway"
 PATIENCE_S = 60.0
 
@@ -39,8 +39,9 @@ def processes(what: str) -> list[psutil.Process]:
 
 
 def folders(job: JobDir, node: str = "*") -> list[Path]:
-    """What nodes have on their machines, whose home is that of the raylets."""
-    return list((Path(os.environ["PACELINE_TEST_RAY"]) / "joined").glob(f"{job.job_id}.{node}"))
+    """What nodes have on their machines, whose homes are those of the raylets."""
+    home, name = Path(os.environ["PACELINE_TEST_RAY"]), f"joined/{job.job_id}.{node}"
+    return [*home.glob(name), *home.glob(f"*/{name}")]
 
 
 def nodes_processes(job: JobDir, node: str) -> list[FoundProcess]:

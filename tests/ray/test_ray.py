@@ -13,16 +13,35 @@ from tests.integration.test_machines import can_make_machines
 TESTS = Path(__file__).parents[1]
 
 
-def run(*arguments: str) -> None:
+SOON_DEAD = {
+    "RAY_health_check_period_ms": "2000",
+    "RAY_health_check_timeout_ms": "2000",
+    "RAY_health_check_failure_threshold": "3",
+}
+"""Ray then calls a machine dead that was cut off for 6 s; else it may need a minute."""
+
+
+def run(*tests: str, nodes: int = 3, **settings: str) -> None:
+    """Run tests in a network with a cluster of so many nodes, which has these settings."""
     if importlib.util.find_spec("ray") is None:
         pytest.skip("needs Ray: pip install 'paceline[ray]'")
     if os.geteuid() != 0 or not can_make_machines():
         pytest.skip("needs root, ip and unshare, to give a cluster a network of its own")
-    plain = ["-q", "-p", "no:xdist", "-p", "no:cacheprovider", "-o", "addopts="]
-    tests = [sys.executable, "-m", "pytest", "--import-mode=importlib", *plain, *arguments]
+    # In the order of the file: its last test may end the cluster.
+    plain = ["-q", "-p", "no:xdist", "-p", "no:randomly", "-p", "no:cacheprovider"]
+    pytests = ["-m", "pytest", "--import-mode=importlib", *plain, "-o", "addopts="]
+    cluster = ["-m", "tests.ray.cluster", "--nodes", str(nodes), sys.executable]
     done = subprocess.run(
-        ["unshare", "--net", sys.executable, "-m", "tests.ray.cluster", *tests],
+        [
+            "unshare",
+            "--net",
+            sys.executable,
+            *cluster,
+            *pytests,
+            *(str(TESTS / one) for one in tests),
+        ],
         cwd=TESTS.parent,
+        env={**os.environ, **settings},
         capture_output=True,
         text=True,
         check=False,
@@ -32,11 +51,17 @@ def run(*arguments: str) -> None:
 
 
 @pytest.mark.timeout(300)
-def test_ray_keeps_what_every_backend_promises() -> None:
-    run(str(TESTS / "conformance/test_backends.py"))
+def test_ray_keeps_what_every_backend_promises_and_computes_the_same() -> None:
+    run("conformance/test_backends.py", "ray/same_loss.py")
 
 
 @pytest.mark.soak
 @pytest.mark.timeout(900)
 def test_jobs_outlive_the_pieces_of_ray() -> None:
-    run(str(TESTS / "ray/jobs.py"))
+    run("ray/jobs.py")
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(600)
+def test_jobs_outlive_a_cable_that_is_pulled() -> None:
+    run("ray/partition.py", nodes=1, **SOON_DEAD)
