@@ -35,11 +35,6 @@ app = typer.Typer(
 )
 
 
-@app.callback()
-def _sim() -> None:
-    """Keep `stragglers` a subcommand while it is the only one."""
-
-
 @app.command()
 def stragglers(
     preset: Annotated[str, typer.Argument(help="See --list.")] = "table3",
@@ -112,6 +107,31 @@ def stragglers(
     planned = chosen.runs(seeds, frozenset(solution or ()))
     _run(results, planned, seeds.start, processes or os.cpu_count() or 1, json)
     _show(results, json, plots)
+
+
+@app.command()
+def failslow(
+    suite: Annotated[
+        str, typer.Argument(help="prevalence, harder, quiet, tcpd, or all of them.")
+    ] = "all",
+    *,
+    seed: Annotated[
+        int, typer.Option(help="First seed. 0 to 999 are those of development.", min=0)
+    ] = 1000,
+    repeat: Annotated[int, typer.Option(help="Seeds from there on.", min=1)] = 1,
+    quick: Annotated[bool, typer.Option("--quick", help="A tenth of it.")] = False,
+    data: Annotated[
+        Path | None,
+        typer.Option(help="Directory of the Turing Change Point Dataset (tcpd)."),
+    ] = None,
+    json: Annotated[Path | None, typer.Option(help="Write the rows here.")] = None,
+) -> None:
+    """Measure how well slow jobs are found from the times of their steps; Markdown to stdout."""
+    from paceline.studies.failslow.suite_command import run_suites
+    from paceline.studies.stragglers.command import check_outputs
+
+    check_outputs(json, None)
+    run_suites(suite, range(seed, seed + repeat), data=data, quick=quick, json=json)
 
 
 class _Jobs(NamedTuple):

@@ -1,1 +1,1 @@
-"""Studies on fail-slow events: the planner's cost, and published traces."""
+"""Studies on fail-slow events: how well they are found, the planner's cost, published traces."""
