@@ -39,7 +39,7 @@ def bocd_alone(job: SyntheticJob) -> list[int]:
 
 
 def slide_window(job: SyntheticJob) -> list[int]:
-    """Steps at which the mean of ten steps rises above 1.1 times the median of those before."""
+    """Steps at which the median of ten rises above 1.1 times that of the hundred before."""
     newest: deque[float] = deque(maxlen=_WINDOW)
     before: deque[float] = deque(maxlen=_BEFORE)
     slow = []
@@ -48,7 +48,7 @@ def slide_window(job: SyntheticJob) -> list[int]:
             before.append(newest[0])
         newest.append(time_s)
         known = len(before) >= _WARM_UP
-        slow.append(known and statistics.fmean(newest) > 1.1 * statistics.median(before))
+        slow.append(known and statistics.median(newest) > 1.1 * statistics.median(before))
     return _rises(slow)
 
 
