@@ -2,6 +2,7 @@
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -43,7 +44,7 @@ def joining(job: RunningJob, home: Path) -> Iterator[JobDir]:
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
     )
-    there = JobDir(home / "joined" / f"{job.job.job_id}.{JOINED}")
+    there = JobDir(home / "joined" / socket.gethostname() / f"{job.job.job_id}.{JOINED}")
     try:
         until(lambda: agent.poll() is not None or there.logs.exists(), "the answer of the master")
         assert agent.poll() is None

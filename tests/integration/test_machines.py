@@ -103,7 +103,7 @@ class Other:
 
     def pull_the_plug(self) -> None:
         """End all that runs there."""
-        for path in (self._home / "joined").iterdir():
+        for path in (self._home / "joined").glob("*/*"):
             kill_all(JobDir(path))
 
 

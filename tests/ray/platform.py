@@ -3,6 +3,7 @@
 import contextlib
 import os
 import signal
+import socket
 import time
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
@@ -40,7 +41,10 @@ def processes(what: str) -> list[psutil.Process]:
 
 def folders(job: JobDir, node: str = "*") -> list[Path]:
     """What nodes have on their machines, whose homes are those of the raylets."""
-    home, name = Path(os.environ["PACELINE_TEST_RAY"]), f"joined/{job.job_id}.{node}"
+    home, name = (
+        Path(os.environ["PACELINE_TEST_RAY"]),
+        f"joined/{socket.gethostname()}/{job.job_id}.{node}",
+    )
     return [*home.glob(name), *home.glob(f"*/{name}")]
 
 

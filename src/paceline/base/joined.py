@@ -1,6 +1,7 @@
 """Nodes of jobs whose master is elsewhere: each has a job directory of its own on this machine."""
 
 import shutil
+import socket
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,9 +14,14 @@ _STARTS_S = 60.0
 """A directory that is younger may be of a node whose agent is about to start."""
 
 
+def _of_this_machine() -> Path:
+    """Apart from those of machines that share this home, whose processes nobody here sees."""
+    return home() / "joined" / socket.gethostname()
+
+
 def joined_directory(job_id: str, node: str) -> Path:
     """Where a node of a job keeps its files here."""
-    return home() / "joined" / f"{job_id}.{node}"
+    return _of_this_machine() / f"{job_id}.{node}"
 
 
 def remove_joined(job: JobDir) -> None:
@@ -27,8 +33,8 @@ def remove_joined(job: JobDir) -> None:
 
 
 def lost_nodes() -> Iterator[JobDir]:
-    """Nodes of this home whose agent was killed before it could remove what it had made."""
-    for path in (home() / "joined").glob("*.*"):
+    """Nodes of this machine whose agent was killed before it could remove what it had made."""
+    for path in _of_this_machine().glob("*.*"):
         job = JobDir(path)
         try:
             made_s = job.secret_file.stat().st_mtime

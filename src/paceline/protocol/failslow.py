@@ -232,19 +232,29 @@ class FailSlowWatch:
         self._findings = find_suspects(summary, baseline) if summary else Findings()
         if self._onset is None:
             self.profile = summary
-        if not self._meets or len(self.ranks) < 2:
+        if not self._meets or len(self.ranks) < 2 or not self._are_in_step():
             return self._conclude(None, None, now_s)
         whole = Findings() if self._onset is None else self._findings
         return self._meet(plan_validation(whole, self._groups), now_s)
 
     # ------------------------------------------------------------------ meeting
 
+    def _are_in_step(self) -> bool:
+        """Whether all ranks make steps, and the same: else some would wait for who never comes."""
+        if self._newest.keys() != self.ranks.keys():
+            return False
+        apart = max(self._newest.values()) - min(self._newest.values())
+        return apart <= 2 + math.ceil(MARGIN_S / self._step_s)
+
+    @property
+    def _step_s(self) -> float:
+        return max(self._warm[1] / self._warm[0], 1e-3)
+
     def _meet(self, plan: ValidationPlan, now_s: float) -> list[FailSlowAct]:
         self._meetings += 1
-        step_s = max(self._warm[1] / self._warm[0], 1e-3)
-        ahead = 2 + math.ceil(MARGIN_S / step_s)
+        ahead = 2 + math.ceil(MARGIN_S / self._step_s)
         step = max(self._newest.values()) + ahead
-        until_s = now_s + ahead * step_s * COMING_STEPS + COMING_S
+        until_s = now_s + ahead * self._step_s * COMING_STEPS + COMING_S
         self._gathering = _Gathering(number=self._meetings, plan=plan, until_s=until_s)
         return [
             Send(one.inc, MeetAt(inc=one.inc, meeting=self._meetings, step=step))
@@ -257,6 +267,8 @@ class FailSlowWatch:
         if rank is None or meeting is None or message.meeting != meeting.number:
             return [Send(message.inc, GoOn(inc=message.inc, meeting=message.meeting))]
         self._newest[rank] = max(self._newest.get(rank, 0), message.step)
+        if meeting.measured is not None:
+            return []  # repeated
         if message.late:
             return [*self._let_go(), *self._meet(meeting.plan, now_s)]
         meeting.came.add(rank)

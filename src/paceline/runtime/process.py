@@ -312,9 +312,9 @@ def run_script(process: Process) -> int:
             if process.stop_requested:  # before it was left to the script
                 return EXIT_TERMINATED
         if not process.spec.traits.trains and process.spec.run_as != "program":
-            from paceline.runtime.probe.install import Probe
+            from paceline.runtime.probe.install import install_probe
 
-            Probe(process).install()
+            install_probe(process)
         if process.spec.cwd is not None:
             _enter(process.spec.cwd)
         _run_to_its_end(process.spec)

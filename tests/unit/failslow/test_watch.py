@@ -246,6 +246,30 @@ def test_who_does_not_come_is_named_and_holds_nobody_up() -> None:
     assert script.now_s - before_s < 100.0
 
 
+def test_a_rank_that_makes_no_steps_is_not_made_to_wait_for() -> None:
+    watch = FailSlowWatch(meets=True, first_meeting=0)
+    watch.begin({rank: Rank(f"worker-{rank}", Inc(rank + 1)) for rank in range(2)})
+    acts: list[FailSlowAct] = []
+    for step in range(1, 40):
+        acts += watch.took("worker-0", [StepsTook(step, 1, 0.2)], 0.2 * step)
+        acts += watch.tick(0.2 * step)
+    asked = [act for act in acts if isinstance(act, AskAgent)]
+    for act in asked:
+        told = CallsTold(act.node, act.message.inc, act.message.asked, RingContents())
+        acts += watch.told(told, 9.0)
+    assert asked and not [act for act in acts if isinstance(act, Send)]
+
+
+def test_a_word_that_is_repeated_changes_nothing_and_an_unknown_one_is_answered() -> None:
+    script = Script()
+    script.run(100)
+    (meeting, *_) = script.meetings
+    again = AtMeeting(script.inc(1), meeting.meeting, meeting.step)
+    assert script.watch.at_meeting("worker-1", again, script.now_s) == [
+        Send(script.inc(1), GoOn(script.inc(1), meeting.meeting))
+    ]
+
+
 def test_a_meeting_that_is_missed_is_put_off() -> None:
     script = Script()
     script.lateness = SIZE

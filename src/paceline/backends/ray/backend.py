@@ -29,7 +29,13 @@ from paceline.backends.ray.messages import (
 from paceline.base.errors import ConfigError
 from paceline.base.jobdir import JobDir, number_of, role_of
 from paceline.base.processes import JOB_DIR, SAFE_PATH
-from paceline.protocol.nodes.platform import AgentGone, AnyWord, PlacePending, PlaceTaken
+from paceline.protocol.nodes.platform import (
+    AgentGone,
+    AnyWord,
+    PlaceLost,
+    PlacePending,
+    PlaceTaken,
+)
 from paceline.wire.spec import JobSpec
 
 GATEWAY = ("-m", "paceline.backends.ray.gateway")
@@ -59,6 +65,8 @@ class RayBackend:
         self._placed_s: dict[str, float] = {}
         self._room: dict[str, int] = {}
         self._gateway: asyncio.subprocess.Process | None = None
+        self._up = asyncio.Event()
+        """There is a gateway, which has got its first line."""
         self._serving = self._loop.create_task(self._serve())
 
     # ------------------------------------------------------------------ the port
@@ -109,11 +117,13 @@ class RayBackend:
     async def close(self) -> None:
         """Have everything given back, and end the gateway."""
         self._wants.clear()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(CLOSE_S):
+                await self._up.wait()  # between two gateways: the next one is about to start
+                if self._gateway is not None:
+                    self._send(Close())
+                    await self._gateway.wait()
         gateway = self._gateway
-        if gateway is not None:
-            self._send(Close())
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(gateway.wait(), CLOSE_S)
         self._serving.cancel()
         if gateway is not None and gateway.returncode is None:
             gateway.kill()
@@ -138,7 +148,11 @@ class RayBackend:
     async def _serve(self) -> None:
         wait_s = RETRY_S
         while True:
-            begun_s, words = self._loop.time(), await self._run_gateway()
+            begun_s = self._loop.time()
+            try:
+                words = await self._run_gateway()
+            except (OSError, ValueError) as error:  # it cannot be started, or is not understood
+                words = str(error)
             if words:
                 _log.warning("gateway_ended reason=%s", words)
                 for node in self._wants.keys() - self._placed_s.keys():
@@ -160,6 +174,7 @@ class RayBackend:
         )
         assert process.stdout is not None and process.stderr is not None
         self._gateway, tail = process, self._loop.create_task(_tail(process.stderr))
+        self._leave_what_runs()
         roles = ("worker", "server") if self._spec.num_servers else ("worker",)
         gang = gang_of(self._spec)
         begin = Begin(
@@ -169,14 +184,24 @@ class RayBackend:
             drops=tuple(self._drops),
         )
         self._send(begin)
+        self._up.set()
         try:
             async for line in process.stdout:
                 self._on_line(msgspec.json.decode(line, type=Line))
         finally:
             self._gateway = None
+            self._up.clear()
             self._room = {}
         code, said = await process.wait(), await tail
         return (said or f"exit code {code}") if code else ""
+
+    def _leave_what_runs(self) -> None:
+        """Have a fresh gateway start nothing in place of what has ended, or works unbacked."""
+        for node, word in self._last.items():
+            if isinstance(word, AgentGone):
+                self._wants.pop(node, None)  # the master has been told, and launches it if need be
+            elif isinstance(word, PlaceLost) and node in self._wants:
+                self._wants[node] = msgspec.structs.replace(self._wants[node], launch="")
 
     def _on_line(self, message: Line) -> None:
         if isinstance(message, Room):

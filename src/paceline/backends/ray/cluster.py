@@ -12,15 +12,17 @@ import ray.exceptions
 import ray.util
 from ray.util.placement_group import PlacementGroup
 
-from paceline.backends.ray.launcher import Launcher
+from paceline.backends.ray.launcher import IDLE_S, Launcher
 from paceline.base.errors import ConfigError
 
 if TYPE_CHECKING:  # an actor imports this module too, and needs none of the master's
     from paceline.backends.ray.messages import Shape
 
 GANG = "gang"
-LEAVE_S = 5.0
-"""For Ray to take places back."""
+LEAVE_S = 30.0
+"""For Ray to take places back, and for the other launchers to end."""
+LOOK_S = 1.0
+"""Between looks for them."""
 
 
 def namespace_of(job_id: str) -> str:
@@ -34,18 +36,33 @@ def remote_launcher() -> Any:
     class LauncherActor(Launcher):
         def __init__(self) -> None:
             super().__init__(ray.get_runtime_context().get_node_id(), _leave)
+            # One that comes up when nobody is left to ask for anything.
+            unasked = threading.Timer(IDLE_S, self._leave_if_unasked)
+            unasked.daemon = True
+            unasked.start()
+
+        def _leave_if_unasked(self) -> None:
+            if not self.was_asked:
+                _leave()
 
     return ray.remote(LauncherActor)
 
 
 def _leave() -> None:
-    """End this actor; the last of its job gives back the places that were reserved together."""
+    """End this actor; the last of its job gives back the places that were reserved together.
+
+    All of them may leave at once, so one waits for the others: the first by name.
+    """
     last = threading.Timer(LEAVE_S, os._exit, (0,))  # Ray may be dead, and not answer
     last.daemon = True
     last.start()
-    if len(ray.util.list_named_actors()) <= 1:
-        with contextlib.suppress(ValueError):
-            ray.util.remove_placement_group(ray.util.get_placement_group(GANG))
+    own = ray.get_runtime_context().get_actor_name()
+    while min(names := ray.util.list_named_actors(), default=own) == own:
+        if len(names) <= 1:
+            with contextlib.suppress(ValueError):
+                ray.util.remove_placement_group(ray.util.get_placement_group(GANG))
+            break
+        threading.Event().wait(LOOK_S)
     os._exit(0)
 
 

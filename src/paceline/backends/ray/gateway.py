@@ -89,6 +89,7 @@ class Gateway:
         self._places: dict[str, str] = {}
         self._launches: dict[str, str] = {}
         self._locks: dict[str, asyncio.Lock] = {}
+        self._drops: set[asyncio.Task[None]] = set()
         self._roles: dict[str, Shape] = {}
         self._gang: PlacementGroup | None = None
         self._draining: set[str] = set()
@@ -99,7 +100,8 @@ class Gateway:
         if order.gang:
             bundles = [shape.resources for shape in order.gang]
             self._gang = await asyncio.to_thread(reserve, bundles)
-        await asyncio.gather(*map(self.drop, order.drops))
+        for node in order.drops:
+            self.drop(node)
         for want in order.wants:
             self.launch(want)
 
@@ -111,13 +113,30 @@ class Gateway:
         self._places.pop(want.node, None)  # until it has one, which may be another
         self._keeping[want.node] = asyncio.get_running_loop().create_task(self._keep(want))
 
-    async def drop(self, node: str) -> None:
-        """End all that runs of a node."""
+    def drop(self, node: str) -> "asyncio.Task[None]":
+        """End all that runs of a node; a launch that follows waits for that."""
         if (keeping := self._keeping.pop(node, None)) is not None:
             keeping.cancel()
         self._places.pop(node, None)
-        async with self._lock_of(node):
+        lock = self._lock_of(node)
+        # The next launch asks for the lock in a task of its own, which begins after this one.
+        dropping = asyncio.get_running_loop().create_task(self._dropped(node, lock))
+        self._drops.add(dropping)
+        dropping.add_done_callback(self._drops.discard)
+        return dropping
+
+    async def _dropped(self, node: str, lock: asyncio.Lock) -> None:
+        async with lock:
+            while not await self._have_ended(node):  # noqa: ASYNC110 - Ray is asked, not an event
+                await asyncio.sleep(LOOK_S)
+
+    async def _have_ended(self, node: str) -> bool:
+        try:
             await self._end_launchers(node)
+        except ray.exceptions.RayError as error:
+            _log.warning("drop_failed node=%s error=%s", node, error)
+            return False
+        return True
 
     async def _end_launchers(self, node: str) -> None:
         for name in await asyncio.to_thread(names_of, node):
@@ -267,8 +286,8 @@ class Gateway:
             try:
                 draining = await asyncio.to_thread(draining_machines)
                 now = await asyncio.to_thread(self._room)
-            except ray.exceptions.RayError as error:
-                _log.warning("look_failed error=%s", error)
+            except Exception as error:  # noqa: BLE001 - of Ray's inner parts; the next look may do
+                _log.warning("look_failed error=%r", error)
             else:
                 if now != room:
                     self._say(Room(now))
@@ -308,7 +327,6 @@ async def serve(job: JobDir, out: int) -> None:
 
     gateway = Gateway(job, say)
     looking = loop.create_task(gateway.look())
-    drops = set[asyncio.Task[None]]()
     async for line in reader:
         order: Order = msgspec.json.decode(line, type=Order)
         match order:
@@ -317,9 +335,7 @@ async def serve(job: JobDir, out: int) -> None:
             case RunNode(want=want):
                 gateway.launch(want)
             case DropNode(node=node):
-                dropping = loop.create_task(gateway.drop(node))
-                drops.add(dropping)
-                dropping.add_done_callback(drops.discard)
+                gateway.drop(node)
             case Close():
                 await gateway.close()
                 break

@@ -22,8 +22,8 @@ from paceline.wire import last_words
 from paceline.wire.spec import JobSpec
 
 IDLE_S = 60.0
-"""A launcher without an agent that hears nothing for so long ends itself: nobody is left who
-could, once the master and its gateway have died for good."""
+"""A launcher without an agent that hears nothing for so long, from its start on, ends itself:
+nobody is left who could, once the master and its gateway have died for good."""
 GONE_S = 5.0
 """For killed processes to vanish."""
 _OF_RAY = ("RAY_", "OMP_NUM_THREADS")
@@ -73,6 +73,8 @@ class Launcher:
         self._ended: asyncio.Future[AgentEnded] | None = None
         self._job: JobDir | None = None
         self._idle: asyncio.TimerHandle | None = None
+        self.was_asked = False
+        """Somebody has called it."""
 
     async def state(self) -> bytes:
         """What was started last: `AgentStarted`, as JSON."""
@@ -160,6 +162,7 @@ class Launcher:
 
     def _touch(self) -> None:
         """Put off the end that comes when nobody asks any more, and no agent runs."""
+        self.was_asked = True
         if self._idle is not None:
             self._idle.cancel()
         runs = self._ended is not None and not self._ended.done()

@@ -33,7 +33,11 @@ _TAG = 0
 
 
 def measure_links(
-    torch_group: Any, rank: int, names: Sequence[str], passes: Iterable[Iterable[tuple[int, int]]]
+    torch_group: Any,
+    rank: int,
+    names: Sequence[str],
+    passes: Iterable[Iterable[tuple[int, int]]],
+    patience_s: float = PATIENCE_S,
 ) -> tuple[Link, ...]:
     """The links to the members that this one is paired with.
 
@@ -42,6 +46,7 @@ def measure_links(
         rank: of this member.
         names: rank -> node.
         passes: pairs of ranks that are measured at once, the lower one first.
+        patience_s: for one message.
 
     Raises:
         GroupOver: a peer is gone, or the group was dropped.
@@ -50,7 +55,9 @@ def measure_links(
     for pairs in passes:
         for low, high in pairs:
             if rank in (low, high):
-                pair = _Pair(torch_group, low + high - rank, leads=rank == low)
+                pair = _Pair(
+                    torch_group, low + high - rank, leads=rank == low, patience_s=patience_s
+                )
                 rtt_s = pair.round_trip_s()
                 links.append(Link(names[pair.peer], pair.bytes_per_s(), rtt_s))
     return tuple(links)
@@ -59,8 +66,9 @@ def measure_links(
 class _Pair:
     """This member and one other; ``leads``: it decides when they are done."""
 
-    def __init__(self, torch_group: Any, peer: int, *, leads: bool) -> None:
+    def __init__(self, torch_group: Any, peer: int, *, leads: bool, patience_s: float) -> None:
         self._torch, self.peer, self._leads = torch_group, peer, leads
+        self._patience = timedelta(seconds=patience_s)
 
     def round_trip_s(self) -> float:
         """The shortest of a few; the first, for which the peer may not be there, does not count."""
@@ -89,7 +97,7 @@ class _Pair:
             mine[0] = _following(times, start_s, size)
             sent = self._begin(self._torch.send, mine[:size])
             self._receive(theirs[:size])
-            _finish(sent)
+            self._finish(sent)
             times.append(time.monotonic())
             follows = int((mine if self._leads else theirs)[0])
             if follows == _LAST:
@@ -98,10 +106,10 @@ class _Pair:
                 size, times = size * GROWTH, times[-1:]
 
     def _send(self, tensor: Tensor) -> None:
-        _finish(self._begin(self._torch.send, tensor))
+        self._finish(self._begin(self._torch.send, tensor))
 
     def _receive(self, tensor: Tensor) -> None:
-        _finish(self._begin(self._torch.recv, tensor))
+        self._finish(self._begin(self._torch.recv, tensor))
 
     def _begin(self, act: Callable[..., Any], tensor: Tensor) -> Any:
         try:
@@ -109,12 +117,11 @@ class _Pair:
         except RuntimeError as error:
             raise GroupOver(str(error)) from error
 
-
-def _finish(work: Any) -> None:
-    try:
-        work.wait(timedelta(seconds=PATIENCE_S))
-    except RuntimeError as error:
-        raise GroupOver(str(error)) from error
+    def _finish(self, work: Any) -> None:
+        try:
+            work.wait(self._patience)
+        except RuntimeError as error:
+            raise GroupOver(str(error)) from error
 
 
 def _following(times: list[float], start_s: float, size: int) -> int:

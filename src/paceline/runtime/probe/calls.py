@@ -3,7 +3,8 @@
 All of them end in a few operators of torch's dispatcher (``c10d::allreduce_`` and so on): those of
 ``torch.distributed``, of DDP's reducer in C++, of FSDP, of DTensor's functional collectives, of
 pipelines. Kernels of ours stand in front of torch's: they note the call, and then make it. A call
-costs some 10 µs more; nothing is sent.
+costs some 10 µs more, and takes Python's lock twice, which another thread of Python may hold for
+milliseconds; nothing is sent.
 
 The end of a call is the moment at which its future is done. Some have none, as transfers between
 two ranks: their end is that of ``Work.wait``. Calls on a GPU have no end here, since their future

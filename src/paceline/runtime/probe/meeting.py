@@ -14,13 +14,16 @@ import torch.distributed as dist
 import torch.distributed.distributed_c10d as c10d
 
 from paceline.runtime.group.links import measure_links
-from paceline.runtime.group.store import GroupOver
 from paceline.runtime.preflight import measure_node
 from paceline.runtime.process import Process
 from paceline.wire.messages.checks import Link
 from paceline.wire.messages.failslow import AtMeeting, GoOn, Measure, MeetAt, RankMeasured
 
 LONGEST_S = 60.0
+AGAIN_S = 1.0
+"""Between the words that it has come."""
+PATIENCE_S = 10.0
+"""For one message of a peer, when links are measured."""
 CONNECT_S = 10.0
 """For the ranks to connect with each other, apart from the script's own groups."""
 
@@ -47,16 +50,19 @@ class Meetings:
             return
         self._due = None
         late = step > due.step
-        self._process.link.send(
-            AtMeeting(inc=self._process.inc, meeting=due.meeting, step=step, late=late)
-        )
+        came = AtMeeting(inc=self._process.inc, meeting=due.meeting, step=step, late=late)
+        self._process.link.send(came)
         if not late:
-            self._stay(due.meeting)
+            self._stay(came)
 
-    def _stay(self, meeting: int) -> None:
+    def _stay(self, came: AtMeeting) -> None:
+        """Wait for the master's words; one that knows of no meeting answers that we go on."""
+        meeting = came.meeting
         link, until_s = self._process.link, time.monotonic() + LONGEST_S
-        while link.connected and (left_s := until_s - time.monotonic()) > 0:
-            select.select([link.fileno()], [], [], left_s)
+        while link.connected and time.monotonic() < until_s:
+            ready, _, _ = select.select([link.fileno()], [], [], AGAIN_S)
+            if not ready:
+                link.send(came)
             for message in link.receive():
                 match message:
                     case Measure(meeting=number) if number == meeting:
@@ -73,7 +79,7 @@ class Meetings:
         try:
             speed = measure_node(self._device())
             links = self._links(order) if any(order.passes) else ()
-        except (RuntimeError, OSError, GroupOver, ValueError) as error:
+        except Exception as error:  # noqa: BLE001 - told to the master, whatever it is
             words = f"{type(error).__name__}: {error}"
             return RankMeasured(inc=inc, meeting=meeting, error=words)
         speed = speed.with_links(links)
@@ -85,4 +91,4 @@ class Meetings:
         store = c10d.PrefixStore(mine, c10d._get_default_store())
         rank, size = dist.get_rank(), dist.get_world_size()
         group = dist.ProcessGroupGloo(store, rank, size, timedelta(seconds=CONNECT_S))
-        return measure_links(group, rank, order.names, order.passes)
+        return measure_links(group, rank, order.names, order.passes, PATIENCE_S)

@@ -41,7 +41,7 @@ def test_the_check_of_a_link_is_bounded_whatever_it_carries(
     wire = Wire(bits_per_s / 8, rtt_s=1e-4)
     monkeypatch.setattr(links, "time", wire)
     began_s = wire.now_s
-    rate = links._Pair(wire, 1, leads=True).bytes_per_s()
+    rate = links._Pair(wire, 1, leads=True, patience_s=9.0).bytes_per_s()
     assert rate == pytest.approx(bits_per_s / 8, rel=0.5)
     # The last chunk is begun before the time is over.
     longest_chunk_s = max(links.FIRST_BYTES * 8 / bits_per_s, links.GROWTH * links.QUICK_S)
