@@ -50,7 +50,8 @@ def watched(folder: Path) -> Iterator[None]:
     try:
         yield
     finally:
-        calls._library._destroy()
+        for library in calls._libraries:
+            library._destroy()
         Work.wait = wait
         optimizers._global_optimizer_post_hooks.clear()
         optimizers._global_optimizer_post_hooks.update(hooks)

@@ -130,6 +130,10 @@ class FailSlowWatch:
         self.measured: Measurements | None = None
         """At the job's start."""
         self._is_warm = False
+        self._at_start = True
+        """What is under way is of the job's start; False: the diagnosis of a slowness."""
+        self._is_due = False
+        """A slowness has been told, and nothing was done about it yet."""
         self._onset: PaceChange | None = None
         self._onset_s = 0.0
 
@@ -200,7 +204,15 @@ class FailSlowWatch:
         slowed = SlowedEvent(
             step=change.since_step, before_s=change.before_s, after_s=change.after_s
         )
-        return [slowed, *(() if self._is_busy else self._ask(change.since_step, now_s))]
+        self._is_due = True
+        return [slowed, *self._ask_if_due(now_s)]
+
+    def _ask_if_due(self, now_s: float) -> list[FailSlowAct]:
+        """Begin the diagnosis of a slowness, unless something else is under way."""
+        if not self._is_due or self._onset is None or self._is_busy:
+            return []
+        self._is_due, self._at_start = False, False
+        return self._ask(self._onset.since_step, now_s)
 
     # ------------------------------------------------------------------ profile
 
@@ -227,14 +239,14 @@ class FailSlowWatch:
         window = window_of(question.told)
         summary = summarise(window) if window is not None else None
         self._groups = tuple({call.group for call in window.calls}) if window else ()
-        baseline = None if self._onset is None else self.profile
+        baseline = None if self._at_start else self.profile
         self._summary = summary
         self._findings = find_suspects(summary, baseline) if summary else Findings()
-        if self._onset is None:
+        if self._at_start:
             self.profile = summary
         if not self._meets or len(self.ranks) < 2 or not self._are_in_step():
             return self._conclude(None, None, now_s)
-        whole = Findings() if self._onset is None else self._findings
+        whole = Findings() if self._at_start else self._findings
         return self._meet(plan_validation(whole, self._groups), now_s)
 
     # ------------------------------------------------------------------ meeting
@@ -317,14 +329,14 @@ class FailSlowWatch:
             absent = ValidationResult(absent=tuple(sorted(missing)))
             return [*self._let_go(), *self._conclude(absent, None, now_s)]
         measured = measurements_of(meeting.measured, self._rank_of)
-        result = judge(meeting.plan, measured, None if self._onset is None else self.measured)
+        result = judge(meeting.plan, measured, None if self._at_start else self.measured)
         return [*self._let_go(), *self._conclude(result, measured, now_s)]
 
     def _conclude(
         self, result: ValidationResult | None, measured: Measurements | None, now_s: float
     ) -> list[FailSlowAct]:
         """Say what is slow; at the job's start, only if something stands out."""
-        at_start = self._onset is None
+        at_start = self._at_start
         start = None if at_start else self.measured
         names = {rank: one.node for rank, one in self.ranks.items()}
         found = diagnose(self._findings, result, names, at_start=at_start)
@@ -332,7 +344,8 @@ class FailSlowWatch:
         if at_start and measured is not None:
             self.measured = measured
         took_s = 0.0 if at_start else now_s - self._onset_s
-        return [msgspec.structs.replace(one, took_s=took_s, parts=parts) for one in found]
+        told = [msgspec.structs.replace(one, took_s=took_s, parts=parts) for one in found]
+        return [*told, *self._ask_if_due(now_s)]
 
     # ------------------------------------------------------------------ clock
 

@@ -58,8 +58,18 @@ OPS = (
     "barrier",
     "send",
     "recv_",
+    "all_reduce",
+    "all_reduce_",
+    "all_reduce_coalesced",
+    "all_gather_into_tensor",
+    "all_gather_into_tensor_coalesced",
+    "reduce_scatter_tensor",
+    "reduce_scatter_tensor_coalesced",
+    "all_to_all_single",
+    "broadcast",
 )
-"""Torch's operators; the place here is the number in the ring."""
+"""Torch's operators, of ``c10d`` and then of ``_c10d_functional``; the place is the number in the
+ring."""
 
 
 class CallGroup(msgspec.Struct, frozen=True, array_like=True):

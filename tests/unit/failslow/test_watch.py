@@ -1,6 +1,6 @@
 """From times of steps to a diagnosis: the machine, with ranks that answer as real ones do."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 
 import msgspec
 
@@ -60,10 +60,9 @@ class Script:
     def inc(self, rank: int) -> Inc:
         return Inc(self.first_inc + rank)
 
-    def run(self, steps: int, *, between: Callable[[], None] = lambda: None) -> None:
+    def run(self, steps: int) -> None:
         for _ in range(steps):
             self._one_step()
-            between()
 
     def _one_step(self) -> None:
         self.step += 1
@@ -179,6 +178,22 @@ def test_a_rank_that_computes_longer_is_named_and_relief_is_told() -> None:
     script.run(60)
     (relieved,) = script.seen(RelievedEvent)
     assert isinstance(relieved, RelievedEvent) and not relieved.still_slow
+
+
+def test_a_slowness_that_begins_while_the_start_is_measured_is_held_against_that() -> None:
+    script = Script()
+    while not script.meetings:
+        script.run(1)
+    script.meetings.clear()
+    script.watch._gathering.until_s = 1e9  # type: ignore[union-attr]
+    script._due.clear()  # the ranks' answers are late
+    script.run(40)
+    script.compute_s[2] *= 2
+    script.run(20)
+    assert script.seen(SlowedEvent) and not script.seen(DiagnosedEvent)
+    script.watch._gathering.until_s = 0.0  # type: ignore[union-attr]
+    script.run(20)
+    assert script.diagnosis().nodes == ("worker-2",)
 
 
 def test_a_device_that_multiplies_slowly_is_said() -> None:

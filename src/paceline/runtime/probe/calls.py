@@ -1,14 +1,18 @@
 """Collective calls of an unmodified script, noted in the call ring where torch carries them out.
 
-All of them end in a few operators of torch's dispatcher (``c10d::allreduce_`` and so on): those of
-``torch.distributed``, of DDP's reducer in C++, of FSDP, of DTensor's functional collectives, of
-pipelines. Kernels of ours stand in front of torch's: they note the call, and then make it. A call
-costs some 10 µs more, and takes Python's lock twice, which another thread of Python may hold for
-milliseconds; nothing is sent.
+All of them are operators of torch's dispatcher: ``c10d::allreduce_`` and so on, for those of
+``torch.distributed``, of DDP's reducer in C++, of FSDP and of pipelines, and
+``_c10d_functional::all_reduce`` and so on for DTensor. Kernels of ours stand in front of torch's:
+they note the call, and then have it made. A call costs some 10 µs more, and takes Python's lock
+twice, which another thread of Python may hold for milliseconds; nothing is sent.
+
+Torch's kernel runs without Python's lock, as always: by ``redispatch``, from the keys of autograd,
+or of a backend that has the same kernel. With the lock held (``call_boxed``), a kernel that waits
+for gloo's threads would wait for ever for one that ends another call here.
 
 The end of a call is the moment at which its future is done. Some have none, as transfers between
-two ranks: their end is that of ``Work.wait``. Calls on a GPU have no end here, since their future
-is done when they are queued.
+two ranks: their end is that of ``Work.wait``, or of ``wait_tensor``. Calls on a GPU have no end
+here, since their future is done when they are queued.
 
 Reference: FALCON (arXiv:2410.12588), section 4.1, hooks NCCL's own functions by LD_PRELOAD.
 Differs: at torch's dispatcher, so that gloo is seen as well, and no library has to be preloaded.
@@ -23,6 +27,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+import torch.distributed.distributed_c10d as c10d
 from torch import Tensor
 from torch.distributed import ProcessGroup, Work
 
@@ -32,7 +37,10 @@ PAIRS = ("send", "recv_")
 """Between two ranks."""
 _SECOND = ("reduce_scatter_", "_reduce_scatter_base_", "reduce_scatter_tensor_coalesced_")
 """The larger tensors come second."""
-_KEYS = ("CPU", "CUDA")
+_DEVICES = ("CPU", "CUDA")
+_AFTER_AUTOGRAD = torch._C._after_autograd_keyset
+_SAME_KERNEL = torch._C.DispatchKeySet(torch._C.DispatchKey.MAIA)
+"""A backend that is no one's here: functional collectives have one kernel for all."""
 _MOST_OPEN = 64
 """Calls of a step that are held until somebody waits for them."""
 
@@ -50,37 +58,87 @@ class CallProbe:
         self._groups: dict[tuple[str, int, int], int] = {}
         self._open: dict[int, tuple[Work, int]] = {}
         """By identity: calls without a future. Held, or another would have their identity."""
+        self._results: dict[int, int] = {}
+        """By address: what functional collectives have returned. Not held; it is so for a step."""
         self._is_off = False
-        #: Its registrations are withdrawn with it.
-        self._library = torch.library.Library("c10d", "IMPL")
+        #: Their registrations are withdrawn with them.
+        self._libraries = [
+            torch.library.Library(name, "IMPL") for name in ("c10d", "_c10d_functional")
+        ]
 
     def install(self) -> None:
         """Stand in front of torch's kernels."""
+        plain, functional = self._libraries
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # that there is a kernel already, which is the point
             for op, name in enumerate(OPS):
-                for key in _KEYS:
-                    if torch._C._dispatch_has_kernel_for_dispatch_key(f"c10d::{name}", key):
-                        self._library.impl(name, self._kernel(op, key), key, with_keyset=True)
+                for device in _DEVICES:
+                    if hasattr(torch.ops.c10d, name):
+                        key, kernel = f"Autograd{device}", self._plain(op, device)
+                        plain.impl(name, kernel, key, with_keyset=True)
+                    else:
+                        kernel = self._functional(op, device)
+                        functional.impl(name, kernel, device, with_keyset=True)
+            functional.impl("wait_tensor", self._wait_tensor(), "CPU", with_keyset=True)
         self._time_waits()
 
-    def _kernel(self, op: int, key: str) -> Callable[..., Any]:
+    def _plain(self, op: int, device: str) -> Callable[..., Any]:
         name = OPS[op]
-        call = torch.library.get_kernel(f"c10d::{name}", key).call_boxed
-        schema = getattr(torch.ops.c10d, name).default._schema
-        group_at = [argument.name for argument in schema.arguments].index("process_group")
-        sized_at = int(name in _SECOND)
-        is_pair, ends_here = name in PAIRS, key == "CPU"
+        torchs = getattr(torch.ops.c10d, name).default
+        with_gradient = torch.library.get_kernel(f"c10d::{name}", f"Autograd{device}").call_boxed
+        names = [argument.name for argument in torchs._schema.arguments]
+        group_at, sized_at = names.index("process_group"), int(name in _SECOND)
+        is_pair, ends_here = name in PAIRS, device == "CPU"
 
         def begin(args: Sequence[Any]) -> int:
-            group = self._group(args[group_at], op, args[group_at + 1] if is_pair else -1)
-            return self._ring.begin(group, op, _num_bytes(args[sized_at]), self._step())
+            group = ProcessGroup.unbox(args[group_at])
+            number = self._group(group, op, args[group_at + 1] if is_pair else -1)
+            return self._ring.begin(number, op, _num_bytes(args[sized_at]), self._step())
 
         def kernel(keys: Any, *args: Any, **kwargs: Any) -> Any:
+            if torch.is_grad_enabled() and any(map(_needs_gradient, args[:group_at])):
+                return with_gradient(keys, *args, **kwargs)  # it warns that there is none
             entry = self._unless_off(begin, args)
-            found = call(keys, *args, **kwargs)
+            found = torchs.redispatch(keys & _AFTER_AUTOGRAD, *args, **kwargs)
             if ends_here and entry is not None:
                 self._unless_off(self._await_end, found, entry)
+            return found
+
+        return kernel
+
+    def _functional(self, op: int, device: str) -> Callable[..., Any]:
+        torchs = getattr(torch.ops._c10d_functional, OPS[op]).default
+        names = [argument.name for argument in torchs._schema.arguments]
+        group_at, ends_here = names.index("group_name"), device == "CPU"
+
+        def begin(args: Sequence[Any]) -> int:
+            given = args[group_at]
+            group = c10d._resolve_process_group(given) if isinstance(given, str) else given  # type: ignore[attr-defined, arg-type]
+            return self._ring.begin(
+                self._group(group, op, -1), op, _num_bytes(args[0]), self._step()
+            )
+
+        def await_end(found: Any, entry: int) -> None:
+            for result in [found] if isinstance(found, Tensor) else found[-1:]:
+                self._results[result.data_ptr()] = entry
+
+        def kernel(_keys: Any, *args: Any, **kwargs: Any) -> Any:
+            entry = self._unless_off(begin, args)
+            found = torchs.redispatch(_SAME_KERNEL, *args, **kwargs)
+            if ends_here and entry is not None:
+                self._unless_off(await_end, found, entry)
+            return found
+
+        return kernel
+
+    def _wait_tensor(self) -> Callable[..., Any]:
+        torchs = torch.ops._c10d_functional.wait_tensor.default
+
+        def kernel(_keys: Any, tensor: Tensor) -> Any:
+            entry, start_s = self._results.pop(tensor.data_ptr(), None), time.monotonic()
+            found = torchs.redispatch(_SAME_KERNEL, tensor)
+            if entry is not None:
+                self._unless_off(self._ring.end, entry, start_s)
             return found
 
         return kernel
@@ -107,9 +165,9 @@ class CallProbe:
     def step_over(self) -> None:
         """Let go of what nobody has waited for in the step."""
         self._open.clear()
+        self._results.clear()
 
-    def _group(self, boxed: Any, op: int, peer: int) -> int:
-        group = ProcessGroup.unbox(boxed)
+    def _group(self, group: ProcessGroup, op: int, peer: int) -> int:
         key = (group.group_name, op, peer) if peer >= 0 else (group.group_name, -1, -1)
         number = self._groups.get(key)
         if number is None:
@@ -150,3 +208,9 @@ def _num_bytes(value: Any) -> int:
     if isinstance(value, Tensor):
         return value.numel() * value.element_size()
     return sum(map(_num_bytes, value))
+
+
+def _needs_gradient(value: Any) -> bool:
+    if isinstance(value, Tensor):
+        return value.requires_grad
+    return any(map(_needs_gradient, value))
