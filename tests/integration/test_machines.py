@@ -240,6 +240,7 @@ def test_a_worker_of_servers_without_the_data_is_named_and_the_others_train_on(
     assert f"({OTHER}) cannot read {data} (counted.py, line " in reason
 
 
+@pytest.mark.soak  # it waits for half a minute
 def test_a_worker_that_cannot_reach_a_server_is_named_with_the_address(tmp_path: Path) -> None:
     if not in_own_network(test_a_worker_that_cannot_reach_a_server_is_named_with_the_address):
         return
