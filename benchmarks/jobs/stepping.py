@@ -1,4 +1,4 @@
-"""Steps of emulated compute by all-reduce: under paceline, torchft or Ray Train, or by DDP.
+"""Steps of emulated compute with all-reduce: under paceline, torchft, Ray Train, or plain DDP.
 
 DDP is what torchrun and DLRover restart. Each process appends to ``<out>/<pid>.f64`` of every step
 that is in its model: the monotonic time, and how many steps the model holds then.

@@ -61,6 +61,8 @@ MARGIN_S = 1.2
 COMING_S, COMING_STEPS = 5.0, 3.0
 """How long a meeting is waited for; a rank that steps on is late by a few steps at most."""
 MEASURING_S = 30.0
+MEET_EVERY_S = 60.0
+"""Between meetings about slownesses: all ranks stand still for half a second at each."""
 
 
 class Rank(msgspec.Struct, frozen=True):
@@ -136,6 +138,7 @@ class FailSlowWatch:
         """A slowness has been told, and nothing was done about it yet."""
         self._onset: PaceChange | None = None
         self._onset_s = 0.0
+        self._met_s = -math.inf
 
     @property
     def _is_busy(self) -> bool:
@@ -244,12 +247,19 @@ class FailSlowWatch:
         self._findings = find_suspects(summary, baseline) if summary else Findings()
         if self._at_start:
             self.profile = summary
-        if not self._meets or len(self.ranks) < 2 or not self._are_in_step():
+        if not self._can_meet(now_s):
             return self._conclude(None, None, now_s)
+        if not self._at_start:
+            self._met_s = now_s
         whole = Findings() if self._at_start else self._findings
         return self._meet(plan_validation(whole, self._groups), now_s)
 
     # ------------------------------------------------------------------ meeting
+
+    def _can_meet(self, now_s: float) -> bool:
+        """Whether the ranks may be made to stand still; else the profile alone speaks."""
+        rested = self._at_start or now_s - self._met_s >= MEET_EVERY_S
+        return self._meets and len(self.ranks) > 1 and rested and self._are_in_step()
 
     def _are_in_step(self) -> bool:
         """Whether all ranks make steps, and the same: else some would wait for who never comes."""

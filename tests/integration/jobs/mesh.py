@@ -2,7 +2,7 @@
 
 It knows nothing of paceline. ``torchrun --nproc-per-node 8 mesh.py`` runs it, too. A rank that is
 named in the file ``--slow`` (``RANK SECONDS`` in each line) sleeps so long in each of its forward
-passes: whoever writes the file makes it slow.
+passes. A test makes ranks slow by writing the file.
 """
 
 import argparse

@@ -196,6 +196,20 @@ def test_a_slowness_that_begins_while_the_start_is_measured_is_held_against_that
     assert script.diagnosis().nodes == ("worker-2",)
 
 
+def test_a_script_that_slows_again_and_again_does_not_stand_still_each_time() -> None:
+    script = Script()
+    script.run(200)
+    for factor in (2.0, 0.5, 2.0):
+        script.compute_s[2] *= factor
+        script.run(40)
+    assert len(script.seen(SlowedEvent)) == len(script.seen(DiagnosedEvent)) == 2
+    assert len({meeting.meeting for meeting in script.meetings}) == 2, "the start's, and one"
+    script.run(300)
+    script.compute_s[2] *= 2
+    script.run(60)
+    assert len({meeting.meeting for meeting in script.meetings}) == 3
+
+
 def test_a_device_that_multiplies_slowly_is_said() -> None:
     script = Script()
     script.run(200)

@@ -19,7 +19,7 @@ import numpy as np
 _AGREEING = 4
 """Periods that equal the one before each."""
 _ALIVE = 2
-"""A symbol that stays away so many times as long as ever before does not come back."""
+"""A symbol is taken to be gone after so many times its longest absence so far."""
 _TRUSTED = 128
 """Steps after which a period is resumed although other calls, of an evaluation, came between."""
 _MOST_SYMBOLS = 4096

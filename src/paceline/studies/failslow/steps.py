@@ -53,7 +53,7 @@ class SyntheticJob(NamedTuple):
     """None: not known to the detector."""
     episode: Episode | None
     spread: float
-    """Noise that a detector sees which knows what it is told: of the logarithm."""
+    """Noise of the logarithm, for a detector that knows the amounts where the job says them."""
 
     def facts(self) -> list[StepFact]:
         """Return the steps as a detector is given them."""
