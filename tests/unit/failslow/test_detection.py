@@ -201,3 +201,12 @@ def test_a_wider_threshold_finds_only_larger_changes() -> None:
     changes = NoisyChangePoints(threshold=0.3)
     seen = [changes.update(one) for one in noisy((1.0, 60), (1.2, 60), (1.6, 60))]
     assert [one.shift for one in seen if one is not None] == [Shift.ONSET]
+
+
+@pytest.mark.parametrize("healthy", [40, 60, 150, 300])
+@pytest.mark.parametrize("noise", [0.02, 0.1, 0.2])
+def test_a_slowness_that_stays_is_no_relief(healthy: int, noise: float) -> None:
+    """The job has had no long healthy time yet, or was too noisy for its level to be known."""
+    for seed in range(5):
+        changes = found(facts(noisy((1.0, healthy), (3.0, 700), noise=noise, seed=seed)))
+        assert [change.shift for change in changes] == [Shift.ONSET], seed

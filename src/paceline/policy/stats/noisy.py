@@ -143,6 +143,12 @@ class NoisyChangePoints(ChangePoints):
         after = max(_LEAST_AFTER, min(longest, len(values) - 1))
         return self._change(shift, level, values[-after:])
 
+    def _change(self, shift: Shift, level: float, after: list[float]) -> Change:
+        if shift is Shift.ONSET and self._healthy is None:
+            # Else the first long block of the slow level would pass for the healthy one.
+            self._healthy, self._healthy_values = level, _LEAST_BEFORE
+        return super()._change(shift, level, after)
+
     def _keep_healthy(self) -> None:
         """The lowest level of a block of values; blocks do not overlap, so few are low by luck."""
         if self._segment % 64:
