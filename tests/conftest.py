@@ -1,6 +1,7 @@
 """What tests of all kinds need."""
 
 import contextlib
+import multiprocessing
 import os
 import subprocess
 import sys
@@ -42,6 +43,11 @@ def _leaves_the_process_as_it_was() -> Iterator[None]:
     if sys.modules["__main__"] is not main:
         sys.modules["__main__"] = main
         pytest.fail("the test has left another __main__, which processes that it spawns would run")
+    if left := multiprocessing.active_children():
+        for process in left:
+            process.kill()
+            process.join()
+        pytest.fail(f"the test has left processes: {left}")
 
 
 @pytest.fixture

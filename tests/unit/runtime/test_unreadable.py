@@ -29,7 +29,11 @@ class Lazy(Dataset[int]):
 
 
 def _of_another_process() -> None:
-    list(DataLoader(Lazy(), num_workers=1))
+    batches = iter(DataLoader(Lazy(), num_workers=1))
+    try:
+        next(batches)
+    finally:
+        batches._shutdown_workers()  # type: ignore[attr-defined]  # the error keeps it alive
 
 
 def _of_a_wrapper() -> None:
