@@ -27,6 +27,14 @@ StepNo = NewType("StepNo", int)
 START = StepNo(0)
 """Before the first step; also where the order knows no steps."""
 
+EntryNo = NewType("EntryNo", int)
+"""The position of an entry in the order of servers: an epoch's first is 1. A group counts steps.
+
+The positions of samples in a line, and of a schedule, are other things.
+"""
+NO_ENTRY = EntryNo(0)
+"""Before the first entry; also where there is no order."""
+
 
 def step_after(step: StepNo, count: int = 1) -> StepNo:
     """The step that comes so many after this one."""

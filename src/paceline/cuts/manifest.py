@@ -21,7 +21,7 @@ import msgspec
 import xxhash
 
 from paceline.base.errors import PermanentError
-from paceline.base.numbering import CutNo, EpochNo, StepNo
+from paceline.base.numbering import CutNo, EntryNo, EpochNo, StepNo
 from paceline.base.samples import Span
 from paceline.wire.schema import ModelSchema
 
@@ -41,7 +41,7 @@ class CutManifest(msgspec.Struct, frozen=True, kw_only=True):
     format_version: int = FORMAT_VERSION
     cut_no: CutNo
     epoch_no: EpochNo
-    position: int
+    position: EntryNo
     """Place in the order of updates."""
     step: StepNo
     committed: tuple[Span, ...]

@@ -9,7 +9,7 @@ from collections.abc import Container, Iterable
 import msgspec
 
 from paceline.base.errors import PermanentError
-from paceline.base.numbering import NO_CUT, NO_EPOCH, START, CutNo
+from paceline.base.numbering import NO_CUT, NO_ENTRY, NO_EPOCH, START, CutNo
 from paceline.cuts.manifest import (
     MANIFEST,
     CutManifest,
@@ -61,7 +61,7 @@ class CutFolders(LocalCuts):
         manifest = CutManifest(
             cut_no=NO_CUT,
             epoch_no=NO_EPOCH,
-            position=0,
+            position=NO_ENTRY,
             step=START,
             committed=(),
             schema=schema,

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 
-from paceline.base.numbering import CutNo, Inc
+from paceline.base.numbering import CutNo, EntryNo, Inc
 from paceline.cuts.memory import HEADROOM
 from paceline.protocol.holding.group.member import MemberState
 from paceline.runtime.checkpoint import cutfile
@@ -110,7 +110,7 @@ class Keeper:
             epoch_no=state.epoch_no,
             inc=self._inc,
             cut_no=asked.cut_no,
-            position=state.step,
+            position=EntryNo(state.step),
             step=state.step,
             committed=state.done.spans(),
             sharers=self._sharers,

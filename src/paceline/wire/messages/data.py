@@ -2,7 +2,7 @@
 
 import msgspec
 
-from paceline.base.numbering import START, CutNo, EpochNo, Inc, StepNo
+from paceline.base.numbering import START, CutNo, EntryNo, EpochNo, Inc, StepNo
 from paceline.base.samples import Span
 from paceline.wire.messages.base import Message, ServerMap
 from paceline.wire.messages.feeds import Feed, Slice
@@ -215,7 +215,7 @@ class Piece(Message, frozen=True):
     inc: Inc
     """Who is to have it."""
     map: ServerMap
-    position: int
+    position: EntryNo
     step: StepNo
     committed: tuple[Span, ...]
     last_seq: tuple[tuple[Inc, int], ...]
@@ -244,9 +244,9 @@ class Order(Message, frozen=True):
 
     epoch_no: EpochNo
     leader: Inc
-    start: int
+    start: EntryNo
     entries: tuple[Entry, ...]
-    fenced: tuple[tuple[Inc, int], ...] = ()
+    fenced: tuple[tuple[Inc, EntryNo], ...] = ()
 
 
 class At(Message, frozen=True):
@@ -254,7 +254,7 @@ class At(Message, frozen=True):
 
     epoch_no: EpochNo
     server: Inc
-    position: int
+    position: EntryNo
 
 
 class Echo(Message, frozen=True):

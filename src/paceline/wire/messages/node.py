@@ -1,6 +1,6 @@
 """Between a training process and the master, carried by the agent between them."""
 
-from paceline.base.numbering import NO_EPOCH, START, CutNo, EpochNo, Inc, StepNo
+from paceline.base.numbering import NO_EPOCH, START, CutNo, EntryNo, EpochNo, Inc, StepNo
 from paceline.base.samples import Span
 from paceline.wire.messages.base import CutRef, Message, ServerMap
 from paceline.wire.messages.checks import Checked, CheckKept
@@ -149,7 +149,7 @@ class Copied(Message, frozen=True):
     epoch_no: EpochNo
     inc: Inc
     cut_no: CutNo
-    position: int
+    position: EntryNo
     step: StepNo
     committed: tuple[Span, ...]
     sharers: tuple[Inc, ...]

@@ -13,7 +13,16 @@ import sys
 from collections.abc import Iterable
 
 from paceline.base.errors import InternalError
-from paceline.base.numbering import NO_CUT, NO_EPOCH, NO_INC, Inc, StepNo, step_after
+from paceline.base.numbering import (
+    NO_CUT,
+    NO_ENTRY,
+    NO_EPOCH,
+    NO_INC,
+    EntryNo,
+    Inc,
+    StepNo,
+    step_after,
+)
 from paceline.base.samples import SampleSet
 from paceline.protocol.holding.servers.agreeing import missing, odd_ones
 from paceline.protocol.holding.servers.log import Log
@@ -81,7 +90,7 @@ class ServerState:
         #: None: fresh, or joining and without buckets.
         self.map: ServerMap | None = None
         #: The position of the map's entry.
-        self.map_position = 0
+        self.map_position = NO_ENTRY
         #: The version of the last map that copies: what was sent under an older one is void.
         self.barrier = 0
         #: The buckets have come, and entries after them are still to be applied.
@@ -92,9 +101,9 @@ class ServerState:
         self.exactly_once = True
         self.contents = ServerContents(self.inc)
         #: Received ahead of their turn.
-        self.pending: dict[int, Entry] = {}
+        self.pending: dict[EntryNo, Entry] = {}
         #: inc -> position after which no entry contains it.
-        self.fenced: dict[Inc, int] = {}
+        self.fenced: dict[Inc, EntryNo] = {}
         self.waiting = WaitingPulls()
         self.last_cut = NO_CUT
         self.copied: Copied | None = None
@@ -167,7 +176,7 @@ class ServerState:
         self.exactly_once = message.samples == "exactly-once"
         self.contents = ServerContents(self.inc, step, committed)
         self.last_cut = message.cut.cut_no
-        self.log.begin([s.inc for s in message.map.servers if s.inc != self.inc], 0)
+        self.log.begin([s.inc for s in message.map.servers if s.inc != self.inc], NO_ENTRY)
         return [ToMaster(Restored(epoch_no=self.epoch_no, inc=self.inc))]
 
     def _refuse(self, inc: Inc, *, fenced: bool = False) -> list[Instruction]:
@@ -277,7 +286,7 @@ class ServerState:
 
     def _decide(self, entry: Entry) -> list[Instruction]:
         """Leader: applying an entry is the decision."""
-        self.log.add(self.contents.position + 1, entry)
+        self.log.add(self.contents.next_position, entry)
         return self._apply(entry)
 
     def orders(self, *, resend: bool = False) -> list[Instruction]:
@@ -302,9 +311,9 @@ class ServerState:
         """Follower: apply what comes next, keep what comes later."""
         if message.epoch_no != self.epoch_no:
             return []
-        for position, entry in enumerate(message.entries, message.start):
-            if position > self.contents.position:
-                self.pending[position] = entry
+        for number, entry in enumerate(message.entries, message.start):
+            if number > self.contents.position:
+                self.pending[EntryNo(number)] = entry
         done = [] if self.behind else self.advance()
         for inc, position in message.fenced:
             if self.map is not None and position <= self.contents.position:
@@ -318,12 +327,12 @@ class ServerState:
         """Apply what comes next, at most ``limit`` entries: who has joined may be far behind."""
         done: list[Instruction] = []
         while self.map is not None and not self.has_left and limit:
-            entry = self.pending.pop(self.contents.position + 1, None)
+            entry = self.pending.pop(self.contents.next_position, None)
             if entry is None:
                 break
             done += self._apply(entry)
             limit -= 1
-        if self.behind and self.contents.position + 1 not in self.pending:
+        if self.behind and self.contents.next_position not in self.pending:
             self.behind = False
             done.append(ToMaster(self._joined()))
         return done
@@ -335,7 +344,7 @@ class ServerState:
         return []
 
     def _apply(self, entry: Entry) -> list[Instruction]:
-        self.contents.position += 1
+        self.contents.position = self.contents.next_position
         if not self.log.applied_at:
             self.log.entries.clear()
         if isinstance(entry, Cut):

@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 
 from paceline.base.errors import InternalError
-from paceline.base.numbering import START, Inc, StepNo
+from paceline.base.numbering import NO_ENTRY, START, EntryNo, Inc, StepNo
 from paceline.base.samples import SampleSet
 from paceline.protocol.holding.servers.agreeing import missing
 from paceline.protocol.holding.servers.server_acts import Key
@@ -23,7 +23,7 @@ class ServerContents:
     def __init__(self, inc: Inc, step: StepNo = START, committed: SampleSet | None = None) -> None:
         self.inc = inc
         #: Entries 1 … position are in the tensors, and in nothing else.
-        self.position = 0
+        self.position = NO_ENTRY
         self.step = step
         #: Contributions in the tensors, of this epoch (without steps).
         self.applied = 0
@@ -34,6 +34,11 @@ class ServerContents:
         self.parts: dict[Key, Part] = {}
         #: BSP: steps of this epoch that were decided without all of their slice, and what of it.
         self.short_steps = self.left_out = 0
+
+    @property
+    def next_position(self) -> EntryNo:
+        """Where the entry is that is applied next."""
+        return EntryNo(self.position + 1)
 
     def take(self, piece: Piece) -> None:
         """Become what an owner had as it set buckets aside; what is held here stays."""
