@@ -122,6 +122,28 @@ def test_a_killed_rank_has_all_begin_again_from_their_checkpoint(tmp_path: Path)
     assert logs.count("rank 1 begins at step") == 2
 
 
+def test_a_rank_is_replaced_by_order_and_all_go_on_from_their_checkpoint(tmp_path: Path) -> None:
+    run = ddp(tmp_path, "--max-restarts", "0", steps=100_000)
+    until(lambda: run.step() > 10, "ten steps")
+    done = subprocess.run(
+        [*PACELINE, "replace", "--worker", "1"],
+        env=os.environ | {"PACELINE_HOME": str(tmp_path / "home")},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=30,
+    )
+    assert done.returncode == 0, done.stderr
+    for rank in (0, 1):
+        assert run.seen(rank, 1)["TORCHELASTIC_RESTART_COUNT"] == "1"
+    log = run.job().logs / "worker-1.log"
+    until(lambda: log.read_text().count("begins at step") == 2, "the second life")
+    assert log.read_text().count("begins at step 0") == 1
+    run.command.send_signal(signal.SIGINT)
+    _, out, _ = run.end()
+    assert "all workers started again" in out
+
+
 @pytest.mark.parametrize(
     "module",
     [

@@ -8,12 +8,19 @@ from rich.table import Table
 
 from paceline.base.errors import ConfigError
 from paceline.base.jobdir import JobDir
-from paceline.jobs.decisions import Story, name_of, num_decisions, read_log, stories
+from paceline.jobs.decisions import (
+    Story,
+    name_of,
+    name_of_cure,
+    num_decisions,
+    read_log,
+    stories,
+)
 from paceline.jobs.wording import clock, counted
 from paceline.policy.straggler.actions import AnyAction
-from paceline.policy.straggler.decision_log import AnyLine, Begun, Decided
+from paceline.policy.straggler.decision_log import AnyLine, Begun, CurePlanned, Decided
 from paceline.policy.straggler.registry import solution
-from paceline.policy.straggler.replay import Replayed, replay
+from paceline.policy.straggler.replay import Replayed, plans, replay
 from paceline.policy.straggler.solution import Solution
 from paceline.wire import spec as specs
 from paceline.wire.strategies import those
@@ -30,13 +37,13 @@ def explain(job: JobDir, console: Console) -> None:
     lines = _log_of(job)
     names = list(dict.fromkeys(line.solution for line in lines if isinstance(line, Begun)))
     decided, acted = num_decisions(lines)
-    name = ", then ".join(names) or "no solution"
+    planned = bool(plans(lines))
+    name = ", then ".join(names) or ("the planner for scripts" if planned else "no solution")
     console.print(f"{job.job_id}: {name}", style="bold", highlight=False, markup=False)
-    console.print(
-        f"  {counted(decided, 'decision')} written, {acted} with actions; "
-        f"of those without only one in a while is written",
-        highlight=False,
-    )
+    written = f"{counted(decided, 'decision')} written"
+    if not planned:
+        written += f", {acted} with actions; of those without only one in a while is written"
+    console.print(f"  {written}", highlight=False)
     launched_s = job.launched_s()
     for story in stories(lines):
         _tell(story, launched_s, console)
@@ -123,13 +130,17 @@ def _missing(lines: Sequence[AnyLine]) -> ConfigError | None:
 def _compare(lines: Sequence[AnyLine], console: Console) -> bool:
     """Tell where the log's own solution answers otherwise now; whether nowhere."""
     own = _all(lines, lambda begun: solution(begun.solution, begun.args))
-    differing = [one for one in own if not one.same]
+    planned = plans(lines)
+    differing = [_difference(one) for one in own if not one.same]
+    differing += [_other_plan(line) for line in planned if line.acts_now != line.acts]
     for one in differing:
-        console.print(_difference(one), highlight=False, markup=False, soft_wrap=True)
+        console.print(one, highlight=False, markup=False, soft_wrap=True)
     verdict = f"differs in {len(differing)} of" if differing else "reproduces all"
-    names = " and ".join(dict.fromkeys(b.solution for b in lines if isinstance(b, Begun)))
+    asked = [line.solution for line in lines if isinstance(line, Begun)]
+    names = " and ".join(dict.fromkeys(asked + ["the planner"] * bool(planned)))
+    number = counted(len(own) + len(planned), "decision")
     console.print(
-        f"{names or 'nobody'}: {verdict} {counted(len(own), 'decision')} of the log",
+        f"{names or 'nobody'}: {verdict} {number} of the log",
         style="red" if differing else "green",
         highlight=False,
     )
@@ -171,6 +182,14 @@ def _show(asked: Sequence[Replayed], name: str, console: Console) -> None:
 
 def _names(actions: Sequence[AnyAction]) -> str:
     return "\n".join(f"{name_of(action)} ({action.reason})" for action in actions) or "-"
+
+
+def _other_plan(line: CurePlanned) -> str:
+    then, now = (
+        "\n".join(f"{name_of_cure(act)} ({act.reason})" for act in acts) or "-"
+        for acts in (line.acts, line.acts_now)
+    )
+    return f"decision {line.no}: was {then}; is now {now}"
 
 
 def _difference(one: Replayed) -> str:

@@ -10,7 +10,13 @@ from paceline.base.jobdir import JobDir
 from paceline.jobs.history import read_events, read_last_metrics
 from paceline.jobs.wording import clock
 from paceline.wire import spec as specs
-from paceline.wire.events.failslow import ComparedPart, DiagnosedEvent, RelievedEvent, SlowedEvent
+from paceline.wire.events.failslow import (
+    ComparedPart,
+    DiagnosedEvent,
+    RelievedEvent,
+    RestartAdvisedEvent,
+    SlowedEvent,
+)
 from paceline.wire.strategies import those
 
 WHAT = {
@@ -18,6 +24,7 @@ WHAT = {
     "product": "a matrix product",
     "link": "a transfer between two",
 }
+Told = SlowedEvent | DiagnosedEvent | RelievedEvent | RestartAdvisedEvent
 SLOW, VERY_SLOW = 1.1, 1.5
 """Times the value from the job's start; from there on a part is yellow, or red."""
 
@@ -34,11 +41,7 @@ def tell_failslow(job: JobDir, console: Console) -> None:
             f"job {job.job_id}: got strategy {spec.strategy}, expected "
             f"{those(lambda row: not row.trains)}; of its stragglers tells `paceline explain`"
         )
-    told = [
-        event
-        for event in read_events(job.events)
-        if isinstance(event, SlowedEvent | DiagnosedEvent | RelievedEvent)
-    ]
+    told = [event for event in read_events(job.events) if isinstance(event, Told)]
     launched_s = job.launched_s()
     console.print(_headline(job, told), style="bold", highlight=False, markup=False)
     for event in told:
@@ -50,7 +53,7 @@ def tell_failslow(job: JobDir, console: Console) -> None:
             console.print(table)
 
 
-def _headline(job: JobDir, told: Sequence[SlowedEvent | DiagnosedEvent | RelievedEvent]) -> str:
+def _headline(job: JobDir, told: Sequence[Told]) -> str:
     paces = [event for event in told if isinstance(event, SlowedEvent | RelievedEvent)]
     last = paces[-1] if paces else None
     if isinstance(last, SlowedEvent) or (last is not None and last.still_slow):

@@ -12,6 +12,14 @@ import msgspec
 from paceline.base.errors import ConfigError
 from paceline.jobs.history import Tail
 from paceline.jobs.wording import counted, milliseconds, seconds, speed
+from paceline.policy.failslow.planner import (
+    AdviseCure,
+    AnyCureAct,
+    ApplyCure,
+    Cure,
+    PassCure,
+    RevertCure,
+)
 from paceline.policy.straggler.actions import (
     AdjustBatch,
     AdjustRate,
@@ -26,6 +34,7 @@ from paceline.policy.straggler.decision_log import (
     ActionRefused,
     AnyLine,
     Begun,
+    CurePlanned,
     Decided,
     Failed,
     Helped,
@@ -95,6 +104,8 @@ def stories(lines: Sequence[AnyLine]) -> list[Story]:
                 for index, action in enumerate(line.actions):
                     seen = seen_of(asked, action, line.observation)
                     told.append(_story(name, seen, line, index, action, after))
+            case CurePlanned():
+                told += [_cure_story(line, act) for act in line.acts]
             case ActionRefused() | TookEffect() | Measured() | Helped():
                 pass  # parts of the story of their decision
             case _:
@@ -120,7 +131,7 @@ class _After:
                     self.measured[line.no, line.index] = line
                 case Helped():
                     self.helped[line.no, line.index] = line
-                case Begun() | Decided() | Failed():
+                case Begun() | Decided() | Failed() | CurePlanned():
                     pass  # nothing that becomes of an action
                 case _:
                     assert_never(line)
@@ -150,10 +161,50 @@ def _story(
     )
 
 
+def _cure_story(line: CurePlanned, act: AnyCureAct) -> Story:
+    facts = line.facts
+    return Story(
+        t=line.t,
+        no=line.no,
+        what=name_of_cure(act),
+        seen=(
+            f"a step took {milliseconds(facts.step_s)}, "
+            f"{facts.step_s / facts.healthy_s:.2f} times the {milliseconds(facts.healthy_s)} before"
+        ),
+        rule=f"planner: {act.reason}",
+    )
+
+
+CURES = {
+    Cure.MICRO_BATCHES: "MICRO_BATCHES",
+    Cure.TOPOLOGY: "TOPOLOGY",
+    Cure.RESTART: "RESTART",
+}
+"""Names in the style of AntDT's actions; FALCON calls them S2, S3 and S4."""
+
+
+def name_of_cure(act: AnyCureAct) -> str:
+    """A cure, and what becomes of it."""
+    match act:
+        case ApplyCure():
+            return CURES[act.cure]
+        case AdviseCure():
+            return f"{CURES[act.cure]} is advised"
+        case PassCure():
+            return f"{CURES[act.cure]} would pay, but cannot be had"
+        case RevertCure():
+            return f"{CURES[act.cure]} is taken back"
+        case _:
+            assert_never(act)
+
+
 def num_decisions(lines: Iterable[AnyLine]) -> tuple[int, int]:
     """Decisions in the log, and those of them with actions."""
-    decided = [line for line in lines if isinstance(line, Decided)]
-    return len(decided), sum(bool(line.actions) for line in decided)
+    decided = [line for line in lines if isinstance(line, Decided | CurePlanned)]
+    acted = sum(
+        bool(line.acts if isinstance(line, CurePlanned) else line.actions) for line in decided
+    )
+    return len(decided), acted
 
 
 def name_of(action: AnyAction) -> str:

@@ -6,7 +6,6 @@ master goes on meanwhile; the answer comes back as a fact.
 
 import logging
 import math
-import os
 import threading
 import time
 import traceback
@@ -18,7 +17,6 @@ from typing import assert_never, get_args
 import msgspec
 
 from paceline.base.errors import ConfigError
-from paceline.jobs.jsonl import LineFile, before
 from paceline.master.controller import (
     Ask,
     CarryOut,
@@ -27,12 +25,13 @@ from paceline.master.controller import (
     Period,
     Write,
 )
+from paceline.master.decision_file import DecisionFile
 from paceline.master.decision_port import Scene
 from paceline.master.monitor import lengths_of
-from paceline.master.restart_history import HELPED, read_outcomes
+from paceline.master.restart_history import helped_file, read_outcomes
 from paceline.master.restarts import StartMeasured
 from paceline.policy.straggler.actions import AnyAction
-from paceline.policy.straggler.decision_log import AnyLine, Begun, Failed, Helped, last_number
+from paceline.policy.straggler.decision_log import AnyLine, Begun, Failed, Helped
 from paceline.policy.straggler.registry import solution
 from paceline.policy.straggler.solution import Solution
 from paceline.wire.events.base import Event
@@ -41,9 +40,6 @@ from paceline.wire.events.nodes import NotReplacedEvent
 from paceline.wire.spec import JobSpec
 
 _log = logging.getLogger(__name__)
-
-LOG_BYTES = 64 << 20
-"""A decision log that is larger is put aside, and the one that lay there is dropped."""
 
 
 class Answered(msgspec.Struct, frozen=True, kw_only=True):
@@ -85,21 +81,19 @@ class Deciding:
         """
         self._solution = solution(spec.solution, spec.solution_args)
         self._scene, self._post, self._tell = scene, post, tell
-        self._wall_clock = wall_clock
         period = period_of(spec, self._solution)
-        self._helped = LineFile(log.with_name(HELPED))
+        self._helped = helped_file(log)
         outcomes = read_outcomes(log.parent.parent, spec.backend)
-        self.controller = Controller(period, first_no=_continue(log), outcomes=outcomes)
-        self._log = LineFile(log)
-        self._begun = Begun(
-            t=wall_clock(),
+        self._log = DecisionFile(log, wall_clock)
+        self.controller = Controller(period, first_no=self._log.next_no, outcomes=outcomes)
+        begun = Begun(
             solution=spec.solution,
             args=dict(spec.solution_args),
             lengths=lengths_of(spec.windows),
             every_s=period.every_s,
             every_iterations=period.every_iterations,
         )
-        self._write(self._begun)
+        self._write(begun)
 
     def tick(self, now_s: float) -> None:
         """Ask the solution if it is time to, and somebody trains."""
@@ -152,15 +146,11 @@ class Deciding:
                 case CarryOut():
                     self._carry_out(instruction)
                 case Write(line=line):
-                    self._write(msgspec.structs.replace(line, t=self._wall_clock()))
+                    self._write(line)
                 case _:
                     assert_never(instruction)
         self._helped.flush()
         self._log.flush()
-        if self._log.num_bytes > LOG_BYTES:
-            self._log.put_aside()
-            self._write(self._begun)
-            self._log.flush()
 
     def _decide(self, ask: Ask) -> None:
         """Ask the solution, in its thread; nothing that it raises goes further."""
@@ -227,18 +217,3 @@ def _plain(value: object) -> int | float:
     if isinstance(value, Real):
         return float(value)
     raise TypeError(f"an action holds {value!r:.100}, a {type(value).__name__}")
-
-
-def _continue(log: Path) -> int:
-    """The number of the next decision in a log that a former master may have left in mid-line."""
-    last = 0
-    for path in (before(log), log):
-        if not path.exists():
-            continue
-        with path.open("rb+") as lines:
-            last = max(last, last_number(lines))
-            if lines.tell():
-                lines.seek(-1, os.SEEK_END)
-                if lines.read(1) != b"\n":
-                    lines.write(b"\n")
-    return last + 1

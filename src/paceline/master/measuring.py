@@ -4,9 +4,13 @@ import time
 from collections.abc import Iterable
 from typing import assert_never
 
+import msgspec
+
 from paceline.base.jobdir import number_of
 from paceline.master.checks import Checks, NodeChecked
-from paceline.master.parts import MasterParts
+from paceline.master.decision_file import DecisionFile
+from paceline.master.parts import MasterParts, Times
+from paceline.policy.straggler.decision_log import CurePlanned
 from paceline.protocol.acts import Send
 from paceline.protocol.failslow import AskAgent, FailSlowAct, FailSlowWatch, Rank
 from paceline.wire.events.base import Event
@@ -26,9 +30,10 @@ def checks_of(parts: MasterParts) -> Checks:
 class Measuring:
     """The edge around `Checks` and `FailSlowWatch`; ``checks``: of the job's nodes."""
 
-    def __init__(self, parts: MasterParts, checks: Checks) -> None:
+    def __init__(self, parts: MasterParts, times: Times, checks: Checks) -> None:
         self._members, self._outbox, self._checks = parts.members, parts.outbox, checks
         self._watches = not parts.spec.traits.trains
+        self._log = DecisionFile(parts.job.decisions, times.wall) if self._watches else None
         self.watch = FailSlowWatch(meets=parts.spec.preflight, first_meeting=time.time_ns())
 
     def heartbeat(self, node: str, facts: NodeFacts, now_s: float) -> None:
@@ -70,7 +75,7 @@ class Measuring:
             number_of(one.name): Rank(one.name, one.life.inc) for one in workers if one.life.up
         }
         if len(ranks) == len(workers) and ranks != self.watch.ranks:
-            self.watch.begin(ranks)
+            self.watch.begin(ranks, now_s)
         self._act(self.watch.tick(now_s))
 
     def _act(self, acts: Iterable[FailSlowAct]) -> None:
@@ -82,5 +87,13 @@ class Measuring:
                     self._outbox.to_process(inc, order)
                 case Event():
                     self._outbox.tell(act)
+                case CurePlanned():
+                    self._keep(act)
                 case _:
                     assert_never(act)
+
+    def _keep(self, line: CurePlanned) -> None:
+        if self._log is not None:
+            self._log.add(msgspec.structs.replace(line, no=self._log.next_no))
+            self._log.next_no += 1
+            self._log.flush()

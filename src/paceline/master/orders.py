@@ -28,6 +28,12 @@ def check_elastic(spec: JobSpec, order: str) -> None:
         raise ConfigError(f"no {order} with strategy {spec.strategy}, {spec.traits.rigid}")
 
 
+def check_replace(spec: JobSpec) -> None:
+    """Refuse to replace a member of a group; ranks of a script all begin again, as after a kill."""
+    if spec.traits.trains:
+        check_elastic(spec, "replace")
+
+
 def check_size(spec: JobSpec, order: str, workers: int) -> None:
     """Refuse a number of workers that the spec does not allow."""
     least, most = spec.min_workers, spec.most_workers

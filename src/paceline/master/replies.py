@@ -7,7 +7,7 @@ import msgspec
 from paceline.base.errors import ConfigError
 from paceline.master.facts import Asked
 from paceline.master.members import MembersEdge
-from paceline.master.orders import check_elastic, check_scale, check_size
+from paceline.master.orders import check_elastic, check_replace, check_scale, check_size
 from paceline.master.parts import MasterParts
 from paceline.master.reporting import Reporting
 from paceline.master.shutdown import Shutdown
@@ -78,7 +78,7 @@ class Replies:
                 self._members.kill(name)
             case Replace(node=name):
                 self._check_running()
-                check_elastic(self._spec, "replace")
+                check_replace(self._spec)
                 self._members.restart(name, "by order")
             case StopJob():
                 self._shutdown.stop(call.signal, at_once=call.now)

@@ -7,6 +7,7 @@ from pathlib import Path
 import msgspec
 
 from paceline.base.jobdir import JobDir
+from paceline.jobs.jsonl import LineFile
 from paceline.master.controller import MAX_OUTCOMES
 from paceline.policy.straggler.observation import RestartOutcome
 
@@ -20,6 +21,11 @@ class _Placed(msgspec.Struct, frozen=True):
     """The part of a job's spec, of any version, that says where its nodes are."""
 
     backend: str = "local"
+
+
+def helped_file(log: Path) -> LineFile:
+    """The file for what a job's restarts do, beside its decision log."""
+    return LineFile(log.with_name(HELPED))
 
 
 def read_outcomes(jobs: Path, backend: str) -> list[RestartOutcome]:

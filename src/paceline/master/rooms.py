@@ -51,7 +51,7 @@ def build(parts: MasterParts, times: Times) -> Rooms:
     checks = checks_of(parts)
     members = MembersEdge(parts, times, checks, inbox, end, training)
     decisions = SolutionSeat(parts, times, inbox, training, members)
-    measuring = Measuring(parts, checks)
+    measuring = Measuring(parts, times, checks)
     shutdown = Shutdown(parts, times, end, training, members)
     reporting = Reporting(parts.job, training.state, parts.members, parts.monitor)
     recovery = JournalRecovery(parts, times.wall, checks, training)

@@ -18,6 +18,7 @@ from collections.abc import Mapping, Sequence
 import msgspec
 
 from paceline.base.numbering import Inc
+from paceline.policy.failslow.advice import Advice, RestartAdvice
 from paceline.policy.failslow.detection import (
     PaceChange,
     SlowJobDetector,
@@ -25,7 +26,7 @@ from paceline.policy.failslow.detection import (
     StepGroups,
 )
 from paceline.policy.failslow.diagnosis import compare, diagnose
-from paceline.policy.failslow.profile import ProfileSummary, ProfileWindow, TimedCall, summarise
+from paceline.policy.failslow.profile import ProfileSummary, summarise
 from paceline.policy.failslow.suspects import Findings, find_suspects
 from paceline.policy.failslow.validation import (
     Measurements,
@@ -36,7 +37,7 @@ from paceline.policy.failslow.validation import (
 )
 from paceline.policy.stats.changes import Shift
 from paceline.protocol.acts import Send
-from paceline.wire.call_ring import OPS
+from paceline.protocol.failslow_answers import WINDOW_STEPS, measurements_of, window_of
 from paceline.wire.events.base import Event
 from paceline.wire.events.failslow import RelievedEvent, SlowedEvent
 from paceline.wire.messages.agent import CallsTold, StepsTook, TellCalls
@@ -47,13 +48,12 @@ from paceline.wire.messages.failslow import (
     MeetAt,
     RankMeasured,
 )
+from paceline.wire.step_ledger import Mark
 
 WARM_STEPS, WARM_S = 10, 2.0
 """Unmarked steps, and their time, after which the job's start is profiled and measured."""
 RECENT, OFTEN = 30, 0.5
 """A mark of more than this part of the recent steps says nothing: a script that saves at each."""
-WINDOW_STEPS = 20
-"""Of a profile, at most."""
 ANSWER_S = 3.0
 """For agents to tell the calls of their processes."""
 MARGIN_S = 1.2
@@ -79,7 +79,7 @@ class AskAgent(msgspec.Struct, frozen=True):
     message: TellCalls
 
 
-FailSlowAct = AskAgent | Send | Event
+FailSlowAct = AskAgent | Send | Event | Advice
 
 
 class _Question(msgspec.Struct):
@@ -112,10 +112,11 @@ class FailSlowWatch:
     def __init__(self, *, meets: bool, first_meeting: int) -> None:
         self._meets, self._meetings = meets, first_meeting
         self._asked = 0
-        self._forget({})
+        self._forget({}, 0.0)
 
-    def _forget(self, ranks: dict[int, Rank]) -> None:
+    def _forget(self, ranks: dict[int, Rank], now_s: float) -> None:
         self.ranks = ranks
+        self._advice = RestartAdvice(self._rank_of, now_s)
         self._detector = SlowJobDetector()
         self._steps = StepGroups()
         self._newest: dict[int, int] = {}
@@ -148,9 +149,9 @@ class FailSlowWatch:
     def _rank_of(self) -> dict[str, int]:
         return {one.node: rank for rank, one in self.ranks.items()}
 
-    def begin(self, ranks: Mapping[int, Rank]) -> None:
+    def begin(self, ranks: Mapping[int, Rank], now_s: float) -> None:
         """All of the script's processes have begun, and only these."""
-        self._forget(dict(ranks))
+        self._forget(dict(ranks), now_s)
 
     # ------------------------------------------------------------------ steps
 
@@ -176,6 +177,7 @@ class FailSlowWatch:
         if not self._is_warm and self._warm[0] >= WARM_STEPS and self._warm[1] >= WARM_S:
             self._is_warm = True
             return self._ask(took.last - self._warm[0] + 1, now_s)
+        self._advice.made(end_s, saved=bool(took.marks & Mark.CHECKPOINT))
         self._marked.append(bool(took.marks))
         marks = took.marks if sum(self._marked) <= OFTEN * len(self._marked) else 0
         acts: list[FailSlowAct] = []
@@ -190,9 +192,12 @@ class FailSlowWatch:
             change = None if grouped is None else self._detector.update(grouped)
             if change is not None:
                 acts += self._changed(change, now_s)
+            if grouped is not None:
+                acts += self._advice.step(grouped)
         return acts
 
     def _changed(self, change: PaceChange, now_s: float) -> list[FailSlowAct]:
+        self._advice.changed(change)
         if change.shift is Shift.RELIEF:
             if not change.slow:
                 self._onset = None
@@ -355,6 +360,7 @@ class FailSlowWatch:
             self.measured = measured
         took_s = 0.0 if at_start else now_s - self._onset_s
         told = [msgspec.structs.replace(one, took_s=took_s, parts=parts) for one in found]
+        self._advice.diagnosed(found)
         return [*told, *self._ask_if_due(now_s)]
 
     # ------------------------------------------------------------------ clock
@@ -367,47 +373,3 @@ class FailSlowWatch:
         if meeting is not None and now_s > meeting.until_s:
             return self._ended(now_s)
         return []
-
-
-def window_of(told: Mapping[int, CallsTold]) -> ProfileWindow | None:
-    """Make a window of what agents have told, of the newest steps that all ranks have noted."""
-    by_step = [{step.step: step for step in each.noted.steps} for each in told.values()]
-    common = sorted(set.intersection(*map(set, by_step)))[-WINDOW_STEPS:] if by_step else []
-    if not common:
-        return None
-    wanted = set(common)
-    calls = [
-        TimedCall(
-            rank=rank,
-            group=group.ranks,
-            op=OPS[call.op],
-            num_bytes=call.num_bytes,
-            seq=call.seq,
-            start_s=call.start_s,
-            end_s=call.end_s,
-            blocked_s=call.end_s - call.wait_s if call.wait_s else None,
-        )
-        for rank, each in told.items()
-        for call in each.noted.calls
-        if call.end_s and call.step in wanted and (group := each.noted.groups[call.group])
-    ]
-    spans = {
-        rank: tuple((steps[n].start_s, steps[n].start_s + steps[n].took_s) for n in common)
-        for rank, steps in zip(told, by_step, strict=True)
-    }
-    return ProfileWindow(calls=tuple(calls), steps=spans, same_clock=True)
-
-
-def measurements_of(measured: Mapping[int, RankMeasured], ranks: Mapping[str, int]) -> Measurements:
-    """Put the ranks' measurements together; of a link's two ends the slower one counts."""
-    products: dict[int, float] = {}
-    hops: dict[tuple[int, int], float] = {}
-    for rank, message in measured.items():
-        speed = message.speed
-        if speed is None:
-            continue
-        products[rank] = 1e9 / (speed.matmul_flops * speed.cpu_share)
-        for link in speed.links:
-            hop = (min(rank, ranks[link.node]), max(rank, ranks[link.node]))
-            hops[hop] = max(hops.get(hop, 0.0), 1e6 / link.bytes_per_s)
-    return Measurements(products_s=products, hops=tuple(hops.items()))

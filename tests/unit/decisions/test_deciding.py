@@ -14,7 +14,7 @@ import pytest
 
 from paceline.base.errors import ConfigError
 from paceline.jobs.jsonl import before
-from paceline.master import deciding
+from paceline.master import deciding, decision_file
 from paceline.master.controller import LATE_S, JobProgress, Write
 from paceline.master.deciding import (
     Answered,
@@ -148,7 +148,7 @@ class Edge:
 def test_a_large_log_is_begun_anew_and_its_numbers_go_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(deciding, "LOG_BYTES", 1000)
+    monkeypatch.setattr(decision_file, "LOG_BYTES", 1000)
     edge = Edge(tmp_path, monkeypatch, lambda _: [KILL])
     while not (aside := before(edge.log)).exists():
         edge.period()
@@ -157,7 +157,7 @@ def test_a_large_log_is_begun_anew_and_its_numbers_go_on(
     (begun,) = edge.lines()
     older = list(decode(aside.read_bytes().splitlines()))
     assert begun == older[0]
-    monkeypatch.setattr(deciding, "LOG_BYTES", 10_000)
+    monkeypatch.setattr(decision_file, "LOG_BYTES", 10_000)
     edge.begin()
     edge.period()
     (newest,) = [line for line in edge.lines() if isinstance(line, Decided)]

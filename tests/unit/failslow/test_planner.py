@@ -12,7 +12,6 @@ from paceline.policy.failslow.planner import (
     ApplyCure,
     Cure,
     CureOption,
-    CurePlanned,
     EventFacts,
     Fault,
     PassCure,
@@ -21,6 +20,7 @@ from paceline.policy.failslow.planner import (
     RevertCure,
     decide,
 )
+from paceline.policy.straggler.decision_log import CurePlanned
 from paceline.studies.failslow.ski_rental import (
     EmulatedCure,
     EventCost,
@@ -237,9 +237,9 @@ def test_decisions_are_replayed_from_their_lines() -> None:
         encoded = msgspec.json.encode(line)
         again = msgspec.json.decode(encoded, type=CurePlanned)
         assert again == line
-        assert again.same
+        assert again.acts_now == again.acts
         changed = msgspec.structs.replace(again, rules=PlannerRules(), acts=())
-        assert not changed.same
+        assert changed.acts_now != changed.acts
 
 
 def test_one_cure_costs_at_most_twice_what_an_oracle_pays() -> None:

@@ -3,13 +3,20 @@
 from collections.abc import Iterable
 
 import msgspec
+import pytest
 
 from paceline.base.numbering import Inc
+from paceline.policy.straggler.decision_log import CurePlanned
 from paceline.protocol.acts import Send
 from paceline.protocol.failslow import AskAgent, FailSlowAct, FailSlowWatch, Rank
 from paceline.wire.call_ring import CallGroup, NotedCall, NotedStep, RingContents
 from paceline.wire.events.base import Event
-from paceline.wire.events.failslow import DiagnosedEvent, RelievedEvent, SlowedEvent
+from paceline.wire.events.failslow import (
+    DiagnosedEvent,
+    RelievedEvent,
+    RestartAdvisedEvent,
+    SlowedEvent,
+)
 from paceline.wire.messages.agent import CallsTold, StepsTook
 from paceline.wire.messages.checks import Link, NodeSpeed
 from paceline.wire.messages.failslow import (
@@ -19,6 +26,7 @@ from paceline.wire.messages.failslow import (
     MeetAt,
     RankMeasured,
 )
+from paceline.wire.step_ledger import Mark
 
 SIZE = 4
 COMPUTE_S, TRANSFER_S = 0.2, 0.05
@@ -42,6 +50,9 @@ class Script:
         """Ranks whose agents tell their calls."""
         self.comes: set[int] = set(range(size))
         """Ranks that come to meetings."""
+        self.saves_every = 0
+        """Steps; 0: it never saves."""
+        self.plans: list[CurePlanned] = []
         self.lateness = 0
         """Steps by which the next meeting is missed."""
         self.stands: set[int] = set()
@@ -54,7 +65,7 @@ class Script:
     def begin(self, first_inc: int) -> None:
         self.first_inc = first_inc
         self.watch.begin(
-            {rank: Rank(f"worker-{rank}", self.inc(rank)) for rank in range(self.size)}
+            {rank: Rank(f"worker-{rank}", self.inc(rank)) for rank in range(self.size)}, self.now_s
         )
 
     def inc(self, rank: int) -> Inc:
@@ -69,7 +80,9 @@ class Script:
         took_s = max(self.compute_s.values()) + self.transfer_s
         self._history.append((self.step, self.now_s, dict(self.compute_s)))
         self.now_s += took_s
-        self._untold.append(StepsTook(self.step, 1, took_s))
+        saves = bool(self.saves_every) and self.step % self.saves_every == 0
+        marks = Mark.CHECKPOINT if saves else Mark.NONE
+        self._untold.append(StepsTook(self.step, 1, took_s, marks))
         self._untold_s += took_s
         if self._untold_s >= HEARTBEAT_S:
             told, self._untold, self._untold_s = tuple(self._untold), [], 0.0
@@ -120,6 +133,8 @@ class Script:
                     self.stands.discard(inc - self.first_inc)
                 case Event():
                     self.events.append(act)
+                case CurePlanned():
+                    self.plans.append(act)
                 case _:
                     raise AssertionError(act)
 
@@ -277,7 +292,7 @@ def test_who_does_not_come_is_named_and_holds_nobody_up() -> None:
 
 def test_a_rank_that_makes_no_steps_is_not_made_to_wait_for() -> None:
     watch = FailSlowWatch(meets=True, first_meeting=0)
-    watch.begin({rank: Rank(f"worker-{rank}", Inc(rank + 1)) for rank in range(2)})
+    watch.begin({rank: Rank(f"worker-{rank}", Inc(rank + 1)) for rank in range(2)}, 0.0)
     acts: list[FailSlowAct] = []
     for step in range(1, 40):
         acts += watch.took("worker-0", [StepsTook(step, 1, 0.2)], 0.2 * step)
@@ -344,3 +359,50 @@ def test_a_single_rank_meets_nobody() -> None:
     script.run(40)
     assert script.diagnosis().nodes == ("worker-0",)
     assert script.meetings == []
+
+
+def advised(script: Script) -> RestartAdvisedEvent:
+    (found,) = script.seen(RestartAdvisedEvent)
+    assert isinstance(found, RestartAdvisedEvent)
+    return found
+
+
+def test_a_restart_is_advised_once_when_the_loss_has_reached_its_price() -> None:
+    script = Script()
+    script.saves_every = 50
+    script.run(220)
+    script.compute_s[2] *= 2
+    script.run(28)
+    assert script.diagnosis().nodes == ("worker-2",)
+    assert not script.seen(RestartAdvisedEvent), "more than that is to be done again"
+    script.run(12)
+    found = advised(script)
+    assert found.nodes == ("worker-2",) and found.has_saved
+    assert found.lost_s > found.cost_s, "just after the script has saved"
+    assert found.start_s == pytest.approx(COMPUTE_S + TRANSFER_S, abs=HEARTBEAT_S)
+    script.run(200)
+    assert len(script.seen(RestartAdvisedEvent)) == 1
+    plans = [plan for plan in script.plans if plan.advised]
+    assert len(plans) == 1 and all(plan.acts_now == plan.acts for plan in script.plans)
+
+
+def test_a_restart_that_would_do_all_again_is_never_advised() -> None:
+    script = Script()
+    script.run(200)
+    script.compute_s[2] *= 1.5
+    script.run(600)
+    assert script.diagnosis().nodes == ("worker-2",)
+    assert not script.seen(RestartAdvisedEvent)
+
+
+def test_another_slowness_is_advised_about_by_itself() -> None:
+    script = Script()
+    script.saves_every = 20
+    for rank in (1, 3):
+        script.run(300)
+        script.compute_s[rank] *= 3
+        script.run(200)
+        script.compute_s[rank] /= 3
+    script.run(100)
+    told = [event for event in script.events if isinstance(event, RestartAdvisedEvent)]
+    assert [event.nodes for event in told] == [("worker-1",), ("worker-3",)]

@@ -321,6 +321,16 @@ TOLD: list[tuple[Event, str, str]] = [
         "be measured: worker-2",
     ),
     (
+        failslow.RestartAdvisedEvent(
+            nodes=("worker-3",), lost_s=31.0, start_s=8.0, redo_s=22.0, has_saved=True
+        ),
+        "a restart without worker-3 is worth its price by now: 31 s are lost, and it would cost "
+        "30 s (8 s to start, 22 s of work since torch.save last ran)",
+        "a restart without worker-3 is worth its price by now: 31 s are lost, and it would cost "
+        "30 s (8 s to start, 22 s of work since torch.save last ran); `paceline replace` restarts "
+        "the script with a rank elsewhere",
+    ),
+    (
         failslow.RelievedEvent(step=1500, before_s=0.05, after_s=0.03, still_slow=True),
         "a step takes 30 ms since step 1,500, longer than when it was healthy",
         "the job is faster: a step takes 30 ms since step 1,500, longer than when it was healthy",
@@ -400,6 +410,7 @@ LOST = {
     "not_kept",
     "relieved",
     "replacing",
+    "restart_advised",
     "scaled",
     "slow_link",
     "slow_node",

@@ -24,7 +24,6 @@ from typing import Literal
 import msgspec
 
 from paceline.policy.failslow.suspects import Kind
-from paceline.policy.straggler.decision_log import DecisionLine
 
 
 class Cure(enum.StrEnum):
@@ -74,6 +73,8 @@ class EventFacts(msgspec.Struct, frozen=True, kw_only=True):
 
     step: int
     step_s: float
+    steps: int = 1
+    """How many steps this is the mean of."""
     healthy_s: float
     """What a step took before the event."""
     faults: tuple[Fault, ...] = ()
@@ -157,21 +158,6 @@ class PlannerState(msgspec.Struct, frozen=True, kw_only=True):
     undone: dict[Cure, CureUndone] = {}
 
 
-class CurePlanned(DecisionLine, frozen=True):
-    """A line of the decision log: acts, and all that they follow from."""
-
-    no: int
-    before: PlannerState
-    facts: EventFacts
-    rules: PlannerRules
-    acts: tuple[AnyCureAct, ...] = ()
-
-    @property
-    def same(self) -> bool:
-        """Whether the planner would act the same way today."""
-        return decide(self.before, self.facts, self.rules)[1] == self.acts
-
-
 def decide(
     state: PlannerState, facts: EventFacts, rules: PlannerRules
 ) -> tuple[PlannerState, tuple[AnyCureAct, ...]]:
@@ -181,7 +167,7 @@ def decide(
     state = _with_faults(state, facts, rules)
     if not facts.faults:
         return _relieved(state, facts, rules) if state.fewer >= rules.calm else (state, ())
-    gap_s = max(facts.step_s - facts.healthy_s, 0.0)
+    gap_s = max(facts.step_s - facts.healthy_s, 0.0) * facts.steps
     recent_s = (*state.recent_s, facts.step_s)[-rules.settle :]
     if state.trial is None:
         state = msgspec.structs.replace(state, recent_s=recent_s, loss_s=state.loss_s + gap_s)

@@ -13,6 +13,14 @@ from collections.abc import Iterable, Iterator
 
 import msgspec
 
+from paceline.policy.failslow.planner import (
+    AdviseCure,
+    AnyCureAct,
+    EventFacts,
+    PlannerRules,
+    PlannerState,
+    decide,
+)
 from paceline.policy.stats.history import Lengths
 from paceline.policy.straggler.actions import AnyAction
 from paceline.policy.straggler.observation import Observation, RestartCost, RestartOutcome
@@ -103,7 +111,33 @@ class Helped(DecisionLine, frozen=True):
     outcome: RestartOutcome
 
 
-AnyLine = Begun | Decided | Failed | ActionRefused | TookEffect | Measured | Helped
+class CurePlanned(DecisionLine, frozen=True):
+    """The planner of a script did something: its acts, and all that they follow from."""
+
+    before: PlannerState
+    facts: EventFacts
+    rules: PlannerRules
+    acts: tuple[AnyCureAct, ...] = ()
+    no: int = 0
+
+    @property
+    def advised(self) -> AdviseCure | None:
+        """What a person is to do."""
+        return next((act for act in self.acts if isinstance(act, AdviseCure)), None)
+
+    @property
+    def lost_s(self) -> float:
+        """Seconds that the slowness has cost until then."""
+        gap_s = max(self.facts.step_s - self.facts.healthy_s, 0.0)
+        return self.before.loss_s + gap_s * self.facts.steps
+
+    @property
+    def acts_now(self) -> tuple[AnyCureAct, ...]:
+        """How the planner would act today."""
+        return decide(self.before, self.facts, self.rules)[1]
+
+
+AnyLine = Begun | Decided | Failed | ActionRefused | TookEffect | Measured | Helped | CurePlanned
 
 
 def describe_cost(cost: RestartCost) -> str:

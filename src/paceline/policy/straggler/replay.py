@@ -14,6 +14,7 @@ from paceline.policy.straggler.decision_log import (
     ActionRefused,
     AnyLine,
     Begun,
+    CurePlanned,
     Decided,
     Failed,
     Helped,
@@ -53,5 +54,12 @@ def replay(lines: Iterable[AnyLine], choose: Callable[[Begun], Solution]) -> Ite
                     yield Replayed(decided=line, actions=tuple(asked.decide(line.observation)))
             case Failed() | ActionRefused() | TookEffect() | Measured() | Helped():
                 pass  # what followed a decision is no part of it
+            case CurePlanned():
+                pass  # no solution made it; see `plans`
             case _:
                 assert_never(line)
+
+
+def plans(lines: Iterable[AnyLine]) -> list[CurePlanned]:
+    """The lines of a script's planner, which can each be asked again by itself."""
+    return [line for line in lines if isinstance(line, CurePlanned)]

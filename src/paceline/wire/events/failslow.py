@@ -80,6 +80,39 @@ class DiagnosedEvent(Event, frozen=True):
         return f"; did not come to be measured: {', '.join(self.absent)}" if self.absent else ""
 
 
+class RestartAdvisedEvent(Event, frozen=True):
+    """The slowness has cost as much by now as a restart without its cause would."""
+
+    nodes: tuple[str, ...]
+    """Whom to leave out: a rank, or the ends of a link."""
+    lost_s: float
+    start_s: float
+    """Of the script, as the last time."""
+    redo_s: float
+    """Since it last saved, or since it began."""
+    has_saved: bool
+
+    clause_words = (
+        "a restart without {0.whom} is worth its price by now: {0.lost_s:.3g} s are lost, and it "
+        "would cost {0.cost_s:.3g} s ({0.start_s:.3g} s to start, {0.redo_s:.3g} s of work since "
+        "{0.since})"
+    )
+    sentence_words = "{0.clause}; `paceline replace` restarts the script with a rank elsewhere"
+
+    @property
+    def whom(self) -> str:
+        return " - ".join(self.nodes)
+
+    @property
+    def cost_s(self) -> float:
+        return self.start_s + self.redo_s
+
+    @property
+    def since(self) -> str:
+        """What a restart goes back to."""
+        return "torch.save last ran" if self.has_saved else "the start: torch.save never ran"
+
+
 class RelievedEvent(Event, frozen=True):
     """The job's steps have become shorter again."""
 

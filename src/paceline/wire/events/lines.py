@@ -51,6 +51,7 @@ KnownEvent = (
     | failslow.SlowedEvent
     | failslow.DiagnosedEvent
     | failslow.RelievedEvent
+    | failslow.RestartAdvisedEvent
     | checks.CheckedEvent
     | checks.CheckFailedEvent
     | checks.SlowNodeEvent

@@ -1,0 +1,140 @@
+"""What the planner advises for a script that paceline does not steer: a restart, when it pays.
+
+Nobody can divide the work of such a script anew, or move its ranks. A person can start it again
+without what is slow; that costs its start, and the work since it last saved.
+"""
+
+from collections import deque
+from collections.abc import Mapping, Sequence
+
+import msgspec
+
+from paceline.policy.failslow.detection import PaceChange, StepFact
+from paceline.policy.failslow.planner import (
+    Cause,
+    Cure,
+    CureOption,
+    EventFacts,
+    Fault,
+    PlannerRules,
+    PlannerState,
+    decide,
+)
+from paceline.policy.straggler.decision_log import CurePlanned
+from paceline.wire.events.failslow import DiagnosedEvent, RestartAdvisedEvent
+
+NO_DIVISION = "the script divides its work itself; with --strategy allreduce a solution can"
+NO_MOVE = "the script decides itself where its ranks are"
+Advice = CurePlanned | RestartAdvisedEvent
+"""What the planner did, for the decision log; and what a person is to do."""
+MAX_WAITING = 1000
+"""Steps that are kept until a diagnosis says what they were lost to."""
+
+
+class RestartPrice(msgspec.Struct, frozen=True, kw_only=True):
+    """What a restart of the script costs, in seconds."""
+
+    start_s: float
+    """From the begin of its ranks to the end of its first step, as the last time."""
+    redo_s: float
+    """Since it last saved, or since it began."""
+    has_saved: bool
+
+
+class RestartAdvice:
+    """The planner of one life of a script.
+
+    Args:
+        ranks: by node.
+        begun_s: when they began.
+    """
+
+    def __init__(self, ranks: Mapping[str, int], begun_s: float) -> None:
+        self._ranks = ranks
+        self._rules, self._state = PlannerRules(), PlannerState()
+        self._begun_s, self._saved_s = begun_s, begun_s
+        self._start_s: float | None = None
+        self._healthy_s: float | None = None
+        """None: the job is not slow."""
+        self._faults: tuple[Fault, ...] = ()
+        self._waiting: deque[tuple[int, float, int]] = deque(maxlen=MAX_WAITING)
+        """Step, its time, and of how many it is the mean."""
+
+    def price(self, now_s: float) -> RestartPrice:
+        """What a restart costs now."""
+        return RestartPrice(
+            start_s=self._start_s or 0.0,
+            redo_s=now_s - self._saved_s,
+            has_saved=self._saved_s > self._begun_s,
+        )
+
+    def made(self, end_s: float, *, saved: bool) -> None:
+        """A step has ended; ``saved``: the script has saved in it."""
+        if self._start_s is None:
+            self._start_s = end_s - self._begun_s
+        if saved:
+            self._saved_s = end_s
+
+    def changed(self, change: PaceChange) -> None:
+        """The job has become slow, or faster again."""
+        if not change.slow:
+            self._healthy_s, self._faults, self._state = None, (), PlannerState()
+            self._waiting.clear()
+        elif self._healthy_s is None:
+            self._healthy_s, self._faults = change.before_s, ()
+            steps = change.found_step - change.since_step + 1
+            self._waiting.append((change.found_step, change.after_s, steps))
+
+    def diagnosed(self, found: Sequence[DiagnosedEvent]) -> None:
+        """What the job is slow for."""
+        self._faults = tuple(self._fault(one) for one in found)
+
+    def _fault(self, found: DiagnosedEvent) -> Fault:
+        cause: Cause = "unknown" if found.culprit == "nothing" else found.culprit
+        return Fault(cause=cause, ranks=tuple(sorted(self._ranks[one] for one in found.nodes)))
+
+    def step(self, fact: StepFact) -> list[Advice]:
+        """Take in a step; what the planner does, and what is advised."""
+        if self._healthy_s is None:
+            return []
+        self._waiting.append((fact.number, fact.took_s, fact.steps))
+        if not self._faults:
+            return []
+        lines = [self._decide(*each, fact.end_s) for each in self._waiting]
+        self._waiting.clear()
+        told: list[Advice] = []
+        for line in lines:
+            told += [line] if line.acts else []
+            told += [self._advised(line, fact.end_s)] if line.advised else []
+        return told
+
+    def _advised(self, line: CurePlanned, now_s: float) -> RestartAdvisedEvent:
+        price = self.price(now_s)
+        to_blame = {rank for fault in line.facts.faults for rank in fault.ranks}
+        return RestartAdvisedEvent(
+            nodes=tuple(node for node, rank in self._ranks.items() if rank in to_blame),
+            lost_s=line.lost_s,
+            start_s=price.start_s,
+            redo_s=price.redo_s,
+            has_saved=price.has_saved,
+        )
+
+    def _decide(self, step: int, step_s: float, steps: int, now_s: float) -> CurePlanned:
+        assert self._healthy_s is not None
+        price = self.price(now_s)
+        options = (
+            CureOption(cure=Cure.MICRO_BATCHES, cost_s=0.0, unavailable=NO_DIVISION),
+            CureOption(cure=Cure.TOPOLOGY, cost_s=price.start_s, unavailable=NO_MOVE),
+            CureOption(cure=Cure.RESTART, cost_s=price.start_s + price.redo_s, by_hand=True),
+        )
+        before = self._state
+        facts = EventFacts(
+            step=step,
+            step_s=step_s,
+            steps=steps,
+            healthy_s=self._healthy_s,
+            faults=self._faults,
+            options=options,
+        )
+        self._state, acts = decide(before, facts, self._rules)
+        return CurePlanned(before=before, facts=facts, rules=self._rules, acts=acts)
