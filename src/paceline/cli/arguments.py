@@ -49,6 +49,31 @@ class _Word(Struct, frozen=True):
         return not self.name and self.words[0].startswith("-") and len(self.words[0]) > 1
 
 
+class Own(Struct, frozen=True):
+    """What of the words is paceline's own."""
+
+    place: int | None
+    """Of the first word that is neither an option nor its value: the script, or a JOB."""
+    options: Mapping[int, str]
+    """The names of options, by their places."""
+
+
+def find_own(words: Sequence[str], options: Options) -> Own:
+    """Find the script, and paceline's own options, among the words after ``paceline run``."""
+    place, names, at = None, dict[int, str](), 0
+    for word in _read(words, options):
+        if word.words == ("--",):
+            break
+        if word.name:
+            names[at] = word.name
+        elif place is None and not word.is_unknown:
+            place = at
+            if not options.torchrun.isdisjoint(names.values()):
+                break
+        at += len(word.words)
+    return Own(place, names)
+
+
 def arrange(
     words: Sequence[str], options: Options, defined: Callable[[str, Set[str]], Set[str]]
 ) -> tuple[list[str], str]:

@@ -15,6 +15,7 @@ from paceline.base.numbering import CutNo
 from paceline.base.processes import can_enter
 from paceline.cuts.manifest import verify
 from paceline.cuts.remote import Handover, RemoteCuts
+from paceline.jobs.sent import keep_sent
 from paceline.master.job_clock import MasterStarted
 from paceline.master.journal import Journal, decode, encode
 from paceline.protocol.nodes.node import JobEnded
@@ -79,6 +80,7 @@ def fetch_job(
         except PermanentError as error:
             tell(f"cut {number} cannot be used: {error}")
         else:
+            keep_sent(job)
             specs.save(spec, job.spec)  # last: it is what makes it a job
             tell(f"fetched cut {number} from {url}")
             return job

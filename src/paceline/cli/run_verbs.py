@@ -23,13 +23,13 @@ class RunCommand(TyperCommand):
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Divide the words, and say what could be taken for the other's."""
         if not ctx.resilient_parsing:
-            args, note = arrange(args, _options(self.get_params(ctx)), defined_in)
+            args, note = arrange(args, options_of(self.get_params(ctx)), defined_in)
             if note:
                 print(note, file=sys.stderr)
         return super().parse_args(ctx, args)
 
 
-def _options(parameters: Iterable[Any]) -> Options:
+def options_of(parameters: Iterable[Any]) -> Options:
     """What of a command's parameters are options."""
     options = [param for param in parameters if param.param_type_name == "option"]
     takes_value = {name: not option.is_flag for option in options for name in option.opts}
@@ -111,6 +111,7 @@ def _resume(name: str | None, flags: dict[str, str], has_args: bool, *, detach: 
     from paceline.cli import run as running
     from paceline.jobs.launch import resume
     from paceline.jobs.resuming import over
+    from paceline.jobs.sent import from_kept
     from paceline.wire.spec import JobSpec, load, save
 
     is_away = name is not None and "://" in name
@@ -140,7 +141,7 @@ def _resume(name: str | None, flags: dict[str, str], has_args: bool, *, detach: 
     if nothing := over(job, spec):
         running.tell(shown, nothing[0])
         raise typer.Exit(nothing[1])
-    if (fitted := running.fitted(spec)) != spec:
+    if (fitted := running.fitted(from_kept(job, spec))) != spec:
         save(fitted, job.spec)
     resume(job, sizes)
     by_itself = not spec.traits.trains

@@ -10,10 +10,11 @@ from typer.core import TyperCommand
 
 from paceline.backends.ray.submitting import send
 from paceline.base.errors import ConfigError
+from paceline.cli.arguments import Options, Own, find_own
+from paceline.cli.run_verbs import options_of
 
 PASS_ON = {"allow_extra_args": True, "ignore_unknown_options": True}
 """What the command does not know is for ``paceline run``."""
-SPEC_ENDINGS = (".py", ".yaml", ".yml")
 
 
 class SubmitCommand(TyperCommand):
@@ -46,7 +47,11 @@ def submit(
         raise ConfigError(
             "submit: got no script; write e.g. paceline submit --address http://HEAD:8265 train.py"
         )
-    folder, words = _packed(words)
+    own = find_own(words, _options_of_run(context))
+    resumes = "--resume" in own.options.values()
+    folder, words = _packed(words, *(_setting(words, own) if resumes else (own.place, "")))
+    if folder is None and not resumes:
+        raise ConfigError("submit: got no script, expected one (.py) or a job spec (.yaml)")
     if home is None:
         print(
             "note: the job is kept on the machine that Ray runs it on, and is lost with it; with "
@@ -54,18 +59,34 @@ def submit(
             "--resume JOB` goes on",
             file=sys.stderr,
         )
-    backend = [] if "--resume" in words else ["--backend", "ray"]
+    backend = [] if resumes else ["--backend", "ray"]
     name = send(address, shlex.join(["paceline", "run", *backend, *words]), folder, home)
     print(f"submitted as {name}; follow it with: ray job logs --address {address} -f {name}")
 
 
-def _packed(words: list[str]) -> tuple[Path | None, list[str]]:
+def _options_of_run(context: typer.Context) -> Options:
+    group: Any = context.find_root().command
+    return options_of(group.get_command(context, "run").get_params(context))
+
+
+def _setting(words: list[str], own: Own) -> tuple[int | None, str]:
+    """The place of ``--set script=PATH``, which a job at a URL is resumed with, and what it is."""
+    for at, name in own.options.items():
+        alone = words[at] == name
+        at, prefix = (at + 1, "script=") if alone else (at, "--set=script=")
+        if name == "--set" and at < len(words) and words[at].startswith(prefix):
+            return at, prefix
+    return None, ""
+
+
+def _packed(words: list[str], place: int | None, prefix: str) -> tuple[Path | None, list[str]]:
     """The folder that travels with the script, and the words with the script's name in it."""
-    if "--resume" in words:
+    if place is None:
         return None, words
-    place = next((n for n, word in enumerate(words) if word.endswith(SPEC_ENDINGS)), None)
-    if place is None or not Path(words[place]).is_file():
-        got = "no script" if place is None else f"{words[place]}, which is no file"
-        raise ConfigError(f"submit: got {got}, expected a script (.py) or a job spec (.yaml)")
-    script = Path(words[place]).absolute()
-    return script.parent, [*words[:place], script.name, *words[place + 1 :]]
+    script = Path(words[place].removeprefix(prefix)).absolute()
+    if not script.is_file():
+        raise ConfigError(
+            f"submit: got {words[place]}, which is no file, expected a script (.py) or a job spec "
+            "(.yaml)"
+        )
+    return script.parent, [*words[:place], prefix + script.name, *words[place + 1 :]]

@@ -22,6 +22,7 @@ from paceline.jobs.history import read_events
 from paceline.jobs.outcome import make_room, read_outcome
 from paceline.jobs.resize import Resize, write_resize
 from paceline.jobs.resuming import alone, running_since
+from paceline.jobs.sent import keep_sent
 from paceline.wire import spec as specs
 from paceline.wire.client import Call, GetStatus, Reply
 from paceline.wire.control import ControlClient
@@ -59,6 +60,7 @@ def _make(spec: JobSpec) -> JobDir:
     try:
         job.fill()
         make_room(job.outcome)
+        keep_sent(job)
         specs.save(spec, job.spec)
     except (ConfigError, OSError) as error:
         # Half a job would be listed, and found as the newest.

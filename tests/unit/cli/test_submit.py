@@ -1,5 +1,6 @@
 """What `paceline submit` hands to Ray, and what it refuses before that."""
 
+import shlex
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +45,45 @@ def test_a_job_goes_on_where_jobs_are_kept(sent: Sent) -> None:
     assert done.exit_code == 0, done.output
     assert sent == [("http://head:8265", "paceline run --resume train-1", None, None)]
     assert "is lost with it; with --home FOLDER" in done.output
+
+
+@pytest.mark.parametrize(
+    "before",
+    [
+        ("--name", "other.py"),
+        ("--set=env.SPEC=other.yaml", "-d"),
+        ("--set", "name=other.py", "--deterministic"),
+        ("--batch_size", "4", "--nproc-per-node=2"),
+    ],
+)
+def test_the_script_is_the_first_word_that_is_no_options_value(
+    sent: Sent, tmp_path: Path, before: tuple[str, ...]
+) -> None:
+    script = ["code/train.py", "--resume"] if "--nproc-per-node=2" in before else ["code/train.py"]
+    done = CliRunner().invoke(app, ["submit", *ADDRESS, *before, *script])
+    assert done.exit_code == 0, done.output
+    ((_, command, folder, _),) = sent
+    words = [*before, "train.py", *script[1:]]
+    assert shlex.split(command) == ["paceline", "run", "--backend", "ray", *words]
+    assert folder == tmp_path / "code"
+
+
+def test_a_resume_of_the_scripts_own_is_not_ours(sent: Sent) -> None:
+    done = CliRunner().invoke(app, ["submit", *ADDRESS, "code/train.py", "--", "--resume"])
+    assert done.exit_code == 0, done.output
+    assert sent[0][1] == "paceline run --backend ray train.py -- --resume"
+
+
+@pytest.mark.parametrize("setting", [["--set", "script="], ["--set=script="]])
+def test_a_job_at_a_url_goes_on_with_a_script_that_is_sent(
+    sent: Sent, tmp_path: Path, setting: list[str]
+) -> None:
+    *before, last = setting
+    words = ["--resume", "s3://jobs/train", *before, f"{last}code/train.py"]
+    done = CliRunner().invoke(app, ["submit", *ADDRESS, *words])
+    assert done.exit_code == 0, done.output
+    assert shlex.split(sent[0][1])[-len(setting) :] == [*before, f"{last}train.py"]
+    assert sent[0][2] == tmp_path / "code"
 
 
 @pytest.mark.parametrize(

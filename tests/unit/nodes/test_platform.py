@@ -14,6 +14,7 @@ from paceline.protocol.nodes.platform import (
 )
 from paceline.wire.events.nodes import (
     NodeLostEvent,
+    NotSharedEvent,
     PlaceDrainingEvent,
     PlacePendingEvent,
     PlaceRefusedEvent,
@@ -48,6 +49,20 @@ def test_a_place_that_is_called_dead_costs_a_node_that_speaks_nothing() -> None:
     assert word_of(job) == "unbacked"
     say(job, PlaceTaken(node=NODE, host="h"))
     assert word_of(job) == "running", "it is reachable again"
+
+
+def test_a_machine_that_does_not_see_the_jobs_directory_is_named_once() -> None:
+    job = Job()
+    job.run(NODE)
+    places = NodePlaces(job.members)
+    heard = [
+        *places.heard(PlaceTaken(node=NODE, host="one"), job.now_s),
+        *places.heard(PlaceTaken(node=NODE, host="two", unseen="/jobs/train"), job.now_s),
+        *places.heard(PlaceTaken(node=NODE, host="three", unseen="/jobs/train"), job.now_s),
+    ]
+    assert [type(act) for act in heard] == [NotSharedEvent]
+    (event,) = of(NotSharedEvent, heard)
+    assert "(/jobs/train is not on two)" in event.sentence()
 
 
 def test_a_place_that_is_called_dead_is_another_ones_where_nobody_speaks() -> None:

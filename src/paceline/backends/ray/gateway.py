@@ -179,7 +179,7 @@ class Gateway:
         begin = self._begin_agent(want, actor)
         started = await self._until_placed(want, asyncio.ensure_future(begin))
         self._places[want.node] = started.place
-        self._tell(want, PlaceTaken(node=want.node, host=started.host))
+        self._tell(want, self._taken(want, started))
         ended = await self._end_of(want, actor, started)
         gone = AgentGone(node=want.node, agent_pid=ended.pid, reason=ended.reason)
         self._tell(want, gone)
@@ -189,6 +189,7 @@ class Gateway:
             return msgspec.json.decode(await actor.state.remote(), type=AgentStarted)
         order = AgentOrder(
             job_id=self._job.job_id,
+            path=str(self._job.path),
             node=want.node,
             address=self._job.master_address.read_text().strip(),
             secret=self._secret,
@@ -208,7 +209,13 @@ class Gateway:
             await asyncio.sleep(LOOK_S)
             with contextlib.suppress(TimeoutError, ray.exceptions.ActorUnavailableError):
                 await asyncio.wait_for(actor.state.remote(), ANSWER_S)
-                self._tell(want, PlaceTaken(node=want.node, host=started.host))
+                self._tell(want, self._taken(want, started))
+
+    def _taken(self, want: Want, started: AgentStarted) -> PlaceTaken:
+        # Cuts at a URL are all that a job needs to go on.
+        unseen = not (started.sees_job or self._spec.checkpoint.url)
+        path = str(self._job.path) if unseen else ""
+        return PlaceTaken(node=want.node, host=started.host, unseen=path)
 
     async def _until_placed(
         self, want: Want, started: "asyncio.Future[AgentStarted]"

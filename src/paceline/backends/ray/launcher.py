@@ -5,12 +5,14 @@ launcher: when Ray dies here, it works on as long as the master answers.
 """
 
 import asyncio
+import contextlib
 import functools
 import os
 import signal
 import socket
 import subprocess
 from collections.abc import Callable
+from pathlib import Path
 
 import msgspec
 
@@ -34,6 +36,8 @@ class AgentOrder(msgspec.Struct, frozen=True, kw_only=True):
     """What a launcher needs to start an agent."""
 
     job_id: str
+    path: str
+    """Of the job's directory, where the master is."""
     node: str
     address: str
     """The master's, ``HOST:PORT``."""
@@ -49,6 +53,8 @@ class AgentStarted(msgspec.Struct, frozen=True, kw_only=True):
     place: str
     """Ray's name of the machine."""
     pid: int
+    sees_job: bool
+    """The job's directory is here, too."""
 
 
 class AgentEnded(msgspec.Struct, frozen=True, kw_only=True):
@@ -69,7 +75,7 @@ class Launcher:
     def __init__(self, place: str, end: Callable[[], None]) -> None:
         self._place, self._end = place, end
         self._parent = os.getppid()
-        self._started = AgentStarted(launch="", host="", place=place, pid=0)
+        self._started = AgentStarted(launch="", host="", place=place, pid=0, sees_job=False)
         self._ended: asyncio.Future[AgentEnded] | None = None
         self._job: JobDir | None = None
         self._idle: asyncio.TimerHandle | None = None
@@ -143,7 +149,11 @@ class Launcher:
         finally:
             os.close(theirs)
         self._started = AgentStarted(
-            launch=launch, host=socket.gethostname(), place=self._place, pid=child.pid
+            launch=launch,
+            host=socket.gethostname(),
+            place=self._place,
+            pid=child.pid,
+            sees_job=_sees_job(order),
         )
         self._ended = asyncio.get_running_loop().create_future()
         ProcessWatch(child.pid, functools.partial(self._on_end, self._ended, child, words))
@@ -168,3 +178,10 @@ class Launcher:
         runs = self._ended is not None and not self._ended.done()
         loop = asyncio.get_running_loop()
         self._idle = None if runs else loop.call_later(IDLE_S, self._end)
+
+
+def _sees_job(order: AgentOrder) -> bool:
+    """Whether the job's directory is here: no other job has its secret."""
+    with contextlib.suppress(OSError):
+        return JobDir(Path(order.path)).secret() == order.secret.encode()
+    return False

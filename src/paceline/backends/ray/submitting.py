@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Any
 
 from paceline.base.errors import ConfigError
+from paceline.jobs.sent import FOLDER_WAS_SENT
 
 STOP_S = 60
 """Ray kills what has not ended so long after `ray job stop`; without a word it is 3 s, in which no
@@ -36,6 +37,7 @@ def send(address: str, entrypoint: str, folder: Path | None, home: str | None) -
     runtime: dict[str, Any] = {"env_vars": environment}
     if folder is not None:
         runtime["working_dir"] = str(folder)
+        environment[FOLDER_WAS_SENT] = "1"
     try:
         client = JobSubmissionClient(address)
         found: str = client.submit_job(

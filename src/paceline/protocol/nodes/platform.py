@@ -14,6 +14,7 @@ from paceline.protocol.nodes.membership import Membership
 from paceline.protocol.nodes.node import BROKEN_RETURN_S, RETURN_S, Act, Node
 from paceline.wire.events.base import Event
 from paceline.wire.events.nodes import (
+    NotSharedEvent,
     PlaceDrainingEvent,
     PlacePendingEvent,
     PlaceRefusedEvent,
@@ -37,6 +38,8 @@ class PlaceTaken(PlatformWord, frozen=True):
     """The node has its place: an agent is started there."""
 
     host: str = ""
+    unseen: str = ""
+    """The job's directory, if it is not there, and its cuts are nowhere else."""
 
 
 class PlaceRefused(PlatformWord, frozen=True):
@@ -76,6 +79,7 @@ class NodePlaces:
 
     def __init__(self, members: Membership) -> None:
         self._members = members
+        self._said_unseen = False
 
     def heard(self, said: AnyWord, now_s: float) -> list[Act]:
         """Take in a word of the platform; repetitions change nothing."""
@@ -89,11 +93,11 @@ class NodePlaces:
             case PlacePending(why=why):
                 told = PlacePendingEvent(node=node.name, inc=node.life.inc, reason=why)
                 return [told] if self._becomes(node, Backing.PENDING, why) else []
-            case PlaceTaken(host=host):
+            case PlaceTaken(host=host, unseen=unseen):
                 if not node.agent.has_greeted:
                     node.agent.heard_s = now_s  # its first word is awaited from now on
                 node.place = NodePlace(Backing.TAKEN, host=host)
-                return []
+                return self._unseen(node, unseen)
             case PlaceRefused(why=why):
                 told = PlaceRefusedEvent(node=node.name, inc=node.life.inc, reason=why)
                 self._becomes(node, Backing.REFUSED, why)
@@ -121,6 +125,14 @@ class NodePlaces:
                 node.next.in_new_agent = True
                 acts += self._members.unreachable(node, "its connection broke for good", now_s)
         return acts
+
+    def _unseen(self, node: Node, folder: str) -> list[Act]:
+        """Say once that another machine does not see the job's directory."""
+        if not folder or self._said_unseen:
+            return []
+        self._said_unseen = True
+        host = node.place.host
+        return [NotSharedEvent(node=node.name, inc=node.life.inc, folder=folder, host=host)]
 
     def _lost(self, node: Node, why: str, now_s: float) -> list[Act]:
         if node.agent.presence is Presence.CONNECTED:

@@ -57,6 +57,19 @@ class PlaceRefusedEvent(ReasonedEvent, frozen=True):
     sentence_words = "the platform refuses {0.node}{0.after_colon}"
 
 
+class NotSharedEvent(Event, frozen=True):
+    """The node's machine does not see the job's directory."""
+
+    folder: str
+    host: str
+
+    clause_words = "{0.folder} is not on {0.host}"
+    sentence_words = (
+        "the job's directory is on the master's machine alone ({0.clause}): if that is lost, the "
+        "job cannot go on; keep jobs on storage that all machines share, or copy cuts to a URL"
+    )
+
+
 class PlaceDrainingEvent(ReasonedEvent, frozen=True):
     """The node's place is going away: the node leaves it."""
 
