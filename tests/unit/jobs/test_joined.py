@@ -48,3 +48,17 @@ def test_one_that_starts_or_lives_is_left_alone(
     monkeypatch.setattr("paceline.base.joined.find_job_processes", lambda _: [])
     clear_leftovers()
     assert not joined.run_dir.exists()
+
+
+def test_nodes_of_a_machine_that_shares_this_home_are_its_own(
+    joined: JobDir, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made_before(joined, 100.0)
+    with monkeypatch.context() as elsewhere:
+        elsewhere.setattr("socket.gethostname", lambda: "another")
+        assert joined_directory(f"train-{os.getpid()}", "worker-1") != joined.path
+        assert not list(lost_nodes())
+        clear_leftovers()
+    assert joined.secret_file.exists()
+    assert [job.path for job in lost_nodes()] == [joined.path]
+    clear_leftovers()

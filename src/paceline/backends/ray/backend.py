@@ -125,8 +125,9 @@ class RayBackend:
                     await self._gateway.wait()
         gateway = self._gateway
         self._serving.cancel()
-        if gateway is not None and gateway.returncode is None:
-            gateway.kill()
+        await asyncio.wait({self._serving})
+        if gateway is not None:
+            await gateway.wait()
 
     # ------------------------------------------------------------------ the gateway
 
@@ -188,6 +189,11 @@ class RayBackend:
         try:
             async for line in process.stdout:
                 self._on_line(msgspec.json.decode(line, type=Line))
+        except BaseException:  # it is not understood, or the backend is closed
+            tail.cancel()
+            with contextlib.suppress(ProcessLookupError):
+                process.kill()
+            raise
         finally:
             self._gateway = None
             self._up.clear()

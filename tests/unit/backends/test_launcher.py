@@ -1,0 +1,194 @@
+"""A launcher without Ray: what it starts, when it ends itself, who gives the places back."""
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+from unittest.mock import Mock
+
+import msgspec
+import pytest
+
+from paceline.backends.ray import launcher as launchers
+from paceline.backends.ray.launcher import AgentEnded, AgentOrder, AgentStarted, Launcher
+from paceline.base.jobdir import JobDir
+from paceline.base.processes import kill_quietly
+from paceline.wire.spec import JobSpec
+
+IDLE_S, LIMIT_S = 0.2, 20.0
+
+
+class Ends:
+    """How often a launcher has ended itself."""
+
+    count = 0
+
+    def __call__(self) -> None:
+        self.count += 1
+
+
+@pytest.fixture
+def ends() -> Ends:
+    return Ends()
+
+
+@pytest.fixture
+def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[JobDir]:
+    """The master's directory of a job whose agents only sleep."""
+    monkeypatch.setenv("PACELINE_HOME", str(tmp_path))
+    monkeypatch.setattr(launchers, "IDLE_S", IDLE_S)
+
+    def start(module: str, args: Sequence[str], *_: object) -> subprocess.Popen[bytes]:
+        assert module == "paceline.agent"
+        return subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+
+    monkeypatch.setattr(launchers, "start_detached", start)
+    job = JobDir.create("train")
+    (job.path / "train.py").touch()
+    yield job
+    for path in (job.path, *tmp_path.glob("joined/*/*")):
+        JobDir(path).run_dir.rmdir()
+
+
+def order(job: JobDir, **changes: Any) -> bytes:
+    order = AgentOrder(
+        job_id=job.job_id,
+        path=str(job.path),
+        node="worker-0",
+        address="127.0.0.1:1",
+        secret=job.secret().decode(),
+        spec=JobSpec(script=str(job.path / "train.py")),
+    )
+    return msgspec.json.encode(msgspec.structs.replace(order, **changes))
+
+
+async def started(launcher: Launcher, launch: str, words: bytes) -> AgentStarted:
+    return msgspec.json.decode(await launcher.start(launch, words), type=AgentStarted)
+
+
+async def ended(launcher: Launcher, launch: str) -> AgentEnded:
+    return msgspec.json.decode(await launcher.wait(launch), type=AgentEnded)
+
+
+def test_a_launch_starts_one_agent_and_the_next_launch_ends_it(job: JobDir, ends: Ends) -> None:
+    async def scenario() -> None:
+        launcher = Launcher("place", ends)
+        first = await started(launcher, "a", order(job))
+        assert await started(launcher, "a", order(job)) == first
+        waiting = asyncio.ensure_future(launcher.wait("a"))
+        await asyncio.sleep(0)
+        second = await started(launcher, "b", order(job))
+        assert second.pid != first.pid
+        over = msgspec.json.decode(await asyncio.wait_for(waiting, LIMIT_S), type=AgentEnded)
+        assert over == AgentEnded(pid=first.pid, reason="exit code -9")
+        assert (await ended(launcher, "a")).reason == "its launcher began again"
+        kill_quietly(second.pid)
+        assert (await asyncio.wait_for(ended(launcher, "b"), LIMIT_S)).pid == second.pid
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize(
+    ("changes", "sees"),
+    [({}, True), ({"path": "/nowhere"}, False), ({"secret": "of another job"}, False)],
+)
+def test_a_launcher_says_whether_it_sees_the_jobs_directory(
+    job: JobDir, ends: Ends, changes: dict[str, str], sees: bool
+) -> None:
+    async def scenario() -> None:
+        launcher = Launcher("place", ends)
+        found = await started(launcher, "a", order(job, **changes))
+        assert found.sees_job is sees
+        kill_quietly(found.pid)
+        await asyncio.wait_for(ended(launcher, "a"), LIMIT_S)
+
+    asyncio.run(scenario())
+
+
+def test_a_launcher_that_nobody_asks_ends_itself_unless_its_agent_runs(
+    job: JobDir, ends: Ends
+) -> None:
+    async def scenario() -> None:
+        launcher = Launcher("place", ends)
+        await launcher.state()
+        agent = await started(launcher, "a", order(job))
+        await asyncio.sleep(2 * IDLE_S)
+        assert not ends.count, "its agent runs"
+        kill_quietly(agent.pid, signal.SIGTERM)
+        await asyncio.wait_for(ended(launcher, "a"), LIMIT_S)
+        for _ in range(4):
+            await asyncio.sleep(IDLE_S / 2)
+            await launcher.state()
+        assert not ends.count, "somebody asks"
+        await asyncio.sleep(2 * IDLE_S)
+        assert ends.count == 1
+
+    asyncio.run(scenario())
+
+
+def test_a_launcher_whose_raylet_is_gone_ends_with_its_agent(
+    job: JobDir, ends: Ends, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def scenario() -> None:
+        launcher = Launcher("place", ends)
+        agent = await started(launcher, "a", order(job))
+        monkeypatch.setattr(os, "getppid", lambda: 1)
+        kill_quietly(agent.pid)
+        await asyncio.wait_for(ended(launcher, "a"), LIMIT_S)
+        assert ends.count == 1
+
+    asyncio.run(scenario())
+
+
+class Cluster:
+    """What an actor that leaves sees of Ray."""
+
+    def __init__(self, own: str, names: Sequence[str]) -> None:
+        self.own, self.names, self.gave_back = own, list(names), False
+
+    def get_actor_name(self) -> str:
+        return self.own
+
+    def list_named_actors(self) -> list[str]:
+        found = [*self.names]
+        if len(self.names) > 1 and self.own in self.names:
+            self.names.remove(max(self.names))  # they leave at the same time
+        return found
+
+    def remove_placement_group(self, group: str) -> None:
+        assert group == "gang" and self.names in ([], [self.own])
+        self.gave_back = True
+
+
+@pytest.mark.parametrize(
+    ("own", "names", "gives_back"),
+    [
+        ("worker-0.1", ["worker-0.1"], True),
+        ("worker-0.1", ["worker-0.1", "worker-1.1", "worker-2.1"], True),
+        ("worker-1.1", ["worker-0.1", "worker-1.1"], False),
+        ("worker-1.1", [], True),
+        ("worker-0.1", ["worker-0.2"], False),
+    ],
+)
+def test_the_last_launcher_gives_back_the_places_that_were_reserved_together(
+    own: str, names: list[str], gives_back: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("ray")
+    from paceline.backends.ray import cluster as module
+
+    cluster = Cluster(own, names)
+    monkeypatch.setattr(module, "LOOK_S", 0.01)
+    monkeypatch.setattr(module.threading, "Timer", Mock())
+    monkeypatch.setattr(module.ray, "get_runtime_context", lambda: cluster)
+    for name in ("list_named_actors", "remove_placement_group"):
+        monkeypatch.setattr(module.ray.util, name, getattr(cluster, name))
+    monkeypatch.setattr(module.ray.util, "get_placement_group", lambda name: name)
+    monkeypatch.setattr(module.os, "_exit", sys.exit)
+    with pytest.raises(SystemExit) as leaving:
+        module._leave()
+    assert leaving.value.code == 0
+    assert cluster.gave_back is gives_back
