@@ -34,6 +34,8 @@ class Measuring:
         self._members, self._outbox, self._checks = parts.members, parts.outbox, checks
         self._watches = not parts.spec.traits.trains
         self._log = DecisionFile(parts.job.decisions, times.wall) if self._watches else None
+        self._away_s: float | None = None
+        """Since when not all ranks are up; None: they are, or were when this master began."""
         self.watch = FailSlowWatch(meets=parts.spec.preflight, first_meeting=time.time_ns())
 
     def heartbeat(self, node: str, facts: NodeFacts, now_s: float) -> None:
@@ -74,8 +76,11 @@ class Measuring:
         ranks = {
             number_of(one.name): Rank(one.name, one.life.inc) for one in workers if one.life.up
         }
-        if len(ranks) == len(workers) and ranks != self.watch.ranks:
-            self.watch.begin(ranks, now_s)
+        if len(ranks) < len(workers):
+            self._away_s = now_s if self._away_s is None else self._away_s
+        elif ranks != self.watch.ranks:
+            self.watch.begin(ranks, self._away_s)
+            self._away_s = None
         self._act(self.watch.tick(now_s))
 
     def _act(self, acts: Iterable[FailSlowAct]) -> None:

@@ -112,11 +112,11 @@ class FailSlowWatch:
     def __init__(self, *, meets: bool, first_meeting: int) -> None:
         self._meets, self._meetings = meets, first_meeting
         self._asked = 0
-        self._forget({}, 0.0)
+        self._forget({}, None)
 
-    def _forget(self, ranks: dict[int, Rank], now_s: float) -> None:
+    def _forget(self, ranks: dict[int, Rank], begun_s: float | None) -> None:
         self.ranks = ranks
-        self._advice = RestartAdvice(self._rank_of, now_s)
+        self._advice = RestartAdvice(self._rank_of, begun_s)
         self._detector = SlowJobDetector()
         self._steps = StepGroups()
         self._newest: dict[int, int] = {}
@@ -149,9 +149,9 @@ class FailSlowWatch:
     def _rank_of(self) -> dict[str, int]:
         return {one.node: rank for rank, one in self.ranks.items()}
 
-    def begin(self, ranks: Mapping[int, Rank], now_s: float) -> None:
-        """All of the script's processes have begun, and only these."""
-        self._forget(dict(ranks), now_s)
+    def begin(self, ranks: Mapping[int, Rank], begun_s: float | None) -> None:
+        """All of the script's processes are up; ``begun_s``: when their start began, if seen."""
+        self._forget(dict(ranks), begun_s)
 
     # ------------------------------------------------------------------ steps
 

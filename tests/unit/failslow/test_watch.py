@@ -395,6 +395,28 @@ def test_a_restart_that_would_do_all_again_is_never_advised() -> None:
     assert not script.seen(RestartAdvisedEvent)
 
 
+def test_a_script_whose_start_nobody_saw_has_no_price() -> None:
+    script = Script()
+    ranks = {rank: Rank(f"worker-{rank}", script.inc(rank)) for rank in range(SIZE)}
+    script.watch.begin(ranks, None)  # as by a master that was started again
+    script.saves_every = 20
+    script.run(300)
+    script.compute_s[1] *= 3
+    script.run(200)
+    assert script.diagnosis().nodes == ("worker-1",)
+    assert not script.seen(RestartAdvisedEvent)
+
+
+def test_a_busy_machine_is_said() -> None:
+    script = Script()
+    script.run(200)
+    script.compute_s[1] *= 3
+    script.flops = {rank: flops / 2 for rank, flops in script.flops.items()}
+    script.run(40)
+    evidence = script.diagnosis().evidence
+    assert "2.00 times as long, but 2.00 times elsewhere, too: the machine is busy" in evidence
+
+
 def test_another_slowness_is_advised_about_by_itself() -> None:
     script = Script()
     script.saves_every = 20

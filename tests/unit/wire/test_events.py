@@ -327,8 +327,7 @@ TOLD: list[tuple[Event, str, str]] = [
         "a restart without worker-3 is worth its price by now: 31 s are lost, and it would cost "
         "30 s (8 s to start, 22 s of work since torch.save last ran)",
         "a restart without worker-3 is worth its price by now: 31 s are lost, and it would cost "
-        "30 s (8 s to start, 22 s of work since torch.save last ran); `paceline replace` restarts "
-        "the script with a rank elsewhere",
+        "30 s (8 s to start, 22 s of work since torch.save last ran)",
     ),
     (
         failslow.RelievedEvent(step=1500, before_s=0.05, after_s=0.03, still_slow=True),

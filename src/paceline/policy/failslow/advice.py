@@ -46,10 +46,10 @@ class RestartAdvice:
 
     Args:
         ranks: by node.
-        begun_s: when they began.
+        begun_s: when their start began; None: nobody saw it, so a restart has no price.
     """
 
-    def __init__(self, ranks: Mapping[str, int], begun_s: float) -> None:
+    def __init__(self, ranks: Mapping[str, int], begun_s: float | None) -> None:
         self._ranks = ranks
         self._rules, self._state = PlannerRules(), PlannerState()
         self._begun_s, self._saved_s = begun_s, begun_s
@@ -60,17 +60,19 @@ class RestartAdvice:
         self._waiting: deque[tuple[int, float, int]] = deque(maxlen=MAX_WAITING)
         """Step, its time, and of how many it is the mean."""
 
-    def price(self, now_s: float) -> RestartPrice:
-        """What a restart costs now."""
+    def _price(self, now_s: float) -> RestartPrice | None:
+        """What a restart costs now; None: not known."""
+        if self._begun_s is None or self._saved_s is None or self._start_s is None:
+            return None
         return RestartPrice(
-            start_s=self._start_s or 0.0,
+            start_s=self._start_s,
             redo_s=now_s - self._saved_s,
             has_saved=self._saved_s > self._begun_s,
         )
 
     def made(self, end_s: float, *, saved: bool) -> None:
         """A step has ended; ``saved``: the script has saved in it."""
-        if self._start_s is None:
+        if self._start_s is None and self._begun_s is not None:
             self._start_s = end_s - self._begun_s
         if saved:
             self._saved_s = end_s
@@ -109,7 +111,8 @@ class RestartAdvice:
         return told
 
     def _advised(self, line: CurePlanned, now_s: float) -> RestartAdvisedEvent:
-        price = self.price(now_s)
+        price = self._price(now_s)
+        assert price is not None
         to_blame = {rank for fault in line.facts.faults for rank in fault.ranks}
         return RestartAdvisedEvent(
             nodes=tuple(node for node, rank in self._ranks.items() if rank in to_blame),
@@ -121,12 +124,14 @@ class RestartAdvice:
 
     def _decide(self, step: int, step_s: float, steps: int, now_s: float) -> CurePlanned:
         assert self._healthy_s is not None
-        price = self.price(now_s)
-        options = (
+        price = self._price(now_s)
+        options: tuple[CureOption, ...] = (
             CureOption(cure=Cure.MICRO_BATCHES, cost_s=0.0, unavailable=NO_DIVISION),
-            CureOption(cure=Cure.TOPOLOGY, cost_s=price.start_s, unavailable=NO_MOVE),
-            CureOption(cure=Cure.RESTART, cost_s=price.start_s + price.redo_s, by_hand=True),
+            CureOption(cure=Cure.TOPOLOGY, cost_s=0.0, unavailable=NO_MOVE),
         )
+        if price is not None:
+            cost_s = price.start_s + price.redo_s
+            options += (CureOption(cure=Cure.RESTART, cost_s=cost_s, by_hand=True),)
         before = self._state
         facts = EventFacts(
             step=step,

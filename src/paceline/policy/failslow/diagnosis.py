@@ -13,7 +13,12 @@ import msgspec
 
 from paceline.policy.failslow.profile import ProfileSummary
 from paceline.policy.failslow.suspects import Findings, Kind, Suspect
-from paceline.policy.failslow.validation import Measurements, SlowComponent, ValidationResult
+from paceline.policy.failslow.validation import (
+    OWN_LIMIT,
+    Measurements,
+    SlowComponent,
+    ValidationResult,
+)
 from paceline.wire.events.failslow import ComparedPart, DiagnosedEvent
 
 AT_START = 0.15
@@ -68,7 +73,7 @@ def diagnose(
             continue
         by_itself = _measured(suspect, measured)
         if suspect.kind == "computation":
-            evidence = _of_rank(suspect, by_itself, was_measured=result is not None)
+            evidence = _of_rank(suspect, by_itself, result)
             found.append(_event(suspect.kind, suspect.ranks, suspect.ratio, evidence, names))
         elif by_itself is not None:
             evidence = _of_links(suspect, by_itself)
@@ -95,12 +100,19 @@ def _event(
     return DiagnosedEvent(culprit=kind, nodes=nodes, ratio=ratio, evidence=evidence)
 
 
-def _of_rank(suspect: Suspect, by_itself: SlowComponent | None, *, was_measured: bool) -> str:
+def _of_rank(
+    suspect: Suspect, by_itself: SlowComponent | None, result: ValidationResult | None
+) -> str:
     than = "at the job's start" if suspect.against == "baseline" else "of its peers"
     said = f"{suspect.seconds * 1e3:.3g} ms a step, {suspect.reference_s * 1e3:.3g} ms {than}"
     if by_itself is not None:
-        return f"{said}; a matrix product takes {by_itself.ratio:.2f} times as long, too"
-    if was_measured:
+        product = f"{said}; a matrix product takes {by_itself.ratio:.2f} times as long"
+        assert result is not None
+        others = [ratio for rank, ratio in result.products.items() if rank not in suspect.ranks]
+        if others and median(others) >= OWN_LIMIT:
+            return f"{product}, but {median(others):.2f} times elsewhere, too: the machine is busy"
+        return f"{product}, too"
+    if result is not None:
         return f"{said}; its device multiplies well, so see its input, its code and its host"
     return said
 

@@ -254,14 +254,14 @@ def _escalated(
             continue
         if state.loss_s < price_s:
             break
-        reason = (
+        lost = (
             f"{' and '.join(sorted(causes))}: {state.loss_s:.3g} s were lost, at "
-            f"{facts.step_s:.3g} s a step instead of {facts.healthy_s:.3g} s; "
-            f"{cure} costs {price_s:.3g} s"
+            f"{facts.step_s:.3g} s a step instead of {facts.healthy_s:.3g} s"
         )
+        reason = f"{lost}; {cure} costs {price_s:.3g} s"
         state = msgspec.structs.replace(state, done_with=(*state.done_with, cure))
         if option.unavailable:
-            acts.append(PassCure(cure=cure, reason=f"{reason}, but {option.unavailable}"))
+            acts.append(PassCure(cure=cure, reason=f"{lost}, but {option.unavailable}"))
         elif option.by_hand:
             acts.append(AdviseCure(cure=cure, reason=reason))
         else:

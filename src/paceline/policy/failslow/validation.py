@@ -74,6 +74,8 @@ class ValidationResult(msgspec.Struct, frozen=True, kw_only=True):
     """The slowest first; empty: no component found."""
     absent: tuple[int, ...] = ()
     """Ranks that were asked and did not come."""
+    products: dict[int, float] = {}
+    """By rank: how many times as long its matrix product takes as at the start."""
 
 
 def plan_validation(findings: Findings, groups: Iterable[Sequence[int]]) -> ValidationPlan:
@@ -147,7 +149,15 @@ def judge(
     hops = [(hop, seconds) for hop, seconds in measured.hops if not set(hop) & set(absent)]
     links = list(_above("link", dict(hops), known, ratios))
     slow += _joined(links, (hop for hop, _ in hops))
-    return ValidationResult(slow=tuple(sorted(slow, key=lambda one: -one.ratio)), absent=absent)
+    return ValidationResult(
+        slow=tuple(sorted(slow, key=lambda one: -one.ratio)),
+        absent=absent,
+        products={
+            rank: seconds / own_s[rank]
+            for rank, seconds in measured.products_s.items()
+            if rank in own_s
+        },
+    )
 
 
 def _above(

@@ -97,7 +97,7 @@ class RestartAdvisedEvent(Event, frozen=True):
         "would cost {0.cost_s:.3g} s ({0.start_s:.3g} s to start, {0.redo_s:.3g} s of work since "
         "{0.since})"
     )
-    sentence_words = "{0.clause}; `paceline replace` restarts the script with a rank elsewhere"
+    sentence_words = "{0.clause}"
 
     @property
     def whom(self) -> str:
