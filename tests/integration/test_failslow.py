@@ -111,3 +111,32 @@ def verb(folder: Path, *words: str) -> tuple[int, str, str]:
         timeout=60,
     )
     return done.returncode, done.stdout, done.stderr
+
+
+BY_HAND = """
+import os, sys, time, torch, torch.distributed as dist
+
+dist.init_process_group("gloo")
+weights = torch.zeros(1000)
+while True:
+    time.sleep(0.05 + 0.1 * (dist.get_rank() == 1 and os.path.exists("slow")))
+    grad = torch.randn(1000)
+    dist.all_reduce(grad)
+    norm = grad.norm()
+    dist.all_reduce(norm)
+    weights -= 0.1 * grad / norm
+"""
+
+
+@pytest.mark.soak
+def test_a_script_without_an_optimizer_is_watched_by_its_calls(tmp_path: Path) -> None:
+    (tmp_path / "by_hand.py").write_text(BY_HAND)
+    run = Run(tmp_path, "--nproc-per-node", "2", "by_hand.py")
+    job = run.job()
+    until(lambda: step_of(job) > 100, "steps, half a minute after the first call", 90.0)
+    slow(tmp_path, "")
+    until(lambda: diagnoses(job), "a diagnosis")
+    found = diagnoses(job)[0]
+    assert (found.culprit, found.nodes, found.absent) == ("computation", ("worker-1",), ())
+    run.command.send_signal(signal.SIGINT)
+    run.end()

@@ -63,7 +63,7 @@ def _headline(job: JobDir, told: Sequence[Told]) -> str:
     metrics = read_last_metrics(job.metrics)
     steps = max((node.step for node in metrics.nodes.values()), default=0) if metrics else 0
     if not steps:
-        return f"{job.job_id}: no step of an optimizer of torch was seen, so nothing is known"
+        return f"{job.job_id}: no step was seen so far, so nothing is known"
     return f"{job.job_id}: no change of its pace in {steps:,} steps"
 
 

@@ -132,6 +132,8 @@ class FailSlowWatch:
         """Of the job's start."""
         self.measured: Measurements | None = None
         """At the job's start."""
+        self._infers = False
+        """Steps are taken from calls, which begin at other moments on other ranks."""
         self._is_warm = False
         self._at_start = True
         """What is under way is of the job's start; False: the diagnosis of a slowness."""
@@ -171,6 +173,11 @@ class FailSlowWatch:
         return acts
 
     def _step(self, took: StepsTook, end_s: float, now_s: float) -> list[FailSlowAct]:
+        if took.marks & Mark.FIRST and self._warm[0]:
+            # So far steps were taken from its calls; now an optimizer says what a step is.
+            newest = self._newest
+            self._forget(self.ranks, None)
+            self._newest = newest
         if not took.marks:
             steps, seconds = self._warm
             self._warm = steps + took.count, seconds + took.count * took.mean_s
@@ -246,6 +253,7 @@ class FailSlowWatch:
         assert question is not None
         window = window_of(question.told)
         summary = summarise(window) if window is not None else None
+        self._infers = any(each.noted.infers for each in question.told.values())
         self._groups = tuple({call.group for call in window.calls}) if window else ()
         baseline = None if self._at_start else self.profile
         self._summary = summary
@@ -264,7 +272,8 @@ class FailSlowWatch:
     def _can_meet(self, now_s: float) -> bool:
         """Whether the ranks may be made to stand still; else the profile alone speaks."""
         rested = self._at_start or now_s - self._met_s >= MEET_EVERY_S
-        return self._meets and len(self.ranks) > 1 and rested and self._are_in_step()
+        may_meet = self._meets and not self._infers
+        return may_meet and len(self.ranks) > 1 and rested and self._are_in_step()
 
     def _are_in_step(self) -> bool:
         """Whether all ranks make steps, and the same: else some would wait for who never comes."""

@@ -30,7 +30,7 @@ from paceline.base.numbering import Inc
 
 _MAGIC = int.from_bytes(b"PACECAL1", "little")
 _WORD_BYTES = 8
-_INC, _SLOTS, _COUNT = 1, 2, 3
+_INC, _SLOTS, _COUNT, _INFERS = 1, 2, 3, 4
 """Words of the header; word 0 is the magic."""
 _FIRST = 8
 _WORDS = 7
@@ -113,6 +113,8 @@ class RingContents(msgspec.Struct, frozen=True):
     groups: tuple[CallGroup, ...] = ()
     calls: tuple[NotedCall, ...] = ()
     steps: tuple[NotedStep, ...] = ()
+    infers: bool = False
+    """Steps are taken from the period of the calls: the script steps no optimizer of torch."""
 
 
 class CallRingWriter:
@@ -136,6 +138,15 @@ class CallRingWriter:
         self._numbers = itertools.count()
         self._seqs: list[Iterator[int]] = []
         fresh.rename(path)
+
+    @property
+    def infers(self) -> bool:
+        """Whether steps are taken from the period of the calls."""
+        return bool(self._words[_INFERS])
+
+    @infers.setter
+    def infers(self, infers: bool) -> None:
+        self._words[_INFERS] = infers
 
     def add_group(self, group: CallGroup) -> None:
         """Append to the table; the first is number 0."""
@@ -201,6 +212,7 @@ class CallRingReader:
             groups=self._read_groups(),
             calls=tuple(one for one in found if isinstance(one, NotedCall)),
             steps=tuple(one for one in found if isinstance(one, NotedStep)),
+            infers=bool(words[_INFERS]),
         )
 
     def _read_groups(self) -> tuple[CallGroup, ...]:

@@ -53,6 +53,8 @@ class Script:
         self.saves_every = 0
         """Steps; 0: it never saves."""
         self.plans: list[CurePlanned] = []
+        self.infers = False
+        """Steps are taken from calls."""
         self.lateness = 0
         """Steps by which the next meeting is missed."""
         self.stands: set[int] = set()
@@ -148,7 +150,7 @@ class Script:
             call = NotedCall(0, 0, 1 << 20, step, start_s + compute_s[rank], end_s, step)
             calls.append(call)
         group = CallGroup("0", tuple(range(self.size)), "gloo")
-        return RingContents((group,), tuple(calls), tuple(steps))
+        return RingContents((group,), tuple(calls), tuple(steps), self.infers)
 
     def _speed(self, rank: int, order: Measure) -> NodeSpeed:
         pairs = [pair for one in order.passes for pair in one if rank in pair]
@@ -405,6 +407,31 @@ def test_a_script_whose_start_nobody_saw_has_no_price() -> None:
     script.run(200)
     assert script.diagnosis().nodes == ("worker-1",)
     assert not script.seen(RestartAdvisedEvent)
+
+
+def test_ranks_whose_steps_are_taken_from_calls_do_not_meet() -> None:
+    script = Script()
+    script.infers = True
+    script.run(200)
+    script.compute_s[2] *= 2
+    script.run(40)
+    assert script.diagnosis().nodes == ("worker-2",)
+    assert not script.meetings
+
+
+def test_when_an_optimizer_is_seen_at_last_its_steps_are_another_pace() -> None:
+    script = Script()
+    script.infers = True
+    script.run(200)
+    script.infers = False
+    for rank in range(SIZE):
+        first = StepsTook(script.step + 1, 1, 8 * COMPUTE_S, Mark.FIRST)
+        script._do(script.watch.took(f"worker-{rank}", [first], script.now_s))
+    script.step += 1
+    script.compute_s = dict.fromkeys(range(SIZE), 8 * COMPUTE_S)
+    script.run(100)
+    assert not script.events
+    assert len(script.meetings) == SIZE
 
 
 def test_a_busy_machine_is_said() -> None:

@@ -51,10 +51,16 @@ class CallProbe:
     Args:
         ring: where.
         step: says which step the script is at.
+        called: gets operator, group and bytes of each call before it is noted.
     """
 
-    def __init__(self, ring: CallRingWriter, step: Callable[[], int]) -> None:
-        self._ring, self._step = ring, step
+    def __init__(
+        self,
+        ring: CallRingWriter,
+        step: Callable[[], int],
+        called: Callable[[str, int, int], None],
+    ) -> None:
+        self._ring, self._step, self._called = ring, step, called
         self._groups: dict[tuple[str, int, int], int] = {}
         self._open: dict[int, tuple[Work, int]] = {}
         """By identity: calls without a future. Held, or another would have their identity."""
@@ -93,7 +99,7 @@ class CallProbe:
         def begin(args: Sequence[Any]) -> int:
             group = ProcessGroup.unbox(args[group_at])
             number = self._group(group, op, args[group_at + 1] if is_pair else -1)
-            return self._ring.begin(number, op, _num_bytes(args[sized_at]), self._step())
+            return self._begin(number, op, _num_bytes(args[sized_at]))
 
         def kernel(keys: Any, *args: Any, **kwargs: Any) -> Any:
             if torch.is_grad_enabled() and any(map(_needs_gradient, args[:group_at])):
@@ -114,9 +120,7 @@ class CallProbe:
         def begin(args: Sequence[Any]) -> int:
             given = args[group_at]
             group = c10d._resolve_process_group(given) if isinstance(given, str) else given  # type: ignore[attr-defined, arg-type]
-            return self._ring.begin(
-                self._group(group, op, -1), op, _num_bytes(args[0]), self._step()
-            )
+            return self._begin(self._group(group, op, -1), op, _num_bytes(args[0]))
 
         def await_end(found: Any, entry: int) -> None:
             for result in [found] if isinstance(found, Tensor) else found[-1:]:
@@ -130,6 +134,10 @@ class CallProbe:
             return found
 
         return kernel
+
+    def _begin(self, group: int, op: int, num_bytes: int) -> int:
+        self._called(OPS[op], group, num_bytes)
+        return self._ring.begin(group, op, num_bytes, self._step())
 
     def _wait_tensor(self) -> Callable[..., Any]:
         torchs = torch.ops._c10d_functional.wait_tensor.default

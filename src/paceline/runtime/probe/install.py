@@ -1,6 +1,7 @@
 """The probe of a training process whose script trains on its own: put in before the script runs."""
 
 import sys
+import time
 
 import torch.distributed as dist
 
@@ -8,6 +9,7 @@ from paceline.base.node_files import NodeFiles
 from paceline.runtime.data.work import StepTimes
 from paceline.runtime.probe.calls import CallProbe
 from paceline.runtime.probe.meeting import Meetings
+from paceline.runtime.probe.periods import CallPeriods
 from paceline.runtime.probe.steps import StepProbe
 from paceline.runtime.process import Process
 from paceline.wire.call_ring import CallRingWriter
@@ -30,7 +32,8 @@ class Probe:
         self._steps = StepProbe(self._stepped)
         self._meetings = Meetings(process, lambda: self._steps.device)
         self._ring = CallRingWriter(NodeFiles(process.job, process.node).calls, process.inc)
-        self._calls = CallProbe(self._ring, lambda: self._step)
+        self._periods = CallPeriods(self._inferred)
+        self._calls = CallProbe(self._ring, lambda: self._step, self._periods.called)
 
     def install(self) -> None:
         """Watch from now on."""
@@ -39,8 +42,22 @@ class Probe:
         self._steps.install()
 
     def _stepped(self, start_s: float, took_s: float, ran_s: float, marks: Mark) -> None:
+        """An optimizer has stepped."""
         if self._process.is_fork:
             return
+        self._periods.end()
+        self._ring.infers = False
+        self._note(start_s, took_s, ran_s, marks)
+        self._meetings.look(self._step - 1)
+
+    def _inferred(self, took_s: float) -> None:
+        """The calls of a step have come again. At such a moment the ranks cannot meet."""
+        if not self._process.is_fork:
+            self._ring.infers = True
+            start_s = time.monotonic() - took_s
+            self._note(start_s, took_s, 0.0, self._steps.take_marks(took_s))
+
+    def _note(self, start_s: float, took_s: float, ran_s: float, marks: Mark) -> None:
         times = StepTimes(
             step=self._step,
             samples=0,
@@ -56,6 +73,5 @@ class Probe:
         if not marks:
             self._ring.add_step(self._step, start_s, took_s)
         self._calls.step_over()
-        self._meetings.look(self._step)
         self._step += 1
         self._process.step = self._step

@@ -53,6 +53,17 @@ class StepProbe:
         _mark_evaluation(self._mark)
         _mark_saves(self._mark)
 
+    def take_marks(self, took_s: float) -> Mark:
+        """What a step is to be marked with that ends elsewhere; the next one begins unmarked.
+
+        The script's start is kept for the first step of an optimizer, should there be one.
+        """
+        marks = self._marks & ~Mark.FIRST
+        if self._gc_s > GC_SHARE * took_s:
+            marks |= Mark.GARBAGE
+        self._marks, self._gc_s = self._marks & Mark.FIRST, 0.0
+        return marks
+
     def _mark(self, mark: Mark) -> None:
         self._marks |= mark
 
@@ -82,9 +93,8 @@ class StepProbe:
 
     def _step_is_over(self) -> None:
         now_s, ran_s = time.monotonic(), time.thread_time()
-        took_s, marks = now_s - self._start_s, self._marks
-        if self._gc_s > GC_SHARE * took_s:
-            marks |= Mark.GARBAGE
+        took_s = now_s - self._start_s
+        marks = self._marks & Mark.FIRST | self.take_marks(took_s)
         self._on_step(self._start_s, took_s, ran_s - self._start_ran_s, marks)
         # After what we have done ourselves: waiting for the other ranks, perhaps.
         self._start_s, self._start_ran_s = time.monotonic(), time.thread_time()
