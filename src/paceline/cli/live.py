@@ -11,6 +11,7 @@ from rich.text import Text
 
 from paceline.base.node_files import CHIEF
 from paceline.cli.watch import Look
+from paceline.jobs.slowness import headline
 from paceline.jobs.wording import clock, mib, milliseconds, percent, progress, speed
 from paceline.wire.client import JobStatus, NodeStatus
 from paceline.wire.events.base import Event
@@ -109,9 +110,10 @@ def _headline(status: JobStatus, now_s: float, *, answers: bool) -> Text:
     )
 
 
-def _progress(status: JobStatus) -> Table:
-    if status.state == "running":
-        return Table.grid()  # how far it is only the script knows
+def _progress(status: JobStatus) -> Table | Text:
+    if status.state == "running":  # how far it is only the script knows
+        slow = headline(status.slow, status.started_s)
+        return Text(slow, "yellow", no_wrap=True, overflow="ellipsis") if slow else Table.grid()
     left = f"{clock(status.eta_s)} left" if status.eta_s is not None else ""
     line = Table.grid(padding=(0, 2, 0, 0))
     bar = ProgressBar(

@@ -5,6 +5,7 @@ from collections.abc import Callable
 
 from paceline.base.node_files import CHIEF
 from paceline.cli.watch import Look
+from paceline.jobs.slowness import headline
 from paceline.jobs.wording import clock, percent, progress, speed
 from paceline.wire.client import JobStatus
 
@@ -38,6 +39,7 @@ class PlainView:
         #: Unix time of the first look that shows a worker that is up.
         self._up_from_s = math.inf
         self._told_share = 0.0
+        self._was_slow = False
         self._mapped = False
 
     def show(self, look: Look) -> None:
@@ -75,11 +77,22 @@ class PlainView:
             self.say(f"{status.state}: {_map(status)}")
             self._told_s = self._now_s
         if status.state == "running":
-            return  # how far it is only the script knows
+            self._script(status)  # how far it is only the script knows
+            return
         share = status.committed / status.total if status.total else 0.0
         if share < 1 and self._is_due(share):
             self._told_s, self._told_share = self._now_s, share
             self.say(progress_line(status))
+
+    def _script(self, status: JobStatus) -> None:
+        """Say now and then that the script is slow, and once that it is no longer."""
+        if bool(status.slow) != self._was_slow:
+            self._was_slow, self._told_s = bool(status.slow), self._now_s
+            if not status.slow:  # an event has told of the begin
+                self.say("the job is no longer slow")
+        elif status.slow and self._is_due(0.0):
+            self._told_s = self._now_s
+            self.say(headline(status.slow, status.started_s))
 
     def _is_due(self, share: float) -> bool:
         silent_s = self._now_s - self._told_s

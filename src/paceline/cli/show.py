@@ -1,5 +1,6 @@
 """``paceline status``: what is there to be seen of jobs, running or ended."""
 
+import contextlib
 import sys
 import time
 from collections.abc import Sequence
@@ -8,7 +9,7 @@ import msgspec
 from rich.console import Console, ConsoleDimensions
 from rich.table import Table
 
-from paceline.base.errors import ConfigError
+from paceline.base.errors import ConfigError, PacelineError
 from paceline.base.jobdir import JobDir, home, role_of
 from paceline.cli import checks
 from paceline.cli.listing import (
@@ -22,10 +23,13 @@ from paceline.cli.listing import (
 )
 from paceline.cli.live import draw, node_table
 from paceline.jobs.history import read_events, read_last_metrics
-from paceline.jobs.launch import ask_running
+from paceline.jobs.launch import ask, ask_running
 from paceline.jobs.outcome import read_outcome
+from paceline.jobs.slowness import COLUMNS as SLOW_COLUMNS
+from paceline.jobs.slowness import rows as slow_rows
+from paceline.jobs.slowness import slownesses
 from paceline.jobs.wording import clock, percent, progress, speed
-from paceline.wire.client import GetObservation, NodeStatus, Observed
+from paceline.wire.client import GetObservation, JobStatus, NodeStatus, Observed, SlowPart
 from paceline.wire.events.base import Event
 from paceline.wire.events.nodes import RelaunchEvent
 
@@ -45,6 +49,8 @@ class JobDetail(JobRow, frozen=True, kw_only=True):
     nodes: tuple[NodeStatus, ...]
     events: tuple[dict[str, object], ...]
     """As lines of ``events.jsonl``."""
+    slow: tuple[SlowPart, ...]
+    """Nodes and links that are slow; of a job that has ended, that were so at its end."""
 
 
 def show_jobs(console: Console, *, as_json: bool = False) -> None:
@@ -104,8 +110,26 @@ def show_job_json(job: JobDir) -> None:
         valid_cuts=status.valid_cuts if status else (),
         nodes=status.nodes if status else _ended_nodes(job, events),
         events=tuple(event.line() for event in events[-NUM_EVENTS:]),
+        slow=_slow(job, status, events),
     )
     _print_json(detail)
+
+
+def _slow(job: JobDir, status: JobStatus | None, events: Sequence[Event]) -> tuple[SlowPart, ...]:
+    """What is slow in a job, whoever steers it."""
+    spec = read_spec(job)
+    if spec is not None and not spec.traits.trains:
+        last = slownesses(events)[-1:]
+        return last[0].parts if last and last[0].until_s is None else ()
+    from paceline.jobs import stragglers  # numpy takes its time, and other jobs do without
+
+    if status is None:
+        return stragglers.last_parts(job.decisions)
+    with contextlib.suppress(PacelineError, FileNotFoundError):
+        reply = ask(job, GetObservation())
+        if isinstance(reply, Observed) and reply.json:
+            return stragglers.parts_of(reply.json, time.time())
+    return ()
 
 
 def _ended_nodes(job: JobDir, events: Sequence[Event]) -> tuple[NodeStatus, ...]:
@@ -131,6 +155,7 @@ def show_job(job: JobDir, console: Console) -> None:
     events = all_events[-NUM_EVENTS:]
     if status:
         console.print(draw(status, events, time.time(), ALL_ROWS._replace(width=console.width)))
+        _print_slow(job, status, all_events, console)
         _print_checks(all_events, console)
         return
     console.print(f"{job.job_id}  {state_of(job, outcome, status)}", style="bold", highlight=False)
@@ -143,6 +168,7 @@ def show_job(job: JobDir, console: Console) -> None:
             console.print(f"  {outcome.error}", highlight=False, markup=False)
     if nodes := _ended_nodes(job, all_events):
         console.print(node_table(nodes, ALL_ROWS.height, console.width))
+    _print_slow(job, status, all_events, console)
     _print_checks(all_events, console)
     for event in events:
         at = time.strftime("%H:%M:%S", time.localtime(event.t))
@@ -152,16 +178,29 @@ def show_job(job: JobDir, console: Console) -> None:
     console.print(f"  files: {job.path}", highlight=False, markup=False, soft_wrap=True)
 
 
+def _print_slow(
+    job: JobDir, status: JobStatus | None, events: Sequence[Event], console: Console
+) -> None:
+    """Nodes and links that are slow, and what is done about them."""
+    _print_table(SLOW_COLUMNS, slow_rows(_slow(job, status, events), job.launched_s()), console)
+
+
 def _print_checks(events: Sequence[Event], console: Console) -> None:
     """What the nodes' checks found before the first step."""
-    if rows := checks.rows(events):
-        table = Table(box=None, header_style="dim", padding=(0, 2, 0, 0))
-        for name in checks.COLUMNS:
-            table.add_column(name)
-        for row in rows:
-            table.add_row(*row)
-        console.print()
-        console.print(table, highlight=False, markup=False)
+    _print_table(checks.COLUMNS, checks.rows(events), console)
+
+
+def _print_table(columns: Sequence[str], rows: Sequence[tuple[str, ...]], console: Console) -> None:
+    """Print a table, if it has any row."""
+    if not rows:
+        return
+    table = Table(box=None, header_style="dim", padding=(0, 2, 0, 0))
+    for name in columns:
+        table.add_column(name)
+    for row in rows:
+        table.add_row(*row)
+    console.print()
+    console.print(table, highlight=False, markup=False)
 
 
 def show_observation(job: JobDir) -> None:

@@ -28,8 +28,8 @@ from prometheus_client.exposition import ThreadingWSGIServer
 from prometheus_client.registry import Collector
 
 from paceline.base.jobdir import JobDir, role_of
+from paceline.master.exposing import Exposed
 from paceline.master.monitor import NodeMetrics
-from paceline.master.reporting import Exposed
 from paceline.policy.stats.windows import Pace
 from paceline.policy.straggler.decision_log import PARTS
 from paceline.policy.straggler.observation import Observation, ServerSeen, WorkerSeen

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable
 from paceline.base.jobdir import JobDir
 from paceline.base.numbering import Inc
 from paceline.jobs.jsonl import LineFile
+from paceline.jobs.slowness import ScriptPace
 from paceline.master.journal import Journal, JournalRecord, JournalRefused
 from paceline.master.ports import Backend
 from paceline.protocol.nodes.membership import Membership
@@ -47,6 +48,7 @@ class Outbox:
         self.streams: dict[str, AgentStream] = {}
         """The newest stream of each node's agent."""
         self.events = LineFile(job.events, EVENTS_RESERVE_BYTES)
+        self.pace = ScriptPace()
         self._members = members
         self._backend = backend
         self._wall_clock = wall_clock
@@ -63,7 +65,9 @@ class Outbox:
 
     def tell(self, event: Event) -> None:
         """Add a line to the events file and to the log."""
-        self.events.add(event.at(self._wall_clock()).line())
+        event = event.at(self._wall_clock())
+        self.pace.note(event)
+        self.events.add(event.line())
         _log.info("%s node=%s inc=%d reason=%s", event.name, event.node, event.inc, event.clause)
 
     def to_process(self, inc: Inc, body: NodeDown) -> None:

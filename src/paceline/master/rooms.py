@@ -53,7 +53,8 @@ def build(parts: MasterParts, times: Times) -> Rooms:
     decisions = SolutionSeat(parts, times, inbox, training, members)
     measuring = Measuring(parts, times, checks)
     shutdown = Shutdown(parts, times, end, training, members)
-    reporting = Reporting(parts.job, training.state, parts.members, parts.monitor)
+    pace = parts.outbox.pace
+    reporting = Reporting(parts.job, training.state, parts.members, parts.monitor, pace)
     recovery = JournalRecovery(parts, times.wall, checks, training)
     return Rooms(
         inbox=inbox,

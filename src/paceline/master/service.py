@@ -71,7 +71,7 @@ class Master:
         restarted, ended = rooms.recovery.replay()
         await rooms.sources.open()
         if port is not None:
-            rooms.reporting.open_endpoint(port, outbox.tell)
+            rooms.reporting.exposing.open(port, outbox.tell)
         outbox.tell(MasterStartedEvent(restarted=restarted))
         rooms.training.resume(ended=ended)
         try:
@@ -102,7 +102,7 @@ class Master:
         rooms.reporting.measure_last(self._times.wall())
         rooms.training.close()
         rooms.agents.close()
-        rooms.reporting.close()
+        rooms.reporting.exposing.close()
         write_outcome(outcome, self._job.outcome)
         outbox.close(JobEnded())
         await rooms.sources.close()

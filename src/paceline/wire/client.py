@@ -3,6 +3,7 @@
 import msgspec
 
 from paceline.base.numbering import NO_INC, CutNo, EpochNo, Inc, StepNo
+from paceline.wire.events.failslow import Culprit, blame
 from paceline.wire.messages.base import Message
 from paceline.wire.spec import JobSpec
 
@@ -78,6 +79,28 @@ class NodeStatus(msgspec.Struct, frozen=True, kw_only=True):
     note: str = ""
 
 
+class SlowPart(msgspec.Struct, frozen=True, kw_only=True):
+    """A part of a job that is slow: a straggler, a slow rank or a slow link."""
+
+    culprit: Culprit
+    """``nothing``: the job is slow, and no part of it is known to be."""
+    nodes: tuple[str, ...]
+    """A node, or the ends of a link."""
+    ratio: float
+    """How many times as long it takes as is usual for it; of ``nothing`` a step of the job."""
+    since_s: float
+    """Unix time."""
+    done: str
+    """What is done about it, in words."""
+
+    @property
+    def sentence(self) -> str:
+        """Who is slow, and how many times as long it takes."""
+        if self.culprit == "nothing":
+            return f"a step takes {self.ratio:.2f} times as long; {self.done}"
+        return blame(self.culprit, self.nodes, self.ratio)
+
+
 class JobStatus(Message, frozen=True):
     """A snapshot of the job."""
 
@@ -106,6 +129,8 @@ class JobStatus(Message, frozen=True):
     """Why workers that are ready do not train yet; empty: they do, or may."""
     room: dict[str, int] = {}
     """By role: further nodes that would get a place at once; absent where nobody counts that."""
+    slow: tuple[SlowPart, ...] = ()
+    """Strategy script: what makes the job slow now; empty: it is well."""
 
 
 class Observed(Message, frozen=True):

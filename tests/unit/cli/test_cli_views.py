@@ -15,7 +15,7 @@ from paceline.cli.order_verbs import without_room
 from paceline.cli.plain import PlainView
 from paceline.cli.watch import ChiefLog, Interrupts, Look, View
 from paceline.jobs.outcome import Outcome
-from paceline.wire.client import JobStatus, NodeStatus
+from paceline.wire.client import JobStatus, NodeStatus, SlowPart
 from paceline.wire.events.nodes import KilledEvent, NodeLostEvent, RelaunchEvent
 
 
@@ -178,6 +178,44 @@ def test_the_picture_says_what_a_group_waits_for() -> None:
     console.print(draw(now, [], 65.0, ConsoleDimensions(120, 40)))
     assert isinstance(console.file, io.StringIO)
     assert "job-1  forming (1 of 2 workers are ready)  1:05" in console.file.getvalue()
+
+
+SLOW = SlowPart(
+    culprit="computation", nodes=("worker-2",), ratio=2.28, since_s=19.0, done="nothing"
+)
+SLOW_LINE = "slow since 0:19: worker-2 computes 2.28 times as long"
+
+
+def script(*slow: SlowPart) -> JobStatus:
+    return msgspec.structs.replace(status(0, total=None), state="running", slow=slow)
+
+
+def test_the_picture_has_a_line_while_a_script_is_slow() -> None:
+    def lines(now: JobStatus) -> list[str]:
+        console = Console(file=io.StringIO(), width=100, height=40, force_terminal=False)
+        console.print(draw(now, [], 65.0, ConsoleDimensions(100, 40)))
+        assert isinstance(console.file, io.StringIO)
+        return console.file.getvalue().splitlines()
+
+    assert lines(script(SLOW))[1].rstrip() == SLOW_LINE
+    assert not any("slow since" in line for line in lines(script()))
+
+
+def test_plain_lines_say_rarely_that_a_script_is_slow_and_once_that_it_is_not() -> None:
+    lines: list[str] = []
+    view = PlainView(0.0, lines.append)
+    for second in range(300):
+        slow = (SLOW,) if 20 <= second < 280 else ()
+        view.show(Look(now_s=float(second), status=script(*slow)))
+    assert [line.split(maxsplit=1) for line in lines[1:]] == [
+        ["1:20", SLOW_LINE],
+        ["4:40", "the job is no longer slow"],
+    ]
+    lines.clear()
+    joined = PlainView(0.0, lines.append)
+    for second in range(1000, 1012):
+        joined.show(Look(now_s=float(second), status=script(SLOW)))
+    assert lines[1:] == [f"  16:50  {SLOW_LINE}"], "who joins later reads it soon"
 
 
 def test_the_picture_fits_its_terminal() -> None:

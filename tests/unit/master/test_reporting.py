@@ -9,6 +9,7 @@ from paceline.base.jobdir import JobDir
 from paceline.jobs.history import read_last_metrics, read_metrics
 from paceline.jobs.jsonl import before
 from paceline.jobs.outcome import End
+from paceline.jobs.slowness import ScriptPace
 from paceline.master import reporting
 from paceline.master.ending import Ending
 from paceline.master.monitor import Monitor
@@ -28,7 +29,7 @@ class Job:
         self.job.events.write_text('{"t":-5.0,"event":"launched"}\n')
         self.members = Membership(num_workers=1, num_servers=0, restart=RestartSpec())
         state = MasterState(ServerHolder(), mode="bsp", samples="exactly-once")
-        self.reporting = Reporting(self.job, state, self.members, self.monitor)
+        self.reporting = Reporting(self.job, state, self.members, self.monitor, ScriptPace())
         self.now_s = 0.0
 
     def seconds(self, count: int) -> None:

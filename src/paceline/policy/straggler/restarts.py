@@ -183,10 +183,15 @@ def server_candidates(seen: Observation, rule: RestartRule, step_s: float) -> li
             delay_s=latency_s(seen, cost),
         )
         for (server, regime), time_s in zip(known, times_s.values(), strict=True)
-        if time_s >= rule.slowness * usual_s > 0.0
+        if is_slow_server(regime, time_s, usual_s, rule.slowness)
         and not _is_starved(server.short, regime, time_s - usual_s)
-        and time_s - usual_s > _SIGMAS * regime.scatter * time_s / math.sqrt(regime.iterations)
     ]
+
+
+def is_slow_server(regime: Regime, time_s: float, usual_s: float, slowness: float) -> bool:
+    """Whether a server takes so many times the usual, by more than chance."""
+    by_chance_s = _SIGMAS * regime.scatter * time_s / math.sqrt(regime.iterations)
+    return time_s >= slowness * usual_s > 0.0 and time_s - usual_s > by_chance_s
 
 
 def worker_candidates(

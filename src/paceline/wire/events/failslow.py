@@ -10,6 +10,17 @@ Culprit = Literal["computation", "link", "nothing"]
 """What a diagnosis names; nothing: no component was found."""
 
 
+def blame(culprit: Culprit, nodes: tuple[str, ...], ratio: float) -> str:
+    """Say who is slow, and how many times as long it takes."""
+    match culprit:
+        case "computation":
+            return f"{nodes[0]} computes {ratio:.2f} times as long"
+        case "link":
+            return f"the link {' - '.join(nodes)} takes {ratio:.2f} times as long"
+        case "nothing":
+            return "no component was found to blame"
+
+
 class ComparedPart(msgspec.Struct, frozen=True, array_like=True):
     """What one part of the job takes, beside what it took at the job's start."""
 
@@ -65,13 +76,7 @@ class DiagnosedEvent(Event, frozen=True):
     @property
     def blamed(self) -> str:
         """Who is to blame, and the evidence."""
-        match self.culprit:
-            case "computation":
-                who = f"{self.nodes[0]} computes {self.ratio:.2f} times as long"
-            case "link":
-                who = f"the link {' - '.join(self.nodes)} takes {self.ratio:.2f} times as long"
-            case "nothing":
-                who = "no component was found to blame"
+        who = blame(self.culprit, self.nodes, self.ratio)
         return f"{who}: {self.evidence}" if self.evidence else who
 
     @property

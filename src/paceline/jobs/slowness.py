@@ -1,0 +1,146 @@
+"""What is slow in a job, since when, and what is done about it: one story for all who tell it.
+
+To a person a straggler and a fail-slow rank are the same thing. Of a job that paceline steers, an
+observation shows them (`paceline.jobs.stragglers`); of a script that trains on its own, the events
+of its slownesses.
+"""
+
+import copy
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from typing import Self
+
+import msgspec
+from msgspec.structs import replace
+
+from paceline.jobs.wording import clock
+from paceline.wire.client import SlowPart
+from paceline.wire.events.base import Event
+from paceline.wire.events.failslow import DiagnosedEvent, RelievedEvent, SlowedEvent
+from paceline.wire.events.job import MasterStartedEvent
+from paceline.wire.events.nodes import ProcessUpEvent
+
+FAILSLOW = SlowedEvent | DiagnosedEvent | RelievedEvent
+"""What there is to tell of a script's slownesses."""
+TOLD = "nothing: a script steers itself"
+COLUMNS = ("slow", "times as long", "since", "what is done about it")
+
+
+class Slowness(msgspec.Struct, frozen=True, kw_only=True):
+    """A time in which a script was slow."""
+
+    since_s: float
+    """Unix times."""
+    until_s: float | None = None
+    """None: it has not ended, or the job has ended with it."""
+    healthy_s: float | None = None
+    """Time of a step before; None: a part stood out at the job's start."""
+    slow_s: float = 0.0
+    """Time of a step since."""
+    onset_s: float = 0.0
+    """Unix time at which a step became longer last."""
+    diagnosed: tuple[DiagnosedEvent, ...] = ()
+    """The newest diagnosis, an event for each culprit."""
+    parts: tuple[SlowPart, ...] = ()
+    """What is slow; as long as the cause is not known, the job itself."""
+
+    def grown(self, event: SlowedEvent) -> Self:
+        """Take in that a step has become (even) longer."""
+        slower = replace(self, onset_s=event.t, slow_s=event.after_s)
+        if self.healthy_s is None:
+            slower = replace(slower, healthy_s=event.before_s)
+        return slower if self.diagnosed else slower.unknown("the cause is looked for")
+
+    def with_culprit(self, event: DiagnosedEvent) -> Self:
+        """Take in a culprit of the newest diagnosis."""
+        alike = tuple(one for one in self.diagnosed if one.took_s == event.took_s)
+        found = replace(self, diagnosed=(*alike, event))
+        if event.culprit == "nothing":
+            return found.unknown(event.blamed)
+        since_s = {one.nodes: one.since_s for one in self.parts}
+        part = SlowPart(
+            culprit=event.culprit,
+            nodes=event.nodes,
+            ratio=event.ratio,
+            since_s=since_s.get(event.nodes, self.onset_s),
+            done=TOLD,
+        )
+        return replace(found, parts=(*self.parts, part) if alike else (part,))
+
+    def unknown(self, done: str) -> Self:
+        """Say that no part is known to be slow, and what is done about that."""
+        ratio = self.slow_s / self.healthy_s if self.healthy_s else 1.0
+        whole = SlowPart(culprit="nothing", nodes=(), ratio=ratio, since_s=self.since_s, done=done)
+        return replace(self, parts=(whole,))
+
+
+class ScriptPace:
+    """A script's slownesses, event by event.
+
+    A new process, or a new master, measures the script as it finds it: a slowness that went on
+    until then is over.
+    """
+
+    def __init__(self) -> None:
+        self.now: Slowness | None = None
+        """None: it is well."""
+        self.onsets = 0
+        self.diagnoses: Counter[str] = Counter()
+        """By culprit."""
+
+    def note(self, event: Event) -> Slowness | None:
+        """Take in the next event; return the slowness that it ends."""
+        now = self.now
+        match event:
+            case SlowedEvent():
+                self.onsets += 1
+                self.now = (now or Slowness(since_s=event.t)).grown(event)
+            case DiagnosedEvent():
+                self.diagnoses[event.culprit] += 1
+                begun = now or Slowness(since_s=event.t, onset_s=event.t)
+                self.now = begun.with_culprit(event)
+            case RelievedEvent(still_slow=True) if now is not None:
+                self.now = replace(now, slow_s=event.after_s)
+            case RelievedEvent() | ProcessUpEvent() | MasterStartedEvent() if now is not None:
+                self.now = None
+                return replace(now, until_s=event.t)
+            case _:
+                pass  # says nothing of the script's pace
+        return None
+
+    def copy(self) -> Self:
+        """Return one that no later event changes, for another thread."""
+        other = copy.copy(self)
+        other.diagnoses = Counter(self.diagnoses)
+        return other
+
+
+def slownesses(events: Iterable[Event]) -> list[Slowness]:
+    """List the times in which a script was slow, the last of which may go on."""
+    pace, found = ScriptPace(), []
+    for event in events:
+        ended = pace.note(event)
+        if ended is not None:
+            found.append(ended)
+    return found if pace.now is None else [*found, pace.now]
+
+
+def rows(parts: Sequence[SlowPart], launched_s: float) -> list[tuple[str, ...]]:
+    """One per part that is slow, as `COLUMNS` has it."""
+    return [
+        (
+            " - ".join(part.nodes) or "the job",
+            f"{part.ratio:.2f}",
+            clock(part.since_s - launched_s),
+            part.done,
+        )
+        for part in parts
+    ]
+
+
+def headline(parts: Sequence[SlowPart], launched_s: float) -> str:
+    """Say in one line what makes a job slow, and since when; empty: nothing does."""
+    if not parts:
+        return ""
+    since = clock(parts[0].since_s - launched_s)
+    return f"slow since {since}: {', '.join(part.sentence for part in parts)}"

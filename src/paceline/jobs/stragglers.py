@@ -1,0 +1,62 @@
+"""The stragglers of a job that paceline steers, as `paceline.jobs.slowness` tells of them."""
+
+from pathlib import Path
+
+import msgspec
+
+from paceline.jobs.history import Tail
+from paceline.jobs.wording import counted
+from paceline.policy.straggler.decision_log import Decided, decode
+from paceline.policy.straggler.observation import Observation
+from paceline.policy.straggler.slow_nodes import slow_nodes
+from paceline.wire.client import SlowPart
+
+
+def slow_parts(seen: Observation, unix_s: float) -> tuple[SlowPart, ...]:
+    """List the stragglers of a job that paceline steers; ``unix_s``: time of the observation."""
+    return tuple(
+        SlowPart(
+            culprit="computation",
+            nodes=(each.node,),
+            ratio=each.ratio,
+            since_s=unix_s - each.age_s,
+            done=_done(seen, each.node),
+        )
+        for each in slow_nodes(seen)
+    )
+
+
+def parts_of(observed: str, unix_s: float) -> tuple[SlowPart, ...]:
+    """Do as `slow_parts` with an observation as JSON."""
+    return slow_parts(msgspec.json.decode(observed, type=Observation), unix_s)
+
+
+def _done(seen: Observation, node: str) -> str:
+    """What is in force about a straggler."""
+    told: list[str] = []
+    restarts = {each.node: each.restarts for each in seen.workers}
+    restarts |= {each.node: each.restarts for each in seen.servers}
+    if seen.replacing == node:
+        told.append("another server takes its place")
+    if restarts[node]:
+        told.append(f"restarted {counted(restarts[node], 'time')}")
+    shares = {each.node: each.batch_size * each.accumulation for each in seen.workers}
+    if node in shares:
+        even = sum(shares.values()) / len(shares)
+        if shares[node] <= 0.99 * even - 1:
+            told.append(f"computes {shares[node]:,} samples where an even share has {even:,.0f}")
+        if seen.backup or seen.left_out or seen.late:
+            told.append("steps do not wait for it")
+    return "; ".join(told) or "nothing so far"
+
+
+def last_parts(decisions: Path) -> tuple[SlowPart, ...]:
+    """List the stragglers at the last decision of a job; empty also without a readable log."""
+    for line in reversed(Tail(decisions).lines()):
+        try:
+            (found,) = decode([line])
+        except ValueError:
+            continue  # torn, or of another version
+        if isinstance(found, Decided):
+            return slow_parts(found.observation, found.t)
+    return ()
