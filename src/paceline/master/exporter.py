@@ -14,6 +14,7 @@ import socket
 import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator
+from statistics import median
 from typing import Any
 from wsgiref.simple_server import WSGIRequestHandler, make_server
 
@@ -28,6 +29,7 @@ from prometheus_client.exposition import ThreadingWSGIServer
 from prometheus_client.registry import Collector
 
 from paceline.base.jobdir import JobDir, role_of
+from paceline.jobs.stragglers import slow_parts
 from paceline.master.exposing import Exposed
 from paceline.master.monitor import NodeMetrics
 from paceline.policy.stats.windows import Pace
@@ -56,6 +58,7 @@ class JobCollector(Collector):
         if exposed is not None:
             yield from _of_job(exposed)
             yield from _of_nodes(exposed)
+            yield from _of_slowness(exposed)
             if exposed.observation is not None:
                 yield from _of_windows(exposed.observation)
                 yield from _of_restarts(exposed.observation)
@@ -113,6 +116,37 @@ def _add_parts(parts: GaugeMetricFamily, labels: list[str], seen: NodeMetrics | 
     parts.add_metric([*labels, "server"], seen.server_s)
     parts.add_metric([*labels, "message"], seen.message_s)
     parts.add_metric([*labels, "data"], seen.data_s)
+
+
+def _of_slowness(exposed: Exposed) -> Iterator[Metric]:
+    """What is slow; of a script also its pace, which is that of its steps."""
+    text = "How many times as long as is usual for it a slow node or link takes; else absent."
+    parts = GaugeMetricFamily("paceline_slow_ratio", text, labels=["culprit", "nodes"])
+    pace, seen = exposed.pace, exposed.observation
+    slow = pace.now.parts if pace and pace.now else slow_parts(seen, 0.0) if seen else ()
+    for part in slow:
+        if part.nodes:
+            parts.add_metric([part.culprit, " - ".join(part.nodes)], part.ratio)
+    yield parts
+    if pace is None:
+        return
+    now = pace.now
+    yield GaugeMetricFamily("paceline_job_slow", "1: its steps are slow.", value=now is not None)
+    times_s = [node.bpt_s for node in exposed.metrics.nodes.values() if node.bpt_s > 0.0]
+    if times_s:
+        step_s = median(times_s)
+        text = "Time of a step in the newest reports: the median of the ranks."
+        yield GaugeMetricFamily("paceline_job_step_seconds", text, value=step_s)
+        text = "Time of a step over that of before it became slow; 1: it is well."
+        ratio = step_s / now.healthy_s if now and now.healthy_s else 1.0
+        yield GaugeMetricFamily("paceline_job_step_ratio", text, value=ratio)
+    text = "Times that its steps became slow, since the master's start."
+    yield CounterMetricFamily("paceline_job_onsets", text, value=pace.onsets)
+    text = "Parts that were found slow (or nothing), since the master's start."
+    found = CounterMetricFamily("paceline_job_diagnoses", text, labels=["culprit"])
+    for culprit, count in pace.diagnoses.items():
+        found.add_metric([culprit], count)
+    yield found
 
 
 def _of_windows(seen: Observation) -> Iterator[Metric]:

@@ -10,16 +10,19 @@ import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 
+import msgspec
 import pytest
 from prometheus_client import CollectorRegistry
 from prometheus_client.parser import text_string_to_metric_families
 
 from paceline.base.jobdir import JobDir
+from paceline.jobs.slowness import ScriptPace
 from paceline.master.exporter import MAX_OPEN, Exporter, JobCollector
 from paceline.master.exposing import Exposed
 from paceline.master.monitor import Metrics, NodeMetrics
 from paceline.policy.stats.windows import Pace
 from paceline.policy.straggler.observation import Observation, RestartCost, WorkerSeen
+from paceline.wire.events.failslow import DiagnosedEvent, RelievedEvent, SlowedEvent
 
 SECRET = "ab" * 32
 
@@ -130,6 +133,30 @@ def test_a_scrape_shows_job_and_nodes(job: JobDir, exporter: Exporter) -> None:
     assert shown["paceline_restart_part_seconds", "redo", "worker"] == 0.5
 
 
+def test_a_scrape_shows_what_makes_a_script_slow(job: JobDir, exporter: Exporter) -> None:
+    pace = ScriptPace()
+    seen = msgspec.structs.replace(exposed(3), observation=None, pace=pace)
+    exporter.publish(seen)
+    shown = scrape(exporter.address)
+    assert shown["paceline_job_slow",] == 0
+    assert (shown["paceline_job_step_seconds",], shown["paceline_job_step_ratio",]) == (0.5, 1.0)
+    pace.note(SlowedEvent(t=9.0, step=40, before_s=0.25, after_s=0.5))
+    for culprit, nodes in (("computation", ("worker-2",)), ("link", ("worker-0", "worker-1"))):
+        pace.note(DiagnosedEvent(t=11.0, culprit=culprit, nodes=nodes, ratio=2.5, took_s=2.0))
+    shown = scrape(exporter.address)
+    assert (shown["paceline_job_slow",], shown["paceline_job_step_ratio",]) == (1, 2.0)
+    assert shown["paceline_slow_ratio", "computation", "worker-2"] == 2.5
+    assert shown["paceline_slow_ratio", "link", "worker-0 - worker-1"] == 2.5
+    assert shown["paceline_job_onsets_total",] == 1
+    assert shown["paceline_job_diagnoses_total", "computation"] == 1
+    pace.note(RelievedEvent(t=20.0, step=90, before_s=0.5, after_s=0.25))
+    names = {name for name, *_ in scrape(exporter.address)}
+    assert "paceline_slow_ratio" not in names and "paceline_job_slow" in names
+    exporter.publish(exposed())
+    names = {name for name, *_ in scrape(exporter.address)}
+    assert "paceline_job_slow" not in names, "a job whose steps are not followed"
+
+
 @pytest.mark.parametrize("token", ["", "wrong", SECRET[:-1], SECRET + "x", "\xe9"])
 def test_without_the_secret_nothing_is_shown(exporter: Exporter, token: str) -> None:
     exporter.publish(exposed())
@@ -199,14 +226,16 @@ def test_connections_that_break_leave_no_traceback(
 def test_the_names_follow_the_conventions() -> None:
     """Units are base units at the end of the name, of counters before ``_total``."""
     collector = JobCollector()
-    collector.exposed = exposed()
+    collector.exposed = msgspec.structs.replace(exposed(), pace=ScriptPace())
     registry = CollectorRegistry()
     registry.register(collector)
-    units = ("seconds", "bytes", "samples", "per_second", "steps", "decisions", "actions")
+    units = ("seconds", "bytes", "samples", "per_second", "ratio")
+    counted = ("steps", "decisions", "actions", "restarts", "onsets", "diagnoses")
+    states = ("paceline_job_slow",)  # 0 or 1
     families = list(registry.collect())
     assert len(families) >= 19
     for family in families:
         assert family.name.startswith("paceline_")
         assert family.documentation.endswith(".")
         if family.type != "info":
-            assert family.name.endswith((*units, "restarts")), family.name
+            assert family.name in states or family.name.endswith((*units, *counted)), family.name
