@@ -8,15 +8,10 @@ from rich.table import Table
 from paceline.base.errors import ConfigError
 from paceline.base.jobdir import JobDir
 from paceline.jobs.history import read_events, read_last_metrics
+from paceline.jobs.slowness import FailSlowEvent
 from paceline.jobs.wording import clock
 from paceline.wire import spec as specs
-from paceline.wire.events.failslow import (
-    ComparedPart,
-    DiagnosedEvent,
-    RelievedEvent,
-    RestartAdvisedEvent,
-    SlowedEvent,
-)
+from paceline.wire.events.failslow import ComparedPart, DiagnosedEvent, RelievedEvent, SlowedEvent
 from paceline.wire.strategies import those
 
 WHAT = {
@@ -24,9 +19,15 @@ WHAT = {
     "product": "a matrix product",
     "link": "a transfer between two",
 }
-Told = SlowedEvent | DiagnosedEvent | RelievedEvent | RestartAdvisedEvent
 SLOW, VERY_SLOW = 1.1, 1.5
 """Times the value from the job's start; from there on a part is yellow, or red."""
+MAX_PARTS = 40
+"""Ranks that can still be read in one picture."""
+
+
+def colour_of(ratio: float) -> str:
+    """The colour of a part that takes so many times what it took at the job's start."""
+    return "red" if ratio >= VERY_SLOW else "yellow" if ratio >= SLOW else "green"
 
 
 def tell_failslow(job: JobDir, console: Console) -> None:
@@ -41,7 +42,7 @@ def tell_failslow(job: JobDir, console: Console) -> None:
             f"job {job.job_id}: got strategy {spec.strategy}, expected "
             f"{those(lambda row: not row.trains)}; of its stragglers tells `paceline explain`"
         )
-    told = [event for event in read_events(job.events) if isinstance(event, Told)]
+    told = [event for event in read_events(job.events) if isinstance(event, FailSlowEvent)]
     launched_s = job.launched_s()
     console.print(_headline(job, told), style="bold", highlight=False, markup=False)
     for event in told:
@@ -53,7 +54,7 @@ def tell_failslow(job: JobDir, console: Console) -> None:
             console.print(table)
 
 
-def _headline(job: JobDir, told: Sequence[Told]) -> str:
+def _headline(job: JobDir, told: Sequence[FailSlowEvent]) -> str:
     paces = [event for event in told if isinstance(event, SlowedEvent | RelievedEvent)]
     last = paces[-1] if paces else None
     if isinstance(last, SlowedEvent) or (last is not None and last.still_slow):
@@ -85,9 +86,8 @@ def _tables(parts: Sequence[ComparedPart]) -> list[Table]:
 def _values(part: ComparedPart) -> tuple[str, str, str]:
     # Only of a step are the seconds of interest: the other times are of no fixed amount.
     now = f"{part.now_s * 1e3:.3g} ms" if part.what == "computing" else ""
-    if not part.start_s:
+    if not part.start_s or part.ratio is None:
         return "-", now, ""
-    ratio = part.now_s / part.start_s
-    colour = "red" if ratio >= VERY_SLOW else "yellow" if ratio >= SLOW else "green"
+    ratio, colour = part.ratio, colour_of(part.ratio)
     start = f"{part.start_s * 1e3:.3g} ms" if part.what == "computing" else ""
     return start, now, f"[{colour}]{ratio:.2f} times[/]"

@@ -16,13 +16,19 @@ from msgspec.structs import replace
 from paceline.jobs.wording import clock
 from paceline.wire.client import SlowPart
 from paceline.wire.events.base import Event
-from paceline.wire.events.failslow import DiagnosedEvent, RelievedEvent, SlowedEvent
+from paceline.wire.events.failslow import (
+    DiagnosedEvent,
+    RelievedEvent,
+    RestartAdvisedEvent,
+    SlowedEvent,
+)
 from paceline.wire.events.job import MasterStartedEvent
 from paceline.wire.events.nodes import ProcessUpEvent
 
-FAILSLOW = SlowedEvent | DiagnosedEvent | RelievedEvent
+FailSlowEvent = SlowedEvent | DiagnosedEvent | RestartAdvisedEvent | RelievedEvent
 """What there is to tell of a script's slownesses."""
 TOLD = "nothing: a script steers itself"
+ADVISED = "a restart without it is advised"
 COLUMNS = ("slow", "times as long", "since", "what is done about it")
 
 
@@ -41,6 +47,8 @@ class Slowness(msgspec.Struct, frozen=True, kw_only=True):
     """Unix time at which a step became longer last."""
     diagnosed: tuple[DiagnosedEvent, ...] = ()
     """The newest diagnosis, an event for each culprit."""
+    advised: tuple[str, ...] = ()
+    """Nodes without which a restart was advised."""
     parts: tuple[SlowPart, ...] = ()
     """What is slow; as long as the cause is not known, the job itself."""
 
@@ -63,15 +71,27 @@ class Slowness(msgspec.Struct, frozen=True, kw_only=True):
             nodes=event.nodes,
             ratio=event.ratio,
             since_s=since_s.get(event.nodes, self.onset_s),
-            done=TOLD,
+            done=_done(event.nodes, self.advised),
         )
         return replace(found, parts=(*self.parts, part) if alike else (part,))
+
+    def with_advice(self, event: RestartAdvisedEvent) -> Self:
+        """Take in that a restart without some nodes is worth its price."""
+        parts = tuple(
+            replace(part, done=_done(part.nodes, event.nodes)) if part.nodes else part
+            for part in self.parts
+        )
+        return replace(self, advised=event.nodes, parts=parts)
 
     def unknown(self, done: str) -> Self:
         """Say that no part is known to be slow, and what is done about that."""
         ratio = self.slow_s / self.healthy_s if self.healthy_s else 1.0
         whole = SlowPart(culprit="nothing", nodes=(), ratio=ratio, since_s=self.since_s, done=done)
         return replace(self, parts=(whole,))
+
+
+def _done(nodes: Sequence[str], advised: Sequence[str]) -> str:
+    return ADVISED if set(nodes) <= set(advised) else TOLD
 
 
 class ScriptPace:
@@ -99,6 +119,8 @@ class ScriptPace:
                 self.diagnoses[event.culprit] += 1
                 begun = now or Slowness(since_s=event.t, onset_s=event.t)
                 self.now = begun.with_culprit(event)
+            case RestartAdvisedEvent() if now is not None:
+                self.now = now.with_advice(event)
             case RelievedEvent(still_slow=True) if now is not None:
                 self.now = replace(now, slow_s=event.after_s)
             case RelievedEvent() | ProcessUpEvent() | MasterStartedEvent() if now is not None:

@@ -17,7 +17,12 @@ from paceline.policy.stats.regimes import Point, Regime
 from paceline.policy.straggler.decision_log import Decided, Measured
 from paceline.policy.straggler.observation import Observation, ServerSeen, WorkerSeen
 from paceline.wire.events.base import Event
-from paceline.wire.events.failslow import DiagnosedEvent, RelievedEvent, SlowedEvent
+from paceline.wire.events.failslow import (
+    DiagnosedEvent,
+    RelievedEvent,
+    RestartAdvisedEvent,
+    SlowedEvent,
+)
 from paceline.wire.events.job import LaunchedEvent, MasterStartedEvent
 from paceline.wire.events.nodes import ProcessUpEvent
 from paceline.wire.spec import JobSpec
@@ -51,6 +56,18 @@ def test_a_slow_script_is_told_from_its_onset_on() -> None:
     assert [row[0] for row in table(SLOWED, FOUND, LINK)] == ["worker-2", "worker-0 - worker-1"]
     unknown = msgspec.structs.replace(FOUND, culprit="nothing", nodes=(), evidence="")
     assert table(SLOWED, unknown) == [(job, "2.00", "0:19", "no component was found to blame")]
+
+
+def test_advice_is_what_is_done_and_outlives_the_next_diagnosis() -> None:
+    advised = RestartAdvisedEvent(
+        t=30.0, nodes=("worker-2",), lost_s=31.0, start_s=8.0, redo_s=22.0, has_saved=True
+    )
+    later = msgspec.structs.replace(FOUND, t=50.0, took_s=1.0)
+    for events in ((FOUND, advised), (FOUND, advised, later)):
+        (row,) = table(SLOWED, *events)
+        assert row[3] == "a restart without it is advised"
+    (_, other) = table(SLOWED, FOUND, LINK, advised)
+    assert other[3] == "nothing: a script steers itself"
 
 
 def test_a_later_diagnosis_replaces_the_one_before_and_keeps_since_when() -> None:

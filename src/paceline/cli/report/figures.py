@@ -6,6 +6,7 @@ Matplotlib draws; ink becomes ``currentColor``, so that one page serves light, d
 import io
 import math
 import re
+import statistics
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +14,16 @@ import matplotlib as mpl
 from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, NullFormatter
 
+from paceline.cli.report import slow
 from paceline.jobs.facts import Facts, speeds
+from paceline.jobs.slowness import slownesses
+from paceline.wire.events.base import Event
+from paceline.wire.events.failslow import (
+    DiagnosedEvent,
+    RelievedEvent,
+    RestartAdvisedEvent,
+    SlowedEvent,
+)
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -30,6 +40,13 @@ ENDED = {
     "failed": "#d9822b",
     "unreachable": "#98904a",
 }
+MARKS: dict[type[Event], tuple[str, str, str]] = {
+    SlowedEvent: ("slow", "v", ENDED["killed"]),
+    DiagnosedEvent: ("verdict", "D", ENDED["out of memory"]),
+    RestartAdvisedEvent: ("restart advised", "s", COLOURS[1]),
+    RelievedEvent: ("faster again", "^", ENDED["finished"]),
+}
+"""What is marked in the times of steps: label, marker, colour."""
 WIDTH_IN = 9.0
 SMOOTH_S = 5.0
 MAX_NODES = 40
@@ -105,6 +122,51 @@ def batch_times(facts: Facts) -> str:
         axes.yaxis.set_minor_formatter(NullFormatter())
         _legend(axes)
         return _svg(figure, "bpt")
+
+
+def step_times(facts: Facts) -> str:
+    """The time of a step of a script, with what was found out about it marked."""
+    with mpl.rc_context(STYLE):
+        figure, axes = _figure(2.8)
+        times = slow.step_times(facts)
+        axes.plot([t for t, _ in times], [value * 1e3 for _, value in times], color=COLOURS[0])
+        top_s = 2.0 * statistics.median(value for _, value in times)
+        begin_s = 0.0
+        for one in slownesses(facts.events):
+            until_s = (facts.ended_s if one.until_s is None else one.until_s) - facts.started_s
+            axes.axvspan(one.since_s - facts.started_s, until_s, color=ENDED["killed"], alpha=0.12)
+            if one.healthy_s is not None:
+                style: Any = {"color": ENDED["finished"], "linewidth": 1.2, "linestyle": "--"}
+                label = "healthy" if not begin_s else None
+                axes.plot([begin_s, until_s], [one.healthy_s * 1e3] * 2, label=label, **style)
+            begin_s = until_s
+            top_s = max(top_s, 1.3 * one.slow_s)
+        _mark_slownesses(facts, axes)
+        _finish(axes, facts, "a step (ms)", bottom=0)
+        axes.set_ylim(0, 1e3 * top_s)  # the first step takes a hundred times as long
+        axes.yaxis.set_major_formatter("{x:,g}")
+        _legend(axes)
+        return _svg(figure, "steps")
+
+
+def _mark_slownesses(facts: Facts, axes: "Axes") -> None:
+    """One mark per event, near the upper edge."""
+    for row, (kind, (label, marker, colour)) in enumerate(MARKS.items()):
+        times = [event.t - facts.started_s for event in facts.events if isinstance(event, kind)]
+        if not times:
+            continue
+        axes.scatter(
+            times,
+            [1.0 - 0.05 * row] * len(times),  # a verdict follows its onset within seconds
+            marker=marker,
+            color=colour,
+            label=label,
+            transform=axes.get_xaxis_transform(),
+            clip_on=False,
+            zorder=3,
+        )
+        for at_s in times:
+            axes.axvline(at_s, color=colour, linewidth=1, linestyle=(0, (3, 2)))
 
 
 def samples(facts: Facts) -> str:

@@ -10,7 +10,7 @@ from string import Template
 from paceline.base.files import write_file
 from paceline.base.jobdir import JobDir
 from paceline.cli import checks
-from paceline.cli.report import text
+from paceline.cli.report import slow, text
 from paceline.jobs.facts import Facts
 
 STYLE = """
@@ -32,8 +32,13 @@ th, td { text-align: left; vertical-align: top; padding: .25rem .9rem .25rem 0;
   border-bottom: 1px solid var(--line); overflow-wrap: anywhere; }
 th { font-weight: 600; }
 .facts th { font-weight: 400; color: var(--faint); width: 15rem; }
-.incidents td:nth-child(-n+2) { white-space: nowrap; }
+.incidents td:nth-child(-n+2), .story td:first-child { white-space: nowrap; }
+.story { margin-top: .6rem; }
 .numbers td:not(:first-child), .numbers th:not(:first-child) { text-align: right; }
+.matrix { width: auto; margin-top: .8rem; }
+.matrix td { border: 1px solid var(--line); padding: .15rem .6rem; print-color-adjust: exact; }
+.matrix .green { background: #3a9d5d2e; } .matrix .yellow { background: #d9a82b70; }
+.matrix .red { background: #c0504d99; }
 figure { margin: 0; }
 svg { display: block; width: 100%; height: auto; }
 svg text { font-family: system-ui, sans-serif !important; }
@@ -133,9 +138,10 @@ def render(facts: Facts, *, drawn: bool = True) -> str:
         _incidents(facts),
         _stacks(facts),
         _decisions(facts),
+        _slow(facts, drawn=drawn),
         _workers(facts),
+        _checks(facts),
     ]
-    parts.append(_checks(facts))
     parts += _drawings(facts) if drawn else [UNDRAWN.substitute(job=escape(facts.job_id))]
     if facts.outcome and facts.outcome.traceback:
         parts.insert(1, f"<h2>Traceback</h2><pre>{escape(facts.outcome.traceback)}</pre>")
@@ -180,6 +186,22 @@ def _decisions(facts: Facts) -> str:
     return f"<h2>Decisions</h2>{table}"
 
 
+def _slow(facts: Facts, *, drawn: bool) -> str:
+    """What was slow in a script; of other jobs decisions tell that."""
+    if not slow.was_watched(facts):
+        return ""
+    well, picture = slow.well(facts), ""
+    if drawn and slow.step_times(facts):
+        from paceline.cli.report import figures as drawings
+
+        caption = "time of a step: median of the ranks; what rises above the picture is cut off"
+        picture = _figure(drawings.step_times(facts), caption)
+    if well:
+        return f"<h2>What was slow</h2><p>{escape(well)}</p>{picture}"
+    table = _table(slow.COLUMNS, slow.rows(facts), "story")
+    return f"<h2>What was slow</h2>{picture}{table}{slow.matrices(facts)}"
+
+
 def _drawings(facts: Facts) -> list[str]:
     from paceline.cli.report import figures as drawings
 
@@ -187,8 +209,20 @@ def _drawings(facts: Facts) -> list[str]:
         return ["<p>The job was never measured.</p>"]
     keys = drawings.legend_of_ends([life.how for life in facts.lives])
     caption = f"one bar per life, numbered by incarnation; its end: {keys}"
+    drawn = [*_of_training(facts), _drawing("Lives of the nodes", drawings.lives(facts), caption)]
+    if len(facts.workers) > drawings.MAX_NODES:
+        drawn.append(f'<p class="faint">Drawn: the first {drawings.MAX_NODES} nodes.</p>')
+    return drawn
+
+
+def _of_training(facts: Facts) -> list[str]:
+    """The drawings of samples and batches, which a script does not tell of."""
+    from paceline.cli.report import figures as drawings
+
+    if not facts.spec.traits.trains:
+        return []
     timed = any(one.bpt_s > 0 for point in facts.points for one in point.nodes.values())
-    drawn = [
+    return [
         _drawing("Throughput", drawings.throughput(facts), "by what got into the model"),
         _drawing(
             "Batch processing time",
@@ -198,15 +232,15 @@ def _drawings(facts: Facts) -> list[str]:
         if timed
         else "<p>No batch was timed.</p>",
         _drawing("Samples per worker", drawings.samples(facts), "handed to the training loop"),
-        _drawing("Lives of the nodes", drawings.lives(facts), caption),
     ]
-    if len(facts.workers) > drawings.MAX_NODES:
-        drawn.append(f'<p class="faint">Drawn: the first {drawings.MAX_NODES} nodes.</p>')
-    return drawn
 
 
 def _drawing(title: str, svg: str, caption: str) -> str:
-    return f"<figure><h2>{title}</h2>{svg}<figcaption>{caption}</figcaption></figure>"
+    return _figure(f"<h2>{title}</h2>{svg}", caption)
+
+
+def _figure(drawn: str, caption: str) -> str:
+    return f"<figure>{drawn}<figcaption>{caption}</figcaption></figure>"
 
 
 def _workers(facts: Facts) -> str:

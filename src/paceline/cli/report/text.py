@@ -6,6 +6,7 @@ from rich.console import Console
 from rich.table import Table
 
 from paceline.cli import checks
+from paceline.cli.report import slow
 from paceline.jobs.facts import Facts, Incident
 from paceline.jobs.outcome import End, Outcome
 from paceline.jobs.wording import clock, counted, milliseconds, percent, progress, seconds, speed
@@ -26,7 +27,9 @@ def headline(facts: Facts) -> str:
 
 def paragraph(facts: Facts) -> str:
     """The result of a job in a few sentences."""
-    return " ".join(filter(None, (_result(facts), _not_kept(facts), _troubles(facts))))
+    slowed = slow.sentence(facts)
+    told = (_result(facts), _not_kept(facts), slowed, _troubles(facts, slowed=bool(slowed)))
+    return " ".join(filter(None, told))
 
 
 _ENDED = {
@@ -71,9 +74,9 @@ def _not_kept(facts: Facts) -> str:
     return f"No cut on disk holds the last {outcome.committed - outcome.kept:,} of them."
 
 
-def _troubles(facts: Facts) -> str:
+def _troubles(facts: Facts, *, slowed: bool) -> str:
     if not facts.incidents:
-        well = facts.outcome is not None and facts.outcome.how is End.FINISHED
+        well = facts.outcome is not None and facts.outcome.how is End.FINISHED and not slowed
         return "Nothing went wrong." if well else ""
     told = [describe(incident, facts.started_s) for incident in facts.incidents[:MAX_TOLD]]
     more = len(facts.incidents) - MAX_TOLD
@@ -212,6 +215,10 @@ def show(facts: Facts, console: Console) -> None:
         console.print(indent(stacks.rstrip(), "    "), highlight=False, markup=False)
     if facts.decisions:
         _table(console, DECISION_COLUMNS, decision_rows(facts))
+    if slowed := slow.rows(facts):
+        _table(console, slow.COLUMNS, slowed)
+    elif well := slow.well(facts):
+        console.print(f"\n  {well}", highlight=False)
     _table(console, WORKER_COLUMNS, worker_rows(facts))
     if checked := checks.rows(facts.events):
         _table(console, checks.COLUMNS, checked)

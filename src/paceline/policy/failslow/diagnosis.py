@@ -126,7 +126,7 @@ def _of_links(suspect: Suspect, by_itself: SlowComponent) -> str:
 
 
 def _alone(one: SlowComponent) -> str:
-    than = "at the job's start" if one.against == "baseline" else "the others'"
+    than = "what it took at the job's start" if one.against == "baseline" else "the others"
     return f"measured by itself, compared with {than}"
 
 

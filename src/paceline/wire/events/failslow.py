@@ -31,6 +31,11 @@ class ComparedPart(msgspec.Struct, frozen=True, array_like=True):
     start_s: float | None
     """None: it was not measured then."""
 
+    @property
+    def ratio(self) -> float | None:
+        """How many times as long as at the job's start; None: not known."""
+        return self.now_s / self.start_s if self.start_s else None
+
 
 class SlowedEvent(Event, frozen=True):
     """The job's steps have become longer, and stay so."""

@@ -1,0 +1,125 @@
+"""The report's section on what was slow in a script that trains on its own."""
+
+from collections.abc import Iterable, Sequence
+from html import escape
+from statistics import median
+
+from paceline.base.jobdir import number_of
+from paceline.cli.failslow import MAX_PARTS, colour_of
+from paceline.jobs.facts import Facts
+from paceline.jobs.slowness import FailSlowEvent, Slowness, slownesses
+from paceline.jobs.wording import clock, milliseconds
+from paceline.wire.events.failslow import ComparedPart, DiagnosedEvent
+
+COLUMNS = ("at", "what was slow")
+MAX_ROWS, MAX_MATRICES = 40, 3
+"""Of a job with more of them, the newest."""
+OWN = {"computing": "computing", "product": "matrix product"}
+"""Columns of a rank's own parts."""
+
+
+def was_watched(facts: Facts) -> bool:
+    """Whether the pace of the job's steps was followed."""
+    return not facts.spec.traits.trains
+
+
+def rows(facts: Facts) -> list[tuple[str, ...]]:
+    """One per event, as `COLUMNS` has it; empty: nothing was slow."""
+    told = [event for event in facts.events if isinstance(event, FailSlowEvent)]
+    return [(clock(each.t - facts.started_s), each.sentence()) for each in told[-MAX_ROWS:]]
+
+
+def well(facts: Facts) -> str:
+    """Say in one line that nothing was slow; empty: something was, or nobody looked."""
+    if not was_watched(facts) or rows(facts):
+        return ""
+    steps = max(
+        (one.step for point in facts.points[-1:] for one in point.nodes.values()), default=0
+    )
+    times = [time_s for _, time_s in step_times(facts)]
+    if not times or not steps:
+        return "No step of an optimizer of torch was seen, so nothing is known."
+    return (
+        f"Nothing was slow: {steps:,} steps without a change of their pace, "
+        f"{milliseconds(median(times))} a step (median)."
+    )
+
+
+def sentence(facts: Facts) -> str:
+    """Say for the paragraph at the end of a run what was slow, and when."""
+    found = slownesses(facts.events) if was_watched(facts) else []
+    told = [_clause(each, facts.started_s) for each in found[-MAX_MATRICES:]]
+    more = f" ({len(found) - len(told)} more before)" if len(found) > len(told) else ""
+    return f"Slow {'; '.join(told)}{more}." if told else ""
+
+
+def _clause(one: Slowness, started_s: float) -> str:
+    since = clock(one.since_s - started_s)
+    when = f"since {since}"
+    if one.until_s is not None:
+        when = f"from {since} to {clock(one.until_s - started_s)}"
+    return f"{when}: {', '.join(part.sentence for part in one.parts)}"
+
+
+def step_times(facts: Facts) -> list[tuple[float, float]]:
+    """Seconds since the start, and what a step took then: the median of the ranks."""
+    timed = (
+        (point.t, [one.bpt_s for one in point.nodes.values() if one.bpt_s > 0.0])
+        for point in facts.points
+    )
+    return [(t - facts.started_s, median(times)) for t, times in timed if times]
+
+
+# --------------------------------------------------------------------------- matrices
+
+
+def matrices(facts: Facts) -> str:
+    """Draw what each diagnosis has measured of ranks and links, as HTML."""
+    diagnosed = [each.diagnosed[-1] for each in slownesses(facts.events) if each.diagnosed]
+    with_parts = [each for each in diagnosed if each.parts]
+    return "".join(_matrix(each, facts.started_s) for each in with_parts[-MAX_MATRICES:])
+
+
+def _matrix(diagnosed: DiagnosedEvent, started_s: float) -> str:
+    parts = diagnosed.parts
+    names = _names(parts)
+    links = {frozenset(part.nodes): part for part in parts if part.what == "link"}
+    own: dict[tuple[str, str], ComparedPart] = {
+        (part.what, part.nodes[0]): part for part in parts if part.what != "link"
+    }
+    shown = [what for what in OWN if any(what == key for key, _ in own)]
+    others = names if links else []
+    heads = "".join(f"<th scope=col>{OWN[what]}</th>" for what in shown)
+    heads += "".join(f"<th scope=col>link to {number_of(other)}</th>" for other in others)
+    lines = []
+    for name in names:
+        found = [own.get((what, name)) for what in shown]
+        found += [links.get(frozenset((name, other))) for other in others]
+        lines.append(f"<tr><th scope=row>{escape(name)}</th>{''.join(map(_cell, found))}</tr>")
+    caption = (
+        f"At {clock(diagnosed.t - started_s)}: how many times as long as at the job&rsquo;s start; "
+        "computing also as the time in a step."
+    )
+    return (
+        f'<figure class="scroll"><table class="numbers matrix"><tr><th></th>{heads}</tr>'
+        f"{''.join(lines)}</table><figcaption>{caption}</figcaption></figure>"
+    )
+
+
+def _names(parts: Sequence[ComparedPart]) -> list[str]:
+    """The nodes in the order of their numbers; of many those that stand out most."""
+    worst: dict[str, float] = {}
+    for part in parts:
+        for name in part.nodes:
+            worst[name] = max(worst.get(name, 0.0), part.ratio or 0.0)
+    kept: Iterable[str] = sorted(worst, key=lambda name: -worst[name])[:MAX_PARTS]
+    return sorted(kept, key=number_of)
+
+
+def _cell(part: ComparedPart | None) -> str:
+    if part is None:
+        return "<td></td>"
+    took = f" ({part.now_s * 1e3:.3g} ms)" if part.what == "computing" else ""
+    if part.ratio is None:
+        return f"<td>-{took}</td>"
+    return f'<td class="{colour_of(part.ratio)}">{part.ratio:.2f}{took}</td>'
