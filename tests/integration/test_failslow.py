@@ -3,6 +3,7 @@
 import os
 import signal
 import subprocess
+import urllib.request
 from pathlib import Path
 
 import pytest
@@ -79,7 +80,8 @@ def diagnoses(job: JobDir) -> list[DiagnosedEvent]:
 
 def test_the_rank_that_makes_a_script_slow_is_named(tmp_path: Path) -> None:
     script, trouble = str(JOBS / "paced.py"), tmp_path / "slow"
-    run = Run(tmp_path, "--nproc-per-node", "3", script, "--slow", str(trouble))
+    words = ("--set", "metrics_port=0", script, "--slow", str(trouble))
+    run = Run(tmp_path, "--nproc-per-node", "3", *words)
     job = run.job()
     until(lambda: step_of(job) > 60, "a baseline, and a pace")
     since = step_of(job)
@@ -92,8 +94,29 @@ def test_the_rank_that_makes_a_script_slow_is_named(tmp_path: Path) -> None:
     code, out, _ = verb(tmp_path, "failslow")
     assert code == 0
     assert "worker-2 computes" in out and "its own part of a step" in out
+    until(lambda: scrape(job).get("paceline_job_slow") == 1.0, "a second of the master's metrics")
+    shown = scrape(job)
+    suspect = 'paceline_slow_ratio{culprit="computation",nodes="worker-2"}'
+    assert shown[suspect] == pytest.approx(found.ratio) and shown["paceline_job_step_ratio"] > 1.1
+    _, out, _ = verb(tmp_path, "status", job.job_id)
+    assert "slow since" in out and "nothing: a script steers itself" in out
     run.command.send_signal(signal.SIGINT)
     run.end()
+    code, out, _ = verb(tmp_path, "report", job.job_id)
+    assert code == 0 and "Slow since" in job.report.read_text()
+    assert "<h2>What was slow</h2><figure><svg" in job.report.read_text()
+
+
+def scrape(job: JobDir) -> dict[str, float]:
+    """The lines that Prometheus would read; values by name and labels."""
+    request = urllib.request.Request(
+        f"http://{job.metrics_address.read_text().strip()}/metrics",
+        headers={"Authorization": f"Bearer {job.secret().decode()}"},
+    )
+    with urllib.request.urlopen(request, timeout=10) as answer:
+        lines = answer.read().decode().splitlines()
+    values = (line.rsplit(" ", 1) for line in lines if not line.startswith("#"))
+    return {name: float(value) for name, value in values}
 
 
 def step_of(job: JobDir) -> int:

@@ -9,17 +9,20 @@ from paceline.cli.shared_options import Job, console, parse_settings
 
 
 def explain(job: Job = None) -> None:
-    """Tell what was decided about a job's stragglers, why, and what came of it."""
+    """Tell what was slow in a job, what was decided about it, why, and what came of it."""
     from paceline.cli.explain import explain as tell
 
     tell(JobDir.find(job), console())
 
 
 def failslow(job: Job = None) -> None:
-    """Tell whether a script that trains on its own is slow, since when, and what is to blame."""
-    from paceline.cli.failslow import tell_failslow
+    """Tell whether a job is slow, since when, and what is to blame."""
+    from paceline.cli.failslow import is_script, tell_script
 
-    tell_failslow(JobDir.find(job), console())
+    if is_script(JobDir.find(job)):
+        tell_script(JobDir.find(job), console())
+    else:
+        explain(job)
 
 
 def replay(

@@ -1,4 +1,8 @@
-"""``paceline explain`` and ``paceline replay``: what was decided, why, and what came of it."""
+"""``paceline explain`` and ``paceline replay``: what was decided, why, and what came of it.
+
+To a person a straggler and a slow rank of a script are one thing, so ``paceline failslow`` of a job
+that paceline steers tells the same story.
+"""
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -8,6 +12,7 @@ from rich.table import Table
 
 from paceline.base.errors import ConfigError
 from paceline.base.jobdir import JobDir
+from paceline.cli.failslow import is_script, tell_script
 from paceline.jobs.decisions import (
     Story,
     name_of,
@@ -29,12 +34,18 @@ PARTS = ("seen", "rule", "expected", "became", "outcome")
 
 
 def explain(job: JobDir, console: Console) -> None:
-    """Tell what was decided for a job, and why.
+    """Tell what was slow in a job, what was decided about it, and why.
 
     Raises:
         ConfigError: nothing was written, or it cannot be read.
     """
-    lines = _log_of(job)
+    if is_script(job):
+        tell_script(job, console)
+        if not job.decisions.exists() or not (lines := read_log(job.decisions)):
+            return
+        console.print()
+    else:
+        lines = _log_of(job)
     names = list(dict.fromkeys(line.solution for line in lines if isinstance(line, Begun)))
     decided, acted = num_decisions(lines)
     planned = bool(plans(lines))

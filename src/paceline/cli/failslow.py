@@ -5,14 +5,13 @@ from collections.abc import Sequence
 from rich.console import Console
 from rich.table import Table
 
-from paceline.base.errors import ConfigError
 from paceline.base.jobdir import JobDir
+from paceline.cli.listing import read_spec
 from paceline.jobs.history import read_events, read_last_metrics
-from paceline.jobs.slowness import FailSlowEvent
+from paceline.jobs.slowness import FailSlowEvent, headline, slownesses
 from paceline.jobs.wording import clock
-from paceline.wire import spec as specs
-from paceline.wire.events.failslow import ComparedPart, DiagnosedEvent, RelievedEvent, SlowedEvent
-from paceline.wire.strategies import those
+from paceline.wire.events.base import Event
+from paceline.wire.events.failslow import ComparedPart, DiagnosedEvent
 
 WHAT = {
     "computing": "its own part of a step",
@@ -30,21 +29,18 @@ def colour_of(ratio: float) -> str:
     return "red" if ratio >= VERY_SLOW else "yellow" if ratio >= SLOW else "green"
 
 
-def tell_failslow(job: JobDir, console: Console) -> None:
-    """Say what was found out about a job.
+def is_script(job: JobDir) -> bool:
+    """Whether the job's script trains on its own."""
+    spec = read_spec(job) if job.spec.exists() else None
+    return spec is not None and not spec.traits.trains
 
-    Raises:
-        ConfigError: paceline deals out its samples, so that stragglers are another verb's matter.
-    """
-    spec = specs.load(job.spec)
-    if spec.traits.trains:
-        raise ConfigError(
-            f"job {job.job_id}: got strategy {spec.strategy}, expected "
-            f"{those(lambda row: not row.trains)}; of its stragglers tells `paceline explain`"
-        )
-    told = [event for event in read_events(job.events) if isinstance(event, FailSlowEvent)]
-    launched_s = job.launched_s()
-    console.print(_headline(job, told), style="bold", highlight=False, markup=False)
+
+def tell_script(job: JobDir, console: Console) -> None:
+    """Say what was found out about a script's pace."""
+    events, launched_s = read_events(job.events), job.launched_s()
+    told = [event for event in events if isinstance(event, FailSlowEvent)]
+    head = _headline(job, events)
+    console.print(head, style="bold", highlight=False, markup=False, soft_wrap=True)
     for event in told:
         at = clock(event.t - launched_s)
         console.print(f"  {at:>7}  {event.sentence()}", highlight=False, markup=False)
@@ -54,12 +50,10 @@ def tell_failslow(job: JobDir, console: Console) -> None:
             console.print(table)
 
 
-def _headline(job: JobDir, told: Sequence[FailSlowEvent]) -> str:
-    paces = [event for event in told if isinstance(event, SlowedEvent | RelievedEvent)]
-    last = paces[-1] if paces else None
-    if isinstance(last, SlowedEvent) or (last is not None and last.still_slow):
-        return f"{job.job_id}: slow"
-    if last is not None:
+def _headline(job: JobDir, events: Sequence[Event]) -> str:
+    if found := slownesses(events):
+        if found[-1].until_s is None:
+            return f"{job.job_id}: {headline(found[-1].parts, job.launched_s())}"
         return f"{job.job_id}: well again"
     metrics = read_last_metrics(job.metrics)
     steps = max((node.step for node in metrics.nodes.values()), default=0) if metrics else 0

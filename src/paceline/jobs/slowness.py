@@ -21,6 +21,7 @@ from paceline.wire.events.failslow import (
     RelievedEvent,
     RestartAdvisedEvent,
     SlowedEvent,
+    blame,
 )
 from paceline.wire.events.job import MasterStartedEvent
 from paceline.wire.events.nodes import ProcessUpEvent
@@ -64,7 +65,7 @@ class Slowness(msgspec.Struct, frozen=True, kw_only=True):
         alike = tuple(one for one in self.diagnosed if one.took_s == event.took_s)
         found = replace(self, diagnosed=(*alike, event))
         if event.culprit == "nothing":
-            return found.unknown(event.blamed)
+            return found.unknown(blame(event.culprit, event.nodes, event.ratio))
         since_s = {one.nodes: one.since_s for one in self.parts}
         part = SlowPart(
             culprit=event.culprit,

@@ -97,7 +97,7 @@ class SlowPart(msgspec.Struct, frozen=True, kw_only=True):
     def sentence(self) -> str:
         """Who is slow, and how many times as long it takes."""
         if self.culprit == "nothing":
-            return f"a step takes {self.ratio:.2f} times as long; {self.done}"
+            return f"a step takes {self.ratio:.2f} times as long ({self.done})"
         return blame(self.culprit, self.nodes, self.ratio)
 
 

@@ -46,6 +46,9 @@ from paceline.policy.straggler.observation import (
 )
 from paceline.policy.straggler.registry import solution
 from paceline.policy.straggler.solution import Compared, Solution
+from paceline.wire.events.failslow import ComparedPart, DiagnosedEvent, SlowedEvent
+from paceline.wire.events.job import LaunchedEvent
+from paceline.wire.events.nodes import ProcessUpEvent
 
 T0 = 1_795_000_000.0
 COST = RestartCost(pending_s=2.0, start_s=3.5, rebuild_s=1.0, restore_s=0.25)
@@ -328,13 +331,18 @@ def test_a_log_can_be_named_by_its_job(tmp_path: Path, monkeypatch: pytest.Monke
     assert "reproduces all" in out.getvalue()
 
 
-@pytest.mark.parametrize("verb", ["explain", "replay"])
 @pytest.mark.parametrize(
-    ("strategy", "told"),
+    ("verb", "strategy", "told"),
     [
-        ("fsdp", "job job-1: got strategy fsdp, whose workers compute equal shares, so that"),
-        ("script", "job job-1: got strategy script, which cannot be acted on, so that"),
-        ("allreduce", "no decisions were written; start the job with a solution, e.g. --solution"),
+        *[
+            (verb, strategy, told)
+            for verb in ("explain", "failslow", "replay")
+            for strategy, told in (
+                ("fsdp", "job job-1: got strategy fsdp, whose workers compute equal shares, so"),
+                ("allreduce", "no decisions were written; start the job with a solution, e.g."),
+            )
+        ],
+        ("replay", "script", "job job-1: got strategy script, which cannot be acted on, so that"),
     ],
 )
 def test_a_job_without_a_log_is_advised_by_the_row_of_its_strategy(
@@ -348,6 +356,50 @@ def test_a_job_without_a_log_is_advised_by_the_row_of_its_strategy(
     assert result.exit_code == 2
     assert told in result.stderr
     assert ("expected strategy ps or allreduce;" in result.stderr) == (strategy != "allreduce")
+
+
+@pytest.mark.parametrize("verb", ["explain", "failslow"])
+def test_a_script_s_story_is_told_by_either_verb(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, verb: str
+) -> None:
+    monkeypatch.setenv("PACELINE_HOME", str(tmp_path))
+    job = tmp_path / "jobs" / "job-1"
+    job.mkdir(parents=True)
+    (job / "job.json").write_text('{"script":"a.py","strategy":"script"}')
+    slowed = SlowedEvent(t=19.0, step=440, before_s=0.027, after_s=0.054)
+    part = ComparedPart("computing", ("worker-2",), 0.052, 0.0228)
+    found = DiagnosedEvent(
+        t=22.0,
+        culprit="computation",
+        nodes=("worker-2",),
+        ratio=2.28,
+        took_s=3.0,
+        parts=(part,),
+    )
+    events = [LaunchedEvent(t=0.0), slowed, found]
+    (job / "events.jsonl").write_text("".join(event.text() for event in events))
+    result = CliRunner().invoke(app, [verb, "job-1"])
+    assert result.exit_code == 0, result.stderr
+    lines = result.stdout.splitlines()
+    assert lines[0] == "job-1: slow since 0:19: worker-2 computes 2.28 times as long"
+    assert "2.28 times" in lines[-1] and "22.8 ms" in lines[-1]
+    again = ProcessUpEvent(t=30.0, node="worker-0", inc=4, pid=9)
+    (job / "events.jsonl").write_text("".join(event.text() for event in [*events, again]))
+    assert "job-1: well again" in CliRunner().invoke(app, [verb, "job-1"]).stdout
+
+
+@pytest.mark.parametrize("verb", ["explain", "failslow"])
+def test_a_straggler_s_story_is_told_by_either_verb(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, verb: str
+) -> None:
+    monkeypatch.setenv("PACELINE_HOME", str(tmp_path))
+    job = tmp_path / "jobs" / "job-1"
+    job.mkdir(parents=True)
+    (job / "job.json").write_text('{"script":"a.py","strategy":"allreduce"}')
+    write(job / "decisions.jsonl", log())
+    result = CliRunner().invoke(app, [verb, "job-1"])
+    assert result.exit_code == 0, result.stderr
+    assert "decision 4: KILL_RESTART worker-1" in result.stdout
 
 
 def test_a_wait_for_data_is_told_where_it_is_a_part_of_a_batch_to_speak_of() -> None:

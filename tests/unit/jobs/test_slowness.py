@@ -116,7 +116,7 @@ def test_a_part_that_stands_out_at_the_start_is_told_without_an_onset() -> None:
 def test_the_headline_says_who_or_that_nobody_was_found() -> None:
     now = told(SLOWED)
     assert now is not None
-    expected = "slow since 0:19: a step takes 2.00 times as long; the cause is looked for"
+    expected = "slow since 0:19: a step takes 2.00 times as long (the cause is looked for)"
     assert headline(now.parts, 0.0) == expected
     assert headline((), 0.0) == ""
 

@@ -38,7 +38,7 @@ def well(facts: Facts) -> str:
     )
     times = [time_s for _, time_s in step_times(facts)]
     if not times or not steps:
-        return "No step of an optimizer of torch was seen, so nothing is known."
+        return "No step was seen, so nothing is known."
     return (
         f"Nothing was slow: {steps:,} steps without a change of their pace, "
         f"{milliseconds(median(times))} a step (median)."
