@@ -159,11 +159,14 @@ def steps_took(records: tuple[StepRecord, ...]) -> tuple[StepsTook, ...]:
     for record in records:
         last = found[-1] if found else None
         if last is None or record.marks or last.marks or last.count == size:
-            found.append(StepsTook(record.step, 1, record.bpt_s, record.marks))
+            took = StepsTook(record.step, 1, record.bpt_s, record.marks, record.amount)
+            found.append(took)
         else:
             count = last.count + 1
             mean_s = last.mean_s + (record.bpt_s - last.mean_s) / count
-            found[-1] = StepsTook(record.step, count, mean_s)
+            known = last.amount and record.amount
+            amount = last.amount + (record.amount - last.amount) / count if known else 0.0
+            found[-1] = StepsTook(record.step, count, mean_s, amount=amount)
     return tuple(found)
 
 

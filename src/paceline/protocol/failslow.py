@@ -194,6 +194,7 @@ class FailSlowWatch:
                 end_s=end_s - later * took.mean_s,
                 took_s=took.mean_s,
                 marks=marks,
+                amount=took.amount or None,
             )
             grouped = self._steps.add(fact)
             change = None if grouped is None else self._detector.update(grouped)

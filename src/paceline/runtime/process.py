@@ -131,7 +131,7 @@ class Process:
         self._step = step
         self.ledger.begin(step)
 
-    def record(self, times: StepTimes, marks: int = 0) -> None:
+    def record(self, times: StepTimes, marks: int = 0, amount: float = 0.0) -> None:
         """Note in the step ledger what a step took; no system call."""
         self.has_stepped = True
         self.ledger.write(
@@ -143,6 +143,7 @@ class Process:
             message_s=times.message_s,
             wait_s=times.wait_s,
             data_s=times.data_s,
+            amount=amount,
             samples=times.samples,
             marks=marks,
         )

@@ -34,12 +34,12 @@ from typing import Any, NamedTuple
 from paceline.base.errors import ConfigError
 from paceline.base.numbering import Inc
 
-_MAGIC = b"PACELED4"
+_MAGIC = b"PACELED5"
 _WORD_BYTES = 8
 _INC, _PID, _SLOTS, _COUNT, _MARK, _STEP = 1, 2, 3, 4, 5, 6
 """Words of the header; word 0 is the magic."""
 _FIRST = 8
-_WORDS = 19
+_WORDS = 20
 """Of a record: front stamp, the fields of StepRecord, back stamp."""
 _FIELDS = struct.Struct(f"@{_WORDS - 2}d")
 
@@ -71,6 +71,8 @@ class StepRecord(NamedTuple):
     wait_s: float
     data_s: float
     """T^d: of the wait, the time from when the next batch was wanted until it was read."""
+    amount: float
+    """Numbers in the batches of a script that trains on its own; 0: not known."""
     samples: int
     marks: int
     """Of `Mark`."""
@@ -137,6 +139,7 @@ class StepLedgerWriter:
         wait_s: float,
         samples: int,
         data_s: float = 0.0,
+        amount: float = 0.0,
         marks: int = 0,
     ) -> None:
         """Add a step that ended at ``t_start_s + bpt_s`` (monotonic clock)."""
@@ -154,7 +157,7 @@ class StepLedgerWriter:
         )
         parts_s = (bpt_s, compute_s, server_s, message_s, wait_s, data_s)
         fields = _FIELDS.pack(
-            step, t_start_s, *parts_s, samples, marks, stamp, self._samples, *totals
+            step, t_start_s, *parts_s, amount, samples, marks, stamp, self._samples, *totals
         )
         start = (at + 1) * _WORD_BYTES
         # Not struct.pack_into: it clears its target first, and so would tear stamps and count.

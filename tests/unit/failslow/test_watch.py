@@ -1,5 +1,6 @@
 """From times of steps to a diagnosis: the machine, with ranks that answer as real ones do."""
 
+import random
 from collections.abc import Iterable
 
 import msgspec
@@ -53,6 +54,8 @@ class Script:
         self.saves_every = 0
         """Steps; 0: it never saves."""
         self.plans: list[CurePlanned] = []
+        self.amount = 0
+        """Numbers in a batch; 0: not known."""
         self.infers = False
         """Steps are taken from calls."""
         self.lateness = 0
@@ -84,7 +87,7 @@ class Script:
         self.now_s += took_s
         saves = bool(self.saves_every) and self.step % self.saves_every == 0
         marks = Mark.CHECKPOINT if saves else Mark.NONE
-        self._untold.append(StepsTook(self.step, 1, took_s, marks))
+        self._untold.append(StepsTook(self.step, 1, took_s, marks, self.amount))
         self._untold_s += took_s
         if self._untold_s >= HEARTBEAT_S:
             told, self._untold, self._untold_s = tuple(self._untold), [], 0.0
@@ -432,6 +435,25 @@ def test_when_an_optimizer_is_seen_at_last_its_steps_are_another_pace() -> None:
     script.run(100)
     assert not script.events
     assert len(script.meetings) == SIZE
+
+
+def test_steps_of_different_amounts_are_compared_at_equal_work() -> None:
+    script = Script()
+    numbers = random.Random(5)
+
+    def train(steps: int, slowness: float) -> None:
+        for _ in range(steps):
+            script.amount = numbers.choice((500, 1000, 4000))
+            script.compute_s = dict.fromkeys(range(SIZE), script.amount * 2e-4)
+            script.compute_s[2] *= slowness
+            script.run(1)
+
+    train(300, 1.0)
+    assert not script.events
+    train(60, 1.3)
+    (slowed, *_) = script.seen(SlowedEvent)
+    assert isinstance(slowed, SlowedEvent) and abs(slowed.step - 301) <= 5
+    assert slowed.after_s / slowed.before_s == pytest.approx(1.24, abs=0.06)  # by the amount
 
 
 def test_a_busy_machine_is_said() -> None:

@@ -7,6 +7,7 @@ import torch.distributed as dist
 
 from paceline.base.node_files import NodeFiles
 from paceline.runtime.data.work import StepTimes
+from paceline.runtime.probe.amounts import BatchAmounts
 from paceline.runtime.probe.calls import CallProbe
 from paceline.runtime.probe.meeting import Meetings
 from paceline.runtime.probe.periods import CallPeriods
@@ -29,6 +30,7 @@ class Probe:
 
     def __init__(self, process: Process) -> None:
         self._process, self._step = process, 1
+        self._amounts = BatchAmounts()
         self._steps = StepProbe(self._stepped)
         self._meetings = Meetings(process, lambda: self._steps.device)
         self._ring = CallRingWriter(NodeFiles(process.job, process.node).calls, process.inc)
@@ -40,6 +42,7 @@ class Probe:
         if dist.is_available():
             self._calls.install()
         self._steps.install()
+        self._amounts.install()
 
     def _stepped(self, start_s: float, took_s: float, ran_s: float, marks: Mark) -> None:
         """An optimizer has stepped."""
@@ -69,7 +72,7 @@ class Probe:
             wait_s=took_s - ran_s,
         )
         self._process.step = self._step
-        self._process.record(times, marks)
+        self._process.record(times, marks, self._amounts.take())
         if not marks:
             self._ring.add_step(self._step, start_s, took_s)
         self._calls.step_over()

@@ -46,6 +46,8 @@ class StepsTook(msgspec.Struct, frozen=True, array_like=True):
     mean_s: float
     marks: int = 0
     """Of `paceline.wire.step_ledger.Mark`: then it is one step, which is longer for that reason."""
+    amount: float = 0.0
+    """Mean of the numbers in a step's batches; 0: not known."""
 
 
 class NodeFacts(msgspec.Struct, frozen=True, kw_only=True):
