@@ -270,7 +270,7 @@ class StepModel:
 
     def _levelled(self, fleet: Fleet) -> tuple[Ints, Bools, float]:
         """Shares, who is beyond help, and the time of the slowest that is waited for."""
-        shares = self._divided(fleet)
+        shares = divided(self._seen, fleet, self._growth)
         times_s = fleet.times_s(shares)
         least = shares <= self._seen.workers[0].accumulation
         level_s = float(times_s[~least].max()) if not least.all() else float(times_s.max())
@@ -279,36 +279,45 @@ class StepModel:
         beyond = least & (times_s > level_s) & may_lack
         return shares, beyond, float(times_s[~beyond].max()) if not beyond.all() else level_s
 
-    def _divided(self, fleet: Fleet) -> Ints:
-        """Whole batches of the accumulation in force."""
-        seen = self._seen
-        unit = seen.workers[0].accumulation
-        mixed = any(worker.accumulation != unit for worker in seen.workers)
-        if mixed or seen.global_batch % unit:
-            return fleet.shares
-        even = seen.global_batch / len(seen.workers)
-        known = np.array([worker.regime is not None for worker in seen.workers])
-        most = np.ceil(np.where(known, self._growth * np.maximum(fleet.shares, even), even) / unit)
-        limits = np.array(
-            [math.inf if each.batch_limit is None else each.batch_limit for each in seen.workers]
-        )
-        upper = np.minimum(most, limits).astype(np.int64)
-        try:
-            units = solvers.level(
-                fleet.delays_s,
-                unit * fleet.slopes_s,
-                seen.global_batch // unit,
-                lower=self._least(unit),
-                upper=upper,
-            )
-        except solvers.Infeasible:
-            return fleet.shares
-        return unit * units
 
-    def _least(self, unit: int) -> int:
-        """Units that each gets: a member of a group computes no single sample, but nothing then."""
-        spare = self._seen.global_batch >= 2 * unit * len(self._seen.workers)
-        return 2 if self._seen.mode == "allreduce" and unit == 1 and spare else 1
+def divided(seen: Observation, fleet: Fleet, growth: float) -> Ints:
+    """Divide a step so that its slowest worker is as fast as can be, in whole batches.
+
+    The batches are of the accumulation in force; where limits leave no division, it stays as it is.
+
+    Args:
+        seen: the job.
+        fleet: what workers are expected to take.
+        growth: a worker gets at most so many times its present, or an even, share.
+    """
+    unit = seen.workers[0].accumulation
+    mixed = any(worker.accumulation != unit for worker in seen.workers)
+    if mixed or seen.global_batch % unit:
+        return fleet.shares
+    even = seen.global_batch / len(seen.workers)
+    known = np.array([worker.regime is not None for worker in seen.workers])
+    most = np.ceil(np.where(known, growth * np.maximum(fleet.shares, even), even) / unit)
+    limits = np.array(
+        [math.inf if each.batch_limit is None else each.batch_limit for each in seen.workers]
+    )
+    upper = np.minimum(most, limits).astype(np.int64)
+    try:
+        units = solvers.level(
+            fleet.delays_s,
+            unit * fleet.slopes_s,
+            seen.global_batch // unit,
+            lower=_least(seen, unit),
+            upper=upper,
+        )
+    except solvers.Infeasible:
+        return fleet.shares
+    return unit * units
+
+
+def _least(seen: Observation, unit: int) -> int:
+    """Units that each gets: a member of a group computes no single sample, but nothing then."""
+    spare = seen.global_batch >= 2 * unit * len(seen.workers)
+    return 2 if seen.mode == "allreduce" and unit == 1 and spare else 1
 
 
 def _messages_s(seen: Observation) -> tuple[float, float]:

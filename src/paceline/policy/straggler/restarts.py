@@ -112,6 +112,18 @@ def server_times_s(seen: Observation) -> tuple[dict[str, float], float]:
     return times_s, float(np.median(list(times_s.values()))) if times_s else 0.0
 
 
+def is_ripe(seen: Observation, rule: RestartRule, candidate: Candidate) -> bool:
+    """Whether it is surely slow, for long enough, and was not restarted too often."""
+    regime = candidate.regime
+    age_s = seen.now_s - regime.since_s if regime.reported_s is None else regime.reported_s
+    return (
+        regime.verified
+        and regime.iterations >= rule.min_iterations
+        and age_s >= rule.min_slow_s
+        and candidate.restarts < rule.max_restarts
+    )
+
+
 def worth_while(
     seen: Observation, rule: RestartRule, candidates: list[Candidate], left_s: float, limit: int
 ) -> list[KillRestart]:
@@ -126,15 +138,9 @@ def worth_while(
     """
     due: list[tuple[float, KillRestart]] = []
     for each in candidates:
-        age_s = max(seen.now_s - each.regime.since_s, 1e-9)
-        slow_s = age_s if each.regime.reported_s is None else each.regime.reported_s
-        if (
-            not each.regime.verified
-            or each.regime.iterations < rule.min_iterations
-            or slow_s < rule.min_slow_s
-            or each.restarts >= rule.max_restarts
-        ):
+        if not is_ripe(seen, rule, each):
             continue
+        age_s = max(seen.now_s - each.regime.since_s, 1e-9)
         spells = seen.server_spells if each.role == "server" else seen.worker_spells
         cured = cures(seen.outcomes, each.role)
         gain_s = cured * each.gain * spells.expected_s(age_s, each.delay_s, left_s)

@@ -26,6 +26,7 @@ from paceline.policy.straggler.actions import (
 from paceline.policy.straggler.division import StepModel, in_force
 from paceline.policy.straggler.fleet import Fleet
 from paceline.policy.straggler.observation import Observation
+from paceline.policy.straggler.paces import elapsed, paces_s, step_candidates, steps_left
 from paceline.policy.straggler.solution import (
     SYNCHRONOUS,
     Compared,
@@ -38,14 +39,10 @@ from paceline.policy.straggler.solution import (
 from paceline.policy.straggler.solvers import Floats
 from paceline.policy.straggler.trials import Patience
 
-_NO_END = 1e9
-"""Stands for the steps that are left of a job whose length is not known."""
 _MIN_SERVER_ITERATIONS = 2
 """However many updates they have: the first one of a fresh server is not like the others."""
 _UNTOLD_GAIN = 0.1
 """Part of a step that a change must save before it is known how iterations scatter."""
-_UNSEEN_STEPS = 3
-"""With an even share, until a worker that is slow again has told of it and has a smaller one."""
 _MINUTE_S = 60.0
 
 
@@ -105,7 +102,7 @@ class Auto(Solution, frozen=True):
             return super().compared(seen, action)
         regimes = [worker.regime for worker in seen.workers if worker.regime is not None]
         fleet = Fleet.of(seen.workers, chance.scatter(regimes))
-        times, usual = _paces_s(seen, fleet)
+        times, usual = paces_s(seen, fleet)
         verb, usual_s = "takes", None
         if isinstance(action, KillRestart):
             usual_s = float(usual[names.index(action.node)])
@@ -127,27 +124,8 @@ class Auto(Solution, frozen=True):
         actions: list[AnyAction] = []
         if self._may_change(seen):
             actions += self._divide(seen, fleet, scatter)
-        times_s, usual_s = _paces_s(seen, fleet)
-        slowness = times_s / usual_s
-        slow = np.flatnonzero(slowness >= self.slowness).tolist()
-        gain, cost_s = np.zeros(len(usual_s)), np.zeros(len(usual_s))
-        # What a worker costs as it is now, however long that lasts.
-        step = StepModel(seen, fleet, self.growth, np.ones(len(usual_s)))
-        level_s = step.level_s()
-        step_s = level_s + _besides_s(seen)
-        latency_s = restarts.latency_s(seen, seen.worker_restart)
-        for worker, restart in zip(slow, step.restarts(slow), strict=True):
-            gain[worker] = restart.gain * level_s / step_s
-            cost_s[worker] = latency_s * restart.absence + seen.worker_restart.redo_s + step_s
-        candidates = restarts.worker_candidates(
-            seen,
-            self._rule(),
-            slowness=slowness,
-            gain=gain,
-            cost_s=cost_s,
-            futile_s=_UNSEEN_STEPS * (slowness - 1.0) * usual_s,
-        )
-        return actions + self._restarts(seen, candidates, _steps_left(seen) * step_s, step_s)
+        candidates, step_s = step_candidates(seen, fleet, self._rule(), self.growth)
+        return actions + self._restarts(seen, candidates, steps_left(seen) * step_s, step_s)
 
     def _divide(self, seen: Observation, fleet: Fleet, scatter: float) -> list[AnyAction]:
         """ADJUST_BS and whom not to wait for, each where a step gets faster by what it is worth."""
@@ -167,7 +145,7 @@ class Auto(Solution, frozen=True):
         beyond = [seen.workers[index].node for index in np.flatnonzero(best.beyond_help)]
         if beyond:
             reason += f"; not waited for: {', '.join(beyond)}"
-        gain_s = (present_s - best.step_s) * min(_elapsed(seen), _steps_left(seen))
+        gain_s = (present_s - best.step_s) * min(elapsed(seen), steps_left(seen))
         actions = _patience(best.patience, in_force(seen), reason)
         return actions + adjusted(seen.workers, best.shares.tolist(), reason, gain_s)
 
@@ -176,7 +154,7 @@ class Auto(Solution, frozen=True):
     def _asynchronous(self, seen: Observation, fleet: Fleet) -> list[AnyAction]:
         """Restarts alone: the master sizes leases by what was measured, so they follow speed."""
         sizes = fleet.shares.astype(np.float64)
-        times_s, usual_s = _paces_s(seen, fleet)
+        times_s, usual_s = paces_s(seen, fleet)
         gain, absence = _asynchronous_gains(seen.mode, sizes, times_s, usual_s)
         latency_s = restarts.latency_s(seen, seen.worker_restart)
         candidates = restarts.worker_candidates(
@@ -190,7 +168,7 @@ class Auto(Solution, frozen=True):
         iteration_s = float(np.median(times_s))
         if seen.mode == "ssp":  # everybody goes at the pace of the slowest
             iteration_s = float(times_s.max()) + _round_trip_s(seen)
-        left_s = _steps_left(seen) * iteration_s / len(seen.workers)
+        left_s = steps_left(seen) * iteration_s / len(seen.workers)
         return [*self._restarts(seen, candidates, left_s, iteration_s)]
 
     # ----------------------------------------------------------------------------- both
@@ -217,42 +195,10 @@ class Auto(Solution, frozen=True):
         )
 
 
-def _paces_s(seen: Observation, fleet: Fleet) -> tuple[Floats, Floats]:
-    """What each worker takes for an even share of a step, or for a contribution, and the usual."""
-    sizes, wait_s = fleet.shares.astype(np.float64), 0.0
-    if seen.mode in SYNCHRONOUS:
-        sizes = np.full(len(seen.workers), seen.global_batch / len(seen.workers))
-    elif seen.mode == "asp":
-        # In SSP a fast worker waits for the slowest, and its waits say nothing about itself.
-        paces = [worker.short for worker in seen.workers]
-        waits_s = [max(pace.bpt_s - pace.compute_s, 0.0) if pace else 0.0 for pace in paces]
-        wait_s = float(np.median(waits_s))
-    usual_s = fleet.usual_delays_s + fleet.usual_slopes_s * sizes
-    return fleet.times_s(sizes) + wait_s, usual_s + wait_s
-
-
-def _steps_left(seen: Observation) -> float:
-    return _NO_END if seen.steps_left is None else seen.steps_left
-
-
-def _elapsed(seen: Observation) -> int:
-    """Iterations since anyone changed; a straggler is expected to last for as long again."""
-    return min(worker.regime.iterations for worker in seen.workers if worker.regime is not None)
-
-
 def _round_trip_s(seen: Observation) -> float:
     """The time of a request: the servers' work and the wire."""
     paces = [worker.short for worker in seen.workers if worker.short is not None]
     return statistics.median(pace.server_s + pace.message_s for pace in paces) if paces else 0.0
-
-
-def _besides_s(seen: Observation) -> float:
-    """The part of a step that is not the slowest worker's computation."""
-    paces = [worker.short for worker in seen.workers if worker.short is not None]
-    if not paces:
-        return 0.0
-    slowest_s = max(pace.compute_s for pace in paces)
-    return max(statistics.median(pace.bpt_s for pace in paces) - slowest_s, 0.0)
 
 
 def _are_even(fleet: Fleet) -> bool:
