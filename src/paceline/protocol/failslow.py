@@ -115,7 +115,7 @@ class FailSlowWatch:
         self._forget({}, None)
 
     def _forget(self, ranks: dict[int, Rank], begun_s: float | None) -> None:
-        self.ranks = ranks
+        self.ranks, self._begun_s = ranks, begun_s
         self._advice = RestartAdvice(self._rank_of, begun_s)
         self._detector = SlowJobDetector()
         self._steps = StepGroups()
@@ -174,9 +174,9 @@ class FailSlowWatch:
 
     def _step(self, took: StepsTook, end_s: float, now_s: float) -> list[FailSlowAct]:
         if took.marks & Mark.FIRST and self._warm[0]:
-            # So far steps were taken from its calls; now an optimizer says what a step is.
+            # So far another rank was followed, or steps were taken from this one's calls.
             newest = self._newest
-            self._forget(self.ranks, None)
+            self._forget(self.ranks, self._begun_s)
             self._newest = newest
         if not took.marks:
             steps, seconds = self._warm

@@ -466,6 +466,19 @@ def test_a_busy_machine_is_said() -> None:
     assert "2.00 times as long, but 2.00 times elsewhere, too: the machine is busy" in evidence
 
 
+def test_the_start_is_known_though_another_rank_told_its_steps_first() -> None:
+    script = Script()
+    early = [StepsTook(step, 1, 0.25) for step in range(2, 5)]
+    script._do(script.watch.took("worker-1", early, 1.0))
+    script._do(script.watch.took("worker-0", [StepsTook(1, 1, 0.25, Mark.FIRST), *early], 1.0))
+    script.step = 4
+    script.saves_every = 50
+    script.run(220)
+    script.compute_s[2] *= 2
+    script.run(100)
+    assert advised(script).start_s == pytest.approx(0.25, abs=HEARTBEAT_S)
+
+
 def test_another_slowness_is_advised_about_by_itself() -> None:
     script = Script()
     script.saves_every = 20
