@@ -30,6 +30,7 @@ FailSlowEvent = SlowedEvent | DiagnosedEvent | RestartAdvisedEvent | RelievedEve
 """What there is to tell of a script's slownesses."""
 TOLD = "nothing: a script steers itself"
 ADVISED = "a restart without it is advised"
+MAX_NAMED = 3
 COLUMNS = ("slow", "times as long", "since", "what is done about it")
 
 
@@ -165,5 +166,11 @@ def headline(parts: Sequence[SlowPart], launched_s: float) -> str:
     """Say in one line what makes a job slow, and since when; empty: nothing does."""
     if not parts:
         return ""
-    since = clock(parts[0].since_s - launched_s)
-    return f"slow since {since}: {', '.join(part.sentence for part in parts)}"
+    return f"slow since {clock(parts[0].since_s - launched_s)}: {named(parts)}"
+
+
+def named(parts: Sequence[SlowPart]) -> str:
+    """Name what is slow; of many parts the first, which cost most."""
+    more = len(parts) - MAX_NAMED
+    told = ", ".join(part.sentence for part in parts[:MAX_NAMED])
+    return f"{told} and {more} more" if more > 0 else told

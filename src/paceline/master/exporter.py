@@ -131,7 +131,9 @@ def _of_slowness(exposed: Exposed) -> Iterator[Metric]:
     if pace is None:
         return
     now = pace.now
-    yield GaugeMetricFamily("paceline_job_slow", "1: its steps are slow.", value=now is not None)
+    yield GaugeMetricFamily(
+        "paceline_job_slow", "1: its steps, or a part of it, are slow.", value=now is not None
+    )
     times_s = [node.bpt_s for node in exposed.metrics.nodes.values() if node.bpt_s > 0.0]
     if times_s:
         step_s = median(times_s)

@@ -32,6 +32,7 @@ PARTS = (
     ComparedPart("product", ("worker-0",), 0.2, 0.17),
     ComparedPart("product", ("worker-1",), 0.2, None),
     ComparedPart("link", ("worker-0", "worker-1"), 0.4, 0.25),
+    ComparedPart("link", ("worker-1", "worker-2"), 0.4, None),
 )
 SLOWED = SlowedEvent(t=1019.0, step=440, before_s=0.027, after_s=0.054)
 FOUND = DiagnosedEvent(
@@ -80,8 +81,12 @@ def test_a_slow_script_s_section_has_picture_story_and_matrix() -> None:
         assert f">{label}<" in svg
     assert "a restart without worker-1 is worth its price" in text
     assert text.index("<svg") < text.index("52 ms a &lt;step&gt;") < text.index("matrix product")
-    assert '<th scope=row>worker-1</th><td class="red">2.28 (52 ms)</td><td>-</td>' in text
-    assert '<td class="yellow">1.18</td>' in text and "link to 1" in text
+    assert (
+        '<th scope=row>worker-1</th><td class="red">2.28 (52 ms)</td><td class="green">1.00*</td>'
+        in text
+    )
+    assert "*: not measured then, compared with the median." in text
+    assert '<td class="yellow">1.18</td>' in text and "<th colspan=3>link to worker</th>" in text
     assert text.count('<td class="red">1.60</td>') == 2, "a link has two ends"
     assert "At 0:22" in text
 

@@ -119,6 +119,16 @@ def test_the_headline_says_who_or_that_nobody_was_found() -> None:
     expected = "slow since 0:19: a step takes 2.00 times as long (the cause is looked for)"
     assert headline(now.parts, 0.0) == expected
     assert headline((), 0.0) == ""
+    many = [
+        msgspec.structs.replace(FOUND, nodes=(f"worker-{rank}",), ratio=9.0 - rank)
+        for rank in range(5)
+    ]
+    now = told(SLOWED, *many)
+    assert now is not None
+    assert headline(now.parts, 0.0) == (
+        "slow since 0:19: worker-0 computes 9.00 times as long, worker-1 computes 8.00 times as "
+        "long, worker-2 computes 7.00 times as long and 2 more"
+    )
 
 
 # --------------------------------------------------------------------------- other jobs

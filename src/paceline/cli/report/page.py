@@ -36,7 +36,9 @@ th { font-weight: 600; }
 .story { margin-top: .6rem; }
 .numbers td:not(:first-child), .numbers th:not(:first-child) { text-align: right; }
 .matrix { width: auto; margin-top: .8rem; }
-.matrix td { border: 1px solid var(--line); padding: .15rem .6rem; print-color-adjust: exact; }
+.matrix td { border: 1px solid var(--line); padding: .15rem .4rem; print-color-adjust: exact; }
+.matrix td, .matrix th { white-space: nowrap; }
+.matrix th[scope=col] { text-align: right; vertical-align: bottom; }
 .matrix .green { background: #3a9d5d2e; } .matrix .yellow { background: #d9a82b70; }
 .matrix .red { background: #c0504d99; }
 figure { margin: 0; }
@@ -137,8 +139,8 @@ def render(facts: Facts, *, drawn: bool = True) -> str:
         _facts_table(facts),
         _incidents(facts),
         _stacks(facts),
-        _decisions(facts),
         _slow(facts, drawn=drawn),
+        _decisions(facts),
         _workers(facts),
         _checks(facts),
     ]
@@ -182,7 +184,7 @@ def _stacks(facts: Facts) -> str:
 def _decisions(facts: Facts) -> str:
     if not facts.decisions:
         return ""
-    table = _table(text.DECISION_COLUMNS, text.decision_rows(facts))
+    table = _table(text.DECISION_COLUMNS, text.decision_rows(facts), "story")
     return f"<h2>Decisions</h2>{table}"
 
 

@@ -1,13 +1,14 @@
 """The report's section on what was slow in a script that trains on its own."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from html import escape
+from math import inf
 from statistics import median
 
 from paceline.base.jobdir import number_of
 from paceline.cli.failslow import MAX_PARTS, colour_of
 from paceline.jobs.facts import Facts
-from paceline.jobs.slowness import FailSlowEvent, Slowness, slownesses
+from paceline.jobs.slowness import FailSlowEvent, Slowness, named, slownesses
 from paceline.jobs.wording import clock, milliseconds
 from paceline.wire.events.failslow import ComparedPart, DiagnosedEvent
 
@@ -58,7 +59,7 @@ def _clause(one: Slowness, started_s: float) -> str:
     when = f"since {since}"
     if one.until_s is not None:
         when = f"from {since} to {clock(one.until_s - started_s)}"
-    return f"{when}: {', '.join(part.sentence for part in one.parts)}"
+    return f"{when}: {named(one.parts)}"
 
 
 def step_times(facts: Facts) -> list[tuple[float, float]]:
@@ -81,45 +82,71 @@ def matrices(facts: Facts) -> str:
 
 
 def _matrix(diagnosed: DiagnosedEvent, started_s: float) -> str:
-    parts = diagnosed.parts
-    names = _names(parts)
+    parts, ratios = diagnosed.parts, _ratios(diagnosed.parts)
+    names = _names(ratios)
     links = {frozenset(part.nodes): part for part in parts if part.what == "link"}
     own: dict[tuple[str, str], ComparedPart] = {
         (part.what, part.nodes[0]): part for part in parts if part.what != "link"
     }
     shown = [what for what in OWN if any(what == key for key, _ in own)]
-    others = names if links else []
-    heads = "".join(f"<th scope=col>{OWN[what]}</th>" for what in shown)
-    heads += "".join(f"<th scope=col>link to {number_of(other)}</th>" for other in others)
+    others = [name for name in names if any(name in ends for ends in links)]
     lines = []
     for name in names:
         found = [own.get((what, name)) for what in shown]
         found += [links.get(frozenset((name, other))) for other in others]
-        lines.append(f"<tr><th scope=row>{escape(name)}</th>{''.join(map(_cell, found))}</tr>")
+        cells = "".join(_cell(part, ratios) for part in found)
+        lines.append(f"<tr><th scope=row>{escape(name)}</th>{cells}</tr>")
     caption = (
         f"At {clock(diagnosed.t - started_s)}: how many times as long as at the job&rsquo;s start; "
         "computing also as the time in a step."
     )
+    if any(part.start_s is None and part in ratios for part in parts):
+        caption += " *: not measured then, compared with the median."
     return (
-        f'<figure class="scroll"><table class="numbers matrix"><tr><th></th>{heads}</tr>'
+        f'<figure class="scroll"><table class="numbers matrix">{_heads(shown, others)}'
         f"{''.join(lines)}</table><figcaption>{caption}</figcaption></figure>"
     )
 
 
-def _names(parts: Sequence[ComparedPart]) -> list[str]:
+def _heads(shown: Sequence[str], others: Sequence[str]) -> str:
+    """The columns: a rank's own parts, then its links to other ranks, by their numbers."""
+    own = "".join(f"<th scope=col rowspan=2>{OWN[what]}</th>" for what in shown)
+    links = f"<th colspan={len(others)}>link to worker</th>" if others else ""
+    numbers = "".join(f"<th scope=col>{number_of(other)}</th>" for other in others)
+    return f"<tr><th rowspan=2></th>{own}{links}</tr><tr>{numbers}</tr>"
+
+
+def _ratios(parts: Sequence[ComparedPart]) -> dict[ComparedPart, float]:
+    """Hold each part against the job's start, else against the median of its kind.
+
+    Ranks compute unlike parts of a model, so that computing has no such median.
+    """
+    kinds = ("product", "link")
+    medians = {
+        what: median(found)
+        for what in kinds
+        if (found := [part.now_s for part in parts if part.what == what])
+    }
+    held = ((part, part.ratio or part.now_s / medians.get(part.what, inf)) for part in parts)
+    return {part: ratio for part, ratio in held if ratio}
+
+
+def _names(ratios: Mapping[ComparedPart, float]) -> list[str]:
     """The nodes in the order of their numbers; of many those that stand out most."""
     worst: dict[str, float] = {}
-    for part in parts:
+    for part, ratio in ratios.items():
         for name in part.nodes:
-            worst[name] = max(worst.get(name, 0.0), part.ratio or 0.0)
+            worst[name] = max(worst.get(name, 0.0), ratio)
     kept: Iterable[str] = sorted(worst, key=lambda name: -worst[name])[:MAX_PARTS]
     return sorted(kept, key=number_of)
 
 
-def _cell(part: ComparedPart | None) -> str:
+def _cell(part: ComparedPart | None, ratios: Mapping[ComparedPart, float]) -> str:
     if part is None:
         return "<td></td>"
     took = f" ({part.now_s * 1e3:.3g} ms)" if part.what == "computing" else ""
-    if part.ratio is None:
+    ratio = ratios.get(part)
+    if ratio is None:
         return f"<td>-{took}</td>"
-    return f'<td class="{colour_of(part.ratio)}">{part.ratio:.2f}{took}</td>'
+    mark = "" if part.start_s else "*"
+    return f'<td class="{colour_of(ratio)}">{ratio:.2f}{mark}{took}</td>'
