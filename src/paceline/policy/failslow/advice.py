@@ -1,7 +1,8 @@
 """What the planner advises for a script that paceline does not steer: a restart, when it pays.
 
-Nobody can divide the work of such a script anew, or move its ranks. A person can start it again
-without what is slow; that costs its start, and the work since it last saved.
+Such a script divides its work itself, and decides where its ranks are: S2 and S3 are not offered.
+A person can start it again without what is slow; that costs its start, and the work since it last
+saved.
 """
 
 from collections import deque
@@ -23,8 +24,6 @@ from paceline.policy.failslow.planner import (
 from paceline.policy.straggler.decision_log import CurePlanned
 from paceline.wire.events.failslow import DiagnosedEvent, RestartAdvisedEvent
 
-NO_DIVISION = "the script divides its work itself; with --strategy allreduce a solution can"
-NO_MOVE = "the script decides itself where its ranks are"
 Advice = CurePlanned | RestartAdvisedEvent
 """What the planner did, for the decision log; and what a person is to do."""
 MAX_WAITING = 1000
@@ -125,13 +124,10 @@ class RestartAdvice:
     def _decide(self, step: int, step_s: float, steps: int, now_s: float) -> CurePlanned:
         assert self._healthy_s is not None
         price = self._price(now_s)
-        options: tuple[CureOption, ...] = (
-            CureOption(cure=Cure.MICRO_BATCHES, cost_s=0.0, unavailable=NO_DIVISION),
-            CureOption(cure=Cure.TOPOLOGY, cost_s=0.0, unavailable=NO_MOVE),
-        )
+        options: tuple[CureOption, ...] = ()
         if price is not None:
             cost_s = price.start_s + price.redo_s
-            options += (CureOption(cure=Cure.RESTART, cost_s=cost_s, by_hand=True),)
+            options = (CureOption(cure=Cure.RESTART, cost_s=cost_s, by_hand=True),)
         before = self._state
         facts = EventFacts(
             step=step,
