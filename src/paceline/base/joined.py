@@ -10,6 +10,8 @@ from paceline.base.cgroups import remove_job
 from paceline.base.jobdir import JobDir, home
 from paceline.base.processes import find_job_processes
 
+EMPTY_S = 2.0
+"""The killed leave their control groups a little after they are gone for everybody else."""
 _STARTS_S = 60.0
 """A directory that is younger may be of a node whose agent is about to start."""
 
@@ -28,7 +30,9 @@ def remove_joined(job: JobDir) -> None:
     """Do what the supervisor does for a job of this machine; the logs stay."""
     shutil.rmtree(job.run_dir, ignore_errors=True)
     shutil.rmtree(job.cuts, ignore_errors=True)
-    remove_job(job.job_id)
+    deadline_s = time.monotonic() + EMPTY_S
+    while not remove_job(job.job_id) and time.monotonic() < deadline_s:
+        time.sleep(0.01)  # noqa: TID251 - nothing says when a group is empty
     job.secret_file.unlink(missing_ok=True)
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from paceline.base.jobdir import JobDir
-from paceline.base.joined import joined_directory, lost_nodes
+from paceline.base.joined import joined_directory, lost_nodes, remove_joined
 from paceline.jobs.leftovers import clear_leftovers
 
 
@@ -62,3 +62,12 @@ def test_nodes_of_a_machine_that_shares_this_home_are_its_own(
     assert joined.secret_file.exists()
     assert [job.path for job in lost_nodes()] == [joined.path]
     clear_leftovers()
+
+
+def test_a_control_group_that_is_busy_for_a_moment_is_removed_when_it_is_not(
+    joined: JobDir, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answers = iter([False, False, True])
+    monkeypatch.setattr("paceline.base.joined.remove_job", lambda _: next(answers))
+    remove_joined(joined)
+    assert next(answers, "asked until it was gone") == "asked until it was gone"
