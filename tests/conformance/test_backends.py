@@ -19,7 +19,7 @@ from paceline.base.jobdir import JobDir
 from paceline.base.processes import find_job_processes
 from paceline.master.ports import Backend
 from paceline.protocol.nodes.platform import AgentGone, AnyWord
-from tests.integration.test_local_backend import agent_of, job, next_end, nothing_left
+from tests.integration.test_local_backend import agent_of, job, next_end, nothing_left, spoil
 
 __all__ = ["job"]
 
@@ -37,6 +37,8 @@ class Platform(Protocol):
     def open(self, *, crowded: bool = False) -> Backend: ...
     async def agent(self, node: str) -> int: ...
     def kill(self, agent_pid: int) -> None: ...
+    def kill_launcher(self, node: str) -> None: ...
+    def spoil(self, node: str) -> None: ...
     def cut_off(self) -> None: ...
     def is_clean(self) -> bool: ...
     def clean(self) -> AbstractAsyncContextManager[None]: ...
@@ -58,6 +60,12 @@ class Local:
 
     def kill(self, agent_pid: int) -> None:
         os.kill(agent_pid, signal.SIGKILL)
+
+    def kill_launcher(self, node: str) -> None:
+        """There is none: the backend itself starts agents."""
+
+    def spoil(self, node: str) -> None:
+        spoil(self.job, node)
 
     def cut_off(self) -> None:
         """Nothing is between a backend and its own machine."""
@@ -130,6 +138,42 @@ def test_an_agent_that_is_terminated_ends_well(platform: Platform) -> None:
         os.kill(pid, signal.SIGTERM)
         ended = await next_end(backend)
         assert (ended.agent_pid, ended.reason) == (pid, "exit code 0")
+
+    play(platform, scenario)
+
+
+def test_an_agent_that_fails_is_reported_in_its_own_words(platform: Platform) -> None:
+    async def scenario() -> None:
+        platform.spoil(NODE)
+        backend = platform.open()
+        backend.launch(NODE)
+        ended = await next_end(backend)
+        assert ended.node == NODE
+        assert f"{NODE}.agent cannot be written" in ended.reason
+        backend.stop(NODE)
+        await until_clean(platform)
+
+    play(platform, scenario)
+
+
+def test_what_a_dead_launcher_has_started_runs_on_until_the_next_launch(
+    platform: Platform,
+) -> None:
+    async def scenario() -> None:
+        backend = platform.open()
+        backend.launch(NODE)
+        first = await platform.agent(NODE)
+        platform.kill_launcher(NODE)
+        await asyncio.sleep(QUIET_S)
+        assert await platform.agent(NODE) == first
+        backend.launch(NODE)
+        async with asyncio.timeout(PATIENCE_S):
+            while (second := await platform.agent(NODE)) == first:  # noqa: ASYNC110
+                await asyncio.sleep(0.02)
+        platform.kill(second)
+        ended = await next_end(backend)
+        assert (ended.node, ended.agent_pid) == (NODE, second)
+        await until_clean(platform)
 
     play(platform, scenario)
 

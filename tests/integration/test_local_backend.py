@@ -71,6 +71,11 @@ async def agent_of(job: JobDir, node: str) -> int:
             await asyncio.sleep(0.02)
 
 
+def spoil(job: JobDir, node: str) -> None:
+    """Have the node's agents fail at their start: they find a folder in place of their lock."""
+    NodeFiles(job, node).agent_lock.mkdir()
+
+
 async def next_end(backend: Backend) -> AgentGone:
     async with asyncio.timeout(PATIENCE_S):
         async for word in backend.watch():

@@ -1,7 +1,7 @@
 """``python -m tests.ray.cluster [--nodes N] COMMAND...`` runs a command with a Ray cluster.
 
-Its raylets are real: a head without cores, and three nodes of two each. To be run in a network
-namespace, where the cluster is at an address of its own: `HOST`, behind a cable to no machine yet.
+Its raylets are real: a head (by default without cores), and three nodes of two cores each. To be run after `APART`, in
+a network where the cluster is at an address of its own: `HOST`, behind a cable to no machine yet.
 """
 
 import argparse
@@ -9,8 +9,17 @@ import os
 import subprocess
 import sys
 import tempfile
+from pathlib import Path
 
 HOST = "10.99.1.1"
+DASHBOARD_PORT = 8265
+DASHBOARD = f"http://{HOST}:{DASHBOARD_PORT}"
+APART = (
+    *("unshare", "--net", "--pid", "--fork", "--mount-proc", "--kill-child"),
+    *("sh", "-c", '"$@"; exit $?', "sh"),
+)
+"""What comes before a command that has a network and processes of its own: neither sees another
+cluster, nor outlives the command. The shell takes the orphans in."""
 STORE_BYTES = 80 << 20
 NETWORK = (
     "ip link set lo up; ip link add host type veth peer name port; "
@@ -24,6 +33,8 @@ def main() -> int:
 
     parser = argparse.ArgumentParser()
     parser.add_argument("--nodes", type=int, default=3)
+    parser.add_argument("--head-cores", type=int, default=0)
+    parser.add_argument("--dashboard", action="store_true", help="which takes jobs")
     parser.add_argument("command", nargs=argparse.REMAINDER)
     options = parser.parse_args()
     subprocess.run(["sh", "-ec", NETWORK], check=True)
@@ -32,8 +43,12 @@ def main() -> int:
     os.environ["PACELINE_HOME"] = os.environ["PACELINE_TEST_RAY"] = home.name
     os.environ["RAY_DISABLE_IMPORT_WARNING"] = "1"
     os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
+    os.environ.update(RAY_raylet_start_wait_time_s="180")  # a loaded machine needs more than 30 s
+    # The command of a job of Ray's is found there.
+    os.environ["PATH"] = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
     common = {"node_ip_address": HOST, "object_store_memory": STORE_BYTES}
-    head = {"num_cpus": 0, "include_dashboard": False, **common}
+    head = {"num_cpus": options.head_cores, "include_dashboard": options.dashboard, **common}
+    head |= {"dashboard_host": HOST, "dashboard_port": DASHBOARD_PORT} if options.dashboard else {}
     cluster = Cluster(initialize_head=True, head_node_args=head)
     try:
         for _ in range(options.nodes):

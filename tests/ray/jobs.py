@@ -7,28 +7,34 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import equality
 import numpy as np
 import psutil
 import pytest
 
+from paceline.base.jobdir import JobDir
 from paceline.base.processes import kill_quietly
 from paceline.wire.client import Scale
 from paceline.wire.spec import CheckpointSpec, NodeSpec, TimeoutSpec
 from tests.integration.running import RunningJob, running, until
-from tests.integration.test_allreduce import check_finished, finals, group, trains
+from tests.integration.test_allreduce import BATCH, N, check_finished, finals, group, trains
 from tests.integration.test_deterministic import check_same_bits
+from tests.integration.test_equality import check_close
 from tests.ray.cluster import HOST, STORE_BYTES
 from tests.ray.platform import (
     GATEWAY,
     PATIENCE_S,
     ended,
     launcher_of,
+    left,
+    left_in_ray,
     nodes_processes,
     on_ray,
     processes,
@@ -42,6 +48,9 @@ SPEC: dict[str, Any] = {
     "checkpoint": CheckpointSpec(every_s=0.5, share=1.0),
     "deterministic": True,
 }
+EQUAL_STEPS = 600
+PAUSE_S = 5.0
+"""Slack for a loaded machine: between two steps are 0.2 s."""
 Model = dict[str, np.ndarray]  # type: ignore[type-arg]
 
 
@@ -97,12 +106,17 @@ def add_machine(
 
 
 @contextlib.contextmanager
-def grouped(tmp_path: Path, *flags: str, workers: int = 3, **spec: Any) -> Iterator[RunningJob]:
+def grouped(
+    tmp_path: Path, *flags: str, workers: int = 3, has_head: bool = True, **spec: Any
+) -> Iterator[RunningJob]:
     """A group on the cluster, slow until `check`."""
     slow = ("--slow-until-told", *flags)
     fields = {**SPEC, **on_ray(), **spec}
     tmp_path.mkdir(exist_ok=True)
-    with group(tmp_path / "out", *slow, workers=workers, **fields) as job, ended(job.job):
+    with (
+        group(tmp_path / "out", *slow, workers=workers, **fields) as job,
+        ended(job.job, has_head=has_head),
+    ):
         yield job
 
 
@@ -137,6 +151,21 @@ def check(job: RunningJob, *, epochs: int, lives: int) -> None:
         check_same_bits(undisturbed(epochs), model)
 
 
+def trains_until(job: RunningJob, condition: Callable[[], object]) -> None:
+    """Wait for something while the master answers, and steps come into the model."""
+    committed, begun_s = -1, time.monotonic()
+    grew_s = begun_s
+    while not condition():
+        asked_s = time.monotonic()
+        assert asked_s - begun_s < 2 * PATIENCE_S
+        now = job.status().committed
+        assert time.monotonic() - asked_s < 1.0
+        if now > committed:
+            committed, grew_s = now, asked_s
+        assert asked_s - grew_s < PAUSE_S, "it pauses"
+        time.sleep(0.1)
+
+
 def test_a_machine_that_is_gone_costs_its_own_work_and_a_dead_raylet_costs_nothing(
     tmp_path: Path, machines: list[subprocess.Popen[bytes]]
 ) -> None:
@@ -153,6 +182,22 @@ def test_a_machine_that_is_gone_costs_its_own_work_and_a_dead_raylet_costs_nothi
         assert lost == ["worker-2"], "and of no other"
         assert len(job.events("epoch")) == 1, "nothing was taken from a cut"
         check(job, epochs=3, lives=3)
+
+
+def test_a_raylet_that_is_killed_alone_costs_no_pause_and_no_sample(
+    tmp_path: Path, machines: list[subprocess.Popen[bytes]]
+) -> None:
+    with grouped(tmp_path, "--epochs", "4", workers=2) as job:
+        all_train(job, 2)
+        began = len(trains(job))
+        raylet_of(job.job, "worker-1").kill()
+        trains_until(job, lambda: job.node("worker-1").state == "unbacked")
+        add_machine(machines)
+        job.until_committed(job.status().committed + 10 * BATCH)
+        assert len(trains(job)) == began
+        assert not job.deaths()
+        check(job, epochs=4, lives=2)
+        assert sum(map(len, job.samples().values())) == 4 * N, "none was computed twice"
 
 
 def test_neither_the_gateway_nor_the_master_is_missed(tmp_path: Path) -> None:
@@ -182,6 +227,38 @@ def test_a_server_on_a_machine_that_is_gone_comes_back_from_a_cut(
         add_machine(machines)
         until(lambda: len(job.events("epoch")) == 2, "an epoch from a cut", PATIENCE_S)
         job.check_finished()
+
+
+def test_servers_of_which_one_is_lost_with_its_machine_compute_what_a_laptop_does(
+    tmp_path: Path, machines: list[subprocess.Popen[bytes]]
+) -> None:
+    """By the rule of ``benchmarks/equality.py``: the loss of each step, and the model."""
+    alone = equality.run_alone(tmp_path / "alone", EQUAL_STEPS)
+    lost = list[JobDir]()
+
+    def lose() -> None:
+        def trained() -> JobDir | None:
+            for path in (tmp_path / "jobs").glob("*/job.json"):
+                job = RunningJob(JobDir(path.parent), tmp_path)
+                if job.events("works") and job.status().committed > EQUAL_STEPS:
+                    return job.job
+            return None
+
+        job: JobDir = until(trained, "training", 2 * PATIENCE_S)
+        pull_the_plug(job, "server-0")
+        add_machine(machines)
+        lost.append(job)
+
+    losing = threading.Thread(target=lose)
+    losing.start()
+    run = equality.run_job(
+        tmp_path / "ray", EQUAL_STEPS, equality.Job(2), checkpoint=SPEC["checkpoint"], **on_ray()
+    )
+    losing.join()
+    (job,) = lost
+    assert len(RunningJob(job, tmp_path).events("epoch")) == 2, "an epoch from a cut"
+    check_close(alone, run)
+    until(lambda: not left(job) + left_in_ray(), "a clean cluster", PATIENCE_S)
 
 
 def test_a_machine_that_is_drained_is_left_in_order(
@@ -305,17 +382,14 @@ def test_a_raylet_that_stands_still_stops_nothing(tmp_path: Path) -> None:
 
 def test_a_head_that_is_gone_stops_nothing(tmp_path: Path) -> None:
     """The last of this file: the cluster does not outlive it."""
-    with grouped(tmp_path, "--epochs", "9", workers=2) as job:
+    with grouped(tmp_path, "--epochs", "9", workers=2, has_head=False) as job:
         all_train(job, 2)
         began = len(trains(job))
         for one in processes("gcs_server"):
             one.kill()
         gone_s = time.monotonic()
-        while time.monotonic() - gone_s < 70.0:  # by then Ray has ended its own processes
-            asked_s = time.monotonic()
-            job.status()
-            assert time.monotonic() - asked_s < 1.0
-            time.sleep(1.0)
+        # By then Ray has ended its own processes.
+        trains_until(job, lambda: time.monotonic() > gone_s + 70.0)
         assert len(trains(job)) == began
         assert not job.deaths()
         check(job, epochs=9, lives=2)

@@ -13,10 +13,12 @@ import msgspec
 import psutil
 
 from paceline.backends.ray.backend import RayBackend, open_backend
-from paceline.base.jobdir import JobDir
-from paceline.base.processes import FoundProcess, find_job_processes, kill_quietly
+from paceline.base.cgroups import find_trees
+from paceline.base.jobdir import RUN_PREFIX, SHARED_MEMORY, JobDir
+from paceline.base.processes import JOB_DIR, FoundProcess, find_job_processes, kill_quietly
 from paceline.wire.spec import DataPlaneSpec, JobSpec, load, save
 from tests.integration.running import until
+from tests.integration.test_local_backend import spoil
 from tests.ray.cluster import HOST
 
 LAUNCHER, GATEWAY = "ray::LauncherActor", "paceline.backends.ray.gateway"
@@ -88,12 +90,34 @@ def pull_the_plug(job: JobDir, node: str) -> None:
 
 
 def left(job: JobDir) -> list[str]:
-    """What is left of a job on the cluster."""
-    found = [str(process.argv) for process in nodes_processes(job, "*")]
-    for what in (LAUNCHER, GATEWAY):
-        found += [" ".join(one.cmdline()) for one in processes(what) if one.is_running()]
-    found += [str(path) for path in Path("/dev/shm").glob(f"paceline-{job.job_id}.*")]
+    """What is left of a job on the machines of the cluster; its ports end with its processes."""
+    found = []
+    for one in psutil.process_iter():
+        with contextlib.suppress(psutil.Error):
+            words = " ".join(one.cmdline())
+            if job.job_id in one.environ().get(JOB_DIR, "") or LAUNCHER in words:
+                found.append(words)
+    found += [str(path) for path in SHARED_MEMORY.glob(f"{RUN_PREFIX}{job.job_id}.*")]
+    trees = {tree.base for tree in find_trees().values()}
+    found += [str(path) for base in trees for path in base.glob(f"paceline/{job.job_id}*/*")]
     return found
+
+
+def left_in_ray() -> list[str]:
+    """Which launchers and groups of places Ray keeps."""
+    from ray._private.state import GlobalState
+    from ray._raylet import GcsClientOptions
+
+    state, address = GlobalState(), os.environ["RAY_ADDRESS"]  # a driver would end with the head
+    cluster = {"allow_cluster_id_nil": True, "fetch_cluster_id_if_nil": True}
+    state._initialize_global_state(GcsClientOptions.create(address, None, **cluster))
+    try:
+        actors, groups = state.actor_table(None), state.placement_group_table()
+    finally:
+        state.disconnect()
+    launchers = [one for one in actors.values() if one["ActorClassName"] in LAUNCHER]
+    found = [f"{one['Name']}: {one['State']}" for one in launchers if one["State"] != "DEAD"]
+    return found + [str(one) for one in groups.values() if one["state"] != "REMOVED"]
 
 
 class Ray:
@@ -127,6 +151,14 @@ class Ray:
     def kill(self, agent_pid: int) -> None:
         os.kill(agent_pid, signal.SIGKILL)
 
+    def kill_launcher(self, node: str) -> None:
+        launcher_of(self.job, node).kill()
+
+    def spoil(self, node: str) -> None:
+        there = JobDir(self.job.path.with_name(f"{self.job.job_id}.{node}"))
+        there.make_run_dir()
+        spoil(there, node)
+
     def cut_off(self) -> None:
         """The platform is out of reach for a moment."""
         for one in processes(GATEWAY):
@@ -145,13 +177,15 @@ class Ray:
             for backend in self._open:
                 await backend.close()
         deadline_s = time.monotonic() + PATIENCE_S
-        while found := left(self.job):
+        while found := left(self.job) + left_in_ray():
             assert time.monotonic() < deadline_s, found
             await asyncio.sleep(0.05)
 
 
 @contextlib.contextmanager
-def ended(job: JobDir) -> Iterator[None]:
-    """After what is within, nothing is left of the job."""
+def ended(job: JobDir, *, has_head: bool = True) -> Iterator[None]:
+    """After what is within, nothing is left of the job; a head that is gone says nothing."""
     yield
-    until(lambda: not left(job), "a clean cluster", PATIENCE_S)
+    until(lambda: not left(job), "clean machines", PATIENCE_S)
+    if has_head:
+        until(lambda: not left_in_ray(), "a clean cluster", PATIENCE_S)

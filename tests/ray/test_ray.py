@@ -4,11 +4,13 @@ import importlib.util
 import os
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
 from tests.integration.test_machines import can_make_machines
+from tests.ray.cluster import APART
 
 TESTS = Path(__file__).parents[1]
 
@@ -21,25 +23,18 @@ SOON_DEAD = {
 """Ray then calls a machine dead that was cut off for 6 s; else it may need a minute."""
 
 
-def run(*tests: str, nodes: int = 3, **settings: str) -> None:
-    """Run tests in a network with a cluster of so many nodes, which has these settings."""
+def run(*tests: str, options: Sequence[str] = (), **settings: str) -> None:
+    """Run tests apart with a cluster that has these options of `tests.ray.cluster`, and settings."""
     if importlib.util.find_spec("ray") is None:
         pytest.skip("needs Ray: pip install 'paceline[ray]'")
-    if os.geteuid() != 0 or not can_make_machines():
+    if os.geteuid() != 0 or not can_make_machines() or not can_be_apart():
         pytest.skip("needs root, ip and unshare, to give a cluster a network of its own")
     # In the order of the file: its last test may end the cluster.
     plain = ["-q", "-p", "no:xdist", "-p", "no:randomly", "-p", "no:cacheprovider"]
     pytests = ["-m", "pytest", "--import-mode=importlib", *plain, "-o", "addopts="]
-    cluster = ["-m", "tests.ray.cluster", "--nodes", str(nodes), sys.executable]
+    cluster = [sys.executable, "-m", "tests.ray.cluster", *options, sys.executable]
     done = subprocess.run(
-        [
-            "unshare",
-            "--net",
-            sys.executable,
-            *cluster,
-            *pytests,
-            *(str(TESTS / one) for one in tests),
-        ],
+        [*APART, *cluster, *pytests, *(str(TESTS / one) for one in tests)],
         cwd=TESTS.parent,
         env={**os.environ, **settings},
         capture_output=True,
@@ -48,6 +43,10 @@ def run(*tests: str, nodes: int = 3, **settings: str) -> None:
     )
     assert done.returncode == 0, done.stdout + done.stderr
     assert " passed" in done.stdout
+
+
+def can_be_apart() -> bool:
+    return not subprocess.run([*APART, "true"], capture_output=True, check=False).returncode
 
 
 @pytest.mark.timeout(300)
@@ -63,5 +62,11 @@ def test_jobs_outlive_the_pieces_of_ray() -> None:
 
 @pytest.mark.soak
 @pytest.mark.timeout(600)
+def test_jobs_that_ray_runs_for_the_user_are_listed_stopped_and_resumed() -> None:
+    run("ray/submitted.py", options=("--nodes=0", "--head-cores=4", "--dashboard"))
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(600)
 def test_jobs_outlive_a_cable_that_is_pulled() -> None:
-    run("ray/partition.py", nodes=1, **SOON_DEAD)
+    run("ray/partition.py", options=("--nodes=1",), **SOON_DEAD)
