@@ -44,7 +44,8 @@ def _done(seen: Observation, node: str) -> str:
     if node in shares:
         even = sum(shares.values()) / len(shares)
         if shares[node] <= 0.99 * even - 1:
-            told.append(f"computes {shares[node]:,} samples where an even share has {even:,.0f}")
+            own = counted(shares[node], "sample")
+            told.append(f"computes {own} where an even share has {even:,.0f}")
         if seen.backup or seen.left_out or seen.late:
             told.append("steps do not wait for it")
     return "; ".join(told) or "nothing so far"

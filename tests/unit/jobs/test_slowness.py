@@ -173,6 +173,8 @@ def test_stragglers_stand_in_the_same_table() -> None:
 def test_what_is_done_about_a_straggler_is_what_is_in_force() -> None:
     (part,) = slow_parts(observation(batch_size=16, restarts=2), 0.0)
     assert part.done == "restarted 2 times; computes 16 samples where an even share has 52"
+    (part,) = slow_parts(observation(batch_size=1), 0.0)
+    assert part.done == "computes 1 sample where an even share has 48"
     (part,) = slow_parts(msgspec.structs.replace(observation(), backup=1), 0.0)
     assert part.done == "steps do not wait for it"
 
