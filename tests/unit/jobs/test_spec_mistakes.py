@@ -452,7 +452,7 @@ WRONG_FILES = [
         "script: train.py\nsolution: best\n",
         (
             "job.yaml:2: solution: got 'best', expected one of adjust_lr, auto, backup_workers, dd, "
-            "even, lb_bsp, nd, none, partial; write e.g. solution: nd"
+            "even, falcon, lb_bsp, nd, none, partial; write e.g. solution: nd"
         ),
     ),
     (
@@ -594,8 +594,8 @@ WRONG_FLAGS = [
     (
         {"solution": "atuo"},
         (
-            "--solution: got 'atuo', expected one of adjust_lr, auto, backup_workers, dd, even, lb_bsp, "
-            "nd, none, partial; did you mean auto?"
+            "--solution: got 'atuo', expected one of adjust_lr, auto, backup_workers, dd, even, falcon, "
+            "lb_bsp, nd, none, partial; did you mean auto?"
         ),
     ),
     (
