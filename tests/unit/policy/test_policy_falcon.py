@@ -16,6 +16,7 @@ from paceline.policy.straggler.observation import Observation, RestartCost, Work
 from paceline.policy.straggler.replay import replay
 from paceline.policy.straggler.solutions.falcon import Falcon
 from paceline.policy.straggler.solutions.static import Nothing
+from tests.unit.policy import straggler_world
 from tests.unit.policy.straggler_world import World, clairvoyant_s
 
 EVEN = 100
@@ -200,6 +201,7 @@ def test_a_plan_that_went_back_and_forth_makes_a_division_dearer() -> None:
     never, once, thrice = lost_s(), lost_s(250.0, 350.0), lost_s(*np.linspace(250.0, 550.0, 6))
     assert never < 2.0 <= once < 3.0
     assert 8.0 <= thrice < 10.0
+    assert lost_s(*np.linspace(250.0, 700.0, 20)) == thrice, "a division stays cheap"
     assert lost_s(960.0, 980.0) == never, "that is forgotten"
 
 
@@ -327,6 +329,20 @@ def test_a_slow_spell_costs_little_more_than_to_one_who_knows_it(
     assert world.replayed()
 
 
+@pytest.mark.parametrize("slowness", [(1.7, 1), (1, 1.9, 1.9, 1), (1, 1.9, 1.9, 1.9)])
+def test_a_change_of_many_of_the_workers_is_no_drift_of_their_times(
+    slowness: tuple[float, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In a short job; by what is known after 60 s, 1.9 times as long might be chance."""
+    monkeypatch.setattr(straggler_world, "REPORT_EVERY", 1)
+    pace = slow_from(60.0, 1e9, *slowness)
+    world = Followed(Falcon(max_restarts=0), workers=len(slowness), slowness=pace)
+    while world.t_s < 60.0:
+        world.run(world.step + 1)
+    world.run(world.step + 12)
+    assert world.actions(AdjustBatch)
+
+
 def test_a_healthy_job_is_not_touched() -> None:
     world = Followed(Falcon(), noise=0.03)
     world.run(400)
@@ -341,13 +357,18 @@ def test_a_worker_that_no_division_helps_is_restarted_once() -> None:
     assert np.ptp(world.shares) <= 1
 
 
-def test_spells_that_come_and_go_do_not_make_the_plan_come_and_go() -> None:
-    world = Followed(
-        Falcon(),
-        workers=4,
-        slowness=lambda t_s: np.where(t_s % 120.0 < 60.0, np.array([1, 1.9, 1, 1]), 1.0),
-    )
-    world.run(800)
-    spells = int(world.t_s / 120.0)
+def test_spells_that_come_and_go_do_not_make_the_plan_come_and_go(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Spells of ten steps."""
+    monkeypatch.setattr(straggler_world, "REPORT_EVERY", 1)
+
+    def pace(t_s: float) -> np.ndarray:  # type: ignore[type-arg]
+        return np.where(t_s % 40.0 < 20.0, np.array([1, 1.9, 1, 1]), 1.0)
+
+    world = Followed(Falcon(max_restarts=0), workers=4, slowness=pace)
+    took_s = world.run(200)
+    spells = int(world.t_s / 40.0)
     assert spells > 10
-    assert 1 <= len(world.actions(AdjustBatch)) <= spells
+    assert 1 <= len(world.actions(AdjustBatch)) <= spells // 2
+    assert took_s < Followed(Nothing(), workers=4, slowness=pace).run(200)

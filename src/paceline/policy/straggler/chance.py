@@ -3,6 +3,7 @@
 Reference: order statistics; Blom 1958 for normal values.
 """
 
+import bisect
 import functools
 import itertools
 import math
@@ -45,22 +46,34 @@ def scatter(regimes: Sequence[Regime]) -> float:
     )
 
 
-def drift(regimes: Sequence[Regime]) -> float | None:
+def drift(regimes: Sequence[Regime], *, across: bool = True) -> float | None:
     """Standard deviation of a node's mean over a while from that of the while before, relative.
 
     As three quarters of all pairs have it, so that one node that has changed does not count.
     None: not known yet.
+
+    Args:
+        regimes: of the nodes.
+        across: also from the time before a node's last change to the time since; among few nodes
+            such pairs are many.
     """
     errors: list[float] = []
     for regime in some_of(regimes):
-        means = _means(regime.trail)
-        errors += [abs(math.log(after / before)) for before, after in itertools.pairwise(means)]
+        for trail in [regime.trail] if across else _parts(regime):
+            means = _means(trail)
+            errors += [abs(math.log(after / before)) for before, after in itertools.pairwise(means)]
     return sorted(errors)[3 * len(errors) // 4] / _THIRD_QUARTILE if len(errors) > 1 else None
 
 
 def some_of(nodes: Sequence[T]) -> Sequence[T]:
     """Evenly some of many, from which as much is learnt as from all: all up to 255."""
     return nodes[:: max(len(nodes) // _ENOUGH, 1)]
+
+
+def _parts(regime: Regime) -> list[list[Stretch]]:
+    """The stretches before the regime began, and those since."""
+    first = bisect.bisect_right(regime.trail, regime.since_s, key=lambda each: each.t_s)
+    return [list(regime.trail[:first]), list(regime.trail[first:])]
 
 
 def _means(trail: Sequence[Stretch]) -> list[float]:

@@ -78,7 +78,7 @@ class Fleet:
         )
 
     @classmethod
-    def of(cls, workers: Sequence[WorkerSeen], scatter: float) -> Self:
+    def of(cls, workers: Sequence[WorkerSeen], scatter: float, *, across: bool = True) -> Self:
         """Fit the costs.
 
         A worker that differs from what is usual by no more than chance, given how iterations
@@ -87,12 +87,13 @@ class Fleet:
         Args:
             workers: at least one was measured.
             scatter: standard deviation of an iteration over its mean; 0: not known.
+            across: see `chance.drift`.
         """
         fleet = cls.measured(workers)
         usual_s = fleet.usual_delays_s + fleet.usual_slopes_s * fleet.shares
         apart_s = np.abs(fleet.times_s(fleet.shares) - usual_s)
         apart = float(np.median(apart_s / np.maximum(usual_s, 1e-9)))
-        by_chance = np.maximum(_by_chance(workers, scatter, apart), _starved(workers))
+        by_chance = np.maximum(_by_chance(workers, scatter, apart, across), _starved(workers))
         alike = (apart_s <= by_chance * usual_s) | _changed_just_now(workers)
         return dataclasses.replace(
             fleet,
@@ -163,7 +164,7 @@ def _lasting(worker: WorkerSeen, seen: Observation, excess_s: float) -> float:
     return seen.worker_spells.expected_s(age_s, 0.0, PLAN_S, prior) / PLAN_S
 
 
-def _by_chance(workers: Sequence[WorkerSeen], scatter: float, apart: float) -> Floats:
+def _by_chance(workers: Sequence[WorkerSeen], scatter: float, apart: float, across: bool) -> Floats:
     """The largest of so many errors is expected there, and seldom half a deviation above.
 
     A mean errs by how iterations scatter, and by how much a node's times go up and down by
@@ -173,7 +174,7 @@ def _by_chance(workers: Sequence[WorkerSeen], scatter: float, apart: float) -> F
     if not scatter:
         return np.full(len(workers), _UNKNOWN_SCATTER)
     regimes = [worker.regime for worker in workers if worker.regime is not None]
-    drift = chance.drift(regimes)
+    drift = chance.drift(regimes, across=across)
     deviations = [
         _deviation(worker.regime, scatter, drift)
         if worker.regime and drift is not None

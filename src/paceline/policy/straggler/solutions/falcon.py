@@ -56,6 +56,8 @@ from paceline.policy.straggler.solution import (
 )
 from paceline.policy.straggler.solvers import Floats, Ints
 
+_MOST_DOUBLINGS = 3
+"""Of the price of a division: a change of the plan costs little, however often."""
 NO_PLACES = "ranks of a data-parallel job have no places to exchange"
 
 
@@ -199,7 +201,8 @@ class Falcon(Solution, frozen=True):
         if len(recent) < 2:
             return {}
         step = seen.step - int(recent[0] / step_s)
-        return {Cure.MICRO_BATCHES: CureUndone(step=step, times=len(recent) // 2)}
+        times = min(len(recent) // 2, _MOST_DOUBLINGS)
+        return {Cure.MICRO_BATCHES: CureUndone(step=step, times=times)}
 
 
 class _Slowness(NamedTuple):
@@ -233,7 +236,7 @@ class _Slowness(NamedTuple):
         regimes = [worker.regime for worker in seen.workers if worker.regime is not None]
         if not regimes:
             return None
-        fleet = Fleet.of(seen.workers, chance.scatter(regimes))
+        fleet = Fleet.of(seen.workers, chance.scatter(regimes), across=False)
         times_s, _ = paces_s(seen, fleet)
         kinds = np.array([worker.kind for worker in seen.workers])
         least_s = {kind: float(times_s[kinds == kind].min()) for kind in set(kinds.tolist())}
