@@ -26,7 +26,7 @@ REPORTS = 40
 STEPS = 10
 """Of one report."""
 BATCH = 512
-SOLUTIONS = ("none", "nd", "lb_bsp", "auto")
+SOLUTIONS = ("none", "nd", "lb_bsp", "auto", "falcon")
 
 
 def fill(monitor: Monitor, workers: list[str], servers: list[str]) -> None:
