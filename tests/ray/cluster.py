@@ -29,6 +29,8 @@ NETWORK = (
 
 def main() -> int:
     """Entry point; the command finds the cluster in ``RAY_ADDRESS``."""
+    # A loaded machine needs more than 30 s; Ray reads it when it is imported.
+    os.environ.update(RAY_raylet_start_wait_time_s="180")
     from ray.cluster_utils import Cluster
 
     parser = argparse.ArgumentParser()
@@ -43,7 +45,6 @@ def main() -> int:
     os.environ["PACELINE_HOME"] = os.environ["PACELINE_TEST_RAY"] = home.name
     os.environ["RAY_DISABLE_IMPORT_WARNING"] = "1"
     os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
-    os.environ.update(RAY_raylet_start_wait_time_s="180")  # a loaded machine needs more than 30 s
     # The command of a job of Ray's is found there.
     os.environ["PATH"] = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
     common = {"node_ip_address": HOST, "object_store_memory": STORE_BYTES}
