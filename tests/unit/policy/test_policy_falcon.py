@@ -168,6 +168,23 @@ def test_shares_are_even_again_when_nobody_has_been_slow_for_a_while() -> None:
     assert actions[0].reason == "no fault for 6 steps"
 
 
+def test_a_worker_that_was_found_slow_stays_so_until_it_is_as_fast_as_the_others() -> None:
+    """Times that drift explain why one worker takes longer; but not that it has recovered."""
+    seen = job((1.3, 1.0), shares=(87, 113), changes_s=(300.0,))
+    slow, other = seen.workers
+    assert slow.regime is not None
+    stretches = [
+        msgspec.structs.replace(each, compute_s=each.compute_s * factor)
+        for each, factor in zip(slow.regime.trail, (0.6, 1.6, 0.8), strict=True)
+    ]
+    regime = msgspec.structs.replace(slow.regime, trail=tuple(stretches), since_s=0.0)
+    drifting = (msgspec.structs.replace(slow, regime=regime), other)
+    assert Falcon().decide(msgspec.structs.replace(seen, workers=drifting)) == []
+    even = msgspec.structs.replace(slow, regime=regime, batch_size=113)
+    alike = msgspec.structs.replace(seen, workers=(even, other))
+    assert Falcon().decide(alike) == [], "with an even share it may be chance"
+
+
 def test_whole_batches_of_the_accumulation_stay_whole() -> None:
     seen = job([1.0] * 4, shares=(112, 64, 112, 112), changes_s=(300.0,))
     workers = tuple(

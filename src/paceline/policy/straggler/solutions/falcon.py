@@ -12,10 +12,8 @@ division is exact, in samples, by measured costs. A plan that went back and fort
 next division dearer. A restart has the price that ``auto`` reckons with.
 """
 
-import dataclasses
-from typing import Annotated, ClassVar, NamedTuple, Self
+from typing import Annotated, ClassVar
 
-import numpy as np
 from msgspec import Meta
 
 from paceline.policy.failslow.planner import (
@@ -32,18 +30,17 @@ from paceline.policy.failslow.planner import (
     RevertCure,
     decide,
 )
-from paceline.policy.straggler import chance, restarts
+from paceline.policy.straggler import restarts
 from paceline.policy.straggler.actions import AnyAction, KillRestart
 from paceline.policy.straggler.division import divided
-from paceline.policy.straggler.fleet import Fleet
 from paceline.policy.straggler.observation import Observation
 from paceline.policy.straggler.paces import (
-    besides_s,
     elapsed,
     paces_s,
     step_candidates,
     steps_left,
 )
+from paceline.policy.straggler.slow_workers import Slowness, work
 from paceline.policy.straggler.solution import (
     SYNCHRONOUS,
     Compared,
@@ -54,7 +51,6 @@ from paceline.policy.straggler.solution import (
     adjusted,
     even,
 )
-from paceline.policy.straggler.solvers import Floats, Ints
 
 _MOST_DOUBLINGS = 3
 """Of the price of a division: a change of the plan costs little, however often."""
@@ -89,12 +85,12 @@ class Falcon(Solution, frozen=True):
 
     def decide(self, seen: Observation) -> list[AnyAction]:
         """Ask the planner, and do what it applies or takes back."""
-        slow = _Slowness.of(seen, self.slowness)
+        slow = Slowness.of(seen, self.slowness)
         if slow is None or seen.mode not in SYNCHRONOUS or not (slow.faults or slow.uneven):
             return []
         costs = slow.in_proportion(seen)
         shares = divided(seen, costs, self.growth)
-        saved_s = float(slow.now_s.max() - costs.times_s(_work(seen, shares)).max())
+        saved_s = float(slow.now_s.max() - costs.times_s(work(seen, shares)).max())
         worst = self._worst(seen, slow) if slow.faults else None
         facts = EventFacts(
             step=seen.step,
@@ -119,7 +115,7 @@ class Falcon(Solution, frozen=True):
 
     def compared(self, seen: Observation, action: AnyAction) -> Compared:
         """What each worker takes for an even share; see `Solution.compared`."""
-        slow = _Slowness.of(seen, self.slowness)
+        slow = Slowness.of(seen, self.slowness)
         names = [worker.node for worker in seen.workers]
         restarted = action.node if isinstance(action, KillRestart) else ""
         if slow is None or (restarted and restarted not in names):
@@ -135,7 +131,7 @@ class Falcon(Solution, frozen=True):
 
     # ------------------------------------------------------------------ what can be had
 
-    def _worst(self, seen: Observation, slow: "_Slowness") -> restarts.Candidate | None:
+    def _worst(self, seen: Observation, slow: Slowness) -> restarts.Candidate | None:
         """The worker whose restart would save most; None: none is sure to be worth one."""
         rule = restarts.RestartRule(slowness=self.slowness, max_restarts=self.max_restarts)
         found, _ = step_candidates(seen, slow.fleet, rule, self.growth)
@@ -143,7 +139,7 @@ class Falcon(Solution, frozen=True):
         return max(ripe, key=lambda each: each.gain, default=None)
 
     def _options(
-        self, seen: Observation, slow: "_Slowness", worst: restarts.Candidate | None
+        self, seen: Observation, slow: Slowness, worst: restarts.Candidate | None
     ) -> tuple[CureOption, ...]:
         start_s = restarts.latency_s(seen, seen.worker_restart)
         restart_s = start_s if worst is None else _price_s(seen, worst)
@@ -168,7 +164,7 @@ class Falcon(Solution, frozen=True):
             settle=self.settle, calm=self.calm, memory=self.memory, min_gain=self.min_gain
         )
 
-    def _steps_lost(self, seen: Observation, slow: "_Slowness") -> int:
+    def _steps_lost(self, seen: Observation, slow: Slowness) -> int:
         """Steps since the slowness began, or since the last change of the plan has settled."""
         lost_s = seen.now_s - slow.since_s
         changed_s = _since_change_s(seen)
@@ -176,7 +172,7 @@ class Falcon(Solution, frozen=True):
             lost_s = min(lost_s, changed_s - self.settle * slow.step_s)
         return max(int(lost_s / slow.step_s), 0)
 
-    def _state(self, seen: Observation, slow: "_Slowness", saved_s: float) -> PlannerState:
+    def _state(self, seen: Observation, slow: Slowness, saved_s: float) -> PlannerState:
         """What the planner would remember."""
         division, trial = Cure.MICRO_BATCHES, None
         calm = elapsed(seen) if all(each.regime is not None for each in seen.workers) else 0
@@ -203,77 +199,6 @@ class Falcon(Solution, frozen=True):
         step = seen.step - int(recent[0] / step_s)
         times = min(len(recent) // 2, _MOST_DOUBLINGS)
         return {Cure.MICRO_BATCHES: CureUndone(step=step, times=times)}
-
-
-class _Slowness(NamedTuple):
-    """Which workers are slow, and what a step takes for that."""
-
-    fleet: Fleet
-    """Present costs."""
-    faults: tuple[Fault, ...]
-    now_s: Floats
-    """Each worker's time for its share in force."""
-    since_s: float
-    """When the slow worker that takes longest became slow."""
-    step_s: float
-    healthy_s: float
-    """A step with even shares, if no worker were slow."""
-    uneven: bool
-    """Whether the shares in force are not even."""
-
-    @property
-    def gap_s(self) -> float:
-        """What each step loses."""
-        return max(self.step_s - self.healthy_s, 0.0)
-
-    @classmethod
-    def of(cls, seen: Observation, slowness: float) -> Self | None:
-        """Hold each worker against the fastest of its kind; None: nothing is measured yet.
-
-        Most workers may be slow, so the median would not do. A worker that is faster by no more
-        than chance is not (`Fleet.of`).
-        """
-        regimes = [worker.regime for worker in seen.workers if worker.regime is not None]
-        if not regimes:
-            return None
-        fleet = Fleet.of(seen.workers, chance.scatter(regimes), across=False)
-        times_s, _ = paces_s(seen, fleet)
-        kinds = np.array([worker.kind for worker in seen.workers])
-        least_s = {kind: float(times_s[kinds == kind].min()) for kind in set(kinds.tolist())}
-        healthy_s = np.array([least_s[kind] for kind in kinds.tolist()])
-        slow = np.flatnonzero(times_s >= slowness * healthy_s).tolist()
-        now_s = fleet.times_s(_work(seen, fleet.shares))
-        slowest = max(slow, key=lambda index: float(now_s[index]), default=0)
-        regime, rest_s = seen.workers[slowest].regime, besides_s(seen)
-        return cls(
-            fleet=fleet,
-            faults=tuple(Fault(cause="computation", ranks=(index,)) for index in slow),
-            now_s=now_s,
-            since_s=regime.since_s if regime is not None else seen.now_s,
-            step_s=float(now_s.max()) + rest_s,
-            healthy_s=float(healthy_s.max()) + rest_s,
-            uneven=bool(np.ptp(fleet.shares) > max(each.accumulation for each in seen.workers)),
-        )
-
-    def in_proportion(self, seen: Observation) -> Fleet:
-        """Costs to divide by: all of a worker's time is in proportion to its share.
-
-        That is the paper's model. A worker that was seen at two sizes shows what is not so.
-        """
-        once = np.array(
-            [each.regime is not None and len(each.regime.points) < 2 for each in seen.workers]
-        )
-        fleet, sizes = self.fleet, np.maximum(self.fleet.shares, 1)
-        return dataclasses.replace(
-            fleet,
-            delays_s=np.where(once, 0.0, fleet.delays_s),
-            slopes_s=np.where(once, fleet.times_s(fleet.shares) / sizes, fleet.slopes_s),
-        )
-
-
-def _work(seen: Observation, shares: Ints) -> Floats:
-    """Samples that each computes: the others do the share of an absent worker."""
-    return np.asarray(shares * (seen.global_batch / max(shares.sum(), 1)), np.float64)
 
 
 def _even(seen: Observation) -> list[int]:
