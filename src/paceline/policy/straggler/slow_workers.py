@@ -20,7 +20,7 @@ from paceline.policy.straggler.paces import besides_s, paces_s
 from paceline.policy.straggler.solvers import Floats, Ints
 
 
-class Slowness(NamedTuple):
+class SlowWorkers(NamedTuple):
     """Which workers are slow, and what a step takes for that."""
 
     fleet: Fleet

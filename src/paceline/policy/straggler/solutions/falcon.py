@@ -40,7 +40,7 @@ from paceline.policy.straggler.paces import (
     step_candidates,
     steps_left,
 )
-from paceline.policy.straggler.slow_workers import Slowness, work
+from paceline.policy.straggler.slow_workers import SlowWorkers, work
 from paceline.policy.straggler.solution import (
     SYNCHRONOUS,
     Compared,
@@ -85,7 +85,7 @@ class Falcon(Solution, frozen=True):
 
     def decide(self, seen: Observation) -> list[AnyAction]:
         """Ask the planner, and do what it applies or takes back."""
-        slow = Slowness.of(seen, self.slowness)
+        slow = SlowWorkers.of(seen, self.slowness)
         if slow is None or seen.mode not in SYNCHRONOUS or not (slow.faults or slow.uneven):
             return []
         costs = slow.in_proportion(seen)
@@ -115,7 +115,7 @@ class Falcon(Solution, frozen=True):
 
     def compared(self, seen: Observation, action: AnyAction) -> Compared:
         """What each worker takes for an even share; see `Solution.compared`."""
-        slow = Slowness.of(seen, self.slowness)
+        slow = SlowWorkers.of(seen, self.slowness)
         names = [worker.node for worker in seen.workers]
         restarted = action.node if isinstance(action, KillRestart) else ""
         if slow is None or (restarted and restarted not in names):
@@ -131,7 +131,7 @@ class Falcon(Solution, frozen=True):
 
     # ------------------------------------------------------------------ what can be had
 
-    def _worst(self, seen: Observation, slow: Slowness) -> restarts.Candidate | None:
+    def _worst(self, seen: Observation, slow: SlowWorkers) -> restarts.Candidate | None:
         """The worker whose restart would save most; None: none is sure to be worth one."""
         rule = restarts.RestartRule(slowness=self.slowness, max_restarts=self.max_restarts)
         found, _ = step_candidates(seen, slow.fleet, rule, self.growth)
@@ -139,7 +139,7 @@ class Falcon(Solution, frozen=True):
         return max(ripe, key=lambda each: each.gain, default=None)
 
     def _options(
-        self, seen: Observation, slow: Slowness, worst: restarts.Candidate | None
+        self, seen: Observation, slow: SlowWorkers, worst: restarts.Candidate | None
     ) -> tuple[CureOption, ...]:
         start_s = restarts.latency_s(seen, seen.worker_restart)
         restart_s = start_s if worst is None else _price_s(seen, worst)
@@ -164,7 +164,7 @@ class Falcon(Solution, frozen=True):
             settle=self.settle, calm=self.calm, memory=self.memory, min_gain=self.min_gain
         )
 
-    def _steps_lost(self, seen: Observation, slow: Slowness) -> int:
+    def _steps_lost(self, seen: Observation, slow: SlowWorkers) -> int:
         """Steps since the slowness began, or since the last change of the plan has settled."""
         lost_s = seen.now_s - slow.since_s
         changed_s = _since_change_s(seen)
@@ -172,7 +172,7 @@ class Falcon(Solution, frozen=True):
             lost_s = min(lost_s, changed_s - self.settle * slow.step_s)
         return max(int(lost_s / slow.step_s), 0)
 
-    def _state(self, seen: Observation, slow: Slowness, saved_s: float) -> PlannerState:
+    def _state(self, seen: Observation, slow: SlowWorkers, saved_s: float) -> PlannerState:
         """What the planner would remember."""
         division, trial = Cure.MICRO_BATCHES, None
         calm = elapsed(seen) if all(each.regime is not None for each in seen.workers) else 0
