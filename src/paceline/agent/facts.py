@@ -10,7 +10,7 @@ import msgspec
 
 from paceline.base.errors import ConfigError
 from paceline.base.numbering import NO_INC, Inc
-from paceline.wire.call_ring import CallRingReader
+from paceline.wire.call_ring import NUM_SLOTS, CallRingReader
 from paceline.wire.messages.agent import (
     MOST_CALLS,
     CallsTold,
@@ -171,11 +171,19 @@ def steps_took(records: tuple[StepRecord, ...]) -> tuple[StepsTook, ...]:
 
 
 def read_calls(node: str, ring: Path, question: TellCalls) -> CallsTold:
-    """Read the collective calls that the master asks for; none where none were noted."""
+    """Read the collective calls that the master asks for; none where none were noted.
+
+    Steps of which calls are missing are left out: all of such a step would pass for computing.
+    """
     noted, first = CallRingReader(ring).read(question.inc), question.from_step
+    is_full = len(noted.calls) + len(noted.steps) >= NUM_SLOTS - 1
+    wanted = tuple(call for call in noted.calls if call.step >= first)
+    calls = wanted[-MOST_CALLS:]
+    if calls and (is_full or len(calls) < len(wanted)):
+        first = max(first, calls[0].step + 1)
     told = msgspec.structs.replace(
         noted,
-        calls=tuple(call for call in noted.calls if call.step >= first)[-MOST_CALLS:],
+        calls=tuple(call for call in calls if call.step >= first),
         steps=tuple(step for step in noted.steps if step.step >= first)[-MOST_CALLS:],
     )
     return CallsTold(node=node, inc=question.inc, asked=question.asked, noted=told)

@@ -20,6 +20,7 @@ import msgspec
 from paceline.base.numbering import Inc
 from paceline.policy.failslow.advice import Advice, RestartAdvice
 from paceline.policy.failslow.detection import (
+    GROUP_S,
     PaceChange,
     SlowJobDetector,
     StepFact,
@@ -61,6 +62,10 @@ MARGIN_S = 1.2
 COMING_S, COMING_STEPS = 5.0, 3.0
 """How long a meeting is waited for; a rank that steps on is late by a few steps at most."""
 MEASURING_S = 30.0
+MOST_TRIES = 3
+"""Of a meeting that a rank is late for."""
+MOST_LOOKS = 5
+"""At the job's start, until all agents have told the calls of their processes."""
 MEET_EVERY_S = 60.0
 """Between meetings about slownesses: all ranks stand still for half a second at each."""
 
@@ -96,6 +101,7 @@ class _Gathering(msgspec.Struct):
     number: int
     plan: ValidationPlan
     until_s: float
+    tries: int = 1
     came: set[int] = set()
     measured: dict[int, RankMeasured] | None = None
     """None: not all have come."""
@@ -122,6 +128,8 @@ class FailSlowWatch:
         self._newest: dict[int, int] = {}
         """By rank: its newest step."""
         self._marked: deque[bool] = deque(maxlen=RECENT)
+        self._without: deque[bool] = deque(maxlen=RECENT)
+        """Of the recent steps: whether the amount of work is not known."""
         self._warm = (0, 0.0)
         self._question: _Question | None = None
         self._gathering: _Gathering | None = None
@@ -141,7 +149,11 @@ class FailSlowWatch:
         """A slowness has been told, and nothing was done about it yet."""
         self._onset: PaceChange | None = None
         self._onset_s = 0.0
-        self._met_s = -math.inf
+        self._met_s = self._rests_until_s = -math.inf
+        self._missed = False
+        """The meeting of the job's start failed: the ranks' numbers of steps may differ."""
+        self._looks = 0
+        """At the job's start."""
 
     @property
     def _is_busy(self) -> bool:
@@ -181,12 +193,15 @@ class FailSlowWatch:
         if not took.marks:
             steps, seconds = self._warm
             self._warm = steps + took.count, seconds + took.count * took.mean_s
-        if not self._is_warm and self._warm[0] >= WARM_STEPS and self._warm[1] >= WARM_S:
-            self._is_warm = True
+        if self._may_look_at_start() and self._warm[0] >= WARM_STEPS and self._warm[1] >= WARM_S:
+            self._is_warm = self._at_start = True
             return self._ask(took.last - self._warm[0] + 1, now_s)
         self._advice.made(end_s, saved=bool(took.marks & Mark.CHECKPOINT))
         self._marked.append(bool(took.marks))
+        self._without.append(not took.amount)
         marks = took.marks if sum(self._marked) <= OFTEN * len(self._marked) else 0
+        if not took.amount and sum(self._without) <= OFTEN * len(self._without):
+            return []  # it took no batch, as others do: nothing to compare it with
         acts: list[FailSlowAct] = []
         for later in reversed(range(took.count)):
             fact = StepFact(
@@ -197,12 +212,18 @@ class FailSlowWatch:
                 amount=took.amount or None,
             )
             grouped = self._steps.add(fact)
-            change = None if grouped is None else self._detector.update(grouped)
-            if change is not None:
+            if grouped is None:
+                continue
+            change = self._detector.update(grouped)
+            if change is not None:  # which accounts for this step as well
                 acts += self._changed(change, now_s)
-            if grouped is not None:
-                acts += self._advice.step(grouped)
+            else:
+                acts += self._advice.step(grouped, self._detector.lost_s(grouped))
         return acts
+
+    def _may_look_at_start(self) -> bool:
+        """Whether the job is as healthy as at its start, of which nothing is known yet."""
+        return not self._is_warm and not self._is_busy and self._onset is None
 
     def _changed(self, change: PaceChange, now_s: float) -> list[FailSlowAct]:
         self._advice.changed(change)
@@ -225,10 +246,13 @@ class FailSlowWatch:
 
     def _ask_if_due(self, now_s: float) -> list[FailSlowAct]:
         """Begin the diagnosis of a slowness, unless something else is under way."""
-        if not self._is_due or self._onset is None or self._is_busy:
+        if not self._is_due or self._onset is None or self._is_busy or now_s < self._rests_until_s:
             return []
         self._is_due, self._at_start = False, False
-        return self._ask(self._onset.since_step, now_s)
+        # The group of short steps in which it began has healthy ones, too.
+        mixed = math.ceil(GROUP_S / self._onset.before_s) if self._onset.before_s < GROUP_S else 0
+        first = min(self._onset.since_step + mixed, self._onset.found_step)
+        return self._ask(first, now_s)
 
     # ------------------------------------------------------------------ profile
 
@@ -260,7 +284,12 @@ class FailSlowWatch:
         self._summary = summary
         self._findings = find_suspects(summary, baseline) if summary else Findings()
         if self._at_start:
-            self.profile = summary
+            self.profile, self._looks = summary, self._looks + 1
+        is_told = any(one.kind == "computation" for one in self._findings.suspects)
+        if not self._at_start and not is_told and self._rests(now_s):
+            # Only a measurement can tell a slow link, or that there is none.
+            self._is_due, self._rests_until_s = True, self._met_s + MEET_EVERY_S
+            return []
         if not self._can_meet(now_s):
             return self._conclude(None, None, now_s)
         if not self._at_start:
@@ -272,9 +301,16 @@ class FailSlowWatch:
 
     def _can_meet(self, now_s: float) -> bool:
         """Whether the ranks may be made to stand still; else the profile alone speaks."""
-        rested = self._at_start or now_s - self._met_s >= MEET_EVERY_S
-        may_meet = self._meets and not self._infers
-        return may_meet and len(self.ranks) > 1 and rested and self._are_in_step()
+        rested = self._at_start or not self._rests(now_s)
+        return self._ever_meets and rested and self._are_in_step()
+
+    @property
+    def _ever_meets(self) -> bool:
+        return self._meets and not (self._infers or self._missed) and len(self.ranks) > 1
+
+    def _rests(self, now_s: float) -> bool:
+        """Whether the last meeting was too short a time ago."""
+        return self._ever_meets and now_s - self._met_s < MEET_EVERY_S
 
     def _are_in_step(self) -> bool:
         """Whether all ranks make steps, and the same: else some would wait for who never comes."""
@@ -287,12 +323,12 @@ class FailSlowWatch:
     def _step_s(self) -> float:
         return max(self._warm[1] / self._warm[0], 1e-3)
 
-    def _meet(self, plan: ValidationPlan, now_s: float) -> list[FailSlowAct]:
+    def _meet(self, plan: ValidationPlan, now_s: float, tries: int = 1) -> list[FailSlowAct]:
         self._meetings += 1
         ahead = 2 + math.ceil(MARGIN_S / self._step_s)
         step = max(self._newest.values()) + ahead
         until_s = now_s + ahead * self._step_s * COMING_STEPS + COMING_S
-        self._gathering = _Gathering(number=self._meetings, plan=plan, until_s=until_s)
+        self._gathering = _Gathering(number=self._meetings, plan=plan, until_s=until_s, tries=tries)
         return [
             Send(one.inc, MeetAt(inc=one.inc, meeting=self._meetings, step=step))
             for one in self.ranks.values()
@@ -307,7 +343,12 @@ class FailSlowWatch:
         if meeting.measured is not None:
             return []  # repeated
         if message.late:
-            return [*self._let_go(), *self._meet(meeting.plan, now_s)]
+            tries = meeting.tries + 1
+            return (
+                [*self._let_go(), *self._meet(meeting.plan, now_s, tries)]
+                if tries <= MOST_TRIES
+                else self._ended(now_s)
+            )
         meeting.came.add(rank)
         return self._measure(now_s) if meeting.came == self.ranks.keys() else []
 
@@ -351,6 +392,7 @@ class FailSlowWatch:
         assert meeting is not None
         if meeting.measured is None:  # not all have come, so nobody was asked to measure
             missing = self.ranks.keys() - meeting.came
+            self._missed |= self._at_start
             absent = ValidationResult(absent=tuple(sorted(missing)))
             return [*self._let_go(), *self._conclude(absent, None, now_s)]
         measured = measurements_of(meeting.measured, self._rank_of)
@@ -368,6 +410,8 @@ class FailSlowWatch:
         parts = compare(self._summary, self.profile, measured, start, names)
         if at_start and measured is not None:
             self.measured = measured
+        if at_start and self.profile is None and self._looks < MOST_LOOKS:
+            self._is_warm, self._warm = False, (0, 0.0)
         took_s = 0.0 if at_start else now_s - self._onset_s
         told = [msgspec.structs.replace(one, took_s=took_s, parts=parts) for one in found]
         self._advice.diagnosed(found)
@@ -382,4 +426,4 @@ class FailSlowWatch:
             return self._profiled(now_s)
         if meeting is not None and now_s > meeting.until_s:
             return self._ended(now_s)
-        return []
+        return self._ask_if_due(now_s)

@@ -13,7 +13,14 @@ WINDOW_STEPS = 20
 
 
 def window_of(told: Mapping[int, CallsTold]) -> ProfileWindow | None:
-    """Make a window of what agents have told, of the newest steps that all ranks have noted."""
+    """Make a window of what agents have told, of the newest steps that all ranks have noted.
+
+    None: there are none, or no call's end is seen (as on GPUs), so that nobody knows what a rank
+    computed and for what it waited.
+    """
+    every = [call for each in told.values() for call in each.noted.calls]
+    if every and not any(call.end_s for call in every):
+        return None
     by_step = [{step.step: step for step in each.noted.steps} for each in told.values()]
     common = sorted(set.intersection(*map(set, by_step)))[-WINDOW_STEPS:] if by_step else []
     if not common:

@@ -304,6 +304,16 @@ def run_server(process: Process) -> int:
     return 0
 
 
+def _watch(process: Process) -> None:
+    """Watch the script that is about to run; if that cannot be, say so and let it run."""
+    try:
+        from paceline.runtime.probe.install import Probe  # with a part of torch that may change
+
+        Probe(process).install()
+    except Exception as error:
+        sys.stderr.write(f"paceline: the script is not watched for slow ranks: {error!r}\n")
+
+
 def run_script(process: Process) -> int:
     """Run the user's script as ``python script args`` would."""
     try:
@@ -313,9 +323,7 @@ def run_script(process: Process) -> int:
             if process.stop_requested:  # before it was left to the script
                 return EXIT_TERMINATED
         if not process.spec.traits.trains and process.spec.run_as != "program":
-            from paceline.runtime.probe.install import install_probe
-
-            install_probe(process)
+            _watch(process)
         if process.spec.cwd is not None:
             _enter(process.spec.cwd)
         _run_to_its_end(process.spec)

@@ -148,11 +148,19 @@ class CallRingWriter:
     def infers(self, infers: bool) -> None:
         self._words[_INFERS] = infers
 
-    def add_group(self, group: CallGroup) -> None:
-        """Append to the table; the first is number 0."""
+    def add_group(self, group: CallGroup) -> int:
+        """Append to the table; its number, from 0 on. By one thread at a time.
+
+        Raises:
+            OverflowError: there are too many.
+        """
+        number = len(self._seqs)
+        if number >= 1 << _GROUP_BITS:
+            raise OverflowError(f"{number:,} groups were made, more than are noted")
         with self._groups.open("ab") as table:
             table.write(msgspec.json.encode(group) + b"\n")
         self._seqs.append(itertools.count())
+        return number
 
     def begin(self, group: int, op: int, num_bytes: int, step: int) -> int:
         """Note that a call begins; its number, for `end`."""

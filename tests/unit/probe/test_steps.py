@@ -1,15 +1,22 @@
 """Where a script's steps begin and end, and what they are marked with."""
 
 import gc
+import io
+import os
+import signal
 import tempfile
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
-from torch.optim.optimizer import register_optimizer_step_post_hook
+from torch.optim.optimizer import (
+    register_optimizer_step_post_hook,
+    register_optimizer_step_pre_hook,
+)
 
 from paceline.runtime.probe import steps
 from paceline.runtime.probe.steps import StepProbe
@@ -24,15 +31,20 @@ def seen(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[tuple[float, Mark]]]:
         monkeypatch.setattr(owner, name, getattr(owner, name))
     handles = []
 
-    def register(hook: Any) -> None:
+    def after(hook: Any) -> None:
         handles.append(register_optimizer_step_post_hook(hook))
 
-    monkeypatch.setattr(steps, "register_optimizer_step_post_hook", register)
+    def before_it(hook: Any) -> None:
+        handles.append(register_optimizer_step_pre_hook(hook))
+
+    monkeypatch.setattr(steps, "register_optimizer_step_post_hook", after)
+    monkeypatch.setattr(steps, "register_optimizer_step_pre_hook", before_it)
     before = list(gc.callbacks)
     gc.disable()  # it marks a step only when a test says so
     StepProbe(lambda _start_s, took_s, _ran_s, marks: found.append((took_s, marks))).install()
     yield found
-    handles[0].remove()
+    for handle in handles:
+        handle.remove()
     gc.enable()
     gc.callbacks[:] = before
 
@@ -95,3 +107,73 @@ def test_a_step_in_which_garbage_was_looked_for_is_marked(seen: list[tuple[float
     gc.collect()
     one.step()
     assert seen[-1][1] == Mark.GARBAGE
+
+
+class Derived(torch.optim.SGD):
+    """An optimizer whose step calls that of another class."""
+
+    def step(self, closure: Any = None) -> Any:
+        return super().step(closure)
+
+
+def test_a_step_within_a_step_of_the_same_optimizer_is_one(seen: list[tuple[float, Mark]]) -> None:
+    optimizer(nn.Linear(2, 2))  # its class has hooks, too
+    one = Derived(nn.Linear(2, 2).parameters(), lr=0.1)
+    for _ in range(5):
+        one.step()
+    assert len(seen) == 5
+
+
+def test_an_empty_group_of_parameters_is_no_fault(seen: list[tuple[float, Mark]]) -> None:
+    one = optimizer(nn.Linear(2, 2))
+    one.param_groups.insert(0, {**one.param_groups[0], "params": []})
+    for _ in range(5):
+        one.step()
+    assert len(seen) == 5
+
+
+def test_steps_of_another_optimizer_begin_a_pace_of_their_own(
+    seen: list[tuple[float, Mark]],
+) -> None:
+    critic, generator = optimizer(nn.Linear(2, 2)), optimizer(nn.Linear(2, 2))
+    for _ in range(40):
+        for _ in range(5):
+            critic.step()
+        generator.step()
+    firsts = [place for place, (_, marks) in enumerate(seen) if marks & Mark.FIRST]
+    assert len(firsts) == 2 and firsts[0] == 0
+
+
+def test_what_is_saved_to_memory_is_no_checkpoint(
+    seen: list[tuple[float, Mark]], tmp_path: Path
+) -> None:
+    one = optimizer(nn.Linear(2, 2))
+    one.step()
+    for file in (io.BytesIO(), tmp_path / "a.pt", str(tmp_path / "b.pt")):
+        torch.save(torch.ones(2), file)
+        one.step()
+    marked = [bool(marks & Mark.CHECKPOINT) for _, marks in seen]
+    assert marked == [False, False, True, True]
+
+
+def test_what_the_handler_of_a_signal_raises_is_the_script_s(
+    monkeypatch: pytest.MonkeyPatch, seen: list[tuple[float, Mark]]
+) -> None:
+    class TooLongError(Exception):
+        pass
+
+    def handler(*_: Any) -> None:
+        raise TooLongError
+
+    one = optimizer(nn.Linear(2, 2))
+    one.step()
+    before = signal.signal(signal.SIGUSR1, handler)
+    # As if it came while the step is looked at.
+    monkeypatch.setattr(steps, "_device_of", lambda *_: os.kill(os.getpid(), signal.SIGUSR1))
+    try:
+        with pytest.raises(TooLongError):
+            one.step()
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+        monkeypatch.undo()
+    assert len(seen) == 1

@@ -56,8 +56,8 @@ class RestartAdvice:
         self._healthy_s: float | None = None
         """None: the job is not slow."""
         self._faults: tuple[Fault, ...] = ()
-        self._waiting: deque[tuple[int, float, int]] = deque(maxlen=MAX_WAITING)
-        """Step, its time, and of how many it is the mean."""
+        self._waiting: deque[tuple[int, float, float, int]] = deque(maxlen=MAX_WAITING)
+        """Step, its time, that of a healthy one, and of how many it is the mean."""
 
     def _price(self, now_s: float) -> RestartPrice | None:
         """What a restart costs now; None: not known."""
@@ -84,21 +84,27 @@ class RestartAdvice:
         elif self._healthy_s is None:
             self._healthy_s, self._faults = change.before_s, ()
             steps = change.found_step - change.since_step + 1
-            self._waiting.append((change.found_step, change.after_s, steps))
+            self._waiting.append((change.found_step, change.after_s, change.before_s, steps))
 
     def diagnosed(self, found: Sequence[DiagnosedEvent]) -> None:
-        """What the job is slow for."""
-        self._faults = tuple(self._fault(one) for one in found)
+        """What the job is slow for; of a slowness of all ranks no restart without them helps."""
+        blamed = {node for one in found for node in one.nodes if one.culprit == "computation"}
+        everybody = blamed == self._ranks.keys()
+        self._faults = () if everybody else tuple(self._fault(one) for one in found)
 
     def _fault(self, found: DiagnosedEvent) -> Fault:
         cause: Cause = "unknown" if found.culprit == "nothing" else found.culprit
         return Fault(cause=cause, ranks=tuple(sorted(self._ranks[one] for one in found.nodes)))
 
-    def step(self, fact: StepFact) -> list[Advice]:
-        """Take in a step; what the planner does, and what is advised."""
+    def step(self, fact: StepFact, lost_s: float) -> list[Advice]:
+        """Take in a step; what the planner does, and what is advised.
+
+        ``lost_s``: of it, above what a healthy one takes for as much work.
+        """
         if self._healthy_s is None:
             return []
-        self._waiting.append((fact.number, fact.took_s, fact.steps))
+        healthy_s = max(fact.took_s - lost_s / fact.steps, 0.0)
+        self._waiting.append((fact.number, fact.took_s, healthy_s, fact.steps))
         if not self._faults:
             return []
         lines = [self._decide(*each, fact.end_s) for each in self._waiting]
@@ -121,8 +127,9 @@ class RestartAdvice:
             has_saved=price.has_saved,
         )
 
-    def _decide(self, step: int, step_s: float, steps: int, now_s: float) -> CurePlanned:
-        assert self._healthy_s is not None
+    def _decide(
+        self, step: int, step_s: float, healthy_s: float, steps: int, now_s: float
+    ) -> CurePlanned:
         price = self._price(now_s)
         options: tuple[CureOption, ...] = ()
         if price is not None:
@@ -133,7 +140,7 @@ class RestartAdvice:
             step=step,
             step_s=step_s,
             steps=steps,
-            healthy_s=self._healthy_s,
+            healthy_s=healthy_s,
             faults=self._faults,
             options=options,
         )

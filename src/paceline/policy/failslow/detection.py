@@ -19,7 +19,7 @@ from paceline.policy.failslow.work import WorkCost
 from paceline.policy.stats.changes import Change, Shift
 from paceline.policy.stats.noisy import NoisyChangePoints
 
-_SHORT_S = 0.1
+GROUP_S = 0.1
 """Time that a group of short steps has at least: jitter of the machine counts for little in it."""
 _REMEMBERED = NoisyChangePoints.kept + 16
 
@@ -145,7 +145,7 @@ class StepGroups:
         least_s: time that a group has at least; a longer step is a group of its own.
     """
 
-    def __init__(self, least_s: float = _SHORT_S) -> None:
+    def __init__(self, least_s: float = GROUP_S) -> None:
         self._least_s = least_s
         self._took_s = 0.0
         self._amount: float | None = 0.0

@@ -19,7 +19,9 @@ Differs: at torch's dispatcher, so that gloo is seen as well, and no library has
 """
 
 import functools
+import os
 import sys
+import threading
 import time
 import warnings
 from collections.abc import Callable, Sequence
@@ -31,6 +33,7 @@ import torch.distributed.distributed_c10d as c10d
 from torch import Tensor
 from torch.distributed import ProcessGroup, Work
 
+from paceline.runtime.probe.faults import is_of_script
 from paceline.wire.call_ring import OPS, CallGroup, CallRingWriter
 
 PAIRS = ("send", "recv_")
@@ -62,6 +65,8 @@ class CallProbe:
     ) -> None:
         self._ring, self._step, self._called = ring, step, called
         self._groups: dict[tuple[str, int, int], int] = {}
+        self._lock = threading.Lock()
+        """Of the table of groups: calls come from any thread."""
         self._open: dict[int, tuple[Work, int]] = {}
         """By identity: calls without a future. Held, or another would have their identity."""
         self._results: dict[int, int] = {}
@@ -87,6 +92,8 @@ class CallProbe:
                         functional.impl(name, kernel, device, with_keyset=True)
             functional.impl("wait_tensor", self._wait_tensor(), "CPU", with_keyset=True)
         self._time_waits()
+        self._forget_groups()
+        os.register_at_fork(after_in_child=self._end_in_child)
 
     def _plain(self, op: int, device: str) -> Callable[..., Any]:
         name = OPS[op]
@@ -157,7 +164,9 @@ class CallProbe:
             return None
         try:
             return act(*args)
-        except Exception as error:  # noqa: BLE001 - whatever it is, the script goes on
+        except Exception as error:
+            if is_of_script(error):
+                raise
             self._is_off = True
             sys.stderr.write(f"paceline: collective calls are watched no more: {error!r}\n")
             return None
@@ -179,9 +188,27 @@ class CallProbe:
         key = (group.group_name, op, peer) if peer >= 0 else (group.group_name, -1, -1)
         number = self._groups.get(key)
         if number is None:
-            number = self._groups[key] = len(self._groups)
-            self._ring.add_group(_describe(group, OPS[op], peer))
+            with self._lock:
+                number = self._groups.get(key)
+                if number is None:
+                    number = self._ring.add_group(_describe(group, OPS[op], peer))
+                    self._groups[key] = number
         return number
+
+    def _forget_groups(self) -> None:
+        """Torch's names begin again after its groups were destroyed."""
+        destroy = dist.destroy_process_group
+
+        @functools.wraps(destroy)
+        def destroyed(*args: Any, **kwargs: Any) -> None:
+            with self._lock:
+                self._groups.clear()
+            destroy(*args, **kwargs)
+
+        dist.destroy_process_group = c10d.destroy_process_group = destroyed
+
+    def _end_in_child(self) -> None:
+        self._is_off = True
 
     def _time_waits(self) -> None:
         wait = Work.wait

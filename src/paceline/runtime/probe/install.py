@@ -1,6 +1,5 @@
 """The probe of a training process whose script trains on its own: put in before the script runs."""
 
-import sys
 import time
 
 import torch.distributed as dist
@@ -15,14 +14,6 @@ from paceline.runtime.probe.steps import StepProbe
 from paceline.runtime.process import Process
 from paceline.wire.call_ring import CallRingWriter
 from paceline.wire.step_ledger import Mark
-
-
-def install_probe(process: Process) -> None:
-    """Watch the script that is about to run; if that cannot be, say so and let it run."""
-    try:
-        Probe(process).install()
-    except Exception as error:  # noqa: BLE001 - whatever it is, the script does without
-        sys.stderr.write(f"paceline: the script is not watched for slow ranks: {error!r}\n")
 
 
 class Probe:

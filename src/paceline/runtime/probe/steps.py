@@ -7,6 +7,7 @@ What makes a step longer without anything being slow is marked, so that nobody t
 
 import functools
 import gc
+import io
 import sys
 import time
 from collections import Counter, deque
@@ -15,8 +16,13 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook
+from torch.optim.optimizer import (
+    Optimizer,
+    register_optimizer_step_post_hook,
+    register_optimizer_step_pre_hook,
+)
 
+from paceline.runtime.probe.faults import is_of_script
 from paceline.wire.step_ledger import Mark
 
 LOOK_BACK = 64
@@ -37,6 +43,8 @@ class StepProbe:
         self._on_step = on_step
         self._boundary = 0
         """Identity of the optimizer whose steps count; 0: none has stepped yet."""
+        self._begun = 0
+        """The optimizer whose step has begun."""
         self._recent: deque[int] = deque(maxlen=LOOK_BACK)
         self._since_look = 0
         self._start_s, self._start_ran_s = time.monotonic(), time.thread_time()
@@ -48,6 +56,7 @@ class StepProbe:
 
     def install(self) -> None:
         """Have torch and Python call us."""
+        register_optimizer_step_pre_hook(self._begins)
         register_optimizer_step_post_hook(self._stepped)
         gc.callbacks.append(self._collected)
         _mark_evaluation(self._mark)
@@ -68,20 +77,35 @@ class StepProbe:
         self._marks |= mark
 
     def _stepped(self, optimizer: Optimizer, _args: Any, _kwargs: Any) -> None:
-        one = id(optimizer)
+        one, begun = id(optimizer), self._begun
+        self._begun = 0
+        if begun != one:
+            return  # a class of optimizers calls the step of the one that it is derived from
         self._recent.append(one)
         self._since_look += 1
         if not self._boundary:
             self._boundary = one
         elif self._since_look >= LOOK_BACK:
-            self._boundary, self._since_look = self._rarest(), 0
+            self._follow(self._rarest())
         if one == self._boundary and not self._is_off:
             try:
-                self.device = optimizer.param_groups[0]["params"][0].device
+                self.device = _device_of(optimizer, self.device)
                 self._step_is_over()
-            except Exception as error:  # noqa: BLE001 - whatever it is, the script goes on
+            except Exception as error:
+                if is_of_script(error):
+                    raise
                 self._is_off = True
                 sys.stderr.write(f"paceline: steps are watched no more: {error!r}\n")
+
+    def _begins(self, optimizer: Optimizer, _args: Any, _kwargs: Any) -> None:
+        self._begun = id(optimizer)
+
+    def _follow(self, one: int) -> None:
+        """Count the steps of this optimizer; those of another one are no pace to compare with."""
+        self._since_look = 0
+        if one != self._boundary:
+            self._boundary = one
+            self._marks |= Mark.FIRST
 
     def _rarest(self) -> int:
         """Of those that come again; the present one if it is as rare."""
@@ -111,6 +135,11 @@ class StepProbe:
             self._gc_s += time.monotonic() - self._gc_start_s
 
 
+def _device_of(optimizer: Optimizer, before: torch.device) -> torch.device:
+    parameters = (one for group in optimizer.param_groups for one in group["params"])
+    return next((one.device for one in parameters), before)
+
+
 def _mark_evaluation(mark: Callable[[Mark], None]) -> None:
     train = nn.Module.train
 
@@ -127,8 +156,9 @@ def _mark_saves(mark: Callable[[Mark], None]) -> None:
     save = torch.save
 
     @functools.wraps(save)
-    def marked(*args: Any, **kwargs: Any) -> None:
-        mark(Mark.CHECKPOINT)
-        save(*args, **kwargs)
+    def marked(obj: Any, f: Any, *args: Any, **kwargs: Any) -> None:
+        if not isinstance(f, io.BytesIO):  # a tensor that is sent as an object is saved to memory
+            mark(Mark.CHECKPOINT)
+        save(obj, f, *args, **kwargs)
 
     torch.save = torch.serialization.save = marked

@@ -1,0 +1,12 @@
+"""Whose an error is that comes up while the probe works within a call of the script."""
+
+import traceback
+
+OURS = ("paceline", "torch")
+
+
+def is_of_script(error: BaseException) -> bool:
+    """Whether the script's own code has raised it meanwhile, as the handler of a signal does."""
+    frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
+    name = frames[-1].f_globals.get("__name__", "") if frames else ""
+    return str(name).partition(".")[0] not in OURS
