@@ -340,7 +340,7 @@ def _order(event: Event) -> tuple[int, str] | None:
         case KilledEvent(inc=inc):
             return inc, "killed by order"
         case KillRestartEvent(inc=inc):
-            return inc, "restarted by decision"
+            return inc, "restarted by order" if event.by_person else "restarted by decision"
         case _:
             return None
 

@@ -30,6 +30,7 @@ from paceline.wire.client import (
     Scale,
     StopJob,
 )
+from paceline.wire.events.nodes import BY_ORDER
 
 
 class Replies:
@@ -79,7 +80,7 @@ class Replies:
             case Replace(node=name):
                 self._check_running()
                 check_replace(self._spec)
-                self._members.restart(name, "by order")
+                self._members.restart(name, BY_ORDER)
             case StopJob():
                 self._shutdown.stop(call.signal, at_once=call.now)
             case GetSpec():

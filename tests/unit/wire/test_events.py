@@ -126,6 +126,11 @@ TOLD: list[tuple[Event, str, str]] = [
         "worker-1 is restarted by decision: too slow",
     ),
     (
+        nodes.KillRestartEvent(**W, reason=nodes.BY_ORDER),
+        "by order",
+        "worker-1 is restarted by order",
+    ),
+    (
         nodes.ProcessExitedEvent(
             **W,
             reason="signal SIGKILL",

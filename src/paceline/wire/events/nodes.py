@@ -180,17 +180,31 @@ class HungEvent(Event, frozen=True):
         return f"{how}; what it did: logs/{self.node}.stacks"
 
 
+BY_ORDER = "by order"
+"""The reason of what a person wants."""
+
+
 class KilledEvent(Event, frozen=True):
     """A person ends the process of a node at once."""
 
-    clause_words = "by order"
+    clause_words = BY_ORDER
     sentence_words = "{0.node} is killed by order"
 
 
 class KillRestartEvent(ReasonedEvent, frozen=True):
     """A worker must end, and starts again at another place."""
 
-    sentence_words = "{0.node} is restarted by decision: {0.reason}"
+    sentence_words = "{0.node} is restarted {0.cause}"
+
+    @property
+    def by_person(self) -> bool:
+        """Whether a person ordered it, and no solution decided it."""
+        return self.reason == BY_ORDER
+
+    @property
+    def cause(self) -> str:
+        """Who wanted it, and why."""
+        return BY_ORDER if self.by_person else f"by decision: {self.reason}"
 
 
 class ProcessExitedEvent(ReasonedEvent, frozen=True):
