@@ -284,7 +284,8 @@ class FailSlowWatch:
         self._summary = summary
         self._findings = find_suspects(summary, baseline) if summary else Findings()
         if self._at_start:
-            self.profile, self._looks = summary, self._looks + 1
+            is_whole = question.told.keys() == self.ranks.keys()
+            self.profile, self._looks = summary if is_whole else None, self._looks + 1
         is_told = any(one.kind == "computation" for one in self._findings.suspects)
         if not self._at_start and not is_told and self._rests(now_s):
             # Only a measurement can tell a slow link, or that there is none.

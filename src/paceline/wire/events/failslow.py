@@ -94,7 +94,7 @@ class RestartAdvisedEvent(Event, frozen=True):
     """The slowness has cost as much by now as a restart without its cause would."""
 
     nodes: tuple[str, ...]
-    """Whom to leave out: a rank, or the ends of a link."""
+    """Whom to leave out: ranks, or the ends of a link."""
     lost_s: float
     start_s: float
     """Of the script, as the last time."""
@@ -111,7 +111,7 @@ class RestartAdvisedEvent(Event, frozen=True):
 
     @property
     def whom(self) -> str:
-        return " - ".join(self.nodes)
+        return " and ".join(self.nodes)
 
     @property
     def cost_s(self) -> float:

@@ -1,0 +1,132 @@
+"""What the watch does where ranks, agents or numbers are not as they should be."""
+
+import msgspec
+import pytest
+
+from paceline.agent import facts
+from paceline.agent.facts import read_calls
+from paceline.base.numbering import Inc
+from paceline.protocol.failslow import MOST_TRIES
+from paceline.protocol.failslow_answers import window_of
+from paceline.wire.call_ring import CallGroup, CallRingWriter, NotedCall, NotedStep, RingContents
+from paceline.wire.events.failslow import DiagnosedEvent, RelievedEvent, SlowedEvent
+from paceline.wire.messages.agent import CallsTold, StepsTook, TellCalls
+from tests.unit.failslow import script as scripts
+from tests.unit.failslow.script import SIZE, Script, advised
+
+
+@pytest.mark.parametrize("step_ms", [10, 20, 50])
+def test_healthy_steps_of_a_group_hide_no_slow_rank(
+    step_ms: int,
+) -> None:
+    for healthy in range(400, 410):
+        script = Script()
+        script.transfer_s = step_ms / 5e3
+        script.compute_s = dict.fromkeys(range(SIZE), step_ms / 1.25e3)
+        script.run(healthy)
+        script.compute_s[2] *= 6
+        script.run(200)
+        assert script.diagnosis().nodes == ("worker-2",)
+
+
+def test_a_link_that_slows_soon_after_another_slowness_is_measured_a_minute_later() -> None:
+    script = Script()
+    script.run(200)
+    script.compute_s[2] *= 1.5
+    script.run(40)
+    script.compute_s[2] /= 1.5
+    script.run(40)
+    script.transfer_s *= 4
+    script.link_bytes_per_s[1, 2] /= 10
+    script.run(300)
+    told = [event for event in script.events if isinstance(event, DiagnosedEvent)]
+    assert [(event.culprit, event.nodes) for event in told] == [
+        ("computation", ("worker-2",)),
+        ("link", ("worker-1", "worker-2")),
+    ]
+
+
+def test_a_rank_that_is_always_late_is_waited_for_a_few_times_only() -> None:
+    script = Script()
+    script.lateness = 10**6
+    script.run(400)
+    assert len({meeting.meeting for meeting in script.meetings}) == MOST_TRIES
+    script.compute_s[2] *= 2
+    script.run(60)
+    assert script.diagnosis().nodes == ("worker-2",), "the profile tells without a meeting"
+    assert len({meeting.meeting for meeting in script.meetings}) == MOST_TRIES
+
+
+def test_agents_that_are_silent_at_the_start_are_asked_again() -> None:
+    script = Script()
+    script.answers = {0}
+    script.run(25)
+    assert script.watch.profile is None
+    script.answers = set(range(SIZE))
+    script.run(60)
+    assert script.watch.profile is not None and script.watch.measured is not None
+
+
+def test_a_step_without_a_batch_is_no_change_of_what_is_known() -> None:
+    script = Script()
+    script.amount = 100
+    script.run(300)
+    script.compute_s = dict.fromkeys(range(SIZE), 2 * scripts.COMPUTE_S)
+    script.run(2)
+    script.amount = 0
+    script.run(1)
+    script.amount = 100
+    script.run(40)
+    (slowed,) = script.seen(SlowedEvent)
+    assert isinstance(slowed, SlowedEvent) and slowed.step == 301
+
+
+def test_what_is_lost_is_what_the_steps_took_above_the_healthy_ones() -> None:
+    script = Script()
+    script.saves_every = 10
+    script.run(300)
+    script.compute_s[2] += 0.25
+    script.run(40)
+    found = advised(script)
+    (plan,) = [plan for plan in script.plans if plan.advised]
+    slow_steps = plan.facts.step - 300
+    assert found.lost_s == pytest.approx(0.25 * slow_steps, rel=0.12)
+    script.compute_s[2] -= 0.25
+    script.run(60)
+    assert script.seen(RelievedEvent)
+
+
+def told(rank: int, *calls: NotedCall) -> CallsTold:
+    steps = tuple(NotedStep(number, number, 1.0) for number in range(3))
+    noted = RingContents((CallGroup("0", (0, 1), "nccl"),), calls, steps)
+    return CallsTold(f"worker-{rank}", Inc(rank), 1, noted)
+
+
+def test_where_no_call_s_end_is_seen_nobody_knows_what_a_rank_computed() -> None:
+    blind = NotedCall(0, 0, 4, 1, 1.2, 0.0, 0)
+    assert window_of({0: told(0, blind), 1: told(1, blind)}) is None
+    seen = msgspec.structs.replace(blind, end_s=1.4)
+    assert window_of({0: told(0, seen), 1: told(1, seen)}) is not None
+
+
+def test_steps_of_which_calls_are_missing_are_not_told(
+    tmp_path, monkeypatch: pytest.MonkeyPatch
+) -> None:  # type: ignore[no-untyped-def]
+    monkeypatch.setattr(facts, "MOST_CALLS", 25)
+    ring = CallRingWriter(tmp_path / "calls", Inc(7))
+    ring.add_group(CallGroup("0", (0, 1)))
+    for step in range(1, 11):
+        for _ in range(10):
+            ring.end(ring.begin(0, 0, 8, step))
+        ring.add_step(step, float(step), 1.0)
+    noted = read_calls("worker-0", tmp_path / "calls", TellCalls(Inc(7), 1, from_step=1)).noted
+    assert [step.step for step in noted.steps] == [9, 10]
+    assert {call.step for call in noted.calls} == {9, 10}
+
+
+def test_steps_that_were_told_are_taken_once() -> None:
+    script = Script()
+    script.run(10)
+    before = script.watch._warm
+    assert script.watch.took("worker-9", [StepsTook(1, 1, 0.2)], script.now_s) == []
+    assert script.watch._warm == before
