@@ -38,7 +38,8 @@ for step in range(4):
     replica(data).sum().backward()
     shards(data).sum().backward()
     distribute_tensor(torch.ones(4), mesh, [Shard(0)]).full_tensor()
-    dist.send(data, 1) if rank == 0 else dist.recv(data, 0)
+    received = torch.empty(4, 8, requires_grad=True)  # as those of a pipeline's stages
+    dist.send(data, 1) if rank == 0 else dist.recv(received, 0)
     optimizer.step()
 open(f"{rank}.done", "w").close()
 time.sleep(60)

@@ -109,10 +109,17 @@ class CallProbe:
             return self._begin(number, op, _num_bytes(args[sized_at]))
 
         def kernel(keys: Any, *args: Any, **kwargs: Any) -> Any:
-            if torch.is_grad_enabled() and any(map(_needs_gradient, args[:group_at])):
-                return with_gradient(keys, *args, **kwargs)  # it warns that there is none
+            # Torch's kernel of autograd warns that there is no gradient; it keeps Python's lock.
+            warns = torch.is_grad_enabled() and any(map(_needs_gradient, args[:group_at]))
+            if warns and not is_pair:
+                return with_gradient(keys, *args, **kwargs)
             entry = self._unless_off(begin, args)
-            found = torchs.redispatch(keys & _AFTER_AUTOGRAD, *args, **kwargs)
+            # Stages of a pipeline receive into tensors that need a gradient.
+            found = (
+                with_gradient(keys, *args, **kwargs)
+                if warns
+                else torchs.redispatch(keys & _AFTER_AUTOGRAD, *args, **kwargs)
+            )
             if ends_here and entry is not None:
                 self._unless_off(self._await_end, found, entry)
             return found
