@@ -12,17 +12,13 @@ if TYPE_CHECKING:
     from paceline.studies.stragglers.experiments import Preset
     from paceline.studies.stragglers.results import Run
 
+QUICK_HEALTHY_S = 10.0
 app = typer.Typer(
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
     help="Experiments with real jobs on this machine.",
 )
-
-
-@app.callback()
-def _bench() -> None:
-    """Keep `stragglers` a subcommand while it is the only one."""
 
 
 @app.command()
@@ -74,6 +70,42 @@ def stragglers(
     _show(results, json, plots)
 
 
+@app.command()
+def failslow(
+    case: Annotated[list[str] | None, typer.Argument(help="Default: all.")] = None,
+    *,
+    trials: Annotated[int, typer.Option(help="Jobs of each case.", min=1)] = 20,
+    seed: Annotated[int, typer.Option(help="First seed.", min=0)] = 1000,
+    healthy_s: Annotated[
+        float, typer.Option(help="Seconds that a healthy job is left alone.", min=0)
+    ] = 1200.0,
+    quick: Annotated[
+        bool, typer.Option("--quick", help="One job of each case, and no goals.")
+    ] = False,
+    json: Annotated[Path | None, typer.Option(help="Write the results here.")] = None,
+) -> None:
+    """Make ranks and links of a script slow, and see whether its job names them.
+
+    Eight ranks of a script for torchrun train in 2 x 2 x 2 over gloo, in network namespaces of
+    their own. Ranks sleep or have a quota of processor time; links have a token bucket. Rank,
+    strength and moment come from the seed; the verdict is read from the job's events.
+    """
+    from paceline.studies.failslow.trial_command import (
+        markdown_trial_goals,
+        markdown_trials,
+        run_trials,
+    )
+    from paceline.studies.stragglers.command import check_outputs
+
+    check_outputs(json, None)
+    seeds = range(seed, seed + (1 if quick else trials))
+    healthy_s = min(healthy_s, QUICK_HEALTHY_S) if quick else healthy_s
+    results = run_trials(case or [], seeds, healthy_s=healthy_s, json=json)
+    print(markdown_trials(results))
+    if not quick:
+        print("", markdown_trial_goals(results), sep="\n")
+
+
 def _run(preset: "Preset", seeds: range, labels: frozenset[str], json: Path | None) -> "Emulations":
     """Run all; the file has the runs so far whenever one is over."""
     from paceline.studies.stragglers.command import circumstances
@@ -82,7 +114,9 @@ def _run(preset: "Preset", seeds: range, labels: frozenset[str], json: Path | No
     from paceline.studies.stragglers.results import encode
 
     planned = preset.runs(seeds, labels)
-    results = Emulations(clock="emulated", **circumstances(preset))
+    results = Emulations(
+        clock="emulated", preset=preset.name, notes=preset.notes, **circumstances()
+    )
     with ProgressLine(len(planned)) as watch:
 
         def ran(run: "Run") -> None:

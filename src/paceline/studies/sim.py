@@ -195,7 +195,13 @@ def _begin(
     from paceline.studies.stragglers.command import circumstances, kept
     from paceline.studies.stragglers.results import Results
 
-    fresh = Results(clock="virtual", **circumstances(preset), call_costs=costs)
+    fresh = Results(
+        clock="virtual",
+        preset=preset.name,
+        notes=preset.notes,
+        **circumstances(),
+        call_costs=costs,
+    )
     if not continue_:
         return fresh
     if json is None:

@@ -12,20 +12,17 @@ from typing import Any
 import msgspec
 
 from paceline.base.errors import ConfigError
-from paceline.studies.stragglers.experiments import Preset
 from paceline.studies.stragglers.figures import draw
 from paceline.studies.stragglers.results import Results, decode
 
 
-def circumstances(preset: Preset) -> dict[str, Any]:
-    """How results come about that begin now: fields of `Results`."""
+def circumstances() -> dict[str, Any]:
+    """How results come about that begin now."""
     return {
-        "preset": preset.name,
         "version": version("paceline"),
         "commit": _commit(),
         "command": shlex.join(["paceline", *sys.argv[1:]]),
         "started": datetime.now().astimezone().isoformat(timespec="seconds"),
-        "notes": preset.notes,
     }
 
 

@@ -68,7 +68,7 @@ def run_real(scenario: Scenario, method: Method, seed: int, *, keep_trail: bool 
         directory = Path(name)
         Emulated(scenario=scenario, seed=seed).write(directory)
         job = launch(spec_of(scenario, method, seed, directory))
-        with _ending(job):
+        with ending(job):
             _await_end(job)
         ran = read_ran(job, directory, scenario, keep_trail=keep_trail)
     shutil.rmtree(job.path)
@@ -76,7 +76,7 @@ def run_real(scenario: Scenario, method: Method, seed: int, *, keep_trail: bool 
 
 
 @contextlib.contextmanager
-def _ending(job: JobDir) -> Iterator[None]:
+def ending(job: JobDir) -> Iterator[None]:
     """Leave nothing of the job running, whatever happens."""
     try:
         yield

@@ -2,26 +2,31 @@
 
 It knows nothing of paceline. ``torchrun --nproc-per-node 8 mesh.py`` runs it, too. A rank that is
 named in the file ``--slow`` (``RANK SECONDS`` in each line) sleeps so long in each of its forward
-passes. A test makes ranks slow by writing the file.
+passes. Rank 0 notes the end of each step (Unix time) in the file ``--log``.
+
+In a step each rank sends 64 KiB to its peer of the tensor-parallel group (those of the second stage
+128 KiB), 129 KiB to that of its replicas, and 64 KiB to that of the pipeline.
 """
 
 import argparse
 import os
 import time
 from pathlib import Path
+from typing import cast
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B
+from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.parallel import (
     ColwiseParallel,
     RowwiseParallel,
     parallelize_module,
 )
 
-WIDTH, HIDDEN, BATCH, MICRO_BATCHES = 64, 256, 32, 4
+WIDTH, HIDDEN, BATCH, MICRO_BATCHES = 128, 256, 128, 4
 
 
 class Block(nn.Module):
@@ -33,7 +38,7 @@ class Block(nn.Module):
         self.down = nn.Linear(HIDDEN, WIDTH)
 
     def forward(self, x: Tensor) -> Tensor:
-        return x + self.down(torch.relu(self.up(x)))
+        return cast(Tensor, x + self.down(torch.relu(self.up(x))))
 
 
 class Slowed(nn.Module):
@@ -54,13 +59,22 @@ class Slowed(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         if self.sleep_s:
             time.sleep(self.sleep_s)
-        return self.stage(x)
+        return cast(Tensor, self.stage(x))
+
+
+def average(gradient: Tensor | None, replicas: dist.ProcessGroup) -> None:
+    """Take the mean of a gradient, or of this rank's shard of it, over the replicas."""
+    shard = gradient.to_local() if isinstance(gradient, DTensor) else gradient
+    assert shard is not None
+    dist.all_reduce(shard, group=replicas)
+    shard.div_(replicas.size())
 
 
 def main() -> None:
     parser = argparse.ArgumentParser()
-    parser.add_argument("--steps", type=int, default=1000)
+    parser.add_argument("--steps", type=int, default=1_000_000)
     parser.add_argument("--slow", type=Path)
+    parser.add_argument("--log", type=Path, default=Path(os.devnull))
     parser.add_argument("--pause-s", type=float, default=0.005)
     options = parser.parse_args()
     dist.init_process_group("gloo")
@@ -76,25 +90,19 @@ def main() -> None:
     )
     schedule = Schedule1F1B(stage, MICRO_BATCHES, loss_fn=nn.functional.mse_loss)
     optimizer = torch.optim.SGD(slowed.parameters(), lr=0.01)
-    replicas = mesh["dp"].get_group()
-    for step in range(options.steps):
-        slowed.look()
-        time.sleep(options.pause_s)
-        torch.manual_seed(1000 * step + mesh["dp"].get_local_rank())
-        data, target = torch.randn(BATCH, WIDTH), torch.zeros(BATCH, WIDTH)
-        if place == 0:
-            schedule.step(data)
-        else:
-            losses: list[Tensor] = []
-            schedule.step(target=target, losses=losses)
-        for parameter in slowed.parameters():
-            grad = (
-                parameter.grad.to_local() if hasattr(parameter.grad, "to_local") else parameter.grad
-            )
-            dist.all_reduce(grad, group=replicas)
-            grad.div_(2)
-        optimizer.step()
-        optimizer.zero_grad()
+    with options.log.open("a") as log:
+        for step in range(options.steps):
+            slowed.look()
+            time.sleep(options.pause_s)
+            torch.manual_seed(1000 * step + mesh["dp"].get_local_rank())
+            data, target = torch.randn(BATCH, WIDTH), torch.zeros(BATCH, WIDTH)
+            schedule.step(data) if place == 0 else schedule.step(target=target, losses=[])
+            for parameter in slowed.parameters():
+                average(parameter.grad, mesh["dp"].get_group())
+            optimizer.step()
+            optimizer.zero_grad()
+            if dist.get_rank() == 0:
+                print(f"{time.time():.6f}", file=log, flush=True)
     print(f"rank {dist.get_rank()} of {os.environ['WORLD_SIZE']} is done", flush=True)
     dist.destroy_process_group()
 

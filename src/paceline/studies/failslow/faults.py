@@ -1,0 +1,155 @@
+"""Faults of `paceline bench failslow`: drawn from a seed, made by files, groups and shapers.
+
+Nothing that detects knows of them: a rank sleeps because its script finds a file, is short of a
+processor because of its group's quota, or sends slowly because of a token bucket in the kernel.
+"""
+
+import contextlib
+import os
+import random
+import time
+from pathlib import Path
+from typing import Literal, assert_never
+
+import msgspec
+
+from paceline.base.cgroups import NodeGroup, find_node_group, find_trees
+from paceline.base.jobdir import JobDir
+from paceline.studies.failslow.networks import Networks
+from paceline.wire.events.failslow import DiagnosedEvent
+
+SIZE = 8
+"""Ranks of the script, as 2 x 2 x 2."""
+FORWARDS = 4
+"""Forward passes of a step."""
+STRIDES = {4: 64 << 10, 2: 129 << 10, 1: 64 << 10}
+"""Of the script's groups: how far apart two ranks are, and what each sends the other in a step, at
+least. So far are those of a pipeline, replicas, and members of a tensor-parallel group."""
+FACTORS = (1.4, 2.6)
+"""How many times as long a step is to take."""
+_TICKS = os.sysconf("SC_CLK_TCK")
+
+Way = Literal["sleep", "quota", "cable", "link"]
+
+
+class Fault(msgspec.Struct, frozen=True, kw_only=True):
+    """What becomes slow, and by how much."""
+
+    way: Way
+    ranks: tuple[int, ...]
+    """One; of a link: its two ends."""
+    factor: float
+    """Times a healthy step, as far as the fault alone can make it so."""
+
+    def is_named_by(self, event: DiagnosedEvent) -> bool:
+        """Whether a verdict names it. Of a slow cable all links are slow, so each is right."""
+        named = {int(node.rpartition("-")[2]) for node in event.nodes}
+        if self.way in ("sleep", "quota"):
+            return event.culprit == "computation" and named == set(self.ranks)
+        if event.culprit != "link":
+            return False
+        return named == set(self.ranks) or (self.way == "cable" and set(self.ranks) < named)
+
+
+class Pace(msgspec.Struct, frozen=True, kw_only=True):
+    """A healthy job's: seconds of a step, and cores that one rank uses."""
+
+    step_s: float
+    cores: float
+
+
+def draw_rank(rng: random.Random, ways: tuple[Way, ...] = ("sleep", "quota")) -> Fault:
+    """Draw a slow rank."""
+    return Fault(way=rng.choice(ways), ranks=(rng.randrange(SIZE),), factor=rng.uniform(*FACTORS))
+
+
+def draw_link(rng: random.Random) -> Fault:
+    """Draw a slow cable, or a slow link between two ranks of a group."""
+    rank, factor = rng.randrange(SIZE), rng.uniform(*FACTORS)
+    if rng.random() < 0.5:
+        return Fault(way="cable", ranks=(rank,), factor=factor)
+    other = rank ^ rng.choice([*STRIDES])
+    return Fault(way="link", ranks=(min(rank, other), max(rank, other)), factor=factor)
+
+
+class Injector:
+    """Makes faults of one job, and takes them back.
+
+    Args:
+        job: the job.
+        slow: the file that its script looks into.
+        networks: of its ranks; None: there are none, and no link can be slow.
+    """
+
+    def __init__(self, job: JobDir, slow: Path, networks: Networks | None) -> None:
+        self._job, self._slow, self._networks = job, slow, networks
+        self._limited: list[int] = []
+
+    def inject(self, faults: tuple[Fault, ...], pace: Pace) -> None:
+        """Make them all at once."""
+        sleeps = []
+        for fault in faults:
+            added_s = (fault.factor - 1) * pace.step_s
+            match fault.way:
+                case "sleep":
+                    sleeps.append(f"{fault.ranks[0]} {added_s / FORWARDS:.6f}\n")
+                case "quota":
+                    self._group(fault.ranks[0]).set_cpu(pace.cores / fault.factor)
+                    self._limited.append(fault.ranks[0])
+                case "cable":
+                    self._links.slow_cable(fault.ranks[0], sum(STRIDES.values()) / added_s)
+                case "link":
+                    one, other = fault.ranks
+                    self._links.slow_link(one, other, STRIDES[other - one] / added_s)
+                case _:
+                    assert_never(fault.way)
+        fresh = self._slow.with_suffix(".fresh")
+        fresh.write_text("".join(sleeps))
+        fresh.replace(self._slow)
+
+    def relieve(self) -> None:
+        """Take all back."""
+        self._slow.unlink(missing_ok=True)
+        for rank in self._limited:
+            with contextlib.suppress(OSError):
+                self._group(rank).set_cpu(None)
+        self._limited.clear()
+        if self._networks is not None:
+            self._networks.mend()
+
+    @property
+    def _links(self) -> Networks:
+        assert self._networks is not None
+        return self._networks
+
+    def _group(self, rank: int) -> NodeGroup:
+        return find_node_group(self._job.job_id, f"worker-{rank}")
+
+    def cpu_s(self, rank: int) -> float:
+        """Time that the processes of a rank's control group have run."""
+        base = find_trees()["cpu"].base / "paceline" / self._job.job_id / f"worker-{rank}"
+        found = 0
+        for pid in (base / "cgroup.procs").read_text().split():
+            with contextlib.suppress(FileNotFoundError):
+                fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+                found += int(fields[11]) + int(fields[12])
+        return found / _TICKS
+
+    def pace(self, log: Path, for_s: float) -> Pace:
+        """Watch for a while what a healthy step takes."""
+        begun_s, used_s, steps = time.monotonic(), self._used_s(), len(times_of(log))
+        time.sleep(for_s)
+        took_s = time.monotonic() - begun_s
+        cores = (self._used_s() - used_s) / SIZE / took_s
+        return Pace(step_s=took_s / max(len(times_of(log)) - steps, 1), cores=cores)
+
+    def _used_s(self) -> float:
+        return sum(self.cpu_s(rank) for rank in range(SIZE))
+
+
+def times_of(log: Path) -> list[float]:
+    """When the steps of the script ended (Unix time)."""
+    try:
+        return [float(line) for line in log.read_text().split("\n")[:-1]]
+    except FileNotFoundError:
+        return []

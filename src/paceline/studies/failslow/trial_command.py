@@ -1,0 +1,173 @@
+"""What ``paceline bench failslow`` runs, prints and keeps."""
+
+import contextlib
+import os
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from statistics import median
+
+import msgspec
+
+from paceline.base.cgroups import find_trees
+from paceline.base.errors import ConfigError, PacelineError
+from paceline.base.files import write_file
+from paceline.studies.failslow.faults import SIZE, Pace
+from paceline.studies.failslow.networks import Networks, can_make_networks, connected
+from paceline.studies.failslow.trials import (
+    CASES,
+    PACE_S,
+    Case,
+    Trial,
+    run_healthy,
+    run_trial,
+    running,
+)
+from paceline.studies.stragglers.command import circumstances
+
+FLOOR, LONGEST_S, GOAL_S = 0.95, 10.56, 3.0
+"""Part of the trials that must be right; seconds to a verdict (FALCON's mean), and the goal."""
+
+
+class TrialResults(msgspec.Struct, kw_only=True):
+    """All trials of a command, as they are written to JSON."""
+
+    command: str
+    commit: str
+    version: str
+    started: str
+    notes: list[str] = []
+    trials: list[Trial] = []
+
+
+def run_trials(
+    cases: Sequence[str], seeds: range, *, healthy_s: float, json: Path | None
+) -> TrialResults:
+    """Run the trials of some cases, or all; the file has those so far whenever one is over.
+
+    Raises:
+        ConfigError: there is no such case.
+    """
+    if unknown := set(cases) - CASES.keys():
+        known = ", ".join(CASES)
+        raise ConfigError(f"there is no case {min(unknown)}; there are {known}")
+    results = TrialResults(**circumstances())
+    with _networks(results.notes) as networks:
+        chosen = [case for case in CASES.values() if case.name in cases or not cases]
+        possible = [*_possible(chosen, networks, results.notes)]
+        usual = Pace(step_s=0.0, cores=0.0)
+        if any(case.at_start for case in possible):
+            with running(networks) as watched:
+                usual = watched.injector.pace(watched.log, PACE_S)
+        for case in possible:
+            for seed in seeds:
+                with _noted(results.notes, f"{case.name}, seed {seed}"):
+                    _keep(run_trial(case, seed, networks, usual), results, json)
+        if healthy_s:
+            _keep(run_healthy(healthy_s, networks), results, json)
+    return results
+
+
+@contextlib.contextmanager
+def _networks(notes: list[str]) -> Iterator[Networks | None]:
+    if not can_make_networks():
+        notes.append("all ranks in one network: this needs root, ip, tc and unshare otherwise")
+        yield None
+        return
+    with connected(SIZE) as networks:
+        yield networks
+
+
+def _possible(cases: Sequence[Case], networks: Networks | None, notes: list[str]) -> Iterator[Case]:
+    tree = find_trees().get("cpu")
+    has_quotas = tree is not None and os.access(tree.base, os.W_OK)
+    for case in cases:
+        if case.links and networks is None:
+            notes.append(f"{case.name}: not measured, since links cannot be made slow here")
+        elif case.quotas and not has_quotas:
+            notes.append(f"{case.name}: not measured, since quotas cannot be set here")
+        else:
+            yield case
+
+
+@contextlib.contextmanager
+def _noted(notes: list[str], which: str) -> Iterator[None]:
+    """Let a trial that could not be run be a note, and the others follow."""
+    try:
+        yield
+    except PacelineError as error:
+        notes.append(f"{which}: no result: {error}")
+        print(notes[-1], file=sys.stderr, flush=True)
+
+
+def _keep(trial: Trial, results: TrialResults, json: Path | None) -> None:
+    results.trials.append(trial)
+    verdict = "-" if trial.verdict_s is None else f"{trial.verdict_s:.2f} s"
+    faults = ", ".join(f"{one.way} {one.ranks} x {one.factor:.2f}" for one in trial.faults)
+    print(
+        f"{trial.case} seed {trial.seed}: {'right' if trial.right else 'WRONG'} after {verdict}; "
+        f"{faults}; {trial.step_s * 1e3:.0f} ms x {trial.factor:.2f}; false alarms "
+        f"{trial.false_alarms}, verdicts {trial.false_verdicts}",
+        file=sys.stderr,
+        flush=True,
+    )
+    if not trial.right or trial.false_alarms:
+        print(*(f"    {line}" for line in trial.told), sep="\n", file=sys.stderr, flush=True)
+    if json is not None:
+        write_file(json, msgspec.json.format(msgspec.json.encode(results)))
+
+
+def markdown_trials(results: TrialResults) -> str:
+    """Make a row of each case, and what was to be reached."""
+    lines = [
+        "| case | | named rightly | fault to verdict: median, worst | a step takes | healthy: "
+        "time, false alarms, false verdicts |",
+        "|---|---|---:|---:|---:|---:|",
+    ]
+    for name in dict.fromkeys(trial.case for trial in results.trials):
+        trials = [trial for trial in results.trials if trial.case == name]
+        lines.append("| " + " | ".join(_cells(name, trials)) + " |")
+    return "\n".join([*lines, "", *results.notes])
+
+
+def _cells(name: str, trials: Sequence[Trial]) -> Iterator[str]:
+    yield name
+    yield CASES[name].about if name in CASES else "nothing happens"
+    if name in CASES:
+        waits_s = [trial.verdict_s for trial in trials if trial.right and trial.verdict_s]
+        factors = [trial.factor for trial in trials]
+        yield f"{sum(trial.right for trial in trials)} of {len(trials)}"
+        yield f"{median(waits_s):.1f} s, {max(waits_s):.1f} s" if waits_s else "-"
+        yield f"{min(factors):.1f} to {max(factors):.1f} times as long"
+    else:
+        yield from ("-", "-", "-")
+    healthy_s = sum(trial.healthy_s for trial in trials)
+    alarms = sum(trial.false_alarms for trial in trials)
+    verdicts = sum(trial.false_verdicts for trial in trials)
+    yield f"{healthy_s / 60:.1f} min, {alarms}, {verdicts}" if healthy_s else "-"
+
+
+def markdown_trial_goals(results: TrialResults) -> str:
+    """Say what was to be reached, and whether it was."""
+    lines = ["| goal | measured | reached |", "|---|---|---|"]
+    cases = {trial.case for trial in results.trials}
+    for name in (name for name in CASES if name in cases):
+        trials = [trial for trial in results.trials if trial.case == name]
+        right = sum(trial.right for trial in trials)
+        waits_s = [trial.verdict_s for trial in trials if trial.right and trial.verdict_s]
+        middle_s = median(waits_s) if waits_s else float("inf")
+        lines.append(
+            f"| {name}: 19 of 20 right | {right} of {len(trials)} | "
+            f"{_yes(right >= FLOOR * len(trials))} |"
+        )
+        lines.append(
+            f"| {name}: a verdict within {LONGEST_S} s, goal {GOAL_S:g} s | {middle_s:.1f} s "
+            f"(median) | {_yes(middle_s <= LONGEST_S)}, {_yes(middle_s <= GOAL_S)} |"
+        )
+    verdicts = sum(trial.false_verdicts for trial in results.trials)
+    lines.append(f"| no verdict on a healthy job | {verdicts} | {_yes(not verdicts)} |")
+    return "\n".join(lines)
+
+
+def _yes(reached: bool) -> str:
+    return "yes" if reached else "no"

@@ -1,0 +1,313 @@
+"""Trials of `paceline bench failslow`: a job each, that becomes slow as its seed says.
+
+The verdict is read from the job's events, like anybody can.
+"""
+
+import contextlib
+import random
+import shutil
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import NamedTuple, TypeVar
+
+import msgspec
+
+from paceline.base.errors import PermanentError
+from paceline.base.jobdir import JobDir
+from paceline.jobs.history import read_events
+from paceline.jobs.launch import launch
+from paceline.studies.failslow.faults import (
+    SIZE,
+    Fault,
+    Injector,
+    Pace,
+    Way,
+    draw_link,
+    draw_rank,
+    times_of,
+)
+from paceline.studies.failslow.networks import Networks
+from paceline.studies.stragglers.real import ending
+from paceline.wire.events.failslow import DiagnosedEvent, RelievedEvent, SlowedEvent
+from paceline.wire.spec import JobSpec, NodeSpec, RestartSpec
+
+SCRIPTS = Path(__file__).with_name("watched")
+HEALTHY_S = (8.0, 16.0)
+"""From a job's first step to its fault."""
+PACE_S = 3.0
+PATIENCE_S = 30.0
+"""For a verdict."""
+START_S = 120.0
+POLL_S = 0.05
+
+Told = SlowedEvent | DiagnosedEvent | RelievedEvent
+_Kind = TypeVar("_Kind", SlowedEvent, DiagnosedEvent, RelievedEvent)
+
+
+class Case(NamedTuple):
+    """What happens in a job."""
+
+    name: str
+    about: str
+    draw: Callable[[random.Random], tuple[Fault, ...]]
+    at_start: bool = False
+    """The fault is there from the first step on."""
+    passes: bool = False
+    """The fault is over as soon as the job is said to be slow."""
+    links: bool = False
+    """Faults are, or may be, of links."""
+    quotas: bool = False
+    """Faults are, or may be, quotas of processors."""
+
+
+def _any(rng: random.Random) -> Fault:
+    return draw_rank(rng) if rng.random() < 0.5 else draw_link(rng)
+
+
+def _slow(*draws: Callable[[random.Random], Fault]) -> Callable[[random.Random], tuple[Fault, ...]]:
+    return lambda rng: tuple(draw(rng) for draw in draws)
+
+
+def _rank(way: Way) -> Callable[[random.Random], Fault]:
+    return lambda rng: draw_rank(rng, (way,))
+
+
+CASES = {
+    case.name: case
+    for case in (
+        Case("sleep", "a rank sleeps in each forward pass", _slow(_rank("sleep"))),
+        Case("quota", "a rank is short of a processor", _slow(_rank("quota")), quotas=True),
+        Case("link", "a cable, or a link, is slow", _slow(draw_link), links=True),
+        Case(
+            "both",
+            "a rank, and a cable or a link",
+            _slow(draw_rank, draw_link),
+            links=True,
+            quotas=True,
+        ),
+        Case(
+            "passing",
+            "any of these, over before it can be measured",
+            _slow(_any),
+            passes=True,
+            links=True,
+            quotas=True,
+        ),
+        Case(
+            "start",
+            "any of these, from the first step on",
+            _slow(_any),
+            at_start=True,
+            links=True,
+            quotas=True,
+        ),
+    )
+}
+
+
+class Trial(msgspec.Struct, kw_only=True):
+    """What became of one job."""
+
+    case: str
+    seed: int
+    faults: tuple[Fault, ...] = ()
+    right: bool = False
+    verdict_s: float | None = None
+    """From the fault to the verdict that names it, the last one if there are several."""
+    factor: float = 1.0
+    """Times a healthy step that a step took with the fault."""
+    step_s: float = 0.0
+    """Of a healthy step."""
+    healthy_s: float = 0.0
+    false_alarms: int = 0
+    """Times that the job was said to be slow while it was healthy."""
+    false_verdicts: int = 0
+    """Ranks and links that were blamed then."""
+    told: list[str] = []
+    """What the job said from the fault on."""
+
+
+class Watched:
+    """A job of the script, and what it says.
+
+    Args:
+        job: it runs.
+        folder: of its files.
+        networks: of its ranks.
+    """
+
+    def __init__(self, job: JobDir, folder: Path, networks: Networks | None) -> None:
+        self.job, self.log = job, folder / "log"
+        self.injector = Injector(job, folder / "slow", networks)
+
+    def told(self, from_s: float = 0.0, to_s: float = float("inf")) -> list[Told]:
+        """What it has said about its pace between two moments (Unix time)."""
+        return [
+            event
+            for event in read_events(self.job.events)
+            if isinstance(event, Told) and from_s <= event.t < to_s
+        ]
+
+    def until(self, over: Callable[[], object], for_s: float) -> bool:
+        """Wait until something is so; False: it was not, for so long.
+
+        Raises:
+            PermanentError: the job has ended; its directory is kept, and named.
+        """
+        deadline_s = time.monotonic() + for_s
+        while not over():
+            if self.job.outcome.exists():
+                raise PermanentError(f"job {self.job.job_id} has ended early; see {self.job.path}")
+            if time.monotonic() > deadline_s:
+                return False
+            time.sleep(POLL_S)
+        return True
+
+    def mean_step_s(self, from_s: float, to_s: float) -> float:
+        """Of the steps between two moments; 0: there are none."""
+        times = [each for each in times_of(self.log) if from_s <= each <= to_s]
+        return (times[-1] - times[0]) / (len(times) - 1) if len(times) > 1 else 0.0
+
+
+@contextlib.contextmanager
+def running(networks: Networks | None) -> Iterator[Watched]:
+    """Start the script, in networks if there are any; the job and its files go with the context.
+
+    Raises:
+        PermanentError: it makes no step.
+    """
+    with tempfile.TemporaryDirectory(prefix="paceline-slow-") as name:
+        folder = Path(name)
+        job = launch(spec_of(folder, networks))
+        with ending(job):
+            watched = Watched(job, folder, networks)
+            if not watched.until(lambda: times_of(watched.log), START_S):
+                raise PermanentError(f"job {job.job_id} makes no step; see {job.path}")
+            yield watched
+    shutil.rmtree(job.path)
+
+
+def spec_of(folder: Path, networks: Networks | None) -> JobSpec:
+    """The job: started like any script for torchrun."""
+    arguments: tuple[str, ...] = ("--slow", str(folder / "slow"), "--log", str(folder / "log"))
+    script, env = SCRIPTS / "mesh.py", {}
+    if networks is not None:
+        arguments = (",".join(map(str, networks.pids)), str(script), *arguments)
+        script, env = SCRIPTS / "in_network.py", networks.env()
+    return JobSpec(
+        script=str(script),
+        args=arguments,
+        name="failslow",
+        strategy="script",
+        workers=NodeSpec(count=SIZE),
+        torch_threads=1,
+        env=env,
+        restart=RestartSpec(budget=0),
+        cwd=str(folder),
+    )
+
+
+def run_trial(case: Case, seed: int, networks: Networks | None, usual: Pace) -> Trial:
+    """Start a job, make it slow, and see what it says.
+
+    Args:
+        case: what happens.
+        seed: of what is drawn.
+        networks: of its ranks.
+        usual: pace of an earlier job, for faults that are there from the start.
+    """
+    rng = random.Random(f"{case.name} {seed}")
+    trial = Trial(case=case.name, seed=seed, faults=case.draw(rng))
+    with running(networks) as watched:
+        try:
+            _run(case, trial, watched, rng.uniform(*HEALTHY_S), usual)
+        finally:
+            watched.injector.relieve()
+    return trial
+
+
+def _run(case: Case, trial: Trial, watched: Watched, healthy_s: float, usual: Pace) -> None:
+    first_s, pace = times_of(watched.log)[0], usual
+    if not case.at_start:
+        time.sleep(max(0.0, first_s + healthy_s - PACE_S - time.time()))
+        pace = watched.injector.pace(watched.log, PACE_S)
+    onset_s = time.time()
+    watched.injector.inject(trial.faults, pace)
+    if not case.at_start:
+        trial.healthy_s = onset_s - first_s
+        healthy = watched.told(to_s=onset_s)
+        trial.false_alarms, trial.false_verdicts = count_false(healthy)
+    trial.step_s = pace.step_s
+    if case.passes:
+        watched.until(lambda: _of(SlowedEvent, watched.told(onset_s)), PATIENCE_S)
+        trial.factor = watched.mean_step_s(onset_s, time.time()) / pace.step_s
+        watched.injector.relieve()
+        _await_well(trial, watched, onset_s)
+    else:
+        watched.until(lambda: _is_decided(trial, watched.told(onset_s)), PATIENCE_S)
+        trial.factor = watched.mean_step_s(onset_s, time.time()) / pace.step_s
+        judge(trial, watched.told(onset_s), onset_s)
+    trial.told = [f"{each.t - onset_s:.2f} s: {each.sentence()}" for each in watched.told(onset_s)]
+
+
+def _await_well(trial: Trial, watched: Watched, onset_s: float) -> None:
+    """Wait for the verdict on a fault that is over, and for the word that the job is well."""
+
+    def is_well() -> bool:
+        told = watched.told(onset_s)
+        return bool(_of(DiagnosedEvent, told)) and any(
+            not each.still_slow for each in _of(RelievedEvent, told)
+        )
+
+    is_over = watched.until(is_well, PATIENCE_S)
+    found = _of(DiagnosedEvent, watched.told(onset_s))
+    trial.right = is_over and all(
+        each.culprit == "nothing" or any(fault.is_named_by(each) for fault in trial.faults)
+        for each in found
+    )
+    if trial.right:
+        trial.verdict_s = found[0].t - onset_s
+
+
+def _is_decided(trial: Trial, told: list[Told]) -> bool:
+    """Whether all faults are named, or something that is none is."""
+    found = _of(DiagnosedEvent, told)
+    wrong = [each for each in found if not any(one.is_named_by(each) for one in trial.faults)]
+    return bool(wrong) or all(any(map(one.is_named_by, found)) for one in trial.faults)
+
+
+def judge(trial: Trial, told: list[Told], onset_s: float) -> None:
+    """Say whether the verdict names all faults and nothing else, and how soon."""
+    found = _of(DiagnosedEvent, told)
+    named = [[each.t for each in found if one.is_named_by(each)] for one in trial.faults]
+    strays = [each for each in found if not any(one.is_named_by(each) for one in trial.faults)]
+    trial.right = all(named) and not strays
+    if all(named):
+        trial.verdict_s = max(min(times) for times in named) - onset_s
+
+
+def count_false(told: list[Told]) -> tuple[int, int]:
+    """Count the alarms, and the ranks and links that are blamed."""
+    blamed = [each for each in _of(DiagnosedEvent, told) if each.culprit != "nothing"]
+    return len(_of(SlowedEvent, told)), len(blamed)
+
+
+def _of(kind: type[_Kind], told: list[Told]) -> list[_Kind]:
+    return [each for each in told if isinstance(each, kind)]
+
+
+def run_healthy(for_s: float, networks: Networks | None) -> Trial:
+    """Leave a job alone, and count what it says."""
+    trial = Trial(case="healthy", seed=0)
+    with running(networks) as watched:
+        begun_s = time.time()
+        watched.until(lambda: False, for_s)
+        told = watched.told()
+        trial.healthy_s = time.time() - begun_s
+        trial.false_alarms, trial.false_verdicts = count_false(told)
+        trial.right = not trial.false_verdicts
+        trial.step_s = watched.mean_step_s(begun_s, time.time())
+        trial.told = [f"{each.t - begun_s:.2f} s: {each.sentence()}" for each in told]
+    return trial
