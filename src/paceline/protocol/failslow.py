@@ -57,8 +57,10 @@ RECENT, OFTEN = 30, 0.5
 """A mark of more than this part of the recent steps says nothing: a script that saves at each."""
 ANSWER_S = 3.0
 """For agents to tell the calls of their processes."""
-MARGIN_S = 1.2
-"""How far ahead a meeting is: heartbeats and orders are under way meanwhile."""
+MARGIN_S = 0.5
+"""How far ahead a meeting is: orders are under way meanwhile. A rank that is late puts it off."""
+LAG_S = 1.2
+"""How old a rank's newest step may be."""
 COMING_S, COMING_STEPS = 5.0, 3.0
 """How long a meeting is waited for; a rank that steps on is late by a few steps at most."""
 MEASURING_S = 30.0
@@ -276,6 +278,9 @@ class FailSlowWatch:
     def _profiled(self, now_s: float) -> list[FailSlowAct]:
         question, self._question = self._question, None
         assert question is not None
+        for rank, each in question.told.items():
+            newest = (step.step for step in each.noted.steps[-1:])
+            self._newest[rank] = max(self._newest.get(rank, 0), *newest, 0)
         window = window_of(question.told)
         summary = summarise(window) if window is not None else None
         self._infers = any(each.noted.infers for each in question.told.values())
@@ -318,15 +323,18 @@ class FailSlowWatch:
         if self._newest.keys() != self.ranks.keys():
             return False
         apart = max(self._newest.values()) - min(self._newest.values())
-        return apart <= 2 + math.ceil(MARGIN_S / self._step_s)
+        return apart <= 2 + math.ceil(LAG_S / self._step_s)
 
     @property
     def _step_s(self) -> float:
+        """Time of a step at present."""
+        if self._onset is not None:
+            return self._onset.after_s
         return max(self._warm[1] / self._warm[0], 1e-3)
 
     def _meet(self, plan: ValidationPlan, now_s: float, tries: int = 1) -> list[FailSlowAct]:
         self._meetings += 1
-        ahead = 2 + math.ceil(MARGIN_S / self._step_s)
+        ahead = 1 + math.ceil(MARGIN_S / self._step_s)
         step = max(self._newest.values()) + ahead
         until_s = now_s + ahead * self._step_s * COMING_STEPS + COMING_S
         self._gathering = _Gathering(number=self._meetings, plan=plan, until_s=until_s, tries=tries)

@@ -61,12 +61,28 @@ def test_a_slow_rank_and_a_slow_link_are_both_named_the_dearer_first() -> None:
     assert named(found) == {("computation", (3,)), ("link", (4, 6))}
 
 
-@pytest.mark.parametrize("slow", [(0, 2, 4, 6), tuple(range(8))])
-def test_only_a_baseline_tells_that_half_of_a_position_or_all_are_slow(
-    slow: tuple[int, ...], healthy: ProfileSummary
-) -> None:
+def test_only_a_baseline_tells_that_half_of_a_position_is_slow(healthy: ProfileSummary) -> None:
+    slow = (0, 2, 4, 6)
     found = findings(EmulatedMesh(factors=dict.fromkeys(slow, 1.5)), healthy)
     assert named(found) == {("computation", (rank,)) for rank in slow}
+
+
+def test_what_slows_all_ranks_is_no_rank_but_shared(healthy: ProfileSummary) -> None:
+    busy = dict.fromkeys(range(8), 1.5)
+    found = findings(EmulatedMesh(factors=busy), healthy)
+    assert not found.suspects
+    assert found.shared == pytest.approx(1.5, rel=0.05)
+    found = findings(EmulatedMesh(factors=busy | {3: 3.0}), healthy)
+    assert named(found) == {("computation", (3,))}
+
+
+def test_a_suspect_must_account_for_some_of_the_slowdown(healthy: ProfileSummary) -> None:
+    found = findings(EmulatedMesh(factors={3: 4.0, 6: 1.3}), healthy)
+    assert named(found) == {("computation", (3,))}
+    assert named(findings(EmulatedMesh(factors={3: 1.5, 6: 1.3}), healthy)) == {
+        ("computation", (3,)),
+        ("computation", (6,)),
+    }
 
 
 def test_links_that_differ_by_nature_are_no_suspects_with_a_baseline() -> None:

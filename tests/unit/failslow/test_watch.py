@@ -112,6 +112,29 @@ def test_both_are_named() -> None:
     assert named == {("worker-0",), ("worker-1", "worker-2")}
 
 
+def test_the_links_of_a_rank_that_is_short_of_a_processor_are_not_blamed() -> None:
+    script = Script()
+    script.run(200)
+    script.compute_s[2] *= 2
+    script.flops[2] /= 4
+    script.transfer_s *= 3
+    for pair in ((1, 2), (2, 3)):
+        script.link_bytes_per_s[pair] /= 10
+    script.run(40)
+    found = script.diagnosis()
+    assert (found.culprit, found.nodes) == ("computation", ("worker-2",))
+
+
+def test_ranks_that_meet_are_asked_to_soon_in_slow_steps() -> None:
+    script = Script()
+    script.run(200)
+    script.meetings.clear()
+    script.compute_s[2] = 20 * COMPUTE_S
+    while not script.meetings:
+        script.run(1)
+    assert script.meetings[0].step - script.step <= 2
+
+
 def test_a_link_that_measures_well_is_not_blamed() -> None:
     script = Script()
     script.run(200)

@@ -68,6 +68,12 @@ def diagnose(
     absent = tuple(names[rank] for rank in (result.absent if result else ()))
     measured = [*(result.slow if result else ())]
     found: list[DiagnosedEvent] = []
+    # A rank that is short of a processor sends as slowly as it computes.
+    starved = {
+        suspect.ranks[0]
+        for suspect in findings.suspects
+        if suspect.kind == "computation" and _measured(suspect, measured)
+    }
     for suspect in findings.suspects:
         if at_start and suspect.lost < AT_START:
             continue
@@ -75,7 +81,7 @@ def diagnose(
         if suspect.kind == "computation":
             evidence = _of_rank(suspect, by_itself, result)
             found.append(_event(suspect.kind, suspect.ranks, suspect.ratio, evidence, names))
-        elif by_itself is not None:
+        elif by_itself is not None and starved.isdisjoint(by_itself.ranks):
             evidence = _of_links(suspect, by_itself)
             found.append(_event("link", by_itself.ranks, by_itself.ratio, evidence, names))
         if by_itself is not None:
@@ -131,6 +137,11 @@ def _alone(one: SlowComponent) -> str:
 
 
 def _nothing(findings: Findings, result: ValidationResult | None) -> str:
+    if findings.shared is not None:
+        return (
+            f"most ranks compute longer, {findings.shared:.2f} times in the middle; see what they "
+            "share, as a machine or the storage of data"
+        )
     if findings.suspects:
         return "the slowness was over before it could be measured, or comes and goes"
     if result is None:

@@ -29,6 +29,9 @@ LINK_RATIO = 1.1
 """Least transfer time over its reference (FALCON)."""
 PERSISTENT = 0.75
 """Least part of the steps in which a suspect computes longer than its reference."""
+EXPLAINS = 0.15
+"""Least part of a slowdown since the baseline that a suspect must account for: on a busy machine
+all ranks scatter, while one thing makes the job slow."""
 _SIGMAS = 2.0
 
 Kind = Literal["computation", "link"]
@@ -82,6 +85,9 @@ class Findings(msgspec.Struct, frozen=True, kw_only=True):
     """Ranks that cannot be compared, so only validation tells."""
     lone_groups: tuple[tuple[int, ...], ...] = ()
     """The same for groups, where their transfers matter."""
+    shared: float | None = None
+    """How many times as long as in the baseline the middle one of all ranks computes. None: no
+    longer than it did."""
 
 
 def find_suspects(now: ProfileSummary, baseline: ProfileSummary | None = None) -> Findings:
@@ -94,18 +100,33 @@ def find_suspects(now: ProfileSummary, baseline: ProfileSummary | None = None) -
     """
     slow_ranks, lone_ranks = _slow_ranks(now, baseline)
     slow_groups, lone_groups = _slow_groups(now, baseline)
+    least = 0.0 if baseline is None else EXPLAINS * (1.0 - baseline.step_s / now.step_s)
+    found = [one for one in [*slow_ranks, *slow_groups] if one.lost >= least]
+    shared = 1.0 if baseline is None else median(_changes(now, baseline).values())
     return Findings(
-        suspects=tuple(sorted([*slow_ranks, *slow_groups], key=lambda one: -one.lost)),
+        suspects=tuple(sorted(found, key=lambda one: -one.lost)),
         imbalances=tuple(_imbalances(now)),
         lone_ranks=tuple(lone_ranks),
         lone_groups=tuple(lone_groups),
+        shared=shared if shared > LINK_RATIO else None,
     )
+
+
+def _changes(now: ProfileSummary, baseline: ProfileSummary) -> dict[int, float]:
+    """By rank: how many times as long it computes as in the baseline."""
+    own = baseline.ranks
+    return {
+        rank: median(times.computing_s) / before_s
+        for rank, times in now.ranks.items()
+        if rank in own and (before_s := median(own[rank].computing_s))
+    } or {-1: 1.0}
 
 
 def _slow_ranks(
     now: ProfileSummary, baseline: ProfileSummary | None
 ) -> tuple[list[Suspect], list[int]]:
     own = {} if baseline is None else baseline.ranks
+    changes = {} if baseline is None else _changes(now, baseline)
     like: dict[str, dict[int, float]] = defaultdict(dict)
     for rank, times in now.ranks.items():
         like[times.position][rank] = median(times.computing_s)
@@ -114,10 +135,13 @@ def _slow_ranks(
     for rank, times in now.ranks.items():
         against: Against = "baseline" if rank in own else "peers"
         if rank in own:
-            reference_s = median(own[rank].computing_s)
+            # What all ranks have in common, as a busy machine, is no rank's fault.
+            others = [each for name, each in changes.items() if name != rank]
+            reference_s = median(own[rank].computing_s) * max(1.0, median(others or [1.0]))
         elif len(like[times.position]) > 1:
-            others = (each for name, each in like[times.position].items() if name != rank)
-            reference_s = median(others)
+            reference_s = median(
+                each for name, each in like[times.position].items() if name != rank
+            )
         else:
             lone.append(rank)
             continue

@@ -111,7 +111,7 @@ def _keep(trial: Trial, results: TrialResults, json: Path | None) -> None:
         file=sys.stderr,
         flush=True,
     )
-    if not trial.right or trial.false_alarms:
+    if not trial.right or trial.false_alarms + trial.false_verdicts:
         print(*(f"    {line}" for line in trial.told), sep="\n", file=sys.stderr, flush=True)
     if json is not None:
         write_file(json, msgspec.json.format(msgspec.json.encode(results)))

@@ -126,7 +126,7 @@ class Trial(msgspec.Struct, kw_only=True):
     false_verdicts: int = 0
     """Ranks and links that were blamed then."""
     told: list[str] = []
-    """What the job said from the fault on."""
+    """What the job said, with the time from the fault."""
 
 
 class Watched:
@@ -249,7 +249,7 @@ def _run(case: Case, trial: Trial, watched: Watched, healthy_s: float, usual: Pa
         watched.until(lambda: _is_decided(trial, watched.told(onset_s)), PATIENCE_S)
         trial.factor = watched.mean_step_s(onset_s, time.time()) / pace.step_s
         judge(trial, watched.told(onset_s), onset_s)
-    trial.told = [f"{each.t - onset_s:.2f} s: {each.sentence()}" for each in watched.told(onset_s)]
+    trial.told = [f"{each.t - onset_s:.2f} s: {each.sentence()}" for each in watched.told()]
 
 
 def _await_well(trial: Trial, watched: Watched, onset_s: float) -> None:
