@@ -2,7 +2,6 @@
 
 import contextlib
 import os
-import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -14,6 +13,7 @@ import pytest
 from paceline.base.cgroups import find_node_group, find_trees
 from paceline.jobs.history import read_events
 from paceline.policy.failslow.preflight import find_slow
+from paceline.studies.failslow.networks import PORT, Networks, can_make_networks, connected
 from paceline.wire.events.checks import CheckedEvent
 from paceline.wire.messages.checks import Link, NodeSpeed
 from paceline.wire.spec import TimeoutSpec
@@ -103,67 +103,28 @@ def test_workers_of_servers_are_checked_and_nobody_is_where_it_is_not_wanted(
 
 
 @contextlib.contextmanager
-def switch(num_ports: int) -> Iterator[list[subprocess.Popen[str]]]:
-    """Processes in network namespaces of their own, which a bridge in one more connects.
-
-    Each waits for a line on stdin and then becomes what the line says.
-    """
-    waits = ["unshare", "--net", "sh", "-c", 'read -r line; eval "exec $line"']
-    made = [
-        subprocess.Popen(waits, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-        for _ in range(num_ports + 1)
-    ]
-    hub, *members = made
+def member_in(networks: Networks, rank: int, store: Path) -> Iterator[subprocess.Popen[str]]:
+    """One of three members, in the network of its rank."""
+    command = [sys.executable, str(MEMBER), str(store), str(rank), "3", networks.address(rank)]
+    enter = ["nsenter", "-t", str(networks.pids[rank]), "-n"]
+    pipe = subprocess.PIPE
+    member = subprocess.Popen([*enter, *command], stdin=pipe, stdout=pipe, text=True)
     try:
-        own = Path("/proc/self/ns/net").readlink()
-        for one in made:
-            ours = Path(f"/proc/{one.pid}/ns/net")
-            until(lambda ours=ours: ours.readlink() != own, "a network namespace")  # type: ignore[misc]
-        _within(hub, "ip link add hub type bridge; ip link set hub up")
-        for number, member in enumerate(members):
-            _within(
-                hub,
-                f"ip link add p{number} type veth peer name port netns {member.pid}; "
-                f"ip link set p{number} master hub up",
-            )
-            address = f"ip addr add 10.99.0.{number + 1}/24 dev port"
-            _within(member, f"ip link set lo up; {address}; ip link set port up")
-        yield members
+        yield member
     finally:
-        for one in made:
-            one.kill()
-            one.communicate()
-
-
-def _within(process: subprocess.Popen[str], commands: str) -> None:
-    enter = ["nsenter", "-t", str(process.pid), "-n", "sh", "-ec", commands]
-    subprocess.run(enter, check=True, capture_output=True, timeout=20)
-
-
-def can_make_networks() -> bool:
-    """Whether namespaces, bridges and shapers can be made here."""
-    tools = all(map(shutil.which, ("unshare", "nsenter", "ip", "tc")))
-    probe = "ip link add hub type bridge && ip link add one type veth peer name two && "
-    probe += "tc qdisc add dev one root tbf rate 100mbit burst 32k latency 50ms"
-    return (
-        tools
-        and not subprocess.run(
-            ["unshare", "--net", "sh", "-c", probe], capture_output=True, check=False, timeout=20
-        ).returncode
-    )
+        member.kill()
+        member.communicate()
 
 
 @pytest.mark.parametrize("shape", [QUICK, pytest.param(SLOW, marks=pytest.mark.soak)])
 def test_a_node_behind_a_slow_link_is_told_from_its_peers(tmp_path: Path, shape: str) -> None:
-    if os.geteuid() != 0 or not can_make_networks():
+    if not can_make_networks():
         pytest.skip("needs root, ip and tc, to shape the link of a network namespace")
-    with switch(3) as members:
-        _within(members[1], f"tc qdisc add dev port root tbf rate {shape}")
-        for rank, member in enumerate(members):
-            at = f"10.99.0.{rank + 1}"
-            command = f"{sys.executable} {MEMBER} {tmp_path / 'store'} {rank} 3 {at}"
-            assert member.stdin is not None
-            print(command, file=member.stdin, flush=True)
+    with connected(3) as networks, contextlib.ExitStack() as ends:
+        networks.within(networks.pids[1], f"tc qdisc add dev {PORT} root tbf rate {shape}")
+        members = [
+            ends.enter_context(member_in(networks, rank, tmp_path / "store")) for rank in range(3)
+        ]
         for member in members:
             assert member.stdout is not None
             assert member.stdout.readline() == "ready\n"

@@ -70,6 +70,14 @@ def _slow(*draws: Callable[[random.Random], Fault]) -> Callable[[random.Random],
     return lambda rng: tuple(draw(rng) for draw in draws)
 
 
+def _both(rng: random.Random) -> tuple[Fault, ...]:
+    """Apart: a rank that is short of a processor sends slowly, so its links cannot be judged."""
+    rank, link = draw_rank(rng), draw_link(rng)
+    while set(rank.ranks) & set(link.ranks):
+        link = draw_link(rng)
+    return rank, link
+
+
 def _rank(way: Way) -> Callable[[random.Random], Fault]:
     return lambda rng: draw_rank(rng, (way,))
 
@@ -82,8 +90,8 @@ CASES = {
         Case("link", "a cable, or a link, is slow", _slow(draw_link), links=True),
         Case(
             "both",
-            "a rank, and a cable or a link",
-            _slow(draw_rank, draw_link),
+            "a rank, and a cable or a link of others",
+            _both,
             links=True,
             quotas=True,
         ),
