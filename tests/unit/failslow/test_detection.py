@@ -59,6 +59,16 @@ def test_a_small_onset_of_an_even_job_is_found_as_soon() -> None:
     assert (onset.since_step, onset.found_step <= 104) == (100, True)
 
 
+@pytest.mark.parametrize("seed", range(8))
+def test_the_end_of_a_short_slowness_of_a_noisy_job_is_found(seed: int) -> None:
+    changes = found(facts(noisy((1.0, 100), (2.0, 20), (1.0, 60), noise=0.2, seed=seed)))
+    assert [(change.shift, change.slow) for change in changes] == [
+        (Shift.ONSET, True),
+        (Shift.RELIEF, False),
+    ]
+    assert abs(changes[1].since_step - 120) <= 3
+
+
 @pytest.mark.parametrize("mark", [one for one in Mark if one])
 def test_marked_steps_are_left_out(mark: Mark) -> None:
     times_s = noisy((1.0, 200))

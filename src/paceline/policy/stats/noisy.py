@@ -19,12 +19,14 @@ from itertools import accumulate, pairwise
 
 from paceline.policy.stats.changes import Change, ChangePoints, Shift
 
-_WINDOWS = (16, 32, 64, 128, 256)
+_WINDOWS = (8, 11, 16, 32, 64, 128, 256)
 """Newest values whose level is held against the level before, and against the healthy one."""
 _MANY = 16
 """Values from which on a level is the mean of their middle half, and tenths tell their noise."""
 _SURE = 1.0
 """Standard errors by which a change must exceed the threshold."""
+_BACK = 4.0
+"""Standard errors by which a level must be nearer to the healthy one than to the slow one."""
 _FAR = 16
 """Values so far apart are assumed not to be alike."""
 _SHARED, _MOST_ALIKE = 0.5, 4.0
@@ -58,6 +60,8 @@ class NoisyChangePoints(ChangePoints):
         self._least = math.log1p(threshold)
         self._healthy_values = 0
         """How many the healthy level is the level of."""
+        self._slow_level = math.inf
+        """At the newest onset."""
 
     def _verified(self, level: float, before: list[float], after: list[float]) -> Shift | None:
         if len(before) < _FEW:
@@ -91,6 +95,11 @@ class NoisyChangePoints(ChangePoints):
             if self._segment % max(1, n // 8):
                 continue
             change = self._window(values[-n - _before(n) : -n], values[-n:])
+            if change is None and self._is_back(values[-n:]):
+                level = summarize(values[:-n])[0]
+                change = self._begun(
+                    Shift.RELIEF, self._slow_level, summarize(values[-n:])[0], level
+                )
             if change is not None:
                 return change
         self._keep_healthy()
@@ -106,6 +115,18 @@ class NoisyChangePoints(ChangePoints):
         if self._healthy is None or len(after) < _MANY:
             return None
         return self._of_steps(self._healthy, level, new_level, before, after)
+
+    def _is_back(self, after: list[float]) -> bool:
+        """Whether the newest values are nearer to the healthy level than to the slow one.
+
+        A slowness that was short has too few values to be held against what follows.
+        """
+        if not self._slow or self._healthy is None or len(after) < _MANY:
+            return False
+        level, noise = summarize(after)
+        error = _MIDDLE * noise * _alike(after) / math.sqrt(len(after))
+        nearer = math.log(self._healthy * self._slow_level) / 2 - math.log(level)
+        return math.log(level / self._healthy) < self._least and nearer >= _BACK * error
 
     def _of_steps(
         self,
@@ -147,6 +168,8 @@ class NoisyChangePoints(ChangePoints):
         if shift is Shift.ONSET and self._healthy is None:
             # Else the first long block of the slow level would pass for the healthy one.
             self._healthy, self._healthy_values = level, _LEAST_BEFORE
+        if shift is Shift.ONSET:
+            self._slow_level = statistics.median(after)
         return super()._change(shift, level, after)
 
     def _keep_healthy(self) -> None:
