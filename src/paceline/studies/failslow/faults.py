@@ -20,7 +20,7 @@ from paceline.wire.events.failslow import DiagnosedEvent
 
 SIZE = 8
 """Ranks of the script, as 2 x 2 x 2."""
-FORWARDS = 4
+FORWARDS = 2
 """Forward passes of a step."""
 STRIDES = {4: 64 << 10, 2: 129 << 10, 1: 64 << 10}
 """Of the script's groups: how far apart two ranks are, and what each sends the other in a step, at

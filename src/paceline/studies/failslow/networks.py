@@ -12,7 +12,7 @@ MADE_S = 10.0
 """For a process to be in its namespace."""
 PORT = "port"
 """The interface of a rank in its namespace."""
-_BUCKET = "burst 16k"
+_BUCKET = "burst 4k"
 _PROBE = (
     "ip link add hub type bridge && ip link add one type veth peer name two && "
     f"tc qdisc add dev one root tbf rate 100mbit {_BUCKET} latency 50ms && "

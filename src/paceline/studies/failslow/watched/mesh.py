@@ -4,6 +4,9 @@ It knows nothing of paceline. ``torchrun --nproc-per-node 8 mesh.py`` runs it, t
 named in the file ``--slow`` (``RANK SECONDS`` in each line) sleeps so long in each of its forward
 passes. Rank 0 notes the end of each step (Unix time) in the file ``--log``.
 
+A forward pass takes ``--pause-s`` and the time of its products: as if a device computed, while the
+processor has little to do. So eight ranks fit on two cores.
+
 In a step each rank sends 64 KiB to its peer of the tensor-parallel group (those of the second stage
 128 KiB), 129 KiB to that of its replicas, and 64 KiB to that of the pipeline.
 """
@@ -26,7 +29,7 @@ from torch.distributed.tensor.parallel import (
     parallelize_module,
 )
 
-WIDTH, HIDDEN, BATCH, MICRO_BATCHES = 128, 256, 128, 4
+WIDTH, HIDDEN, BATCH, MICRO_BATCHES = 128, 256, 128, 2
 
 
 class Block(nn.Module):
@@ -44,21 +47,21 @@ class Block(nn.Module):
 class Slowed(nn.Module):
     """A stage whose rank may be slow."""
 
-    def __init__(self, stage: nn.Module, trouble: Path | None) -> None:
+    def __init__(self, stage: nn.Module, pause_s: float, trouble: Path | None) -> None:
         super().__init__()
-        self.stage, self._trouble, self.sleep_s = stage, trouble, 0.0
+        self.stage, self._trouble = stage, trouble
+        self._pause_s = self._sleep_s = pause_s
 
     def look(self) -> None:
-        self.sleep_s = 0.0
+        self._sleep_s = self._pause_s
         if self._trouble is not None and self._trouble.exists():
             for line in self._trouble.read_text().splitlines():
                 rank, seconds = line.split()
                 if int(rank) == dist.get_rank():
-                    self.sleep_s = float(seconds)
+                    self._sleep_s = self._pause_s + float(seconds)
 
     def forward(self, x: Tensor) -> Tensor:
-        if self.sleep_s:
-            time.sleep(self.sleep_s)
+        time.sleep(self._sleep_s)
         return cast(Tensor, self.stage(x))
 
 
@@ -75,7 +78,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=1_000_000)
     parser.add_argument("--slow", type=Path)
     parser.add_argument("--log", type=Path, default=Path(os.devnull))
-    parser.add_argument("--pause-s", type=float, default=0.005)
+    parser.add_argument("--pause-s", type=float, default=0.02)
     options = parser.parse_args()
     dist.init_process_group("gloo")
     mesh = init_device_mesh("cpu", (2, 2, 2), mesh_dim_names=("pp", "dp", "tp"))
@@ -84,7 +87,7 @@ def main() -> None:
     block = Block()
     plan = {"up": ColwiseParallel(), "down": RowwiseParallel()}
     parallelize_module(block, mesh["tp"], plan)
-    slowed = Slowed(block, options.slow)
+    slowed = Slowed(block, options.pause_s, options.slow)
     stage = PipelineStage(
         slowed, place, last + 1, torch.device("cpu"), group=mesh["pp"].get_group()
     )
@@ -93,7 +96,6 @@ def main() -> None:
     with options.log.open("a") as log:
         for step in range(options.steps):
             slowed.look()
-            time.sleep(options.pause_s)
             torch.manual_seed(1000 * step + mesh["dp"].get_local_rank())
             data, target = torch.randn(BATCH, WIDTH), torch.zeros(BATCH, WIDTH)
             schedule.step(data) if place == 0 else schedule.step(target=target, losses=[])
