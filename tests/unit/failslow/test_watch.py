@@ -125,6 +125,17 @@ def test_the_links_of_a_rank_that_is_short_of_a_processor_are_not_blamed() -> No
     assert (found.culprit, found.nodes) == ("computation", ("worker-2",))
 
 
+def test_a_link_that_measures_a_little_slow_does_not_account_for_transfers_that_are_very() -> None:
+    script = Script()
+    script.run(200)
+    script.compute_s[2] *= 2
+    script.transfer_s *= 10
+    script.link_bytes_per_s[1, 2] /= 2
+    script.run(40)
+    found = script.diagnosis()
+    assert (found.culprit, found.nodes) == ("computation", ("worker-2",))
+
+
 def test_ranks_that_meet_are_asked_to_soon_in_slow_steps() -> None:
     script = Script()
     script.run(200)

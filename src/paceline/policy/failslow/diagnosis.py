@@ -25,6 +25,9 @@ AT_START = 0.15
 """Least part of a step that a suspect must cost at a job's start: its ranks may differ by design,
 and nobody has said that it is slow."""
 
+ACCOUNTS = 0.5
+"""Least part of the slowness of a script's transfers that the link must have by itself."""
+
 
 def compare(
     now: ProfileSummary | None,
@@ -92,11 +95,16 @@ def diagnose(
 
 
 def _measured(suspect: Suspect, measured: list[SlowComponent]) -> SlowComponent | None:
-    """What the measurement says of the suspect itself."""
-    fits = (
-        one for one in measured if one.kind == suspect.kind and set(one.ranks) <= set(suspect.ranks)
-    )
-    return next(fits, None)
+    """What the measurement says of the suspect itself.
+
+    A link that is slow by itself is so by as much as the script's transfers. Else those waited for
+    a rank that had no processor.
+    """
+    for one in measured:
+        is_it = one.kind == suspect.kind and set(one.ranks) <= set(suspect.ranks)
+        if is_it and (one.kind == "computation" or one.ratio >= ACCOUNTS * suspect.ratio):
+            return one
+    return None
 
 
 def _event(

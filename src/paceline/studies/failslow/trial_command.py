@@ -57,7 +57,7 @@ def run_trials(
         possible = [*_possible(chosen, networks, results.notes)]
         usual = Pace(step_s=0.0, cores=0.0)
         if any(case.at_start for case in possible):
-            with running(networks) as watched:
+            with running(networks, "usual") as watched:
                 usual = watched.injector.pace(watched.log, PACE_S)
         for case in possible:
             for seed in seeds:

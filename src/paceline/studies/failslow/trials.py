@@ -34,7 +34,7 @@ from paceline.wire.events.failslow import DiagnosedEvent, RelievedEvent, SlowedE
 from paceline.wire.spec import JobSpec, NodeSpec, RestartSpec
 
 SCRIPTS = Path(__file__).with_name("watched")
-HEALTHY_S = (8.0, 16.0)
+HEALTHY_S = (7.0, 11.0)
 """From a job's first step to its fault."""
 PACE_S = 3.0
 PATIENCE_S = 30.0
@@ -180,15 +180,19 @@ class Watched:
 
 
 @contextlib.contextmanager
-def running(networks: Networks | None) -> Iterator[Watched]:
+def running(networks: Networks | None, name: str) -> Iterator[Watched]:
     """Start the script, in networks if there are any; the job and its files go with the context.
+
+    Args:
+        networks: of its ranks.
+        name: of the job.
 
     Raises:
         PermanentError: it makes no step.
     """
-    with tempfile.TemporaryDirectory(prefix="paceline-slow-") as name:
-        folder = Path(name)
-        job = launch(spec_of(folder, networks))
+    with tempfile.TemporaryDirectory(prefix="paceline-slow-") as place:
+        folder = Path(place)
+        job = launch(spec_of(folder, networks, name))
         with ending(job):
             watched = Watched(job, folder, networks)
             if not watched.until(lambda: times_of(watched.log), START_S):
@@ -197,7 +201,7 @@ def running(networks: Networks | None) -> Iterator[Watched]:
     shutil.rmtree(job.path)
 
 
-def spec_of(folder: Path, networks: Networks | None) -> JobSpec:
+def spec_of(folder: Path, networks: Networks | None, name: str) -> JobSpec:
     """The job: started like any script for torchrun."""
     arguments: tuple[str, ...] = ("--slow", str(folder / "slow"), "--log", str(folder / "log"))
     script, env = SCRIPTS / "mesh.py", {}
@@ -207,7 +211,7 @@ def spec_of(folder: Path, networks: Networks | None) -> JobSpec:
     return JobSpec(
         script=str(script),
         args=arguments,
-        name="failslow",
+        name=f"failslow-{name}",
         strategy="script",
         workers=NodeSpec(count=SIZE),
         torch_threads=1,
@@ -228,7 +232,7 @@ def run_trial(case: Case, seed: int, networks: Networks | None, usual: Pace) -> 
     """
     rng = random.Random(f"{case.name} {seed}")
     trial = Trial(case=case.name, seed=seed, faults=case.draw(rng))
-    with running(networks) as watched:
+    with running(networks, case.name) as watched:
         try:
             _run(case, trial, watched, rng.uniform(*HEALTHY_S), usual)
         finally:
@@ -309,7 +313,7 @@ def _of(kind: type[_Kind], told: list[Told]) -> list[_Kind]:
 def run_healthy(for_s: float, networks: Networks | None) -> Trial:
     """Leave a job alone, and count what it says."""
     trial = Trial(case="healthy", seed=0)
-    with running(networks) as watched:
+    with running(networks, trial.case) as watched:
         begun_s = time.time()
         watched.until(lambda: False, for_s)
         told = watched.told()
