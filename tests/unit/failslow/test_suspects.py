@@ -76,6 +76,16 @@ def test_what_slows_all_ranks_is_no_rank_but_shared(healthy: ProfileSummary) -> 
     assert named(found) == {("computation", (3,))}
 
 
+def test_a_rank_that_a_busy_machine_slows_a_little_more_than_the_others_is_no_suspect(
+    healthy: ProfileSummary,
+) -> None:
+    busy = {0: 1.05, 1: 1.14, 2: 1.34, 3: 1.0, 4: 1.17, 5: 1.08, 6: 1.24, 7: 1.1}
+    assert not findings(EmulatedMesh(factors=busy), healthy).suspects
+    assert named(findings(EmulatedMesh(factors=busy | {2: 2.0}), healthy)) == {
+        ("computation", (2,))
+    }
+
+
 def test_a_suspect_must_account_for_some_of_the_slowdown(healthy: ProfileSummary) -> None:
     found = findings(EmulatedMesh(factors={3: 4.0, 6: 1.3}), healthy)
     assert named(found) == {("computation", (3,))}

@@ -32,6 +32,10 @@ PERSISTENT = 0.75
 EXPLAINS = 0.15
 """Least part of a slowdown since the baseline that a suspect must account for: on a busy machine
 all ranks scatter, while one thing makes the job slow."""
+APART = 4.0
+"""Standard deviations of the others' changes since the baseline by which a rank's own must exceed
+their middle: what a busy machine takes from each rank differs."""
+_LEAST_APART = 0.01
 _SIGMAS = 2.0
 
 Kind = Literal["computation", "link"]
@@ -135,9 +139,12 @@ def _slow_ranks(
     for rank, times in now.ranks.items():
         against: Against = "baseline" if rank in own else "peers"
         if rank in own:
+            others = [each for name, each in changes.items() if name != rank] or [1.0]
+            common = median(others)
+            if changes.get(rank, 1.0) < common + APART * _scatter(others):
+                continue
             # What all ranks have in common, as a busy machine, is no rank's fault.
-            others = [each for name, each in changes.items() if name != rank]
-            reference_s = median(own[rank].computing_s) * max(1.0, median(others or [1.0]))
+            reference_s = median(own[rank].computing_s) * max(1.0, common)
         elif len(like[times.position]) > 1:
             reference_s = median(
                 each for name, each in like[times.position].items() if name != rank
@@ -159,6 +166,11 @@ def _slow_ranks(
                 )
             )
     return found, lone
+
+
+def _scatter(values: Sequence[float]) -> float:
+    middle = median(values)
+    return max(1.4826 * median(abs(each - middle) for each in values), _LEAST_APART)
 
 
 def _lost(times: RankTimes, reference_s: float) -> float:
