@@ -179,6 +179,20 @@ def test_a_message_that_left_before_it_arrived_is_timed_on_the_common_clock() ->
     assert summarise(on_one).transfers[0].seconds == pytest.approx(0.4)
 
 
+@pytest.mark.parametrize("late", ["send", "recv"])
+def test_a_rank_that_computes_before_it_asks_for_the_end_makes_no_transfer_longer(
+    late: str,
+) -> None:
+    calls = []
+    for step in range(4):
+        for rank, op in enumerate(("send", "recv")):
+            end_s, blocked_s = (step + 0.9, 1e-5) if op == late else (step + 0.4, 0.1)
+            calls.append(TimedCall(rank, (0, 1), op, 8, step, step + 0.1, end_s, blocked_s))
+    steps = {rank: tuple((float(step), step + 1.0) for step in range(4)) for rank in range(2)}
+    window = ProfileWindow(calls=tuple(calls), steps=steps, same_clock=True)
+    assert summarise(window).transfers[0].seconds == pytest.approx(0.3)
+
+
 def test_a_call_that_a_rank_did_not_record_is_left_out() -> None:
     window = EmulatedMesh(factors={2: 1.5}).window()
     torn = msgspec.structs.replace(window, calls=window.calls[25:-25])

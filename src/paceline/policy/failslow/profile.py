@@ -23,6 +23,8 @@ import msgspec
 _MEETING = ("allreduce", "allgather", "reducescatter", "alltoall", "barrier")
 """Collectives that no rank leaves before all have arrived. A broadcast's root may."""
 _BETWEEN_TWO = ("send", "recv")
+_AT_ONCE_S = 5e-4
+"""A wait that is not longer found its call at its end."""
 
 
 class TimedCall(msgspec.Struct, frozen=True, array_like=True):
@@ -186,11 +188,15 @@ def _transfer_s(parts: list[TimedCall], op: str, same_clock: bool) -> float:
     """The time of one call that nobody spent waiting for another rank.
 
     A small message leaves its sender before it arrives. Where ranks share a clock, the receiver's
-    end tells; else the slow link of such a message shows in validation alone.
+    end tells; else the slow link of such a message shows in validation alone. A rank that asks for
+    the end late, since it computes meanwhile, is told at once: that is no end of the transfer.
     """
-    if op == "transfer" and same_clock:
-        return max(each.end_s for each in parts) - max(each.start_s for each in parts)
-    return min(map(_duration, parts))
+    if op != "transfer" or not same_clock:
+        return min(map(_duration, parts))
+    receiver = next(each for each in parts if each.rank == each.group[1])
+    has_waited = receiver.blocked_s is None or receiver.blocked_s > _AT_ONCE_S
+    end_s = receiver.end_s if has_waited else min(each.end_s for each in parts)
+    return max(end_s - max(each.start_s for each in parts), 0.0)
 
 
 def _inside(calls: Iterable[TimedCall]) -> dict[int, list[tuple[float, float]]]:

@@ -12,7 +12,7 @@ import msgspec
 from paceline.base.cgroups import find_trees
 from paceline.base.errors import ConfigError, PacelineError
 from paceline.base.files import write_file
-from paceline.studies.failslow.faults import SIZE, Pace
+from paceline.studies.failslow.faults import SIZE
 from paceline.studies.failslow.networks import Networks, can_make_networks, connected
 from paceline.studies.failslow.trials import (
     CASES,
@@ -54,18 +54,27 @@ def run_trials(
     results = TrialResults(**circumstances())
     with _networks(results.notes) as networks:
         chosen = [case for case in CASES.values() if case.name in cases or not cases]
-        possible = [*_possible(chosen, networks, results.notes)]
-        usual = Pace(step_s=0.0, cores=0.0)
-        if any(case.at_start for case in possible):
-            with running(networks, "usual") as watched:
-                usual = watched.injector.pace(watched.log, PACE_S)
-        for case in possible:
-            for seed in seeds:
-                with _noted(results.notes, f"{case.name}, seed {seed}"):
-                    _keep(run_trial(case, seed, networks, usual), results, json)
+        for case in _possible(chosen, networks, results.notes):
+            for trial in _of_case(case, [*seeds], networks, results.notes):
+                _keep(trial, results, json)
         if healthy_s:
             _keep(run_healthy(healthy_s, networks), results, json)
     return results
+
+
+def _of_case(
+    case: Case, seeds: list[int], networks: Networks | None, notes: list[str]
+) -> Iterator[Trial]:
+    """Run the trials of a case in one job; in another one, those after a trial that broke it."""
+    while seeds:
+        with (
+            _noted(notes, f"{case.name}, seed {seeds[0]}"),
+            running(networks, case.name) as watched,
+        ):
+            usual = watched.injector.pace(watched.log, PACE_S)
+            while seeds:
+                watched.begin_again()
+                yield run_trial(case, seeds.pop(0), watched, usual)
 
 
 @contextlib.contextmanager

@@ -1,6 +1,7 @@
-"""Trials of `paceline bench failslow`: a job each, that becomes slow as its seed says.
+"""Trials of `paceline bench failslow`: a script's life each, which becomes slow as its seed says.
 
-The verdict is read from the job's events, like anybody can.
+All ranks begin again between two trials, so that nothing is known of the one before. The verdict is
+read from the job's events.
 """
 
 import contextlib
@@ -17,7 +18,7 @@ import msgspec
 from paceline.base.errors import PermanentError
 from paceline.base.jobdir import JobDir
 from paceline.jobs.history import read_events
-from paceline.jobs.launch import launch
+from paceline.jobs.launch import ask, launch
 from paceline.studies.failslow.faults import (
     SIZE,
     Fault,
@@ -30,8 +31,9 @@ from paceline.studies.failslow.faults import (
 )
 from paceline.studies.failslow.networks import Networks
 from paceline.studies.stragglers.real import ending
+from paceline.wire.client import Kill
 from paceline.wire.events.failslow import DiagnosedEvent, RelievedEvent, SlowedEvent
-from paceline.wire.spec import JobSpec, NodeSpec, RestartSpec
+from paceline.wire.spec import JobSpec, NodeSpec
 
 SCRIPTS = Path(__file__).with_name("watched")
 HEALTHY_S = (7.0, 11.0)
@@ -116,7 +118,7 @@ CASES = {
 
 
 class Trial(msgspec.Struct, kw_only=True):
-    """What became of one job."""
+    """What became of one life of the script."""
 
     case: str
     seed: int
@@ -149,14 +151,31 @@ class Watched:
     def __init__(self, job: JobDir, folder: Path, networks: Networks | None) -> None:
         self.job, self.log = job, folder / "log"
         self.injector = Injector(job, folder / "slow", networks)
+        self.begun_s = 0.0
+        """Unix time of the first step of the present life."""
 
     def told(self, from_s: float = 0.0, to_s: float = float("inf")) -> list[Told]:
-        """What it has said about its pace between two moments (Unix time)."""
+        """What it has said about its pace between two moments (Unix time) of its present life."""
         return [
             event
             for event in read_events(self.job.events)
-            if isinstance(event, Told) and from_s <= event.t < to_s
+            if isinstance(event, Told) and max(from_s, self.begun_s) <= event.t < to_s
         ]
+
+    def begin_again(self) -> None:
+        """Have all ranks end and begin again: a life of which nothing is known."""
+        ask(self.job, Kill(node="worker-0"))
+        self.await_step(time.time())
+
+    def await_step(self, since_s: float = 0.0) -> None:
+        """Wait for the first step of a life.
+
+        Raises:
+            PermanentError: there is none.
+        """
+        if not self.until(lambda: times_of(self.log)[-1:] > [since_s], START_S):
+            raise PermanentError(f"job {self.job.job_id} makes no step; see {self.job.path}")
+        self.begun_s = next(each for each in times_of(self.log) if each > since_s)
 
     def until(self, over: Callable[[], object], for_s: float) -> bool:
         """Wait until something is so; False: it was not, for so long.
@@ -195,8 +214,7 @@ def running(networks: Networks | None, name: str) -> Iterator[Watched]:
         job = launch(spec_of(folder, networks, name))
         with ending(job):
             watched = Watched(job, folder, networks)
-            if not watched.until(lambda: times_of(watched.log), START_S):
-                raise PermanentError(f"job {job.job_id} makes no step; see {job.path}")
+            watched.await_step()
             yield watched
     shutil.rmtree(job.path)
 
@@ -216,32 +234,30 @@ def spec_of(folder: Path, networks: Networks | None, name: str) -> JobSpec:
         workers=NodeSpec(count=SIZE),
         torch_threads=1,
         env=env,
-        restart=RestartSpec(budget=0),
         cwd=str(folder),
     )
 
 
-def run_trial(case: Case, seed: int, networks: Networks | None, usual: Pace) -> Trial:
-    """Start a job, make it slow, and see what it says.
+def run_trial(case: Case, seed: int, watched: Watched, usual: Pace) -> Trial:
+    """Make a script that has just begun slow, and see what its job says.
 
     Args:
         case: what happens.
         seed: of what is drawn.
-        networks: of its ranks.
-        usual: pace of an earlier job, for faults that are there from the start.
+        watched: the job.
+        usual: pace of an earlier life, for faults that are there from the start.
     """
     rng = random.Random(f"{case.name} {seed}")
     trial = Trial(case=case.name, seed=seed, faults=case.draw(rng))
-    with running(networks, case.name) as watched:
-        try:
-            _run(case, trial, watched, rng.uniform(*HEALTHY_S), usual)
-        finally:
-            watched.injector.relieve()
+    try:
+        _run(case, trial, watched, rng.uniform(*HEALTHY_S), usual)
+    finally:
+        watched.injector.relieve()
     return trial
 
 
 def _run(case: Case, trial: Trial, watched: Watched, healthy_s: float, usual: Pace) -> None:
-    first_s, pace = times_of(watched.log)[0], usual
+    first_s, pace = watched.begun_s, usual
     if not case.at_start:
         time.sleep(max(0.0, first_s + healthy_s - PACE_S - time.time()))
         pace = watched.injector.pace(watched.log, PACE_S)
