@@ -8,7 +8,9 @@ import contextlib
 import os
 import random
 import time
+from itertools import pairwise
 from pathlib import Path
+from statistics import median
 from typing import Literal, assert_never
 
 import msgspec
@@ -27,6 +29,9 @@ STRIDES = {4: 64 << 10, 2: 129 << 10, 1: 64 << 10}
 least. So far are those of a pipeline, replicas, and members of a tensor-parallel group."""
 FACTORS = (1.4, 2.6)
 """How many times as long a step is to take."""
+_TRIES = 5
+_STILL = 4.0
+"""Ranks that take so many times as long for a step as usual stand still."""
 _TICKS = os.sysconf("SC_CLK_TCK")
 
 Way = Literal["sleep", "quota", "cable", "link"]
@@ -136,12 +141,17 @@ class Injector:
         return found / _TICKS
 
     def pace(self, log: Path, for_s: float) -> Pace:
-        """Watch for a while what a healthy step takes."""
-        begun_s, used_s, steps = time.monotonic(), self._used_s(), len(times_of(log))
-        time.sleep(for_s)
-        took_s = time.monotonic() - begun_s
-        cores = (self._used_s() - used_s) / SIZE / took_s
-        return Pace(step_s=took_s / max(len(times_of(log)) - steps, 1), cores=cores)
+        """Watch for a while what a healthy step takes; again if ranks stood still meanwhile."""
+        for _ in range(_TRIES):
+            begun_s, used_s = time.time(), self._used_s()
+            time.sleep(for_s)
+            took_s = time.time() - begun_s
+            cores = (self._used_s() - used_s) / SIZE / took_s
+            ends_s = [begun_s, *(end_s for end_s in times_of(log) if end_s > begun_s)]
+            steps_s = [after - before for before, after in pairwise([*ends_s, time.time()])]
+            if max(steps_s) < _STILL * median(steps_s):
+                break
+        return Pace(step_s=took_s / max(len(ends_s) - 1, 1), cores=cores)
 
     def _used_s(self) -> float:
         return sum(self.cpu_s(rank) for rank in range(SIZE))
