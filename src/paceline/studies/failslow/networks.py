@@ -8,6 +8,8 @@ import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from paceline.base.errors import PermanentError
+
 MADE_S = 10.0
 """For a process to be in its namespace."""
 PORT = "port"
@@ -39,6 +41,8 @@ class Networks:
 
     def __init__(self, hub: int, pids: Sequence[int]) -> None:
         self._hub, self.pids = hub, tuple(pids)
+        self._shaped: list[tuple[int, str]] = []
+        """Process and device."""
 
     def address(self, rank: int) -> str:
         """The rank's own."""
@@ -64,30 +68,37 @@ class Networks:
 
     def slow_cable(self, rank: int, bytes_per_s: float) -> None:
         """Let all that a rank sends, and all that it is sent, pass at a rate."""
-        for pid, device in self._ends(rank):
-            shaped = f"tbf rate {_rate(bytes_per_s)} {_BUCKET} latency 1s"
-            self.within(pid, f"tc qdisc add dev {device} root {shaped}")
+        shaped = f"root tbf rate {_rate(bytes_per_s)} {_BUCKET} latency 1s"
+        ends = (self.pids[rank], PORT), (self._hub, f"p{rank}")
+        self._shape({end: f"tc qdisc add dev {end[1]} {shaped}" for end in ends})
 
     def slow_link(self, one: int, other: int, bytes_per_s: float) -> None:
         """Let what two ranks send each other pass at a rate."""
-        for here, there in ((one, other), (other, one)):
-            rate, to = _rate(bytes_per_s), self.address(there)
-            self.within(
-                self.pids[here],
-                f"tc qdisc add dev {PORT} root handle 1: htb; "
-                f"tc class add dev {PORT} parent 1: classid 1:1 htb rate {rate} {_BUCKET}; "
-                f"tc filter add dev {PORT} parent 1: protocol ip u32 match ip dst {to}/32 "
-                "flowid 1:1",
-            )
+        rate = f"rate {_rate(bytes_per_s)} {_BUCKET}"
+        filtered = f"tc filter add dev {PORT} parent 1: protocol ip u32 match ip dst"
+        self._shape(
+            {
+                (self.pids[here], PORT): f"tc qdisc add dev {PORT} root handle 1: htb; "
+                f"tc class add dev {PORT} parent 1: classid 1:1 htb {rate}; "
+                f"{filtered} {self.address(there)}/32 flowid 1:1"
+                for here, there in ((one, other), (other, one))
+            }
+        )
 
     def mend(self) -> None:
         """Make all links quick."""
-        for rank in range(len(self.pids)):
-            for pid, device in self._ends(rank):
-                self.within(pid, f"tc qdisc del dev {device} root 2>&1 || true")
+        shaped, self._shaped = self._shaped, []
+        self._shape({end: f"tc qdisc del dev {end[1]} root" for end in shaped}, keep=False)
 
-    def _ends(self, rank: int) -> tuple[tuple[int, str], tuple[int, str]]:
-        return (self.pids[rank], PORT), (self._hub, f"p{rank}")
+    def _shape(self, commands: dict[tuple[int, str], str], *, keep: bool = True) -> None:
+        """Run commands in several namespaces at once."""
+        started = [
+            subprocess.Popen(["nsenter", "-t", str(pid), "-n", "sh", "-ec", one])
+            for (pid, _), one in commands.items()
+        ]
+        if any([one.wait(20) for one in started]):
+            raise PermanentError("a link was not shaped; see what tc says above")
+        self._shaped += commands if keep else ()
 
 
 def _rate(bytes_per_s: float) -> str:

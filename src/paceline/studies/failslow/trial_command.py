@@ -73,7 +73,6 @@ def _of_case(
         ):
             usual = watched.injector.pace(watched.log, PACE_S)
             while seeds:
-                watched.begin_again()
                 yield run_trial(case, seeds.pop(0), watched, usual)
 
 

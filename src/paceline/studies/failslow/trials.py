@@ -239,7 +239,7 @@ def spec_of(folder: Path, networks: Networks | None, name: str) -> JobSpec:
 
 
 def run_trial(case: Case, seed: int, watched: Watched, usual: Pace) -> Trial:
-    """Make a script that has just begun slow, and see what its job says.
+    """Have a script begin again, make it slow, and see what its job says.
 
     Args:
         case: what happens.
@@ -250,6 +250,10 @@ def run_trial(case: Case, seed: int, watched: Watched, usual: Pace) -> Trial:
     rng = random.Random(f"{case.name} {seed}")
     trial = Trial(case=case.name, seed=seed, faults=case.draw(rng))
     try:
+        # A quota waits for the first step: it would make the start of a process very long.
+        if case.at_start and trial.faults[0].way != "quota":
+            watched.injector.inject(trial.faults, usual)
+        watched.begin_again()
         _run(case, trial, watched, rng.uniform(*HEALTHY_S), usual)
     finally:
         watched.injector.relieve()
@@ -261,8 +265,9 @@ def _run(case: Case, trial: Trial, watched: Watched, healthy_s: float, usual: Pa
     if not case.at_start:
         time.sleep(max(0.0, first_s + healthy_s - PACE_S - time.time()))
         pace = watched.injector.pace(watched.log, PACE_S)
-    onset_s = time.time()
-    watched.injector.inject(trial.faults, pace)
+    onset_s = first_s if case.at_start else time.time()
+    if not case.at_start or trial.faults[0].way == "quota":
+        watched.injector.inject(trial.faults, pace)
     if not case.at_start:
         trial.healthy_s = onset_s - first_s
         healthy = watched.told(to_s=onset_s)
