@@ -96,7 +96,8 @@ class Networks:
             subprocess.Popen(["nsenter", "-t", str(pid), "-n", "sh", "-ec", one])
             for (pid, _), one in commands.items()
         ]
-        if any([one.wait(20) for one in started]):
+        codes = [one.wait(20) for one in started]
+        if any(codes):
             raise PermanentError("a link was not shaped; see what tc says above")
         self._shaped += commands if keep else ()
 
