@@ -157,9 +157,17 @@ class Injector:
         return sum(self.cpu_s(rank) for rank in range(SIZE))
 
 
+def lives_of(log: Path) -> list[list[float]]:
+    """When the steps of each life of the script ended (Unix time)."""
+    lives: list[list[float]] = []
+    for line in log.read_text().split("\n")[:-1] if log.exists() else ():
+        if line == "0":
+            lives.append([])
+        else:
+            lives[-1].append(float(line))
+    return lives
+
+
 def times_of(log: Path) -> list[float]:
-    """When the steps of the script ended (Unix time)."""
-    try:
-        return [float(line) for line in log.read_text().split("\n")[:-1]]
-    except FileNotFoundError:
-        return []
+    """When the steps of the newest life ended."""
+    return (lives_of(log) or [[]])[-1]

@@ -27,6 +27,7 @@ from paceline.studies.failslow.faults import (
     Way,
     draw_link,
     draw_rank,
+    lives_of,
     times_of,
 )
 from paceline.studies.failslow.networks import Networks
@@ -164,18 +165,23 @@ class Watched:
 
     def begin_again(self) -> None:
         """Have all ranks end and begin again: a life of which nothing is known."""
+        past = len(lives_of(self.log))
         ask(self.job, Kill(node="worker-0"))
-        self.await_step(time.time())
+        self.await_step(past)
 
-    def await_step(self, since_s: float = 0.0) -> None:
-        """Wait for the first step of a life.
+    def await_step(self, past: int = 0) -> None:
+        """Wait for the first step of a life, after some past ones.
 
         Raises:
             PermanentError: there is none.
         """
-        if not self.until(lambda: times_of(self.log)[-1:] > [since_s], START_S):
+
+        def steps() -> bool:
+            return len(lives_of(self.log)) > past and bool(times_of(self.log))
+
+        if not self.until(steps, START_S):
             raise PermanentError(f"job {self.job.job_id} makes no step; see {self.job.path}")
-        self.begun_s = next(each for each in times_of(self.log) if each > since_s)
+        self.begun_s = times_of(self.log)[0]
 
     def until(self, over: Callable[[], object], for_s: float) -> bool:
         """Wait until something is so; False: it was not, for so long.

@@ -2,7 +2,7 @@
 
 It knows nothing of paceline. ``torchrun --nproc-per-node 8 mesh.py`` runs it, too. A rank that is
 named in the file ``--slow`` (``RANK SECONDS`` in each line) sleeps so long in each of its forward
-passes. Rank 0 notes the end of each step (Unix time) in the file ``--log``.
+passes. Rank 0 notes its begin (0), and the end of each step (Unix time), in the file ``--log``.
 
 A forward pass takes ``--pause-s`` and the time of its products: as if a device computed, while the
 processor has little to do. So eight ranks fit on two cores.
@@ -94,6 +94,8 @@ def main() -> None:
     schedule = Schedule1F1B(stage, MICRO_BATCHES, loss_fn=nn.functional.mse_loss)
     optimizer = torch.optim.SGD(slowed.parameters(), lr=0.01)
     with options.log.open("a") as log:
+        if dist.get_rank() == 0:
+            print(0, file=log, flush=True)
         for step in range(options.steps):
             slowed.look()
             torch.manual_seed(1000 * step + mesh["dp"].get_local_rank())
