@@ -57,15 +57,18 @@ RECENT, OFTEN = 30, 0.5
 """A mark of more than this part of the recent steps says nothing: a script that saves at each."""
 ANSWER_S = 3.0
 """For agents to tell the calls of their processes."""
-MARGIN_S = 0.5
+MARGIN_S = 0.8
 """How far ahead a meeting is: orders are under way meanwhile. A rank that is late puts it off."""
+MISSED_S = 0.5
+"""A rank that has done the step of a meeting so long ago, and has not come, waits in its next step
+for the others, which stand still: they go on and meet again."""
 LAG_S = 1.2
 """How old a rank's newest step may be."""
 COMING_S, COMING_STEPS = 5.0, 3.0
 """How long a meeting is waited for; a rank that steps on is late by a few steps at most."""
 MEASURING_S = 30.0
 MOST_TRIES = 3
-"""Of a meeting that a rank is late for."""
+"""Of a meeting that a rank is late for, or goes past."""
 MOST_LOOKS = 5
 """At the job's start, until all agents have told the calls of their processes."""
 MEET_EVERY_S = 60.0
@@ -102,9 +105,12 @@ class _Gathering(msgspec.Struct):
 
     number: int
     plan: ValidationPlan
+    step: int
     until_s: float
     tries: int = 1
     came: set[int] = set()
+    missed_s: float = math.inf
+    """Since when it is known that a rank has gone past this one."""
     measured: dict[int, RankMeasured] | None = None
     """None: not all have come."""
 
@@ -337,7 +343,9 @@ class FailSlowWatch:
         ahead = 1 + math.ceil(MARGIN_S / self._step_s)
         step = max(self._newest.values()) + ahead
         until_s = now_s + ahead * self._step_s * COMING_STEPS + COMING_S
-        self._gathering = _Gathering(number=self._meetings, plan=plan, until_s=until_s, tries=tries)
+        self._gathering = _Gathering(
+            number=self._meetings, plan=plan, step=step, until_s=until_s, tries=tries
+        )
         return [
             Send(one.inc, MeetAt(inc=one.inc, meeting=self._meetings, step=step))
             for one in self.ranks.values()
@@ -435,4 +443,16 @@ class FailSlowWatch:
             return self._profiled(now_s)
         if meeting is not None and now_s > meeting.until_s:
             return self._ended(now_s)
+        if meeting is not None and self._is_missed(meeting, now_s):
+            return [*self._let_go(), *self._meet(meeting.plan, now_s, meeting.tries + 1)]
         return self._ask_if_due(now_s)
+
+    def _is_missed(self, meeting: _Gathering, now_s: float) -> bool:
+        """Whether a rank has gone past: its order came when it had just looked for one."""
+        if not meeting.came or meeting.measured is not None or meeting.tries >= MOST_TRIES:
+            return False
+        awaited = self.ranks.keys() - meeting.came
+        if not any(self._newest.get(rank, 0) >= meeting.step for rank in awaited):
+            return False
+        meeting.missed_s = min(meeting.missed_s, now_s)
+        return now_s - meeting.missed_s > MISSED_S

@@ -85,11 +85,14 @@ class Script:
         self._untold.append(StepsTook(self.step, 1, took_s, marks, self.amount))
         self._untold_s += took_s
         if self._untold_s >= HEARTBEAT_S:
-            told, self._untold, self._untold_s = tuple(self._untold), [], 0.0
-            for rank in range(self.size):
-                self._do(self.watch.took(f"worker-{rank}", told, self.now_s))
+            self._tell()
         self._meet()
         self._do(self.watch.tick(self.now_s))
+
+    def _tell(self) -> None:
+        told, self._untold, self._untold_s = tuple(self._untold), [], 0.0
+        for rank in range(self.size):
+            self._do(self.watch.took(f"worker-{rank}", told, self.now_s))
 
     def _meet(self) -> None:
         for rank in [*self._due]:
@@ -105,6 +108,7 @@ class Script:
                 self._do(self.watch.at_meeting(f"worker-{rank}", came, self.now_s))
         while self.stands:  # all wait, so the clock alone goes on
             self.now_s += 0.2
+            self._tell()
             self._do(self.watch.tick(self.now_s))
 
     def _do(self, acts: Iterable[FailSlowAct]) -> None:

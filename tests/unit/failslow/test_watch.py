@@ -212,6 +212,19 @@ def test_a_meeting_that_is_missed_is_put_off() -> None:
     assert script.events == []
 
 
+def test_a_rank_that_goes_past_a_meeting_waits_in_its_step_until_all_meet_again() -> None:
+    script = Script()
+    while not script.meetings:
+        script.run(1)
+    del script._due[3]  # its order comes too late for that step
+    until_s = script.now_s + 5.0
+    while not script.watch.measured:
+        script.run(1)
+    assert script.now_s < until_s, "not as long as one is waited for that does not come"
+    assert len({meeting.meeting for meeting in script.meetings}) == 2
+    assert script.events == []
+
+
 def test_agents_that_do_not_answer_are_not_waited_for() -> None:
     script = Script()
     script.run(200)

@@ -63,16 +63,19 @@ class Meetings:
             ready, _, _ = select.select([link.fileno()], [], [], AGAIN_S)
             if not ready:
                 link.send(came)
+            is_over = False
             for message in link.receive():
                 match message:
                     case Measure(meeting=number) if number == meeting:
                         link.send(self._measure(message))
                     case GoOn(meeting=number) if number == meeting:
-                        return
+                        is_over = True  # and the next meeting's order may be right behind it
                     case MeetAt():
                         self._due = message
                     case _:
                         """Of another meeting."""
+            if is_over:
+                return
 
     def _measure(self, order: Measure) -> RankMeasured:
         inc, meeting = self._process.inc, order.meeting
