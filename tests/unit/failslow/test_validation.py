@@ -78,6 +78,13 @@ def test_all_links_of_a_rank_are_its_own_fault() -> None:
     assert result.slow[0].ratio == pytest.approx(4.0)
 
 
+def test_a_link_that_is_a_little_slow_beside_a_very_slow_one_is_not_the_rank_s_fault() -> None:
+    result = judge(ALL, measured({(0, 1): 400.0, (1, 2): 3.0}), measured())
+    assert named(result) == {("link", (0, 1)), ("link", (1, 2))}
+    result = judge(ALL, measured({(0, 1): 400.0, (1, 2): 100.0}), measured())
+    assert named(result) == {("link", (1,))}
+
+
 def test_a_rank_short_of_a_processor_sends_as_slowly_as_it_computes() -> None:
     slow = {(0, 1): 3.0, (1, 2): 3.0}
     assert named(judge(ALL, measured(slow, {1: 3.0}), measured())) == {("computation", (1,))}

@@ -25,6 +25,8 @@ OWN_LIMIT = 1.2
 """A component that takes so many times its own time from the start is slow."""
 PEER_LIMIT = 1.6
 """The same against the others' median; healthy links of one kind differ by 1.5 times."""
+ALIKE = 0.1
+"""Least part of the slowness of a rank's worst link that its others have if it is to blame."""
 
 
 _Times = dict[tuple[int, ...], float]
@@ -185,15 +187,22 @@ def _above(
 def _joined(slow: list[SlowComponent], hops: Iterable[Hop]) -> list[SlowComponent]:
     """Blame a rank for its links where all that were measured, to two others at least, are slow.
 
-    Of the two directions of a link the slower one is kept.
+    One cause slows them about alike: a link that is a little slow beside a very slow one, as on a
+    busy machine, is another matter. Of the two directions of a link the slower one is kept.
     """
     neighbours: dict[int, set[int]] = defaultdict(set)
+    worst: dict[int, float] = defaultdict(float)
+    for one, other in hops:
+        neighbours[one].add(other)
+        neighbours[other].add(one)
+    for each in slow:
+        for rank in each.ranks:
+            worst[rank] = max(worst[rank], each.ratio)
     lame: dict[int, set[int]] = defaultdict(set)
-    for (one, other), found in chain(
-        ((hop, neighbours) for hop in hops), ((each.ranks, lame) for each in slow)
-    ):
-        found[one].add(other)
-        found[other].add(one)
+    for each in slow:
+        for rank in each.ranks:
+            if each.ratio >= ALIKE * worst[rank]:
+                lame[rank].update(set(each.ranks) - {rank})
     blamed = {rank for rank, ends in lame.items() if len(ends) > 1 and ends == neighbours[rank]}
     kept: dict[tuple[int, ...], SlowComponent] = {}
     for each in slow:
