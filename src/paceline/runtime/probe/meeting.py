@@ -5,6 +5,7 @@ rank that waits trains on when the master says so, when its agent is gone, or af
 """
 
 import select
+import sys
 import time
 from collections.abc import Callable
 from datetime import timedelta
@@ -84,6 +85,7 @@ class Meetings:
             links = self._links(order) if any(order.passes) else ()
         except Exception as error:  # noqa: BLE001 - told to the master, whatever it is
             words = f"{type(error).__name__}: {error}"
+            sys.stderr.write(f"paceline: this rank was not measured: {words}\n")
             return RankMeasured(inc=inc, meeting=meeting, error=words)
         speed = speed.with_links(links)
         return RankMeasured(inc=inc, meeting=meeting, speed=speed)

@@ -147,8 +147,9 @@ class Injector:
             time.sleep(for_s)
             took_s = time.time() - begun_s
             cores = (self._used_s() - used_s) / SIZE / took_s
-            ends_s = [begun_s, *(end_s for end_s in times_of(log) if end_s > begun_s)]
-            steps_s = [after - before for before, after in pairwise([*ends_s, time.time()])]
+            over_s = begun_s + took_s
+            ends_s = [begun_s, *(each for each in times_of(log) if begun_s < each < over_s)]
+            steps_s = [after - before for before, after in pairwise([*ends_s, over_s])]
             if max(steps_s) < _STILL * median(steps_s):
                 break
         return Pace(step_s=took_s / max(len(ends_s) - 1, 1), cores=cores)
