@@ -87,7 +87,7 @@ def test_a_rank_that_a_busy_machine_slows_a_little_more_than_the_others_is_no_su
 
 
 def test_a_suspect_must_account_for_some_of_the_slowdown(healthy: ProfileSummary) -> None:
-    found = findings(EmulatedMesh(factors={3: 4.0, 6: 1.3}), healthy)
+    found = findings(EmulatedMesh(factors={3: 8.0, 6: 1.5}), healthy)
     assert named(found) == {("computation", (3,))}
     assert named(findings(EmulatedMesh(factors={3: 1.5, 6: 1.3}), healthy)) == {
         ("computation", (3,)),

@@ -29,7 +29,7 @@ LINK_RATIO = 1.1
 """Least transfer time over its reference (FALCON)."""
 PERSISTENT = 0.75
 """Least part of the steps in which a suspect computes longer than its reference."""
-EXPLAINS = 0.15
+EXPLAINS = 0.08
 """Least part of a slowdown since the baseline that a suspect must account for: on a busy machine
 all ranks scatter, while one thing makes the job slow."""
 APART = 4.0
