@@ -67,10 +67,7 @@ def _of_case(
 ) -> Iterator[Trial]:
     """Run the trials of a case in one job; in another one, those after a trial that broke it."""
     while seeds:
-        with (
-            _noted(notes, f"{case.name}, seed {seeds[0]}"),
-            running(networks, case.name) as watched,
-        ):
+        with _noted(notes, case.name), running(networks, case.name) as watched:
             usual = watched.injector.pace(watched.log, PACE_S)
             while seeds:
                 yield run_trial(case, seeds.pop(0), watched, usual)
@@ -104,7 +101,7 @@ def _noted(notes: list[str], which: str) -> Iterator[None]:
     try:
         yield
     except PacelineError as error:
-        notes.append(f"{which}: no result: {error}")
+        notes.append(f"{which}: a trial without a result: {error}")
         print(notes[-1], file=sys.stderr, flush=True)
 
 

@@ -166,7 +166,7 @@ class Watched:
     def begin_again(self) -> None:
         """Have all ranks end and begin again: a life of which nothing is known."""
         past = len(lives_of(self.log))
-        ask(self.job, Kill(node="worker-0"))
+        ask(self.job, Kill(node="worker-0"), START_S)
         self.await_step(past)
 
     def await_step(self, past: int = 0) -> None:
