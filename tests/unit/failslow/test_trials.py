@@ -4,13 +4,13 @@ import random
 
 import pytest
 
-from paceline.studies.failslow.faults import SIZE, Fault, draw_link
-from paceline.studies.failslow.trials import CASES, Trial, judge
+from paceline.studies.failslow.faults import SIZE, InjectedFault, draw_link
+from paceline.studies.failslow.trials import CASES, FaultTrial, judge
 from paceline.wire.events.failslow import Culprit, DiagnosedEvent, SlowedEvent
 
-RANK = Fault(way="quota", ranks=(3,), factor=2.0)
-CABLE = Fault(way="cable", ranks=(2,), factor=2.0)
-LINK = Fault(way="link", ranks=(4, 6), factor=2.0)
+RANK = InjectedFault(way="quota", ranks=(3,), factor=2.0)
+CABLE = InjectedFault(way="cable", ranks=(2,), factor=2.0)
+LINK = InjectedFault(way="link", ranks=(4, 6), factor=2.0)
 
 
 def verdict(culprit: Culprit, *ranks: int, t: float = 0.0) -> DiagnosedEvent:
@@ -26,7 +26,7 @@ def verdict(culprit: Culprit, *ranks: int, t: float = 0.0) -> DiagnosedEvent:
     ],
 )
 def test_a_verdict_is_right_if_it_names_what_was_made_slow(
-    fault: Fault,
+    fault: InjectedFault,
     right: list[tuple[Culprit, *tuple[int, ...]]],
     wrong: list[tuple[Culprit, *tuple[int, ...]]],
 ) -> None:
@@ -34,8 +34,8 @@ def test_a_verdict_is_right_if_it_names_what_was_made_slow(
     assert not any(fault.is_named_by(verdict(*each)) for each in wrong)
 
 
-def judged(*told: DiagnosedEvent) -> Trial:
-    trial = Trial(case="both", seed=0, faults=(RANK, LINK))
+def judged(*told: DiagnosedEvent) -> FaultTrial:
+    trial = FaultTrial(case="both", seed=0, faults=(RANK, LINK))
     judge(trial, [SlowedEvent(step=1, before_s=1.0, after_s=2.0), *told], onset_s=10.0)
     return trial
 

@@ -37,7 +37,7 @@ _TICKS = os.sysconf("SC_CLK_TCK")
 Way = Literal["sleep", "quota", "cable", "link"]
 
 
-class Fault(msgspec.Struct, frozen=True, kw_only=True):
+class InjectedFault(msgspec.Struct, frozen=True, kw_only=True):
     """What becomes slow, and by how much."""
 
     way: Way
@@ -56,25 +56,27 @@ class Fault(msgspec.Struct, frozen=True, kw_only=True):
         return named == set(self.ranks) or (self.way == "cable" and set(self.ranks) < named)
 
 
-class Pace(msgspec.Struct, frozen=True, kw_only=True):
+class HealthyPace(msgspec.Struct, frozen=True, kw_only=True):
     """A healthy job's: seconds of a step, and cores that one rank uses."""
 
     step_s: float
     cores: float
 
 
-def draw_rank(rng: random.Random, ways: tuple[Way, ...] = ("sleep", "quota")) -> Fault:
+def draw_rank(rng: random.Random, ways: tuple[Way, ...] = ("sleep", "quota")) -> InjectedFault:
     """Draw a slow rank."""
-    return Fault(way=rng.choice(ways), ranks=(rng.randrange(SIZE),), factor=rng.uniform(*FACTORS))
+    return InjectedFault(
+        way=rng.choice(ways), ranks=(rng.randrange(SIZE),), factor=rng.uniform(*FACTORS)
+    )
 
 
-def draw_link(rng: random.Random) -> Fault:
+def draw_link(rng: random.Random) -> InjectedFault:
     """Draw a slow cable, or a slow link between two ranks of a group."""
     rank, factor = rng.randrange(SIZE), rng.uniform(*FACTORS)
     if rng.random() < 0.5:
-        return Fault(way="cable", ranks=(rank,), factor=factor)
+        return InjectedFault(way="cable", ranks=(rank,), factor=factor)
     other = rank ^ rng.choice([*STRIDES])
-    return Fault(way="link", ranks=(min(rank, other), max(rank, other)), factor=factor)
+    return InjectedFault(way="link", ranks=(min(rank, other), max(rank, other)), factor=factor)
 
 
 class Injector:
@@ -90,7 +92,7 @@ class Injector:
         self._job, self._slow, self._networks = job, slow, networks
         self._limited: list[int] = []
 
-    def inject(self, faults: tuple[Fault, ...], pace: Pace) -> None:
+    def inject(self, faults: tuple[InjectedFault, ...], pace: HealthyPace) -> None:
         """Make them all at once."""
         sleeps = []
         for fault in faults:
@@ -140,7 +142,7 @@ class Injector:
                 found += int(fields[11]) + int(fields[12])
         return found / _TICKS
 
-    def pace(self, log: Path, for_s: float) -> Pace:
+    def pace(self, log: Path, for_s: float) -> HealthyPace:
         """Watch for a while what a healthy step takes; again if ranks stood still meanwhile."""
         for _ in range(_TRIES):
             begun_s, used_s = time.time(), self._used_s()
@@ -152,7 +154,7 @@ class Injector:
             steps_s = [after - before for before, after in pairwise([*ends_s, over_s])]
             if max(steps_s) < _STILL * median(steps_s):
                 break
-        return Pace(step_s=took_s / max(len(ends_s) - 1, 1), cores=cores)
+        return HealthyPace(step_s=took_s / max(len(ends_s) - 1, 1), cores=cores)
 
     def _used_s(self) -> float:
         return sum(self.cpu_s(rank) for rank in range(SIZE))

@@ -18,7 +18,7 @@ from paceline.studies.failslow.trials import (
     CASES,
     PACE_S,
     Case,
-    Trial,
+    FaultTrial,
     run_healthy,
     run_trial,
     running,
@@ -37,7 +37,7 @@ class TrialResults(msgspec.Struct, kw_only=True):
     version: str
     started: str
     notes: list[str] = []
-    trials: list[Trial] = []
+    trials: list[FaultTrial] = []
 
 
 def run_trials(
@@ -64,7 +64,7 @@ def run_trials(
 
 def _of_case(
     case: Case, seeds: list[int], networks: Networks | None, notes: list[str]
-) -> Iterator[Trial]:
+) -> Iterator[FaultTrial]:
     """Run the trials of a case in one job; in another one, those after a trial that broke it."""
     while seeds:
         with _noted(notes, case.name), running(networks, case.name) as watched:
@@ -105,7 +105,7 @@ def _noted(notes: list[str], which: str) -> Iterator[None]:
         print(notes[-1], file=sys.stderr, flush=True)
 
 
-def _keep(trial: Trial, results: TrialResults, json: Path | None) -> None:
+def _keep(trial: FaultTrial, results: TrialResults, json: Path | None) -> None:
     results.trials.append(trial)
     verdict = "-" if trial.verdict_s is None else f"{trial.verdict_s:.2f} s"
     faults = ", ".join(f"{one.way} {one.ranks} x {one.factor:.2f}" for one in trial.faults)
@@ -135,7 +135,7 @@ def markdown_trials(results: TrialResults) -> str:
     return "\n".join([*lines, "", *results.notes])
 
 
-def _cells(name: str, trials: Sequence[Trial]) -> Iterator[str]:
+def _cells(name: str, trials: Sequence[FaultTrial]) -> Iterator[str]:
     yield name
     yield CASES[name].about if name in CASES else "nothing happens"
     if name in CASES:

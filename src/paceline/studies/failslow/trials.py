@@ -21,9 +21,9 @@ from paceline.jobs.history import read_events
 from paceline.jobs.launch import ask, launch
 from paceline.studies.failslow.faults import (
     SIZE,
-    Fault,
+    HealthyPace,
+    InjectedFault,
     Injector,
-    Pace,
     Way,
     draw_link,
     draw_rank,
@@ -54,7 +54,7 @@ class Case(NamedTuple):
 
     name: str
     about: str
-    draw: Callable[[random.Random], tuple[Fault, ...]]
+    draw: Callable[[random.Random], tuple[InjectedFault, ...]]
     at_start: bool = False
     """The fault is there from the first step on."""
     passes: bool = False
@@ -65,15 +65,17 @@ class Case(NamedTuple):
     """Faults are, or may be, quotas of processors."""
 
 
-def _any(rng: random.Random) -> Fault:
+def _any(rng: random.Random) -> InjectedFault:
     return draw_rank(rng) if rng.random() < 0.5 else draw_link(rng)
 
 
-def _slow(*draws: Callable[[random.Random], Fault]) -> Callable[[random.Random], tuple[Fault, ...]]:
+def _slow(
+    *draws: Callable[[random.Random], InjectedFault],
+) -> Callable[[random.Random], tuple[InjectedFault, ...]]:
     return lambda rng: tuple(draw(rng) for draw in draws)
 
 
-def _both(rng: random.Random) -> tuple[Fault, ...]:
+def _both(rng: random.Random) -> tuple[InjectedFault, ...]:
     """Apart: a rank that is short of a processor sends slowly, so its links cannot be judged."""
     rank, link = draw_rank(rng), draw_link(rng)
     while set(rank.ranks) & set(link.ranks):
@@ -81,7 +83,7 @@ def _both(rng: random.Random) -> tuple[Fault, ...]:
     return rank, link
 
 
-def _rank(way: Way) -> Callable[[random.Random], Fault]:
+def _rank(way: Way) -> Callable[[random.Random], InjectedFault]:
     return lambda rng: draw_rank(rng, (way,))
 
 
@@ -118,12 +120,12 @@ CASES = {
 }
 
 
-class Trial(msgspec.Struct, kw_only=True):
+class FaultTrial(msgspec.Struct, kw_only=True):
     """What became of one life of the script."""
 
     case: str
     seed: int
-    faults: tuple[Fault, ...] = ()
+    faults: tuple[InjectedFault, ...] = ()
     right: bool = False
     verdict_s: float | None = None
     """From the fault to the verdict that names it, the last one if there are several."""
@@ -244,7 +246,7 @@ def spec_of(folder: Path, networks: Networks | None, name: str) -> JobSpec:
     )
 
 
-def run_trial(case: Case, seed: int, watched: Watched, usual: Pace) -> Trial:
+def run_trial(case: Case, seed: int, watched: Watched, usual: HealthyPace) -> FaultTrial:
     """Have a script begin again, make it slow, and see what its job says.
 
     Args:
@@ -254,7 +256,7 @@ def run_trial(case: Case, seed: int, watched: Watched, usual: Pace) -> Trial:
         usual: pace of an earlier life, for faults that are there from the start.
     """
     rng = random.Random(f"{case.name} {seed}")
-    trial = Trial(case=case.name, seed=seed, faults=case.draw(rng))
+    trial = FaultTrial(case=case.name, seed=seed, faults=case.draw(rng))
     try:
         # A quota waits for the first step: it would make the start of a process very long.
         if case.at_start and trial.faults[0].way != "quota":
@@ -266,7 +268,9 @@ def run_trial(case: Case, seed: int, watched: Watched, usual: Pace) -> Trial:
     return trial
 
 
-def _run(case: Case, trial: Trial, watched: Watched, healthy_s: float, usual: Pace) -> None:
+def _run(
+    case: Case, trial: FaultTrial, watched: Watched, healthy_s: float, usual: HealthyPace
+) -> None:
     first_s, pace = watched.begun_s, usual
     if not case.at_start:
         time.sleep(max(0.0, first_s + healthy_s - PACE_S - time.time()))
@@ -291,7 +295,7 @@ def _run(case: Case, trial: Trial, watched: Watched, healthy_s: float, usual: Pa
     trial.told = [f"{each.t - onset_s:.2f} s: {each.sentence()}" for each in watched.told()]
 
 
-def _await_well(trial: Trial, watched: Watched, onset_s: float) -> None:
+def _await_well(trial: FaultTrial, watched: Watched, onset_s: float) -> None:
     """Wait for the verdict on a fault that is over, and for the word that the job is well."""
 
     def is_well() -> bool:
@@ -310,14 +314,14 @@ def _await_well(trial: Trial, watched: Watched, onset_s: float) -> None:
         trial.verdict_s = found[0].t - onset_s
 
 
-def _is_decided(trial: Trial, told: list[Told]) -> bool:
+def _is_decided(trial: FaultTrial, told: list[Told]) -> bool:
     """Whether all faults are named, or something that is none is."""
     found = _of(DiagnosedEvent, told)
     wrong = [each for each in found if not any(one.is_named_by(each) for one in trial.faults)]
     return bool(wrong) or all(any(map(one.is_named_by, found)) for one in trial.faults)
 
 
-def judge(trial: Trial, told: list[Told], onset_s: float) -> None:
+def judge(trial: FaultTrial, told: list[Told], onset_s: float) -> None:
     """Say whether the verdict names all faults and nothing else, and how soon."""
     found = _of(DiagnosedEvent, told)
     named = [[each.t for each in found if one.is_named_by(each)] for one in trial.faults]
@@ -337,9 +341,9 @@ def _of(kind: type[_Kind], told: list[Told]) -> list[_Kind]:
     return [each for each in told if isinstance(each, kind)]
 
 
-def run_healthy(for_s: float, networks: Networks | None) -> Trial:
+def run_healthy(for_s: float, networks: Networks | None) -> FaultTrial:
     """Leave a job alone, and count what it says."""
-    trial = Trial(case="healthy", seed=0)
+    trial = FaultTrial(case="healthy", seed=0)
     with running(networks, trial.case) as watched:
         begun_s = time.time()
         watched.until(lambda: False, for_s)
