@@ -40,6 +40,8 @@ class Meetings:
     def __init__(self, process: Process, device: Callable[[], torch.device]) -> None:
         self._process, self._device = process, device
         self._due: MeetAt | None = None
+        self._group: dist.ProcessGroupGloo | None = None
+        """Kept until all have measured: to a peer that still connects, its end is an error."""
 
     def look(self, step: int) -> None:
         """Take part in the meeting at this step, if there is one; a step has just been done."""
@@ -76,7 +78,8 @@ class Meetings:
                     case _:
                         """Of another meeting."""
             if is_over:
-                return
+                break
+        self._group = None
 
     def _measure(self, order: Measure) -> RankMeasured:
         inc, meeting = self._process.inc, order.meeting
@@ -95,5 +98,5 @@ class Meetings:
         mine = f"paceline/{order.meeting}"
         store = c10d.PrefixStore(mine, c10d._get_default_store())
         rank, size = dist.get_rank(), dist.get_world_size()
-        group = dist.ProcessGroupGloo(store, rank, size, timedelta(seconds=CONNECT_S))
-        return measure_links(group, rank, order.names, order.passes, PATIENCE_S)
+        self._group = dist.ProcessGroupGloo(store, rank, size, timedelta(seconds=CONNECT_S))
+        return measure_links(self._group, rank, order.names, order.passes, PATIENCE_S)

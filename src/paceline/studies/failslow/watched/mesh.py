@@ -32,7 +32,7 @@ from torch.distributed.tensor.parallel import (
 WIDTH, HIDDEN, BATCH, MICRO_BATCHES = 128, 256, 128, 2
 
 
-class Block(nn.Module):
+class MeshBlock(nn.Module):
     """Two layers that are divided among the ranks of a tensor-parallel group."""
 
     def __init__(self) -> None:
@@ -84,7 +84,7 @@ def main() -> None:
     mesh = init_device_mesh("cpu", (2, 2, 2), mesh_dim_names=("pp", "dp", "tp"))
     place, last = mesh["pp"].get_local_rank(), mesh["pp"].size() - 1
     torch.manual_seed(place)
-    block = Block()
+    block = MeshBlock()
     plan = {"up": ColwiseParallel(), "down": RowwiseParallel()}
     parallelize_module(block, mesh["tp"], plan)
     slowed = Slowed(block, options.pause_s, options.slow)
