@@ -206,6 +206,7 @@ def test_a_machine_that_joins_without_the_data_is_named_and_the_others_train_on(
     assert "put it at the same path there, or on storage that all machines share" in reason
 
 
+@pytest.mark.soak
 def test_a_machine_that_joins_with_other_data_is_left_out(tmp_path: Path) -> None:
     if not in_own_network(test_a_machine_that_joins_with_other_data_is_left_out):
         return
@@ -224,6 +225,7 @@ def test_a_machine_that_joins_with_other_data_is_left_out(tmp_path: Path) -> Non
     assert f"({OTHER}); every worker must read the same data" in reason
 
 
+@pytest.mark.soak
 def test_a_worker_of_servers_without_the_data_is_named_and_the_others_train_on(
     tmp_path: Path,
 ) -> None:
