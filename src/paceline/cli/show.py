@@ -116,7 +116,7 @@ def show_job_json(job: JobDir) -> None:
 
 
 def _slow(job: JobDir, status: JobStatus | None, events: Sequence[Event]) -> tuple[SlowPart, ...]:
-    """What is slow in a job, whoever steers it."""
+    """What is slow in a job, be it a script or one that paceline steers."""
     spec = read_spec(job)
     if spec is not None and not spec.traits.trains:
         last = slownesses(events)[-1:]

@@ -24,7 +24,7 @@ class _Placed(msgspec.Struct, frozen=True):
 
 
 def helped_file(log: Path) -> LineFile:
-    """The file for what a job's restarts do, beside its decision log."""
+    """Open the file for outcomes of a job's restarts, in the folder of its decision log."""
     return LineFile(log.with_name(HELPED))
 
 

@@ -336,7 +336,7 @@ class FailSlowWatch:
         """Time of a step at present."""
         if self._onset is not None:
             return self._onset.after_s
-        return max(self._warm[1] / self._warm[0], 1e-3)
+        return max(self._warm[1] / max(self._warm[0], 1), 1e-3)
 
     def _meet(self, plan: ValidationPlan, now_s: float, tries: int = 1) -> list[FailSlowAct]:
         self._meetings += 1

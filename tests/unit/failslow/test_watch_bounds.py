@@ -124,7 +124,7 @@ def test_steps_of_which_calls_are_missing_are_not_told(
     assert {call.step for call in noted.calls} == {9, 10}
 
 
-def test_steps_that_were_told_are_taken_once() -> None:
+def test_a_node_that_is_no_rank_of_the_script_is_not_listened_to() -> None:
     script = Script()
     script.run(10)
     before = script.watch._warm

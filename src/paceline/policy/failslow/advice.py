@@ -34,7 +34,7 @@ class RestartPrice(msgspec.Struct, frozen=True, kw_only=True):
     """What a restart of the script costs, in seconds."""
 
     start_s: float
-    """From the begin of its ranks to the end of its first step, as the last time."""
+    """From the start of its ranks to the end of its first step, as the last time."""
     redo_s: float
     """Since it last saved, or since it began."""
     has_saved: bool
@@ -53,8 +53,7 @@ class RestartAdvice:
         self._rules, self._state = PlannerRules(), PlannerState()
         self._begun_s, self._saved_s = begun_s, begun_s
         self._start_s: float | None = None
-        self._healthy_s: float | None = None
-        """None: the job is not slow."""
+        self._is_slow = False
         self._faults: tuple[Fault, ...] = ()
         self._waiting: deque[tuple[int, float, float, int]] = deque(maxlen=MAX_WAITING)
         """Step, its time, that of a healthy one, and of how many it is the mean."""
@@ -79,10 +78,10 @@ class RestartAdvice:
     def changed(self, change: PaceChange) -> None:
         """The job has become slow, or faster again."""
         if not change.slow:
-            self._healthy_s, self._faults, self._state = None, (), PlannerState()
+            self._is_slow, self._faults, self._state = False, (), PlannerState()
             self._waiting.clear()
-        elif self._healthy_s is None:
-            self._healthy_s, self._faults = change.before_s, ()
+        elif not self._is_slow:
+            self._is_slow, self._faults = True, ()
             steps = change.found_step - change.since_step + 1
             self._waiting.append((change.found_step, change.after_s, change.before_s, steps))
 
@@ -101,7 +100,7 @@ class RestartAdvice:
 
         ``lost_s``: of it, above what a healthy one takes for as much work.
         """
-        if self._healthy_s is None:
+        if not self._is_slow:
             return []
         healthy_s = max(fact.took_s - lost_s / fact.steps, 0.0)
         self._waiting.append((fact.number, fact.took_s, healthy_s, fact.steps))

@@ -188,8 +188,8 @@ def _transfer_s(parts: list[TimedCall], op: str, same_clock: bool) -> float:
     """The time of one call that nobody spent waiting for another rank.
 
     A small message leaves its sender before it arrives. Where ranks share a clock, the receiver's
-    end tells; else the slow link of such a message shows in validation alone. A rank that asks for
-    the end late, since it computes meanwhile, is told at once: that is no end of the transfer.
+    end tells; else the slow link of such a message shows in validation alone. A receiver that
+    computes first asks late for the end, and gets it at once; the transfer was over before.
     """
     if op != "transfer" or not same_clock:
         return min(map(_duration, parts))

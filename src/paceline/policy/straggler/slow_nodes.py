@@ -1,4 +1,4 @@
-"""Which nodes of a job are slow now, as people are told: the same whichever solution decides.
+"""Which nodes of a job are slow now. What people read does not depend on the solution.
 
 A worker is slow if it takes a tenth more than is usual for its share, and more than chance
 explains (`paceline.policy.straggler.fleet`); a server, than the median of all servers.

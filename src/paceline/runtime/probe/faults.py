@@ -1,8 +1,10 @@
 """Whose an error is that comes up while the probe works within a call of the script."""
 
+import sys
 import traceback
 
-OURS = ("paceline", "torch")
+OURS = frozenset({"paceline", "torch", "numpy", "msgspec"}) | sys.stdlib_module_names
+"""Packages whose code runs when the probe works. An error of theirs never reaches the script."""
 
 
 def is_of_script(error: BaseException) -> bool:
