@@ -1,6 +1,7 @@
 """A machine of a Ray cluster is gone, or its raylet alone: when is the next step in the model?
 
     python benchmarks/ray_recovery.py [--quick] [--trials 20] [--per-round 5] [--fast-health]
+        [--parts machine raylet launch]
 
 Three workers, each on a machine of its own: real raylets with two cores, in a network of their own
 on one machine. Steps of 50 ms of emulated compute (a sleep), 1 MB of gradients, gloo, the same loop
@@ -26,6 +27,7 @@ Floor: machine <= 1.0 s, raylet no pause and no step again, launch <= 1 s over t
 0.3 s. Needs Ray, root, `unshare`.
 """
 
+import argparse
 import atexit
 import contextlib
 import functools
@@ -53,6 +55,7 @@ from paceline.wire.spec import DataPlaneSpec, JobSpec, NodeSpec, RestartSpec
 
 INSIDE = "PACELINE_TEST_RAY"
 ACTORS = Path(__file__).with_name("jobs") / "ray_actors.py"
+PARTS = ("machine", "raylet", "launch")
 WORKERS, CPUS = 3, 2
 START_S, WHOLE_S = 240.0, 300.0
 ADDED_S = 1.0
@@ -238,27 +241,44 @@ def row_of(kills: Sequence[Kill]) -> dict[str, object]:
     return {name: harness.summary(values) for name, values in fields}
 
 
-def inside(arms: Sequence[str], trials: int, per_round: int, json_file: Path | None) -> None:
+def kills_of(what: str, arms: Sequence[str], trials: int, per_round: int) -> dict[str, object]:
+    """Kill machines or raylets of the arms in turns."""
+    kills = {arm: list[Kill]() for arm in arms}
+    while len(kills[arms[0]]) < trials:
+        done = len(kills[arms[0]])
+        for arm in arms if done // per_round % 2 else arms[::-1]:
+            number = min(per_round, trials - done) if what == "machine" else 1
+            kills[arm] += measured(arm, what, number, done)
+    report: dict[str, object] = {f"{what}, {arm}": row_of(found) for arm, found in kills.items()}
+    if len(arms) > 1:
+        pairs = zip(*([kill.step_s for kill in kills[arm]] for arm in ARMS), strict=True)
+        report[f"{what}, {' / '.join(ARMS)}"] = harness.ratio(list(pairs))
+    return report
+
+
+def launches(scratch: Path, trials: int) -> dict[str, object]:
+    """Launch three nodes, and three actors, in turns."""
+    both = [(launched_by_paceline(scratch), launched_by_ray(scratch)) for _ in range(trials)]
+    ours, plain = zip(*both, strict=True)
+    return {
+        "launch, paceline": harness.summary(ours),
+        "launch, actors": harness.summary(plain),
+        "launch, excess": harness.summary([one - other for one, other in both]),
+    }
+
+
+def inside(arms: Sequence[str], options: argparse.Namespace) -> None:
+    trials = 1 if options.quick else options.trials
+    numbers = {"machine": trials, "raylet": max(1, trials // 5), "launch": trials}
     report: dict[str, object] = {}
     with harness.scratch() as scratch:
-        for what, most in (("machine", trials), ("raylet", max(1, trials // 5))):
-            kills = {arm: list[Kill]() for arm in arms}
-            while len(kills[arms[0]]) < most:
-                done = len(kills[arms[0]])
-                for arm in arms if done // per_round % 2 else arms[::-1]:
-                    number = min(per_round, most - done) if what == "machine" else 1
-                    kills[arm] += measured(arm, what, number, done)
-            for arm, found in kills.items():
-                report[f"{what}, {arm}"] = row_of(found)
-                print(f"{what}, {arm}: {json.dumps(report[f'{what}, {arm}'])}", flush=True)
-            if len(arms) > 1:
-                pairs = zip(*([kill.step_s for kill in kills[arm]] for arm in ARMS), strict=True)
-                report[f"{what}, {' / '.join(ARMS)}"] = harness.ratio(list(pairs))
-        both = [(launched_by_paceline(scratch), launched_by_ray(scratch)) for _ in range(trials)]
-        ours, plain = zip(*both, strict=True)
-        report["launch, paceline"], report["launch, actors"] = map(harness.summary, (ours, plain))
-        report["launch, excess"] = harness.summary([one - other for one, other in both])
-    harness.report("ray_recovery", report, file=json_file)
+        for part in options.parts:
+            if part == "launch":
+                report |= launches(scratch, numbers[part])
+            else:
+                report |= kills_of(part, arms, numbers[part], options.per_round)
+            print(json.dumps(report), flush=True)
+    harness.report("ray_recovery", report, file=options.json)
 
 
 def main() -> int | None:
@@ -266,13 +286,14 @@ def main() -> int | None:
     parser.add_argument("--trials", type=int, default=20)
     parser.add_argument("--per-round", type=int, default=5, help="kills of one job")
     parser.add_argument("--fast-health", action="store_true", help="faster health checks of Ray")
+    parser.add_argument("--parts", nargs="+", choices=PARTS, default=PARTS)
     options = parser.parse_args()
     arms = list(ARMS)
     if importlib.util.find_spec("pandas") is None:
         harness.skipped("ray-train", "not installed; run: pip install 'ray[train]'")
         arms.remove("ray-train")
     if INSIDE in os.environ:
-        inside(arms, 1 if options.quick else options.trials, options.per_round, options.json)
+        inside(arms, options)
         return None
     if importlib.util.find_spec("ray") is None or os.geteuid() or not shutil.which("unshare"):
         harness.skipped("ray_recovery", "it needs Ray, root and unshare")
