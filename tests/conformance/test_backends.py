@@ -19,6 +19,7 @@ from paceline.base.jobdir import JobDir
 from paceline.base.processes import find_job_processes
 from paceline.master.ports import Backend
 from paceline.protocol.nodes.platform import AgentGone, AnyWord
+from tests.integration.exiting import CAN_END, exit_with
 from tests.integration.test_local_backend import agent_of, job, next_end, nothing_left, spoil
 
 __all__ = ["job"]
@@ -138,6 +139,21 @@ def test_an_agent_that_is_terminated_ends_well(platform: Platform) -> None:
         os.kill(pid, signal.SIGTERM)
         ended = await next_end(backend)
         assert (ended.agent_pid, ended.reason) == (pid, "exit code 0")
+
+    play(platform, scenario)
+
+
+@pytest.mark.skipif(not CAN_END, reason="the registers of this processor are not known")
+def test_an_agent_that_exits_is_reported_with_its_code(platform: Platform) -> None:
+    async def scenario() -> None:
+        backend = platform.open()
+        backend.launch(NODE)
+        pid = await platform.agent(NODE)
+        exit_with(pid, 3)
+        ended = await next_end(backend)
+        assert (ended.node, ended.agent_pid, ended.reason) == (NODE, pid, "exit code 3")
+        backend.stop(NODE)
+        await until_clean(platform)
 
     play(platform, scenario)
 

@@ -27,6 +27,7 @@ from tests.integration.running import RunningJob, running, until
 from tests.integration.test_allreduce import BATCH, N, check_finished, finals, group, trains
 from tests.integration.test_deterministic import check_same_bits
 from tests.integration.test_equality import check_close
+from tests.integration.test_node_plane import needs_limits
 from tests.ray.cluster import HOST, STORE_BYTES
 from tests.ray.platform import (
     GATEWAY,
@@ -228,6 +229,18 @@ def test_a_server_on_a_machine_that_is_gone_comes_back_from_a_cut(
         add_machine(machines)
         until(lambda: len(job.events("epoch")) == 2, "an epoch from a cut", PATIENCE_S)
         job.check_finished()
+
+
+@needs_limits
+def test_a_worker_beyond_its_memory_limit_is_known_as_out_of_memory(tmp_path: Path) -> None:
+    (tmp_path / "out").mkdir()
+    small = {"workers": NodeSpec(count=1, memory_bytes=2 << 30), "servers": NodeSpec(count=1)}
+    with running(tmp_path / "out", "--hog", **small, **on_ray()) as job, ended(job.job):
+        until(job.job.outcome.exists, "the end", 3 * PATIENCE_S)
+        job.check_finished()
+        (death,) = job.deaths()
+        assert death["node"] == "worker-0"
+        assert "out of memory" in death["reason"]
 
 
 def test_servers_of_which_one_is_lost_with_its_machine_compute_what_a_laptop_does(

@@ -171,6 +171,13 @@ def markdown_trial_goals(results: TrialResults) -> str:
         )
     verdicts = sum(trial.false_verdicts for trial in results.trials)
     lines.append(f"| no verdict on a healthy job | {verdicts} | {_yes(not verdicts)} |")
+    for trial in results.trials:
+        if trial.case not in CASES:
+            minutes = trial.healthy_s / 60
+            lines.append(
+                f"| no restart advised of a healthy job | {trial.advised} in {minutes:.0f} min | "
+                f"{_yes(not trial.advised)} |"
+            )
     return "\n".join(lines)
 
 

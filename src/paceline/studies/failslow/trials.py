@@ -33,7 +33,12 @@ from paceline.studies.failslow.faults import (
 from paceline.studies.failslow.networks import Networks
 from paceline.studies.stragglers.real import ending
 from paceline.wire.client import Kill
-from paceline.wire.events.failslow import DiagnosedEvent, RelievedEvent, SlowedEvent
+from paceline.wire.events.failslow import (
+    DiagnosedEvent,
+    RelievedEvent,
+    RestartAdvisedEvent,
+    SlowedEvent,
+)
 from paceline.wire.spec import JobSpec, NodeSpec
 
 SCRIPTS = Path(__file__).with_name("watched")
@@ -45,8 +50,8 @@ PATIENCE_S = 30.0
 START_S = 120.0
 POLL_S = 0.05
 
-Told = SlowedEvent | DiagnosedEvent | RelievedEvent
-_Kind = TypeVar("_Kind", SlowedEvent, DiagnosedEvent, RelievedEvent)
+Told = SlowedEvent | DiagnosedEvent | RelievedEvent | RestartAdvisedEvent
+_Kind = TypeVar("_Kind", SlowedEvent, DiagnosedEvent, RelievedEvent, RestartAdvisedEvent)
 
 
 class Case(NamedTuple):
@@ -138,6 +143,8 @@ class FaultTrial(msgspec.Struct, kw_only=True):
     """Times that the job was said to be slow while it was healthy."""
     false_verdicts: int = 0
     """Ranks and links that were blamed then."""
+    advised: int = 0
+    """Restarts that were advised of a healthy job: all that is ever done about a script."""
     told: list[str] = []
     """What the job said, with the time from the fault."""
 
@@ -350,7 +357,8 @@ def run_healthy(for_s: float, networks: Networks | None) -> FaultTrial:
         told = watched.told()
         trial.healthy_s = time.time() - begun_s
         trial.false_alarms, trial.false_verdicts = count_false(told)
-        trial.right = not trial.false_verdicts
+        trial.advised = len(_of(RestartAdvisedEvent, told))
+        trial.right = not trial.advised
         trial.step_s = watched.mean_step_s(begun_s, time.time())
         trial.told = [f"{each.t - begun_s:.2f} s: {each.sentence()}" for each in told]
     return trial
