@@ -75,7 +75,7 @@ def agents_apart(job: RunningJob) -> dict[str, psutil.Process]:
     return {
         process.argv[-1]: psutil.Process(process.pid)
         for path in folders(job.job)
-        if path.parent.parent.name == APART
+        if path.parents[2].name == APART
         for process in find_job_processes(path)
         if process.runs("paceline.agent")
     }
