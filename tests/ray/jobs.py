@@ -369,11 +369,12 @@ def test_the_data_plane_is_encrypted_and_the_secret_is_in_no_environment_and_no_
 def test_a_worker_that_is_added_while_there_is_no_room_waits_and_then_joins(
     tmp_path: Path, machines: list[subprocess.Popen[bytes]]
 ) -> None:
-    with grouped(tmp_path, "--epochs", "4", workers=2) as job:
+    add_machine(machines, cores=12)
+    with grouped(tmp_path, "--epochs", "4", workers=2, cpu=(4.0,)) as job:
         all_train(job, 2)
         free = job.status().room["worker"]
-        assert 0 < free < 38
-        job.tell(Scale(workers=40))
+        assert 0 < free < 14
+        job.tell(Scale(workers=16))
         until(lambda: job.events("place_pending"), "a word of the platform")
         job.tell(Scale(workers=3))
         all_train(job, 3)
