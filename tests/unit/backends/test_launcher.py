@@ -17,7 +17,7 @@ from paceline.backends.ray import launcher as launchers
 from paceline.backends.ray.launcher import AgentEnded, AgentOrder, AgentStarted, Launcher
 from paceline.base.jobdir import JobDir
 from paceline.base.processes import kill_quietly
-from paceline.wire.spec import JobSpec
+from paceline.wire.spec import JobSpec, NodeSpec
 
 IDLE_S, LIMIT_S = 0.2, 20.0
 
@@ -142,6 +142,21 @@ def test_a_launcher_whose_raylet_is_gone_ends_with_its_agent(
         assert ends.count == 1
 
     asyncio.run(scenario())
+
+
+@pytest.mark.parametrize(("node", "seen"), [("worker-0", "0,1"), ("server-0", "")])
+def test_an_agent_gets_nothing_of_rays_and_sees_only_gpus_that_its_node_asks_for(
+    job: JobDir, monkeypatch: pytest.MonkeyPatch, node: str, seen: str
+) -> None:
+    for name in ("RAY_JOB_ID", "RAY_ADDRESS", "OMP_NUM_THREADS", "OF_THE_MACHINE"):
+        monkeypatch.setenv(name, "1")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")  # of two GPUs, by Ray
+    spec = JobSpec(script=str(job.path / "train.py"), workers=NodeSpec(gpus=2.0))
+    words = msgspec.json.decode(order(job, node=node, spec=spec), type=AgentOrder)
+    found = launchers._environment(words)
+    assert found["CUDA_VISIBLE_DEVICES"] == seen
+    assert found["OF_THE_MACHINE"] == "1"
+    assert not [name for name in found if name.startswith(("RAY_", "OMP_"))]
 
 
 class Cluster:

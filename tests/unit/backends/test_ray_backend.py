@@ -1,6 +1,8 @@
 """The master's side of Ray with gateways that are scripts: what the next one hears, and the end."""
 
 import asyncio
+import contextlib
+import socket
 from collections.abc import Callable
 from pathlib import Path
 
@@ -10,6 +12,7 @@ import pytest
 from paceline.backends.ray import backend as backends
 from paceline.backends.ray.backend import RayBackend
 from paceline.backends.ray.messages import Begin, Line, Room, Said
+from paceline.base.errors import ConfigError
 from paceline.base.jobdir import JobDir
 from paceline.protocol.nodes.platform import AgentGone, AnyWord, PlaceLost, PlacePending, PlaceTaken
 from paceline.wire.spec import JobSpec
@@ -196,3 +199,26 @@ def test_a_backend_that_no_gateway_helps_closes_in_time(
         assert await gateway.wait() == -9
 
     asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("address", ["http://head:8265", "ray://head:10001"])
+def test_an_address_that_is_not_that_of_the_head_is_refused_with_its_source(
+    address: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RAY_ADDRESS", address)
+    with pytest.raises(ConfigError, match=f"^RAY_ADDRESS: got {address}, expected HOST:PORT of"):
+        backends.prepare(JobSpec(script="train.py", backend="ray"))
+
+
+def test_a_port_at_which_nothing_listens_is_told_at_once_and_nothing_else_is_judged() -> None:
+    pytest.importorskip("ray")
+    from paceline.backends.ray.cluster import knock
+
+    with contextlib.closing(socket.socket()) as taken:
+        taken.bind(("127.0.0.1", 0))  # and nobody listens
+        address = f"127.0.0.1:{taken.getsockname()[1]}"
+        with pytest.raises(ConfigError, match=r"does not answer \(.*refused"):
+            knock(address)
+        taken.listen()
+        knock(address)
+    knock("auto")

@@ -275,8 +275,13 @@ def prepare(spec: JobSpec) -> JobSpec:
     """
     # A job that goes on may have been on another cluster.
     given = spec.ray_address if "ray_address" in spec.sources else None
-    address = given or os.environ.get("RAY_ADDRESS") or spec.ray_address or "auto"
-    where = spec.sources.get("ray_address", "ray_address")
+    of_shell = os.environ.get("RAY_ADDRESS")
+    address = given or of_shell or spec.ray_address or "auto"
+    where = spec.sources.get("ray_address", "RAY_ADDRESS" if of_shell else "ray_address")
+    if "://" in address:
+        raise ConfigError(
+            f"{where}: got {address}, expected HOST:PORT of the head alone, e.g. 10.0.0.5:6379"
+        )
     command = [sys.executable, *SAFE_PATH, *GATEWAY, address]
     try:
         done = subprocess.run(command, capture_output=True, timeout=PROBE_S, check=False)

@@ -3,6 +3,7 @@
 import contextlib
 import logging
 import os
+import socket
 import threading
 import time
 from typing import TYPE_CHECKING, Any
@@ -19,6 +20,8 @@ if TYPE_CHECKING:  # an actor imports this module too, and needs none of the mas
     from paceline.backends.ray.messages import Shape
 
 GANG = "gang"
+KNOCK_S = 5.0
+"""For a connection."""
 LEAVE_S = 30.0
 """For Ray to take places back, and for the other launchers to end."""
 LOOK_S = 1.0
@@ -64,6 +67,23 @@ def _leave() -> None:
             break
         threading.Event().wait(LOOK_S)
     os._exit(0)
+
+
+def knock(address: str) -> None:
+    """Find out at once where nothing listens at HOST:PORT; Ray itself tries for a minute.
+
+    Raises:
+        ConfigError: the machine refuses, or there is none.
+    """
+    host, _, port = address.rpartition(":")
+    if not (host and port.isdigit()):
+        return
+    try:
+        socket.create_connection((host, int(port)), KNOCK_S).close()
+    except TimeoutError:
+        return  # a slow way: Ray has more patience
+    except (OSError, OverflowError) as error:
+        raise ConfigError(f"the Ray cluster at {address} does not answer ({error})") from error
 
 
 def connect(address: str, namespace: str) -> None:

@@ -28,6 +28,7 @@ from paceline.backends.ray.cluster import (
     draining_machines,
     fits,
     is_placed,
+    knock,
     names_of,
     namespace_of,
     remote_launcher,
@@ -378,6 +379,7 @@ def main() -> None:
 
 def probe(address: str, out: int) -> None:
     """Say where the cluster is, and which address of this machine it knows."""
+    knock(address)
     connect(address, "paceline")
     found = {
         "address": ray.get_runtime_context().gcs_address,

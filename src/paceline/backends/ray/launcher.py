@@ -16,7 +16,7 @@ from pathlib import Path
 
 import msgspec
 
-from paceline.base.jobdir import JobDir
+from paceline.base.jobdir import JobDir, role_of
 from paceline.base.joined import joined_directory, remove_joined
 from paceline.base.processes import ProcessWatch, find_job_processes, kill_quietly, start_detached
 from paceline.jobs.joining import check_script, make_directory, of_this_machine
@@ -142,10 +142,11 @@ class Launcher:
         self._job = make_directory(path, spec, order.address, order.secret.encode())
         words, theirs = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         arguments = ["--job-dir", str(path), last_words.OPTION, str(theirs), "--node", order.node]
-        clean = {name: value for name, value in os.environ.items() if not name.startswith(_OF_RAY)}
         log = self._job.logs / "agents.log"
         try:
-            child = start_detached("paceline.agent", arguments, path, log, clean, [theirs])
+            child = start_detached(
+                "paceline.agent", arguments, path, log, _environment(order), [theirs]
+            )
         finally:
             os.close(theirs)
         self._started = AgentStarted(
@@ -178,6 +179,17 @@ class Launcher:
         runs = self._ended is not None and not self._ended.done()
         loop = asyncio.get_running_loop()
         self._idle = None if runs else loop.call_later(IDLE_S, self._end)
+
+
+def _environment(order: AgentOrder) -> dict[str, str]:
+    """What an agent gets: what the raylet was started with, but for what is Ray's.
+
+    Where a node asks for no GPU, Ray leaves all of its machine visible.
+    """
+    found = {name: value for name, value in os.environ.items() if not name.startswith(_OF_RAY)}
+    spec = order.spec
+    nodes = spec.workers if role_of(order.node) == "worker" else spec.servers
+    return found if nodes.gpus else {**found, "CUDA_VISIBLE_DEVICES": ""}
 
 
 def _sees_job(order: AgentOrder) -> bool:

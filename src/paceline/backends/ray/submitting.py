@@ -40,12 +40,23 @@ def send(address: str, entrypoint: str, folder: Path | None, home: str | None) -
         environment[FOLDER_WAS_SENT] = "1"
     try:
         client = JobSubmissionClient(address)
+    except (AssertionError, OSError, RuntimeError, ValueError) as error:
+        expected = f"expected the dashboard of a Ray cluster: {_words_of(error)}"
+        raise ConfigError(f"--address: got {address}, {expected}") from error
+    try:
         found: str = client.submit_job(
             entrypoint=entrypoint, runtime_env=runtime, metadata={"paceline": "run"}
         )
-    except (ConnectionError, RuntimeError, ValueError) as error:
-        lines = str(error).splitlines() or [type(error).__name__]
+    except (OSError, RuntimeError, ValueError) as error:
         raise ConfigError(
-            f"--address: got {address}, expected the dashboard of a Ray cluster: {lines[0]}"
+            f"submit: the Ray cluster at {address} does not take the job: {_words_of(error)}"
         ) from error
     return found
+
+
+def _words_of(error: Exception) -> str:
+    """One line of Ray's; of a stack that its server sends, the last."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    if not lines:
+        return type(error).__name__
+    return lines[-1] if "Traceback" in str(error) else lines[0]
