@@ -1,7 +1,7 @@
 """A machine of a Ray cluster is gone, or its raylet alone: when is the next step in the model?
 
     python benchmarks/ray_recovery.py [--quick] [--trials 20] [--per-round 5] [--fast-health]
-        [--parts machine raylet launch]
+        [--parts machine raylet launch head]
 
 Three workers, each on a machine of its own: real raylets with two cores, in a network of their own
 on one machine. Steps of 50 ms of emulated compute (a sleep), 1 MB of gradients, gloo, the same loop
@@ -15,10 +15,11 @@ on one machine. Steps of 50 ms of emulated compute (a sleep), 1 MB of gradients,
 
 *machine*: a raylet and all processes of its machine are killed. *raylet*: the raylet alone is.
 Another machine is added 1 s later, with both. Ray's health checks are its defaults (Ray calls the
-machine dead after 12 to 15 s); ``--fast-health``: 250 ms, four of which may fail.
+machine dead after 12 to 15 s); ``--fast-health``: 250 ms, four of which may fail. *head*: the head
+is killed; paceline alone, since the cluster ends with it.
 
-*step_s*: from the kill to the next step in the model; for *raylet* the longest time between two
-steps, from 1 s before the kill until 20 s after it. *again*: steps that were in the model and were
+*step_s*: from the kill to the next step in the model; for *raylet* and *head* the longest time
+between two steps, from 1 s before the kill until 20 s, or 75 s, after it. *again*: steps that were in the model and were
 computed again, until all train. *whole_s*: until all three have done a step. *launch*: from the
 start of the master to its third agent, and from the start of a process to the answers of three
 plain actors in places that are reserved alike (`jobs/ray_actors.py`).
@@ -55,12 +56,14 @@ from paceline.wire.spec import DataPlaneSpec, JobSpec, NodeSpec, RestartSpec
 
 INSIDE = "PACELINE_TEST_RAY"
 ACTORS = Path(__file__).with_name("jobs") / "ray_actors.py"
-PARTS = ("machine", "raylet", "launch")
+PARTS = ("machine", "raylet", "launch", "head")
 WORKERS, CPUS = 3, 2
 START_S, WHOLE_S = 240.0, 300.0
 ADDED_S = 1.0
 """From a kill to the start of another machine, whose imports take the processor for seconds."""
 WATCHED_S = 20.0
+HEADLESS_S = 75.0
+"""By then Ray has ended its own processes."""
 AGAIN_S = 0.25
 """A step that is done so much later than by another member is done again."""
 FAST_HEALTH = {
@@ -211,6 +214,34 @@ def measured(arm: str, what: str, kills: int, seed: int) -> list[Kill]:
     return found
 
 
+def kill_head(watched_s: float) -> dict[str, object]:
+    """Kill the head of the cluster under a job; there is one cluster, and so one kill.
+
+    Returns:
+        The longest pause, and for comparison that of as long before the kill.
+    """
+    with tempfile.TemporaryDirectory(prefix="paceline-stepping-") as name:
+        out = Path(name)
+        with by_paceline(out) as wait:
+            wait(functools.partial(recovery.steady, out, WORKERS, 0.0), START_S, "it is not whole")
+            begun_s = time.monotonic()
+            time.sleep(watched_s)
+            at_s = time.monotonic()
+            for one in psutil.process_iter(["name"]):
+                if one.info["name"] == "gcs_server":
+                    one.kill()
+            time.sleep(watched_s)
+            rows = recovery.recorded(out)
+    before = {pid: one[one[:, 0] < at_s - 1.0] for pid, one in rows.items()}
+    return {
+        "head, paceline": {
+            "step_s": longest_pause(rows, at_s),
+            "before_s": longest_pause(before, begun_s),
+            "again": done_again(rows, at_s),
+        }
+    }
+
+
 # ---------------------------------------------------------------------------- launches
 
 
@@ -275,6 +306,8 @@ def inside(arms: Sequence[str], options: argparse.Namespace) -> None:
         for part in options.parts:
             if part == "launch":
                 report |= launches(scratch, numbers[part])
+            elif part == "head":
+                report |= kill_head(WATCHED_S if options.quick else HEADLESS_S)
             else:
                 report |= kills_of(part, arms, numbers[part], options.per_round)
             print(json.dumps(report), flush=True)

@@ -18,6 +18,7 @@ import equality
 import numpy as np
 import psutil
 import pytest
+from safetensors.numpy import load_file
 
 from paceline.base.jobdir import JobDir
 from paceline.base.processes import kill_quietly
@@ -203,8 +204,11 @@ def test_a_raylet_that_is_killed_alone_costs_no_pause_and_no_sample(
 
 
 def test_neither_the_gateway_nor_the_master_is_missed(tmp_path: Path) -> None:
-    with grouped(tmp_path, "--epochs", "3") as job:
+    with grouped(tmp_path, "--epochs", "3", "--evaluate", preflight=True) as job:
         all_train(job, 3)
+        checked = {event["node"]: event["speed"]["links"] for event in job.events("checked")}
+        assert len(checked) == 3
+        assert all(checked.values()), "links between machines are measured"
         began = len(trains(job))
         for one in processes(GATEWAY):
             one.kill()
@@ -216,6 +220,9 @@ def test_neither_the_gateway_nor_the_master_is_missed(tmp_path: Path) -> None:
         assert not job.deaths()
         assert not job.events("agent_lost")
         check(job, epochs=3, lives=3)
+        evaluated = [load_file(path) for path in job.out.glob("*.evaluated")]
+        assert len(evaluated) == 3
+        assert all(np.all(np.abs(one["seen"] - 3) < 1e-9) for one in evaluated)
 
 
 def test_a_server_on_a_machine_that_is_gone_comes_back_from_a_cut(
@@ -284,7 +291,7 @@ def test_a_machine_that_is_drained_is_left_in_order(
         add_machine(machines)
         command = [str(Path(sys.executable).with_name("ray")), "drain-node", "--node-id"]
         command += [machine.partition("=")[2], "--reason", "DRAIN_NODE_REASON_PREEMPTION"]
-        command += ["--reason-message", "spot", "--deadline-remaining-seconds", "60"]
+        command += ["--reason-message", "spot", "--deadline-remaining-seconds", "10"]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stdout + done.stderr
         until(lambda: job.events("place_draining"), "a word of the platform", PATIENCE_S)

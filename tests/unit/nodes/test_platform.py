@@ -77,6 +77,8 @@ def test_a_launch_that_waits_for_its_place_is_not_launched_again() -> None:
     job = Job()
     assert of(PlacePendingEvent, say(job, PlacePending(node=NODE, why="no room")))
     assert not say(job, PlacePending(node=NODE, why="no room")), "once"
+    assert not say(job, PlacePending(node=NODE, why="1 CPU is free")), "for people to see"
+    assert job.members.nodes[NODE].place.why == "1 CPU is free"
     job.members.heard("worker-1", 1000.0)
     assert not [one for one in of(Launch, job.tick(1000.0)) if one.node == NODE]
     say(job, PlaceTaken(node=NODE, host="h"))

@@ -91,8 +91,10 @@ class NodePlaces:
             case AgentGone():
                 return self._members.agent_ended(node.name, said.agent_pid, said.reason, now_s)
             case PlacePending(why=why):
+                waits = node.place.backing is Backing.PENDING
+                self._becomes(node, Backing.PENDING, why)  # what is free changes all the time
                 told = PlacePendingEvent(node=node.name, inc=node.life.inc, reason=why)
-                return [told] if self._becomes(node, Backing.PENDING, why) else []
+                return [] if waits else [told]
             case PlaceTaken(host=host, unseen=unseen):
                 if not node.agent.has_greeted:
                     node.agent.heard_s = now_s  # its first word is awaited from now on
