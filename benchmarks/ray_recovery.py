@@ -19,10 +19,10 @@ machine dead after 12 to 15 s); ``--fast-health``: 250 ms, four of which may fai
 is killed; paceline alone, since the cluster ends with it.
 
 *step_s*: from the kill to the next step in the model; for *raylet* and *head* the longest time
-between two steps, from 1 s before the kill until 20 s, or 75 s, after it. *again*: steps that were in the model and were
-computed again, until all train. *whole_s*: until all three have done a step. *launch*: from the
-start of the master to its third agent, and from the start of a process to the answers of three
-plain actors in places that are reserved alike (`jobs/ray_actors.py`).
+between two steps, from 1 s before the kill until 20 s, or 75 s, after it. *again*: steps that were
+in the model and were computed again, until all train. *whole_s*: until all three have done a step.
+*launch*: from the start of the master to its third agent, and from the start of a process to the
+answers of three plain actors in places that are reserved alike (`jobs/ray_actors.py`).
 
 Floor: machine <= 1.0 s, raylet no pause and no step again, launch <= 1 s over the actors'; goal:
 0.3 s. Needs Ray, root, `unshare`.
@@ -227,8 +227,8 @@ def kill_head(watched_s: float) -> dict[str, object]:
             begun_s = time.monotonic()
             time.sleep(watched_s)
             at_s = time.monotonic()
-            for one in psutil.process_iter(["name"]):
-                if one.info["name"] == "gcs_server":
+            for one in psutil.Process(os.getppid()).children():  # of this cluster alone
+                if one.name() == "gcs_server":
                     one.kill()
             time.sleep(watched_s)
             rows = recovery.recorded(out)
