@@ -70,6 +70,18 @@ def test_calls_are_seen_whichever_way_they_are_made(tmp_path: Path) -> None:
     run.end()
 
 
+def test_a_script_that_is_not_watched_finds_torch_as_it_is(tmp_path: Path) -> None:
+    (tmp_path / "alone.py").write_text(
+        "import torch, torch.optim.optimizer as optimizer\n"
+        "assert not optimizer._global_optimizer_post_hooks\n"
+        "assert not hasattr(torch.save, '__wrapped__')\n"
+    )
+    run = Run(tmp_path, "--nproc-per-node", "1", "--set", "watch=false", "alone.py")
+    code, _, err = run.end()
+    assert code == 0, err
+    assert not NodeFiles(run.job(), "worker-0").calls.exists()
+
+
 def slow(folder: Path, text: str) -> None:
     (folder / "fresh").write_text(text)
     (folder / "fresh").replace(folder / "slow")

@@ -299,9 +299,10 @@ def _check_strategy(draft: _Draft) -> None:  # noqa: C901
     if isinstance(most, int) and isinstance(workers, int) and most < workers:
         expected = f"at least workers.count, which is {workers}"
         draft.complain("max_workers", str(most), expected, f"write max_workers: {workers}")
-    if draft.get("run_as") != "file":
-        got = f"{draft.get('run_as')!r} with strategy {draft.get('strategy')}"
-        draft.complain("run_as", got, "it with strategy script only", "remove it")
+    for key, default in (("run_as", "file"), ("watch", True)):
+        if draft.get(key) != default:
+            got = f"{draft.get(key)!r} with strategy {draft.get('strategy')}".lower()
+            draft.complain(key, got, "it with strategy script only", "remove it")
     strategy, least = draft.get("strategy"), draft.get("min_workers")
     for key in [key for key in draft.places if key.startswith("servers.")]:
         if not traits.has_servers:
@@ -349,7 +350,7 @@ def _check_by_itself(draft: _Draft, traits: Traits) -> None:
         got += f", {traits.uneven_shares}"
         draft.complain("solution", got, "none", "remove it")
     if "preflight" in draft.places and draft.get("preflight"):
-        got = f"true with strategy {draft.get('strategy')}, whose nodes are not measured"
+        got = f"true with strategy {draft.get('strategy')}, whose nodes are measured later"
         draft.complain("preflight", got, trained, "remove it")
 
 
@@ -500,7 +501,16 @@ _CHECKS: tuple[tuple[Callable[[_Draft], None], tuple[str, ...]], ...] = (
     (_check_mode, ("mode", "staleness", "samples", "checkpoint.every_steps")),
     (
         _check_strategy,
-        ("strategy", "run_as", "mode", "min_workers", "max_workers", "workers.count", "preflight"),
+        (
+            "strategy",
+            "run_as",
+            "watch",
+            "mode",
+            "min_workers",
+            "max_workers",
+            "workers.count",
+            "preflight",
+        ),
     ),
     (
         _check_deterministic,

@@ -322,8 +322,8 @@ def run_script(process: Process) -> int:
             _leave_to_script()
             if process.stop_requested:  # before it was left to the script
                 return EXIT_TERMINATED
-        if not process.spec.traits.trains and process.spec.run_as != "program":
-            _watch(process)
+            if process.spec.watch and process.spec.run_as != "program":
+                _watch(process)
         if process.spec.cwd is not None:
             _enter(process.spec.cwd)
         _run_to_its_end(process.spec)

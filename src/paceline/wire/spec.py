@@ -281,8 +281,11 @@ class JobSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """How tensors travel."""
     preflight: bool = True
     """Whether each worker's node is measured before its first step, half a second: matrix product,
-    memory, links (strategy allreduce: to other workers; ps: to servers over tcp). Default true;
-    strategy script: never."""
+    memory, links (strategy allreduce: to other workers; ps: to servers over tcp). Default true.
+    Strategy script: not before its first step; false: nor later, when its ranks would meet."""
+    watch: bool = True
+    """Strategy script: whether its steps and collective calls are watched for slow ranks and links.
+    Default true."""
     metrics_port: Annotated[int, Meta(ge=0, le=65_535, examples=[9464])] | None = None
     """Port on 127.0.0.1 where the master answers Prometheus, with the job's secret as bearer token.
     0: any free port, written to ``metrics.address`` in the job directory. Default none: no port."""

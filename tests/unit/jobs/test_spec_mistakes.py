@@ -421,9 +421,16 @@ WRONG_FILES = [
         ),
     ),
     (
+        "script: train.py\nstrategy: allreduce\nwatch: no\n",
+        (
+            "job.yaml:3: watch: got false with strategy allreduce, expected it with strategy script "
+            "only; remove it"
+        ),
+    ),
+    (
         "script: train.py\nstrategy: script\npreflight: true\n",
         (
-            "job.yaml:3: preflight: got true with strategy script, whose nodes are not measured, "
+            "job.yaml:3: preflight: got true with strategy script, whose nodes are measured later, "
             "expected it with strategy ps, allreduce or fsdp only; remove it"
         ),
     ),
