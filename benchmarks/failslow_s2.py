@@ -28,7 +28,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from paceline.base.jobdir import JobDir
-from paceline.policy.failslow.micro_batches import plan_micro_batches
+from paceline.policy.straggler.solvers import level
 from paceline.wire.spec import CheckpointSpec, JobSpec, NodeSpec
 
 SCRIPT = Path(__file__).with_name("jobs") / "slowed.py"
@@ -70,7 +70,8 @@ class Row(NamedTuple):
     @property
     def optimum(self) -> float:
         """The integer optimum's compute, over that of an even share."""
-        return plan_micro_batches(self.factors, EVEN * self.workers).step_s / EVEN
+        counts = level(np.zeros(self.workers), np.asarray(self.factors), EVEN * self.workers)
+        return float(max(counts * self.factors)) / EVEN
 
 
 ROWS = (

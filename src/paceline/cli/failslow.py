@@ -11,13 +11,19 @@ from paceline.jobs.history import read_events, read_last_metrics
 from paceline.jobs.slowness import FailSlowEvent, headline, slownesses
 from paceline.jobs.wording import clock
 from paceline.wire.events.base import Event
-from paceline.wire.events.failslow import ComparedPart, DiagnosedEvent
+from paceline.wire.events.failslow import (
+    ComparedPart,
+    DiagnosedEvent,
+    FollowsEvent,
+    StartUnseenEvent,
+)
 
 WHAT = {
     "computing": "its own part of a step",
     "product": "a matrix product",
     "link": "a transfer between two",
 }
+Told = FailSlowEvent | StartUnseenEvent | FollowsEvent
 SLOW, VERY_SLOW = 1.1, 1.5
 """Times the value from the job's start; from there on a part is yellow, or red."""
 MAX_PARTS = 40
@@ -38,7 +44,7 @@ def is_script(job: JobDir) -> bool:
 def tell_script(job: JobDir, console: Console) -> None:
     """Say what was found out about a script's pace."""
     events, launched_s = read_events(job.events), job.launched_s()
-    told = [event for event in events if isinstance(event, FailSlowEvent)]
+    told = [event for event in events if isinstance(event, Told)]
     head = _headline(job, events)
     console.print(head, style="bold", highlight=False, markup=False, soft_wrap=True)
     for event in told:
@@ -52,8 +58,15 @@ def tell_script(job: JobDir, console: Console) -> None:
 
 def _headline(job: JobDir, events: Sequence[Event]) -> str:
     if found := slownesses(events):
-        if found[-1].until_s is None:
-            return f"{job.job_id}: {headline(found[-1].parts, job.launched_s())}"
+        last = found[-1]
+        if last.until_s is None:
+            return f"{job.job_id}: {headline(last.parts, job.launched_s())}"
+        if last.unseen_end:
+            at = clock(last.until_s - job.launched_s())
+            return (
+                f"{job.job_id}: slow until {at}, when {last.unseen_end}; since then steps are "
+                "compared with those after that"
+            )
         return f"{job.job_id}: well again"
     metrics = read_last_metrics(job.metrics)
     steps = max((node.step for node in metrics.nodes.values()), default=0) if metrics else 0

@@ -85,11 +85,11 @@ class PlainView:
             self.say(progress_line(status))
 
     def _script(self, status: JobStatus) -> None:
-        """Say now and then that the script is slow, and once that it is no longer."""
+        """Say now and then that the script is slow, and once that nothing is known to be."""
         if bool(status.slow) != self._was_slow:
             self._was_slow, self._told_s = bool(status.slow), self._now_s
             if not status.slow:  # an event has told of the begin
-                self.say("the job is no longer slow")
+                self.say("nothing in the job is known to be slow any more")
         elif status.slow and self._is_due(0.0):
             self._told_s = self._now_s
             self.say(headline(status.slow, status.started_s))

@@ -18,10 +18,10 @@ from paceline.wire.client import SlowPart
 from paceline.wire.events.base import Event
 from paceline.wire.events.failslow import (
     DiagnosedEvent,
+    FollowsEvent,
     RelievedEvent,
     RestartAdvisedEvent,
     SlowedEvent,
-    blame,
 )
 from paceline.wire.events.job import MasterStartedEvent
 from paceline.wire.events.nodes import ProcessUpEvent
@@ -30,6 +30,12 @@ FailSlowEvent = SlowedEvent | DiagnosedEvent | RestartAdvisedEvent | RelievedEve
 """What there is to tell of a script's slownesses."""
 TOLD = "nothing: a script steers itself"
 ADVISED = "a restart without it is advised"
+UNSEEN: dict[type[Event], str] = {
+    ProcessUpEvent: "processes of the script were started again",
+    MasterStartedEvent: "the master was started again, and nobody saw whether it ended",
+    FollowsEvent: "other steps were followed from then on",
+}
+"""After these events steps are compared with later ones only."""
 MAX_NAMED = 3
 COLUMNS = ("slow", "times as long", "since", "what is done about it")
 
@@ -41,6 +47,8 @@ class Slowness(msgspec.Struct, frozen=True, kw_only=True):
     """Unix times."""
     until_s: float | None = None
     """None: it has not ended, or the job has ended with it."""
+    unseen_end: str = ""
+    """Why nobody knows whether it ended then; empty: its end was seen, or it goes on."""
     healthy_s: float | None = None
     """Time of a step before; None: a part stood out at the job's start."""
     slow_s: float = 0.0
@@ -66,7 +74,7 @@ class Slowness(msgspec.Struct, frozen=True, kw_only=True):
         alike = tuple(one for one in self.diagnosed if one.took_s == event.took_s)
         found = replace(self, diagnosed=(*alike, event))
         if event.culprit == "nothing":
-            return found.unknown(blame(event.culprit, event.nodes, event.ratio))
+            return found.unknown(event.who)
         since_s = {one.nodes: one.since_s for one in self.parts}
         part = SlowPart(
             culprit=event.culprit,
@@ -99,13 +107,13 @@ def _done(nodes: Sequence[str], advised: Sequence[str]) -> str:
 class ScriptPace:
     """A script's slownesses, event by event.
 
-    A new process, or a new master, measures the script as it finds it: a slowness that went on
-    until then is over.
+    A new process, or a new master, measures the script as it finds it. Whether a slowness that went
+    on until then is over is not known.
     """
 
     def __init__(self) -> None:
         self.now: Slowness | None = None
-        """None: it is well."""
+        """None: nothing is known to be slow."""
         self.onsets = 0
         self.diagnoses: Counter[str] = Counter()
         """By culprit."""
@@ -125,9 +133,12 @@ class ScriptPace:
                 self.now = now.with_advice(event)
             case RelievedEvent(still_slow=True) if now is not None:
                 self.now = replace(now, slow_s=event.after_s)
-            case RelievedEvent() | ProcessUpEvent() | MasterStartedEvent() if now is not None:
+            case RelievedEvent() if now is not None:
                 self.now = None
                 return replace(now, until_s=event.t)
+            case ProcessUpEvent() | MasterStartedEvent() | FollowsEvent() if now is not None:
+                self.now = None
+                return replace(now, until_s=event.t, unseen_end=UNSEEN[type(event)])
             case _:
                 pass  # says nothing of the script's pace
         return None

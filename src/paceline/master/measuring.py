@@ -40,7 +40,7 @@ class Measuring:
 
     def heartbeat(self, node: str, facts: NodeFacts, now_s: float) -> None:
         """A node's agent has reported."""
-        self._act(self.watch.took(node, facts.took, now_s))
+        self._act(self.watch.took(node, facts.took, now_s, facts.stolen_s))
 
     def told(self, message: CallsTold, now_s: float) -> None:
         """An agent has told the calls of its process."""
@@ -74,7 +74,9 @@ class Measuring:
             return
         workers = [*self._members.of_role("worker")]
         ranks = {
-            number_of(one.name): Rank(one.name, one.life.inc) for one in workers if one.life.up
+            number_of(one.name): Rank(one.name, one.life.inc, one.agent.host)
+            for one in workers
+            if one.life.up
         }
         if len(ranks) < len(workers):
             self._away_s = now_s if self._away_s is None else self._away_s

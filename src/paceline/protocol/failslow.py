@@ -7,12 +7,12 @@ against its own measurement from the start (`policy.failslow.validation`). Nothi
 a master that is started again measures the job as it finds it.
 
 Reference: FALCON (arXiv:2410.12588), section 4: tracking, profiling, validation.
-Differs: calls are noted all the time, so a profile needs no further steps; who does not come to a
-meeting is named.
+Differs: calls are noted all the time, so a profile needs no further steps; a rank that does not
+come to a meeting is named.
 """
 
 import math
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Mapping, Sequence
 
 import msgspec
@@ -26,7 +26,8 @@ from paceline.policy.failslow.detection import (
     StepFact,
     StepGroups,
 )
-from paceline.policy.failslow.diagnosis import compare, diagnose
+from paceline.policy.failslow.diagnosis import absences, compare, diagnose
+from paceline.policy.failslow.gaps import Gaps, NotMeasured, NotProfiled
 from paceline.policy.failslow.profile import ProfileSummary, summarise
 from paceline.policy.failslow.suspects import Findings, find_suspects
 from paceline.policy.failslow.validation import (
@@ -38,9 +39,21 @@ from paceline.policy.failslow.validation import (
 )
 from paceline.policy.stats.changes import Shift
 from paceline.protocol.acts import Send
-from paceline.protocol.failslow_answers import WINDOW_STEPS, measurements_of, window_of
+from paceline.protocol.failslow_answers import (
+    WINDOW_STEPS,
+    ProcessorWaits,
+    measurements_of,
+    unmeasured,
+    window_of,
+)
 from paceline.wire.events.base import Event
-from paceline.wire.events.failslow import RelievedEvent, SlowedEvent
+from paceline.wire.events.failslow import (
+    FollowsEvent,
+    RelievedEvent,
+    SlowedEvent,
+    StartUnseenEvent,
+    gap_words,
+)
 from paceline.wire.messages.agent import CallsTold, StepsTook, TellCalls
 from paceline.wire.messages.failslow import (
     AtMeeting,
@@ -62,6 +75,9 @@ MARGIN_S = 0.8
 MISSED_S = 0.5
 """A rank that has done the step of a meeting so long ago, and has not come, waits in its next step
 for the others, which stand still: they go on and meet again."""
+GONE_STEPS, GONE_S, GONE_TIMES = 10, 5.0, 5.0
+"""Another rank is followed if it has been ahead by so many steps for so long, and for so many steps
+of the followed rank: that one makes none any more. Ranks in step are a few apart."""
 LAG_S = 1.2
 """How old a rank's newest step may be."""
 COMING_S, COMING_STEPS = 5.0, 3.0
@@ -80,6 +96,8 @@ class Rank(msgspec.Struct, frozen=True):
 
     node: str
     inc: Inc
+    machine: str = ""
+    """The name of the one that it runs on."""
 
 
 class AskAgent(msgspec.Struct, frozen=True):
@@ -109,6 +127,8 @@ class _Gathering(msgspec.Struct):
     until_s: float
     tries: int = 1
     came: set[int] = set()
+    late: set[int] = set()
+    """Ranks that had gone past its step when they heard of it."""
     missed_s: float = math.inf
     """Since when it is known that a rank has gone past this one."""
     measured: dict[int, RankMeasured] | None = None
@@ -126,15 +146,25 @@ class FailSlowWatch:
     def __init__(self, *, meets: bool, first_meeting: int) -> None:
         self._meets, self._meetings = meets, first_meeting
         self._asked = 0
+        self._newest: dict[int, int] = {}
+        """By rank: its newest step."""
+        self._followed: int | None = None
+        """The rank whose times of steps count: the lowest that makes some."""
+        self._gone: set[int] = set()
+        """Ranks that were followed, and make no steps any more."""
         self._forget({}, None)
 
     def _forget(self, ranks: dict[int, Rank], begun_s: float | None) -> None:
+        """Begin as of a fresh script, whatever is known of each rank's steps."""
         self.ranks, self._begun_s = ranks, begun_s
+        self._ahead: Counter[int] = Counter()
+        """By rank: its steps since one of the followed rank was told."""
+        self._ahead_s = math.inf
+        """Since when one of them is ahead by `GONE_STEPS`."""
         self._advice = RestartAdvice(self._rank_of, begun_s)
+        self._waits = ProcessorWaits()
         self._detector = SlowJobDetector()
         self._steps = StepGroups()
-        self._newest: dict[int, int] = {}
-        """By rank: its newest step."""
         self._marked: deque[bool] = deque(maxlen=RECENT)
         self._without: deque[bool] = deque(maxlen=RECENT)
         """Of the recent steps: whether the amount of work is not known."""
@@ -142,7 +172,7 @@ class FailSlowWatch:
         self._question: _Question | None = None
         self._gathering: _Gathering | None = None
         self._groups: tuple[tuple[int, ...], ...] = ()
-        self._findings = Findings()
+        self._findings, self._gaps = Findings(), Gaps()
         self._summary: ProfileSummary | None = None
         self.profile: ProfileSummary | None = None
         """Of the job's start."""
@@ -173,31 +203,68 @@ class FailSlowWatch:
 
     def begin(self, ranks: Mapping[int, Rank], begun_s: float | None) -> None:
         """All of the script's processes are up; ``begun_s``: when their start began, if seen."""
+        self._newest, self._followed, self._gone = {}, None, set()
         self._forget(dict(ranks), begun_s)
 
     # ------------------------------------------------------------------ steps
 
-    def took(self, node: str, took: Sequence[StepsTook], now_s: float) -> list[FailSlowAct]:
-        """Take in what a rank's steps took, oldest first."""
+    def took(
+        self, node: str, took: Sequence[StepsTook], now_s: float, starved_s: float = 0.0
+    ) -> list[FailSlowAct]:
+        """Take in what a rank's steps took, oldest first.
+
+        ``starved_s``: of each of them, in which the process could run and had no processor; 0: not
+        known.
+        """
         rank = self._rank_of.get(node)
         if rank is None or not took:
             return []
         self._newest[rank] = took[-1].last
-        if rank != min(self._newest):
-            return []
-        acts: list[FailSlowAct] = []
+        steps = sum(each.count for each in took)
+        acts = self._follow(rank, steps, now_s)
+        if starved_s:
+            self._waits.add(rank, took[-1].last, steps, starved_s)
+        if rank != self._followed:
+            return acts
         ahead_s = sum(each.count * each.mean_s for each in took)
         for each in took:
             ahead_s -= each.count * each.mean_s
             acts += self._step(each, now_s - ahead_s, now_s)
         return acts
 
+    def _follow(self, rank: int, steps: int, now_s: float) -> list[FailSlowAct]:
+        """Look whose steps count, since this rank has made some: never those of two mixed."""
+        followed = self._followed
+        if rank == followed:
+            self._ahead.clear()
+            self._ahead_s = math.inf
+            return []
+        if followed is None:
+            self._followed = rank
+            return []
+        before = self.ranks[followed].node
+        if rank < followed and rank not in self._gone:
+            return self._begin_with(rank, f"its rank is lower than that of {before}")
+        self._ahead[rank] += steps
+        if self._ahead[rank] >= GONE_STEPS:
+            self._ahead_s = min(self._ahead_s, now_s)
+        silent_s = max(GONE_S, GONE_TIMES * self._step_s)
+        if rank in self._gone or now_s - self._ahead_s < silent_s:
+            return []
+        self._gone.add(followed)
+        return self._begin_with(rank, f"{before} has made none while it made {self._ahead[rank]:,}")
+
+    def _begin_with(self, rank: int, reason: str) -> list[FailSlowAct]:
+        """Forget what is known of other steps; say so if there was something."""
+        knew, self._followed = self._is_warm, rank
+        self._forget(self.ranks, self._begun_s)
+        return [FollowsEvent(node=self.ranks[rank].node, reason=reason)] if knew else []
+
     def _step(self, took: StepsTook, end_s: float, now_s: float) -> list[FailSlowAct]:
         if took.marks & Mark.FIRST and self._warm[0]:
-            # So far another rank was followed, or steps were taken from this one's calls.
-            newest = self._newest
-            self._forget(self.ranks, self._begun_s)
-            self._newest = newest
+            assert self._followed is not None
+            reason = "an optimizer makes them whose steps did not count before"
+            return [*self._begin_with(self._followed, reason), *self._step(took, end_s, now_s)]
         if not took.marks:
             steps, seconds = self._warm
             self._warm = steps + took.count, seconds + took.count * took.mean_s
@@ -287,23 +354,31 @@ class FailSlowWatch:
         for rank, each in question.told.items():
             newest = (step.step for step in each.noted.steps[-1:])
             self._newest[rank] = max(self._newest.get(rank, 0), *newest, 0)
-        window = window_of(question.told)
-        summary = summarise(window) if window is not None else None
+        machines = {rank: one.machine for rank, one in self.ranks.items()}
+        window = window_of(question.told, self._waits, machines)
+        why = window if isinstance(window, NotProfiled) else None
+        summary = None if isinstance(window, NotProfiled) else summarise(window)
+        untold = self.ranks.keys() - question.told.keys()
+        self._gaps = Gaps(not_profiled=why, unseen=dict.fromkeys(untold, "told none of its calls"))
         self._infers = any(each.noted.infers for each in question.told.values())
-        self._groups = tuple({call.group for call in window.calls}) if window else ()
+        calls = () if isinstance(window, NotProfiled) else window.calls
+        self._groups = tuple({call.group for call in calls})
         baseline = None if self._at_start else self.profile
         self._summary = summary
         self._findings = find_suspects(summary, baseline) if summary else Findings()
         if self._at_start:
-            is_whole = question.told.keys() == self.ranks.keys()
-            self.profile, self._looks = summary if is_whole else None, self._looks + 1
-        is_told = any(one.kind == "computation" for one in self._findings.suspects)
+            self.profile, self._looks = None if untold else summary, self._looks + 1
+        suspects = self._findings.suspects
+        is_told = any(one.kind == "computation" for one in suspects) or (
+            bool(self._findings.busy) and not suspects
+        )
         if not self._at_start and not is_told and self._rests(now_s):
             # Only a measurement can tell a slow link, or that there is none.
             self._is_due, self._rests_until_s = True, self._met_s + MEET_EVERY_S
             return []
-        if not self._can_meet(now_s):
-            return self._conclude(None, None, now_s)
+        hindrance = self._hindrance(now_s)
+        if hindrance is not None:
+            return self._unmeasured(hindrance, now_s)
         if not self._at_start:
             self._met_s = now_s
         whole = Findings() if self._at_start else self._findings
@@ -311,18 +386,26 @@ class FailSlowWatch:
 
     # ------------------------------------------------------------------ meeting
 
-    def _can_meet(self, now_s: float) -> bool:
-        """Whether the ranks may be made to stand still; else the profile alone speaks."""
-        rested = self._at_start or not self._rests(now_s)
-        return self._ever_meets and rested and self._are_in_step()
+    def _hindrance(self, now_s: float) -> NotMeasured | None:
+        """Why the ranks cannot be made to stand still, so that the profile alone speaks."""
+        never = self._never_meets
+        if never is None and not self._at_start and self._rests(now_s):
+            return NotMeasured.RESTING
+        return never if never or self._are_in_step() else NotMeasured.APART
 
     @property
-    def _ever_meets(self) -> bool:
-        return self._meets and not (self._infers or self._missed) and len(self.ranks) > 1
+    def _never_meets(self) -> NotMeasured | None:
+        if not self._meets:
+            return NotMeasured.OFF
+        if len(self.ranks) < 2:
+            return NotMeasured.ALONE
+        if self._infers:
+            return NotMeasured.INFERRED
+        return NotMeasured.MISSED if self._missed else None
 
     def _rests(self, now_s: float) -> bool:
         """Whether the last meeting was too short a time ago."""
-        return self._ever_meets and now_s - self._met_s < MEET_EVERY_S
+        return self._never_meets is None and now_s - self._met_s < MEET_EVERY_S
 
     def _are_in_step(self) -> bool:
         """Whether all ranks make steps, and the same: else some would wait for who never comes."""
@@ -360,6 +443,7 @@ class FailSlowWatch:
         if meeting.measured is not None:
             return []  # repeated
         if message.late:
+            meeting.late.add(rank)
             tries = meeting.tries + 1
             return (
                 [*self._let_go(), *self._meet(meeting.plan, now_s, tries)]
@@ -408,13 +492,20 @@ class FailSlowWatch:
         meeting = self._gathering
         assert meeting is not None
         if meeting.measured is None:  # not all have come, so nobody was asked to measure
-            missing = self.ranks.keys() - meeting.came
+            # The others may have been on their way to a meeting for which a rank was late.
+            missing = () if meeting.late else tuple(sorted(self.ranks.keys() - meeting.came))
+            late = dict.fromkeys(meeting.late, "went past the step at which all should meet")
+            self._gaps = msgspec.structs.replace(self._gaps.and_unseen(late), absent=missing)
             self._missed |= self._at_start
-            absent = ValidationResult(absent=tuple(sorted(missing)))
-            return [*self._let_go(), *self._conclude(absent, None, now_s)]
+            return [*self._let_go(), *self._unmeasured(NotMeasured.NOT_ALL, now_s)]
+        self._gaps = self._gaps.and_unseen(unmeasured(meeting.measured, self.ranks))
         measured = measurements_of(meeting.measured, self._rank_of)
         result = judge(meeting.plan, measured, None if self._at_start else self.measured)
         return [*self._let_go(), *self._conclude(result, measured, now_s)]
+
+    def _unmeasured(self, why: NotMeasured, now_s: float) -> list[FailSlowAct]:
+        self._gaps = msgspec.structs.replace(self._gaps, not_measured=why)
+        return self._conclude(None, None, now_s)
 
     def _conclude(
         self, result: ValidationResult | None, measured: Measurements | None, now_s: float
@@ -423,12 +514,16 @@ class FailSlowWatch:
         at_start = self._at_start
         start = None if at_start else self.measured
         names = {rank: one.node for rank, one in self.ranks.items()}
-        found = diagnose(self._findings, result, names, at_start=at_start)
+        found = diagnose(self._findings, result, names, self._gaps, at_start=at_start)
         parts = compare(self._summary, self.profile, measured, start, names)
         if at_start and measured is not None:
             self.measured = measured
-        if at_start and self.profile is None and self._looks < MOST_LOOKS:
+        looks_again = at_start and self.profile is None and self._looks < MOST_LOOKS
+        if looks_again:
             self._is_warm, self._warm = False, (0, 0.0)
+        if at_start and not (looks_again or found) and self._gaps.ranks:
+            words = gap_words(*absences(self._gaps, names))
+            return [StartUnseenEvent(reason=words), *self._ask_if_due(now_s)]
         took_s = 0.0 if at_start else now_s - self._onset_s
         told = [msgspec.structs.replace(one, took_s=took_s, parts=parts) for one in found]
         self._advice.diagnosed(found)

@@ -1,7 +1,9 @@
 """What the ranks of a script have told, put together for the policies that look at all of them."""
 
-from collections.abc import Mapping
+from collections import deque
+from collections.abc import Iterable, Mapping
 
+from paceline.policy.failslow.gaps import NotProfiled
 from paceline.policy.failslow.profile import ProfileWindow, TimedCall
 from paceline.policy.failslow.validation import Measurements
 from paceline.wire.call_ring import OPS
@@ -10,21 +12,56 @@ from paceline.wire.messages.failslow import RankMeasured
 
 WINDOW_STEPS = 20
 """Of a profile, at most."""
+MOST_HEARTBEATS = 64
+"""Whose word on waits for processors is kept."""
+MOST_WORDS = 200
+"""Characters of an error that are told."""
 
 
-def window_of(told: Mapping[int, CallsTold]) -> ProfileWindow | None:
+class ProcessorWaits:
+    """What each rank of a script waited for a processor lately, heartbeat by heartbeat."""
+
+    def __init__(self) -> None:
+        self._noted: dict[int, deque[tuple[int, int, float]]] = {}
+        """By rank: newest step, steps, and the wait in each."""
+
+    def add(self, rank: int, last: int, steps: int, starved_s: float) -> None:
+        """Note what a heartbeat says of the newest steps."""
+        self._noted.setdefault(rank, deque(maxlen=MOST_HEARTBEATS)).append((last, steps, starved_s))
+
+    def since(self, step: int) -> dict[int, float]:
+        """Return by rank what it waited in a step, on average from this one on."""
+        found = {}
+        for rank, noted in self._noted.items():
+            recent = [each for each in noted if each[0] >= step]
+            if recent:
+                steps = sum(count for _, count, _ in recent)
+                found[rank] = sum(count * waited_s for _, count, waited_s in recent) / steps
+        return found
+
+
+def window_of(
+    told: Mapping[int, CallsTold], waits: ProcessorWaits, machines: Mapping[int, str]
+) -> ProfileWindow | NotProfiled:
     """Make a window of what agents have told, of the newest steps that all ranks have noted.
 
-    None: there are none, or no call's end is seen (as on GPUs), so that nobody knows what a rank
+    Or say why there is none. Where no call's end is seen, as on GPUs, nobody knows what a rank
     computed and for what it waited.
+
+    Args:
+        told: by rank.
+        waits: of all ranks for processors.
+        machines: on which ranks run, by rank.
     """
+    if not told:
+        return NotProfiled.UNTOLD
     every = [call for each in told.values() for call in each.noted.calls]
     if every and not any(call.end_s for call in every):
-        return None
+        return NotProfiled.BLIND
     by_step = [{step.step: step for step in each.noted.steps} for each in told.values()]
-    common = sorted(set.intersection(*map(set, by_step)))[-WINDOW_STEPS:] if by_step else []
+    common = sorted(set.intersection(*map(set, by_step)))[-WINDOW_STEPS:]
     if not common:
-        return None
+        return NotProfiled.NO_STEP
     wanted = set(common)
     calls = [
         TimedCall(
@@ -45,7 +82,13 @@ def window_of(told: Mapping[int, CallsTold]) -> ProfileWindow | None:
         rank: tuple((steps[n].start_s, steps[n].start_s + steps[n].took_s) for n in common)
         for rank, steps in zip(told, by_step, strict=True)
     }
-    return ProfileWindow(calls=tuple(calls), steps=spans, same_clock=True)
+    return ProfileWindow(
+        calls=tuple(calls),
+        steps=spans,
+        same_clock=True,
+        starved_s=waits.since(common[0]),
+        machines=dict(machines),
+    )
 
 
 def measurements_of(measured: Mapping[int, RankMeasured], ranks: Mapping[str, int]) -> Measurements:
@@ -61,3 +104,13 @@ def measurements_of(measured: Mapping[int, RankMeasured], ranks: Mapping[str, in
             hop = (min(rank, ranks[link.node]), max(rank, ranks[link.node]))
             hops[hop] = max(hops.get(hop, 0.0), 1e6 / link.bytes_per_s)
     return Measurements(products_s=products, hops=tuple(hops.items()))
+
+
+def unmeasured(measured: Mapping[int, RankMeasured], ranks: Iterable[int]) -> dict[int, str]:
+    """Say of each rank that came to a meeting, and has no measurement, why."""
+    silent = {rank: "has not said what it measured" for rank in ranks if rank not in measured}
+    failed = {rank: each.error for rank, each in measured.items() if each.speed is None}
+    return silent | {
+        rank: f"was not measured: {' '.join(error.split())[:MOST_WORDS] or 'it does not say why'}"
+        for rank, error in failed.items()
+    }

@@ -130,7 +130,7 @@ class JobStatus(Message, frozen=True):
     room: dict[str, int] = {}
     """By role: further nodes that would get a place at once; absent where nobody counts that."""
     slow: tuple[SlowPart, ...] = ()
-    """Strategy script: what makes the job slow now; empty: it is well."""
+    """Strategy script: what makes the job slow now; empty: nothing is known to."""
 
 
 class Observed(Message, frozen=True):

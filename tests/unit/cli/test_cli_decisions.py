@@ -46,7 +46,12 @@ from paceline.policy.straggler.observation import (
 )
 from paceline.policy.straggler.registry import solution
 from paceline.policy.straggler.solution import Compared, Solution
-from paceline.wire.events.failslow import ComparedPart, DiagnosedEvent, SlowedEvent
+from paceline.wire.events.failslow import (
+    ComparedPart,
+    DiagnosedEvent,
+    RelievedEvent,
+    SlowedEvent,
+)
 from paceline.wire.events.job import LaunchedEvent
 from paceline.wire.events.nodes import ProcessUpEvent
 
@@ -383,9 +388,17 @@ def test_a_script_s_story_is_told_by_either_verb(
     lines = result.stdout.splitlines()
     assert lines[0] == "job-1: slow since 0:19: worker-2 computes 2.28 times as long"
     assert "2.28 times" in lines[-1] and "22.8 ms" in lines[-1]
-    again = ProcessUpEvent(t=30.0, node="worker-0", inc=4, pid=9)
-    (job / "events.jsonl").write_text("".join(event.text() for event in [*events, again]))
-    assert "job-1: well again" in CliRunner().invoke(app, [verb, "job-1"]).stdout
+    for end, said in (
+        (RelievedEvent(t=30.0, step=900, before_s=0.054, after_s=0.027), "well again"),
+        (
+            ProcessUpEvent(t=30.0, node="worker-0", inc=4, pid=9),
+            "slow until 0:30, when processes of the script were started again; since then steps "
+            "are compared with those after that",
+        ),
+    ):
+        (job / "events.jsonl").write_text("".join(event.text() for event in [*events, end]))
+        result = CliRunner().invoke(app, [verb, "job-1"])
+        assert result.stdout.splitlines()[0] == f"job-1: {said}"
 
 
 @pytest.mark.parametrize("verb", ["explain", "failslow"])

@@ -209,7 +209,7 @@ def test_plain_lines_say_rarely_that_a_script_is_slow_and_once_that_it_is_not() 
         view.show(Look(now_s=float(second), status=script(*slow)))
     assert [line.split(maxsplit=1) for line in lines[1:]] == [
         ["1:20", SLOW_LINE],
-        ["4:40", "the job is no longer slow"],
+        ["4:40", "nothing in the job is known to be slow any more"],
     ]
     lines.clear()
     joined = PlainView(0.0, lines.append)

@@ -24,6 +24,7 @@ from paceline.wire.events.failslow import (
     RestartAdvisedEvent,
     SlowedEvent,
 )
+from paceline.wire.events.job import MasterStartedEvent
 from paceline.wire.spec import JobSpec
 
 PARTS = (
@@ -122,6 +123,9 @@ def test_the_result_says_what_was_slow_and_when() -> None:
     told = paragraph(script(SLOWED, FOUND))
     assert f"Slow since 0:19: {clause}." in told and "Nothing went wrong" not in told
     assert "Nothing went wrong" in paragraph(script())
+    again = paragraph(script(SLOWED, FOUND, MasterStartedEvent(t=1040.0, restarted=True)))
+    unseen = "when the master was started again, and nobody saw whether it ended"
+    assert f"Slow from 0:19 to 0:40, {unseen}: {clause}." in again
     many = [each for _ in range(5) for each in (SLOWED, FOUND, WELL)]
     assert "(2 more before)" in paragraph(script(*many))
 

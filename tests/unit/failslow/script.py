@@ -37,6 +37,8 @@ class Script:
         self.watch = FailSlowWatch(meets=meets, first_meeting=100)
         self.size, self.now_s, self.step = size, 0.0, 0
         self.compute_s = dict.fromkeys(range(size), COMPUTE_S)
+        self.starved_s = dict.fromkeys(range(size), 0.001)
+        """Of a step, in which a rank has no processor."""
         self.transfer_s = TRANSFER_S
         self.link_bytes_per_s = dict.fromkeys(((a, a + 1) for a in range(size - 1)), 1e9)
         self.flops = dict.fromkeys(range(size), 1e9)
@@ -44,6 +46,8 @@ class Script:
         self.meetings: list[MeetAt] = []
         self.answers: set[int] = set(range(size))
         """Ranks whose agents tell their calls."""
+        self.steps: set[int] = set(range(size))
+        """Ranks that make steps."""
         self.comes: set[int] = set(range(size))
         """Ranks that come to meetings."""
         self.saves_every = 0
@@ -91,8 +95,8 @@ class Script:
 
     def _tell(self) -> None:
         told, self._untold, self._untold_s = tuple(self._untold), [], 0.0
-        for rank in range(self.size):
-            self._do(self.watch.took(f"worker-{rank}", told, self.now_s))
+        for rank in sorted(self.steps):
+            self._do(self.watch.took(f"worker-{rank}", told, self.now_s, self.starved_s[rank]))
 
     def _meet(self) -> None:
         for rank in [*self._due]:
@@ -131,7 +135,9 @@ class Script:
                 case Send(inc=inc, message=Measure() as order):
                     self.now_s += 0.1
                     rank = inc - self.first_inc
-                    done = RankMeasured(inc, order.meeting, self._speed(rank, order))
+                    done = RankMeasured(
+                        inc, order.meeting, self._speed(rank, order), self._error(rank)
+                    )
                     self._do(self.watch.has_measured(f"worker-{rank}", done, self.now_s))
                 case Send(inc=inc, message=GoOn()):
                     self.stands.discard(inc - self.first_inc)
@@ -154,7 +160,11 @@ class Script:
         group = CallGroup("0", tuple(range(self.size)), "gloo")
         return RingContents((group,), tuple(calls), tuple(steps), self.infers)
 
-    def _speed(self, rank: int, order: Measure) -> NodeSpeed:
+    def _error(self, rank: int) -> str:
+        """Why a rank measures nothing; empty: it does."""
+        return ""
+
+    def _speed(self, rank: int, order: Measure) -> NodeSpeed | None:
         pairs = [pair for one in order.passes for pair in one if rank in pair]
         links = tuple(
             Link(order.names[sum(pair) - rank], self.link_bytes_per_s.get(pair, 1e9), 1e-4)

@@ -18,7 +18,7 @@ from tests.unit.failslow.emulated_mesh import EmulatedMesh
 
 LINKS_S = {(0, 1): 12.8, (1, 2): 16.3, (2, 3): 17.0, (3, 0): 18.9}
 """Healthy PCIe links in the log of the published artifact, ms: 1.5 times apart."""
-ALL = ValidationPlan(ranks=(0, 1, 2, 3), passes=(), part=1.0)
+ALL = ValidationPlan(ranks=(0, 1, 2, 3), passes=())
 
 
 def measured(
@@ -41,10 +41,11 @@ def named(result: ValidationResult) -> set[tuple[str, tuple[int, ...]]]:
 
 
 def test_healthy_links_that_differ_by_half_give_no_alarm() -> None:
+    well = tuple((rank,) for rank in range(4)) + tuple(LINKS_S)
     assert judge(ALL, measured(), measured()) == ValidationResult(
-        products=dict.fromkeys(range(4), 1.0)
+        well=well, products=dict.fromkeys(range(4), 1.0)
     )
-    assert judge(ALL, measured()) == ValidationResult()
+    assert judge(ALL, measured()) == ValidationResult(well=well)
     jitter = measured({(0, 1): 1.15, (2, 3): 0.9}, {2: 1.15})
     assert judge(ALL, jitter, measured()).slow == ()
 
@@ -52,9 +53,10 @@ def test_healthy_links_that_differ_by_half_give_no_alarm() -> None:
 @pytest.mark.parametrize("hop", LINKS_S)
 def test_a_link_is_slow_against_its_own_time_from_the_start(hop: Hop) -> None:
     slower = measured({hop: 1.3})
-    assert judge(ALL, slower) == ValidationResult()  # within what healthy links differ by
+    assert judge(ALL, slower).slow == ()  # within what healthy links differ by
     result = judge(ALL, slower, measured())
     assert named(result) == {("link", tuple(sorted(hop)))}
+    assert hop not in result.well and len(result.well) == 7
     assert result.slow[0].ratio == pytest.approx(1.3)
     assert result.slow[0].against == "baseline"
 
@@ -104,7 +106,13 @@ def test_a_rank_that_did_not_come_is_named_and_its_links_are_not_judged() -> Non
 
 def test_one_component_without_anything_to_compare_it_with_is_no_fault() -> None:
     alone = Measurements(products_s={0: 9.0}, hops=(((0, 1), 9.0),))
-    assert judge(ValidationPlan(ranks=(0,), passes=(), part=1.0), alone) == ValidationResult()
+    assert judge(ValidationPlan(ranks=(0,), passes=()), alone) == ValidationResult()
+
+
+def parts_of(plan: ValidationPlan) -> int:
+    """How many ranks and links are measured."""
+    links = {frozenset(hop) for hop in itertools.chain.from_iterable(plan.passes)}
+    return len(plan.ranks) + len(links)
 
 
 def mesh_groups(mesh: EmulatedMesh) -> list[tuple[int, ...]]:
@@ -121,8 +129,9 @@ def test_only_the_groups_of_suspects_are_measured(
     mesh = EmulatedMesh(tp=4, dp=4, pp=4, factors=factors, links=links)
     found = find_suspects(summarise(mesh.window(4)))
     assert found.suspects
-    plan = plan_validation(found, mesh_groups(EmulatedMesh(tp=4, dp=4, pp=4)))
-    assert plan.part <= 0.25
+    groups = mesh_groups(EmulatedMesh(tp=4, dp=4, pp=4))
+    plan = plan_validation(found, groups)
+    assert parts_of(plan) <= 0.25 * parts_of(plan_validation(Findings(), groups))
     for one in found.suspects:
         assert set(one.ranks) <= set(plan.ranks)
         if one.kind == "link":
@@ -140,7 +149,6 @@ def test_without_suspects_everything_is_measured() -> None:
     groups = mesh_groups(EmulatedMesh())
     plan = plan_validation(Findings(), groups)
     assert plan.ranks == tuple(range(8))
-    assert plan.part == 1.0
     hops = {frozenset(hop) for hop in itertools.chain.from_iterable(plan.passes)}
     assert hops == {frozenset(group) for group in groups}
 
@@ -151,7 +159,6 @@ def test_what_could_not_be_compared_is_measured() -> None:
     )
     assert plan.ranks == (0, 1, 2)
     assert set(itertools.chain.from_iterable(plan.passes)) == {(0, 1), (1, 0)}
-    assert plan.part == pytest.approx((3 + 1) / (6 + 3))
 
 
 def test_a_suspected_rank_in_no_group_is_measured_alone() -> None:

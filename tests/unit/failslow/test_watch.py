@@ -10,6 +10,7 @@ from paceline.protocol.failslow import AskAgent, FailSlowAct, FailSlowWatch, Ran
 from paceline.wire.call_ring import RingContents
 from paceline.wire.events.failslow import (
     DiagnosedEvent,
+    FollowsEvent,
     RelievedEvent,
     RestartAdvisedEvent,
     SlowedEvent,
@@ -324,7 +325,8 @@ def test_when_an_optimizer_is_seen_at_last_its_steps_are_another_pace() -> None:
     script.step += 1
     script.compute_s = dict.fromkeys(range(SIZE), 8 * COMPUTE_S)
     script.run(100)
-    assert not script.events
+    (event,) = script.events
+    assert isinstance(event, FollowsEvent) and "did not count before" in event.reason
     assert len(script.meetings) == SIZE
 
 
@@ -381,3 +383,58 @@ def test_another_slowness_is_advised_about_by_itself() -> None:
     script.run(100)
     told = [event for event in script.events if isinstance(event, RestartAdvisedEvent)]
     assert [event.nodes for event in told] == [("worker-1",), ("worker-3",)]
+
+
+def crowd(script: Script) -> None:
+    """Other programs take the ranks' processors, from some more than from others."""
+    for rank, factor in enumerate((1.4, 1.5, 2.0, 1.45)):
+        script.starved_s[rank] = (factor - 1.0) * COMPUTE_S
+        script.compute_s[rank] *= factor
+
+
+def test_nobody_is_blamed_and_no_restart_advised_where_the_machine_is_busy() -> None:
+    script = Script()
+    script.saves_every = 20
+    script.run(200)
+    crowd(script)
+    script.run(300)
+    found = script.diagnosis()
+    assert (found.culprit, found.nodes, found.busy) == ("nothing", (), True)
+    assert found.sentence().startswith("the machine is busy, and no rank is to blame: most ranks")
+    assert "wait 95 ms of a step for a processor, 1 ms at the job's start" in found.evidence
+    assert not script.seen(RestartAdvisedEvent)
+
+
+def test_a_rank_that_is_slow_on_a_busy_machine_is_blamed() -> None:
+    script = Script()
+    script.run(200)
+    crowd(script)
+    script.compute_s[1] += 2 * COMPUTE_S  # without waiting for a processor
+    script.run(40)
+    found = script.diagnosis()
+    assert (found.culprit, found.nodes) == ("computation", ("worker-1",))
+    assert "for what slows all ranks" in found.evidence
+
+
+def test_a_rank_that_alone_waits_for_a_processor_is_blamed_with_the_evidence() -> None:
+    script = Script()
+    script.run(200)
+    script.compute_s[2] *= 2
+    script.starved_s[2] = COMPUTE_S
+    script.run(40)
+    found = script.diagnosis()
+    assert (found.culprit, found.nodes, found.busy) == ("computation", ("worker-2",), False)
+    assert "it waits 200 ms of a step for a processor, 1 ms at the start" in found.evidence
+
+
+def test_a_rank_whose_machine_is_said_to_be_busy_is_blamed_without_advice() -> None:
+    script = Script()
+    script.saves_every = 20
+    script.run(200)
+    script.compute_s[2] *= 3
+    script.flops = {rank: each / (3.0 if rank == 2 else 1.5) for rank, each in script.flops.items()}
+    script.run(300)
+    found = script.diagnosis()
+    assert (found.nodes, found.busy) == (("worker-2",), True)
+    assert "1.50 times elsewhere, too: the machine is busy" in found.evidence
+    assert not script.seen(RestartAdvisedEvent)

@@ -6,10 +6,12 @@ import pytest
 from paceline.agent import facts
 from paceline.agent.facts import read_calls
 from paceline.base.numbering import Inc
+from paceline.policy.failslow.gaps import NotProfiled
+from paceline.policy.failslow.profile import ProfileWindow
 from paceline.protocol.failslow import MOST_TRIES
-from paceline.protocol.failslow_answers import window_of
+from paceline.protocol.failslow_answers import ProcessorWaits, window_of
 from paceline.wire.call_ring import CallGroup, CallRingWriter, NotedCall, NotedStep, RingContents
-from paceline.wire.events.failslow import DiagnosedEvent, RelievedEvent, SlowedEvent
+from paceline.wire.events.failslow import DiagnosedEvent, FollowsEvent, RelievedEvent, SlowedEvent
 from paceline.wire.messages.agent import CallsTold, StepsTook, TellCalls
 from tests.unit.failslow import script as scripts
 from tests.unit.failslow.script import SIZE, Script, advised
@@ -102,11 +104,18 @@ def told(rank: int, *calls: NotedCall) -> CallsTold:
     return CallsTold(f"worker-{rank}", Inc(rank), 1, noted)
 
 
+def window(told_by: dict[int, CallsTold]) -> ProfileWindow | NotProfiled:
+    return window_of(told_by, ProcessorWaits(), {})
+
+
 def test_where_no_call_s_end_is_seen_nobody_knows_what_a_rank_computed() -> None:
     blind = NotedCall(0, 0, 4, 1, 1.2, 0.0, 0)
-    assert window_of({0: told(0, blind), 1: told(1, blind)}) is None
+    assert window({0: told(0, blind), 1: told(1, blind)}) is NotProfiled.BLIND
     seen = msgspec.structs.replace(blind, end_s=1.4)
-    assert window_of({0: told(0, seen), 1: told(1, seen)}) is not None
+    assert isinstance(window({0: told(0, seen), 1: told(1, seen)}), ProfileWindow)
+    assert window({}) is NotProfiled.UNTOLD
+    none_in_common = msgspec.structs.replace(told(1), noted=RingContents())
+    assert window({0: told(0), 1: none_in_common}) is NotProfiled.NO_STEP
 
 
 def test_steps_of_which_calls_are_missing_are_not_told(
@@ -130,3 +139,56 @@ def test_a_node_that_is_no_rank_of_the_script_is_not_listened_to() -> None:
     before = script.watch._warm
     assert script.watch.took("worker-9", [StepsTook(1, 1, 0.2)], script.now_s) == []
     assert script.watch._warm == before
+
+
+def test_when_the_lowest_rank_ends_the_next_one_is_followed() -> None:
+    script = Script()
+    script.run(200)
+    script.steps.discard(0)
+    script.answers.discard(0)
+    script.run(60)
+    (follows,) = script.events
+    assert isinstance(follows, FollowsEvent)
+    assert follows.node == "worker-1" and "worker-0 has made none while" in follows.reason
+    assert script.watch._warm[0] < 60, "nothing of the other rank's steps is kept"
+    script.run(100)
+    script.compute_s[2] *= 2
+    script.run(60)
+    assert script.diagnosis().nodes == ("worker-2",)
+    script.steps.discard(1)
+    script.run(60)
+    assert [event.node for event in script.seen(FollowsEvent)] == ["worker-1", "worker-2"]
+
+
+def test_a_rank_that_is_not_told_of_for_a_while_is_still_followed() -> None:
+    script = Script()
+    script.run(200)
+    for others_only in (8, 15):  # a few steps ahead; many, for a short time
+        script.steps.discard(0)
+        script.run(others_only)
+        script.steps.add(0)
+        script.run(20)
+    script.now_s += 100.0  # all stand still
+    script.run(100)
+    assert not script.events
+
+
+def test_steps_of_two_ranks_are_never_mixed() -> None:
+    script = Script()
+    script.steps = {2, 3}
+    script.run(100)
+    script.steps.add(1)
+    script.step += 5_000  # that rank counts otherwise
+    script.compute_s = dict.fromkeys(range(SIZE), 2 * scripts.COMPUTE_S)
+    script.run(100)
+    (event,) = script.events
+    assert isinstance(event, FollowsEvent) and "lower than that of worker-2" in event.reason
+
+
+def test_a_wait_for_a_processor_is_that_of_the_steps_asked_for() -> None:
+    waits = ProcessorWaits()
+    for last, steps, each_s in ((10, 10, 0.1), (14, 4, 0.2), (16, 2, 0.5)):
+        waits.add(3, last, steps, each_s)
+    assert waits.since(1) == {3: pytest.approx((1.0 + 0.8 + 1.0) / 16)}
+    assert waits.since(11) == {3: pytest.approx(0.3)}
+    assert waits.since(17) == {}

@@ -19,6 +19,7 @@ from paceline.policy.straggler.observation import Observation, ServerSeen, Worke
 from paceline.wire.events.base import Event
 from paceline.wire.events.failslow import (
     DiagnosedEvent,
+    FollowsEvent,
     RelievedEvent,
     RestartAdvisedEvent,
     SlowedEvent,
@@ -85,16 +86,26 @@ def test_a_later_diagnosis_replaces_the_one_before_and_keeps_since_when() -> Non
 
 
 @pytest.mark.parametrize(
-    "end",
+    ("end", "unseen"),
     [
-        WELL,
-        ProcessUpEvent(t=40.0, node="worker-0", inc=7, pid=9),
-        MasterStartedEvent(t=40.0, restarted=True),
+        (WELL, ""),
+        (
+            ProcessUpEvent(t=40.0, node="worker-0", inc=7, pid=9),
+            "processes of the script were started again",
+        ),
+        (
+            MasterStartedEvent(t=40.0, restarted=True),
+            "the master was started again, and nobody saw whether it ended",
+        ),
+        (
+            FollowsEvent(t=40.0, node="worker-1", reason="so"),
+            "other steps were followed from then on",
+        ),
     ],
 )
-def test_a_slowness_ends_with_a_relief_or_with_what_measures_afresh(end: Event) -> None:
+def test_a_slowness_ends_with_a_relief_or_is_lost_sight_of(end: Event, unseen: str) -> None:
     (one,) = slownesses([SLOWED, FOUND, end])
-    assert (one.since_s, one.until_s) == (19.0, 40.0)
+    assert (one.since_s, one.until_s, one.unseen_end) == (19.0, 40.0, unseen)
     assert told(SLOWED, FOUND, end) is None
     (first, second) = slownesses([SLOWED, end, msgspec.structs.replace(SLOWED, t=50.0)])
     assert (first.until_s, second.since_s, second.until_s) == (40.0, 50.0, None)

@@ -308,6 +308,17 @@ TOLD: list[tuple[Event, str, str]] = [
         "lr: 0.1 in worker-0, 0.2 in worker-1",
     ),
     (
+        failslow.StartUnseenEvent(reason="worker-1 told none of its calls"),
+        "worker-1 told none of its calls",
+        "of the job's start not all is known: worker-1 told none of its calls",
+    ),
+    (
+        failslow.FollowsEvent(node="worker-1", reason="worker-0 has made none while it made 40"),
+        "worker-0 has made none while it made 40",
+        "the steps of worker-1 are followed from now on, and compared with each other: worker-0 "
+        "has made none while it made 40",
+    ),
+    (
         failslow.SlowedEvent(step=1440, before_s=0.02, after_s=0.05),
         "since step 1,440 a step takes 50 ms, 2.50 times the 20 ms before",
         "the job is slow: since step 1,440 a step takes 50 ms, 2.50 times the 20 ms before",

@@ -59,6 +59,8 @@ def _clause(one: Slowness, started_s: float) -> str:
     when = f"since {since}"
     if one.until_s is not None:
         when = f"from {since} to {clock(one.until_s - started_s)}"
+        if one.unseen_end:
+            when += f", when {one.unseen_end}"
     return f"{when}: {named(one.parts)}"
 
 

@@ -12,7 +12,6 @@ import msgspec
 
 from paceline.policy.failslow.detection import PaceChange, StepFact
 from paceline.policy.failslow.planner import (
-    Cause,
     Cure,
     CureOption,
     EventFacts,
@@ -86,14 +85,16 @@ class RestartAdvice:
             self._waiting.append((change.found_step, change.after_s, change.before_s, steps))
 
     def diagnosed(self, found: Sequence[DiagnosedEvent]) -> None:
-        """What the job is slow for; of a slowness of all ranks no restart without them helps."""
+        """What the job is slow for; of what slows all ranks no restart without some helps."""
         blamed = {node for one in found for node in one.nodes if one.culprit == "computation"}
         everybody = blamed == self._ranks.keys()
         self._faults = () if everybody else tuple(self._fault(one) for one in found)
 
     def _fault(self, found: DiagnosedEvent) -> Fault:
-        cause: Cause = "unknown" if found.culprit == "nothing" else found.culprit
-        return Fault(cause=cause, ranks=tuple(sorted(self._ranks[one] for one in found.nodes)))
+        if found.culprit == "nothing" or found.busy:
+            return Fault(cause="unknown")
+        ranks = tuple(sorted(self._ranks[one] for one in found.nodes))
+        return Fault(cause=found.culprit, ranks=ranks)
 
     def step(self, fact: StepFact, lost_s: float) -> list[Advice]:
         """Take in a step; what the planner does, and what is advised.

@@ -12,7 +12,6 @@ in the same way.
 Differs: FALCON patches the framework for its layout; here it follows from the groups themselves.
 """
 
-from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Iterable
 from itertools import pairwise
@@ -57,6 +56,10 @@ class ProfileWindow(msgspec.Struct, frozen=True, kw_only=True):
     """By rank: micro-batches or tokens of a step; 1 where missing."""
     same_clock: bool = False
     """All ranks are on one machine."""
+    starved_s: dict[int, float] = {}
+    """By rank: time of a step in which it could run and had no processor; missing: not known."""
+    machines: dict[int, str] = {}
+    """By rank: where it runs."""
 
 
 class RankTimes(msgspec.Struct, frozen=True, kw_only=True):
@@ -68,8 +71,9 @@ class RankTimes(msgspec.Struct, frozen=True, kw_only=True):
     computing_s: tuple[float, ...]
     """Per unit of work, by step."""
     work: float
-    waited_for_s: float
-    """What the others of a group waited for it in a step, in the group where that is most."""
+    starved_s: float | None = None
+    """Time of a step in which it could run and had no processor; None: not known."""
+    machine: str = ""
 
 
 class Transfer(msgspec.Struct, frozen=True, kw_only=True):
@@ -102,7 +106,6 @@ def summarise(window: ProfileWindow) -> ProfileSummary:
     if len(counts) != 1 or 0 in counts:
         raise ValueError(f"got {sorted(counts)} steps of the ranks, expected the same, at least 1")
     calls = _whole_calls(window.calls)
-    late_s = _lateness(calls, window)
     stages = _stages(calls)
     shapes = _shapes(calls)
     inside = _inside(window.calls)
@@ -119,7 +122,8 @@ def summarise(window: ProfileWindow) -> ProfileSummary:
             stage=None if place is None else place[0],
             computing_s=tuple(each / work for each in computing_s),
             work=work,
-            waited_for_s=late_s.get(rank, 0.0),
+            starved_s=window.starved_s.get(rank),
+            machine=window.machines.get(rank, ""),
         )
     lengths = [end - start for spans in window.steps.values() for start, end in spans]
     return ProfileSummary(
@@ -225,36 +229,6 @@ def _outside(
                 until_s = max(until_s, to_s)
         found.append(free_s + max(end_s - until_s, 0.0))
     return tuple(found)
-
-
-def _lateness(calls: _Calls, window: ProfileWindow) -> dict[int, float]:
-    """What the others of a group waited for each rank in a step, more than it for them.
-
-    In a step and a group, a rank's wait is the sum of its times above the transfers'. The rank with
-    the smallest wait is the late one, by the median of the others' waits above its own. Over the
-    steps the median counts, so that a rank must be late in most of them.
-    """
-    starts = {rank: [span[0] for span in spans] for rank, spans in window.steps.items()}
-    waits: dict[tuple[tuple[int, ...], int], dict[int, float]] = defaultdict(
-        lambda: defaultdict(float)
-    )
-    for (group, op, _), numbered in calls.items():
-        if op not in _MEETING or not starts.keys() >= set(group):
-            continue
-        for parts in numbered.values():
-            transfer_s = min(map(_duration, parts))
-            step = bisect_right(starts[group[0]], parts[0].start_s) - 1
-            for part in parts:
-                waits[group, step][part.rank] += _duration(part) - transfer_s
-    late: dict[tuple[tuple[int, ...], int], list[float]] = defaultdict(list)
-    for (group, step), waited in waits.items():
-        for rank in group if step >= 0 else ():
-            others = [waited[other] for other in group if other != rank]
-            late[group, rank].append(median(others) - waited[rank])
-    most: dict[int, float] = {}
-    for (_, rank), each in late.items():
-        most[rank] = max(most.get(rank, 0.0), median(each))
-    return most
 
 
 def _shapes(calls: _Calls) -> dict[int, set[str]]:

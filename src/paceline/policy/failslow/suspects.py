@@ -13,7 +13,7 @@ suspect itself out.
 
 import math
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from statistics import median
 from typing import Literal
 
@@ -35,9 +35,17 @@ all ranks scatter, while one thing makes the job slow."""
 APART = 4.0
 """Standard deviations of the others' changes since the baseline by which a rank's own must exceed
 their middle: what a busy machine takes from each rank differs."""
+BUSY = 0.3
+"""Part of a slowdown since the baseline. A machine is busy if most of its ranks wait so much longer
+for a processor in each step."""
+CROWDED = 3.0
+"""Times what the middle rank of a machine waits longer for a processor: as much may be taken from
+each rank before it is the rank's own."""
 _LEAST_APART = 0.01
 _SIGMAS = 2.0
 
+_Wait = tuple[float, float]
+"""For a processor in a step: now, and at the job's start."""
 Kind = Literal["computation", "link"]
 Against = Literal["baseline", "peers"]
 
@@ -51,10 +59,14 @@ class Suspect(msgspec.Struct, frozen=True, kw_only=True):
     """Computation: of one unit of work. Link: of one transfer."""
     reference_s: float
     against: Against
+    start_s: float | None = None
+    """Computation: at the job's start, if that is known; the reference may be longer, by what all
+    ranks have in common."""
+    starved_s: _Wait | None = None
+    """Computation: what it waits for a processor in a step, and did at the start. None: not known.
+    """
     lost: float
     """Part of a step."""
-    waited_for_s: float = 0.0
-    """What others waited in a step for a rank."""
     op: str = ""
     """The transfer that takes longest above its reference."""
     num_bytes: int = 0
@@ -65,18 +77,15 @@ class Suspect(msgspec.Struct, frozen=True, kw_only=True):
         return self.seconds / self.reference_s if self.reference_s else math.inf
 
 
-class Imbalance(msgspec.Struct, frozen=True, kw_only=True):
-    """A stage of the pipeline all of whose ranks compute longer than the other stages.
+class BusyMachine(msgspec.Struct, frozen=True, kw_only=True):
+    """A machine whose processors others use, too."""
 
-    That is how the job is divided, as a rule: no component is to blame.
-    """
-
-    stage: int
+    machine: str
     ranks: tuple[int, ...]
-    seconds: float
-    reference_s: float
-    lost: float
-    """Part of a step, per micro-batch in flight: the stage sets the pipeline's pace."""
+    starved_s: float
+    """Time of a step that its middle rank waits for a processor."""
+    start_s: float
+    """The same in the baseline."""
 
 
 class Findings(msgspec.Struct, frozen=True, kw_only=True):
@@ -84,7 +93,6 @@ class Findings(msgspec.Struct, frozen=True, kw_only=True):
 
     suspects: tuple[Suspect, ...] = ()
     """Those that cost most of a step first; empty: nothing stands out."""
-    imbalances: tuple[Imbalance, ...] = ()
     lone_ranks: tuple[int, ...] = ()
     """Ranks that cannot be compared, so only validation tells."""
     lone_groups: tuple[tuple[int, ...], ...] = ()
@@ -92,6 +100,8 @@ class Findings(msgspec.Struct, frozen=True, kw_only=True):
     shared: float | None = None
     """How many times as long as in the baseline the middle one of all ranks computes. None: no
     longer than it did."""
+    busy: tuple[BusyMachine, ...] = ()
+    """Machines most of whose ranks wait longer for a processor than in the baseline."""
 
 
 def find_suspects(now: ProfileSummary, baseline: ProfileSummary | None = None) -> Findings:
@@ -102,18 +112,48 @@ def find_suspects(now: ProfileSummary, baseline: ProfileSummary | None = None) -
         baseline: the same job while it was healthy; None: it was slow from its first step, or
             nobody knows.
     """
-    slow_ranks, lone_ranks = _slow_ranks(now, baseline)
+    waits = {} if baseline is None else _waits(now, baseline)
+    slow_ranks, lone_ranks = _slow_ranks(now, baseline, waits)
     slow_groups, lone_groups = _slow_groups(now, baseline)
     least = 0.0 if baseline is None else EXPLAINS * (1.0 - baseline.step_s / now.step_s)
     found = [one for one in [*slow_ranks, *slow_groups] if one.lost >= least]
     shared = 1.0 if baseline is None else median(_changes(now, baseline).values())
     return Findings(
         suspects=tuple(sorted(found, key=lambda one: -one.lost)),
-        imbalances=tuple(_imbalances(now)),
         lone_ranks=tuple(lone_ranks),
         lone_groups=tuple(lone_groups),
         shared=shared if shared > LINK_RATIO else None,
+        busy=tuple(_busy_machines(waits, now.step_s - baseline.step_s)) if baseline else (),
     )
+
+
+def _waits(now: ProfileSummary, baseline: ProfileSummary) -> dict[str, dict[int, _Wait]]:
+    """By machine and rank: what it waits for a processor in a step, and did in the baseline."""
+    waits: dict[str, dict[int, _Wait]] = defaultdict(dict)
+    for rank, times in now.ranks.items():
+        own = baseline.ranks.get(rank)
+        if own is not None and times.starved_s is not None and own.starved_s is not None:
+            waits[times.machine][rank] = times.starved_s, own.starved_s
+    return waits
+
+
+def _longer_s(waits: Mapping[int, _Wait]) -> float:
+    """What the middle rank of a machine waits longer; 0: it has no other rank, so who knows why."""
+    return median(now_s - start_s for now_s, start_s in waits.values()) if len(waits) > 1 else 0.0
+
+
+def _busy_machines(
+    waits: Mapping[str, Mapping[int, _Wait]], slower_s: float
+) -> Iterable[BusyMachine]:
+    """Find machines on which most ranks wait longer for a processor: a quota does so to its own."""
+    for machine, each in waits.items():
+        if _longer_s(each) >= BUSY * slower_s > 0.0:
+            yield BusyMachine(
+                machine=machine,
+                ranks=tuple(each),
+                starved_s=median(now_s for now_s, _ in each.values()),
+                start_s=median(start_s for _, start_s in each.values()),
+            )
 
 
 def _changes(now: ProfileSummary, baseline: ProfileSummary) -> dict[int, float]:
@@ -127,7 +167,9 @@ def _changes(now: ProfileSummary, baseline: ProfileSummary) -> dict[int, float]:
 
 
 def _slow_ranks(
-    now: ProfileSummary, baseline: ProfileSummary | None
+    now: ProfileSummary,
+    baseline: ProfileSummary | None,
+    waits: Mapping[str, Mapping[int, _Wait]],
 ) -> tuple[list[Suspect], list[int]]:
     own = {} if baseline is None else baseline.ranks
     changes = {} if baseline is None else _changes(now, baseline)
@@ -138,13 +180,20 @@ def _slow_ranks(
     lone: list[int] = []
     for rank, times in now.ranks.items():
         against: Against = "baseline" if rank in own else "peers"
+        start_s, starved_s = None, None
         if rank in own:
             others = [each for name, each in changes.items() if name != rank] or [1.0]
             common = median(others)
             if changes.get(rank, 1.0) < common + APART * _scatter(others):
                 continue
             # What all ranks have in common, as a busy machine, is no rank's fault.
-            reference_s = median(own[rank].computing_s) * max(1.0, common)
+            start_s = median(own[rank].computing_s)
+            reference_s = start_s * max(1.0, common)
+            starved_s = waits[times.machine].get(rank) if times.machine in waits else None
+            if starved_s is not None:
+                common_s = CROWDED * max(_longer_s(waits[times.machine]), 0.0)
+                longer_s = min(starved_s[0] - starved_s[1], common_s) / times.work
+                reference_s = max(reference_s, start_s + longer_s)
         elif len(like[times.position]) > 1:
             reference_s = median(
                 each for name, each in like[times.position].items() if name != rank
@@ -161,8 +210,9 @@ def _slow_ranks(
                     seconds=median(times.computing_s),
                     reference_s=reference_s,
                     against=against,
+                    start_s=start_s,
+                    starved_s=starved_s,
                     lost=lost,
-                    waited_for_s=times.waited_for_s,
                 )
             )
     return found, lone
@@ -233,30 +283,3 @@ def _together(parts: Sequence[Suspect]) -> Suspect:
     """Make one suspect of a group's kinds of transfers: the evidence of the worst, all losses."""
     worst = max(parts, key=lambda one: one.lost)
     return msgspec.structs.replace(worst, lost=sum(one.lost for one in parts))
-
-
-def _imbalances(now: ProfileSummary) -> Iterable[Imbalance]:
-    """Find stages whose fastest rank computes longer than the slowest usual one of the others."""
-    stages: dict[int, list[int]] = defaultdict(list)
-    for rank, times in now.ranks.items():
-        if times.stage is not None:
-            stages[times.stage].append(rank)
-    least = {
-        stage: min(median(now.ranks[rank].computing_s) for rank in ranks)
-        for stage, ranks in stages.items()
-    }
-    for stage, ranks in stages.items():
-        others = [each for name, each in least.items() if name != stage]
-        if not others:
-            continue
-        reference_s = median(others)
-        work = median(now.ranks[rank].work for rank in ranks)
-        lost = (least[stage] - reference_s) * work / now.step_s
-        if lost >= SHARE and len(ranks) > 1:
-            yield Imbalance(
-                stage=stage,
-                ranks=tuple(ranks),
-                seconds=least[stage],
-                reference_s=reference_s,
-                lost=lost,
-            )

@@ -40,8 +40,6 @@ class ValidationPlan(msgspec.Struct, frozen=True, kw_only=True):
     """They time matrix products, all at once."""
     passes: tuple[tuple[Hop, ...], ...]
     """Transfers of one pass are at the same time."""
-    part: float
-    """Part of the job's components, ranks and links, that is measured."""
 
 
 class Measurements(msgspec.Struct, frozen=True, kw_only=True):
@@ -74,8 +72,10 @@ class ValidationResult(msgspec.Struct, frozen=True, kw_only=True):
 
     slow: tuple[SlowComponent, ...] = ()
     """The slowest first; empty: no component found."""
+    well: tuple[tuple[int, ...], ...] = ()
+    """Ranks, and links by their ends, that could be compared and are not slow."""
     absent: tuple[int, ...] = ()
-    """Ranks that were asked and did not come."""
+    """Ranks of the plan that have no measurement."""
     products: dict[int, float] = {}
     """By rank: how many times as long its matrix product takes as at the start."""
 
@@ -102,15 +102,8 @@ def plan_validation(findings: Findings, groups: Iterable[Sequence[int]]) -> Vali
     if not ranks:
         chosen = everything
         ranks = set(chain.from_iterable(everything))
-    passes = _passes(chosen)
-    whole = set(chain.from_iterable(everything)) | ranks
-    links = {frozenset(hop) for hop in chain.from_iterable(_passes(everything))}
-    asked = {frozenset(hop) for hop in chain.from_iterable(passes)}
-    return ValidationPlan(
-        ranks=tuple(sorted(ranks)),
-        passes=tuple(map(tuple, passes)),
-        part=(len(ranks) + len(asked)) / max(len(whole) + len(links | asked), 1),
-    )
+    passes = tuple(map(tuple, _passes(chosen)))
+    return ValidationPlan(ranks=tuple(sorted(ranks)), passes=passes)
 
 
 def _company(rank: int, groups: Iterable[tuple[int, ...]], chosen: set[int]) -> Iterable[int]:
@@ -143,21 +136,31 @@ def judge(
     so much longer times.
     """
     absent = tuple(rank for rank in plan.ranks if rank not in measured.products_s)
-    own_s = {} if baseline is None else baseline.products_s
+    products_s = {} if baseline is None else baseline.products_s
+    own_s: _Times = {(rank,): seconds for rank, seconds in products_s.items()}
     known: _Times = {} if baseline is None else dict(baseline.hops)
     times: _Times = {(rank,): seconds for rank, seconds in measured.products_s.items()}
-    slow = list(_above("computation", times, {(rank,): each for rank, each in own_s.items()}))
+    slow = list(_above("computation", times, own_s))
     ratios = {one.ranks[0]: one.ratio for one in slow}
-    hops = [(hop, seconds) for hop, seconds in measured.hops if not set(hop) & set(absent)]
-    links = list(_above("link", dict(hops), known, ratios))
-    slow += _joined(links, (hop for hop, _ in hops))
+    hops: _Times = {hop: each for hop, each in measured.hops if not set(hop) & set(absent)}
+    links = list(_above("link", hops, known, ratios))
+    not_well = {one.ranks for one in [*slow, *links]}
+    slow += _joined(links, hops)
     return ValidationResult(
         slow=tuple(sorted(slow, key=lambda one: -one.ratio)),
+        well=tuple(
+            name
+            for found, own in ((times, own_s), (hops, known))
+            for name in found
+            if (name in own or len(found) > 1)
+            and name not in not_well
+            and not (len(name) > 1 and ratios.keys() & set(name))
+        ),
         absent=absent,
         products={
-            rank: seconds / own_s[rank]
+            rank: seconds / products_s[rank]
             for rank, seconds in measured.products_s.items()
-            if rank in own_s
+            if rank in products_s
         },
     )
 
@@ -184,7 +187,7 @@ def _above(
             )
 
 
-def _joined(slow: list[SlowComponent], hops: Iterable[Hop]) -> list[SlowComponent]:
+def _joined(slow: list[SlowComponent], hops: Iterable[tuple[int, ...]]) -> list[SlowComponent]:
     """Blame a rank for its links where all that were measured, to two others at least, are slow.
 
     One cause slows them about alike: a link that is a little slow beside a very slow one, as on a

@@ -13,14 +13,21 @@ job of our own.
 import json
 import sys
 from collections import defaultdict
+from collections.abc import Iterable
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import msgspec
 import pyarrow.parquet as pq
 
-from paceline.policy.failslow.profile import ProfileWindow, TimedCall, summarise
-from paceline.policy.failslow.suspects import Findings, find_suspects
+from paceline.policy.failslow.profile import (
+    ProfileSummary,
+    ProfileWindow,
+    TimedCall,
+    summarise,
+)
+from paceline.policy.failslow.suspects import SHARE, Findings, find_suspects
 
 _COMPUTING = ("forward-compute", "backward-compute", "optimizer")
 _OF_REPLICAS = {"params-all-gather": "all_gather", "grads-reduce-scatter": "reduce_scatter"}
@@ -73,6 +80,20 @@ def published(folder: Path, job: str) -> PublishedVerdict:
     return PublishedVerdict(
         slowdown=slowdown, worker=worker, stage=stage if worker is None else None
     )
+
+
+class Imbalance(msgspec.Struct, frozen=True, kw_only=True):
+    """A stage of the pipeline all of whose ranks compute longer than the other stages.
+
+    That is how the job is divided, as a rule: no component is to blame.
+    """
+
+    stage: int
+    ranks: tuple[int, ...]
+    seconds: float
+    reference_s: float
+    lost: float
+    """Part of a step, per micro-batch in flight: the stage sets the pipeline's pace."""
 
 
 class PublishedTrace(msgspec.Struct, frozen=True, kw_only=True):
@@ -132,6 +153,33 @@ def _call(
     return None
 
 
+def imbalances(now: ProfileSummary) -> Iterable[Imbalance]:
+    """Find stages whose fastest rank computes longer than the slowest usual one of the others."""
+    stages: dict[int, list[int]] = defaultdict(list)
+    for rank, times in now.ranks.items():
+        if times.stage is not None:
+            stages[times.stage].append(rank)
+    least = {
+        stage: min(median(now.ranks[rank].computing_s) for rank in ranks)
+        for stage, ranks in stages.items()
+    }
+    for stage, ranks in stages.items():
+        others = [each for name, each in least.items() if name != stage]
+        if not others:
+            continue
+        reference_s = median(others)
+        work = median(now.ranks[rank].work for rank in ranks)
+        lost = (least[stage] - reference_s) * work / now.step_s
+        if lost >= SHARE and len(ranks) > 1:
+            yield Imbalance(
+                stage=stage,
+                ranks=tuple(ranks),
+                seconds=least[stage],
+                reference_s=reference_s,
+                lost=lost,
+            )
+
+
 def judge_trace(trace: PublishedTrace) -> Findings:
     """Find what is slow in a trace; it is slow from its first step, so there is no baseline."""
     return find_suspects(summarise(trace.window))
@@ -146,7 +194,7 @@ def main(folder: Path) -> None:
         for one in found.suspects:
             where = ", ".join("replica {} stage {}".format(*trace.workers[r]) for r in one.ranks)
             print(f"  {one.kind} {where}: {one.ratio:.2f} times, {one.lost:.0%} of a step")
-        for each in found.imbalances:
+        for each in imbalances(summarise(trace.window)):
             ratio = each.seconds / each.reference_s
             print(f"  stage {each.stage}: {ratio:.2f} times the others, {each.lost:.0%} of a step")
 

@@ -1,10 +1,11 @@
 """Events of a script that trains on its own and has become slow: when, and what is to blame."""
 
+from collections.abc import Mapping, Sequence
 from typing import Literal
 
 import msgspec
 
-from paceline.wire.events.base import Event
+from paceline.wire.events.base import Event, ReasonedEvent
 
 Culprit = Literal["computation", "link", "nothing"]
 """What a diagnosis names; nothing: no component was found."""
@@ -37,6 +38,14 @@ class ComparedPart(msgspec.Struct, frozen=True, array_like=True):
         return self.now_s / self.start_s if self.start_s else None
 
 
+class FollowsEvent(ReasonedEvent, frozen=True):
+    """Other steps count from now on, those of this node: nothing is known of them so far."""
+
+    sentence_words = (
+        "the steps of {0.node} are followed from now on, and compared with each other: {0.reason}"
+    )
+
+
 class SlowedEvent(Event, frozen=True):
     """The job's steps have become longer, and stay so."""
 
@@ -59,6 +68,18 @@ class SlowedEvent(Event, frozen=True):
         )
 
 
+def gap_words(absent: Sequence[str], unseen: Mapping[str, str]) -> str:
+    """Say which nodes did not come to be measured, and what is not known of others."""
+    missing = [f"did not come to be measured: {', '.join(absent)}"] if absent else []
+    return "; ".join([*missing, *(f"{node} {words}" for node, words in unseen.items())])
+
+
+class StartUnseenEvent(ReasonedEvent, frozen=True):
+    """Something of the job's start could not be looked at, so nothing is compared with it later."""
+
+    sentence_words = "of the job's start not all is known: {0.reason}"
+
+
 class DiagnosedEvent(Event, frozen=True):
     """What makes the job slow, as far as a profile and a measurement of its parts say."""
 
@@ -69,25 +90,36 @@ class DiagnosedEvent(Event, frozen=True):
     """Times its reference."""
     evidence: str = ""
     absent: tuple[str, ...] = ()
-    """Who did not come to be measured."""
+    """Nodes that did not come to be measured."""
+    unseen: dict[str, str] = {}
+    """By node: what else is not known of it, as the end of a sentence."""
     took_s: float = 0.0
     """From the moment at which the slowness was known."""
     parts: tuple[ComparedPart, ...] = ()
     """All that was looked at."""
+    busy: bool = False
+    """Other programs use the processors of most ranks, too: a restart does not help."""
 
     clause_words = "{0.blamed}{0.missing}"
     sentence_words = "{0.clause}"
 
     @property
+    def who(self) -> str:
+        """Who is to blame."""
+        if self.culprit == "nothing" and self.busy:
+            return "the machine is busy, and no rank is to blame"
+        return blame(self.culprit, self.nodes, self.ratio)
+
+    @property
     def blamed(self) -> str:
         """Who is to blame, and the evidence."""
-        who = blame(self.culprit, self.nodes, self.ratio)
-        return f"{who}: {self.evidence}" if self.evidence else who
+        return f"{self.who}: {self.evidence}" if self.evidence else self.who
 
     @property
     def missing(self) -> str:
-        """Who was not measured."""
-        return f"; did not come to be measured: {', '.join(self.absent)}" if self.absent else ""
+        """What was not looked at, after the rest."""
+        words = gap_words(self.absent, self.unseen)
+        return f"; {words}" if words else ""
 
 
 class RestartAdvisedEvent(Event, frozen=True):

@@ -48,6 +48,8 @@ KnownEvent = (
     | nodes.ReplacedEvent
     | nodes.NotReplacedEvent
     | nodes.MoveGivenUpEvent
+    | failslow.StartUnseenEvent
+    | failslow.FollowsEvent
     | failslow.SlowedEvent
     | failslow.DiagnosedEvent
     | failslow.RelievedEvent
