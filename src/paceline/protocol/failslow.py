@@ -37,7 +37,6 @@ from paceline.policy.failslow.validation import (
     judge,
     plan_validation,
 )
-from paceline.policy.stats.changes import Shift
 from paceline.protocol.acts import Send
 from paceline.protocol.failslow_answers import (
     WINDOW_STEPS,
@@ -302,7 +301,7 @@ class FailSlowWatch:
 
     def _changed(self, change: PaceChange, now_s: float) -> list[FailSlowAct]:
         self._advice.changed(change)
-        if change.shift is Shift.RELIEF:
+        if change.is_relief:
             if not change.slow:
                 self._onset = None
             relieved = RelievedEvent(

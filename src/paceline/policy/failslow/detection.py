@@ -57,6 +57,11 @@ class PaceChange(msgspec.Struct, frozen=True, kw_only=True):
     """Time of a step before; of a healthy one where small changes added up to this."""
     after_s: float
 
+    @property
+    def is_relief(self) -> bool:
+        """Whether steps have become shorter."""
+        return self.shift is Shift.RELIEF
+
 
 class SlowJobDetector:
     """Verified changes of one job's pace, one step at a time.
