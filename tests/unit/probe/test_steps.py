@@ -79,12 +79,16 @@ def test_of_two_optimizers_the_rarer_one_makes_the_steps(seen: list[tuple[float,
     assert train(20) == 20
 
 
-def test_of_optimizers_that_alternate_one_makes_the_steps(seen: list[tuple[float, Mark]]) -> None:
-    pair = [optimizer(nn.Linear(2, 2)) for _ in range(2)]
+@pytest.mark.parametrize("count", [2, 3, 5, 40, 100])
+def test_of_optimizers_that_take_turns_one_makes_the_steps(
+    seen: list[tuple[float, Mark]], count: int
+) -> None:
+    each = [optimizer(nn.Linear(1, 1)) for _ in range(count)]  # as one per parameter
     for _ in range(100):
-        for one in pair:
+        for one in each:
             one.step()
     assert len(seen) == 100
+    assert [marks & Mark.FIRST for _, marks in seen].count(Mark.FIRST) == 1
 
 
 def test_steps_that_do_more_than_train_are_marked(seen: list[tuple[float, Mark]]) -> None:

@@ -108,12 +108,16 @@ class StepProbe:
             self._marks |= Mark.FIRST
 
     def _rarest(self) -> int:
-        """Of those that come again; the present one if it is as rare."""
-        counts = {one: count for one, count in Counter(self._recent).items() if count > 1}
-        least = min(counts.values(), default=0)
-        if counts.get(self._boundary) == least or not counts:
+        """Of those that come again; the present one if it is about as rare.
+
+        Of optimizers that take turns, one is seen once more than the others.
+        """
+        counts = Counter(self._recent)
+        again = {one: count for one, count in counts.items() if count > 1}
+        least = min(again.values(), default=0)
+        if not again or 0 < counts[self._boundary] <= least + 1:
             return self._boundary
-        return next(one for one, count in counts.items() if count == least)
+        return next(one for one, count in again.items() if count == least)
 
     def _step_is_over(self) -> None:
         now_s, ran_s = time.monotonic(), time.thread_time()
