@@ -153,12 +153,15 @@ def _worker_facts(inc: Inc, page: LedgerPage, *, counts_samples: bool) -> NodeFa
 
 
 def steps_took(records: tuple[StepRecord, ...]) -> tuple[StepsTook, ...]:
-    """What steps took, in `MOST_TOOK` parts of as many steps each, beside those that are marked."""
+    """Return what steps took, in `MOST_TOOK` parts of as many steps each.
+
+    A change of their marks begins another part.
+    """
     size = -(-len(records) // MOST_TOOK)
     found: list[StepsTook] = []
     for record in records:
         last = found[-1] if found else None
-        if last is None or record.marks or last.marks or last.count == size:
+        if last is None or record.marks != last.marks or last.count == size:
             took = StepsTook(record.step, 1, record.bpt_s, record.marks, record.amount)
             found.append(took)
         else:
@@ -166,7 +169,7 @@ def steps_took(records: tuple[StepRecord, ...]) -> tuple[StepsTook, ...]:
             mean_s = last.mean_s + (record.bpt_s - last.mean_s) / count
             known = last.amount and record.amount
             amount = last.amount + (record.amount - last.amount) / count if known else 0.0
-            found[-1] = StepsTook(record.step, count, mean_s, amount=amount)
+            found[-1] = StepsTook(record.step, count, mean_s, record.marks, amount)
     return tuple(found)
 
 

@@ -72,7 +72,7 @@ def _headline(job: JobDir, events: Sequence[Event]) -> str:
     steps = max((node.step for node in metrics.nodes.values()), default=0) if metrics else 0
     if not steps:
         return f"{job.job_id}: no step was seen so far, so nothing is known"
-    return f"{job.job_id}: no change of its pace in {steps:,} steps"
+    return f"{job.job_id}: no slowness was found in {steps:,} steps"
 
 
 def _tables(parts: Sequence[ComparedPart]) -> list[Table]:

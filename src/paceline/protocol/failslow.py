@@ -21,10 +21,13 @@ from paceline.base.numbering import Inc
 from paceline.policy.failslow.advice import Advice, RestartAdvice
 from paceline.policy.failslow.detection import (
     GROUP_S,
+    OFTEN,
+    RECENT,
     PaceChange,
     SlowJobDetector,
     StepFact,
     StepGroups,
+    UsualMarks,
 )
 from paceline.policy.failslow.diagnosis import absences, compare, diagnose
 from paceline.policy.failslow.gaps import Gaps, NotMeasured, NotProfiled
@@ -65,8 +68,6 @@ from paceline.wire.step_ledger import Mark
 
 WARM_STEPS, WARM_S = 10, 2.0
 """Unmarked steps, and their time, after which the job's start is profiled and measured."""
-RECENT, OFTEN = 30, 0.5
-"""A mark of more than this part of the recent steps says nothing: a script that saves at each."""
 ANSWER_S = 3.0
 """For agents to tell the calls of their processes."""
 MARGIN_S = 0.8
@@ -164,7 +165,7 @@ class FailSlowWatch:
         self._waits = ProcessorWaits()
         self._detector = SlowJobDetector()
         self._steps = StepGroups()
-        self._marked: deque[bool] = deque(maxlen=RECENT)
+        self._marks = UsualMarks()
         self._without: deque[bool] = deque(maxlen=RECENT)
         """Of the recent steps: whether the amount of work is not known."""
         self._warm = (0, 0.0)
@@ -264,16 +265,15 @@ class FailSlowWatch:
             assert self._followed is not None
             reason = "an optimizer makes them whose steps did not count before"
             return [*self._begin_with(self._followed, reason), *self._step(took, end_s, now_s)]
-        if not took.marks:
+        marks = self._marks.left_out(took.marks, took.count)
+        if not marks:
             steps, seconds = self._warm
             self._warm = steps + took.count, seconds + took.count * took.mean_s
         if self._may_look_at_start() and self._warm[0] >= WARM_STEPS and self._warm[1] >= WARM_S:
             self._is_warm = self._at_start = True
             return self._ask(took.last - self._warm[0] + 1, now_s)
         self._advice.made(end_s, saved=bool(took.marks & Mark.CHECKPOINT))
-        self._marked.append(bool(took.marks))
         self._without.append(not took.amount)
-        marks = took.marks if sum(self._marked) <= OFTEN * len(self._marked) else 0
         if not took.amount and sum(self._without) <= OFTEN * len(self._without):
             return []  # it took no batch, as others do: nothing to compare it with
         acts: list[FailSlowAct] = []
@@ -333,10 +333,18 @@ class FailSlowWatch:
     def _ask(self, from_step: int, now_s: float) -> list[FailSlowAct]:
         self._asked += 1
         self._question = _Question(asked=self._asked, until_s=now_s + ANSWER_S)
-        first = max(from_step, max(self._newest.values()) - 2 * WINDOW_STEPS)
+        assert self._followed is not None
+        followed, newest = self._newest[self._followed], max(self._newest.values())
+        in_step = self._are_in_step()
+        first = max(from_step, (newest if in_step else followed) - 2 * WINDOW_STEPS)
+        # Ranks that differ in their numbers of steps are asked for as many steps each.
+        ahead = {rank: 0 if in_step else own - followed for rank, own in self._newest.items()}
         return [
-            AskAgent(one.node, TellCalls(inc=one.inc, asked=self._asked, from_step=first))
-            for one in self.ranks.values()
+            AskAgent(
+                one.node,
+                TellCalls(inc=one.inc, asked=self._asked, from_step=first + ahead.get(rank, 0)),
+            )
+            for rank, one in self.ranks.items()
         ]
 
     def told(self, message: CallsTold, now_s: float) -> list[FailSlowAct]:

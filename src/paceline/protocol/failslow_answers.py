@@ -29,11 +29,11 @@ class ProcessorWaits:
         """Note what a heartbeat says of the newest steps."""
         self._noted.setdefault(rank, deque(maxlen=MOST_HEARTBEATS)).append((last, steps, starved_s))
 
-    def since(self, step: int) -> dict[int, float]:
-        """Return by rank what it waited in a step, on average from this one on."""
+    def since(self, first: Mapping[int, int]) -> dict[int, float]:
+        """Return by rank what it waited in a step, on average from its first one on."""
         found = {}
-        for rank, noted in self._noted.items():
-            recent = [each for each in noted if each[0] >= step]
+        for rank, step in first.items():
+            recent = [each for each in self._noted.get(rank, ()) if each[0] >= step]
             if recent:
                 steps = sum(count for _, count, _ in recent)
                 found[rank] = sum(count * waited_s for _, count, waited_s in recent) / steps
@@ -44,6 +44,8 @@ def window_of(
     told: Mapping[int, CallsTold], waits: ProcessorWaits, machines: Mapping[int, str]
 ) -> ProfileWindow | NotProfiled:
     """Make a window of what agents have told, of the newest steps that all ranks have noted.
+
+    Where ranks differ in their numbers of steps, it is of the newest of each.
 
     Or say why there is none. Where no call's end is seen, as on GPUs, nobody knows what a rank
     computed and for what it waited.
@@ -60,9 +62,12 @@ def window_of(
         return NotProfiled.BLIND
     by_step = [{step.step: step for step in each.noted.steps} for each in told.values()]
     common = sorted(set.intersection(*map(set, by_step)))[-WINDOW_STEPS:]
-    if not common:
+    count = len(common) or min((WINDOW_STEPS, *map(len, by_step)))
+    if not count:
         return NotProfiled.NO_STEP
-    wanted = set(common)
+    chosen = {
+        rank: common or sorted(steps)[-count:] for rank, steps in zip(told, by_step, strict=True)
+    }
     calls = [
         TimedCall(
             rank=rank,
@@ -76,17 +81,17 @@ def window_of(
         )
         for rank, each in told.items()
         for call in each.noted.calls
-        if call.end_s and call.step in wanted and (group := each.noted.groups[call.group])
+        if call.end_s and call.step in chosen[rank] and (group := each.noted.groups[call.group])
     ]
     spans = {
-        rank: tuple((steps[n].start_s, steps[n].start_s + steps[n].took_s) for n in common)
+        rank: tuple((steps[n].start_s, steps[n].start_s + steps[n].took_s) for n in chosen[rank])
         for rank, steps in zip(told, by_step, strict=True)
     }
     return ProfileWindow(
         calls=tuple(calls),
         steps=spans,
         same_clock=True,
-        starved_s=waits.since(common[0]),
+        starved_s=waits.since({rank: steps[0] for rank, steps in chosen.items()}),
         machines=dict(machines),
     )
 

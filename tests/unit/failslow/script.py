@@ -59,6 +59,8 @@ class Script:
         """Steps are taken from calls."""
         self.lateness = 0
         """Steps by which the next meeting is missed."""
+        self.ahead = dict.fromkeys(range(size), 0)
+        """By rank: how many steps it made before the others began."""
         self.stands: set[int] = set()
         self._history: list[tuple[int, float, dict[int, float]]] = []
         self._due: dict[int, MeetAt] = {}
@@ -96,7 +98,8 @@ class Script:
     def _tell(self) -> None:
         told, self._untold, self._untold_s = tuple(self._untold), [], 0.0
         for rank in sorted(self.steps):
-            self._do(self.watch.took(f"worker-{rank}", told, self.now_s, self.starved_s[rank]))
+            own = [msgspec.structs.replace(one, last=one.last + self.ahead[rank]) for one in told]
+            self._do(self.watch.took(f"worker-{rank}", own, self.now_s, self.starved_s[rank]))
 
     def _meet(self) -> None:
         for rank in [*self._due]:
@@ -150,12 +153,13 @@ class Script:
 
     def _noted(self, rank: int, first: int) -> RingContents:
         calls, steps = [], []
-        for step, start_s, compute_s in self._history:
+        for number, start_s, compute_s in self._history:
+            step = number + self.ahead[rank]
             if step < first:
                 continue
             end_s = start_s + max(compute_s.values()) + self.transfer_s
             steps.append(NotedStep(step, start_s, end_s - start_s))
-            call = NotedCall(0, 0, 1 << 20, step, start_s + compute_s[rank], end_s, step)
+            call = NotedCall(0, 0, 1 << 20, step, start_s + compute_s[rank], end_s, number)
             calls.append(call)
         group = CallGroup("0", tuple(range(self.size)), "gloo")
         return RingContents((group,), tuple(calls), tuple(steps), self.infers)

@@ -438,3 +438,23 @@ def test_a_rank_whose_machine_is_said_to_be_busy_is_blamed_without_advice() -> N
     assert (found.nodes, found.busy) == (("worker-2",), True)
     assert "1.50 times elsewhere, too: the machine is busy" in found.evidence
     assert not script.seen(RestartAdvisedEvent)
+
+
+def test_a_script_all_of_whose_steps_are_marked_is_watched_like_any_other() -> None:
+    script = Script()
+    script.saves_every = 1
+    script.run(200)
+    assert script.watch.profile is not None and script.watch.measured is not None
+    script.compute_s[2] *= 2
+    script.run(40)
+    assert script.diagnosis().nodes == ("worker-2",)
+
+
+def test_ranks_that_have_made_different_numbers_of_steps_are_compared_and_do_not_meet() -> None:
+    script = Script()
+    script.ahead = {0: 0, 1: 500, 2: 2000, 3: 500}
+    script.run(200)
+    assert script.watch.profile is not None and not script.meetings
+    script.compute_s[2] *= 2
+    script.run(40)
+    assert script.diagnosis().nodes == ("worker-2",)

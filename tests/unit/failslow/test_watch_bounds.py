@@ -4,7 +4,7 @@ import msgspec
 import pytest
 
 from paceline.agent import facts
-from paceline.agent.facts import read_calls
+from paceline.agent.facts import read_calls, steps_took
 from paceline.base.numbering import Inc
 from paceline.policy.failslow.gaps import NotProfiled
 from paceline.policy.failslow.profile import ProfileWindow
@@ -13,6 +13,7 @@ from paceline.protocol.failslow_answers import ProcessorWaits, window_of
 from paceline.wire.call_ring import CallGroup, CallRingWriter, NotedCall, NotedStep, RingContents
 from paceline.wire.events.failslow import DiagnosedEvent, FollowsEvent, RelievedEvent, SlowedEvent
 from paceline.wire.messages.agent import CallsTold, StepsTook, TellCalls
+from paceline.wire.step_ledger import Mark, StepRecord
 from tests.unit.failslow import script as scripts
 from tests.unit.failslow.script import SIZE, Script, advised
 
@@ -133,6 +134,17 @@ def test_steps_of_which_calls_are_missing_are_not_told(
     assert {call.step for call in noted.calls} == {9, 10}
 
 
+@pytest.mark.parametrize("mark", [Mark.NONE, Mark.CHECKPOINT])
+def test_many_short_steps_are_told_in_few_parts_also_if_all_are_marked(mark: Mark) -> None:
+    records = [StepRecord(*[0] * len(StepRecord._fields))._replace(step=1, marks=Mark.FIRST)]
+    for step in range(2, 2002):
+        records.append(records[0]._replace(step=step, bpt_s=0.001, marks=mark))
+    told = steps_took(tuple(records))
+    assert len(told) <= facts.MOST_TOOK + 1
+    assert sum(one.count for one in told) == 2001
+    assert {one.marks for one in told[1:]} == {mark}
+
+
 def test_a_node_that_is_no_rank_of_the_script_is_not_listened_to() -> None:
     script = Script()
     script.run(10)
@@ -189,6 +201,6 @@ def test_a_wait_for_a_processor_is_that_of_the_steps_asked_for() -> None:
     waits = ProcessorWaits()
     for last, steps, each_s in ((10, 10, 0.1), (14, 4, 0.2), (16, 2, 0.5)):
         waits.add(3, last, steps, each_s)
-    assert waits.since(1) == {3: pytest.approx((1.0 + 0.8 + 1.0) / 16)}
-    assert waits.since(11) == {3: pytest.approx(0.3)}
-    assert waits.since(17) == {}
+    assert waits.since({3: 1, 4: 1}) == {3: pytest.approx((1.0 + 0.8 + 1.0) / 16)}
+    assert waits.since({3: 11}) == {3: pytest.approx(0.3)}
+    assert waits.since({3: 17}) == {}

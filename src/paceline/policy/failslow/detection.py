@@ -18,9 +18,15 @@ import msgspec
 from paceline.policy.failslow.work import WorkCost
 from paceline.policy.stats.changes import Change, Shift
 from paceline.policy.stats.noisy import NoisyChangePoints
+from paceline.wire.step_ledger import Mark
 
 GROUP_S = 0.1
 """Time that a group of short steps has at least: jitter of the machine counts for little in it."""
+RECENT = 30
+"""Steps that are looked back on."""
+OFTEN = 0.5
+"""Where more than this part of them is marked, as in a script that saves or evaluates at each step,
+marked steps are compared like any others."""
 _REMEMBERED = NoisyChangePoints.kept + 16
 
 
@@ -178,3 +184,21 @@ class StepGroups:
             steps=count,
             first=self._first,
         )
+
+
+class UsualMarks:
+    """The marks of a script's recent steps."""
+
+    def __init__(self) -> None:
+        self._marked: deque[bool] = deque(maxlen=RECENT)
+
+    def left_out(self, marks: int, count: int = 1) -> int:
+        """Return the marks for which steps are left out of comparisons; 0: they count.
+
+        Args:
+            marks: of the next steps (`Mark`).
+            count: how many steps they are.
+        """
+        self._marked.extend([bool(marks)] * min(count, RECENT))
+        is_usual = sum(self._marked) > OFTEN * RECENT and not marks & Mark.FIRST
+        return 0 if is_usual else marks

@@ -5,6 +5,7 @@ import time
 import torch.distributed as dist
 
 from paceline.base.node_files import NodeFiles
+from paceline.policy.failslow.detection import UsualMarks
 from paceline.runtime.data.work import StepTimes
 from paceline.runtime.probe.amounts import BatchAmounts
 from paceline.runtime.probe.calls import CallProbe
@@ -27,6 +28,7 @@ class Probe:
         self._ring = CallRingWriter(NodeFiles(process.job, process.node).calls, process.inc)
         self._periods = CallPeriods(self._inferred)
         self._calls = CallProbe(self._ring, lambda: self._step, self._periods.called)
+        self._usual_marks = UsualMarks()
 
     def install(self) -> None:
         """Watch from now on."""
@@ -64,7 +66,7 @@ class Probe:
         )
         self._process.step = self._step
         self._process.record(times, marks, self._amounts.take())
-        if not marks:
+        if not self._usual_marks.left_out(marks):
             self._ring.add_step(self._step, start_s, took_s)
         self._calls.step_over()
         self._step += 1

@@ -41,11 +41,11 @@ class StepsTook(msgspec.Struct, frozen=True, array_like=True):
     """A few steps in a row of a script that trains on its own."""
 
     last: int
-    """Its step, the number of steps, and their mean time; without those that are marked."""
+    """Its step, the number of steps, and their mean time."""
     count: int
     mean_s: float
     marks: int = 0
-    """Of `paceline.wire.step_ledger.Mark`: then it is one step, which is longer for that reason."""
+    """Of each of them, of `paceline.wire.step_ledger.Mark`."""
     amount: float = 0.0
     """Mean of the numbers in a step's batches; 0: not known."""
 
