@@ -68,6 +68,8 @@ from paceline.wire.step_ledger import Mark
 
 WARM_STEPS, WARM_S = 10, 2.0
 """Unmarked steps, and their time, after which the job's start is profiled and measured."""
+SHORT_S = 0.01
+"""Shorter steps are profiled a few together, which take as long as a group has at least."""
 ANSWER_S = 3.0
 """For agents to tell the calls of their processes."""
 MARGIN_S = 0.8
@@ -115,6 +117,8 @@ class _Question(msgspec.Struct):
 
     asked: int
     until_s: float
+    each: int
+    """Steps in a row that count as one."""
     told: dict[int, CallsTold] = {}
 
 
@@ -332,11 +336,12 @@ class FailSlowWatch:
 
     def _ask(self, from_step: int, now_s: float) -> list[FailSlowAct]:
         self._asked += 1
-        self._question = _Question(asked=self._asked, until_s=now_s + ANSWER_S)
+        each = self._profiled_together
+        self._question = _Question(asked=self._asked, until_s=now_s + ANSWER_S, each=each)
         assert self._followed is not None
         followed, newest = self._newest[self._followed], max(self._newest.values())
         in_step = self._are_in_step()
-        first = max(from_step, (newest if in_step else followed) - 2 * WINDOW_STEPS)
+        first = max(from_step, (newest if in_step else followed) - 2 * WINDOW_STEPS * each)
         # Ranks that differ in their numbers of steps are asked for as many steps each.
         ahead = {rank: 0 if in_step else own - followed for rank, own in self._newest.items()}
         return [
@@ -362,7 +367,7 @@ class FailSlowWatch:
             newest = (step.step for step in each.noted.steps[-1:])
             self._newest[rank] = max(self._newest.get(rank, 0), *newest, 0)
         machines = {rank: one.machine for rank, one in self.ranks.items()}
-        window = window_of(question.told, self._waits, machines)
+        window = window_of(question.told, self._waits, machines, question.each)
         why = window if isinstance(window, NotProfiled) else None
         summary = None if isinstance(window, NotProfiled) else summarise(window)
         untold = self.ranks.keys() - question.told.keys()
@@ -427,6 +432,12 @@ class FailSlowWatch:
         if self._onset is not None:
             return self._onset.after_s
         return max(self._warm[1] / max(self._warm[0], 1), 1e-3)
+
+    @property
+    def _profiled_together(self) -> int:
+        """Short steps that count as one, since a stall is in a few of them only."""
+        healthy_s = self._step_s if self._onset is None else self._onset.before_s
+        return math.ceil(GROUP_S / self._step_s) if healthy_s < SHORT_S else 1
 
     def _meet(self, plan: ValidationPlan, now_s: float, tries: int = 1) -> list[FailSlowAct]:
         self._meetings += 1

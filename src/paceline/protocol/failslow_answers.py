@@ -11,7 +11,7 @@ from paceline.wire.messages.agent import CallsTold
 from paceline.wire.messages.failslow import RankMeasured
 
 WINDOW_STEPS = 20
-"""Of a profile, at most."""
+"""Of a profile, at most; of short steps, parts of a few in a row."""
 MOST_HEARTBEATS = 64
 """Whose word on waits for processors is kept."""
 MOST_WORDS = 200
@@ -41,11 +41,14 @@ class ProcessorWaits:
 
 
 def window_of(
-    told: Mapping[int, CallsTold], waits: ProcessorWaits, machines: Mapping[int, str]
+    told: Mapping[int, CallsTold],
+    waits: ProcessorWaits,
+    machines: Mapping[int, str],
+    each: int = 1,
 ) -> ProfileWindow | NotProfiled:
     """Make a window of what agents have told, of the newest steps that all ranks have noted.
 
-    Where ranks differ in their numbers of steps, it is of the newest of each.
+    Where ranks differ in their numbers of steps, it is of the newest of each rank.
 
     Or say why there is none. Where no call's end is seen, as on GPUs, nobody knows what a rank
     computed and for what it waited.
@@ -54,19 +57,23 @@ def window_of(
         told: by rank.
         waits: of all ranks for processors.
         machines: on which ranks run, by rank.
+        each: steps in a row that count as one, where there are so many.
     """
     if not told:
         return NotProfiled.UNTOLD
-    every = [call for each in told.values() for call in each.noted.calls]
+    every = [call for one in told.values() for call in one.noted.calls]
     if every and not any(call.end_s for call in every):
         return NotProfiled.BLIND
-    by_step = [{step.step: step for step in each.noted.steps} for each in told.values()]
-    common = sorted(set.intersection(*map(set, by_step)))[-WINDOW_STEPS:]
-    count = len(common) or min((WINDOW_STEPS, *map(len, by_step)))
+    by_step = {rank: {step.step: step for step in one.noted.steps} for rank, one in told.items()}
+    common = set.intersection(*map(set, by_step.values()))
+    parts = {rank: _parts(common or steps, each) for rank, steps in by_step.items()}
+    count = min((WINDOW_STEPS, *map(len, parts.values())))
     if not count:
-        return NotProfiled.NO_STEP
-    chosen = {
-        rank: common or sorted(steps)[-count:] for rank, steps in zip(told, by_step, strict=True)
+        return window_of(told, waits, machines) if each > 1 else NotProfiled.NO_STEP
+    parts = {rank: own[-count:] for rank, own in parts.items()}
+    wanted = {
+        rank: {n for first, last in own for n in range(first, last + 1)}
+        for rank, own in parts.items()
     }
     calls = [
         TimedCall(
@@ -79,21 +86,39 @@ def window_of(
             end_s=call.end_s,
             blocked_s=call.end_s - call.wait_s if call.wait_s else None,
         )
-        for rank, each in told.items()
-        for call in each.noted.calls
-        if call.end_s and call.step in chosen[rank] and (group := each.noted.groups[call.group])
+        for rank, one in told.items()
+        for call in one.noted.calls
+        if call.end_s and call.step in wanted[rank] and (group := one.noted.groups[call.group])
     ]
     spans = {
-        rank: tuple((steps[n].start_s, steps[n].start_s + steps[n].took_s) for n in chosen[rank])
-        for rank, steps in zip(told, by_step, strict=True)
+        rank: tuple(
+            (steps[first].start_s, steps[last].start_s + steps[last].took_s)
+            for first, last in parts[rank]
+        )
+        for rank, steps in by_step.items()
     }
     return ProfileWindow(
         calls=tuple(calls),
         steps=spans,
+        each=each,
         same_clock=True,
-        starved_s=waits.since({rank: steps[0] for rank, steps in chosen.items()}),
+        starved_s=waits.since({rank: own[0][0] for rank, own in parts.items()}),
         machines=dict(machines),
     )
+
+
+def _parts(steps: Iterable[int], each: int) -> list[tuple[int, int]]:
+    """Divide steps into parts of so many in a row: the first and the last step of each."""
+    found: list[tuple[int, int]] = []
+    first = before = -2
+    for step in sorted(steps):
+        if step != before + 1:
+            first = step
+        if step - first + 1 == each:
+            found.append((first, step))
+            first = step + 1
+        before = step
+    return found
 
 
 def measurements_of(measured: Mapping[int, RankMeasured], ranks: Mapping[str, int]) -> Measurements:

@@ -458,3 +458,18 @@ def test_ranks_that_have_made_different_numbers_of_steps_are_compared_and_do_not
     script.compute_s[2] *= 2
     script.run(40)
     assert script.diagnosis().nodes == ("worker-2",)
+
+
+def test_a_rank_that_stalls_in_some_of_its_short_steps_is_named() -> None:
+    script = Script()
+    script.compute_s = dict.fromkeys(range(SIZE), 0.0016)
+    script.transfer_s = 0.0004
+    script.run(5000)
+    for _ in range(30):  # as if it had no processor for most of each tenth of a second
+        script.run(9)
+        script.compute_s[2] += 0.08
+        script.run(1)
+        script.compute_s[2] -= 0.08
+    found = script.diagnosis()
+    assert (found.culprit, found.nodes) == ("computation", ("worker-2",))
+    assert found.ratio > 4

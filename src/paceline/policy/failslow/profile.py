@@ -49,6 +49,8 @@ class ProfileWindow(msgspec.Struct, frozen=True, kw_only=True):
     calls: tuple[TimedCall, ...]
     steps: dict[int, tuple[tuple[float, float], ...]]
     """By rank: start and end of each step on that rank's clock."""
+    each: int = 1
+    """Steps that each of these is made of: of short ones a few in a row count as one."""
     computing_s: dict[int, tuple[float, ...]] = {}
     """By rank: time of computing in each step, where it is measured. Of other ranks it is the step
     without the time inside calls."""
@@ -116,20 +118,21 @@ def summarise(window: ProfileWindow) -> ProfileSummary:
             computing_s = _outside(inside[rank], window.steps[rank])
         place = stages.get(rank)
         work = window.work.get(rank, 1.0)
+        unit = work * window.each
         where = "" if place is None else f"; stage {place[0]} of {place[1]}"
         ranks[rank] = RankTimes(
             position=", ".join(sorted(shapes[rank])) + where,
             stage=None if place is None else place[0],
-            computing_s=tuple(each / work for each in computing_s),
+            computing_s=tuple(each / unit for each in computing_s),
             work=work,
             starved_s=window.starved_s.get(rank),
             machine=window.machines.get(rank, ""),
         )
     lengths = [end - start for spans in window.steps.values() for start, end in spans]
     return ProfileSummary(
-        step_s=median(lengths),
+        step_s=median(lengths) / window.each,
         ranks=ranks,
-        transfers=_transfers(calls, counts.pop(), window.same_clock),
+        transfers=_transfers(calls, counts.pop() * window.each, window.same_clock),
     )
 
 
