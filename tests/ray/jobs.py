@@ -206,13 +206,13 @@ def test_a_raylet_that_is_killed_alone_costs_no_pause_and_no_sample(
 def test_neither_the_gateway_nor_the_master_is_missed(tmp_path: Path) -> None:
     with grouped(tmp_path, "--epochs", "3", "--evaluate", preflight=True) as job:
         all_train(job, 3)
-        checked = {event["node"]: event["speed"]["links"] for event in job.events("checked")}
-        assert len(checked) == 3
-        assert all(checked.values()), "links between machines are measured"
         began = len(trains(job))
         for one in processes(GATEWAY):
             one.kill()
         job.until_committed(job.status().committed + 200)
+        checked = {event["node"]: event["speed"]["links"] for event in job.events("checked")}
+        assert len(checked) == 3
+        assert all(checked.values()), "links between machines are measured"
         kill_quietly(job.status().master_pid)
         until(lambda: len(job.events("master_started")) == 2, "another master")
         job.until_committed(job.status().committed + 200)
