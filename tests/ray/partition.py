@@ -56,6 +56,11 @@ class Cable:
     def _there(self, commands: str) -> None:
         subprocess.run([*self._enter, "sh", "-ec", commands], check=True)
 
+    def hide(self, folder: Path) -> None:
+        """Have the other machine see an empty folder there, since it shares no storage."""
+        folder.mkdir()
+        self._there(f"mount -t tmpfs none {folder}")
+
     def plug_in(self) -> None:
         self._there(f"ip link set port up; {WAY}")
 
@@ -115,8 +120,10 @@ def test_a_machine_that_is_cut_off_is_given_up_and_comes_back(
     tmp_path: Path, machines: list[subprocess.Popen[bytes]], cable: Cable
 ) -> None:
     cable.add_machine(machines)
+    cable.hide(tmp_path / "jobs")
     with grouped(tmp_path, "--epochs", EPOCHS) as job:
         node, _ = cut_off(job, cable)
+        assert [event["node"] for event in job.events("not_shared")] == [node]
         cable.plug_in()
         # Ray ends the raylet there, and with it the agent: then another one comes.
         until(lambda: [*agents_apart(job)] == [node], "its agent", PATIENCE_S)

@@ -193,3 +193,17 @@ def test_what_is_not_known_of_the_start_is_said_once(why: str) -> None:
             "silent": "worker-1 told none of its calls",
         }[why]
     )
+
+
+@pytest.mark.parametrize(("lost", "named"), [(0.2, 2), (0.05, 1)])
+def test_a_link_that_costs_little_beside_the_slowest_one_is_not_named(
+    lost: float, named: int
+) -> None:
+    other = msgspec.structs.replace(LINK, ranks=(2, 3), lost=lost)
+    slow = (SLOW_LINK, msgspec.structs.replace(SLOW_LINK, ranks=(2, 3)))
+    # Both measure slow enough for what their transfers took.
+    slow = tuple(msgspec.structs.replace(one, seconds=3.0) for one in slow)
+    result = ValidationResult(slow=slow)
+    found = diagnose(Findings(suspects=(LINK, other)), result, NAMES, Gaps(), at_start=False)
+    assert len(found) == named
+    assert found[0].nodes == ("worker-0", "worker-1")

@@ -34,6 +34,10 @@ JUST_LONGER = 0.02
 WAITED = 0.2
 """Least part of what a rank computes longer for which a wait for a processor is evidence."""
 
+AMONG_LINKS = 0.25
+"""Least part of what the slowest link costs that another one must cost to be named: ranks that wait
+for a slow link take their part in other transfers late and unevenly."""
+
 ACCOUNTS = 0.5
 """Least part of the slowness of a script's transfers that the link must have by itself."""
 
@@ -87,7 +91,8 @@ def diagnose(
         for suspect in findings.suspects
         if suspect.kind == "computation" and _measured(suspect, measured)
     }
-    for suspect in findings.suspects:
+    worst_link = 0.0
+    for suspect in findings.suspects:  # what costs most comes first
         if at_start and suspect.lost < AT_START:
             continue
         by_itself = _measured(suspect, measured)
@@ -96,7 +101,12 @@ def diagnose(
             one = _event(suspect.kind, suspect.ranks, suspect.ratio, evidence, names)
             busy = by_itself is not None and _elsewhere(suspect, result) >= OWN_LIMIT
             found.append(msgspec.structs.replace(one, busy=busy))
-        elif by_itself is not None and starved.isdisjoint(by_itself.ranks):
+        elif (
+            by_itself is not None
+            and starved.isdisjoint(by_itself.ranks)
+            and suspect.lost >= AMONG_LINKS * worst_link
+        ):
+            worst_link = max(worst_link, suspect.lost)
             evidence = _of_links(suspect, by_itself)
             found.append(_event("link", by_itself.ranks, by_itself.ratio, evidence, names))
         if by_itself is not None:
