@@ -1,0 +1,1 @@
+"""How jobs share a device: what the device coordinator decides. Pure."""
