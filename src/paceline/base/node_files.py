@@ -19,6 +19,8 @@ class NodeFiles:
         self.ledger = job.run_dir / f"{node}.ledger"
         self.calls = job.run_dir / f"{node}.calls"
         """The ring of its collective calls, of a script that trains on its own."""
+        self.share = job.run_dir / f"{node}.share"
+        """Its gate's page, of a job that shares a device."""
         self.process = job.run_dir / f"{node}.process"
         """The training process's last `ProcessUp`, as JSON: what an agent's successor adopts."""
         self.agent_lock = job.run_dir / f"{node}.agent"

@@ -6,6 +6,7 @@ strategy script only the script's end is reported, and the script gets its signa
 thread; a worker's `Exchange` does, and uses the link until ``at_end``.
 """
 
+import contextlib
 import faulthandler
 import os
 import signal
@@ -24,7 +25,7 @@ from paceline.base.node_files import STACKS_SIGNAL, NodeFiles
 from paceline.base.numbering import Inc
 from paceline.base.processes import die_with_parent
 from paceline.cuts.reach import cuts_of
-from paceline.runtime import main_module
+from paceline.runtime import additions, main_module
 from paceline.runtime.data.work import StepTimes
 from paceline.wire.messages.agent import EXIT_FENCED, EXIT_NO_AGENT
 from paceline.wire.messages.node import Finished, ProcessUp
@@ -108,6 +109,10 @@ class Process:
         """Ends the thread that uses the link, so that the main thread can."""
         self.at_fork: Callable[[], None] = _nothing
         """In a process that the script forks: what of ours it has a copy of cannot be used."""
+        self.on_held: Callable[[float], None] = _no_step
+        """Takes the time for which a gate has held the process, in the midst of a step."""
+        self.gaps: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
+        """Entered while the process waits for its next batch."""
         self.is_fork = False
         """A process that the script forked has this copy."""
         # Before the hello: from then on it may come.
@@ -147,6 +152,11 @@ class Process:
             samples=times.samples,
             marks=marks,
         )
+
+    def held(self, waited_s: float) -> None:
+        """A gate has held the process for so long: that is no part of its step."""
+        self.ledger.delay(waited_s)
+        self.on_held(waited_s)
 
     def join(self, hand_over: Callable[[], None]) -> None:
         """The script has called ``pl.init``.
@@ -235,6 +245,10 @@ def _nothing() -> None:
     """Nothing is to be ended."""
 
 
+def _no_step(_waited_s: float) -> None:
+    """No step is under way."""
+
+
 def _ignore(_number: int, _frame: FrameType | None) -> None:
     """SIGINT's handler; SIG_IGN would be inherited by the programs that the script starts."""
 
@@ -304,16 +318,6 @@ def run_server(process: Process) -> int:
     return 0
 
 
-def _watch(process: Process) -> None:
-    """Watch the script that is about to run; if that cannot be, say so and let it run."""
-    try:
-        from paceline.runtime.probe.install import Probe  # with a part of torch that may change
-
-        Probe(process).install()
-    except Exception as error:
-        sys.stderr.write(f"paceline: the script is not watched for slow ranks: {error!r}\n")
-
-
 def run_script(process: Process) -> int:
     """Run the user's script as ``python script args`` would."""
     try:
@@ -322,8 +326,7 @@ def run_script(process: Process) -> int:
             _leave_to_script()
             if process.stop_requested:  # before it was left to the script
                 return EXIT_TERMINATED
-            if process.spec.watch and process.spec.run_as != "program":
-                _watch(process)
+        additions.add(process)
         if process.spec.cwd is not None:
             _enter(process.spec.cwd)
         _run_to_its_end(process.spec)

@@ -11,6 +11,7 @@ from typing import Any, Generic, TypeVar
 
 from paceline.base.errors import ConfigError
 from paceline.runtime.data.work import StepTimes, Work
+from paceline.runtime.process import Process, current
 from paceline.runtime.seeding import reseed, seed_of
 
 OUTSIDE = (
@@ -73,18 +74,34 @@ class StepFrame(ABC, Generic[Step]):
         self.num_steps = 0
         """Steps that have begun."""
         self.excluded_s = 0.0
-        """Time since the batch was ready that was spent on something else (evaluation)."""
+        """Time since the batch was ready that was spent on something else: an evaluation, or a wait
+        at the gate of a shared device."""
         self.step: Step | None = None
         """The newest step, until the next begins."""
 
     def run(self) -> Iterator[Any]:
         """Yield batch after batch until the feed is complete."""
+        process = current()
+        if process is not None:
+            process.on_held = self._exclude
         try:
-            while (step := self._begin_next()) is not None:
+            while (step := self._await_next(process)) is not None:
                 yield from self._batches(step)
             self._complete()
         finally:
             self.abandon()
+
+    def _await_next(self, process: Process | None) -> Step | None:
+        """Get the next step ready, while others may use the device that the job shares."""
+        if process is None:
+            return self._begin_next()
+        with process.gaps:
+            return self._begin_next()
+
+    def _exclude(self, took_s: float) -> None:
+        """Count a part of the step's time as none."""
+        if self.step is not None:
+            self.excluded_s += took_s
 
     @abstractmethod
     def _begin_next(self) -> Step | None:

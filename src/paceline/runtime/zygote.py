@@ -124,6 +124,7 @@ def main() -> None:
     parser.add_argument("--role", choices=sorted(PRELOAD), required=True)
     parser.add_argument("--preload", action="append", default=[], help="a module beside those")
     parser.add_argument("--join", action="append", default=[], help="control group to enter")
+    parser.add_argument("--core", action="append", default=[], type=int, help="to be bound to")
     options = parser.parse_args()
     # The agent decides what an interrupt or an end means for its node.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -134,6 +135,8 @@ def main() -> None:
     # Here and not in each child: changing groups takes the kernel up to 20 ms, a fork inherits.
     for path in options.join:
         Path(path).write_text("0")
+    if options.core:
+        os.sched_setaffinity(0, options.core)
     # Read when torch is imported. Idle threads of OpenMP spin by default, on cores that the servers
     # and the other workers of this machine need: seen to double a worker's time.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")

@@ -14,6 +14,7 @@ import msgspec
 from msgspec import Meta, Struct, field
 
 from paceline.base.errors import PermanentError
+from paceline.wire.sharing import ShareClass
 from paceline.wire.strategies import STRATEGIES, Mode, Strategy, Traits
 
 Samples = Literal["exactly-once", "at-least-once", "at-most-once"]
@@ -156,6 +157,17 @@ class TimeoutSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
         )
 
 
+class ShareSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Whether the job shares a device of its machine with other jobs, and how."""
+
+    kind: ShareClass = field(default="auto", name="class")
+    """guaranteed: its steps take as long as if it were alone. opportunistic: it lives on what is
+    left. Default auto: guaranteed if no other job of the device is, else opportunistic."""
+    device: Annotated[str, Meta(examples=["cpu:0"])] | None = None
+    """The device: cores of this machine, like ``cpu:0`` or ``cpu:0-3``, to which the job is bound.
+    Default none: the job shares nothing."""
+
+
 class DataPlaneSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """How tensors travel between workers and servers."""
 
@@ -277,6 +289,8 @@ class JobSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     listen: Annotated[str, Meta(examples=["127.0.0.1"])] = "127.0.0.1"
     """IPv4 address of this machine at which the master and, with ``data_plane.transport: tcp``, the
     servers listen. Default 127.0.0.1: no other machine can connect."""
+    share: ShareSpec = ShareSpec()
+    """How it shares a device with other jobs."""
     data_plane: DataPlaneSpec = DataPlaneSpec()
     """How tensors travel."""
     preflight: bool = True

@@ -170,6 +170,11 @@ class StepLedgerWriter:
         """Say what we are at; see `LedgerPage.mark_s`. One store: a reader sees all of it."""
         self._words[_MARK] = mark_s
 
+    def delay(self, waited_s: float) -> None:
+        """Take back that we have computed for so long: a gate has held us."""
+        if self._words[_MARK] > 0:
+            self._words[_MARK] += waited_s
+
     def begin(self, step: int) -> None:
         """Say which step we are at: what ends us tells no more. One store, as well."""
         self._words[_STEP] = step

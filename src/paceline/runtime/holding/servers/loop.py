@@ -212,7 +212,8 @@ class ServersLoop(StepFrame[ServersStep]):
 
     def _take(self, step: ServersStep, optimizer: int) -> bool:
         if not step.stepped:
-            step.compute_s = monotonic() - step.start_s - self._lookups.waited_s
+            aside_s = self._lookups.waited_s + self.excluded_s
+            step.compute_s = monotonic() - step.start_s - aside_s
         if self._edits is not None:
             self._edits.check(
                 [one.param for one in self._model.dense if one.optimizer == optimizer]

@@ -1,0 +1,30 @@
+"""What paceline puts into a process before its script runs: the probe, and the gate."""
+
+import sys
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from paceline.runtime.process import Process
+
+
+def add(process: "Process") -> None:
+    """Have the script watched, and held back where its device is shared."""
+    spec = process.spec
+    shares, by_itself = spec.share.device is not None, not spec.traits.trains
+    # The device coordinator goes by the steps that the probe notes.
+    if by_itself and (spec.watch or shares) and spec.run_as != "program":
+        _watch(process)
+    if shares:
+        from paceline.runtime.share.hooks import share_device  # few jobs share
+
+        share_device(process)
+
+
+def _watch(process: "Process") -> None:
+    """Watch the script that is about to run; if that cannot be, say so and let it run."""
+    try:
+        from paceline.runtime.probe.install import Probe  # with a part of torch that may change
+
+        Probe(process).install()
+    except Exception as error:  # noqa: BLE001 - of a part of torch, whatever it is
+        sys.stderr.write(f"paceline: the script is not watched for slow ranks: {error!r}\n")

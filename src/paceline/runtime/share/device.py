@@ -1,0 +1,25 @@
+"""What a gate must know of the device that its job shares with others."""
+
+import time
+from typing import Protocol
+
+from paceline.base.devices import cores_of
+
+
+class Device(Protocol):
+    """A device, as this process uses it."""
+
+    def busy_s(self) -> float:
+        """Return how long this process has used the device so far, in the device's own time."""
+        ...
+
+
+class CpuDevice:
+    """Cores: a process uses them as long as it runs on them, not while others do."""
+
+    def __init__(self, device: str) -> None:
+        """``device``: its name. Raises ConfigError: there is no such device."""
+        self._num_cores = len(cores_of(device))
+
+    def busy_s(self) -> float:
+        return time.process_time() / self._num_cores

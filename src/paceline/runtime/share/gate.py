@@ -1,0 +1,115 @@
+"""The gate of a job that shares a device: the job waits at it, as the device coordinator orders.
+
+A thread of the job passes it at many points of a step (`paceline.runtime.share.hooks`). What the
+job computes is not changed, only when. All waits end when the order changes.
+"""
+
+import os
+import threading
+from collections.abc import Callable, MutableSequence
+from pathlib import Path
+from time import monotonic
+
+from paceline.base.errors import ConfigError
+from paceline.policy.sharing.duty import LEAST_DUTY, idle_s
+from paceline.runtime.share.device import Device
+from paceline.wire.gate_page import BEAT, FREE, HELD, HELD_AT, MODE, STALE_S, GateOrder, GatePage
+from paceline.wire.sharing import GateMode
+
+LEAST_IDLE_S = 1e-3
+"""Shorter waits are put together."""
+LOOK_S = 0.5
+"""Longest wait after which the gate looks whether there is a device coordinator."""
+
+
+class Gate:
+    """The gate of one process.
+
+    Args:
+        page: has the orders.
+        device: that the job shares.
+        held: called with what each wait took (s).
+    """
+
+    def __init__(self, page: GatePage, device: Device, held: Callable[[float], None]) -> None:
+        self._page, self._device, self._held = page, device, held
+        self._words: memoryview[float] | MutableSequence[float] = page.words
+        self._used_s = device.busy_s()
+        """Of the device, as of the last passage."""
+        self._owed_s = 0.0
+        """Used since, for which the job has not idled."""
+        self._lock = threading.Lock()
+        self._beside: GatePage | None = None
+        os.register_at_fork(after_in_child=self._leave_to_fork)
+
+    def tick(self) -> None:
+        """Wait as ordered. Without an order this is one comparison."""
+        if self._words[MODE]:
+            self._pass()
+
+    def _pass(self) -> None:
+        if not self._lock.acquire(blocking=False):
+            return  # another thread of the job waits here already
+        try:
+            used_s = self._device.busy_s()
+            chunk_s, self._used_s = used_s - self._used_s, used_s
+            self._owed_s += chunk_s
+            self._idle(chunk_s)
+        finally:
+            self._lock.release()
+
+    def _idle(self, chunk_s: float) -> None:
+        start_s = now_s = monotonic()
+        while True:
+            order, waited_s = self._order(now_s), now_s - start_s
+            left_s = idle_s(self._owed_s, order.duty) - waited_s
+            if order.mode is GateMode.OFF:
+                self._owed_s = 0.0
+                break
+            if order.mode is GateMode.PAUSE:
+                self._page.await_order(order.number, LOOK_S)
+            elif left_s >= LEAST_IDLE_S:
+                self._page.await_order(order.number, min(left_s, LOOK_S))
+            else:
+                bound_s = idle_s(max(chunk_s, LEAST_IDLE_S), LEAST_DUTY) - waited_s
+                if order.mode is not GateMode.GAP or not self._await_gap(order, bound_s):
+                    if waited_s or not left_s > 0:
+                        self._owed_s = 0.0
+                    break
+            before_s, now_s = now_s, monotonic()
+            self._note(now_s - before_s, now_s)
+
+    def _order(self, now_s: float) -> GateOrder:
+        """Return what holds now; without a device coordinator, the least that harms nobody."""
+        order = self._page.newest
+        if self._words[FREE]:
+            return order._replace(mode=GateMode.OFF)
+        if now_s - self._words[BEAT] > STALE_S:
+            return order._replace(mode=GateMode.DUTY, duty=LEAST_DUTY)
+        return order
+
+    def _await_gap(self, order: GateOrder, bound_s: float) -> bool:
+        """Wait for the guaranteed job to be idle; whether there was anything to wait for."""
+        if self._beside is None or str(self._beside.path) != order.beside:
+            self._beside = _open(order.beside)
+        number = self._beside.busy_number if self._beside is not None else 0
+        if self._beside is None or not number % 2 or bound_s <= 0:
+            return False
+        self._beside.await_idle(number, min(bound_s, LOOK_S))
+        return True
+
+    def _note(self, waited_s: float, now_s: float) -> None:
+        self._words[HELD] += waited_s
+        self._words[HELD_AT] = now_s
+        self._held(waited_s)
+
+    def _leave_to_fork(self) -> None:
+        """Hold no process that the script forks, as those of its loaders."""
+        self._words = [0.0] * (FREE + 1)
+
+
+def _open(path: str) -> GatePage | None:
+    try:
+        return GatePage.open(Path(path)) if path else None
+    except (OSError, ConfigError):
+        return None

@@ -1,0 +1,86 @@
+"""Where a training process passes its gate, and where it says that it is idle; scripts stay as is.
+
+A gate is passed before each module's forward, after each gradient, and at each optimizer's step.
+Regions that torch has compiled have no such points inside: there, it is passed once a step.
+"""
+
+import functools
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import nn
+from torch.nn.modules.module import register_module_forward_pre_hook
+from torch.optim.optimizer import (
+    Optimizer,
+    register_optimizer_step_post_hook,
+    register_optimizer_step_pre_hook,
+)
+from torch.utils.data.dataloader import _BaseDataLoaderIter
+
+from paceline.base.node_files import NodeFiles
+from paceline.runtime.process import Process
+from paceline.runtime.share.device import CpuDevice
+from paceline.runtime.share.gaps import InputGaps
+from paceline.runtime.share.gate import Gate
+from paceline.wire.gate_page import LIFE, GatePage
+
+
+def share_device(process: Process) -> None:
+    """Have a process take part in sharing the device of its job's spec."""
+    share = process.spec.share
+    assert share.device is not None
+    page = GatePage.open(NodeFiles(process.job, process.node).share).hold()
+    page.words[LIFE] = process.inc
+    if share.kind != "opportunistic":
+        process.gaps = InputGaps(page)
+        _tell_gaps(process.gaps)
+    if share.kind != "guaranteed":
+        GatePoints(Gate(page, CpuDevice(share.device), process.held)).install()
+
+
+class GatePoints:
+    """The points of a process at which it passes a gate."""
+
+    def __init__(self, gate: Gate) -> None:
+        self._tick = gate.tick
+        self._groups: WeakKeyDictionary[Optimizer, int] = WeakKeyDictionary()
+        """Of each optimizer, how many groups of parameters have hooks."""
+
+    def install(self) -> None:
+        register_module_forward_pre_hook(self._before_forward)
+        register_optimizer_step_pre_hook(self._at_step)
+        register_optimizer_step_post_hook(self._at_step)
+
+    def _before_forward(self, _module: nn.Module, _args: Any) -> None:
+        if not torch.compiler.is_compiling():
+            self._tick()
+
+    def _after_gradient(self, _parameter: torch.Tensor) -> None:
+        if not torch.compiler.is_compiling():
+            self._tick()
+
+    def _at_step(self, optimizer: Optimizer, _args: Any, _kwargs: Any) -> None:
+        known = self._groups.get(optimizer, 0)
+        if len(optimizer.param_groups) > known:
+            self._groups[optimizer] = len(optimizer.param_groups)
+            for group in optimizer.param_groups[known:]:
+                self._watch(group["params"])
+        self._tick()
+
+    def _watch(self, parameters: list[torch.Tensor]) -> None:
+        for one in parameters:
+            if one.requires_grad and one.is_leaf:
+                one.register_post_accumulate_grad_hook(self._after_gradient)
+
+
+def _tell_gaps(gaps: InputGaps) -> None:
+    """Have the script's data loaders tell when they are waited for."""
+    following = _BaseDataLoaderIter.__next__
+
+    @functools.wraps(following)
+    def told(loader: Any) -> Any:
+        with gaps:
+            return following(loader)
+
+    _BaseDataLoaderIter.__next__ = told  # type: ignore[method-assign, assignment]

@@ -1,0 +1,197 @@
+"""The page of a worker that shares a device, and the gate at which its process waits."""
+
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from paceline.base.errors import ConfigError
+from paceline.policy.sharing.duty import LEAST_DUTY
+from paceline.runtime.share.gaps import NUM_WAITS, InputGaps
+from paceline.runtime.share.gate import Gate
+from paceline.wire.gate_page import BEAT, FREE, HELD, HELD_AT, STALE_S, GateOrder, GatePage
+from paceline.wire.sharing import GateMode, SharingDecision
+
+
+class UsedDevice:
+    """A device, used by as much as a test says."""
+
+    used_s = 0.0
+
+    def busy_s(self) -> float:
+        return self.used_s
+
+
+class Gated:
+    """A gate whose job uses the device for a while, then comes to it."""
+
+    def __init__(self, folder: Path) -> None:
+        self.page = GatePage.create(folder / "worker-0.share", "cpu:0", "opportunistic")
+        self.device, self.waits_s = UsedDevice(), list[float]()
+        self.gate = Gate(self.page, self.device, self.waits_s.append)
+
+    def come(self, used_s: float) -> float:
+        """Come to the gate; how long it held the job."""
+        self.device.used_s += used_s
+        start_s = time.monotonic()
+        self.gate.tick()
+        return time.monotonic() - start_s
+
+
+@pytest.fixture
+def gated(tmp_path: Path) -> Gated:
+    return Gated(tmp_path)
+
+
+def later(after_s: float, act: object, *args: object) -> threading.Timer:
+    timer = threading.Timer(after_s, act, args)  # type: ignore[arg-type]
+    timer.start()
+    return timer
+
+
+def test_without_an_order_nobody_waits(gated: Gated) -> None:
+    assert gated.come(1.0) < 0.1
+    assert gated.page.words[HELD] == 0.0
+
+
+def test_a_job_idles_for_what_it_has_used(gated: Gated) -> None:
+    gated.page.order(GateMode.DUTY, 0.25, "")
+    assert 0.029 <= gated.come(0.01) < 0.2
+    assert gated.page.words[HELD] == pytest.approx(sum(gated.waits_s))
+    assert time.monotonic() - gated.page.words[HELD_AT] < 1.0
+    gated.page.order(GateMode.DUTY, 1.0, "")
+    assert gated.come(0.5) < 0.1
+
+
+def test_short_waits_are_put_together(gated: Gated) -> None:
+    gated.page.order(GateMode.DUTY, 0.5, "")
+    took_s = [gated.come(0.0004) for _ in range(6)]
+    assert len(gated.waits_s) == 2
+    assert sum(took_s) >= 0.0024
+
+
+def test_a_pause_lasts_until_another_order(gated: Gated) -> None:
+    gated.page.order(GateMode.PAUSE, 1.0, "")
+    timer = later(0.2, gated.page.order, GateMode.DUTY, 1.0, "")
+    assert 0.15 <= gated.come(0.01) < 0.45, "it is woken, and does not look around"
+    timer.join()
+
+
+def test_a_raised_duty_ends_a_wait(gated: Gated) -> None:
+    gated.page.order(GateMode.DUTY, LEAST_DUTY, "")
+    timer = later(0.1, gated.page.order, GateMode.DUTY, 0.9, "")
+    assert 0.05 <= gated.come(0.05) < 0.4, "2.45 s at the duty before"
+    timer.join()
+
+
+def test_in_gap_mode_a_job_waits_while_the_guaranteed_one_is_busy(
+    gated: Gated, tmp_path: Path
+) -> None:
+    other = GatePage.create(tmp_path / "worker-1.share", "cpu:0", "guaranteed")
+    gated.page.order(GateMode.GAP, 1.0, str(other.path))
+    assert gated.come(0.01) < 0.1, "it says nothing"
+    other.say_busy()
+    timer = later(0.1, other.say_idle)
+    assert 0.05 <= gated.come(0.01) < 0.4
+    timer.join()
+    assert gated.come(0.01) < 0.1
+
+
+def test_a_gap_is_waited_for_no_longer_than_at_the_least_duty(gated: Gated, tmp_path: Path) -> None:
+    other = GatePage.create(tmp_path / "worker-1.share", "cpu:0", "guaranteed")
+    other.say_busy()
+    gated.page.order(GateMode.GAP, 1.0, str(other.path))
+    assert 0.24 <= gated.come(0.005) < 0.6
+    gated.page.order(GateMode.GAP, 1.0, str(tmp_path / "gone.share"))
+    assert gated.come(0.005) < 0.1
+
+
+def test_without_a_device_coordinator_the_least_duty_holds(gated: Gated) -> None:
+    gated.page.order(GateMode.PAUSE, 1.0, "")
+    gated.page.words[BEAT] -= STALE_S
+    assert 0.24 <= gated.come(0.005) < 0.6
+
+
+def test_a_job_that_ends_is_let_go(gated: Gated) -> None:
+    gated.page.order(GateMode.PAUSE, 1.0, "")
+    gated.page.words[FREE] = 1.0
+    assert gated.come(1.0) < 0.1
+
+
+def test_a_process_that_the_script_forks_is_not_held(gated: Gated) -> None:
+    gated.page.order(GateMode.PAUSE, 1.0, "")
+    gated.gate._leave_to_fork()
+    assert gated.come(1.0) < 0.1
+
+
+# ---------------------------------------------------------------------- the page
+
+
+def test_an_order_is_given_once(gated: Gated) -> None:
+    page = gated.page
+    page.order(GateMode.DUTY, 0.5, "x")
+    assert page.newest == GateOrder(1, GateMode.DUTY, 0.5, "x")
+    page.words[BEAT] = 0.0
+    page.order(GateMode.DUTY, 0.5, "x")
+    assert page.newest.number == 1
+    assert page.words[BEAT] > 0
+    page.order(GateMode.OFF, 1.0, "")
+    assert page.newest == GateOrder(2, GateMode.OFF, 1.0, "")
+
+
+def test_a_successor_of_the_agent_goes_on_with_its_page(gated: Gated) -> None:
+    gated.page.order(GateMode.DUTY, 0.5, "")
+    again = GatePage.create(gated.page.path, "cpu:0", "opportunistic")
+    assert again.newest == gated.page.newest
+    assert (again.device, again.share, again.node) == ("cpu:0", "opportunistic", "worker-0")
+
+
+def test_a_page_is_of_the_living_while_they_hold_it(tmp_path: Path) -> None:
+    path = tmp_path / "worker-0.share"
+    page = GatePage.create(path, "cpu:0", "auto")
+    seen = GatePage.open(path)
+    assert seen.is_held
+    page.close()
+    del page
+    assert not seen.is_held
+
+
+def test_a_file_of_another_version_is_no_page(tmp_path: Path) -> None:
+    path = tmp_path / "worker-0.share"
+    path.write_bytes(b"x" * 10_000)
+    with pytest.raises(ConfigError, match="no page of this version"):
+        GatePage.open(path)
+    assert GatePage.create(path, "cpu:0", "auto").share == "auto"
+
+
+def test_decisions_are_read_once_and_the_oldest_are_lost(gated: Gated) -> None:
+    page = gated.page
+    for number in range(20):
+        page.tell(SharingDecision(cause="within", mode=GateMode.DUTY, num_others=number))
+    read = list(page.decisions(0))
+    assert [decision.num_others for _, decision in read] == list(range(5, 20))
+    assert read[-1][0] == 20
+    assert not list(page.decisions(20))
+
+
+# ---------------------------------------------------------------------- gaps
+
+
+def test_a_job_tells_of_its_gaps_if_they_are_long(tmp_path: Path) -> None:
+    page = GatePage.create(tmp_path / "worker-0.share", "cpu:0", "guaranteed")
+    gaps = InputGaps(page)
+    with gaps:
+        pass
+    assert not page.tells_gaps
+    for _ in range(NUM_WAITS):
+        with gaps:
+            time.sleep(0.002)
+    assert page.tells_gaps
+    assert page.busy_number % 2
+    with gaps:
+        assert not page.busy_number % 2
+    for _ in range(NUM_WAITS):
+        with gaps:
+            pass
+    assert not page.tells_gaps
