@@ -48,7 +48,7 @@ from paceline.wire.messages.agent import (
     FromProcess,
     Heartbeat,
 )
-from paceline.wire.messages.node import KeepCut, NodeUp, ProcessUp
+from paceline.wire.messages.node import KeepCut, NodeUp, ProcessUp, Stop
 from paceline.wire.node_link import NodeLinkServer
 from paceline.wire.spec import JobSpec
 
@@ -127,6 +127,8 @@ class Agent:
             self._cap_log(),
         )
         tasks = [asyncio.create_task(each) for each in loops]
+        if self._limits.share is not None:
+            tasks.append(asyncio.create_task(self._limits.share.follow(self._send)))
         quitting = asyncio.create_task(self._quit.wait())
         done, _ = await asyncio.wait({*tasks, quitting}, return_when=asyncio.FIRST_COMPLETED)
         for task in done:
@@ -144,6 +146,8 @@ class Agent:
         await self._link.close()
         await self._host.close()
         self._limits.group.remove()
+        if self._limits.share is not None:
+            self._limits.share.close()
         self._files.remove()
 
     # ------------------------------------------------------------------ acts
@@ -154,6 +158,7 @@ class Agent:
                 case ForkLife(start=start):
                     self._host.run(start)
                 case Signal(number=number):
+                    self._free()
                     self._host.signal(number)
                 case EndHung():
                     self._ending_hung = asyncio.create_task(self._end_hung())
@@ -162,6 +167,8 @@ class Agent:
                 case Report(message=message):
                     self._send(message)
                 case Deliver(body=body):
+                    if isinstance(body, Stop):
+                        self._free()
                     if running := self._state.running:
                         self._link.send(running.inc, body)
                 case KnowServers(servers=servers):
@@ -183,6 +190,11 @@ class Agent:
                 if self._state.running == running:
                     self._host.signal(signal.SIGKILL)
 
+    def _free(self) -> None:
+        """Let the process end, which may wait at the gate of a shared device."""
+        if self._limits.share is not None:
+            self._limits.share.free()
+
     def _send(self, message: AgentUp) -> None:
         self._master.send(message)
 
@@ -195,6 +207,8 @@ class Agent:
     # ------------------------------------------------------------------ the process
 
     def _on_forked(self, inc: int, pid: int) -> None:
+        if self._limits.share is not None:
+            self._limits.share.begin()
         self._do(self._state.forked(inc, pid))
 
     def _on_process(self, message: NodeUp) -> None:
@@ -241,6 +255,8 @@ class Agent:
                 files=self._files_served.address if self._files_served is not None else "",
             )
         )
+        if self._limits.share is not None:
+            self._limits.share.repeat()
         self._do(self._state.connected())
 
     def _on_master(self, message: AgentDown) -> None:
@@ -255,6 +271,8 @@ class Agent:
             self._log_cap.times.note(time.time())
 
     def _report(self) -> None:
+        if self._limits.share is not None and self._limits.share.was_held:
+            self._facts.heard()
         running = self._state.running
         facts = self._facts.read(running) if running and running.pid else None
         self._send(Heartbeat(node=self._node, facts=facts))

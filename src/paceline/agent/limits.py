@@ -3,6 +3,7 @@
 import logging
 from typing import NamedTuple
 
+from paceline.agent.sharing import NodeShare
 from paceline.base.cgroups import NodeGroup, create_node_group
 from paceline.base.hardware import hardware_kind
 from paceline.base.jobdir import JobDir, number_of, role_of
@@ -19,6 +20,8 @@ class NodeLimits(NamedTuple):
     note: str
     """Why it has no limits; empty: it has."""
     hardware: Hardware
+    share: NodeShare | None
+    """Its part in sharing a device; None: it shares none."""
 
 
 def limit_node(job: JobDir, node: str, spec: JobSpec) -> NodeLimits:
@@ -30,6 +33,8 @@ def limit_node(job: JobDir, node: str, spec: JobSpec) -> NodeLimits:
         kind=hardware_kind(None if note else cpu),
         memory_bytes=None if note else memory_bytes,
     )
+    shares = spec.share.device is not None and role_of(node) == "worker"
+    share = NodeShare(job, node, spec.share) if shares else None
     if note:
         _log.warning("no_limits note=%s", note)
-    return NodeLimits(group, note, hardware)
+    return NodeLimits(group, note, hardware, share)

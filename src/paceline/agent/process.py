@@ -22,6 +22,7 @@ from paceline.agent.facts import end_last_line, read_log_tail
 from paceline.agent.stacks import capture_stacks
 from paceline.agent.torchrun import torchrun_environment
 from paceline.base.cgroups import NodeGroup, machine_oom_kills
+from paceline.base.devices import cores_of
 from paceline.base.jobdir import JobDir, role_of
 from paceline.base.node_files import NodeFiles
 from paceline.base.numbering import NO_INC, Inc
@@ -55,7 +56,8 @@ _log = logging.getLogger(__name__)
 
 def process_environment(job: JobDir, node: str, spec: JobSpec) -> dict[str, str]:
     """What every life of the node's process has in its environment."""
-    cores = len(os.sched_getaffinity(0))
+    device = spec.share.device
+    cores = len(os.sched_getaffinity(0) if device is None else cores_of(device))
     # A script of strategy script keeps what the user has exported, as under torchrun.
     exported = {} if spec.traits.trains or spec.torch_threads is not None else os.environ
     threads = exported.get("OMP_NUM_THREADS", str(spec.threads(cores)))
@@ -115,7 +117,8 @@ class ProcessHost:
                 [sys.executable, *SAFE_PATH, "-m", "paceline.runtime.zygote"]
                 + ["--fd", str(theirs.fileno()), "--role", role]
                 + ([f"--preload={traits.module}"] if traits.preloaded else [])
-                + [f"--join={path}" for path in self._group.join_files],
+                + [f"--join={path}" for path in self._group.join_files]
+                + [f"--core={core}" for core in self._cores()],
                 pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
@@ -125,6 +128,11 @@ class ProcessHost:
         self._pair = ours
         self._warm = False
         self._loop.add_reader(ours, self._on_readable)
+
+    def _cores(self) -> frozenset[int]:
+        """The cores that the node is bound to; none: all."""
+        device = self._spec.share.device
+        return frozenset() if device is None else cores_of(device)
 
     def run(self, start: StartProcess) -> None:
         """Fork the process of this incarnation."""

@@ -163,6 +163,8 @@ class JobDir:
         """``host:port`` of the Prometheus endpoint, where the spec asks for one."""
         self.decisions = path / "decisions.jsonl"
         """What was seen, decided and achieved against stragglers."""
+        self.sharing = path / "sharing.jsonl"
+        """What was decided about a device that the job shares."""
         self.logs = path / "logs"
         self.cuts = path / "cuts"
         self.sent = path / "sent"

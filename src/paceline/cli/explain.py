@@ -21,6 +21,7 @@ from paceline.jobs.decisions import (
     read_log,
     stories,
 )
+from paceline.jobs.sharing import read_sharing
 from paceline.jobs.wording import clock, counted
 from paceline.policy.straggler.actions import AnyAction
 from paceline.policy.straggler.decision_log import AnyLine, Begun, CurePlanned, Decided
@@ -39,6 +40,11 @@ def explain(job: JobDir, console: Console) -> None:
     Raises:
         ConfigError: nothing was written, or it cannot be read.
     """
+    if job.sharing.exists():
+        _tell_sharing(job, console)
+        if not job.decisions.exists():
+            return
+        console.print()
     if is_script(job):
         tell_script(job, console)
         if not job.decisions.exists() or not (lines := read_log(job.decisions)):
@@ -58,6 +64,17 @@ def explain(job: JobDir, console: Console) -> None:
     launched_s = job.launched_s()
     for story in stories(lines):
         _tell(story, launched_s, console)
+
+
+def _tell_sharing(job: JobDir, console: Console) -> None:
+    """Tell what was decided about the device that a job shares."""
+    lines, launched_s = read_sharing(job.sharing), job.launched_s()
+    head = f"{job.job_id}: shares a device, {counted(len(lines), 'decision')}"
+    console.print(head, style="bold", highlight=False, markup=False)
+    for line in lines:
+        told = f"{line.node}  {line.decision.allowed}: {line.decision.why}"
+        text = f"{clock(line.t - launched_s):>7}  {told}"
+        console.print(text, highlight=False, markup=False, soft_wrap=True)
 
 
 def _log_of(job: JobDir) -> list[AnyLine]:

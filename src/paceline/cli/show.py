@@ -22,6 +22,7 @@ from paceline.cli.listing import (
     state_of,
 )
 from paceline.cli.live import draw, node_table
+from paceline.jobs import sharing
 from paceline.jobs.history import read_events, read_last_metrics
 from paceline.jobs.launch import ask, ask_running
 from paceline.jobs.outcome import read_outcome
@@ -154,8 +155,12 @@ def show_job(job: JobDir, console: Console) -> None:
     all_events = read_events(job.events)
     events = all_events[-NUM_EVENTS:]
     if status:
+        spec = read_spec(job)
         console.print(draw(status, events, time.time(), ALL_ROWS._replace(width=console.width)))
         _print_slow(job, status, all_events, console)
+        if spec is not None:
+            shared = sharing.rows(job.job_id, spec.share, status.nodes)
+            _print_table(sharing.COLUMNS, shared, console)
         _print_checks(all_events, console)
         return
     console.print(f"{job.job_id}  {state_of(job, outcome, status)}", style="bold", highlight=False)

@@ -15,8 +15,15 @@ from msgspec.inspect import FloatType, IntType, LiteralType, Metadata, Type, Uni
 
 from paceline.jobs.spec_values import LEAVES
 
-SHORT = MappingProxyType({"workers": "workers.count", "servers": "servers.count"})
-"""Keys that stand for one inside their section."""
+SHORT = MappingProxyType(
+    {
+        "workers": "workers.count",
+        "servers": "servers.count",
+        "share": "share.class",
+        "device": "share.device",
+    }
+)
+"""Keys that stand for one inside their section; of ``device`` only the flag."""
 
 SIZE, TRAINING, NODES = "How much and how many", "How it trains", "Where and how nodes run"
 TORCHRUN = "torchrun's flags: strategy script"
@@ -54,6 +61,8 @@ _OF_SPEC = {
     "name": (NODES, "What to call the job."),
     "torch_threads": (NODES, "Threads of torch per worker."),
     "backend": (NODES, "Where nodes run."),
+    "share": (NODES, "How it shares its device with other jobs."),
+    "device": (NODES, "The cores that it shares, e.g. cpu:0."),
     "pending_s": (NODES, "Hold each launch back, e.g. 5s."),
 }
 """Keys of the spec that have a flag of their own: panel and help."""

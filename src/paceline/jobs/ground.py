@@ -5,9 +5,11 @@ import socket
 import tempfile
 from pathlib import Path
 
+from paceline.base.devices import cores_of
 from paceline.base.disk import room_bytes
 from paceline.base.errors import ConfigError
 from paceline.base.jobdir import home, run_place
+from paceline.jobs.sharing import pages_of_jobs
 from paceline.wire.spec import JobSpec
 
 METRICS_HOST = "127.0.0.1"
@@ -28,6 +30,7 @@ def check_ground(spec: JobSpec) -> None:
         folder and _folder_complaint(_where(spec, "checkpoint.dir"), Path(folder), "name another"),
         _listen_complaint(spec),
         _metrics_complaint(spec),
+        _share_complaint(spec),
     ]
     found = [complaint for complaint in complaints if complaint]
     if found:
@@ -76,6 +79,36 @@ def _metrics_complaint(spec: JobSpec) -> str:
     where = _where(spec, "metrics_port")
     remedy = "name another, or 0 for any free one"
     return f"{where}: got {port} ({error}), expected a free port of {METRICS_HOST}; {remedy}"
+
+
+def _share_complaint(spec: JobSpec) -> str:
+    """Say why the job cannot share the device that it names."""
+    kind, device = spec.share.kind, spec.share.device
+    where = _where(spec, "share.device" if device else "share.class")
+    if device is None:
+        expected = "the cores that it shares; write e.g. --device cpu:0"
+        return (
+            "" if kind == "auto" else f"{where}: got {kind} without a device, expected {expected}"
+        )
+    if spec.run_as == "program":
+        return f"{where}: got {device} for a program, expected a script or a module; remove it"
+    try:
+        return _taken(spec, device, cores_of(device))
+    except ConfigError as error:
+        return f"{where}: {error}"
+
+
+def _taken(spec: JobSpec, device: str, cores: frozenset[int]) -> str:
+    """Say which job has the device, or a part of it, in a way that leaves no room for this one."""
+    for page in pages_of_jobs():
+        if page.device != device and cores & cores_of(page.device):
+            expected = f"{page.device}, which job {page.job_id} shares, or other cores"
+            return f"{_where(spec, 'share.device')}: got {device}, expected {expected}"
+        if page.device == device and page.share == spec.share.kind == "guaranteed":
+            where, remedy = _where(spec, "share.class"), "choose another device, or opportunistic"
+            expected = f"one guaranteed job on {device}, which is {page.job_id}"
+            return f"{where}: got guaranteed, expected {expected}; {remedy}"
+    return ""
 
 
 def _bind_error(host: str, port: int) -> str | None:

@@ -11,6 +11,7 @@ from paceline.master.measuring import Measuring, OfMeasuring
 from paceline.master.members import MembersEdge
 from paceline.master.parts import MasterParts, Times
 from paceline.master.serving import CutsServed
+from paceline.master.sharing import SharingKept
 from paceline.master.training import Training
 from paceline.wire.control import AgentStream
 from paceline.wire.events.nodes import NoLimitsEvent
@@ -22,6 +23,7 @@ from paceline.wire.messages.agent import (
     Heartbeat,
     Leave,
     ProcessExited,
+    SharingTold,
 )
 from paceline.wire.messages.group import GroupStopped
 from paceline.wire.messages.node import Finished, NodeUp, ProcessUp, ScriptError
@@ -50,6 +52,7 @@ class Agents:
         self._times, self._inbox = times, inbox
         self._training, self._act, self._measuring = training, members.act, measuring
         self._served = CutsServed(parts.job, training.cuts.folders)
+        self._sharing = SharingKept(parts, times)
         self._names: dict[AgentStream, str] = {}
         self._refused: set[tuple[str, str]] = set()
 
@@ -123,7 +126,7 @@ class Agents:
     def _from_agent(
         self,
         name: str,
-        message: Heartbeat | FromProcess | ProcessExited | CallsTold,
+        message: Heartbeat | FromProcess | ProcessExited | CallsTold | SharingTold,
         now_s: float,
     ) -> None:
         match message:
@@ -139,6 +142,8 @@ class Agents:
             case CallsTold(inc=inc):
                 if self._is_alive(name, inc):
                     self._measuring.told(message, self._times.steady())
+            case SharingTold():
+                self._sharing.told(message)
             case ProcessExited():
                 self._keep_stacks(message)
                 committed = bool(self._training.state.ledger.done)

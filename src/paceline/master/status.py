@@ -116,6 +116,7 @@ def _node(node: Node, monitor: Monitor) -> NodeStatus:
         rss_bytes=facts.rss_bytes,
         cpu_s=totals.cpu_s,
         note=node.place.why or node.life.note,
+        sharing=monitor.sharing.get(node.name),
     )
 
 

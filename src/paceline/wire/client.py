@@ -5,6 +5,7 @@ import msgspec
 from paceline.base.numbering import NO_INC, CutNo, EpochNo, Inc, StepNo
 from paceline.wire.events.failslow import Culprit, blame
 from paceline.wire.messages.base import Message
+from paceline.wire.sharing import SharingDecision
 from paceline.wire.spec import JobSpec
 
 
@@ -77,6 +78,8 @@ class NodeStatus(msgspec.Struct, frozen=True, kw_only=True):
     rss_bytes: int = 0
     cpu_s: float = 0.0
     note: str = ""
+    sharing: SharingDecision | None = None
+    """The newest decision about the device that it shares; None: it shares none."""
 
 
 class SlowPart(msgspec.Struct, frozen=True, kw_only=True):

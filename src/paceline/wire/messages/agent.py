@@ -6,6 +6,7 @@ from paceline.base.numbering import Inc
 from paceline.wire.call_ring import RingContents
 from paceline.wire.messages.base import Message
 from paceline.wire.messages.node import NodeDown, NodeUp, ProcessUp
+from paceline.wire.sharing import SharingDecision
 
 EXIT_SOFTWARE = 70
 """``os.EX_SOFTWARE``."""
@@ -191,6 +192,13 @@ class CallsTold(Message, frozen=True):
     noted: RingContents
 
 
+class SharingTold(Message, frozen=True):
+    """agent -> master: what was decided about the jobs of a device that its node shares."""
+
+    node: str
+    decision: SharingDecision
+
+
 class Leave(Message, frozen=True):
     """master -> agent: end everything of this node and exit."""
 
@@ -202,7 +210,7 @@ class FileServers(Message, frozen=True):
     nodes: dict[str, str] = {}
 
 
-AgentUp = AgentHello | Heartbeat | FromProcess | ProcessExited | CallsTold
+AgentUp = AgentHello | Heartbeat | FromProcess | ProcessExited | CallsTold | SharingTold
 
 
 AgentDown = StartProcess | StopProcess | ToProcess | TellCalls | Leave | FileServers

@@ -1,0 +1,187 @@
+"""A node's part in sharing a device: its page, and for one node of all, the device coordinator.
+
+The agents of all jobs that share a device try to take one lock. The one that holds it is the device
+coordinator; when it ends, however it ends, another one's next try succeeds. The state of the law is
+not handed over: the new one begins with the least duty, which harms no guaranteed job.
+"""
+
+import asyncio
+import contextlib
+import errno
+import logging
+import os
+import socket
+from collections.abc import Callable
+from pathlib import Path
+from time import monotonic
+
+from paceline.base.errors import ConfigError
+from paceline.base.jobdir import JobDir
+from paceline.base.node_files import NodeFiles
+from paceline.jobs.sharing import open_page, page_paths
+from paceline.policy.sharing.law import (
+    SharingFacts,
+    SharingJob,
+    SharingRules,
+    SharingState,
+    decide,
+    guaranteed_of,
+)
+from paceline.wire.gate_page import FREE, HELD_AT, LIFE, SINCE, STALE_S, GatePage
+from paceline.wire.messages.agent import SharingTold
+from paceline.wire.sharing import GateMode
+from paceline.wire.spec import ShareSpec
+from paceline.wire.step_ledger import StepLedgerReader
+
+LOOK_S = 0.1
+"""Between looks at the device."""
+FIND_EVERY = 3
+"""Looks, between two of which pages of new jobs are looked for."""
+
+_log = logging.getLogger(__name__)
+
+
+class NodeShare:
+    """The part of one node, as its agent has it.
+
+    Args:
+        job: the node's.
+        node: its name.
+        share: of the job's spec; it names a device.
+    """
+
+    def __init__(self, job: JobDir, node: str, share: ShareSpec) -> None:
+        assert share.device is not None
+        self._node, self._device = node, share.device
+        self._page = GatePage.create(NodeFiles(job, node).share, share.device, share.kind)
+        self._told = 0
+        """Number of the newest decision that the master knows."""
+        self._coordinator: DeviceCoordinator | None = None
+
+    async def follow(self, send: Callable[[SharingTold], None]) -> None:
+        """Keep up the device coordinator, if it is here, and tell the master of decisions."""
+        while True:
+            await asyncio.sleep(LOOK_S)
+            if self._coordinator is None:
+                self._coordinator = coordinate(self._device)
+            if self._coordinator is not None:
+                self._coordinator.look(monotonic())
+            for number, decision in self._page.decisions(self._told):
+                self._told = number
+                send(SharingTold(node=self._node, decision=decision))
+
+    def repeat(self) -> None:
+        """Have the newest decision told again, to a master that may not know it."""
+        self._told = max(self._told - 1, 0)
+
+    def begin(self) -> None:
+        """Hold the process again: it is a new life."""
+        self._page.words[FREE] = 0.0
+
+    def free(self) -> None:
+        """Hold the process no more: it must end."""
+        self._page.words[FREE] = 1.0
+
+    @property
+    def was_held(self) -> bool:
+        """Whether the process has waited at its gate just now: then it does not hang."""
+        return monotonic() - self._page.words[HELD_AT] < STALE_S
+
+    def close(self) -> None:
+        """Leave the device to others."""
+        if self._coordinator is not None:
+            self._coordinator.close()
+        self._page.close()
+
+
+class DeviceCoordinator:
+    """The device coordinator.
+
+    Args:
+        device: its name.
+        lock: bound to the name that only one may have.
+    """
+
+    def __init__(self, device: str, lock: socket.socket) -> None:
+        self._device, self._lock = device, lock
+        self._rules, self._state = SharingRules(), SharingState()
+        self._pages: dict[Path, GatePage] = {}
+        self._ledgers: dict[Path, StepLedgerReader] = {}
+        self._looks = 0
+        _log.info("device_coordinator device=%s", device)
+
+    def look(self, now_s: float) -> None:
+        """Take in what the jobs do, and give orders."""
+        self._find()
+        jobs = [
+            SharingJob(name=page.job_id, share=page.share, since_s=page.words[SINCE])
+            for page in self._pages.values()
+        ]
+        guaranteed = guaranteed_of(jobs)
+        kept = [page for page in self._pages.values() if page.job_id == guaranteed]
+        facts = SharingFacts(
+            now_s=now_s,
+            guaranteed=guaranteed,
+            life=sum(int(page.words[LIFE]) for page in kept),
+            others=tuple(sorted({job.name for job in jobs} - {guaranteed})),
+            steps_s=tuple(step_s for page in kept for step_s in self._steps(page)),
+            tells_gaps=len(kept) == 1 and kept[0].tells_gaps,
+        )
+        self._state, decision = decide(self._state, facts, self._rules)
+        state, beside = self._state, str(kept[0].path) if kept else ""
+        for page in self._pages.values():
+            if page.job_id == guaranteed:
+                page.order(GateMode.OFF, 1.0, "")
+            else:
+                page.order(state.mode, state.duty, beside)
+            if decision is not None:
+                page.tell(decision)
+
+    def _find(self) -> None:
+        """Let go of jobs that are over, and now and then look for new ones."""
+        for path, page in list(self._pages.items()):
+            if not (path.exists() and page.is_held):
+                page.close()
+                del self._pages[path]
+                self._ledgers.pop(path, None)
+        if self._looks % FIND_EVERY == 0:
+            for path in page_paths():
+                page_found = None if path in self._pages else open_page(path)
+                if page_found is not None and page_found.device == self._device:
+                    self._pages[path] = page_found
+                elif page_found is not None:
+                    page_found.close()
+        self._looks += 1
+
+    def _steps(self, page: GatePage) -> list[float]:
+        """Read the steps that a worker has made since the last look, but for those marked."""
+        path = page.path.with_suffix(".ledger")
+        ledger = self._ledgers.setdefault(page.path, StepLedgerReader(path))
+        with contextlib.suppress(ConfigError):
+            found = ledger.read()
+            records = found.records if found is not None else ()
+            return [one.bpt_s for one in records if not one.marks and one.bpt_s > 0]
+        return []
+
+    def close(self) -> None:
+        """Leave the device to another one."""
+        for page in self._pages.values():
+            page.close()
+        self._lock.close()
+
+
+def coordinate(device: str) -> DeviceCoordinator | None:
+    """Become the device coordinator; None: there is one.
+
+    The lock is a name of a socket without a file: the kernel frees it when its holder ends, however
+    that is, and nothing is left.
+    """
+    lock = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+    try:
+        lock.bind(f"\0paceline-share-{os.geteuid()}-{device}")
+    except OSError as error:
+        lock.close()
+        if error.errno != errno.EADDRINUSE:
+            raise
+        return None
+    return DeviceCoordinator(device, lock)

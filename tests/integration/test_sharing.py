@@ -1,0 +1,134 @@
+"""Two jobs on one core: the opportunistic one lives on what the guaranteed one leaves."""
+
+import contextlib
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from paceline.base.errors import ConfigError
+from paceline.base.processes import kill_quietly
+from paceline.jobs.history import read_events
+from paceline.jobs.launch import launch
+from paceline.jobs.sharing import SharingLine, read_sharing
+from paceline.wire.events.nodes import HungEvent
+from paceline.wire.events.sharing import SharingEvent
+from paceline.wire.sharing import GateMode, ShareClass
+from paceline.wire.spec import JobSpec, NodeSpec, ShareSpec
+from tests.chaos.oracle import leftovers
+from tests.integration.running import RunningJob, until
+
+SCRIPT = Path(__file__).with_name("jobs") / "shared.py"
+CORES = sorted(os.sched_getaffinity(0))
+# Tests that run at the same time must not share a core.
+CORE = f"cpu:{CORES[int(os.environ.get('PYTEST_XDIST_WORKER', 'gw0')[2:]) % len(CORES)]}"
+ENDLESS = 10_000_000
+
+
+class Sharer(RunningJob):
+    """A job that shares the core, and what it has noted."""
+
+    @property
+    def losses(self) -> list[str]:
+        """Of its steps so far."""
+        with contextlib.suppress(FileNotFoundError):
+            return self.out.read_text().split()
+        return []
+
+    @property
+    def decided(self) -> list[SharingLine]:
+        """What its master knows of decisions."""
+        return read_sharing(self.job.sharing)
+
+    def causes(self) -> list[str]:
+        """Why anything was decided, in order."""
+        return [line.decision.cause for line in self.decided]
+
+    def until_decided(self, cause: str, after: int = 0) -> SharingLine:
+        """Wait for a decision with this cause."""
+        found: SharingLine = until(
+            lambda: next((d for d in self.decided[after:] if d.decision.cause == cause), None),
+            f"a decision: {cause}",
+        )
+        return found
+
+
+@contextlib.contextmanager
+def sharing(
+    out: Path, kind: ShareClass, steps: int = ENDLESS, wait_s: float = 0.01
+) -> Iterator[Sharer]:
+    spec = JobSpec(
+        script=str(SCRIPT),
+        args=(str(out), str(steps), str(wait_s)),
+        name=kind,
+        strategy="script",
+        solution="none",
+        workers=NodeSpec(count=1),
+        share=ShareSpec(kind=kind, device=CORE),
+    )
+    with contextlib.closing(Sharer(launch(spec), out)) as job:
+        yield job
+
+
+def cores_of(job: RunningJob) -> set[int]:
+    return os.sched_getaffinity(job.node("worker-0").pid)
+
+
+def test_an_opportunistic_job_gives_way_and_gets_all_when_it_is_alone(tmp_path: Path) -> None:
+    with sharing(tmp_path / "b", "opportunistic", wait_s=0.0) as other:
+        until(lambda: len(other.losses) > 20, "steps")
+        assert not other.decided, "nobody else is there"
+        with sharing(tmp_path / "a", "guaranteed", steps=600) as kept:
+            arrived = other.until_decided("arrival")
+            assert arrived.decision.mode is not GateMode.OFF
+            assert arrived.decision.guaranteed == kept.job.job_id
+            until(lambda: kept.losses, "steps")
+            assert cores_of(kept) == cores_of(other) == {int(CORE.partition(":")[2])}
+            measured = other.until_decided("measured")
+            assert measured.decision.alone_s > 0.01
+            assert kept.until_decided("measured").decision == measured.decision
+            until(lambda: other.status().nodes[0].sharing == other.decided[-1].decision, "status")
+            with (
+                pytest.raises(ConfigError, match="one guaranteed job"),
+                sharing(tmp_path / "c", "guaranteed"),
+            ):
+                pass
+            assert kept.end().state == "finished"
+            until(lambda: not leftovers(kept.job), "a clean machine")
+        other.until_decided("departure")
+        before = len(other.losses)
+        until(lambda: len(other.losses) > before + 200, "steps at full speed")
+        assert not other.events("hung")
+        events = read_events(other.job.events)
+        told = [event.decision.cause for event in events if isinstance(event, SharingEvent)]
+        assert told[0] == "arrival" and told[-1] == "departure"
+        assert not any(isinstance(event, HungEvent) for event in events)
+        losses, alone = (tmp_path / "a").read_text(), tmp_path / "solo"
+        subprocess.run([sys.executable, str(SCRIPT), str(alone), "600", "0"], check=True)
+        assert losses == alone.read_text(), "sharing changes nothing of what is computed"
+
+
+def test_the_device_coordinator_may_be_killed_at_any_time(tmp_path: Path) -> None:
+    with sharing(tmp_path / "b", "opportunistic", wait_s=0.0) as other:
+        until(lambda: other.losses, "steps")
+        with sharing(tmp_path / "a", "guaranteed") as kept:
+            other.until_decided("measured")
+            so_far = len(kept.decided)
+            # The first agent on the device holds its lock: that of the opportunistic job.
+            kill_quietly(other.node("worker-0").agent_pid)
+            again = kept.until_decided("arrival", after=so_far)
+            kept.until_decided("measured", after=so_far)
+            assert again.decision.guaranteed == kept.job.job_id
+            assert not kept.deaths()
+
+
+@pytest.mark.soak
+def test_who_leaves_it_open_is_guaranteed_while_nobody_else_is(tmp_path: Path) -> None:
+    with sharing(tmp_path / "a", "auto") as first:
+        until(lambda: first.losses, "steps")
+        with sharing(tmp_path / "b", "auto", wait_s=0.0) as second:
+            second.until_decided("measured")
+            assert second.decided[-1].decision.guaranteed == first.job.job_id

@@ -1,0 +1,182 @@
+"""How a job says that it shares a device, and what is refused before anything starts."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from paceline.agent.sharing import coordinate
+from paceline.base.devices import cores_of
+from paceline.base.errors import ConfigError
+from paceline.jobs import ground, sharing
+from paceline.jobs.sharing import rows
+from paceline.jobs.spec_file import resolve
+from paceline.wire.client import NodeStatus
+from paceline.wire.gate_page import GatePage
+from paceline.wire.sharing import GateMode, SharingDecision
+from paceline.wire.spec import JobSpec, ShareSpec
+
+CORE = min(os.sched_getaffinity(0))
+
+
+@pytest.fixture(autouse=True)
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where run directories lie, and a current folder with a script in it."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "train.py").touch()
+    monkeypatch.setattr(sharing, "run_place", lambda: tmp_path)
+    return tmp_path
+
+
+def page_of(place: Path, job_id: str, device: str, share: str) -> GatePage:
+    """The page of a worker that lives."""
+    folder = place / f"paceline-{job_id}"
+    folder.mkdir()
+    path = folder / "worker-0.share"
+    return GatePage.create(path, device, share)  # type: ignore[arg-type]
+
+
+def test_flags_and_files_say_the_same() -> None:
+    flags = {"strategy": "script", "share": "guaranteed", "device": f"cpu:{CORE}"}
+    by_flags = resolve("train.py", flags)
+    text = f"script: train.py\nstrategy: script\nshare: {{class: guaranteed, device: cpu:{CORE}}}\n"
+    Path("job.yaml").write_text(text)
+    assert by_flags.share == resolve("job.yaml", {}).share
+    assert by_flags.share == ShareSpec(kind="guaranteed", device=f"cpu:{CORE}")
+    assert by_flags.sources["share.device"] == "--device"
+    assert resolve("train.py", {"device": f"cpu:{CORE}"}).share.kind == "auto"
+
+
+@pytest.mark.parametrize(
+    ("flags", "complaint"),
+    [
+        (
+            {"share": "guaranteed"},
+            "--share: got guaranteed without a device, expected the cores that it shares; "
+            "write e.g. --device cpu:0",
+        ),
+        ({"device": "gpu"}, "--device: got 'gpu', expected cores, like cpu:0 or cpu:0-3"),
+        (
+            {"device": "cuda:0"},
+            "--device: got 'cuda:0', which comes in a later version of paceline",
+        ),
+        ({"device": "cpu:70-71"}, "--device: got 'cpu:70-71', expected cores that this machine"),
+        ({"device": "cpu:3-2"}, "--device: got 'cpu:3-2', expected cores that this machine"),
+    ],
+)
+def test_mistakes_are_found_before_a_start(flags: dict[str, str], complaint: str) -> None:
+    assert complaint in ground._share_complaint(resolve("train.py", flags))
+
+
+def test_a_class_that_is_none_is_refused() -> None:
+    with pytest.raises(ConfigError, match="got 'both', expected auto or guaranteed or opportunis"):
+        resolve("train.py", {"share": "both", "device": f"cpu:{CORE}"})
+
+
+def test_a_program_has_no_gates() -> None:
+    flags = {"strategy": "script", "run_as": "program", "device": f"cpu:{CORE}"}
+    complaint = ground._share_complaint(resolve("sh", flags))
+    assert "for a program, expected a script or a module" in complaint
+
+
+def test_a_device_is_cores() -> None:
+    assert cores_of(f"cpu:{CORE}") == {CORE}
+    own = sorted(os.sched_getaffinity(0))
+    if own == [*range(own[0], own[-1] + 1)]:
+        assert cores_of(f"cpu:{own[0]}-{own[-1]}") == set(own)
+    assert cores_of(f"cpu:{','.join(map(str, own))}") == set(own)
+
+
+def spec_for(kind: str, device: str) -> JobSpec:
+    share = ShareSpec(kind=kind, device=device)  # type: ignore[arg-type]
+    return JobSpec(script="train.py", share=share)
+
+
+def test_a_device_has_one_guaranteed_job(place: Path) -> None:
+    page = page_of(place, "first", f"cpu:{CORE}", "guaranteed")
+    wanted = spec_for("guaranteed", f"cpu:{CORE}")
+    assert ground._share_complaint(wanted) == (
+        f"share.class: got guaranteed, expected one guaranteed job on cpu:{CORE}, which is first; "
+        "choose another device, or opportunistic"
+    )
+    assert not ground._share_complaint(spec_for("opportunistic", f"cpu:{CORE}"))
+    page.close()
+    del page
+    assert not ground._share_complaint(wanted), "it is over"
+
+
+def test_devices_must_not_overlap(place: Path) -> None:
+    own = sorted(os.sched_getaffinity(0))
+    if len(own) < 2:
+        pytest.skip("one core has no two devices that overlap")
+    page = page_of(place, "first", f"cpu:{own[0]},{own[1]}", "auto")
+    assert ground._share_complaint(spec_for("auto", f"cpu:{own[0]}")) == (
+        f"share.device: got cpu:{own[0]}, expected {page.device}, which job first shares, or other "
+        "cores"
+    )
+
+
+def test_one_agent_of_all_coordinates(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "geteuid", lambda: 77_777)  # not in the way of real jobs
+    first = coordinate("cpu:0")
+    assert first is not None
+    assert coordinate("cpu:0") is None
+    other = coordinate("cpu:1")
+    assert other is not None
+    first.close()
+    second = coordinate("cpu:0")
+    assert second is not None
+    second.close()
+    other.close()
+
+
+def test_the_device_coordinator_orders_and_tells(
+    place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept = page_of(place, "kept", "cpu:0", "guaranteed")
+    held = page_of(place, "held", "cpu:0", "opportunistic")
+    beside = page_of(place, "elsewhere", "cpu:1", "opportunistic")
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "geteuid", lambda: 77_777)  # not in the way of real jobs
+        coordinator = coordinate("cpu:0")
+    assert coordinator is not None
+    coordinator.look(1.0)
+    assert kept.newest.mode is GateMode.OFF
+    assert held.newest.mode is GateMode.DUTY
+    assert held.newest.beside == str(kept.path)
+    assert beside.newest.number == 0
+    for page in (kept, held):
+        ((_, decision),) = page.decisions(0)
+        assert (decision.cause, decision.guaranteed) == ("arrival", "kept")
+    kept.close()
+    del kept, page
+    coordinator.look(2.0)
+    assert held.newest.mode is GateMode.OFF
+    assert [decision.cause for _, decision in held.decisions(1)] == ["departure"]
+    coordinator.close()
+
+
+def test_status_says_who_may_use_what() -> None:
+    decision = SharingDecision(
+        cause="within",
+        mode=GateMode.GAP,
+        duty=0.44,
+        guaranteed="a",
+        step_s=0.0253,
+        alone_s=0.025,
+        budget=0.03,
+    )
+    share = ShareSpec(kind="auto", device="cpu:0")
+    nodes = [
+        NodeStatus(node="worker-0", role="worker", state="running", sharing=decision),
+        NodeStatus(node="worker-1", role="worker", state="running"),
+        NodeStatus(node="server-0", role="server", state="running"),
+    ]
+    now = "a step of a takes 25.3 ms (25 ms alone, +1.2%, budget 3%)"
+    allowed = "44% of the device, in the gaps"
+    assert rows("b", share, nodes) == [
+        ("worker-0", "cpu:0", "auto, opportunistic now", allowed, now),
+        ("worker-1", "cpu:0", "auto", "-", "nothing is decided yet"),
+    ]
+    assert rows("a", share, nodes)[0][2] == "auto, guaranteed now"
+    assert not rows("b", ShareSpec(), nodes)
