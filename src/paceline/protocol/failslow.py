@@ -120,6 +120,8 @@ class _Question(msgspec.Struct):
     each: int
     """Steps in a row that count as one."""
     told: dict[int, CallsTold] = {}
+    measured: tuple[ValidationResult, Measurements] | None = None
+    """What the ranks have measured meanwhile: this is the second look, just before the verdict."""
 
 
 class _Gathering(msgspec.Struct):
@@ -191,6 +193,8 @@ class FailSlowWatch:
         """A slowness has been told, and nothing was done about it yet."""
         self._onset: PaceChange | None = None
         self._onset_s = 0.0
+        self._slow_from = 0
+        """The first step that is profiled of a slowness."""
         self._met_s = self._rests_until_s = -math.inf
         self._missed = False
         """The meeting of the job's start failed: the ranks' numbers of steps may differ."""
@@ -329,15 +333,22 @@ class FailSlowWatch:
         self._is_due, self._at_start = False, False
         # The group of short steps in which it began has healthy ones, too.
         mixed = math.ceil(GROUP_S / self._onset.before_s) if self._onset.before_s < GROUP_S else 0
-        first = min(self._onset.since_step + mixed, self._onset.found_step)
-        return self._ask(first, now_s)
+        self._slow_from = min(self._onset.since_step + mixed, self._onset.found_step)
+        return self._ask(self._slow_from, now_s)
 
     # ------------------------------------------------------------------ profile
 
-    def _ask(self, from_step: int, now_s: float) -> list[FailSlowAct]:
+    def _ask(
+        self,
+        from_step: int,
+        now_s: float,
+        measured: tuple[ValidationResult, Measurements] | None = None,
+    ) -> list[FailSlowAct]:
         self._asked += 1
         each = self._profiled_together
-        self._question = _Question(asked=self._asked, until_s=now_s + ANSWER_S, each=each)
+        self._question = _Question(
+            asked=self._asked, until_s=now_s + ANSWER_S, each=each, measured=measured
+        )
         assert self._followed is not None
         followed, newest = self._newest[self._followed], max(self._newest.values())
         in_step = self._are_in_step()
@@ -371,6 +382,11 @@ class FailSlowWatch:
         why = window if isinstance(window, NotProfiled) else None
         summary = None if isinstance(window, NotProfiled) else summarise(window)
         untold = self.ranks.keys() - question.told.keys()
+        if question.measured is not None:
+            if summary is not None and not untold:
+                self._summary = summary
+                self._findings = find_suspects(summary, self.profile)
+            return self._conclude(*question.measured, now_s)
         self._gaps = Gaps(not_profiled=why, unseen=dict.fromkeys(untold, "told none of its calls"))
         self._infers = any(each.noted.infers for each in question.told.values())
         calls = () if isinstance(window, NotProfiled) else window.calls
@@ -519,7 +535,11 @@ class FailSlowWatch:
         self._gaps = self._gaps.and_unseen(unmeasured(meeting.measured, self.ranks))
         measured = measurements_of(meeting.measured, self._rank_of)
         result = judge(meeting.plan, measured, None if self._at_start else self.measured)
-        return [*self._let_go(), *self._conclude(result, measured, now_s)]
+        if self._at_start:
+            return [*self._let_go(), *self._conclude(result, measured, now_s)]
+        # The first look saw few steps: some were healthy yet, or what slowed them is over.
+        second = self._ask(self._slow_from, now_s, (result, measured))
+        return [*self._let_go(), *second]
 
     def _unmeasured(self, why: NotMeasured, now_s: float) -> list[FailSlowAct]:
         self._gaps = msgspec.structs.replace(self._gaps, not_measured=why)

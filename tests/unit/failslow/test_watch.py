@@ -473,3 +473,15 @@ def test_a_rank_that_stalls_in_some_of_its_short_steps_is_named() -> None:
     found = script.diagnosis()
     assert (found.culprit, found.nodes) == ("computation", ("worker-2",))
     assert found.ratio > 4
+
+
+def test_a_rank_that_is_well_again_before_the_verdict_is_not_blamed() -> None:
+    script = Script()
+    script.run(200)
+    script.compute_s[2] *= 2
+    while not script.seen(SlowedEvent):
+        script.run(1)
+    script.compute_s[2] /= 2
+    script.run(60)
+    assert script.meetings
+    assert script.diagnosis().culprit == "nothing"

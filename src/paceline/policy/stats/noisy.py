@@ -154,7 +154,7 @@ class NoisyChangePoints(ChangePoints):
     def _begun(self, shift: Shift, level: float, new_level: float, near: float) -> Change:
         """Begin a segment where the values cross the middle between the near level and the new."""
         values = list(self._values)
-        half = 0.5 * math.log(new_level / near)
+        half = 0.5 * math.log(new_level / near) or 1.0  # equal: where it begins cannot be told
         middle = math.log(near) + half
         clipped = [
             max(-1.0, min(1.0, (math.log(value) - middle) / half)) for value in reversed(values)
