@@ -11,6 +11,9 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, Dataset
 
+ROWS, WIDTH = 128, 256
+"""Of a batch: some 10 ms of a core."""
+
 
 class Waiting(Dataset):  # type: ignore[type-arg]
     """Samples that come after a while."""
@@ -23,13 +26,13 @@ class Waiting(Dataset):  # type: ignore[type-arg]
 
     def __getitem__(self, index: int) -> torch.Tensor:
         time.sleep(self.wait_s)
-        return torch.full((64, 96), float(index % 7) / 7)
+        return torch.full((ROWS, WIDTH), float(index % 7) / 7)
 
 
 def main(notes: str, steps: str, wait_s: str) -> None:
     torch.manual_seed(0)
-    layers = [layer for _ in range(6) for layer in (nn.Linear(96, 96), nn.Tanh())]
-    model = nn.Sequential(*layers, nn.Linear(96, 1))
+    layers = [layer for _ in range(6) for layer in (nn.Linear(WIDTH, WIDTH), nn.Tanh())]
+    model = nn.Sequential(*layers, nn.Linear(WIDTH, 1))
     optimizer = torch.optim.Adam(model.parameters())
     loader = DataLoader(Waiting(float(wait_s)), batch_size=None)
     with Path(notes).open("a", buffering=1) as file:

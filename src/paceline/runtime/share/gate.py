@@ -18,6 +18,8 @@ from paceline.wire.sharing import GateMode
 
 LEAST_IDLE_S = 1e-3
 """Shorter waits are put together."""
+MOST_CREDIT_S = 5e-3
+"""A job whose waits ended late, as on a busy processor, may use so much more of the device."""
 LOOK_S = 0.5
 """Longest wait after which the gate looks whether there is a device coordinator."""
 
@@ -37,7 +39,7 @@ class Gate:
         self._used_s = device.busy_s()
         """Of the device, as of the last passage."""
         self._owed_s = 0.0
-        """Used since, for which the job has not idled."""
+        """Used, for which the job has not idled; negative: it has idled for more."""
         self._lock = threading.Lock()
         self._beside: GatePage | None = None
         os.register_at_fork(after_in_child=self._leave_to_fork)
@@ -73,8 +75,9 @@ class Gate:
             else:
                 bound_s = idle_s(max(chunk_s, LEAST_IDLE_S), LEAST_DUTY) - waited_s
                 if order.mode is not GateMode.GAP or not self._await_gap(order, bound_s):
-                    if waited_s or not left_s > 0:
-                        self._owed_s = 0.0
+                    idle_for_one_s = idle_s(1.0, order.duty)
+                    paid_s = waited_s / idle_for_one_s if idle_for_one_s else self._owed_s
+                    self._owed_s = max(self._owed_s - paid_s, -MOST_CREDIT_S)
                     break
             before_s, now_s = now_s, monotonic()
             self._note(now_s - before_s, now_s)
