@@ -19,7 +19,7 @@ from paceline.wire.events.sharing import SharingEvent
 from paceline.wire.sharing import GateMode, ShareClass
 from paceline.wire.spec import JobSpec, NodeSpec, ShareSpec
 from tests.chaos.oracle import leftovers
-from tests.integration.running import RunningJob, until
+from tests.integration.running import RunningJob, running, until
 
 SCRIPT = Path(__file__).with_name("jobs") / "shared.py"
 CORES = sorted(os.sched_getaffinity(0))
@@ -132,3 +132,17 @@ def test_who_leaves_it_open_is_guaranteed_while_nobody_else_is(tmp_path: Path) -
         with sharing(tmp_path / "b", "auto", wait_s=0.0) as second:
             second.until_decided("measured")
             assert second.decided[-1].decision.guaranteed == first.job.job_id
+
+
+@pytest.mark.soak
+def test_a_job_that_is_held_counts_each_sample_once(tmp_path: Path) -> None:
+    share = ShareSpec(kind="opportunistic", device=CORE)
+    with (
+        sharing(tmp_path / "a", "guaranteed") as kept,
+        running(tmp_path, "--num-samples", "2048", workers=1, share=share) as held,
+    ):
+        until(lambda: kept.losses, "steps")
+        held.check_finished()
+        decided = read_sharing(held.job.sharing)
+        assert decided[0].decision.guaranteed == kept.job.job_id
+        assert not held.events("hung") and not held.deaths()
