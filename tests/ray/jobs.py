@@ -397,6 +397,7 @@ def test_a_raylet_that_stands_still_stops_nothing(tmp_path: Path) -> None:
             job.until_committed(job.status().committed + 300)
             assert len(trains(job)) == began
             check(job, epochs=3, lives=2)
+            assert sum(map(len, job.samples().values())) == 3 * N, "none was computed twice"
         finally:
             raylet.send_signal(signal.SIGCONT)
 
