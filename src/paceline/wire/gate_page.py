@@ -147,6 +147,11 @@ class GatePage:
         wake(self._order)
 
     @property
+    def order_number(self) -> int:
+        """The number of the newest order."""
+        return self._order.value
+
+    @property
     def newest(self) -> GateOrder:
         """The newest order."""
         number = self._order.value

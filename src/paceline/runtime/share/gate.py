@@ -40,6 +40,7 @@ class Gate:
         """Of the device, as of the last passage."""
         self._owed_s = 0.0
         """Used, for which the job has not idled; negative: it has idled for more."""
+        self._newest = page.newest
         self._lock = threading.Lock()
         self._beside: GatePage | None = None
         os.register_at_fork(after_in_child=self._leave_to_fork)
@@ -84,7 +85,9 @@ class Gate:
 
     def _order(self, now_s: float) -> GateOrder:
         """Return what holds now; without a device coordinator, the least that harms nobody."""
-        order = self._page.newest
+        if self._page.order_number != self._newest.number:
+            self._newest = self._page.newest
+        order = self._newest
         if self._words[FREE]:
             return order._replace(mode=GateMode.OFF)
         if now_s - self._words[BEAT] > STALE_S:
