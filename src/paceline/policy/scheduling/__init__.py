@@ -1,0 +1,1 @@
+"""Which job starts on which devices of a cluster, and why."""

@@ -1,0 +1,52 @@
+"""How long jobs will wait: the queue is simulated forward, with the policy itself."""
+
+import heapq
+from collections.abc import Callable, Iterable
+from typing import assert_never
+
+from msgspec.structs import replace
+
+from paceline.policy.scheduling.facts import (
+    AnySchedulingAct,
+    ClusterFacts,
+    HoldJob,
+    ReleaseDevices,
+    ReserveDevices,
+    StartJob,
+    UpgradeJob,
+    after,
+    without,
+)
+
+
+def waits(
+    facts: ClusterFacts, decide: Callable[[ClusterFacts], Iterable[AnySchedulingAct]]
+) -> dict[str, float]:
+    """How long each job that waits will do so from now on; those that never start are missing.
+
+    Nobody submits another job meanwhile, and running ones end when they are expected to.
+
+    Args:
+        facts: the cluster.
+        decide: the policy.
+    """
+    begin_s = facts.now_s
+    ends = [(begin_s + facts.left_s(job), job.job_id) for job in facts.jobs if job.kind]
+    heapq.heapify(ends)
+    found: dict[str, float] = {}
+    while True:
+        for act in decide(facts):
+            match act:
+                case StartJob():
+                    found[act.job_id] = facts.now_s - begin_s
+                    job = next(one for one in facts.jobs if one.job_id == act.job_id)
+                    heapq.heappush(ends, (facts.now_s + facts.runs_s(job), act.job_id))
+                case UpgradeJob() | ReserveDevices() | ReleaseDevices() | HoldJob():
+                    pass
+                case _:
+                    assert_never(act)
+            facts = after(facts, act)
+        if not ends or all(job.kind for job in facts.jobs):
+            return found
+        now_s, over = heapq.heappop(ends)
+        facts = replace(without(facts, over), now_s=now_s)
