@@ -27,8 +27,8 @@ OF_USERS = {"train.py", "convnet.py", "leveling/leveling.py", "sitecustomize.py"
 OPTIONS_OF_SCRIPTS = {"--lr"}
 NO_COMMANDS = {"as", "torchrun"}
 """`import paceline as pl`; a command that decision 15 did not take."""
-NO_MODULES = {"paceline.solutions"}
-"""Dotted names that look like modules: the group of entry points."""
+NO_MODULES = {"paceline.schedulers", "paceline.solutions"}
+"""Dotted names that look like modules: the groups of entry points."""
 
 
 BLOCK = re.compile(r"^```.*?^```$", re.MULTILINE | re.DOTALL)

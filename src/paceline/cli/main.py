@@ -9,7 +9,15 @@ from typer.core import TyperGroup
 
 from paceline.base.disk import describe, is_refusal
 from paceline.base.errors import InternalError, PacelineError
-from paceline.cli import checkpoint, decision_verbs, job_verbs, order_verbs, run_verbs, submit
+from paceline.cli import (
+    checkpoint,
+    cluster,
+    decision_verbs,
+    job_verbs,
+    order_verbs,
+    run_verbs,
+    submit,
+)
 from paceline.cli.torchrun import as_torchrun
 from paceline.jobs.leftovers import clear_leftovers
 from paceline.jobs.outcome import End, code_of
@@ -52,6 +60,7 @@ app = typer.Typer(
 )
 app.add_typer(bench.app, name="bench")
 app.add_typer(checkpoint.app, name="checkpoint")
+app.add_typer(cluster.app, name="cluster")
 app.add_typer(data.app, name="data")
 app.add_typer(sim.app, name="sim")
 

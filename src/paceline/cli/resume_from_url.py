@@ -13,11 +13,12 @@ from paceline.base.errors import ConfigError, PermanentError
 from paceline.base.jobdir import JobDir, home
 from paceline.base.numbering import CutNo
 from paceline.base.processes import can_enter
+from paceline.base.record_log import encode
 from paceline.cuts.manifest import verify
 from paceline.cuts.remote import Handover, RemoteCuts
 from paceline.jobs.sent import keep_sent
 from paceline.master.job_clock import MasterStarted
-from paceline.master.journal import Journal, decode, encode
+from paceline.master.journal import Journal, decode
 from paceline.protocol.nodes.node import JobEnded
 from paceline.protocol.records import CutStored
 from paceline.wire import spec as specs

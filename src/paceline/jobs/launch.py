@@ -42,21 +42,25 @@ _supervisors: list[subprocess.Popen[bytes]] = []
 """Those of this process, to be reaped; a Popen that is forgotten warns that its process lives."""
 
 
-def launch(spec: JobSpec) -> JobDir:
+def launch(spec: JobSpec, job: JobDir | None = None) -> JobDir:
     """Start a new job and return when its master answers.
+
+    Args:
+        spec: what it is.
+        job: its directory, which is not there yet; None: one with a fresh name.
 
     Raises:
         ConfigError: this machine lacks what the job needs.
         PermanentError: it did not start.
     """
     check_ground(spec)
-    job = _make(spec)
+    job = job or JobDir.fresh(spec.name)
+    _fill(job, spec)
     start_supervisor(job)
     return job
 
 
-def _make(spec: JobSpec) -> JobDir:
-    job = JobDir.fresh(spec.name)
+def _fill(job: JobDir, spec: JobSpec) -> None:
     try:
         job.fill()
         make_room(job.outcome)
@@ -72,7 +76,6 @@ def _make(spec: JobSpec) -> JobDir:
             f"{describe(error, Path(error.filename or job.path))}; make room there, or set "
             "PACELINE_HOME to another folder"
         ) from error
-    return job
 
 
 def resume(job: JobDir, sizes: Resize = AS_BEFORE) -> None:

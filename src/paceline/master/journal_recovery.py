@@ -3,11 +3,12 @@
 import msgspec
 
 from paceline.base.numbering import CutNo
+from paceline.base.record_log import encode
 from paceline.cuts.remote import Handover
 from paceline.jobs.resize import read_resize
 from paceline.master.checks import Checks, NodeChecked
 from paceline.master.job_clock import JobClock, MasterStarted
-from paceline.master.journal import JournalRecord, encode
+from paceline.master.journal import JournalRecord
 from paceline.master.parts import MasterParts
 from paceline.master.restarts import StartMeasured
 from paceline.master.training import Training

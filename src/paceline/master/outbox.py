@@ -12,9 +12,10 @@ from collections.abc import Callable, Iterable
 
 from paceline.base.jobdir import JobDir
 from paceline.base.numbering import Inc
+from paceline.base.record_log import JournalRefused
 from paceline.jobs.jsonl import LineFile
 from paceline.jobs.slowness import ScriptPace
-from paceline.master.journal import Journal, JournalRecord, JournalRefused
+from paceline.master.journal import Journal, JournalRecord
 from paceline.master.ports import Backend
 from paceline.protocol.nodes.membership import Membership
 from paceline.wire.control import AgentStream

@@ -12,8 +12,9 @@ from pathlib import Path
 
 from paceline.base.disk import append_if_possible, describe, is_refusal
 from paceline.base.errors import PermanentError
+from paceline.base.record_log import JournalRefused
 from paceline.master.facts import Asked, Fact, FromAgent, StopAsked, Tick
-from paceline.master.journal import Journal, JournalRefused
+from paceline.master.journal import Journal
 from paceline.master.outbox import Outbox
 from paceline.wire.client import Call, Done, GetObservation, GetSpec, GetStatus, Reply, StopJob
 from paceline.wire.events.job import DiskRefusesEvent

@@ -276,7 +276,79 @@ class MasterStream(Stream[AgentDown, AgentUp]):
         await self._channel.close()
 
 
-class ControlServer:
+class CallServer:
+    """A listener that answers calls of those who have its secret.
+
+    Args:
+        secret: a peer without it gets UNAUTHENTICATED.
+        on_call: answers a call; a PacelineError becomes ``Done(error=...)``.
+        decode: from bytes to a call.
+    """
+
+    def __init__(
+        self,
+        secret: bytes,
+        on_call: Callable[[Any], Awaitable[Message]],
+        decode: Callable[[bytes], Any],
+    ) -> None:
+        self._secret = secret
+        self._on_call = on_call
+        self._decode = decode
+        self._refused: set[str] = set()
+        self._server: grpc.aio.Server | None = None
+
+    async def start(self, host: str = "127.0.0.1", port: int = 0) -> int:
+        """Listen; the port (0: any free one) is not shared with another process.
+
+        Raises:
+            TransientError: the port is taken.
+        """
+        self._server = grpc.aio.server(options=_SERVER_OPTIONS)
+        self._server.add_generic_rpc_handlers(
+            (grpc.method_handlers_generic_handler(_SERVICE, self._handlers()),)
+        )
+        try:
+            bound: int = self._server.add_insecure_port(f"{host}:{port}")
+        except RuntimeError as error:
+            text = f"cannot listen on {host}:{port}: is it in use? {error}"
+            raise TransientError(text) from error
+        await self._server.start()
+        return bound
+
+    async def stop(self) -> None:
+        """Stop listening."""
+        if self._server is not None:
+            await self._server.stop(STOP_GRACE_S)
+            self._server = None
+
+    def _handlers(self) -> dict[str, Any]:
+        return {"Call": grpc.unary_unary_rpc_method_handler(self._call)}
+
+    async def _call(self, data: bytes, context: Any) -> bytes:
+        await self._authenticate(context)
+        try:
+            call = self._decode(data)
+        except Garbage as error:
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
+        try:
+            return encode(await self._on_call(call))
+        except PacelineError as error:
+            return encode(Done(error=str(error)))
+
+    async def _authenticate(self, context: Any) -> None:
+        """Abort the call unless it carries the secret."""
+        metadata = dict(context.invocation_metadata() or ())
+        got = metadata.get("authorization", "")
+        if hmac.compare_digest(str(got).encode(), self._secret):
+            return
+        host = context.peer().rpartition(":")[0]
+        if host not in self._refused:
+            self._refused.add(host)
+            _log.warning("secret_refused peer=%s", host)
+        await context.abort(grpc.StatusCode.UNAUTHENTICATED, "wrong or missing job secret")
+
+
+class ControlServer(CallServer):
     """The master's listener.
 
     Args:
@@ -291,41 +363,18 @@ class ControlServer:
         on_agent: Callable[[AgentStream], Awaitable[None]],
         on_call: Callable[[Call], Awaitable[Reply]],
     ) -> None:
-        self._secret = secret
+        super().__init__(secret, on_call, _decode_call)
         self._on_agent = on_agent
-        self._on_call = on_call
-        self._refused: set[str] = set()
         self._streams: set[AgentStream] = set()
-        self._server: grpc.aio.Server | None = None
-
-    async def start(self, host: str = "127.0.0.1", port: int = 0) -> int:
-        """Listen; the port (0: any free one) is not shared with another process.
-
-        Raises:
-            TransientError: the port is taken.
-        """
-        handlers = {
-            "Agent": grpc.stream_stream_rpc_method_handler(self._agent),
-            "Call": grpc.unary_unary_rpc_method_handler(self._call),
-        }
-        self._server = grpc.aio.server(options=_SERVER_OPTIONS)
-        self._server.add_generic_rpc_handlers(
-            (grpc.method_handlers_generic_handler(_SERVICE, handlers),)
-        )
-        try:
-            bound: int = self._server.add_insecure_port(f"{host}:{port}")
-        except RuntimeError as error:
-            text = f"cannot listen on {host}:{port}: is it in use? {error}"
-            raise TransientError(text) from error
-        await self._server.start()
-        return bound
 
     async def stop(self) -> None:
         """Stop listening and end all streams, once what is queued is written."""
         await asyncio.gather(*(stream.finish() for stream in self._streams))
-        if self._server is not None:
-            await self._server.stop(STOP_GRACE_S)
-            self._server = None
+        await super().stop()
+
+    def _handlers(self) -> dict[str, Any]:
+        agent = grpc.stream_stream_rpc_method_handler(self._agent)
+        return {"Agent": agent, **super()._handlers()}
 
     async def _agent(self, _: Any, context: Any) -> None:
         await self._authenticate(context)
@@ -348,29 +397,6 @@ class ControlServer:
             _report(served, stream.peer)
         if stream.garbage:
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, stream.garbage)
-
-    async def _call(self, data: bytes, context: Any) -> bytes:
-        await self._authenticate(context)
-        try:
-            call = _decode_call(data)
-        except Garbage as error:
-            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
-        try:
-            return encode(await self._on_call(call))
-        except PacelineError as error:
-            return encode(Done(error=str(error)))
-
-    async def _authenticate(self, context: Any) -> None:
-        """Abort the call unless it carries the job's secret."""
-        metadata = dict(context.invocation_metadata() or ())
-        got = metadata.get("authorization", "")
-        if hmac.compare_digest(str(got).encode(), self._secret):
-            return
-        host = context.peer().rpartition(":")[0]
-        if host not in self._refused:
-            self._refused.add(host)
-            _log.warning("secret_refused peer=%s", host)
-        await context.abort(grpc.StatusCode.UNAUTHENTICATED, "wrong or missing job secret")
 
 
 def _report(served: "asyncio.Future[None]", peer: str) -> None:
@@ -428,13 +454,22 @@ class ControlClient:
 
     def call_sync(self, call: Call, timeout_s: float) -> Reply:
         """`call` for callers without an event loop."""
+        reply: Reply = _decode_reply(self.ask_sync(call, timeout_s))
+        return reply
+
+    def ask_sync(self, call: Message, timeout_s: float) -> bytes:
+        """Ask any `CallServer`; the answer as it came.
+
+        Raises:
+            TransientError: not reachable, or no answer within ``timeout_s``.
+            PermanentError: the secret or the call was refused.
+        """
         with grpc.insecure_channel(self.address, options=_CLIENT_OPTIONS) as channel:
             ask = channel.unary_unary(_CALL)
             try:
-                data = ask(encode(call), timeout=timeout_s, metadata=self._metadata)
+                return bytes(ask(encode(call), timeout=timeout_s, metadata=self._metadata))
             except grpc.RpcError as error:
                 raise _translated(error, self.address) from error
-        return _decode_reply(data)
 
 
 def _translated(error: Any, address: str) -> PacelineError:

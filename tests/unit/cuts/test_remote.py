@@ -13,6 +13,7 @@ from fsspec.implementations.memory import MemoryFileSystem
 from msgspec.structs import replace
 
 from paceline.base.errors import ConfigError, PermanentError, TransientError
+from paceline.base.record_log import encode
 from paceline.cli.resume_from_url import _launched_s
 from paceline.cuts import remote
 from paceline.cuts.manifest import CutManifest, checksum, verify, write_file, write_manifest
@@ -20,7 +21,6 @@ from paceline.cuts.remote import Handover, RemoteCuts, pack_handover, unpack_han
 from paceline.cuts.store import LocalCuts
 from paceline.master import uploads
 from paceline.master.job_clock import MasterStarted
-from paceline.master.journal import encode
 from paceline.master.uploads import Upload, Uploaded, Uploader, UploadFailed, Uploads
 from paceline.protocol.nodes.node import JobEnded
 from paceline.wire.events.base import Event

@@ -15,6 +15,7 @@ import pytest
 from paceline.base.errors import PermanentError
 from paceline.base.jobdir import JobDir
 from paceline.base.processes import is_locked, try_lock
+from paceline.base.record_log import JournalRefused
 from paceline.jobs import jsonl as outlet
 from paceline.jobs.history import read_events
 from paceline.jobs.jsonl import LineFile
@@ -22,7 +23,7 @@ from paceline.jobs.outcome import Outcome, make_room, read_outcome, write_outcom
 from paceline.master import waiting
 from paceline.master.facts import Asked, Fact, StopAsked, Tick
 from paceline.master.job_clock import MasterStarted
-from paceline.master.journal import Journal, JournalRecord, JournalRefused
+from paceline.master.journal import Journal, JournalRecord
 from paceline.master.outbox import Outbox
 from paceline.master.ports import Backend
 from paceline.master.waiting import open_journal, until_written

@@ -8,9 +8,10 @@ import msgspec
 import pytest
 
 from paceline.base.errors import PermanentError
+from paceline.base.record_log import JournalRefused
 from paceline.base.samples import Span
 from paceline.master.job_clock import MasterStarted
-from paceline.master.journal import Journal, JournalRecord, JournalRefused
+from paceline.master.journal import Journal, JournalRecord
 from paceline.protocol.acts import Instruction, Seal, WriteAhead
 from paceline.protocol.holding.servers.master import ServerHolder
 from paceline.protocol.nodes.node import JobEnded, NodeFinished, NodeStarted, WorkersWanted
@@ -176,7 +177,7 @@ def test_another_table_of_this_name_is_refused(tmp_path: Path) -> None:
 def test_a_locked_journal_is_written_when_the_other_process_lets_go(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("paceline.master.journal.BUSY_S", 0.01)
+    monkeypatch.setattr("paceline.base.record_log.BUSY_S", 0.01)
     journal = Journal(tmp_path / "j")
     journal.append(ONE_OF_EACH[:2])
     other = sqlite3.connect(tmp_path / "j", isolation_level=None)

@@ -1,6 +1,7 @@
 """How long jobs will wait: the queue is simulated forward, with the policy itself."""
 
 import heapq
+import math
 from collections.abc import Callable, Iterable
 from typing import assert_never
 
@@ -20,15 +21,20 @@ from paceline.policy.scheduling.facts import (
 
 
 def waits(
-    facts: ClusterFacts, decide: Callable[[ClusterFacts], Iterable[AnySchedulingAct]]
+    facts: ClusterFacts,
+    decide: Callable[[ClusterFacts], Iterable[AnySchedulingAct]],
+    most_s: float = math.inf,
 ) -> dict[str, float]:
-    """How long each job that waits will do so from now on; those that never start are missing.
+    """How long each job that waits will do so from now on.
+
+    Missing are jobs that never start, and those that wait for longer than ``most_s``.
 
     Nobody submits another job meanwhile, and running ones end when they are expected to.
 
     Args:
         facts: the cluster.
         decide: the policy.
+        most_s: how far to look.
     """
     begin_s = facts.now_s
     ends = [(begin_s + facts.left_s(job), job.job_id) for job in facts.jobs if job.kind]
@@ -49,4 +55,6 @@ def waits(
         if not ends or all(job.kind for job in facts.jobs):
             return found
         now_s, over = heapq.heappop(ends)
+        if now_s - begin_s > most_s:
+            return found
         facts = replace(without(facts, over), now_s=now_s)

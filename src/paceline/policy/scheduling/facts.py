@@ -173,3 +173,25 @@ def after(facts: ClusterFacts, act: AnySchedulingAct) -> ClusterFacts:
 def without(facts: ClusterFacts, job_id: str) -> ClusterFacts:
     """The cluster when a job is over."""
     return replace(facts, jobs=tuple(job for job in facts.jobs if job.job_id != job_id))
+
+
+def fault(facts: ClusterFacts, act: ChangingAct) -> str:
+    """Why an act cannot be carried out, whatever a policy thinks; empty: it can."""
+    job = next((one for one in facts.jobs if one.job_id == act.job_id), None)
+    if job is None:
+        return "there is no such job"
+    if isinstance(act, UpgradeJob):
+        names, fits = job.devices, job.kind == "opportunistic"
+    elif isinstance(act, StartJob | ReserveDevices):
+        names = act.devices
+        known = {device.name for device in facts.devices}
+        fits = job.kind is None and len(set(names) & known) == len(names) == job.size
+    else:
+        return ""
+    if not fits:
+        return f"{', '.join(names)} is not what it needs now"
+    alone = isinstance(act, UpgradeJob) or (isinstance(act, StartJob) and act.kind == "guaranteed")
+    taken = facts.on_devices("guaranteed").keys() & set(names)
+    if alone and taken:
+        return f"{', '.join(sorted(taken))} has a guaranteed job already"
+    return ""

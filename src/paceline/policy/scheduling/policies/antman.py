@@ -3,6 +3,7 @@
 Reference: AntMan (OSDI 2020), algorithm 1 and section 3.3.
 """
 
+import math
 from typing import Annotated
 
 from msgspec import Meta
@@ -104,21 +105,17 @@ class AntMan(SchedulingPolicy, frozen=True, kw_only=True):
     def _opportunistic(self, facts: ClusterFacts) -> dict[str, str]:
         """The jobs that wait and may live on leftovers, and why."""
         found = {}
-        auto = [job for job in waiting(facts) if job.asked == "auto"]
-        left_s = waits(facts, self.claims) if auto else {}
+        auto = any(job.asked == "auto" for job in waiting(facts))
+        left_s = waits(facts, self.claims, self.wait_s) if auto else {}
         for job in waiting(facts):
+            tenant, ago_s = job.tenant, facts.now_s - job.submitted_s
             if job.asked == "opportunistic":
                 found[job.job_id] = "it is opportunistic"
-            elif job.asked == "auto":
-                if job.job_id not in left_s:
-                    found[job.job_id] = f"it needs more than the quota of {job.tenant}"
-                    continue
-                wait_s = facts.now_s - job.submitted_s + left_s[job.job_id]
-                if wait_s > self.wait_s:
-                    found[job.job_id] = (
-                        f"it would wait {wait_s:.0f} s for the quota of {job.tenant}, longer than "
-                        f"{self.wait_s:.0f} s"
-                    )
+            elif job.asked == "auto" and job.size > facts.quota_of(tenant):
+                found[job.job_id] = f"it needs more than the quota of {tenant}"
+            elif job.asked == "auto" and ago_s + left_s.get(job.job_id, math.inf) > self.wait_s:
+                long = f"longer than {self.wait_s:.0f} s"
+                found[job.job_id] = f"it would wait {long} for the quota of {tenant}"
         return found
 
     def _loads(self, facts: ClusterFacts) -> dict[str, float]:

@@ -1,0 +1,113 @@
+"""The folder of a cluster's scheduler: what it consists of, journal, address, secret, log."""
+
+import contextlib
+import os
+import re
+import secrets
+from pathlib import Path
+
+import msgspec
+
+from paceline.base.errors import ConfigError, PermanentError
+from paceline.base.files import write_file
+from paceline.base.jobdir import home, make_private
+from paceline.policy.scheduling.facts import Tenant
+from paceline.policy.scheduling.registry import SCHEDULERS
+
+_TENANT = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
+_DEVICE = re.compile(r"cpu:(\d{1,5})")
+
+
+class ClusterConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """What a cluster consists of."""
+
+    devices: tuple[str, ...]
+    """Cores of this machine, as ``cpu:0``."""
+    tenants: tuple[Tenant, ...]
+    policy: str = "antman"
+    parameters: dict[str, str] = {}
+    """Of the policy."""
+
+    def check(self) -> None:
+        """See that it can be.
+
+        Raises:
+            ConfigError: it cannot; names what is wrong and the remedy.
+        """
+        SCHEDULERS.make(self.policy, self.parameters)
+        cores = os.sched_getaffinity(0)
+        for name in self.devices:
+            match = _DEVICE.fullmatch(name)
+            if match is None or int(match[1]) not in cores:
+                there = ", ".join(f"cpu:{core}" for core in sorted(cores))
+                raise ConfigError(f"--devices: got {name!r}, expected some of {there}")
+        if len(set(self.devices)) < max(1, len(self.devices)):
+            raise ConfigError(f"--devices: got {','.join(self.devices)}, expected each once")
+        names = [tenant.name for tenant in self.tenants]
+        if len(set(names)) < len(names) or not all(map(_TENANT.fullmatch, names)):
+            raise ConfigError(
+                f"--tenant: got {', '.join(names)}, expected a name for each, of letters, digits, "
+                "'.', '_' and '-'"
+            )
+        total = sum(tenant.quota for tenant in self.tenants)
+        if total > len(self.devices):
+            raise ConfigError(
+                f"--tenant: got quotas of {total} devices, expected {len(self.devices)} at most, "
+                "which is all there are; lower one"
+            )
+
+
+class ClusterDir:
+    """Paths of the scheduler of this user's cluster; creating the object touches nothing."""
+
+    def __init__(self, path: Path | None = None) -> None:
+        self.path = path or home() / "cluster"
+        self.config = self.path / "cluster.json"
+        self.journal = self.path / "journal.db"
+        self.lock = self.path / "lock"
+        self.address = self.path / "address"
+        self.secret_file = self.path / "secret"
+        self.log = self.path / "scheduler.log"
+
+    def make(self) -> None:
+        """Make the folder and its secret where they are missing.
+
+        Raises:
+            ConfigError: others could exchange what lies there.
+            OSError: it cannot be made.
+        """
+        self.path.parent.mkdir(0o755, parents=True, exist_ok=True)
+        make_private(self.path)
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL
+        fresh = self.path / f"secret.{os.getpid()}"
+        with os.fdopen(os.open(fresh, flags, 0o600), "w") as file:
+            file.write(secrets.token_hex(32))
+        try:
+            with contextlib.suppress(FileExistsError):
+                os.link(fresh, self.secret_file)
+        finally:
+            fresh.unlink()
+
+    def secret(self) -> bytes:
+        """Read the secret."""
+        return self.secret_file.read_bytes().strip()
+
+    def save(self, config: ClusterConfig) -> None:
+        """Write down what the cluster consists of."""
+        write_file(self.config, msgspec.json.format(msgspec.json.encode(config), indent=2) + b"\n")
+
+    def load(self) -> ClusterConfig | None:
+        """Read what the cluster consists of; None: nobody has said it.
+
+        Raises:
+            PermanentError: the file is damaged or of another version.
+        """
+        try:
+            return msgspec.json.decode(self.config.read_bytes(), type=ClusterConfig)
+        except FileNotFoundError:
+            return None
+        except msgspec.MsgspecError as error:
+            raise PermanentError(
+                f"{self.config}: got a file that describes no cluster ({error}); remove it, and "
+                "say --devices and --tenant again"
+            ) from error

@@ -1,0 +1,141 @@
+"""The scheduler's loop: facts in, decisions into the journal, and only then jobs started."""
+
+import asyncio
+import logging
+import time
+
+from paceline.base.errors import PacelineError
+from paceline.base.jobdir import JobDir, home
+from paceline.base.record_log import JournalRefused
+from paceline.cluster.book import AnyClusterRecord, JobEntry, JobLaunched, JobOver
+from paceline.cluster.desk import ClusterDesk
+from paceline.cluster.folder import ClusterConfig, ClusterDir
+from paceline.cluster.keeper import ClusterKeeper
+from paceline.cluster.running import how_over, on_devices, start_granted, stop_running
+from paceline.jobs.launch import is_supervised
+from paceline.wire.cluster import ClusterCall
+from paceline.wire.codec import decoder
+from paceline.wire.control import CallServer
+
+TICK_S = 0.25
+"""Between looks at running jobs."""
+DECIDE_S = 1.0
+"""Between questions to the policy while nothing happens: time alone changes waits and loads."""
+
+_log = logging.getLogger(__name__)
+
+
+class ClusterService:
+    """The scheduler of one cluster; the caller holds the lock of its folder."""
+
+    def __init__(self, folder: ClusterDir, config: ClusterConfig) -> None:
+        """Read the journal; raises as `ClusterKeeper`."""
+        self._folder = folder
+        self._keeper = ClusterKeeper(folder, config)
+        #: What is under way for a job: its start, or the wish to end it.
+        self._tasks: dict[str, asyncio.Task[None]] = {}
+        self._wake, self._stopping = asyncio.Event(), False
+        self._decided_s = 0.0
+
+    async def run(self) -> None:
+        """Schedule until the order to stop; jobs go on then."""
+        desk = ClusterDesk(self._keeper, self._wake.set, self.stop_nowait)
+        server = CallServer(self._folder.secret(), desk.answer, decoder(ClusterCall))
+        port = await server.start()
+        fresh = self._folder.address.with_suffix(".new")
+        fresh.write_text(f"127.0.0.1:{port}\n")
+        fresh.replace(self._folder.address)
+        try:
+            while not self._stopping:
+                self._tick()
+                try:
+                    await asyncio.wait_for(self._wake.wait(), TICK_S)
+                except TimeoutError:
+                    continue
+                self._wake.clear()
+                self._decided_s = 0.0
+        finally:
+            await server.stop()
+            await asyncio.gather(*self._tasks.values())
+            self._keeper.close()
+
+    def stop_nowait(self) -> None:
+        """Leave after the jobs that are being started."""
+        self._stopping = True
+        self._wake.set()
+
+    def _tick(self) -> None:
+        now_s = time.time()
+        self._keeper.loads.sample(now_s)
+        try:
+            self._notice_ends(now_s)
+            if not 0.0 <= now_s - self._decided_s < DECIDE_S:
+                self._keeper.decide(now_s)
+                self._decided_s = now_s
+        except JournalRefused as error:
+            # Nothing is done that is not written down; the next look tries again.
+            _log.warning("journal_refused error=%s", error)
+            return
+        for entry in self._keeper.book.alive():
+            self._carry_out(entry)
+
+    def _notice_ends(self, now_s: float) -> None:
+        for entry in self._keeper.book.alive():
+            job_id = entry.job.job_id
+            if entry.launched and job_id not in self._tasks and (found := how_over(_dir(job_id))):
+                how, finished = found
+                over = JobOver(t=now_s, job_id=job_id, how=how, finished=finished)
+                self._keeper.record([over])
+                self._decided_s = 0.0
+
+    def _carry_out(self, entry: JobEntry) -> None:
+        """Begin what is due for a job, one thing at a time."""
+        job, folder = entry.job, _dir(entry.job.job_id)
+        if job.kind is None or job.job_id in self._tasks:
+            return
+        if entry.launched and entry.cancelled:
+            work = self._end(folder)
+        elif not entry.launched or not (is_supervised(folder) or how_over(folder)):
+            work = self._start(entry, folder)
+        else:
+            return
+        task = asyncio.create_task(work)
+        self._tasks[job.job_id] = task
+        task.add_done_callback(lambda _: self._tasks.pop(job.job_id, None))
+
+    async def _start(self, entry: JobEntry, folder: JobDir) -> None:
+        """Start a job, or see that one that was started goes on."""
+        job_id, launched = entry.job.job_id, entry.launched
+        spec = on_devices(entry.spec, entry.job)
+        try:
+            await asyncio.to_thread(start_granted, folder, spec, launched=launched)
+        except (PacelineError, OSError) as error:
+            how = f"did not start: {error}"
+            over = JobOver(t=time.time(), job_id=job_id, how=how, finished=False)
+            await self._record_at_last(over)
+        else:
+            if not launched:
+                await self._record_at_last(JobLaunched(t=time.time(), job_id=job_id))
+
+    async def _end(self, folder: JobDir) -> None:
+        """Ask a job to end; it is asked again until it is over."""
+        try:
+            await asyncio.to_thread(stop_running, folder)
+        except (PacelineError, OSError) as error:
+            _log.info("not_stopped job=%s error=%s", folder.job_id, error)
+        await asyncio.sleep(DECIDE_S)
+
+    async def _record_at_last(self, record: AnyClusterRecord) -> None:
+        """Write what has happened, as soon as the disk takes it."""
+        while True:
+            try:
+                return self._keeper.record([record])
+            except JournalRefused as error:
+                _log.warning("journal_refused error=%s", error)
+                if self._stopping:  # the next scheduler sees the job's folder
+                    return None
+                await asyncio.sleep(DECIDE_S)
+
+
+def _dir(job_id: str) -> JobDir:
+    return JobDir(home() / "jobs" / job_id)
