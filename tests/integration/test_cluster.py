@@ -296,10 +296,10 @@ def test_the_command_line_from_start_to_stop(
     (script := cluster.home / "nothing.sh").write_text("#!/bin/sh\n")
     script.chmod(0o755)
     flags = ["--strategy", "script", "--set", "run_as=program", str(script)]
-    told = call("submit", "--tenant", "a", "--class", "guaranteed", "--expected", "1m", *flags)
+    told = call("submit", "--tenant", "a", "--share", "guaranteed", "--expected", "1m", *flags)
     name = told.split()[1]
     assert "is queued" in told
-    big = ["submit", "--tenant", "b", "--class", "guaranteed", *flags]
+    big = ["submit", "--tenant", "b", "--share", "guaranteed", *flags]
     assert CliRunner().invoke(app, ["cluster", *big]).exit_code == 2
     until(lambda: "over" in call("queue"), "the end of the job")
     assert "finished" in call("queue")

@@ -15,12 +15,12 @@ from paceline.cli.listing import age
 from paceline.cli.run_verbs import RunCommand
 from paceline.cli.shared_options import AsJson, console, parse_settings
 from paceline.jobs.flags import OF_SPEC, of_spec, with_options
-from paceline.policy.scheduling.facts import AskedKind
+from paceline.wire.sharing import ShareClass
 
 app = typer.Typer(
     no_args_is_help=True, help="Queue jobs of several tenants for the devices of this machine."
 )
-ASKED: tuple[AskedKind, ...] = get_args(AskedKind)
+ASKED: tuple[ShareClass, ...] = get_args(ShareClass)
 ClusterJobName = Annotated[str, typer.Argument(metavar="JOB", help="Id, or its beginning.")]
 
 
@@ -84,15 +84,10 @@ def _quota(text: str) -> tuple[str, int]:
 @app.command()
 def stop() -> None:
     """End the scheduler. Jobs that run go on; those that wait do so until it is started again."""
-    from paceline.base.processes import is_locked
-    from paceline.cluster.client import ask_scheduler
+    from paceline.cluster.client import stop_scheduler
     from paceline.cluster.folder import ClusterDir
-    from paceline.wire.cluster import StopScheduler
 
-    folder = ClusterDir()
-    ask_scheduler(folder, StopScheduler())
-    while is_locked(folder.lock):
-        time.sleep(0.05)  # noqa: TID251
+    stop_scheduler(ClusterDir())
     print("the scheduler has ended; jobs go on")
 
 
@@ -107,9 +102,6 @@ def submit(
     ] = None,
     *,
     tenant: Annotated[str, typer.Option(metavar="NAME", help="Whose job it is.")] = "",
-    asked: Annotated[
-        str, typer.Option("--class", metavar="|".join(ASKED), help="How it gets devices.")
-    ] = "auto",
     one_node: Annotated[
         bool, typer.Option("--one-node", help="All of its devices are parts of one machine.")
     ] = False,
@@ -129,15 +121,19 @@ def submit(
     from paceline.jobs.spec_file import resolve
     from paceline.wire.cluster import JobAccepted, SubmitJob
 
+    flags = of_spec(given) | parse_settings(settings or [])
+    asked = flags.pop("share", "auto")
     kind = next((one for one in ASKED if one == asked), None)
     if kind is None:
-        raise ConfigError(f"--class: got {asked!r}, expected one of {', '.join(ASKED)}")
+        raise ConfigError(f"--share: got {asked!r}, expected one of {', '.join(ASKED)}")
     expected_s = None if expected is None else parse_ago_s(expected)
     if expected is not None and expected_s is None:
         raise ConfigError(f"--expected: got {expected!r}, expected a time; write e.g. 20m")
-    spec = resolve(target, of_spec(given) | parse_settings(settings or []), args or [])
+    spec = resolve(target, flags, args or [])
     if spec.backend != "local":
         raise ConfigError(f"--backend: got {spec.backend}, expected local: devices are its cores")
+    if spec.share.device is not None:
+        raise ConfigError(f"--device: got {spec.share.device}, expected none: a grant says it")
     call = SubmitJob(
         job_id=JobDir.fresh(spec.name).job_id,
         tenant=tenant,

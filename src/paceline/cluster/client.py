@@ -8,7 +8,7 @@ from paceline.base.errors import ConfigError, PacelineError, PermanentError, Tra
 from paceline.base.processes import is_locked, start_detached
 from paceline.cluster.folder import ClusterConfig, ClusterDir
 from paceline.wire.client import Done
-from paceline.wire.cluster import ClusterCall, ClusterReply, GetDevices
+from paceline.wire.cluster import ClusterCall, ClusterReply, GetDevices, StopScheduler
 from paceline.wire.codec import decoder
 from paceline.wire.control import ControlClient
 
@@ -48,6 +48,13 @@ def start_scheduler(folder: ClusterDir, config: ClusterConfig) -> None:
         time.sleep(0.05)  # noqa: TID251
     told = folder.log.read_text(errors="replace")[said:][-LOG_TAIL:].strip()
     raise PermanentError(f"the scheduler did not start; {folder.log} says: {told}")
+
+
+def stop_scheduler(folder: ClusterDir) -> None:
+    """End the scheduler, and return when it has ended; raises as `ask_scheduler`."""
+    ask_scheduler(folder, StopScheduler())
+    while is_locked(folder.lock):
+        time.sleep(0.05)  # noqa: TID251
 
 
 def _answers(folder: ClusterDir) -> bool:

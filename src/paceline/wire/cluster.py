@@ -1,11 +1,10 @@
 """What people ask the scheduler of a cluster, and its answers."""
 
-from typing import Literal
-
 import msgspec
 
 from paceline.wire.client import Done
 from paceline.wire.messages.base import Message
+from paceline.wire.sharing import ShareClass
 from paceline.wire.spec import JobSpec
 
 
@@ -15,7 +14,7 @@ class SubmitJob(Message, frozen=True):
     job_id: str
     tenant: str
     """Empty: the only one there is."""
-    asked: Literal["guaranteed", "opportunistic", "auto"]
+    asked: ShareClass
     one_node: bool
     expected_s: float | None
     spec: JobSpec

@@ -11,8 +11,9 @@ import msgspec
 from msgspec import Meta
 from msgspec.structs import replace
 
+from paceline.wire.sharing import ShareClass
+
 ShareKind = Literal["guaranteed", "opportunistic"]
-AskedKind = Literal["guaranteed", "opportunistic", "auto"]
 
 
 class Tenant(msgspec.Struct, frozen=True):
@@ -38,7 +39,7 @@ class ClusterJob(msgspec.Struct, frozen=True, kw_only=True):
 
     job_id: str
     tenant: str
-    asked: AskedKind
+    asked: ShareClass
     """auto: guaranteed, or opportunistic where that would take long."""
     size: Annotated[int, Meta(ge=1)]
     """Devices."""
