@@ -385,7 +385,7 @@ class FailSlowWatch:
         if question.measured is not None:
             if summary is not None and not untold:
                 self._summary = summary
-                self._findings = find_suspects(summary, self.profile)
+                self._findings = find_suspects(summary, self.profile).after(self._findings)
             return self._conclude(*question.measured, now_s)
         self._gaps = Gaps(not_profiled=why, unseen=dict.fromkeys(untold, "told none of its calls"))
         self._infers = any(each.noted.infers for each in question.told.values())

@@ -207,3 +207,15 @@ def test_a_link_that_costs_little_beside_the_slowest_one_is_not_named(
     found = diagnose(Findings(suspects=(LINK, other)), result, NAMES, Gaps(), at_start=False)
     assert len(found) == named
     assert found[0].nodes == ("worker-0", "worker-1")
+
+
+def test_the_links_of_a_rank_that_was_short_of_a_processor_are_not_blamed() -> None:
+    slow = msgspec.structs.replace(SLOW_LINK, seconds=3.0)
+    later = Findings(suspects=(LINK,)).after(
+        Findings(suspects=(msgspec.structs.replace(RANK, ranks=(1,)),))
+    )
+    found = said(later, ValidationResult(slow=(slow,)))
+    assert found.culprit == "nothing"
+    assert found.evidence.startswith("worker-1 computed longer, and does no more")
+    other = Findings(suspects=(LINK,)).after(Findings(suspects=(RANK,)))
+    assert said(other, ValidationResult(slow=(slow,))).culprit == "link"

@@ -484,4 +484,6 @@ def test_a_rank_that_is_well_again_before_the_verdict_is_not_blamed() -> None:
     script.compute_s[2] /= 2
     script.run(60)
     assert script.meetings
-    assert script.diagnosis().culprit == "nothing"
+    found = script.diagnosis()
+    assert found.culprit == "nothing"
+    assert found.evidence.startswith("worker-2 computed longer, and does no more")

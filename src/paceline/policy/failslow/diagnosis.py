@@ -85,8 +85,9 @@ def diagnose(
     """
     measured = [*(result.slow if result else ())]
     found: list[DiagnosedEvent] = []
-    # A rank that is short of a processor sends as slowly as it computes.
-    starved = {
+    # A rank that is, or just was, short of a processor sends as slowly as it computes.
+    starved = set(findings.recovered)
+    starved |= {
         suspect.ranks[0]
         for suspect in findings.suspects
         if suspect.kind == "computation" and _measured(suspect, measured)
@@ -223,6 +224,9 @@ def _nothing(
             f"most ranks compute longer, {findings.shared:.2f} times in the middle; see what they "
             "share, as a machine or the storage of data"
         )
+    if findings.recovered:
+        who = ", ".join(names[rank] for rank in findings.recovered[:MOST_NAMED])
+        return f"{who} computed longer, and does no more: the slowness is over, or comes and goes"
     if findings.suspects:  # computation would have been blamed
         return _unblamed(findings.suspects[0], result, names, gaps)
     if gaps.not_profiled is not None:

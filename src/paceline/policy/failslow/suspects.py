@@ -102,6 +102,16 @@ class Findings(msgspec.Struct, frozen=True, kw_only=True):
     longer than it did."""
     busy: tuple[BusyMachine, ...] = ()
     """Machines most of whose ranks wait longer for a processor than in the baseline."""
+    recovered: tuple[int, ...] = ()
+    """Ranks that were suspected a moment ago, and are no more."""
+
+    def after(self, before: "Findings") -> "Findings":
+        """Return these of a moment later, with the ranks that are suspected no more."""
+        slow, was = (
+            {one.ranks[0] for one in each.suspects if one.kind == "computation"}
+            for each in (self, before)
+        )
+        return msgspec.structs.replace(self, recovered=tuple(sorted(was - slow)))
 
 
 def find_suspects(now: ProfileSummary, baseline: ProfileSummary | None = None) -> Findings:
