@@ -11,7 +11,6 @@ from rich.table import Table
 
 from paceline.base.errors import ConfigError
 from paceline.base.jobdir import JobDir
-from paceline.cli.listing import age
 from paceline.cli.run_verbs import RunCommand
 from paceline.cli.shared_options import AsJson, console, parse_settings
 from paceline.jobs.flags import OF_SPEC, of_spec, with_options
@@ -114,6 +113,7 @@ def submit(
     **given: str | bool | None,
 ) -> None:
     """Queue a job, with flags as of `paceline run`; its workers get a device each, all at once."""
+    from paceline.cli.listing import age
     from paceline.cli.logs import parse_ago_s
     from paceline.cli.run import fitted
     from paceline.cluster.client import expect
@@ -151,6 +151,7 @@ def submit(
 @app.command()
 def queue(as_json: AsJson = False) -> None:
     """Show the jobs that wait and run, and the newest that are over."""
+    from paceline.cli.listing import age
     from paceline.cluster.client import expect
     from paceline.cluster.folder import ClusterDir
     from paceline.wire.cluster import GetQueue, QueueRows
