@@ -1,6 +1,6 @@
 """A script that waits for its input and computes, and notes its losses; it knows no paceline.
 
-shared.py NOTES STEPS WAIT_S
+shared.py NOTES STEPS WAIT_S [ROWS WIDTH]
 """
 
 import sys
@@ -11,30 +11,29 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, Dataset
 
-ROWS, WIDTH = 128, 256
-"""Of a batch: some 10 ms of a core."""
-
 
 class Waiting(Dataset):  # type: ignore[type-arg]
     """Samples that come after a while."""
 
-    def __init__(self, wait_s: float) -> None:
-        self.wait_s = wait_s
+    def __init__(self, wait_s: float, rows: int, width: int) -> None:
+        self.wait_s, self.rows, self.width = wait_s, rows, width
 
     def __len__(self) -> int:
         return 1_000_000
 
     def __getitem__(self, index: int) -> torch.Tensor:
         time.sleep(self.wait_s)
-        return torch.full((ROWS, WIDTH), float(index % 7) / 7)
+        return torch.full((self.rows, self.width), float(index % 7) / 7)
 
 
-def main(notes: str, steps: str, wait_s: str) -> None:
+def main(notes: str, steps: str, wait_s: str, rows: str = "128", width: str = "256") -> None:
+    """Train; with the sizes that are the defaults, a batch takes some 10 ms of a core."""
     torch.manual_seed(0)
-    layers = [layer for _ in range(6) for layer in (nn.Linear(WIDTH, WIDTH), nn.Tanh())]
-    model = nn.Sequential(*layers, nn.Linear(WIDTH, 1))
+    wide = int(width)
+    layers = [layer for _ in range(6) for layer in (nn.Linear(wide, wide), nn.Tanh())]
+    model = nn.Sequential(*layers, nn.Linear(wide, 1))
     optimizer = torch.optim.Adam(model.parameters())
-    loader = DataLoader(Waiting(float(wait_s)), batch_size=None)
+    loader = DataLoader(Waiting(float(wait_s), int(rows), wide), batch_size=None)
     with Path(notes).open("a", buffering=1) as file:
         for number, batch in enumerate(loader):
             if number == int(steps):

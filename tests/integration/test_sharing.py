@@ -21,7 +21,9 @@ from paceline.wire.spec import JobSpec, NodeSpec, ShareSpec
 from tests.chaos.oracle import leftovers
 from tests.integration.running import RunningJob, running, until
 
-SCRIPT = Path(__file__).with_name("jobs") / "shared.py"
+SCRIPT = Path(__file__).parents[2] / "benchmarks" / "jobs" / "shared.py"
+SIZES = ("64", "96")
+"""Of a batch, which takes a core for a moment."""
 CORES = sorted(os.sched_getaffinity(0))
 # Tests that run at the same time must not share a core.
 CORE = f"cpu:{CORES[int(os.environ.get('PYTEST_XDIST_WORKER', 'gw0')[2:]) % len(CORES)]}"
@@ -62,7 +64,7 @@ def sharing(
 ) -> Iterator[Sharer]:
     spec = JobSpec(
         script=str(SCRIPT),
-        args=(str(out), str(steps), str(wait_s)),
+        args=(str(out), str(steps), str(wait_s), *SIZES),
         name=kind,
         strategy="script",
         solution="none",
@@ -107,7 +109,7 @@ def test_an_opportunistic_job_gives_way_and_gets_all_when_it_is_alone(tmp_path: 
         assert told[0] == "arrival" and told[-1] == "departure"
         assert not any(isinstance(event, HungEvent) for event in events)
         losses, alone = (tmp_path / "a").read_text(), tmp_path / "solo"
-        subprocess.run([sys.executable, str(SCRIPT), str(alone), "600", "0"], check=True)
+        subprocess.run([sys.executable, str(SCRIPT), str(alone), "600", "0", *SIZES], check=True)
         assert losses == alone.read_text(), "sharing changes nothing of what is computed"
 
 

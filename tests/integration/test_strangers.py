@@ -154,7 +154,7 @@ def noise(job: RunningJob, rng: random.Random) -> None:
 def speak_with_a_wrong_secret(job: RunningJob) -> None:
     address = job.job.master_address.read_text().strip()
     for _ in range(ATTEMPTS):
-        with pytest.raises(PermanentError, match="wrong or missing job secret"):
+        with pytest.raises(PermanentError, match="wrong or missing secret"):
             ControlClient(address, WRONG).call_sync(GetStatus(), 5.0)
     for _ in range(ATTEMPTS):
         client = DataClient({1: address_of_server(job)}, WRONG, ME, arena_bytes=0)

@@ -15,6 +15,8 @@ from paceline.wire.control import ControlClient
 START_S = 30.0
 """For a scheduler to answer."""
 ANSWER_S = 10.0
+STOP_S = 60.0
+"""For a scheduler that is starting jobs to end."""
 LOG_TAIL = 500
 A = TypeVar("A")
 
@@ -51,9 +53,18 @@ def start_scheduler(folder: ClusterDir, config: ClusterConfig) -> None:
 
 
 def stop_scheduler(folder: ClusterDir) -> None:
-    """End the scheduler, and return when it has ended; raises as `ask_scheduler`."""
+    """End the scheduler, and return when it has ended.
+
+    Raises:
+        TransientError: it still starts jobs; it leaves after that.
+    """
     ask_scheduler(folder, StopScheduler())
+    deadline_s = time.monotonic() + STOP_S
     while is_locked(folder.lock):
+        if time.monotonic() > deadline_s:
+            raise TransientError(
+                f"the scheduler still starts jobs, and leaves after that; see {folder.log}"
+            )
         time.sleep(0.05)  # noqa: TID251
 
 

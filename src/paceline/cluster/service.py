@@ -5,6 +5,7 @@ import logging
 import time
 
 from paceline.base.errors import PacelineError
+from paceline.base.files import write_file
 from paceline.base.jobdir import JobDir, home
 from paceline.base.record_log import JournalRefused
 from paceline.cluster.book import AnyClusterRecord, JobEntry, JobLaunched, JobOver
@@ -42,9 +43,7 @@ class ClusterService:
         desk = ClusterDesk(self._keeper, self._wake.set, self.stop_nowait)
         server = CallServer(self._folder.secret(), desk.answer, decoder(ClusterCall))
         port = await server.start()
-        fresh = self._folder.address.with_suffix(".new")
-        fresh.write_text(f"127.0.0.1:{port}\n")
-        fresh.replace(self._folder.address)
+        write_file(self._folder.address, f"127.0.0.1:{port}\n".encode())
         try:
             while not self._stopping:
                 self._tick()

@@ -22,7 +22,7 @@ class SharingKept:
         self._log = LineFile(parts.job.sharing)
 
     def told(self, message: SharingTold) -> None:
-        """Keep a decision; one that is told again is none."""
+        """Keep a decision, unless it is the newest one once more."""
         node, decision = message.node, message.decision
         if self._device is None or self._newest.get(node) == decision:
             return

@@ -15,7 +15,7 @@ WINDOW_STEPS = 20
 MOST_HEARTBEATS = 64
 """Whose word on waits for processors is kept."""
 MOST_WORDS = 200
-"""Characters of an error that are told."""
+"""Characters of an error in a diagnosis, at most."""
 
 
 class ProcessorWaits:

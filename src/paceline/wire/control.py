@@ -345,7 +345,7 @@ class CallServer:
         if host not in self._refused:
             self._refused.add(host)
             _log.warning("secret_refused peer=%s", host)
-        await context.abort(grpc.StatusCode.UNAUTHENTICATED, "wrong or missing job secret")
+        await context.abort(grpc.StatusCode.UNAUTHENTICATED, "wrong or missing secret")
 
 
 class ControlServer(CallServer):
