@@ -89,8 +89,9 @@ MOST_TRIES = 3
 """Of a meeting that a rank is late for, or goes past."""
 MOST_LOOKS = 5
 """At the job's start, until all agents have told the calls of their processes."""
-MEET_EVERY_S = 60.0
-"""Between meetings about slownesses: all ranks stand still for half a second at each."""
+REST_S, MOST_REST_S = 10.0, 640.0
+"""Between meetings about slownesses, since all ranks stand still for half a second at each: the
+first, and twice as long after each one that found nothing to blame, up to the second."""
 
 
 class Rank(msgspec.Struct, frozen=True):
@@ -196,6 +197,7 @@ class FailSlowWatch:
         self._slow_from = 0
         """The first step that is profiled of a slowness."""
         self._met_s = self._rests_until_s = -math.inf
+        self._rest_s = REST_S
         self._missed = False
         """The meeting of the job's start failed: the ranks' numbers of steps may differ."""
         self._looks = 0
@@ -318,7 +320,9 @@ class FailSlowWatch:
                 after_s=change.after_s,
                 still_slow=change.slow,
             )
-            return [relieved]
+            is_untold, self._is_due = self._is_due and not self._is_busy, False
+            gone = self._unmeasured(NotMeasured.RESTING, now_s) if is_untold else []
+            return [*gone, relieved]
         self._onset, self._onset_s = change, now_s
         slowed = SlowedEvent(
             step=change.since_step, before_s=change.before_s, after_s=change.after_s
@@ -402,7 +406,7 @@ class FailSlowWatch:
         )
         if not self._at_start and not is_told and self._rests(now_s):
             # Only a measurement can tell a slow link, or that there is none.
-            self._is_due, self._rests_until_s = True, self._met_s + MEET_EVERY_S
+            self._is_due, self._rests_until_s = True, self._met_s + self._rest_s
             return []
         hindrance = self._hindrance(now_s)
         if hindrance is not None:
@@ -433,7 +437,7 @@ class FailSlowWatch:
 
     def _rests(self, now_s: float) -> bool:
         """Whether the last meeting was too short a time ago."""
-        return self._never_meets is None and now_s - self._met_s < MEET_EVERY_S
+        return self._never_meets is None and now_s - self._met_s < self._rest_s
 
     def _are_in_step(self) -> bool:
         """Whether all ranks make steps, and the same: else some would wait for who never comes."""
@@ -563,6 +567,9 @@ class FailSlowWatch:
             words = gap_words(*absences(self._gaps, names))
             return [StartUnseenEvent(reason=words), *self._ask_if_due(now_s)]
         took_s = 0.0 if at_start else now_s - self._onset_s
+        if result is not None and not at_start:
+            is_blamed = any(one.culprit != "nothing" for one in found)
+            self._rest_s = REST_S if is_blamed else min(2 * self._rest_s, MOST_REST_S)
         told = [msgspec.structs.replace(one, took_s=took_s, parts=parts) for one in found]
         self._advice.diagnosed(found)
         return [*told, *self._ask_if_due(now_s)]

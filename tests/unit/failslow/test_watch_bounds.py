@@ -8,7 +8,7 @@ from paceline.agent.facts import read_calls, steps_took
 from paceline.base.numbering import Inc
 from paceline.policy.failslow.gaps import NotProfiled
 from paceline.policy.failslow.profile import ProfileWindow
-from paceline.protocol.failslow import MOST_TRIES
+from paceline.protocol.failslow import MOST_TRIES, REST_S
 from paceline.protocol.failslow_answers import ProcessorWaits, window_of
 from paceline.wire.call_ring import CallGroup, CallRingWriter, NotedCall, NotedStep, RingContents
 from paceline.wire.events.failslow import DiagnosedEvent, FollowsEvent, RelievedEvent, SlowedEvent
@@ -32,7 +32,7 @@ def test_healthy_steps_of_a_group_hide_no_slow_rank(
         assert script.diagnosis().nodes == ("worker-2",)
 
 
-def test_a_link_that_slows_soon_after_another_slowness_is_measured_a_minute_later() -> None:
+def test_a_link_that_slows_soon_after_another_slowness_is_measured_a_little_later() -> None:
     script = Script()
     script.run(200)
     script.compute_s[2] *= 1.5
@@ -47,6 +47,43 @@ def test_a_link_that_slows_soon_after_another_slowness_is_measured_a_minute_late
         ("computation", ("worker-2",)),
         ("link", ("worker-1", "worker-2")),
     ]
+
+
+def passing(script: Script) -> None:
+    """All ranks compute longer for a while: nobody is to blame."""
+    script.compute_s = dict.fromkeys(range(SIZE), 1.4 * scripts.COMPUTE_S)
+    script.run(40)
+    script.compute_s = dict.fromkeys(range(SIZE), scripts.COMPUTE_S)
+    script.run(40)
+
+
+def test_meetings_that_find_nothing_become_rare() -> None:
+    script = Script()
+    script.run(200)
+    known = len(script.meetings)
+    for _ in range(24):
+        passing(script)
+    took_s = 24 * 80 * 1.2 * scripts.COMPUTE_S
+    assert took_s < (2**8 - 1) * REST_S
+    assert 2 * SIZE <= len(script.meetings) - known <= 8 * SIZE
+    told = script.seen(DiagnosedEvent)
+    assert len(told) == len(script.seen(SlowedEvent)), "each slowness has its verdict all the same"
+
+
+def test_a_slowness_that_is_over_before_the_ranks_may_meet_again_has_a_verdict() -> None:
+    script = Script()
+    script.run(200)
+    for _ in range(4):
+        passing(script)
+    script.transfer_s *= 4
+    script.run(40)
+    script.transfer_s /= 4
+    script.run(40)
+    *_, slowed, diagnosed, relieved = script.events
+    assert isinstance(slowed, SlowedEvent)
+    assert isinstance(relieved, RelievedEvent)
+    assert isinstance(diagnosed, DiagnosedEvent) and diagnosed.culprit == "nothing"
+    assert "the ranks have met a short time ago" in diagnosed.sentence()
 
 
 def test_a_rank_that_is_always_late_is_waited_for_a_few_times_only() -> None:

@@ -30,7 +30,7 @@ class NotMeasured(enum.StrEnum):
         "started again)"
     )
     APART = "the ranks are not at the same step"
-    RESTING = "the ranks have met less than a minute ago"
+    RESTING = "the ranks have met a short time ago"
     NOT_ALL = "not all ranks have come"
 
 
