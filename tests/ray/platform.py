@@ -68,7 +68,8 @@ def agent_of(job: JobDir, node: str) -> int:
 
 def launcher_of(job: JobDir, node: str) -> psutil.Process:
     """The actor that has started a node's agent."""
-    found = psutil.Process(agent_of(job, node)).parent()
+    shell = psutil.Process(agent_of(job, node)).parent()
+    found = shell.parent() if shell is not None else None
     assert found is not None and LAUNCHER in " ".join(found.cmdline())
     return found
 

@@ -10,6 +10,7 @@ import contextlib
 import ctypes
 import fcntl
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -132,6 +133,53 @@ def start_detached(
         env: its environment; None: the caller's.
         descriptors: it has these of the caller's, too.
     """
+    with _open_log(log) as output:
+        command = [sys.executable, *SAFE_PATH, "-m", module, *args]
+        return _start_detached(command, job_dir, output, output, env, descriptors)
+
+
+def start_grandchild(
+    module: str,
+    args: Sequence[str],
+    job_dir: Path,
+    log: Path,
+    env: Mapping[str, str] | None = None,
+    descriptors: Sequence[int] = (),
+) -> tuple[subprocess.Popen[bytes], int]:
+    """Do as `start_detached`, for a caller whose children somebody may kill.
+
+    Returns:
+        A shell that ends as the process does (`code_of_shell`), and the process.
+
+    Raises:
+        OSError: it did not start.
+    """
+    # One text: the shell must not look like a process that runs the module.
+    command = shlex.join([sys.executable, *SAFE_PATH, "-m", module, *args])
+    script = ["/bin/sh", "-c", f"{command} >&2 & echo $!; wait $!"]
+    with _open_log(log) as output:
+        shell = _start_detached(script, job_dir, subprocess.PIPE, output, env, descriptors)
+    assert shell.stdout is not None
+    with shell.stdout as told:
+        line = told.readline()
+    if not line:
+        raise OSError(f"python -m {module}: its shell ended with code {shell.wait()}; see {log}")
+    return shell, int(line)
+
+
+def code_of_shell(code: int) -> int:
+    """Return the code of the process that a shell has run; negative: the signal that ended it."""
+    return 128 - code if code > 128 else code
+
+
+def _start_detached(
+    command: Sequence[str],
+    job_dir: Path,
+    stdout: BinaryIO | int,
+    stderr: BinaryIO,
+    env: Mapping[str, str] | None,
+    descriptors: Sequence[int],
+) -> subprocess.Popen[bytes]:
     environment = {
         **(os.environ if env is None else env),
         JOB_DIR: str(job_dir),
@@ -139,17 +187,16 @@ def start_detached(
     }
     blocked = signal.pthread_sigmask(signal.SIG_SETMASK, ())
     try:
-        with _open_log(log) as output:
-            return subprocess.Popen(
-                [sys.executable, *SAFE_PATH, "-m", module, *args],
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=output,
-                env=environment,
-                cwd="/",
-                start_new_session=True,
-                pass_fds=descriptors,
-            )
+        return subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=stdout,
+            stderr=stderr,
+            env=environment,
+            cwd="/",
+            start_new_session=True,
+            pass_fds=descriptors,
+        )
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
 

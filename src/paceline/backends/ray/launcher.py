@@ -1,7 +1,9 @@
 """The launcher: an actor on one place that starts the node's agent there, and waits for its end.
 
 The agent is the very program that runs on a laptop, in a session of its own. It outlives its
-launcher: when Ray dies here, it works on as long as the master answers.
+launcher: when Ray dies here, it works on as long as the master answers. It is no child of the
+launcher: when Ray ends a worker in order, as it does a minute after the head is gone, the worker
+kills its children.
 """
 
 import asyncio
@@ -18,7 +20,13 @@ import msgspec
 
 from paceline.base.jobdir import JobDir, role_of
 from paceline.base.joined import joined_directory, remove_joined
-from paceline.base.processes import ProcessWatch, find_job_processes, kill_quietly, start_detached
+from paceline.base.processes import (
+    ProcessWatch,
+    code_of_shell,
+    find_job_processes,
+    kill_quietly,
+    start_grandchild,
+)
 from paceline.jobs.joining import check_script, make_directory, of_this_machine
 from paceline.wire import last_words
 from paceline.wire.spec import JobSpec
@@ -144,7 +152,7 @@ class Launcher:
         arguments = ["--job-dir", str(path), last_words.OPTION, str(theirs), "--node", order.node]
         log = self._job.logs / "agents.log"
         try:
-            child = start_detached(
+            shell, pid = start_grandchild(
                 "paceline.agent", arguments, path, log, _environment(order), [theirs]
             )
         finally:
@@ -153,20 +161,25 @@ class Launcher:
             launch=launch,
             host=socket.gethostname(),
             place=self._place,
-            pid=child.pid,
+            pid=pid,
             sees_job=_sees_job(order),
         )
         self._ended = asyncio.get_running_loop().create_future()
-        ProcessWatch(child.pid, functools.partial(self._on_end, self._ended, child, words))
+        ended = functools.partial(self._on_end, self._ended, shell, pid, words)
+        ProcessWatch(shell.pid, ended)
         self._touch()
 
     def _on_end(
-        self, ended: "asyncio.Future[AgentEnded]", child: "subprocess.Popen[bytes]", words: int
+        self,
+        ended: "asyncio.Future[AgentEnded]",
+        shell: "subprocess.Popen[bytes]",
+        pid: int,
+        words: int,
     ) -> None:
-        code, said = child.wait(), last_words.read(words)
+        code, said = code_of_shell(shell.wait()), last_words.read(words)
         os.close(words)
         reason = said.reason if said else f"exit code {code}"
-        ended.set_result(AgentEnded(pid=child.pid, reason=reason))
+        ended.set_result(AgentEnded(pid=pid, reason=reason))
         if os.getppid() != self._parent:
             self._end()  # Ray is dead here: nobody could ask for anything any more
         self._touch()

@@ -1,0 +1,70 @@
+"""Processes of a job, as they are started and found."""
+
+import os
+import signal
+from pathlib import Path
+
+import psutil
+import pytest
+
+from paceline.base.processes import (
+    code_of_shell,
+    find_job_process,
+    kill_quietly,
+    start_detached,
+    start_grandchild,
+)
+
+
+@pytest.fixture(autouse=True)
+def _modules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Modules that a job could run: one ends with code 3, one waits."""
+    (tmp_path / "ends.py").write_text("raise SystemExit(3)")
+    (tmp_path / "waits.py").write_text("import time\nprint('up', flush=True)\ntime.sleep(60)")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+
+
+def test_a_grandchild_s_end_is_told_by_its_shell(tmp_path: Path) -> None:
+    shell, _ = start_grandchild("ends", [], tmp_path, tmp_path / "log")
+    assert code_of_shell(shell.wait()) == 3
+    log = tmp_path / "logs" / "log"
+    shell, pid = start_grandchild("waits", ["an argument"], tmp_path, log)
+    while not log.read_text():
+        assert psutil.pid_exists(pid)
+    found = find_job_process(pid, tmp_path)
+    assert found is not None
+    assert found.runs("waits")
+    assert found.argv[-3:] == ("-m", "waits", "an argument")
+    asked = find_job_process(shell.pid, tmp_path)
+    assert asked is not None
+    assert not asked.runs("waits"), "it is found by its environment, and taken for no other"
+    kill_quietly(pid, signal.SIGTERM)
+    assert code_of_shell(shell.wait()) == -signal.SIGTERM
+
+
+def test_a_grandchild_outlives_its_shell_and_prints_to_the_log(tmp_path: Path) -> None:
+    log = tmp_path / "logs" / "log"
+    shell, pid = start_grandchild("waits", [], tmp_path, log)
+    shell.kill()
+    assert shell.wait() == -signal.SIGKILL
+    process = psutil.Process(pid)
+    try:
+        while not log.read_text():
+            assert process.is_running()
+        assert log.read_text() == "up\n"
+    finally:
+        process.kill()
+
+
+def test_both_kinds_lead_a_session_of_their_own(tmp_path: Path) -> None:
+
+    child = start_detached("waits", [], tmp_path, tmp_path / "log")
+    shell, pid = start_grandchild("waits", [], tmp_path, tmp_path / "log")
+    try:
+        assert os.getsid(child.pid) == child.pid
+        assert os.getsid(pid) == shell.pid
+    finally:
+        for one in (child.pid, pid):
+            kill_quietly(one)
+        child.wait()
+        shell.wait()
