@@ -64,6 +64,16 @@ def test_a_job_idles_for_what_it_has_used(gated: Gated) -> None:
     assert gated.come(0.5) < 0.1
 
 
+def test_what_a_job_used_while_it_was_free_is_not_owed(gated: Gated) -> None:
+    gated.page.order(GateMode.DUTY, 0.5, "")
+    gated.come(0.01)
+    gated.page.order(GateMode.OFF, 1.0, "")
+    assert gated.come(60.0) < 0.1
+    gated.page.order(GateMode.DUTY, 0.5, "")
+    assert gated.come(60.0) < 0.3, "119 s would be owed"
+    assert gated.come(0.2) >= 0.15
+
+
 def test_short_waits_are_put_together(gated: Gated) -> None:
     gated.page.order(GateMode.DUTY, 0.5, "")
     for _ in range(30):

@@ -20,6 +20,8 @@ LEAST_IDLE_S = 1e-3
 """Shorter waits are put together."""
 MOST_CREDIT_S = 5e-3
 """A job whose waits ended late, as on a busy processor, may use so much more of the device."""
+MOST_FREE_S = 0.05
+"""Of what a job used while nothing held it, this much is owed when an order comes."""
 LOOK_S = 0.5
 """Longest wait after which the gate looks whether there is a device coordinator."""
 
@@ -41,14 +43,17 @@ class Gate:
         self._owed_s = 0.0
         """Used, for which the job has not idled; negative: it has idled for more."""
         self._newest = page.newest
+        self._is_free = True
         self._lock = threading.Lock()
         self._beside: GatePage | None = None
         os.register_at_fork(after_in_child=self._leave_to_fork)
 
     def tick(self) -> None:
-        """Wait as ordered. Without an order this is one comparison."""
+        """Wait as ordered. Without an order these are two comparisons."""
         if self._words[MODE]:
             self._pass()
+        elif not self._is_free:
+            self._is_free = True
 
     def _pass(self) -> None:
         if not self._lock.acquire(blocking=False):
@@ -56,6 +61,8 @@ class Gate:
         try:
             used_s = self._device.busy_s()
             chunk_s, self._used_s = used_s - self._used_s, used_s
+            if self._is_free:
+                self._is_free, chunk_s = False, min(chunk_s, MOST_FREE_S)
             self._owed_s += chunk_s
             self._idle(chunk_s)
         finally:
