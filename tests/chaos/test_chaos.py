@@ -160,21 +160,19 @@ def test_20_seeds_kill_workers_at_every_moment_also_of_the_first_group() -> None
     assert not all(moment.from_committed for moment in moments)
 
 
-@pytest.mark.parametrize("seed", GROUPED)
+@pytest.mark.parametrize("seed", [51, 3, pytest.param(32, marks=pytest.mark.soak)])
 def test_a_group_survives(seed: int) -> None:
     grouped.run(grouped_case(seed))
 
 
+@pytest.mark.soak
 def test_a_deterministic_group_ends_with_the_bits_of_one_worker() -> None:
     grouped.run(grouped_case(106, deterministic=True), deterministic=True)
 
 
-MODELS = (11, 20)
-"""Workers are killed on servers, and in a group, also as it forms."""
-
-
-@pytest.mark.parametrize("seed", MODELS)
+@pytest.mark.parametrize("seed", [11, pytest.param(20, marks=pytest.mark.soak)])
 def test_a_model_ends_as_if_nothing_had_happened(seed: int) -> None:
+    """Workers are killed on servers, and in a group, also as it forms."""
     models.run(models.case_of(seed))
 
 

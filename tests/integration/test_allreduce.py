@@ -431,6 +431,7 @@ def test_a_member_that_is_frozen_outside_of_a_step_is_found_and_replaced(
         assert "T (stopped)" in (job.job.logs / f"{freezer}.stacks").read_text()
 
 
+@pytest.mark.soak
 def test_storage_that_stands_still_is_waited_for_by_who_reads_a_cut(tmp_path: Path) -> None:
     """For longer than a member may be silent."""
     flags = ("--keep-at", "4", "--read-s", str(2 * HANG_S))

@@ -79,6 +79,7 @@ def cores_of(job: RunningJob) -> set[int]:
     return os.sched_getaffinity(job.node("worker-0").pid)
 
 
+@pytest.mark.soak
 def test_an_opportunistic_job_gives_way_and_gets_all_when_it_is_alone(tmp_path: Path) -> None:
     with sharing(tmp_path / "b", "opportunistic", wait_s=0.0) as other:
         until(lambda: len(other.losses) > 20, "steps")

@@ -76,6 +76,8 @@ CLEAN = {
 
 
 LARGE = (
+    "bsp, short steps after a grace",
+    "bsp, a plan, the master dies",
     "bsp, one worker dies",
     "bsp, a server is replaced",
     "bsp, a plan gives one worker what the other has",
@@ -85,7 +87,7 @@ LARGE = (
     "bsp, short steps, the worker dies",
     "bsp, a server dies, with a cut",
 )
-"""They take a quarter of a minute of one free core, or more."""
+"""They take a quarter of a minute of one free core, or more, or are much like others."""
 
 
 @pytest.mark.timeout(300)

@@ -114,6 +114,8 @@ HALF = Method(
 )
 SYNCHRONOUS = (BSP, BACKUP_TENTH, HALF, LB_BSP, ND_OWN, PARTIAL, AUTO)
 ASYNCHRONOUS = (ASP, ASP_DDS, ND_OWN, AUTO)
+IN_SHORT = [("bsp", AUTO), ("asp", ASP_DDS), ("ssp", SSP), ("allreduce", AUTO)]
+"""A slice of them; `make soak` tries all."""
 CASES = (
     [("bsp", method) for method in SYNCHRONOUS]
     + [("asp", method) for method in ASYNCHRONOUS]
@@ -157,7 +159,11 @@ LUCKY_SERVER, LUCKY_WORKER = (
 SOMETIMES = OnOff(mean_on=5.0, mean_off=20.0, delay_s=0.5, probability=0.5)
 
 
-@pytest.mark.parametrize(("mode", "method"), CASES, ids=lambda case: getattr(case, "label", case))
+@pytest.mark.parametrize(
+    ("mode", "method"),
+    [pytest.param(*one, marks=[pytest.mark.soak] * (one not in IN_SHORT)) for one in CASES],
+    ids=lambda case: getattr(case, "label", case),
+)
 @given(
     patterns=st.tuples(CONSTANT, st.just(SOMETIMES) | BURSTY) | st.tuples(BURSTY | HEAVY_TAILED),
     seed=st.integers(0, 10_000),

@@ -12,6 +12,7 @@ from paceline.runtime.probe.calls import CallProbe
 from paceline.runtime.probe.meeting import Meetings
 from paceline.runtime.probe.periods import CallPeriods
 from paceline.runtime.probe.steps import StepProbe
+from paceline.runtime.probe.times import HostClock, StepClock, StepOver, clock_of
 from paceline.runtime.process import Process
 from paceline.wire.call_ring import CallRingWriter
 from paceline.wire.step_ledger import Mark
@@ -29,6 +30,8 @@ class Probe:
         self._periods = CallPeriods(self._inferred)
         self._calls = CallProbe(self._ring, lambda: self._step, self._periods.called)
         self._usual_marks = UsualMarks()
+        self._clock_of = self._steps.device
+        self._clock: StepClock = HostClock()
 
     def install(self) -> None:
         """Watch from now on."""
@@ -54,20 +57,28 @@ class Probe:
             self._note(start_s, took_s, 0.0, self._steps.take_marks(took_s))
 
     def _note(self, start_s: float, took_s: float, ran_s: float, marks: Mark) -> None:
-        times = StepTimes(
-            step=self._step,
-            samples=0,
-            start_s=start_s,
-            bpt_s=took_s,
-            compute_s=ran_s,
-            server_s=0.0,
-            message_s=0.0,
-            wait_s=took_s - ran_s,
-        )
-        self._process.step = self._step
-        self._process.record(times, marks, self._amounts.take())
-        if not self._usual_marks.left_out(marks):
-            self._ring.add_step(self._step, start_s, took_s)
+        over = StepOver(self._step, start_s, took_s, ran_s, marks, self._amounts.take())
+        if self._steps.device != self._clock_of:
+            self._clock_of = self._steps.device
+            self._clock = clock_of(self._clock_of)
+        for each in self._clock.over(over):
+            self._process.step = each.number
+            self._write(each)
         self._calls.step_over()
         self._step += 1
         self._process.step = self._step
+
+    def _write(self, over: StepOver) -> None:
+        times = StepTimes(
+            step=over.number,
+            samples=0,
+            start_s=over.start_s,
+            bpt_s=over.took_s,
+            compute_s=min(over.ran_s, over.took_s),
+            server_s=0.0,
+            message_s=0.0,
+            wait_s=max(over.took_s - over.ran_s, 0.0),
+        )
+        self._process.record(times, over.marks, over.amount)
+        if not self._usual_marks.left_out(over.marks):
+            self._ring.add_step(over.number, over.start_s, over.took_s)

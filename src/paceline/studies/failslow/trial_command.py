@@ -1,6 +1,7 @@
 """What ``paceline bench failslow`` runs, prints and keeps."""
 
 import contextlib
+import itertools
 import os
 import sys
 from collections.abc import Iterator, Sequence
@@ -17,6 +18,7 @@ from paceline.studies.failslow.networks import Networks, can_make_networks, conn
 from paceline.studies.failslow.trials import (
     CASES,
     PACE_S,
+    WEAK,
     Case,
     FaultTrial,
     run_healthy,
@@ -65,12 +67,19 @@ def run_trials(
 def _of_case(
     case: Case, seeds: list[int], networks: Networks | None, notes: list[str]
 ) -> Iterator[FaultTrial]:
-    """Run the trials of a case in one job; in another one, those after a trial that broke it."""
+    """Run the trials of a case in one job; in another one, those after a trial that broke it.
+
+    A fault that turned out weak is followed by one more.
+    """
+    spare = iter(range(seeds[-1] + 1, seeds[-1] + 1 + len(seeds)))
     while seeds:
         with _noted(notes, case.name), running(networks, case.name) as watched:
             usual = watched.injector.pace(watched.log, PACE_S)
             while seeds:
-                yield run_trial(case, seeds.pop(0), watched, usual)
+                trial = run_trial(case, seeds.pop(0), watched, usual)
+                if trial.is_weak:
+                    seeds += itertools.islice(spare, 1)
+                yield trial
 
 
 @contextlib.contextmanager
@@ -110,7 +119,7 @@ def _keep(trial: FaultTrial, results: TrialResults, json: Path | None) -> None:
     verdict = "-" if trial.verdict_s is None else f"{trial.verdict_s:.2f} s"
     faults = ", ".join(f"{one.way} {one.ranks} x {one.factor:.2f}" for one in trial.faults)
     print(
-        f"{trial.case} seed {trial.seed}: {'right' if trial.right else 'WRONG'} after {verdict}; "
+        f"{trial.case} seed {trial.seed}: {_judged(trial)} after {verdict}; "
         f"{faults}; {trial.step_s * 1e3:.0f} ms x {trial.factor:.2f}; false alarms "
         f"{trial.false_alarms}, verdicts {trial.false_verdicts}",
         file=sys.stderr,
@@ -122,6 +131,16 @@ def _keep(trial: FaultTrial, results: TrialResults, json: Path | None) -> None:
         write_file(json, msgspec.json.format(msgspec.json.encode(results)))
 
 
+def _judged(trial: FaultTrial) -> str:
+    if trial.is_weak:
+        return "TOO WEAK, not counted,"
+    return "right" if trial.right else "WRONG"
+
+
+def _counted(results: TrialResults, case: str) -> list[FaultTrial]:
+    return [one for one in results.trials if one.case == case and not one.is_weak]
+
+
 def markdown_trials(results: TrialResults) -> str:
     """Make a row of each case, and what was to be reached."""
     lines = [
@@ -130,9 +149,10 @@ def markdown_trials(results: TrialResults) -> str:
         "|---|---|---:|---:|---:|---:|",
     ]
     for name in dict.fromkeys(trial.case for trial in results.trials):
-        trials = [trial for trial in results.trials if trial.case == name]
-        lines.append("| " + " | ".join(_cells(name, trials)) + " |")
-    return "\n".join([*lines, "", *results.notes])
+        lines.append("| " + " | ".join(_cells(name, _counted(results, name))) + " |")
+    weak = [f"{one.case} {one.seed}" for one in results.trials if one.is_weak]
+    told = f"Not counted, since steps became less than {WEAK} times as long: {', '.join(weak)}"
+    return "\n".join([*lines, "", *results.notes, *([told] if weak else [])])
 
 
 def _cells(name: str, trials: Sequence[FaultTrial]) -> Iterator[str]:
@@ -143,7 +163,7 @@ def _cells(name: str, trials: Sequence[FaultTrial]) -> Iterator[str]:
         factors = [trial.factor for trial in trials]
         yield f"{sum(trial.right for trial in trials)} of {len(trials)}"
         yield f"{median(waits_s):.1f} s, {max(waits_s):.1f} s" if waits_s else "-"
-        yield f"{min(factors):.1f} to {max(factors):.1f} times as long"
+        yield f"{min(factors):.1f} to {max(factors):.1f} times as long" if factors else "-"
     else:
         yield from ("-", "-", "-")
     healthy_s = sum(trial.healthy_s for trial in trials)
@@ -157,7 +177,7 @@ def markdown_trial_goals(results: TrialResults) -> str:
     lines = ["| goal | measured | reached |", "|---|---|---|"]
     cases = {trial.case for trial in results.trials}
     for name in (name for name in CASES if name in cases):
-        trials = [trial for trial in results.trials if trial.case == name]
+        trials = _counted(results, name)
         right = sum(trial.right for trial in trials)
         waits_s = [trial.verdict_s for trial in trials if trial.right and trial.verdict_s]
         middle_s = median(waits_s) if waits_s else float("inf")

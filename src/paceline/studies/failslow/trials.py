@@ -45,6 +45,9 @@ SCRIPTS = Path(__file__).with_name("watched")
 HEALTHY_S = (7.0, 11.0)
 """From a job's first step to its fault."""
 PACE_S = 3.0
+WEAK = 1.15
+"""A fault that makes a step less than so many times as long is none that counts: 1.10 is what the
+paper calls slow."""
 PATIENCE_S = 30.0
 """For a verdict."""
 START_S = 120.0
@@ -147,6 +150,11 @@ class FaultTrial(msgspec.Struct, kw_only=True):
     """Restarts that were advised of a healthy job: all that is ever done about a script."""
     told: list[str] = []
     """What the job said, with the time from the fault."""
+
+    @property
+    def is_weak(self) -> bool:
+        """Whether the fault does not count, whatever the job says of it."""
+        return self.case in CASES and self.factor < WEAK
 
 
 class Watched:
