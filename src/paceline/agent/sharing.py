@@ -27,7 +27,7 @@ from paceline.policy.sharing.law import (
     decide,
     guaranteed_of,
 )
-from paceline.wire.gate_page import FREE, HELD_AT, LIFE, SINCE, STALE_S, GatePage
+from paceline.wire.gate_page import FREE, HELD_AT, LIFE, MINIMUM, ROOM, SINCE, STALE_S, GatePage
 from paceline.wire.messages.agent import SharingTold
 from paceline.wire.sharing import GateMode
 from paceline.wire.spec import ShareSpec
@@ -54,6 +54,8 @@ class NodeShare:
         assert share.device is not None
         self._node, self._device = node, share.device
         self._page = GatePage.create(NodeFiles(job, node).share, share.device, share.kind)
+        self._page.words[ROOM] = share.device_memory_bytes or 0
+        self._page.words[MINIMUM] = share.minimum_memory_bytes or 0
         self._told = 0
         """Number of the newest decision that the master knows."""
         self._coordinator: DeviceCoordinator | None = None

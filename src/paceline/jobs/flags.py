@@ -21,9 +21,10 @@ SHORT = MappingProxyType(
         "servers": "servers.count",
         "share": "share.class",
         "device": "share.device",
+        "device_memory": "share.device_memory",
     }
 )
-"""Keys that stand for one inside their section; of ``device`` only the flag."""
+"""Keys that stand for one inside their section; of the last two only the flag."""
 
 SIZE, TRAINING, NODES = "How much and how many", "How it trains", "Where and how nodes run"
 TORCHRUN = "torchrun's flags: strategy script"
@@ -63,6 +64,7 @@ _OF_SPEC = {
     "backend": (NODES, "Where nodes run."),
     "share": (NODES, "How it shares its device with other jobs."),
     "device": (NODES, "The cores that it shares, e.g. cpu:0."),
+    "device_memory": (NODES, "The memory that it shares, e.g. 4GiB."),
     "pending_s": (NODES, "Hold each launch back, e.g. 5s."),
 }
 """Keys of the spec that have a flag of their own: panel and help."""

@@ -5,11 +5,14 @@ import socket
 import tempfile
 from pathlib import Path
 
+from paceline.base.compiled import CPU_ARENA, compiled
 from paceline.base.devices import cores_of
 from paceline.base.disk import room_bytes
 from paceline.base.errors import ConfigError
 from paceline.base.jobdir import home, run_place
 from paceline.jobs.sharing import pages_of_jobs
+from paceline.jobs.spec_values import show
+from paceline.wire.gate_page import MINIMUM, ROOM
 from paceline.wire.spec import JobSpec
 
 METRICS_HOST = "127.0.0.1"
@@ -85,6 +88,8 @@ def _share_complaint(spec: JobSpec) -> str:
     """Say why the job cannot share the device that it names."""
     kind, device = spec.share.kind, spec.share.device
     where = _where(spec, "share.device" if device else "share.class")
+    if memory_complaint := _memory_complaint(spec):
+        return memory_complaint
     if device is None:
         expected = "the cores that it shares; write e.g. --device cpu:0"
         return (
@@ -98,6 +103,28 @@ def _share_complaint(spec: JobSpec) -> str:
         return f"{where}: {error}"
 
 
+def _memory_complaint(spec: JobSpec) -> str:
+    """Say why the job cannot share the memory of its device."""
+    share = spec.share
+    room_bytes, minimum_bytes = share.device_memory_bytes, share.minimum_memory_bytes
+    where = _where(spec, "share.device_memory")
+    if room_bytes is None:
+        if minimum_bytes is None:
+            return ""
+        where, expected = _where(spec, "share.minimum_memory"), "share.device_memory as well"
+        return f"{where}: got a part of a memory that is not shared, expected {expected}"
+    if share.device is None:
+        return f"{where}: got a memory without a device, expected it; write e.g. --device cpu:0"
+    if minimum_bytes is not None and minimum_bytes > room_bytes:
+        where = _where(spec, "share.minimum_memory")
+        return f"{where}: got more than the device's memory, expected a part of it"
+    try:
+        compiled(CPU_ARENA)
+    except (ConfigError, OSError) as error:
+        return f"{where}: {error}"
+    return ""
+
+
 def _taken(spec: JobSpec, device: str, cores: frozenset[int]) -> str:
     """Say which job has the device, or a part of it, in a way that leaves no room for this one."""
     for page in pages_of_jobs():
@@ -108,6 +135,25 @@ def _taken(spec: JobSpec, device: str, cores: frozenset[int]) -> str:
             where, remedy = _where(spec, "share.class"), "choose another device, or opportunistic"
             expected = f"one guaranteed job on {device}, which is {page.job_id}"
             return f"{where}: got guaranteed, expected {expected}; {remedy}"
+    return _room_taken(spec, device)
+
+
+def _room_taken(spec: JobSpec, device: str) -> str:
+    """Say which job of the device says another size of its memory, or leaves too little."""
+    asked, left = spec.share.device_memory_bytes or 0, spec.share.device_memory_bytes or 0
+    shown = show("share.device_memory", spec.share.device_memory_bytes)
+    for page in pages_of_jobs():
+        if page.device == device:
+            if page.words[ROOM] != asked:
+                expected = show("share.device_memory", int(page.words[ROOM]) or None)
+                where = _where(spec, "share.device_memory")
+                return f"{where}: got {shown}, expected {expected}, as job {page.job_id} says"
+            left -= int(page.words[MINIMUM])
+    minimum = spec.share.minimum_memory_bytes or 0
+    if minimum * spec.workers.count > left:
+        got, each = show("share.minimum_memory", minimum), max(left, 0) // spec.workers.count
+        expected = f"{each >> 20}MiB at most, which other jobs leave of {shown} for each worker"
+        return f"{_where(spec, 'share.minimum_memory')}: got {got}, expected {expected}"
     return ""
 
 

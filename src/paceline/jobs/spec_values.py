@@ -189,7 +189,7 @@ def show(key: str, value: object) -> str:
         return "none"
     if isinstance(value, bool):
         return str(value).lower()
-    if isinstance(value, int) and key.endswith(".memory"):
+    if isinstance(value, int) and key.endswith("memory"):
         power = next(p for p in (3, 2, 1, 0) if p == 0 or (value and value % 1024**p == 0))
         return f"{value // 1024**power}{('B', 'KiB', 'MiB', 'GiB')[power]}"
     if isinstance(value, float):

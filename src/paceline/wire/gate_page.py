@@ -28,17 +28,21 @@ from paceline.base.errors import ConfigError
 from paceline.base.futex import wait_for_change, wake
 from paceline.wire.sharing import GateMode, ShareClass, SharingDecision
 
-MAGIC = b"PACEGAT1"
-SHARE, SINCE, MODE, DUTY, BEAT, HELD, HELD_AT, LIFE, FREE = range(1, 10)
+MAGIC = b"PACEGAT2"
+SHARE, SINCE, MODE, DUTY, BEAT, HELD, HELD_AT, LIFE, FREE, ROOM, MINIMUM, LIMIT = range(1, 13)
 """Words, all doubles: the class; when the job came (Unix time); the order, two; when the device
 coordinator gave a sign of life (monotonic); how long the gate has held its job in all, and when it
-did so last (monotonic); the life of the process; 1: the job ends, and is held no more."""
-_ORDER_AT, _BUSY_AT, _TOLD_AT = 128, 132, 136
+did so last (monotonic); the life of the process; 1: the job ends, and is held no more; the memory
+of the device, 0: it is not shared; what the job always has of it; the limit that is ordered, 0:
+none yet, inf: no limit."""
+_MEMORY = range(16, 22)
+"""What the process says of its memory, in the order of `PageMemory`."""
+_ORDER_AT, _BUSY_AT, _TOLD_AT = 256, 260, 264
 """Numbers of four bytes: of the newest order; of the busy time, odd while it lasts, 0: the job says
 nothing of it; of decisions so far."""
-_DEVICE, _BESIDE = (192, 64), (256, 256)
+_DEVICE, _BESIDE = (320, 64), (384, 256)
 """Texts: where they are, and how long they may be."""
-_DECISIONS_AT, _NUM_DECISIONS, _DECISION_BYTES = 512, 16, 512
+_DECISIONS_AT, _NUM_DECISIONS, _DECISION_BYTES = 640, 16, 512
 _BYTES = _DECISIONS_AT + _NUM_DECISIONS * _DECISION_BYTES
 STALE_S = 3.0
 """An order counts for so long after the device coordinator's last sign of life."""
@@ -53,6 +57,26 @@ class GateOrder(NamedTuple):
     duty: float
     beside: str
     """Path of the page of the guaranteed job; empty: its gaps are not waited for."""
+
+
+class PageMemory(NamedTuple):
+    """The memory of a process on a device that it shares, as it says at its boundaries; in bytes.
+
+    The numbers may be of two boundaries that follow each other.
+    """
+
+    looks: float
+    """How often the process has said it."""
+    limit: float
+    """In effect; inf: none."""
+    device: float
+    """Of tensors on the device."""
+    peak: float
+    """The most of them in the newest half second at least."""
+    host: float
+    """Of tensors that lie in the host's memory instead."""
+    spilled: float
+    """Allocated there, by all processes of the page so far."""
 
 
 class GatePage:
@@ -161,6 +185,18 @@ class GatePage:
     def await_order(self, number: int, timeout_s: float) -> None:
         """Wait for another order than this one."""
         wait_for_change(self._order, number, timeout_s)
+
+    # ------------------------------------------------------------------ memory
+
+    @property
+    def memory(self) -> PageMemory:
+        """What the process has said last of its memory."""
+        return PageMemory(*(self.words[at] for at in _MEMORY))
+
+    def say_memory(self, said: PageMemory) -> None:
+        """Say it, as the process."""
+        for at, value in zip(_MEMORY, said):
+            self.words[at] = value
 
     # ------------------------------------------------------------------ busy and idle
 

@@ -157,6 +157,9 @@ class TimeoutSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
         )
 
 
+DeviceBytes = Annotated[int, Meta(ge=1 << 20, le=2**60, examples=["4GiB"])]
+
+
 class ShareSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Whether the job shares a device of its machine with other jobs, and how."""
 
@@ -166,6 +169,12 @@ class ShareSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     device: Annotated[str, Meta(examples=["cpu:0"])] | None = None
     """The device: cores of this machine, like ``cpu:0`` or ``cpu:0-3``, to which the job is bound.
     Default none: the job shares nothing."""
+    device_memory_bytes: DeviceBytes | None = field(default=None, name="device_memory")
+    """Memory of the device for the tensors of all jobs that share it; all must say the same.
+    Default none: on cores, memory is not shared."""
+    minimum_memory_bytes: DeviceBytes | None = field(default=None, name="minimum_memory")
+    """So much of it each worker of an opportunistic job always has. Default none: what lives across
+    its steps."""
 
 
 class DataPlaneSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -122,7 +122,8 @@ def test_a_file_with_every_key_is_read() -> None:
         "data_plane: {transport: tcp, encryption: curve}\ndecide_every_s: 1m\n"
         "windows: {short_steps: 10, short_s: 1m, long_steps: null, long_s: 2m}\n"
         "run_as: file\ncwd: .\n"
-        f"share: {{class: guaranteed, device: 'cpu:{min(os.sched_getaffinity(0))}'}}\n"
+        f"share: {{class: guaranteed, device: 'cpu:{min(os.sched_getaffinity(0))}', "
+        "device_memory: 4GiB, minimum_memory: 1GiB}\n"
     )
     spec = resolve("job.yaml", {})
     only_elsewhere = {"min_workers", "blocks", "checkpoint.every_steps"}

@@ -12,7 +12,7 @@ from paceline.jobs import ground, sharing
 from paceline.jobs.sharing import rows
 from paceline.jobs.spec_file import resolve
 from paceline.wire.client import NodeStatus
-from paceline.wire.gate_page import GatePage
+from paceline.wire.gate_page import MINIMUM, ROOM, GatePage
 from paceline.wire.sharing import GateMode, SharingDecision
 from paceline.wire.spec import JobSpec, ShareSpec
 
@@ -62,6 +62,19 @@ def test_flags_and_files_say_the_same() -> None:
         ),
         ({"device": "cpu:70-71"}, "--device: got 'cpu:70-71', expected cores that this machine"),
         ({"device": "cpu:3-2"}, "--device: got 'cpu:3-2', expected cores that this machine"),
+        (
+            {"device_memory": "4GiB"},
+            "--device-memory: got a memory without a device, expected it; write e.g. --device cpu:0",
+        ),
+        (
+            {"device": "cpu:0", "share.minimum_memory": "1GiB"},
+            "share.minimum_memory: got a part of a memory that is not shared, expected "
+            "share.device_memory as well",
+        ),
+        (
+            {"device": "cpu:0", "device_memory": "1GiB", "share.minimum_memory": "2GiB"},
+            "share.minimum_memory: got more than the device's memory, expected a part of it",
+        ),
     ],
 )
 def test_mistakes_are_found_before_a_start(flags: dict[str, str], complaint: str) -> None:
@@ -103,6 +116,26 @@ def test_a_device_has_one_guaranteed_job(place: Path) -> None:
     page.close()
     del page
     assert not ground._share_complaint(wanted), "it is over"
+
+
+def test_jobs_of_a_device_agree_on_its_memory(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ground, "compiled", lambda source: source)
+    device = f"cpu:{CORE}"
+    page = page_of(place, "first", device, "opportunistic")
+    page.words[ROOM], page.words[MINIMUM] = 1 << 30, 600 << 20
+
+    def complaint(room: int | None, minimum: int | None = None) -> str:
+        share = ShareSpec(device=device, device_memory_bytes=room, minimum_memory_bytes=minimum)
+        return ground._share_complaint(JobSpec(script="train.py", share=share))
+
+    said = "expected 1GiB, as job first says"
+    assert complaint(2 << 30) == f"share.device_memory: got 2GiB, {said}"
+    assert complaint(None) == f"share.device_memory: got none, {said}"
+    assert not complaint(1 << 30, 400 << 20)
+    assert complaint(1 << 30, 600 << 20) == (
+        "share.minimum_memory: got 600MiB, expected 424MiB at most, which other jobs leave of 1GiB "
+        "for each worker"
+    )
 
 
 def test_devices_must_not_overlap(place: Path) -> None:

@@ -18,12 +18,15 @@ from torch.optim.optimizer import (
 )
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
+from paceline.base.compiled import CPU_ARENA, compiled
 from paceline.base.node_files import NodeFiles
 from paceline.runtime.process import Process
+from paceline.runtime.share.boundary import MemoryBoundary
+from paceline.runtime.share.cpu_memory import CpuMemory
 from paceline.runtime.share.device import CpuDevice
 from paceline.runtime.share.gaps import InputGaps
 from paceline.runtime.share.gate import Gate
-from paceline.wire.gate_page import LIFE, GatePage
+from paceline.wire.gate_page import LIFE, ROOM, GatePage
 
 
 def share_device(process: Process) -> None:
@@ -32,6 +35,8 @@ def share_device(process: Process) -> None:
     assert share.device is not None
     page = GatePage.open(NodeFiles(process.job, process.node).share).hold()
     page.words[LIFE] = process.inc
+    if page.words[ROOM]:
+        MemoryBoundary(page, CpuMemory(compiled(CPU_ARENA))).install()
     if share.kind != "opportunistic":
         process.gaps = InputGaps(page)
         _tell_gaps(process.gaps)
