@@ -345,7 +345,9 @@ class MasterState:
             if inc != asker and (size := self.ledger.lease_size(inc, feed.feed))
         }
         speeds = {inc: self.sizes[inc].speed for inc in (*leases, asker) if inc in self.sizes}
-        batch_size = max(1, feed.batch_size // max(1, len(self.training_workers())))
+        # To evaluate, all compute batches of the same samples, however many they are.
+        sharing = len(self.training_workers()) if feed.purpose == "train" else 1
+        batch_size = max(1, feed.batch_size // max(1, sharing))
         found = tail_share(leases, speeds, asker, batch_size)
         if found is None:
             return []

@@ -1,5 +1,7 @@
 """The command ``paceline bench``: experiments with real jobs on this machine."""
 
+import signal
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -19,6 +21,12 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
     help="Experiments with real jobs on this machine.",
 )
+
+
+@app.callback()
+def _end_in_order() -> None:
+    # The jobs of a command that is ended are ended, too.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
 
 
 @app.command()

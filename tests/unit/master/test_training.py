@@ -45,6 +45,7 @@ from paceline.wire.messages.node import (
     OpenFeed,
     Prepared,
     ProcessUp,
+    Recall,
     Restored,
 )
 from paceline.wire.schema import ModelSchema
@@ -325,6 +326,24 @@ def test_a_result_without_a_lease_is_dropped_with_one_warning(
     warnings = [r.getMessage() for r in caplog.records if "evaluation_dropped" in r.getMessage()]
     assert len(warnings) == 1
     assert f"inc={OTHER}" in warnings[0]
+
+
+def test_at_the_tail_of_an_evaluation_whole_batches_go_to_another_worker(job: Job) -> None:
+    """So a batch has the same samples, and its results have the same bits, whoever shares it."""
+    whole = msgspec.structs.replace(EVALUATION, num_samples=48)
+
+    def ask(inc: int, n: int) -> None:
+        epoch_no = job.state.epoch_no
+        job.say(LeaseRequest(epoch_no=epoch_no, inc=inc, n=n, feed=0, starving=True))
+
+    for inc in (WORKER, OTHER):
+        job.say(OpenFeed(inc=inc, feed=whole))
+    ask(WORKER, 1)
+    for n in range(1, 16):
+        ask(OTHER, n)
+    recalls = {(inc, one.keep) for inc, one in job.outbox.sent if isinstance(one, Recall)}
+    assert sum(map(len, job.state.ledger.leases[WORKER])) == 12
+    assert recalls == {(WORKER, EVALUATION.batch_size)}
 
 
 def test_the_time_between_cuts_follows_the_last_one(
