@@ -12,7 +12,8 @@ from paceline.master.decision_file import DecisionFile
 from paceline.master.parts import MasterParts, Times
 from paceline.policy.straggler.decision_log import CurePlanned
 from paceline.protocol.acts import Send
-from paceline.protocol.failslow import AskAgent, FailSlowAct, FailSlowWatch, Rank
+from paceline.protocol.failslow import AskAgent, FailSlowAct, FailSlowWatch
+from paceline.protocol.failslow_meeting import Rank
 from paceline.wire.events.base import Event
 from paceline.wire.messages.agent import CallsTold, NodeFacts
 from paceline.wire.messages.checks import Checked, CheckKept

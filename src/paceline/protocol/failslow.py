@@ -17,7 +17,6 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 
-from paceline.base.numbering import Inc
 from paceline.policy.failslow.advice import Advice, RestartAdvice
 from paceline.policy.failslow.detection import (
     GROUP_S,
@@ -35,7 +34,6 @@ from paceline.policy.failslow.profile import ProfileSummary, summarise
 from paceline.policy.failslow.suspects import Findings, find_suspects
 from paceline.policy.failslow.validation import (
     Measurements,
-    ValidationPlan,
     ValidationResult,
     judge,
     plan_validation,
@@ -48,6 +46,7 @@ from paceline.protocol.failslow_answers import (
     unmeasured,
     window_of,
 )
+from paceline.protocol.failslow_meeting import MeetingOver, Met, Rank, RankMeetings, RankPace
 from paceline.wire.events.base import Event
 from paceline.wire.events.failslow import (
     FollowsEvent,
@@ -57,13 +56,7 @@ from paceline.wire.events.failslow import (
     gap_words,
 )
 from paceline.wire.messages.agent import CallsTold, StepsTook, TellCalls
-from paceline.wire.messages.failslow import (
-    AtMeeting,
-    GoOn,
-    Measure,
-    MeetAt,
-    RankMeasured,
-)
+from paceline.wire.messages.failslow import AtMeeting, RankMeasured
 from paceline.wire.step_ledger import Mark
 
 WARM_STEPS, WARM_S = 10, 2.0
@@ -72,35 +65,17 @@ SHORT_S = 0.01
 """Shorter steps are profiled a few together, which take as long as a group has at least."""
 ANSWER_S = 3.0
 """For agents to tell the calls of their processes."""
-MARGIN_S = 0.8
-"""How far ahead a meeting is: orders are under way meanwhile. A rank that is late puts it off."""
-MISSED_S = 0.5
-"""A rank that has done the step of a meeting so long ago, and has not come, waits in its next step
-for the others, which stand still: they go on and meet again."""
 GONE_STEPS, GONE_S, GONE_TIMES = 10, 5.0, 5.0
 """Another rank is followed if it has been ahead by so many steps for so long, and for so many steps
 of the followed rank: that one makes none any more. Ranks in step are a few apart."""
 LAG_S = 1.2
 """How old a rank's newest step may be."""
-COMING_S, COMING_STEPS = 5.0, 3.0
-"""How long a meeting is waited for; a rank that steps on is late by a few steps at most."""
-MEASURING_S = 30.0
-MOST_TRIES = 3
-"""Of a meeting that a rank is late for, or goes past."""
 MOST_LOOKS = 5
 """At the job's start, until all agents have told the calls of their processes."""
-REST_S, MOST_REST_S = 10.0, 640.0
-"""Between meetings about slownesses, since all ranks stand still for half a second at each: the
-first, and twice as long after each one that found nothing to blame, up to the second."""
-
-
-class Rank(msgspec.Struct, frozen=True):
-    """One process of the script."""
-
-    node: str
-    inc: Inc
-    machine: str = ""
-    """The name of the one that it runs on."""
+REST_S, MOST_REST_S, CALM = 20.0, 640.0, 8.0
+"""Rest after a meeting about a slowness, since all ranks stand still for half a second at each: the
+first, and twice as long after each further one, up to the second. It is the first again after a
+time without meetings that is so many times as long as it was."""
 
 
 class AskAgent(msgspec.Struct, frozen=True):
@@ -125,23 +100,6 @@ class _Question(msgspec.Struct):
     """What the ranks have measured meanwhile: this is the second look, just before the verdict."""
 
 
-class _Gathering(msgspec.Struct):
-    """All ranks are to meet, or are measuring."""
-
-    number: int
-    plan: ValidationPlan
-    step: int
-    until_s: float
-    tries: int = 1
-    came: set[int] = set()
-    late: set[int] = set()
-    """Ranks that had gone past its step when they heard of it."""
-    missed_s: float = math.inf
-    """Since when it is known that a rank has gone past this one."""
-    measured: dict[int, RankMeasured] | None = None
-    """None: not all have come."""
-
-
 class FailSlowWatch:
     """The machine.
 
@@ -151,7 +109,7 @@ class FailSlowWatch:
     """
 
     def __init__(self, *, meets: bool, first_meeting: int) -> None:
-        self._meets, self._meetings = meets, first_meeting
+        self._meets, self._meetings = meets, RankMeetings(first_meeting)
         self._asked = 0
         self._newest: dict[int, int] = {}
         """By rank: its newest step."""
@@ -164,6 +122,7 @@ class FailSlowWatch:
     def _forget(self, ranks: dict[int, Rank], begun_s: float | None) -> None:
         """Begin as of a fresh script, whatever is known of each rank's steps."""
         self.ranks, self._begun_s = ranks, begun_s
+        self._meetings.begin(ranks)
         self._ahead: Counter[int] = Counter()
         """By rank: its steps since one of the followed rank was told."""
         self._ahead_s = math.inf
@@ -177,7 +136,6 @@ class FailSlowWatch:
         """Of the recent steps: whether the amount of work is not known."""
         self._warm = (0, 0.0)
         self._question: _Question | None = None
-        self._gathering: _Gathering | None = None
         self._groups: tuple[tuple[int, ...], ...] = ()
         self._findings, self._gaps = Findings(), Gaps()
         self._summary: ProfileSummary | None = None
@@ -205,7 +163,7 @@ class FailSlowWatch:
 
     @property
     def _is_busy(self) -> bool:
-        return self._question is not None or self._gathering is not None
+        return self._question is not None or self._meetings.is_open
 
     @property
     def _rank_of(self) -> dict[str, int]:
@@ -412,9 +370,12 @@ class FailSlowWatch:
         if hindrance is not None:
             return self._unmeasured(hindrance, now_s)
         if not self._at_start:
+            was_calm = now_s - self._met_s > CALM * self._rest_s
+            self._rest_s = REST_S if was_calm else min(2 * self._rest_s, MOST_REST_S)
             self._met_s = now_s
         whole = Findings() if self._at_start else self._findings
-        return self._meet(plan_validation(whole, self._groups), now_s)
+        plan = plan_validation(whole, self._groups)
+        return [*self._meetings.call(plan, self._pace, now_s)]
 
     # ------------------------------------------------------------------ meeting
 
@@ -454,96 +415,44 @@ class FailSlowWatch:
         return max(self._warm[1] / max(self._warm[0], 1), 1e-3)
 
     @property
+    def _pace(self) -> RankPace:
+        return RankPace(self._newest, self._step_s)
+
+    @property
     def _profiled_together(self) -> int:
         """Short steps that count as one, since a stall is in a few of them only."""
         healthy_s = self._step_s if self._onset is None else self._onset.before_s
         return math.ceil(GROUP_S / self._step_s) if healthy_s < SHORT_S else 1
 
-    def _meet(self, plan: ValidationPlan, now_s: float, tries: int = 1) -> list[FailSlowAct]:
-        self._meetings += 1
-        ahead = 1 + math.ceil(MARGIN_S / self._step_s)
-        step = max(self._newest.values()) + ahead
-        until_s = now_s + ahead * self._step_s * COMING_STEPS + COMING_S
-        self._gathering = _Gathering(
-            number=self._meetings, plan=plan, step=step, until_s=until_s, tries=tries
-        )
-        return [
-            Send(one.inc, MeetAt(inc=one.inc, meeting=self._meetings, step=step))
-            for one in self.ranks.values()
-        ]
-
     def at_meeting(self, node: str, message: AtMeeting, now_s: float) -> list[FailSlowAct]:
         """A rank has come; or it is late, and the meeting is put off."""
-        rank, meeting = self._rank_of.get(node), self._gathering
-        if rank is None or meeting is None or message.meeting != meeting.number:
-            return [Send(message.inc, GoOn(inc=message.inc, meeting=message.meeting))]
-        self._newest[rank] = max(self._newest.get(rank, 0), message.step)
-        if meeting.measured is not None:
-            return []  # repeated
-        if message.late:
-            meeting.late.add(rank)
-            tries = meeting.tries + 1
-            return (
-                [*self._let_go(), *self._meet(meeting.plan, now_s, tries)]
-                if tries <= MOST_TRIES
-                else self._ended(now_s)
-            )
-        meeting.came.add(rank)
-        return self._measure(now_s) if meeting.came == self.ranks.keys() else []
-
-    def _measure(self, now_s: float) -> list[FailSlowAct]:
-        meeting = self._gathering
-        assert meeting is not None
-        meeting.measured, meeting.until_s = {}, now_s + MEASURING_S
-        names = tuple(one.node for _, one in sorted(self.ranks.items()))
-        passes = tuple(
-            tuple(dict.fromkeys((min(hop), max(hop)) for hop in one)) for one in meeting.plan.passes
-        )
-        return [
-            Send(
-                one.inc,
-                Measure(inc=one.inc, meeting=meeting.number, names=names, passes=passes),
-            )
-            for one in self.ranks.values()
-        ]
+        rank = self._rank_of.get(node)
+        if rank is not None and message.inc == self.ranks[rank].inc:
+            self._newest[rank] = max(self._newest.get(rank, 0), message.step)
+        return self._met(self._meetings.came(rank, message, self._pace, now_s), now_s)
 
     def has_measured(self, node: str, message: RankMeasured, now_s: float) -> list[FailSlowAct]:
         """A rank has measured itself."""
-        rank, meeting = self._rank_of.get(node), self._gathering
-        if rank is None or meeting is None or message.meeting != meeting.number:
-            return []
+        return self._met(self._meetings.has_measured(self._rank_of.get(node), message), now_s)
+
+    def _met(self, met: Met, now_s: float) -> list[FailSlowAct]:
+        sends, over = met
+        return [*sends, *self._over(over, now_s)] if over is not None else [*sends]
+
+    def _over(self, meeting: MeetingOver, now_s: float) -> list[FailSlowAct]:
         if meeting.measured is None:
-            return []
-        meeting.measured[rank] = message
-        return self._ended(now_s) if meeting.measured.keys() == self.ranks.keys() else []
-
-    def _let_go(self) -> list[FailSlowAct]:
-        """The ranks that stand still train on."""
-        meeting, self._gathering = self._gathering, None
-        assert meeting is not None
-        return [
-            Send(self.ranks[rank].inc, GoOn(inc=self.ranks[rank].inc, meeting=meeting.number))
-            for rank in sorted(meeting.came)
-        ]
-
-    def _ended(self, now_s: float) -> list[FailSlowAct]:
-        meeting = self._gathering
-        assert meeting is not None
-        if meeting.measured is None:  # not all have come, so nobody was asked to measure
-            # The others may have been on their way to a meeting for which a rank was late.
-            missing = () if meeting.late else tuple(sorted(self.ranks.keys() - meeting.came))
             late = dict.fromkeys(meeting.late, "went past the step at which all should meet")
-            self._gaps = msgspec.structs.replace(self._gaps.and_unseen(late), absent=missing)
+            gaps = self._gaps.and_unseen(late)
+            self._gaps = msgspec.structs.replace(gaps, absent=meeting.absent)
             self._missed |= self._at_start
-            return [*self._let_go(), *self._unmeasured(NotMeasured.NOT_ALL, now_s)]
+            return self._unmeasured(NotMeasured.NOT_ALL, now_s)
         self._gaps = self._gaps.and_unseen(unmeasured(meeting.measured, self.ranks))
         measured = measurements_of(meeting.measured, self._rank_of)
         result = judge(meeting.plan, measured, None if self._at_start else self.measured)
         if self._at_start:
-            return [*self._let_go(), *self._conclude(result, measured, now_s)]
+            return self._conclude(result, measured, now_s)
         # The first look saw few steps: some were healthy yet, or what slowed them is over.
-        second = self._ask(self._slow_from, now_s, (result, measured))
-        return [*self._let_go(), *second]
+        return self._ask(self._slow_from, now_s, (result, measured))
 
     def _unmeasured(self, why: NotMeasured, now_s: float) -> list[FailSlowAct]:
         self._gaps = msgspec.structs.replace(self._gaps, not_measured=why)
@@ -567,9 +476,6 @@ class FailSlowWatch:
             words = gap_words(*absences(self._gaps, names))
             return [StartUnseenEvent(reason=words), *self._ask_if_due(now_s)]
         took_s = 0.0 if at_start else now_s - self._onset_s
-        if result is not None and not at_start:
-            is_blamed = any(one.culprit != "nothing" for one in found)
-            self._rest_s = REST_S if is_blamed else min(2 * self._rest_s, MOST_REST_S)
         told = [msgspec.structs.replace(one, took_s=took_s, parts=parts) for one in found]
         self._advice.diagnosed(found)
         return [*told, *self._ask_if_due(now_s)]
@@ -578,21 +484,7 @@ class FailSlowWatch:
 
     def tick(self, now_s: float) -> list[FailSlowAct]:
         """Go on without those who do not answer or come."""
-        question, meeting = self._question, self._gathering
-        if question is not None and now_s > question.until_s:
+        if self._question is not None and now_s > self._question.until_s:
             return self._profiled(now_s)
-        if meeting is not None and now_s > meeting.until_s:
-            return self._ended(now_s)
-        if meeting is not None and self._is_missed(meeting, now_s):
-            return [*self._let_go(), *self._meet(meeting.plan, now_s, meeting.tries + 1)]
-        return self._ask_if_due(now_s)
-
-    def _is_missed(self, meeting: _Gathering, now_s: float) -> bool:
-        """Whether a rank has gone past: its order came when it had just looked for one."""
-        if not meeting.came or meeting.measured is not None or meeting.tries >= MOST_TRIES:
-            return False
-        awaited = self.ranks.keys() - meeting.came
-        if not any(self._newest.get(rank, 0) >= meeting.step for rank in awaited):
-            return False
-        meeting.missed_s = min(meeting.missed_s, now_s)
-        return now_s - meeting.missed_s > MISSED_S
+        acts = self._met(self._meetings.tick(self._pace, now_s), now_s)
+        return [*acts, *self._ask_if_due(now_s)]

@@ -7,7 +7,8 @@ import msgspec
 from paceline.base.numbering import Inc
 from paceline.policy.straggler.decision_log import CurePlanned
 from paceline.protocol.acts import Send
-from paceline.protocol.failslow import AskAgent, FailSlowAct, FailSlowWatch, Rank
+from paceline.protocol.failslow import AskAgent, FailSlowAct, FailSlowWatch
+from paceline.protocol.failslow_meeting import Rank
 from paceline.wire.call_ring import CallGroup, NotedCall, NotedStep, RingContents
 from paceline.wire.events.base import Event
 from paceline.wire.events.failslow import (

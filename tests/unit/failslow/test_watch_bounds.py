@@ -8,8 +8,9 @@ from paceline.agent.facts import read_calls, steps_took
 from paceline.base.numbering import Inc
 from paceline.policy.failslow.gaps import NotProfiled
 from paceline.policy.failslow.profile import ProfileWindow
-from paceline.protocol.failslow import MOST_TRIES, REST_S
+from paceline.protocol.failslow import REST_S
 from paceline.protocol.failslow_answers import ProcessorWaits, window_of
+from paceline.protocol.failslow_meeting import MOST_TRIES
 from paceline.wire.call_ring import CallGroup, CallRingWriter, NotedCall, NotedStep, RingContents
 from paceline.wire.events.failslow import DiagnosedEvent, FollowsEvent, RelievedEvent, SlowedEvent
 from paceline.wire.messages.agent import CallsTold, StepsTook, TellCalls
