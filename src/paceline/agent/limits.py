@@ -1,14 +1,18 @@
 """What a node's processes may take of their machine: its cgroup, or why there is none."""
 
 import logging
+import os
 from typing import NamedTuple
+
+from msgspec.structs import replace
 
 from paceline.agent.sharing import NodeShare
 from paceline.base.cgroups import NodeGroup, create_node_group
+from paceline.base.devices import shared_name
 from paceline.base.hardware import hardware_kind
 from paceline.base.jobdir import JobDir, number_of, role_of
 from paceline.wire.messages.agent import Hardware
-from paceline.wire.spec import JobSpec
+from paceline.wire.spec import JobSpec, ShareSpec
 
 _log = logging.getLogger(__name__)
 
@@ -34,7 +38,14 @@ def limit_node(job: JobDir, node: str, spec: JobSpec) -> NodeLimits:
         memory_bytes=None if note else memory_bytes,
     )
     shares = spec.share.device is not None and role_of(node) == "worker"
-    share = NodeShare(job, node, spec.share) if shares else None
+    share = NodeShare(job, node, _shared(spec)) if shares else None
     if note:
         _log.warning("no_limits note=%s", note)
     return NodeLimits(group, note, hardware, share)
+
+
+def _shared(spec: JobSpec) -> ShareSpec:
+    """Return how the job shares its device, by the name that the device has for all jobs."""
+    assert spec.share.device is not None
+    name = shared_name(spec.share.device, {**os.environ, **spec.env})
+    return replace(spec.share, device=name)

@@ -22,7 +22,7 @@ from paceline.agent.facts import end_last_line, read_log_tail
 from paceline.agent.stacks import capture_stacks
 from paceline.agent.torchrun import torchrun_environment
 from paceline.base.cgroups import NodeGroup, machine_oom_kills
-from paceline.base.devices import cores_of
+from paceline.base.devices import ORDER, cores_of, gpu_index
 from paceline.base.jobdir import JobDir, role_of
 from paceline.base.node_files import NodeFiles
 from paceline.base.numbering import NO_INC, Inc
@@ -57,7 +57,9 @@ _log = logging.getLogger(__name__)
 def process_environment(job: JobDir, node: str, spec: JobSpec) -> dict[str, str]:
     """What every life of the node's process has in its environment."""
     device = spec.share.device
-    cores = len(os.sched_getaffinity(0) if device is None else cores_of(device))
+    bound = frozenset[int]() if device is None else cores_of(device)
+    cores = len(bound or os.sched_getaffinity(0))
+    on_gpu = device is not None and gpu_index(device) is not None
     # A script of strategy script keeps what the user has exported, as under torchrun.
     exported = {} if spec.traits.trains or spec.torch_threads is not None else os.environ
     threads = exported.get("OMP_NUM_THREADS", str(spec.threads(cores)))
@@ -67,6 +69,8 @@ def process_environment(job: JobDir, node: str, spec: JobSpec) -> dict[str, str]
         "OMP_NUM_THREADS": threads,
         "MKL_NUM_THREADS": exported.get("MKL_NUM_THREADS", threads),
         **(_DETERMINISTIC if spec.deterministic else {}),
+        # Else CUDA may count GPUs in another order than the driver, whose names jobs share.
+        **({ORDER: "PCI_BUS_ID"} if on_gpu and ORDER not in os.environ else {}),
         **spec.env,
         JOB_DIR: str(job.path),
         NODE: node,

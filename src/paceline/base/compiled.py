@@ -19,6 +19,8 @@ from paceline.base.jobdir import home, make_private
 
 CPU_ARENA = Path(__file__).with_name("cpu_arena.cpp")
 """The memory of cores that jobs share."""
+CUDA_HOST = Path(__file__).with_name("cuda_host.cpp")
+"""Memory of the host for GPUs that jobs share."""
 COMPILERS = ("c++", "g++", "clang++")
 FLAGS = ("-std=c++20", "-O2", "-shared", "-fPIC")
 COMPILE_S = 120.0

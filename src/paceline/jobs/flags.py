@@ -63,7 +63,7 @@ _OF_SPEC = {
     "torch_threads": (NODES, "Threads of torch per worker."),
     "backend": (NODES, "Where nodes run."),
     "share": (NODES, "How it shares its device with other jobs."),
-    "device": (NODES, "The cores that it shares, e.g. cpu:0."),
+    "device": (NODES, "The cores or the GPU that it shares, e.g. cpu:0, cuda:0."),
     "device_memory": (NODES, "The memory that it shares, e.g. 4GiB."),
     "pending_s": (NODES, "Hold each launch back, e.g. 5s."),
 }

@@ -1,12 +1,13 @@
 """What a job stands on, checked before it starts: folders, room on disks, addresses, ports."""
 
 import errno
+import os
 import socket
 import tempfile
 from pathlib import Path
 
-from paceline.base.compiled import CPU_ARENA, compiled
-from paceline.base.devices import cores_of
+from paceline.base.compiled import CPU_ARENA, CUDA_HOST, compiled
+from paceline.base.devices import cores_of, gpu_index, shared_name
 from paceline.base.disk import room_bytes
 from paceline.base.errors import ConfigError
 from paceline.base.jobdir import home, run_place
@@ -98,7 +99,8 @@ def _share_complaint(spec: JobSpec) -> str:
     if spec.run_as == "program":
         return f"{where}: got {device} for a program, expected a script or a module; remove it"
     try:
-        return _taken(spec, device, cores_of(device))
+        cores = cores_of(device)
+        return _taken(spec, shared_name(device, {**os.environ, **spec.env}), cores)
     except ConfigError as error:
         return f"{where}: {error}"
 
@@ -119,31 +121,34 @@ def _memory_complaint(spec: JobSpec) -> str:
         where = _where(spec, "share.minimum_memory")
         return f"{where}: got more than the device's memory, expected a part of it"
     try:
-        compiled(CPU_ARENA)
+        compiled(CPU_ARENA if gpu_index(share.device) is None else CUDA_HOST)
     except (ConfigError, OSError) as error:
         return f"{where}: {error}"
     return ""
 
 
-def _taken(spec: JobSpec, device: str, cores: frozenset[int]) -> str:
+def _taken(spec: JobSpec, name: str, cores: frozenset[int]) -> str:
     """Say which job has the device, or a part of it, in a way that leaves no room for this one."""
+    device = spec.share.device
     for page in pages_of_jobs():
-        if page.device != device and cores & cores_of(page.device):
+        if page.device == name:
+            if page.share == spec.share.kind == "guaranteed":
+                where = _where(spec, "share.class")
+                expected = f"one guaranteed job on {device}, which is {page.job_id}"
+                remedy = "choose another device, or opportunistic"
+                return f"{where}: got guaranteed, expected {expected}; {remedy}"
+        elif page.device.startswith("cpu:") and cores & cores_of(page.device):
             expected = f"{page.device}, which job {page.job_id} shares, or other cores"
             return f"{_where(spec, 'share.device')}: got {device}, expected {expected}"
-        if page.device == device and page.share == spec.share.kind == "guaranteed":
-            where, remedy = _where(spec, "share.class"), "choose another device, or opportunistic"
-            expected = f"one guaranteed job on {device}, which is {page.job_id}"
-            return f"{where}: got guaranteed, expected {expected}; {remedy}"
-    return _room_taken(spec, device)
+    return _room_taken(spec, name)
 
 
-def _room_taken(spec: JobSpec, device: str) -> str:
+def _room_taken(spec: JobSpec, name: str) -> str:
     """Say which job of the device says another size of its memory, or leaves too little."""
     asked, left = spec.share.device_memory_bytes or 0, spec.share.device_memory_bytes or 0
     shown = show("share.device_memory", spec.share.device_memory_bytes)
     for page in pages_of_jobs():
-        if page.device == device:
+        if page.device == name:
             if page.words[ROOM] != asked:
                 expected = show("share.device_memory", int(page.words[ROOM]) or None)
                 where = _where(spec, "share.device_memory")

@@ -167,8 +167,8 @@ class ShareSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """guaranteed: its steps take as long as if it were alone. opportunistic: it lives on what is
     left. Default auto: guaranteed if no other job of the device is, else opportunistic."""
     device: Annotated[str, Meta(examples=["cpu:0"])] | None = None
-    """The device: cores of this machine, like ``cpu:0`` or ``cpu:0-3``, to which the job is bound.
-    Default none: the job shares nothing."""
+    """The device: cores of this machine, like ``cpu:0`` or ``cpu:0-3``, to which the job is bound,
+    or a GPU, like ``cuda:0``. Default none: the job shares nothing."""
     device_memory_bytes: DeviceBytes | None = field(default=None, name="device_memory")
     """Memory of the device for the tensors of all jobs that share it; all must say the same.
     Default none: on cores, memory is not shared."""

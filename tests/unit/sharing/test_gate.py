@@ -2,6 +2,7 @@
 
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -19,8 +20,22 @@ class UsedDevice:
 
     used_s = 0.0
 
+    def __init__(self) -> None:
+        self.told = list[str]()
+        """When the job left it, and came back."""
+        self.queue: Callable[[], bool] | None = None
+
     def busy_s(self) -> float:
         return self.used_s
+
+    def leave(self) -> None:
+        self.told.append("leave")
+
+    def enter(self) -> None:
+        self.told.append("enter")
+
+    def work(self) -> Callable[[], bool] | None:
+        return self.queue
 
 
 class Gated:
@@ -129,6 +144,14 @@ def test_a_gap_is_waited_for_no_longer_than_at_the_least_duty(gated: Gated, tmp_
     assert gated.come(0.005) < 0.1
 
 
+def test_the_device_is_told_that_the_job_leaves_it_while_it_waits(gated: Gated) -> None:
+    gated.page.order(GateMode.DUTY, 0.25, "")
+    gated.come(0.01)
+    assert gated.device.told == ["leave", "enter"]
+    gated.come(0.0)
+    assert gated.device.told == ["leave", "enter"], "it did not wait"
+
+
 def test_without_a_device_coordinator_the_least_duty_holds(gated: Gated) -> None:
     gated.page.order(GateMode.PAUSE, 1.0, "")
     gated.page.words[BEAT] -= STALE_S
@@ -202,7 +225,7 @@ def test_decisions_are_read_once_and_the_oldest_are_lost(gated: Gated) -> None:
 
 def test_a_job_tells_of_its_gaps_if_they_are_long(tmp_path: Path) -> None:
     page = GatePage.create(tmp_path / "worker-0.share", "cpu:0", "guaranteed")
-    gaps = InputGaps(page)
+    gaps = InputGaps(page, UsedDevice())
     with gaps:
         pass
     assert not page.tells_gaps
@@ -217,3 +240,30 @@ def test_a_job_tells_of_its_gaps_if_they_are_long(tmp_path: Path) -> None:
         with gaps:
             pass
     assert not page.tells_gaps
+
+
+def test_a_job_is_idle_when_the_device_has_done_its_work(tmp_path: Path) -> None:
+    page = GatePage.create(tmp_path / "worker-0.share", "cuda:0", "guaranteed")
+    device = UsedDevice()
+    gaps, done = InputGaps(page, device), threading.Event()
+    device.queue = done.is_set
+    for _ in range(NUM_WAITS):
+        done.clear()
+        with gaps:
+            done.set()
+            time.sleep(0.01)
+    assert page.tells_gaps
+    done.clear()
+    with gaps:
+        time.sleep(0.02)
+        assert page.busy_number % 2, "its work is not done"
+        done.set()
+        time.sleep(0.02)
+        assert not page.busy_number % 2
+    assert page.busy_number % 2
+    done.clear()
+    for _ in range(NUM_WAITS):
+        with gaps:
+            time.sleep(0.002)
+    assert not page.tells_gaps, "it waits for its input while the device computes"
+    assert device.told == ["leave", "enter"] * (2 * NUM_WAITS + 1)

@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 
 from paceline.agent.sharing import coordinate
-from paceline.base.devices import cores_of
+from paceline.base import devices
+from paceline.base.devices import cores_of, shared_name
 from paceline.base.errors import ConfigError
 from paceline.jobs import ground, sharing
 from paceline.jobs.sharing import rows
@@ -56,10 +57,7 @@ def test_flags_and_files_say_the_same() -> None:
             "write e.g. --device cpu:0",
         ),
         ({"device": "gpu"}, "--device: got 'gpu', expected cores, like cpu:0 or cpu:0-3"),
-        (
-            {"device": "cuda:0"},
-            "--device: got 'cuda:0', which comes in a later version of paceline",
-        ),
+        ({"device": "cuda"}, "got 'cuda', expected cores, like cpu:0 or cpu:0-3, or a GPU, like"),
         ({"device": "cpu:70-71"}, "--device: got 'cpu:70-71', expected cores that this machine"),
         ({"device": "cpu:3-2"}, "--device: got 'cpu:3-2', expected cores that this machine"),
         (
@@ -98,6 +96,65 @@ def test_a_device_is_cores() -> None:
     if own == [*range(own[0], own[-1] + 1)]:
         assert cores_of(f"cpu:{own[0]}-{own[-1]}") == set(own)
     assert cores_of(f"cpu:{','.join(map(str, own))}") == set(own)
+
+
+CARDS = ("GPU-aa11", "GPU-bb22", "GPU-bb33")
+
+
+@pytest.mark.parametrize(
+    ("device", "visible", "name"),
+    [
+        ("cpu:0", None, "cpu:0"),
+        ("cuda:1", None, "GPU-bb22"),
+        ("cuda:0", "2,1", "GPU-bb33"),
+        ("cuda:1", "GPU-aa11, GPU-bb3", "GPU-bb33"),
+        ("cuda:0", "MIG-77", "MIG-77"),
+        ("cuda:0", "1,9,0", "GPU-bb22"),
+    ],
+)
+def test_a_gpu_has_one_name_for_all_jobs(device: str, visible: str | None, name: str) -> None:
+    environment = {} if visible is None else {"CUDA_VISIBLE_DEVICES": visible}
+    assert shared_name(device, environment, lambda: CARDS) == name
+
+
+@pytest.mark.parametrize(
+    ("device", "visible", "there"),
+    [
+        ("cuda:3", None, "is given: cuda:0, cuda:1, cuda:2"),
+        ("cuda:0", "", "is given by CUDA_VISIBLE_DEVICES=: none"),
+        ("cuda:1", "1,9,0", "is given by CUDA_VISIBLE_DEVICES=1,9,0: cuda:0"),
+        ("cuda:0", "GPU-bb", "is given by CUDA_VISIBLE_DEVICES=GPU-bb: none"),
+    ],
+)
+def test_a_gpu_that_a_job_is_not_given_is_refused(
+    device: str, visible: str | None, there: str
+) -> None:
+    environment = {} if visible is None else {"CUDA_VISIBLE_DEVICES": visible}
+    with pytest.raises(ConfigError, match=there):
+        shared_name(device, environment, lambda: CARDS)
+
+
+def test_without_a_driver_there_is_no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(devices, "has_driver", lambda: False)
+    with pytest.raises(ConfigError, match=r"no NVIDIA driver; install it, or share cores"):
+        shared_name("cuda:0", {}, lambda: None)
+    monkeypatch.setattr(devices, "has_driver", lambda: True)
+    assert shared_name("cuda:0", {}, lambda: None) == "cuda:0", "NVML is not there to ask"
+    assert shared_name("cuda:1", {"CUDA_VISIBLE_DEVICES": "0,3"}, lambda: None) == "cuda:3"
+
+
+def test_a_gpu_has_one_guaranteed_job_by_whatever_number(
+    place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ground, "shared_name", lambda _device, _environment: "GPU-bb22")
+    page = page_of(place, "first", "GPU-bb22", "guaranteed")
+    complaint = ground._share_complaint(spec_for("guaranteed", "cuda:0"))
+    assert "expected one guaranteed job on cuda:0, which is first" in complaint
+    assert not ground._share_complaint(spec_for("opportunistic", "cuda:0"))
+    monkeypatch.undo()
+    monkeypatch.setattr(sharing, "run_place", lambda: place)
+    assert not ground._share_complaint(spec_for("guaranteed", f"cpu:{CORE}"))
+    assert page.device == "GPU-bb22"
 
 
 def spec_for(kind: str, device: str) -> JobSpec:

@@ -1,6 +1,7 @@
 """What a gate must know of the device that its job shares with others."""
 
 import time
+from collections.abc import Callable
 from typing import Protocol
 
 from paceline.base.devices import cores_of
@@ -13,6 +14,18 @@ class Device(Protocol):
         """Return how long this process has used the device so far, in the device's own time."""
         ...
 
+    def leave(self) -> None:
+        """Take in that the job gives the device no work from now on."""
+        ...
+
+    def enter(self) -> None:
+        """Take in that it does again."""
+        ...
+
+    def work(self) -> Callable[[], bool] | None:
+        """Return what says whether the work given so far is done; None: it is."""
+        ...
+
 
 class CpuDevice:
     """Cores: a process uses them as long as it runs on them, not while others do."""
@@ -23,3 +36,12 @@ class CpuDevice:
 
     def busy_s(self) -> float:
         return time.process_time() / self._num_cores
+
+    def leave(self) -> None:
+        pass
+
+    def enter(self) -> None:
+        pass
+
+    def work(self) -> Callable[[], bool] | None:
+        return None

@@ -1,32 +1,58 @@
-"""A guaranteed job says when it waits for its input: then the device is free for others."""
+"""A job waits for its input: then the device is free for others, once its work there is done."""
 
 import os
+import threading
 from collections import deque
+from collections.abc import Callable
 from statistics import median
 from time import monotonic
 from types import TracebackType
 
+from paceline.runtime.share.device import Device
 from paceline.wire.gate_page import GatePage
 
 LEAST_GAP_S = 1e-3
 """Jobs whose waits are shorter say nothing: to wake others would cost more than it gives."""
 NUM_WAITS = 9
+POLL_S = 1e-4
+"""Between looks at work that a device has not done yet."""
 
 
 class InputGaps:
-    """The job is idle within ``with gaps:``; entered by its training thread alone."""
+    """The job waits within ``with gaps:``; entered by its training thread alone.
 
-    def __init__(self, page: GatePage) -> None:
-        self._page = page
+    Args:
+        page: where the job says that it is idle; None: it does not say so.
+        device: that it shares.
+    """
+
+    def __init__(self, page: GatePage | None, device: Device) -> None:
+        self._page, self._device = page, device
         self._waits_s: deque[float] = deque(maxlen=NUM_WAITS)
-        self._start_s = 0.0
+        self._idle_since_s: float | None = None
+        """None: the job is busy."""
+        self._number = 0
+        """Odd within a wait."""
+        self._work: tuple[int, Callable[[], bool]] = (0, bool)
+        """Of a wait, by its number: says whether the device has done the job's work."""
+        self._asked = threading.Event()
+        self._lock = threading.Lock()
+        self._follower: threading.Thread | None = None
         self._tells = self._is_fork = False
         os.register_at_fork(after_in_child=self._leave_to_fork)
 
     def __enter__(self) -> None:
-        self._start_s = monotonic()
-        if self._tells and not self._is_fork:
-            self._page.say_idle()
+        if self._is_fork:
+            return
+        self._device.leave()
+        if self._page is None:
+            return
+        self._number += 1
+        work = self._device.work()
+        if work is None:
+            self._be_idle(self._page)
+        else:
+            self._follow(work)
 
     def __exit__(
         self,
@@ -36,13 +62,47 @@ class InputGaps:
     ) -> None:
         if self._is_fork:
             return
+        if self._page is not None:
+            with self._lock:
+                self._number += 1
+                self._be_busy(self._page)
+        self._device.enter()
+
+    def _be_idle(self, page: GatePage) -> None:
+        self._idle_since_s = monotonic()
         if self._tells:
-            self._page.say_busy()
-        self._waits_s.append(monotonic() - self._start_s)
+            page.say_idle()
+
+    def _be_busy(self, page: GatePage) -> None:
+        since_s, self._idle_since_s = self._idle_since_s, None
+        if self._tells:
+            page.say_busy()
+        self._waits_s.append(0.0 if since_s is None else monotonic() - since_s)
         tells = median(self._waits_s) >= LEAST_GAP_S
         if self._tells and not tells:
-            self._page.say_no_gaps()
+            page.say_no_gaps()
         self._tells = tells
+
+    def _follow(self, work: Callable[[], bool]) -> None:
+        """Have a thread say that the job is idle, when its work is done within this wait."""
+        self._work = self._number, work
+        if self._follower is None:
+            self._follower = threading.Thread(target=self._run, name="paceline-gaps", daemon=True)
+            self._follower.start()
+        self._asked.set()
+
+    def _run(self) -> None:
+        page, never = self._page, threading.Event()
+        assert page is not None
+        while self._asked.wait():
+            self._asked.clear()
+            number, work = self._work
+            while number == self._number and not work():
+                never.wait(POLL_S)
+            with self._lock:
+                # Else the wait has ended: the training thread has said, or says now, "busy".
+                if number == self._number:
+                    self._be_idle(page)
 
     def _leave_to_fork(self) -> None:
         self._is_fork = True

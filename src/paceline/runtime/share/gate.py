@@ -44,6 +44,8 @@ class Gate:
         """Used, for which the job has not idled; negative: it has idled for more."""
         self._newest = page.newest
         self._is_free = True
+        self._has_left = False
+        """The device."""
         self._lock = threading.Lock()
         self._beside: GatePage | None = None
         os.register_at_fork(after_in_child=self._leave_to_fork)
@@ -65,6 +67,9 @@ class Gate:
                 self._is_free, chunk_s = False, min(chunk_s, MOST_FREE_S)
             self._owed_s += chunk_s
             self._idle(chunk_s)
+            if self._has_left:
+                self._device.enter()
+                self._has_left = False
         finally:
             self._lock.release()
 
@@ -77,8 +82,10 @@ class Gate:
                 self._owed_s = 0.0
                 break
             if order.mode is GateMode.PAUSE:
+                self._leave()
                 self._page.await_order(order.number, LOOK_S)
             elif left_s >= LEAST_IDLE_S:
+                self._leave()
                 self._page.await_order(order.number, min(left_s, LOOK_S))
             else:
                 bound_s = idle_s(max(chunk_s, LEAST_IDLE_S), LEAST_DUTY) - waited_s
@@ -108,8 +115,14 @@ class Gate:
         number = self._beside.busy_number if self._beside is not None else 0
         if self._beside is None or not number % 2 or bound_s <= 0:
             return False
+        self._leave()
         self._beside.await_idle(number, min(bound_s, LOOK_S))
         return True
+
+    def _leave(self) -> None:
+        if not self._has_left:
+            self._device.leave()
+            self._has_left = True
 
     def _note(self, waited_s: float, now_s: float) -> None:
         self._words[HELD] += waited_s

@@ -5,6 +5,7 @@ Regions that torch has compiled have no such points inside: there, it is passed 
 """
 
 import functools
+import sys
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -19,11 +20,13 @@ from torch.optim.optimizer import (
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from paceline.base.compiled import CPU_ARENA, compiled
+from paceline.base.devices import gpu_index
 from paceline.base.node_files import NodeFiles
 from paceline.runtime.process import Process
 from paceline.runtime.share.boundary import MemoryBoundary
 from paceline.runtime.share.cpu_memory import CpuMemory
-from paceline.runtime.share.device import CpuDevice
+from paceline.runtime.share.cuda import CudaDevice, say
+from paceline.runtime.share.device import CpuDevice, Device
 from paceline.runtime.share.gaps import InputGaps
 from paceline.runtime.share.gate import Gate
 from paceline.wire.gate_page import LIFE, ROOM, GatePage
@@ -35,13 +38,14 @@ def share_device(process: Process) -> None:
     assert share.device is not None
     page = GatePage.open(NodeFiles(process.job, process.node).share).hold()
     page.words[LIFE] = process.inc
+    is_gpu = gpu_index(share.device) is not None
     if page.words[ROOM]:
         MemoryBoundary(page, CpuMemory(compiled(CPU_ARENA))).install()
-    if share.kind != "opportunistic":
-        process.gaps = InputGaps(page)
-        _tell_gaps(process.gaps)
+    device: Device = CudaDevice(share.device) if is_gpu else CpuDevice(share.device)
+    process.gaps = InputGaps(None if share.kind == "opportunistic" else page, device)
+    _tell_gaps(process.gaps)
     if share.kind != "guaranteed":
-        GatePoints(Gate(page, CpuDevice(share.device), process.held)).install()
+        GatePoints(Gate(page, device, process.held)).install()
 
 
 class GatePoints:
@@ -67,6 +71,8 @@ class GatePoints:
 
     def _at_step(self, optimizer: Optimizer, _args: Any, _kwargs: Any) -> None:
         known = self._groups.get(optimizer, 0)
+        if not known and _has_compiled():
+            say("regions that torch has compiled have no gates inside: the job is held once a step")
         if len(optimizer.param_groups) > known:
             self._groups[optimizer] = len(optimizer.param_groups)
             for group in optimizer.param_groups[known:]:
@@ -77,6 +83,12 @@ class GatePoints:
         for one in parameters:
             if one.requires_grad and one.is_leaf:
                 one.register_post_accumulate_grad_hook(self._after_gradient)
+
+
+def _has_compiled() -> bool:
+    """Say whether torch has compiled any part of the script so far."""
+    counters = getattr(sys.modules.get("torch._dynamo.utils"), "counters", {})
+    return bool(counters.get("frames", {}).get("ok"))
 
 
 def _tell_gaps(gaps: InputGaps) -> None:
