@@ -22,9 +22,10 @@ The guaranteed job's losses must be those of a run without paceline, bit by bit.
 import contextlib
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import Any, NamedTuple
 
 import harness
 import numpy as np
@@ -43,12 +44,23 @@ SCRIPT = Path(__file__).with_name("jobs") / "shared.py"
 LOOK_S = 0.1
 SETTLE_S = 0.5
 """Of each window, not measured."""
-LEARN_S = 30.0
-"""For the law to settle before the first window."""
 START_S = 60.0
-SAME_STEPS = 2000
-"""So many losses are compared."""
 ARMS = ("alone", "packed", "duty", "gap", "controlled")
+
+
+class Pair(NamedTuple):
+    """Two jobs of one script."""
+
+    script: Path
+    name: str
+    """Of the device, for all jobs."""
+    idle: Callable[[float, float, list[float]], float]
+    """The part of a window in which the guaranteed job does not use the device, of its processor
+    time, the window's length, and its steps."""
+    same_steps: int = 2000
+    """So many losses are compared."""
+    learn_s: float = 30.0
+    """For the law to settle before the first window."""
 
 
 class Sharer:
@@ -73,9 +85,11 @@ class Sharer:
         return harness.cpu_s(self._pid)
 
 
-def spec_of(kind: ShareClass, notes: Path, wait_s: float, device: str) -> JobSpec:
+def spec_of(
+    kind: ShareClass, notes: Path, wait_s: float, device: str, script: Path = SCRIPT
+) -> JobSpec:
     return JobSpec(
-        script=str(SCRIPT),
+        script=str(script),
         args=(str(notes), "100000000", str(wait_s)),
         name=kind,
         strategy="script",
@@ -136,25 +150,26 @@ class Orders:
             print(f"  {decision.allowed}: {decision.why}", flush=True)
 
 
-def measure(options: Any, out: Path) -> dict[str, Any]:
-    lock = coordinate(options.device)
+def measure(options: Any, out: Path, pair: Pair) -> dict[str, Any]:
+    lock = coordinate(pair.name)
     assert lock is not None, f"another job shares {options.device}"
     notes = out / "guaranteed"
     took: dict[str, list[list[float]]] = {arm: [] for arm in ARMS}
     speeds: dict[str, list[float]] = {arm: [] for arm in ARMS}
     idle = []
     with contextlib.closing(lock), contextlib.ExitStack() as stack:
-        spec = spec_of("opportunistic", out / "opportunistic", 0.0, options.device)
+        notes_of_other = out / "opportunistic"
+        spec = spec_of("opportunistic", notes_of_other, 0.0, options.device, pair.script)
         other = Sharer(stack.enter_context(harness.running(spec)))
         time.sleep(1.0)
         other.steps_s()
         start_s = time.monotonic()
         time.sleep(options.seconds)
         solo = len(other.steps_s()) / (time.monotonic() - start_s)
-        spec = spec_of("guaranteed", notes, options.wait, options.device)
+        spec = spec_of("guaranteed", notes, options.wait, options.device, pair.script)
         kept = Sharer(stack.enter_context(harness.running(spec)))
         orders = Orders(kept, other, options.duty)
-        orders.follow("controlled", 2.0 if options.quick else LEARN_S)
+        orders.follow("controlled", 2.0 if options.quick else pair.learn_s)
         for _ in range(options.windows):
             for arm in ARMS:
                 orders.follow(arm, SETTLE_S)
@@ -165,15 +180,15 @@ def measure(options: Any, out: Path) -> dict[str, Any]:
                 took[arm].append(orders.steps_s)
                 speeds[arm].append(len(other.steps_s()) / length_s)
                 if arm == "alone":
-                    idle.append(1 - (kept.cpu_s() - cpu_s) / length_s)
-    losses = notes.read_text().split()[:SAME_STEPS]
-    same = losses == losses_alone(out / "solo", len(losses))
+                    idle.append(pair.idle(kept.cpu_s() - cpu_s, length_s, orders.steps_s))
+    losses = notes.read_text().split()[: pair.same_steps]
+    same = losses == losses_alone(out / "solo", len(losses), pair.script)
     return tell(took, speeds, solo, median(idle), same=same)
 
 
-def losses_alone(notes: Path, steps: int) -> list[str]:
+def losses_alone(notes: Path, steps: int, script: Path) -> list[str]:
     """What the script computes without paceline."""
-    command = [sys.executable, str(SCRIPT), str(notes), str(steps), "0"]
+    command = [sys.executable, str(script), str(notes), str(steps), "0"]
     harness.output_of("solo", command, {"OMP_NUM_THREADS": "1"})
     return notes.read_text().split()
 
@@ -212,7 +227,8 @@ def main() -> None:
     if options.quick:
         options.windows, options.seconds = 2, 1.0
     with harness.scratch() as out:
-        found = measure(options, out)
+        pair = Pair(SCRIPT, options.device, lambda cpu_s, took_s, _steps_s: 1 - cpu_s / took_s)
+        found = measure(options, out, pair)
     harness.report("sharing", found, file=options.json)
 
 

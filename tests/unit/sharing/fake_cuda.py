@@ -1,5 +1,8 @@
 """A stand-in for `torch.cuda`: one GPU that works through its queue in a time of its own."""
 
+import contextlib
+from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 
@@ -58,3 +61,125 @@ class FakeCuda:
 
     def Event(self, **_options: Any) -> FakeEvent:  # noqa: N802 - torch's name
         return FakeEvent(self)
+
+
+class FakeBlock:
+    """Memory that a tensor has."""
+
+    def __init__(self, cuda: "FakeMemoryCuda", num_bytes: int, *, host: bool) -> None:
+        self.cuda, self.num_bytes, self.host = cuda, num_bytes, host
+        self.address = HOST if host else 4096
+
+    def free(self) -> None:
+        self.cuda.free(self)
+
+
+HOST = 1 << 40
+"""Where the slab lies."""
+
+
+class FakeMemoryCuda(FakeCuda):
+    """A GPU of 1,000 MiB with torch's allocator: every block is a segment of its own."""
+
+    class MemPool:
+        def __init__(self, cuda: Any, use_on_oom: bool = False) -> None:
+            assert use_on_oom
+            self.cuda = cuda
+
+        def snapshot(self, *, include_traces: bool) -> list[dict[str, int]]:
+            total, used = self.cuda.slab, self.cuda.slab_used
+            return [{"address": HOST, "total_size": total, "active_size": used}]
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.memory = self
+        self.total, self.fraction = 1000 << 20, 1.0
+        self.used = self.cached = self.slab = self.slab_used = 0
+        self.peaks = {"allocated_bytes": 0, "reserved_bytes": 0}
+        self.fills = False
+        self.host_gives, self.backend = True, "native"
+        self.streams = {0}
+
+    # ------------------------------------------------------------------ torch.cuda
+
+    def CUDAPluggableAllocator(self, *_names: str) -> Any:  # noqa: N802 - torch's name
+        return SimpleNamespace(allocator=lambda: self)
+
+    def get_allocator_backend(self) -> str:
+        return self.backend
+
+    def set_per_process_memory_fraction(self, fraction: float, _index: int) -> None:
+        self.fraction = fraction
+
+    def get_device_properties(self, _index: int) -> Any:
+        return SimpleNamespace(total_memory=self.total)
+
+    def device(self, _index: int) -> Any:
+        return contextlib.nullcontext()
+
+    def current_stream(self, _index: int) -> Any:
+        return SimpleNamespace(cuda_stream=0)
+
+    def memory_snapshot(self, *, include_traces: bool) -> list[dict[str, int]]:
+        return [{"stream": stream, "device": 0} for stream in self.streams]
+
+    def ExternalStream(self, stream: int, device: int) -> Any:  # noqa: N802 - torch's name
+        return stream
+
+    def stream(self, _stream: Any) -> Any:
+        return contextlib.nullcontext()
+
+    @contextlib.contextmanager
+    def use_mem_pool(self, _pool: Any, device: int) -> Iterator[None]:
+        self.fills = True
+        try:
+            yield
+        finally:
+            self.fills = False
+
+    def empty_cache(self) -> None:
+        self.cached = 0
+
+    def synchronize(self, _index: int) -> None:
+        pass
+
+    def memory_stats_as_nested_dict(self, _index: int) -> dict[str, Any]:
+        current = {"allocated_bytes": self.used + self.slab_used}
+        current["reserved_bytes"] = self.used + self.cached + self.slab
+        return {
+            name: {"all": {"current": value, "peak": max(value, self.peaks[name])}}
+            for name, value in current.items()
+        }
+
+    def reset_peak_memory_stats(self, _index: int) -> None:
+        self.peaks = dict.fromkeys(self.peaks, 0)
+
+    # ------------------------------------------------------------------ the allocator
+
+    def empty(self, num_bytes: int, **_options: Any) -> FakeBlock:
+        if self.fills:
+            if not self.host_gives:
+                raise RuntimeError("out of memory")
+            self.slab += num_bytes
+            return FakeBlock(self, 0, host=True)
+        if self.cached >= num_bytes:
+            self.cached -= num_bytes
+        elif (self.used + self.cached + self.slab + num_bytes) > int(self.fraction * self.total):
+            if self.slab_used + num_bytes > self.slab:
+                raise RuntimeError("out of memory")
+            self.slab_used += num_bytes
+            return self._noted(FakeBlock(self, num_bytes, host=True))
+        self.used += num_bytes
+        return self._noted(FakeBlock(self, num_bytes, host=False))
+
+    def free(self, block: FakeBlock) -> None:
+        if block.host:
+            self.slab_used -= block.num_bytes
+        else:
+            self.used -= block.num_bytes
+            self.cached += block.num_bytes
+
+    def _noted(self, block: FakeBlock) -> FakeBlock:
+        for name, found in self.memory_stats_as_nested_dict(0).items():
+            self.peaks[name] = found["all"]["peak"]
+        return block

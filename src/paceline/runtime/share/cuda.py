@@ -54,7 +54,7 @@ class CudaDevice:
     def __init__(self, device: str, cuda: Any = torch.cuda) -> None:
         index = gpu_index(device)
         assert index is not None
-        _require(device, index, cuda)
+        require_gpu(device, index, cuda)
         self._cuda, self._index = cuda, index
         self._busy_s = 0.0
         self._begin: Any = None
@@ -151,7 +151,7 @@ class CudaDevice:
             self._most_points = max(1, min(MOST_POINTS, round(middle)))
 
 
-def _require(device: str, index: int, cuda: Any) -> None:
+def require_gpu(device: str, index: int, cuda: Any) -> None:
     """Raise ConfigError if torch sees no such GPU."""
     if not cuda.is_available():
         raise ConfigError(

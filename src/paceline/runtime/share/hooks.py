@@ -19,16 +19,19 @@ from torch.optim.optimizer import (
 )
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
-from paceline.base.compiled import CPU_ARENA, compiled
+from paceline.base.compiled import CPU_ARENA, CUDA_HOST, compiled
 from paceline.base.devices import gpu_index
+from paceline.base.errors import ConfigError
 from paceline.base.node_files import NodeFiles
 from paceline.runtime.process import Process
 from paceline.runtime.share.boundary import MemoryBoundary
 from paceline.runtime.share.cpu_memory import CpuMemory
 from paceline.runtime.share.cuda import CudaDevice, say
+from paceline.runtime.share.cuda_memory import CudaMemory
 from paceline.runtime.share.device import CpuDevice, Device
 from paceline.runtime.share.gaps import InputGaps
 from paceline.runtime.share.gate import Gate
+from paceline.runtime.share.memory import DeviceMemory
 from paceline.wire.gate_page import LIFE, ROOM, GatePage
 
 
@@ -39,13 +42,25 @@ def share_device(process: Process) -> None:
     page = GatePage.open(NodeFiles(process.job, process.node).share).hold()
     page.words[LIFE] = process.inc
     is_gpu = gpu_index(share.device) is not None
-    if page.words[ROOM]:
-        MemoryBoundary(page, CpuMemory(compiled(CPU_ARENA))).install()
     device: Device = CudaDevice(share.device) if is_gpu else CpuDevice(share.device)
+    memory = _memory_of(share.device) if page.words[ROOM] else None
+    if memory is not None:
+        MemoryBoundary(page, memory).install()
     process.gaps = InputGaps(None if share.kind == "opportunistic" else page, device)
     _tell_gaps(process.gaps)
     if share.kind != "guaranteed":
         GatePoints(Gate(page, device, process.held)).install()
+
+
+def _memory_of(device: str) -> DeviceMemory | None:
+    """Return the memory of a device; None: it cannot be shared, and a line of the log says why."""
+    if gpu_index(device) is None:
+        return CpuMemory(compiled(CPU_ARENA))
+    try:
+        return CudaMemory(device, compiled(CUDA_HOST))
+    except ConfigError as error:
+        say(f"the job's memory has no limit. {error}")
+        return None
 
 
 class GatePoints:
