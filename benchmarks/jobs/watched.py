@@ -21,6 +21,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from paceline.base.numbering import Inc
 from paceline.runtime.probe.calls import CallProbe
+from paceline.runtime.probe.periods import CallPeriods
 from paceline.runtime.probe.steps import StepProbe
 from paceline.wire.call_ring import CallRingWriter
 from paceline.wire.step_ledger import StepLedgerWriter
@@ -32,10 +33,12 @@ def watched(folder: Path) -> Iterator[None]:
     ledger = StepLedgerWriter(folder / "ledger", Inc(1))
     ring = CallRingWriter(folder / "calls", Inc(1))
     step, wait = 1, Work.wait
-    calls = CallProbe(ring, lambda: step)
+    periods = CallPeriods(lambda _took_s: None)
+    calls = CallProbe(ring, lambda: step, periods.called)
 
     def over(start_s: float, took_s: float, ran_s: float, marks: int) -> None:
         nonlocal step
+        periods.end()
         spent = {"server_s": 0.0, "message_s": 0.0}
         ledger.begin(step)
         own = {"bpt_s": took_s, "compute_s": ran_s, "wait_s": took_s - ran_s}
