@@ -150,6 +150,17 @@ def test_a_job_that_is_a_little_slower_by_itself_is_measured_before_the_others_s
     assert core.duty > 0.5, "what others may use comes back soon"
 
 
+def test_a_duty_that_was_not_too_much_comes_back_fast() -> None:
+    core = settled(harm=0.02)
+    core.solo_s *= 1.0 + 0.75 * RULES.budget
+    began_s = core.now_s
+    while "regime" not in core.causes(began_s):
+        core.run(LOOK_S)
+    assert core.state.duty > 0.4, "it is cut until the measurement"
+    core.run(5.0)
+    assert core.duty == 1.0
+
+
 def test_a_lone_bad_window_does_not_end_the_fast_growth() -> None:
     core = Core(harm=0.01)
     core.run(2.0)

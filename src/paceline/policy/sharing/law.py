@@ -216,6 +216,9 @@ def _measuring(state: SharingState, facts: SharingFacts, rules: SharingRules) ->
     alone_s = middle_mean(alone)
     if not state.alone_s or abs(alone_s / state.alone_s - 1.0) > rules.budget:
         state = replace(state, duty=LEAST_DUTY, fast=True, ceiling=math.inf, patience=1)
+    elif state.over and state.over_s / alone_s - 1.0 <= rules.budget:
+        # The duty was not too much: the guaranteed job is slower itself.
+        state = replace(state, fast=True, ceiling=math.inf, patience=1)
     state = replace(
         state,
         phase="shared",
