@@ -15,8 +15,7 @@ from collections.abc import Callable
 from pathlib import Path
 from time import monotonic
 
-from paceline.base.cgroups import give_way
-from paceline.base.devices import gpu_index
+from paceline.agent.device_memory import MemoryCoordinator, worker_name
 from paceline.base.errors import ConfigError
 from paceline.base.jobdir import JobDir
 from paceline.base.node_files import NodeFiles
@@ -31,14 +30,12 @@ from paceline.policy.sharing.law import (
 )
 from paceline.wire.gate_page import FREE, HELD_AT, LIFE, MINIMUM, ROOM, SINCE, STALE_S, GatePage
 from paceline.wire.messages.agent import SharingTold
-from paceline.wire.sharing import GateMode
+from paceline.wire.sharing import GateMode, SharingDecision
 from paceline.wire.spec import ShareSpec
 from paceline.wire.step_ledger import StepLedgerReader
 
 LOOK_S = 0.1
 """Between looks at the device."""
-WEIGH_EVERY = 5
-"""Looks, after which the weight of the job is looked at."""
 FIND_EVERY = 3
 """Looks, between two of which pages of new jobs are looked for."""
 
@@ -62,7 +59,9 @@ class NodeShare:
         self._page.words[MINIMUM] = share.minimum_memory_bytes or 0
         self._told = 0
         """Number of the newest decision that the master knows."""
-        self._job, self._looks = job, 0
+        self._newest: dict[bool, SharingDecision] = {}
+        """Of its gate, and of its own memory."""
+        self._again = False
         self._coordinator: DeviceCoordinator | None = None
 
     async def follow(self, send: Callable[[SharingTold], None]) -> None:
@@ -73,30 +72,20 @@ class NodeShare:
                 self._coordinator = coordinate(self._device)
             if self._coordinator is not None:
                 self._coordinator.look(monotonic())
-            if self._looks % WEIGH_EVERY == 0 and gpu_index(self._device) is None:
-                self._weigh()
-            self._looks += 1
             for number, decision in self._page.decisions(self._told):
                 self._told = number
+                memory = decision.memory
+                if memory is None or memory.worker == worker_name(self._page):
+                    self._newest[memory is None] = decision
                 send(SharingTold(node=self._node, decision=decision))
-
-    def _weigh(self) -> None:
-        """Let the kernel prefer the guaranteed job between two gates of ours.
-
-        Control groups weigh whole jobs, so one node that is held has all of them give way. Where
-        groups are not permitted, gates alone hold the job back.
-        """
-        pages = filter(None, map(open_page, self._job.run_dir.glob("*.share")))
-        held = []
-        for page in pages:
-            held.append(page.newest.mode is not GateMode.OFF)
-            page.close()
-        with contextlib.suppress(OSError):
-            give_way(self._job.job_id, any(held))
+            if self._again:
+                self._again = False
+                for decision in self._newest.values():
+                    send(SharingTold(node=self._node, decision=decision))
 
     def repeat(self) -> None:
-        """Have the newest decision told again, to a master that may not know it."""
-        self._told = max(self._told - 1, 0)
+        """Have the newest decisions told again, to a master that may not know them."""
+        self._again = True
 
     def begin(self) -> None:
         """Hold the process again: it is a new life."""
@@ -129,6 +118,7 @@ class DeviceCoordinator:
     def __init__(self, device: str, lock: socket.socket) -> None:
         self._device, self._lock = device, lock
         self._rules, self._state = SharingRules(), SharingState()
+        self._memory = MemoryCoordinator()
         self._pages: dict[Path, GatePage] = {}
         self._ledgers: dict[Path, StepLedgerReader] = {}
         self._looks = 0
@@ -153,13 +143,16 @@ class DeviceCoordinator:
         )
         self._state, decision = decide(self._state, facts, self._rules)
         state, beside = self._state, str(kept[0].path) if kept else ""
+        decisions = self._memory.look(now_s, self._pages.values(), state)
+        if decision is not None:
+            decisions.append(decision)
         for page in self._pages.values():
             if page.job_id == guaranteed:
                 page.order(GateMode.OFF, 1.0, "")
             else:
                 page.order(state.mode, state.duty, beside)
-            if decision is not None:
-                page.tell(decision)
+            for one in decisions:
+                page.tell(one)
 
     def _find(self) -> None:
         """Let go of jobs that are over, and now and then look for new ones."""

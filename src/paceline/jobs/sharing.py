@@ -36,7 +36,7 @@ def read_sharing(path: Path) -> list[SharingLine]:
 
 
 def rows(job_id: str, share: ShareSpec, nodes: Iterable[NodeStatus]) -> list[tuple[str, ...]]:
-    """One per node that shares a device, as `COLUMNS` has it."""
+    """One or two per node that shares a device, as `COLUMNS` has it."""
     found: list[tuple[str, ...]] = []
     for node in nodes:
         if share.device is not None and node.role == "worker":
@@ -47,6 +47,9 @@ def rows(job_id: str, share: ShareSpec, nodes: Iterable[NodeStatus]) -> list[tup
                 is_kept = now.guaranteed == job_id
                 kind += ", guaranteed now" if is_kept else ", opportunistic now"
             found.append((node.node, share.device, kind, *told))
+            if node.memory is not None:
+                told = (f"this worker {node.memory.allowed}", node.memory.why)
+                found.append((node.node, f"memory of {share.device}", kind, *told))
     return found
 
 

@@ -28,7 +28,7 @@ from paceline.wire.events.base import Event
 from paceline.wire.events.nodes import NodeLostEvent, ProcessExitedEvent, ProcessUpEvent
 from paceline.wire.messages import group
 from paceline.wire.messages.agent import Hardware, NodeFacts
-from paceline.wire.sharing import SharingDecision
+from paceline.wire.sharing import MemoryLimit, SharingDecision
 from paceline.wire.spec import WindowSpec
 
 WINDOW_S = 10.0
@@ -175,6 +175,8 @@ class Monitor:
         self._hardware: dict[str, Hardware] = {}
         self.sharing: dict[str, SharingDecision] = {}
         """The newest decision about the device that a node shares."""
+        self.memory: dict[str, MemoryLimit] = {}
+        """The newest limit of a node's memory on it."""
         self._committed = RunningRate()
         self._earlier: dict[str, NodeMetrics] = {}
         """Of nodes not heard of yet, by a master before this one."""

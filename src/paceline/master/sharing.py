@@ -14,19 +14,26 @@ NEWS: frozenset[SharingCause] = frozenset({"arrival", "newcomer", "regime", "dep
 
 
 class SharingKept:
-    """The newest decision of each node's device, and the log of all."""
+    """The newest decisions of each node's device, and the log of all."""
 
     def __init__(self, parts: MasterParts, times: Times) -> None:
         self._device, self._outbox, self._times = parts.spec.share.device, parts.outbox, times
-        self._newest = parts.monitor.sharing
+        self._job_id, self._newest = parts.job.job_id, parts.monitor.sharing
+        self._memory = parts.monitor.memory
         self._log = LineFile(parts.job.sharing)
 
     def told(self, message: SharingTold) -> None:
         """Keep a decision, unless it is the newest one once more."""
         node, decision = message.node, message.decision
-        if self._device is None or self._newest.get(node) == decision:
+        memory = decision.memory
+        if self._device is None or decision == self._newest.get(node):
             return
-        self._newest[node] = decision
+        if memory is None:
+            self._newest[node] = decision
+        elif memory.worker == f"{self._job_id}/{node}":
+            if memory == self._memory.get(node):
+                return
+            self._memory[node] = memory
         self._log.add(SharingLine(t=self._times.wall(), node=node, decision=decision))
         self._log.flush()
         if self._log.num_bytes > LOG_BYTES:

@@ -117,6 +117,7 @@ def _node(node: Node, monitor: Monitor) -> NodeStatus:
         cpu_s=totals.cpu_s,
         note=node.place.why or node.life.note,
         sharing=monitor.sharing.get(node.name),
+        memory=monitor.memory.get(node.name),
     )
 
 

@@ -5,7 +5,7 @@ import msgspec
 from paceline.base.numbering import NO_INC, CutNo, EpochNo, Inc, StepNo
 from paceline.wire.events.failslow import Culprit, blame
 from paceline.wire.messages.base import Message
-from paceline.wire.sharing import SharingDecision
+from paceline.wire.sharing import MemoryLimit, SharingDecision
 from paceline.wire.spec import JobSpec
 
 
@@ -80,6 +80,8 @@ class NodeStatus(msgspec.Struct, frozen=True, kw_only=True):
     note: str = ""
     sharing: SharingDecision | None = None
     """The newest decision about the device that it shares; None: it shares none."""
+    memory: MemoryLimit | None = None
+    """Its limit of the device's memory; None: none was ever decided."""
 
 
 class SlowPart(msgspec.Struct, frozen=True, kw_only=True):

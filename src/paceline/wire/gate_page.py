@@ -35,7 +35,7 @@ coordinator gave a sign of life (monotonic); how long the gate has held its job 
 did so last (monotonic); the life of the process; 1: the job ends, and is held no more; the memory
 of the device, 0: it is not shared; what the job always has of it; the limit that is ordered, 0:
 none yet, inf: no limit."""
-_MEMORY = range(16, 22)
+_MEMORY = range(16, 23)
 """What the process says of its memory, in the order of `PageMemory`."""
 _ORDER_AT, _BUSY_AT, _TOLD_AT = 256, 260, 264
 """Numbers of four bytes: of the newest order; of the busy time, odd while it lasts, 0: the job says
@@ -77,6 +77,8 @@ class PageMemory(NamedTuple):
     """Of tensors that lie in the host's memory instead."""
     spilled: float
     """Allocated there, by all processes of the page so far."""
+    batches: float
+    """Mini-batches that they have begun."""
 
 
 class GatePage:

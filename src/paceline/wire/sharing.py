@@ -22,9 +22,66 @@ class GateMode(enum.IntEnum):
 
 SharingCause = Literal[
     "arrival", "newcomer", "steady", "measured", "within", "over", "harm", "unstable", "regime",
-    "again", "gaps", "departure",
+    "again", "gaps", "departure", "memory",
 ]  # fmt: skip
-"""Why the device coordinator decides something."""
+"""Why the device coordinator decides something; memory: that has a cause of its own."""
+MemoryCause = Literal["alone", "arrival", "squeeze", "spill", "room", "unused", "climb", "worse"]
+"""Why a job has another limit of its memory."""
+
+
+def size_of(num_bytes: float) -> str:
+    """Write a size in words: ``1.5 GiB``."""
+    for power, unit in ((3, "GiB"), (2, "MiB")):
+        if num_bytes >= 1024**power:
+            return f"{num_bytes / 1024**power:.3g} {unit}"
+    return f"{num_bytes / 1024:.3g} KiB"
+
+
+class MemoryLimit(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """How much of a device's memory a worker may use from now on, and why."""
+
+    worker: str
+    """Its job and its node: ``job/worker-0``."""
+    limit_bytes: int | None = None
+    """None: no limit."""
+    cause: MemoryCause
+    seen_bytes: int = 0
+    """Of spill and room: what was spilled in a mini-batch; of unused: what was used at most."""
+    by: str = ""
+    """The worker whose memory is cared for, if it is another one."""
+    room_bytes: int = 0
+    """The device's memory."""
+
+    @property
+    def allowed(self) -> str:
+        """The limit in words."""
+        if self.limit_bytes is None:
+            return "no limit of memory"
+        return f"{size_of(self.limit_bytes)} of {size_of(self.room_bytes)} of memory"
+
+    @property
+    def why(self) -> str:
+        """The cause in words."""
+        other, seen = self.by or "it", size_of(self.seen_bytes)
+        match self.cause:
+            case "alone":
+                return "no other job shares the device"
+            case "arrival":
+                return "jobs have come to share the device, or are not steady yet"
+            case "squeeze":
+                return f"{other} is there, and does not run steadily yet"
+            case "spill":
+                return f"{other} found no room for {seen} in a mini-batch, and is guaranteed"
+            case "room":
+                return f"it found no room for {seen} in a mini-batch, and there is some"
+            case "unused":
+                return f"it used {seen} at most for a while"
+            case "climb":
+                return f"tried for the sum of speeds, with {other}"
+            case "worse":
+                return f"the sum of speeds did not rise, with {other}"
+            case _:
+                assert_never(self.cause)
 
 
 class SharingDecision(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -44,6 +101,8 @@ class SharingDecision(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=T
     """What it takes while all others wait; 0: not measured."""
     budget: float = 0.0
     """By so much it may take longer."""
+    memory: MemoryLimit | None = None
+    """Of cause memory: what has changed; mode and duty are as before."""
 
     @property
     def loss(self) -> float:
@@ -53,6 +112,8 @@ class SharingDecision(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=T
     @property
     def allowed(self) -> str:
         """What the opportunistic jobs may do, in words."""
+        if self.memory is not None:
+            return f"{self.memory.worker} {self.memory.allowed}"
         match self.mode:
             case GateMode.OFF:
                 return "no limit"
@@ -95,5 +156,7 @@ class SharingDecision(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=T
                 return f"{name} {gap}"
             case "departure":
                 return "no guaranteed job shares the device"
+            case "memory":
+                return self.memory.why if self.memory is not None else ""
             case _:
                 assert_never(self.cause)

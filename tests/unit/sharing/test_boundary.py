@@ -79,7 +79,7 @@ def test_a_limit_is_taken_in_when_gradients_are_dropped(bounded: Bounded) -> Non
     assert bounded.memory.limits == [None]
     bounded.optimizer.zero_grad()
     assert bounded.memory.limits == [None, 1000]
-    assert bounded.page.memory == (2, 1000, 10, 20, 0, 0)
+    assert bounded.page.memory == (2, 1000, 10, 20, 0, 0, 2)
     bounded.step()
     bounded.optimizer.zero_grad()
     assert bounded.memory.limits == [None, 1000], "the same"
@@ -134,7 +134,7 @@ def test_what_was_used_is_said_for_a_while(
     bounded.optimizer.zero_grad()
     bounded.memory.use = MemoryUse(10, 20, 0, 7)
     bounded.optimizer.zero_grad()
-    assert bounded.page.memory[3:] == (90, 0, 14)
+    assert bounded.page.memory[3:] == (90, 0, 14, 3)
     monkeypatch.setattr(module, "PEAK_S", 0.0)
     bounded.optimizer.zero_grad()
     bounded.optimizer.zero_grad()

@@ -85,6 +85,7 @@ class MemoryBoundary:
                 peak=self._peak(use.peak_bytes, now_s),
                 host=use.host_bytes,
                 spilled=self._said.spilled + use.spilled_bytes,
+                batches=self._said.batches + between,
             )
             self._page.say_memory(self._said)
             self._passed_s = now_s

@@ -1,0 +1,85 @@
+"""The part of a device coordinator that divides the device's memory among jobs."""
+
+import math
+from collections.abc import Iterable
+
+from paceline.policy.sharing.law import SharingState
+from paceline.policy.sharing.memory import decide_memory
+from paceline.policy.sharing.memory_facts import (
+    MemoryFacts,
+    MemoryRules,
+    MemoryState,
+    MemoryWorker,
+)
+from paceline.wire.gate_page import LIMIT, MINIMUM, ROOM, GatePage
+from paceline.wire.sharing import SharingDecision
+
+
+class MemoryCoordinator:
+    """Takes in what workers use, and orders their limits, which stand on their pages.
+
+    A successor goes on with these.
+    """
+
+    def __init__(self) -> None:
+        self._rules, self._state = MemoryRules(), MemoryState()
+
+    def look(
+        self, now_s: float, pages: Iterable[GatePage], gates: SharingState
+    ) -> list[SharingDecision]:
+        """Give orders; what was decided.
+
+        Args:
+            now_s: the time.
+            pages: of all workers on the device.
+            gates: what the law of its time has decided.
+        """
+        limited = {worker_name(page): page for page in pages if page.words[ROOM]}
+        facts = MemoryFacts(
+            now_s=now_s,
+            room=min((page.words[ROOM] for page in limited.values()), default=0.0),
+            workers=tuple(
+                _worker(name, page, gates.guaranteed) for name, page in sorted(limited.items())
+            ),
+            is_steady=gates.phase != "arrival",
+            is_unstable=gates.unstable,
+            is_paused=gates.phase == "alone",
+        )
+        self._state, told = decide_memory(self._state, facts, self._rules)
+        for limit in told:
+            ordered = math.inf if limit.limit_bytes is None else float(limit.limit_bytes)
+            limited[limit.worker].words[LIMIT] = ordered
+        return [
+            SharingDecision(
+                cause="memory",
+                mode=gates.mode,
+                duty=gates.duty,
+                guaranteed=gates.guaranteed,
+                num_others=len(gates.others),
+                memory=limit,
+            )
+            for limit in told
+        ]
+
+
+def worker_name(page: GatePage) -> str:
+    """Name the worker of a page, as `MemoryLimit` does."""
+    return f"{page.job_id}/{page.node}"
+
+
+def _worker(name: str, page: GatePage, guaranteed: str) -> MemoryWorker:
+    said = page.memory
+    return MemoryWorker(
+        name=name,
+        job=page.job_id,
+        is_kept=page.job_id == guaranteed,
+        minimum=page.words[MINIMUM],
+        ordered=page.words[LIMIT],
+        looks=said.looks,
+        limit=said.limit,
+        device=said.device,
+        peak=said.peak,
+        host=said.host,
+        spilled=said.spilled,
+        batches=said.batches,
+    )

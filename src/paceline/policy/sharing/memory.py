@@ -1,0 +1,51 @@
+"""The device coordinator's law of memory: how a device's memory is divided among jobs.
+
+A lone job has no limit. When a guaranteed job comes, opportunistic ones keep what lives across
+their steps (or the minimum that their spec says) until it runs steadily. From there on
+
+    1. what a guaranteed job spills is given to it first, and taken from those with most to spare;
+    2. what nobody has is given to opportunistic jobs that spill;
+    3. a limit that a job has not come near for a while falls to what the job used, and a bit more;
+       each time that was wrong, the while doubles, so limits do not swing;
+    4. opportunistic jobs of which one spills exchange memory in small steps, which stay if the sum
+       of their speeds rises (`paceline.policy.sharing.climb`).
+
+A limit rises only by what others have let go of: limits in effect count, not orders.
+
+Pure: `decide_memory` is a function of the state and of what the workers say.
+
+Reference: AntMan sections 3.2, 3.3 (OSDI 2020), which has no formulas.
+"""
+
+import math
+
+from paceline.policy.sharing.climb import climb
+from paceline.policy.sharing.division import MemoryDivision
+from paceline.policy.sharing.memory_facts import MemoryFacts, MemoryRules, MemoryState
+from paceline.wire.sharing import MemoryLimit
+
+
+def decide_memory(
+    state: MemoryState, facts: MemoryFacts, rules: MemoryRules
+) -> tuple[MemoryState, tuple[MemoryLimit, ...]]:
+    """Take in what workers say; the new state, and the limits that change."""
+    if not facts.room or len({worker.job for worker in facts.workers}) < 2:
+        return _free(facts)
+    division = MemoryDivision(state, facts, rules)
+    division.take_in(state.shares)
+    division.admit()
+    division.squeeze()
+    division.serve_kept()
+    division.serve_others()
+    division.lower()
+    return climb(state, division)
+
+
+def _free(facts: MemoryFacts) -> tuple[MemoryState, tuple[MemoryLimit, ...]]:
+    """Nobody must be cared for."""
+    limited = [worker for worker in facts.workers if facts.room and worker.ordered < math.inf]
+    told = [
+        MemoryLimit(worker=worker.name, cause="alone", room_bytes=int(facts.room))
+        for worker in limited
+    ]
+    return MemoryState(), tuple(told)

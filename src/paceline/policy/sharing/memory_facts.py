@@ -1,0 +1,132 @@
+"""What the law of a device's memory sees and remembers, as values; in bytes and seconds."""
+
+import math
+
+import msgspec
+
+from paceline.wire.sharing import MemoryCause
+
+
+class MemoryWorker(msgspec.Struct, frozen=True, kw_only=True):
+    """A worker on the device, and what it says of its memory; in bytes."""
+
+    name: str
+    job: str
+    is_kept: bool
+    """Of the guaranteed job."""
+    minimum: float = 0.0
+    """That its spec says."""
+    ordered: float = 0.0
+    """The limit ordered last; 0: none yet, inf: no limit."""
+    looks: float = 0.0
+    """How often it has said its use; 0: it has no tensors yet."""
+    limit: float = math.inf
+    """In effect."""
+    device: float = 0.0
+    peak: float = 0.0
+    host: float = 0.0
+    spilled: float = 0.0
+    """In all so far."""
+    batches: float = 0.0
+    """Mini-batches so far."""
+
+    @property
+    def floor(self) -> float:
+        """What an opportunistic job keeps."""
+        return max(self.minimum, self.device, 1.0)
+
+
+class MemoryFacts(msgspec.Struct, frozen=True, kw_only=True):
+    """What the device coordinator sees of memory at one moment."""
+
+    now_s: float
+    room: float
+    """Memory of the device; 0: it is not shared."""
+    workers: tuple[MemoryWorker, ...] = ()
+    is_steady: bool = True
+    """The guaranteed job runs steadily, or there is none."""
+    is_unstable: bool = False
+    """Its steps vary more than alone: nothing is raised."""
+    is_paused: bool = False
+    """Opportunistic jobs wait, so what they use means nothing."""
+
+
+class MemoryRules(msgspec.Struct, frozen=True, kw_only=True):
+    """Constants of the law."""
+
+    slack: float = 1.1
+    """A job gets this times what it spilled, or what it used."""
+    least: float = 256 * 2**20
+    least_part: float = 1 / 16
+    """A spill is worth the lesser of both at least: bytes, and a part of the device's memory."""
+    near: float = 0.8
+    """A peak above this part of the limit comes near it."""
+    calm_s: float = 10.0
+    most_calm_s: float = 160.0
+    """A limit falls when no peak came near it for so long; doubled up to the second."""
+    owed_s: float = 3.0
+    """For others to let go of what a job should get; then it is counted again."""
+    step: float = 0.05
+    step_s: float = 30.0
+    """Part of the device's memory that is exchanged, and for how long speeds are compared."""
+    gain: float = 0.01
+    """The sum of speeds has risen if by this part."""
+    refused_s: float = 300.0
+    """An exchange that was wrong is not tried again for so long."""
+
+    def least_of(self, room: float) -> float:
+        """What a spill is worth at least."""
+        return min(self.least, self.least_part * room)
+
+
+class MemoryShare(msgspec.Struct, frozen=True, kw_only=True):
+    """What the device coordinator remembers of a worker."""
+
+    limit: float
+    """Ordered."""
+    calm_since_s: float
+    calm_s: float
+    """For so long no peak must come near the limit before it falls."""
+    top: float = 0.0
+    """The highest peak since it is calm."""
+    was_lowered: bool = False
+    """The newest change was for want of use."""
+    taken: bool = False
+    """The limit was seen in effect, so what is spilled is spilled under it."""
+    looks: float = 0.0
+    spilled: float = 0.0
+    """As last seen."""
+    lacks: float = 0.0
+    """Spilled in a mini-batch."""
+    batches: float = 0.0
+    batch_at_s: float = 0.0
+    """Mini-batches, and when there was another one."""
+    owed: float = 0.0
+    owed_since_s: float = 0.0
+    owed_cause: MemoryCause = "spill"
+
+
+class MemoryExchange(msgspec.Struct, frozen=True, kw_only=True):
+    """Memory that one worker has given another, for a try."""
+
+    giver: str
+    taker: str
+    amount: float
+    rates: dict[str, float]
+    """Mini-batches per second, before."""
+
+
+class MemoryState(msgspec.Struct, frozen=True, kw_only=True):
+    """What the device coordinator remembers of memory."""
+
+    shares: dict[str, MemoryShare] = {}
+    came_s: float = -math.inf
+    """When a worker came last."""
+    goes_on: bool = False
+    """From a former device coordinator: no job has come, though this one has seen none steady."""
+    since_s: float = 0.0
+    made: dict[str, tuple[float, float]] = {}
+    """When the window of speeds began; what had been made by then, and when the last of it was."""
+    exchange: MemoryExchange | None = None
+    refused: dict[tuple[str, str], float] = {}
+    """When an exchange was wrong."""
