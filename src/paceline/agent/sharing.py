@@ -16,6 +16,8 @@ from pathlib import Path
 from time import monotonic
 
 from paceline.agent.device_memory import MemoryCoordinator, worker_name
+from paceline.base.cgroups import give_way
+from paceline.base.devices import gpu_index
 from paceline.base.errors import ConfigError
 from paceline.base.jobdir import JobDir
 from paceline.base.node_files import NodeFiles
@@ -36,6 +38,8 @@ from paceline.wire.step_ledger import StepLedgerReader
 
 LOOK_S = 0.1
 """Between looks at the device."""
+WEIGH_EVERY = 5
+"""Looks, after which the weight of the job is looked at."""
 FIND_EVERY = 3
 """Looks, between two of which pages of new jobs are looked for."""
 
@@ -62,6 +66,7 @@ class NodeShare:
         self._newest: dict[bool, SharingDecision] = {}
         """Of its gate, and of its own memory."""
         self._again = False
+        self._job, self._looks = job, 0
         self._coordinator: DeviceCoordinator | None = None
 
     async def follow(self, send: Callable[[SharingTold], None]) -> None:
@@ -72,6 +77,9 @@ class NodeShare:
                 self._coordinator = coordinate(self._device)
             if self._coordinator is not None:
                 self._coordinator.look(monotonic())
+            if self._looks % WEIGH_EVERY == 0 and gpu_index(self._device) is None:
+                self._weigh()
+            self._looks += 1
             for number, decision in self._page.decisions(self._told):
                 self._told = number
                 memory = decision.memory
@@ -82,6 +90,20 @@ class NodeShare:
                 self._again = False
                 for decision in self._newest.values():
                     send(SharingTold(node=self._node, decision=decision))
+
+    def _weigh(self) -> None:
+        """Let the kernel prefer the guaranteed job between two gates of ours.
+
+        Control groups weigh whole jobs, so one node that is held has all of them give way. Where
+        groups are not permitted, gates alone hold the job back.
+        """
+        pages = filter(None, map(open_page, self._job.run_dir.glob("*.share")))
+        held = []
+        for page in pages:
+            held.append(page.newest.mode is not GateMode.OFF)
+            page.close()
+        with contextlib.suppress(OSError):
+            give_way(self._job.job_id, any(held))
 
     def repeat(self) -> None:
         """Have the newest decisions told again, to a master that may not know them."""

@@ -184,15 +184,37 @@ def _make(tree: Hierarchy, job_id: str, node: str, controller: str) -> Hierarchy
     return Hierarchy(tree.version, path)
 
 
-def _weigh_by_members(parent: Path) -> None:
+def _weigh_by_members(parent: Path, num_new: int = 1) -> None:
     """Let a group of n nodes weigh as much as n processes outside of it, not as one.
 
     Groups without processes do not count: what killed jobs left behind would weigh on all others.
-    The one that is being made has none yet.
+    Those that are being made have none yet.
     """
-    num_nodes = 1 + sum(_is_populated(procs) for procs in parent.rglob("cgroup.procs"))
+    num_nodes = num_new + sum(_is_populated(procs) for procs in parent.rglob("cgroup.procs"))
     _write_if_there(parent / "cpu.shares", str(min(1024 * num_nodes, 262_144)))
     _write_if_there(parent / "cpu.weight", str(min(100 * num_nodes, 10_000)))
+
+
+def give_way(job_id: str, gives: bool, mounts: Path = MOUNTS, own: Path = OWN) -> None:
+    """Let a job have a processor only while no other job wants it, or as its nodes weigh.
+
+    May be called again and again: where it is so already, nothing is written.
+
+    Raises:
+        OSError: not permitted.
+    """
+    tree = find_trees(mounts, own).get("cpu")
+    if tree is None:
+        return
+    job = tree.base / "paceline" / job_id
+    weight, least = (job / "cpu.weight", "1") if tree.version == 2 else (job / "cpu.shares", "2")
+    with contextlib.suppress(FileNotFoundError):
+        if (weight.read_text().strip() == least) == gives:
+            return
+        if gives:
+            weight.write_text(least)
+        else:
+            _weigh_by_members(job, 0)
 
 
 def _is_populated(procs: Path) -> bool:

@@ -9,6 +9,7 @@ from paceline.base.cgroups import (
     create_node_group,
     find_node_group,
     find_trees,
+    give_way,
     memory_headroom,
     remove_job,
 )
@@ -128,6 +129,20 @@ def test_a_job_weighs_what_its_living_nodes_do(version_1: Machine) -> None:
     create_node_group(JOB, NODE, None, None, *at)
     assert (parent / JOB / "cpu.shares").read_text() == "2048", "worker-1 and the one being made"
     assert (parent / "cpu.shares").read_text() == "3072", "what a killed job left has no weight"
+
+
+def test_a_job_that_gives_way_weighs_next_to_nothing_until_it_does_not(
+    version_1: Machine,
+) -> None:
+    at = (version_1.mounts, version_1.own)
+    job = version_1.root / "cpu,cpuacct/paceline" / JOB
+    (job / NODE).mkdir(parents=True)
+    (job / NODE / "cgroup.procs").write_text("12\n")
+    (job / "cpu.shares").write_text("1024")
+    for gives, weight in ((True, "2"), (True, "2"), (False, "1024"), (False, "1024")):
+        give_way(JOB, gives, *at)
+        assert (job / "cpu.shares").read_text() == weight
+    give_way("another", True, *at)  # it has no group
 
 
 def test_removal_takes_all_groups_of_the_job_and_no_other(version_1: Machine) -> None:

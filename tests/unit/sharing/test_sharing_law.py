@@ -138,6 +138,43 @@ def test_a_job_that_has_become_slower_by_itself_is_measured_again() -> None:
     assert core.state.duty > 0.5 * before
 
 
+def test_a_job_that_is_a_little_slower_by_itself_is_measured_before_the_others_starve() -> None:
+    core = settled(harm=0.02)
+    assert core.duty == 1.0
+    core.solo_s *= 1.0 + 2.2 * RULES.budget
+    began_s = core.now_s
+    core.run(8.0)
+    assert core.causes(began_s)[:4] == ["over", "over", "over", "regime"]
+    assert core.state.alone_s == pytest.approx(core.solo_s, rel=0.02)
+    core.run(10.0)
+    assert core.duty > 0.5, "what others may use comes back soon"
+
+
+def test_a_duty_that_was_not_too_much_comes_back_fast() -> None:
+    core = settled(harm=0.02)
+    core.solo_s *= 1.0 + 0.75 * RULES.budget
+    began_s = core.now_s
+    while "regime" not in core.causes(began_s):
+        core.run(LOOK_S)
+    assert core.state.duty > 0.4, "it is cut until the measurement"
+    core.run(5.0)
+    assert core.duty == 1.0
+
+
+def test_a_lone_bad_window_does_not_end_the_fast_growth() -> None:
+    core = Core(harm=0.01)
+    core.run(2.0)
+    core.others = ("b",)
+    while core.state.phase != "shared" or core.duty < 0.1:
+        core.run(LOOK_S)
+    core.harm = 0.05 / core.duty
+    while core.causes()[-1] != "over":
+        core.run(LOOK_S)
+    core.harm = 0.01
+    core.run(12.0)
+    assert core.duty == 1.0
+
+
 def test_a_job_that_has_become_faster_is_measured_again() -> None:
     core = settled(0.3)
     core.solo_s, begun_s = 0.02, core.now_s

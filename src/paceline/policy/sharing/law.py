@@ -6,8 +6,9 @@ alone. From there on the duty follows its steps, window by window: it grows whil
 long as alone, within a budget, and falls when it does not. The time alone is measured again every
 few minutes, and when a step takes what sharing does not explain.
 
-A duty that was too much is remembered: growth is fast only below it. Each cut doubles the number of
-good windows that a raise takes. So the duty settles, and does not swing.
+A duty that was too much twice in a row is remembered: growth is fast only below it. Each cut
+doubles the number of good windows that a slow raise takes. So the duty settles, and does not swing.
+When cuts do not help, the guaranteed job is measured alone again: it may be slower itself.
 
 Pure: `decide` is a function of the state and the newest steps.
 
@@ -81,7 +82,10 @@ class SharingRules(msgspec.Struct, frozen=True, kw_only=True):
     odd: float = 0.15
     odd_windows: int = 3
     """A loss of ``odd`` in so many windows in a row is not explained by sharing. Nor is one above
-    the budget at the least duty, but each such window counts as one part of ``patience``."""
+    the budget that does not fall with the duty. At the least duty each such window counts as one
+    part of ``patience``."""
+    sure: int = 2
+    """Windows in a row above the budget that make a duty too much."""
     grow: float = 1.5
     add: float = 0.03
     most_add: float = 0.25
@@ -120,6 +124,10 @@ class SharingState(msgspec.Struct, frozen=True, kw_only=True):
     """So many of them make a raise."""
     odd: float = 0.0
     """Windows in a row that sharing does not explain."""
+    over: int = 0
+    """Windows in a row above the budget."""
+    over_s: float = 0.0
+    """What a step took in the first of them."""
     unstable: bool = False
 
 
@@ -208,6 +216,9 @@ def _measuring(state: SharingState, facts: SharingFacts, rules: SharingRules) ->
     alone_s = middle_mean(alone)
     if not state.alone_s or abs(alone_s / state.alone_s - 1.0) > rules.budget:
         state = replace(state, duty=LEAST_DUTY, fast=True, ceiling=math.inf, patience=1)
+    elif state.over and state.over_s / alone_s - 1.0 <= rules.budget:
+        # The duty was not too much: the guaranteed job is slower itself.
+        state = replace(state, fast=True, ceiling=math.inf, patience=1)
     state = replace(
         state,
         phase="shared",
@@ -219,6 +230,7 @@ def _measuring(state: SharingState, facts: SharingFacts, rules: SharingRules) ->
         steps_s=(),
         good=0,
         odd=0.0,
+        over=0,
     )
     return _told(state, facts, rules, "measured", alone_s)
 
@@ -237,7 +249,7 @@ def _sharing(state: SharingState, facts: SharingFacts, rules: SharingRules) -> D
         return state, None
     window = state.steps_s
     state = replace(state, since_s=facts.now_s, steps_s=())
-    state, cause = _judged(state, loss, spread, rules)
+    state, cause = _judged(state, step_s, spread, rules)
     if cause == "regime" or facts.now_s - state.measured_s > rules.again_s:
         again = replace(state, steps_s=window)
         return _alone(again, facts, rules, "regime" if cause == "regime" else "again")
@@ -247,13 +259,19 @@ def _sharing(state: SharingState, facts: SharingFacts, rules: SharingRules) -> D
 
 
 def _judged(
-    state: SharingState, loss: float, spread: float, rules: SharingRules
+    state: SharingState, step_s: float, spread: float, rules: SharingRules
 ) -> tuple[SharingState, SharingCause | None]:
     """Follow one window."""
+    loss = step_s / state.alone_s - 1.0
     over, duty = loss > rules.budget, state.duty
+    state = replace(state, over=state.over + 1 if over else 0)
+    if state.over == 1:
+        state = replace(state, over_s=step_s)
     odd = 1.0 if loss < -rules.budget or loss > rules.odd else 0.0
     if over and duty <= LEAST_DUTY:
         odd = max(odd, 1.0 / state.patience)
+    elif state.over > 1 and step_s - state.alone_s > rules.cut * (state.over_s - state.alone_s):
+        odd = 1.0
     state = replace(state, odd=state.odd + odd if odd else 0.0)
     if state.odd >= rules.odd_windows:
         return state, "regime"
@@ -262,12 +280,12 @@ def _judged(
         state = replace(
             state,
             duty=max(duty * (rules.slash if harm else rules.cut), LEAST_DUTY),
-            fast=harm,
-            ceiling=duty,
             good=0,
             patience=min(2 * state.patience, rules.most_patience),
             unstable=False,
         )
+        if harm or state.over >= rules.sure:
+            state = replace(state, fast=harm, ceiling=duty)
         changed = state.duty != duty
         return state, ("harm" if harm else "over") if changed else None
     if spread > rules.spread + state.alone_spread:
