@@ -207,14 +207,17 @@ def give_way(job_id: str, gives: bool, mounts: Path = MOUNTS, own: Path = OWN) -
     if tree is None:
         return
     job = tree.base / "paceline" / job_id
-    weight, least = (job / "cpu.weight", "1") if tree.version == 2 else (job / "cpu.shares", "2")
+    rank = job / ("cpu.idle" if tree.version == 2 else "cpu.shares")
+    least = "1" if tree.version == 2 else "2"
     with contextlib.suppress(FileNotFoundError):
-        if (weight.read_text().strip() == least) == gives:
+        if (rank.read_text().strip() == least) == gives:
             return
         if gives:
-            weight.write_text(least)
-        else:
-            _weigh_by_members(job, 0)
+            rank.write_text(least)
+            return
+        if tree.version == 2:
+            rank.write_text("0")
+        _weigh_by_members(job, 0)
 
 
 def _is_populated(procs: Path) -> bool:

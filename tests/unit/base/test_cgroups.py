@@ -145,6 +145,19 @@ def test_a_job_that_gives_way_weighs_next_to_nothing_until_it_does_not(
     give_way("another", True, *at)  # it has no group
 
 
+def test_in_version_2_a_job_that_gives_way_is_idle_to_the_kernel(version_2: Machine) -> None:
+    at = (version_2.mounts, version_2.own)
+    job = version_2.root / "all/box/paceline" / JOB
+    (job / NODE).mkdir(parents=True)
+    (job / NODE / "cgroup.procs").write_text("12\n")
+    for name in ("cpu.idle", "cpu.weight"):
+        (job / name).write_text("0")
+    for gives in (True, False):
+        give_way(JOB, gives, *at)
+        assert (job / "cpu.idle").read_text() == str(int(gives))
+    assert (job / "cpu.weight").read_text() == "100"
+
+
 def test_removal_takes_all_groups_of_the_job_and_no_other(version_1: Machine) -> None:
     at = (version_1.mounts, version_1.own)
     parent = version_1.root / "memory/box/a/paceline"
