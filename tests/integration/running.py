@@ -184,11 +184,8 @@ class RunningJob:
             self.kill_everything()
 
 
-@contextlib.contextmanager
-def running(
-    out: Path, *flags: str, workers: int | NodeSpec = 2, **spec: Any
-) -> Iterator[RunningJob]:
-    """A planted-count job on two servers, with a cut every half second.
+def planted(out: Path, *flags: str, workers: int | NodeSpec = 2, **spec: Any) -> JobSpec:
+    """The spec of a planted-count job on two servers, with a cut every half second.
 
     Nothing is done to it but by the test: no solution acts on stragglers unless it is named.
 
@@ -214,5 +211,14 @@ def running(
         "solution": "none",
         "preflight": False,
     }
-    with contextlib.closing(RunningJob(launch(JobSpec(**(fields | spec))), out)) as job:
+    return JobSpec(**(fields | spec))
+
+
+@contextlib.contextmanager
+def running(
+    out: Path, *flags: str, workers: int | NodeSpec = 2, **spec: Any
+) -> Iterator[RunningJob]:
+    """The same job, which runs meanwhile."""
+    started = launch(planted(out, *flags, workers=workers, **spec))
+    with contextlib.closing(RunningJob(started, out)) as job:
         yield job

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from msgspec.structs import replace
 
 from paceline.base.errors import PacelineError
 from paceline.base.jobdir import JobDir
@@ -21,8 +22,11 @@ from paceline.base.record_log import RecordLog
 from paceline.cluster.book import AnyClusterRecord, ClusterBook, JobDecided, JobLaunched
 from paceline.cluster.client import ask_scheduler, expect, start_scheduler
 from paceline.cluster.folder import ClusterConfig, ClusterDir
+from paceline.jobs import sharing
 from paceline.jobs.launch import is_supervised
+from paceline.jobs.sharing import pages_of_jobs, read_sharing
 from paceline.policy.scheduling.facts import StartJob, Tenant, UpgradeJob
+from paceline.wire.client import StopJob
 from paceline.wire.cluster import (
     CancelJob,
     DeviceRows,
@@ -35,19 +39,25 @@ from paceline.wire.cluster import (
     StopScheduler,
     SubmitJob,
 )
-from paceline.wire.spec import JobSpec
-from tests.integration.running import until
+from paceline.wire.sharing import GateMode
+from paceline.wire.spec import JobSpec, load
+from tests.integration.running import RunningJob, planted, until
 
 SCRIPT = Path(__file__).with_name("jobs") / "queued.py"
+KEPT = Path(__file__).parents[2] / "benchmarks" / "jobs" / "shared.py"
 CONFIG = ClusterConfig(
     devices=("cpu:0", "cpu:1"),
     tenants=(Tenant("a", 1), Tenant("b", 1)),
     parameters={"busy": "1.1", "wait_s": "5"},
 )
-NOTE = """#!/bin/sh
-echo "begin $1 $PACELINE_DEVICES $PACELINE_SHARE $(date +%s.%N)" >> "$2"
-sleep "$3"
-echo "end $1 $PACELINE_DEVICES $PACELINE_SHARE $(date +%s.%N)" >> "$2"
+NOTE = """
+import os, sys, time
+name, log, wait_s = sys.argv[1:]
+granted = os.environ["PACELINE_DEVICES"] + " " + os.environ["PACELINE_SHARE"]
+for word in ("begin", "end"):
+    with open(log, "a") as file:
+        file.write(f"{word} {name} {granted} {time.time()}\\n")
+    time.sleep(float(wait_s) if word == "begin" else 0.0)
 """
 
 
@@ -97,6 +107,10 @@ class Cluster:
 
         return {row.job_id: row for row in until(answer, "an answer of the scheduler")}
 
+    def devices(self) -> DeviceRows:
+        """The devices."""
+        return expect(DeviceRows, self.folder, GetDevices())
+
     def runs(self, name: str, kind: str) -> bool:
         """Whether a job runs, and how."""
         row = self.rows()[name]
@@ -113,6 +127,18 @@ class Cluster:
             counts = book.facts(0.0, {}).on_devices("guaranteed")
             assert max(counts.values(), default=0) <= 1
         return found
+
+
+def classes() -> dict[str, str]:
+    """The class of each job that shares a device, as its device coordinator sees it."""
+    return {page.job_id: page.share for page in pages_of_jobs()}
+
+
+def is_held(name: str) -> bool:
+    """Whether any worker of the job is held back."""
+    orders = [page.newest for page in pages_of_jobs() if page.job_id == name]
+    assert all(order.duty < 0.5 for order in orders if order.mode is GateMode.DUTY)
+    return any(order.mode is not GateMode.OFF for order in orders)
 
 
 @pytest.fixture
@@ -158,8 +184,10 @@ def test_a_guaranteed_job_arrives_and_an_auto_job_is_upgraded(cluster: Cluster) 
     assert rows["a4"].why == "needs 1 of the quota of a, which uses 1 of 1"
     for name in ("a0", "a1", "b2", "b3"):
         until(lambda name=name: begun(name), f"the script of {name}")
-    devices = expect(DeviceRows, cluster.folder, GetDevices())
-    assert [tenant.used for tenant in devices.tenants] == [1, 1]
+    assert [tenant.used for tenant in cluster.devices().tenants] == [1, 1]
+    until(lambda: classes() == {name: rows[name].kind for name in rows if name != "a4"}, "pages")
+    for name in ("a1", "b2"):
+        until(lambda name=name: is_held(name), f"{name} is held back")
 
     cluster.kill()  # jobs do not notice, and the next scheduler finds them
     cluster.start()
@@ -173,6 +201,8 @@ def test_a_guaranteed_job_arrives_and_an_auto_job_is_upgraded(cluster: Cluster) 
     (out / "a0.go").touch()
     until(lambda: cluster.runs("a1", "guaranteed"), "the upgrade of a1")
     assert cluster.rows()["a4"].state == "waiting"
+    until(lambda: classes()["a1"] == "guaranteed", "its gate")
+    assert load(JobDir(home / "jobs" / "a1").spec).share.kind == "guaranteed"
     (out / "a1.go").touch()
     until(lambda: cluster.runs("a4", "guaranteed"), "a4 runs")
     until(lambda: begun("a4"), "the script of a4")
@@ -191,12 +221,76 @@ def test_a_guaranteed_job_arrives_and_an_auto_job_is_upgraded(cluster: Cluster) 
     until(lambda: not is_locked(cluster.folder.lock), "the end of the scheduler")
 
 
+@pytest.mark.soak
+@pytest.mark.timeout(200)
+def test_a_grant_holds_on_its_device_and_an_upgrade_survives_deaths(cluster: Cluster) -> None:
+    home, config = cluster.home, replace(CONFIG, parameters={"busy": "1.1", "wait_s": "0"})
+    start_scheduler(cluster.folder, config)
+    jobs = {}
+    for name in ("a0", "a1", "b2", "b3"):
+        (home / name).mkdir()
+        jobs[name] = RunningJob(JobDir(home / "jobs" / name), home / name)
+
+    def submit(name: str, spec: JobSpec, asked: str) -> None:
+        cluster.submit(name, spec, name[0], asked)
+        until(lambda: cluster.rows()[name].state == "running", f"{name} runs")
+
+    def kept(name: str) -> JobSpec:
+        args = (str(home / name / "losses"), "1000000", "0.01", "64", "96")
+        return JobSpec(script=str(KEPT), strategy="script", solution="none", args=args)
+
+    def counted(name: str, workers: int) -> JobSpec:
+        many = ("--num-samples", "8192", "--step-s", "0.01", "--slow-until-told")
+        return planted(home / name, *many, workers=workers)
+
+    submit("a0", kept("a0"), "guaranteed")
+    submit("a1", counted("a1", 1), "auto")  # beyond the quota of a
+    assert cluster.rows()["a1"].kind == "opportunistic"
+    jobs["a1"].until_committed(200)
+    assert not is_held("a1"), "it is alone on its device"
+    submit("b2", kept("b2"), "guaranteed")
+    submit("b3", counted("b3", 2), "opportunistic")  # a gang: beside either guaranteed job
+    assert cluster.rows()["b2"].devices == cluster.rows()["a1"].devices
+    until(lambda: is_held("a1"), "a1 is squeezed")
+    until(lambda: read_sharing(jobs["b2"].job.sharing), "what is decided for b2")
+
+    def devices_of(name: str) -> dict[str, str]:
+        return {page.node: page.device for page in pages_of_jobs() if page.job_id == name}
+
+    each = dict(zip(("worker-0", "worker-1"), cluster.rows()["b3"].devices, strict=True))
+    until(lambda: devices_of("b3") == each, "a device for each worker of b3")
+    assert sorted(each.values()) == ["cpu:0", "cpu:1"]
+
+    cluster.kill()
+    for name in ("a0", "b2"):
+        jobs[name].tell(StopJob())
+        jobs[name].end()
+    kill_quietly(jobs["a1"].status().master_pid, signal.SIGKILL)
+    cluster.start()
+    until(lambda: classes()["a1"] == "guaranteed", "the upgrade")
+    until(lambda: is_held("b3"), "b3 is held back for a1")
+    until(lambda: jobs["a1"].node("worker-0").agent_pid, "the agent of a1")
+    status = jobs["a1"].status()
+    agent_pid = next(node.agent_pid for node in status.nodes if node.node == "worker-0")
+    for pid in (status.master_pid, agent_pid):
+        kill_quietly(pid, signal.SIGKILL)
+    until(lambda: jobs["a1"].node("worker-0").state == "running", "a1 goes on")
+    until(lambda: classes().get("a1") == "guaranteed", "its class")
+    nodes, spec = jobs["a1"].status().nodes, load(jobs["a1"].job.spec)
+    assert [row[2] for row in sharing.rows("a1", spec.share, nodes)] == ["guaranteed"]
+    on = {row.device: row.guaranteed for row in cluster.devices().devices}
+    assert [device for device, name in on.items() if name] == [*spec.share.devices]
+    for name in ("a1", "b3"):
+        (home / name / "hurry").touch()
+        jobs[name].check_finished()
+        assert not jobs[name].events("hung")
+
+
 def survive(cluster: Cluster, num_kills: int, seed: int) -> None:
     """Kill the scheduler so often, at random moments, while jobs come, start and end."""
     draw, log = random.Random(seed), cluster.home / "log"
-    script = cluster.home / "note.sh"
+    script = cluster.home / "note.py"
     script.write_text(NOTE)
-    script.chmod(0o755)
     log.touch()
     names = [f"j{at:03}" for at in range(max(6, num_kills))]
     for at, name in enumerate(names):
@@ -204,7 +298,6 @@ def survive(cluster: Cluster, num_kills: int, seed: int) -> None:
         spec = JobSpec(
             script=str(script),
             strategy="script",
-            run_as="program",
             args=(name, str(log), str(draw.choice((0, 1, 2)))),
         )
         asked = draw.choice(("guaranteed", "auto", "opportunistic"))

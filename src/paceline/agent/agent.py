@@ -47,8 +47,9 @@ from paceline.wire.messages.agent import (
     ExitEvidence,
     FromProcess,
     Heartbeat,
+    UpgradeNode,
 )
-from paceline.wire.messages.node import KeepCut, NodeUp, ProcessUp, Stop
+from paceline.wire.messages.node import KeepCut, NodeDown, NodeUp, ProcessUp, Stop
 from paceline.wire.node_link import NodeLinkServer
 from paceline.wire.spec import JobSpec
 
@@ -167,14 +168,13 @@ class Agent:
                 case Report(message=message):
                     self._send(message)
                 case Deliver(body=body):
-                    if isinstance(body, Stop):
-                        self._free()
-                    if running := self._state.running:
-                        self._link.send(running.inc, body)
+                    self._deliver(body)
                 case KnowServers(servers=servers):
                     keep_servers(self._job, servers)
                 case ReadCalls(question=question):
                     self._send(read_calls(self._node, self._files.calls, question))
+                case UpgradeNode():
+                    self._upgrade()
                 case Quit():
                     self._quit.set()
                 case _:
@@ -189,6 +189,17 @@ class Agent:
             finally:
                 if self._state.running == running:
                     self._host.signal(signal.SIGKILL)
+
+    def _deliver(self, body: NodeDown) -> None:
+        if isinstance(body, Stop):
+            self._free()
+        if running := self._state.running:
+            self._link.send(running.inc, body)
+
+    def _upgrade(self) -> None:
+        """The device coordinator, which may be another agent, keeps the job's time from now on."""
+        if self._limits.share is not None:
+            self._limits.share.upgrade()
 
     def _free(self) -> None:
         """Let the process end, which may wait at the gate of a shared device."""

@@ -37,15 +37,15 @@ def limit_node(job: JobDir, node: str, spec: JobSpec) -> NodeLimits:
         kind=hardware_kind(None if note else cpu),
         memory_bytes=None if note else memory_bytes,
     )
-    shares = spec.share.device is not None and role_of(node) == "worker"
-    share = NodeShare(job, node, _shared(spec)) if shares else None
+    shares = spec.share.every and role_of(node) == "worker"
+    share = NodeShare(job, node, _shared(node, spec)) if shares else None
     if note:
         _log.warning("no_limits note=%s", note)
     return NodeLimits(group, note, hardware, share)
 
 
-def _shared(spec: JobSpec) -> ShareSpec:
-    """Return how the job shares its device, by the name that the device has for all jobs."""
-    assert spec.share.device is not None
-    name = shared_name(spec.share.device, {**os.environ, **spec.env})
-    return replace(spec.share, device=name)
+def _shared(node: str, spec: JobSpec) -> ShareSpec:
+    """Return how the node shares its device, by the name that the device has for all jobs."""
+    (device,) = spec.share.of(node)
+    name = shared_name(device, {**os.environ, **spec.env})
+    return replace(spec.share, device=name, devices=())

@@ -56,10 +56,8 @@ _log = logging.getLogger(__name__)
 
 def process_environment(job: JobDir, node: str, spec: JobSpec) -> dict[str, str]:
     """What every life of the node's process has in its environment."""
-    device = spec.share.device
-    bound = frozenset[int]() if device is None else cores_of(device)
-    cores = len(bound or os.sched_getaffinity(0))
-    on_gpu = device is not None and gpu_index(device) is not None
+    cores = len(_bound_to(node, spec) or os.sched_getaffinity(0))
+    on_gpu = any(gpu_index(device) is not None for device in spec.share.of(node))
     # A script of strategy script keeps what the user has exported, as under torchrun.
     exported = {} if spec.traits.trains or spec.torch_threads is not None else os.environ
     threads = exported.get("OMP_NUM_THREADS", str(spec.threads(cores)))
@@ -122,7 +120,7 @@ class ProcessHost:
                 + ["--fd", str(theirs.fileno()), "--role", role]
                 + ([f"--preload={traits.module}"] if traits.preloaded else [])
                 + [f"--join={path}" for path in self._group.join_files]
-                + [f"--core={core}" for core in self._cores()],
+                + [f"--core={core}" for core in _bound_to(self._node, self._spec)],
                 pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
@@ -132,11 +130,6 @@ class ProcessHost:
         self._pair = ours
         self._warm = False
         self._loop.add_reader(ours, self._on_readable)
-
-    def _cores(self) -> frozenset[int]:
-        """The cores that the node is bound to; none: all."""
-        device = self._spec.share.device
-        return frozenset() if device is None else cores_of(device)
 
     def run(self, start: StartProcess) -> None:
         """Fork the process of this incarnation."""
@@ -302,6 +295,11 @@ class ProcessHost:
         if self._pidfd >= 0:
             os.close(self._pidfd)
         self._pid, self._pidfd = 0, -1
+
+
+def _bound_to(node: str, spec: JobSpec) -> frozenset[int]:
+    """The cores that a node is bound to; none: all."""
+    return frozenset[int]().union(*map(cores_of, spec.share.of(node)))
 
 
 def read_left_process(job: JobDir, node: str) -> ProcessUp | None:

@@ -52,13 +52,12 @@ class NodeShare:
     Args:
         job: the node's.
         node: its name.
-        share: of the job's spec; it names a device.
+        share: of the job's spec; it names a device for the node.
     """
 
     def __init__(self, job: JobDir, node: str, share: ShareSpec) -> None:
-        assert share.device is not None
-        self._node, self._device = node, share.device
-        self._page = GatePage.create(NodeFiles(job, node).share, share.device, share.kind)
+        self._node, (self._device,) = node, share.of(node)
+        self._page = GatePage.create(NodeFiles(job, node).share, self._device, share.kind)
         self._page.words[ROOM] = share.device_memory_bytes or 0
         self._page.words[MINIMUM] = share.minimum_memory_bytes or 0
         self._told = 0
@@ -108,6 +107,10 @@ class NodeShare:
     def repeat(self) -> None:
         """Have the newest decisions told again, to a master that may not know them."""
         self._again = True
+
+    def upgrade(self) -> None:
+        """The job is guaranteed from now on."""
+        self._page.share = "guaranteed"
 
     def begin(self) -> None:
         """Hold the process again: it is a new life."""

@@ -132,8 +132,9 @@ def submit(
     spec = resolve(target, flags, args or [])
     if spec.backend != "local":
         raise ConfigError(f"--backend: got {spec.backend}, expected local: devices are its cores")
-    if spec.share.device is not None:
-        raise ConfigError(f"--device: got {spec.share.device}, expected none: a grant says it")
+    if spec.share.every:
+        got = ", ".join(spec.share.every)
+        raise ConfigError(f"--device: got {got}, expected none: a grant says it")
     call = SubmitJob(
         job_id=JobDir.fresh(spec.name).job_id,
         tenant=tenant,

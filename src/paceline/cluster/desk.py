@@ -24,6 +24,7 @@ from paceline.wire.cluster import (
     SubmitJob,
     ToldLine,
 )
+from paceline.wire.sharing import ShareClass
 
 _JOB_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 
@@ -45,9 +46,9 @@ class ClusterDesk:
     async def answer(self, call: ClusterCall) -> ClusterReply:
         match call:
             case SubmitJob():
-                return self._submit(call)
+                return await self._submit(call)
             case GetQueue():
-                left_s = self._keeper.waits(time.time())
+                left_s = await self._keeper.waits(time.time())
                 return queue_rows(self._keeper.book, self._keeper.held, left_s)
             case GetDevices():
                 return device_rows(self._keeper.book.config, self._keeper.facts(time.time()))
@@ -59,7 +60,7 @@ class ClusterDesk:
                 self._stop()
                 return Done()
 
-    def _submit(self, call: SubmitJob) -> JobAccepted:
+    async def _submit(self, call: SubmitJob) -> JobAccepted:
         """Queue a job.
 
         Raises:
@@ -77,7 +78,7 @@ class ClusterDesk:
             job = ClusterJob(
                 job_id=call.job_id,
                 tenant=tenant,
-                asked=call.asked,
+                asked=self._asked(call),
                 size=call.spec.workers.count,
                 one_node=call.one_node,
                 expected_s=call.expected_s,
@@ -85,11 +86,28 @@ class ClusterDesk:
             )
             if refusal := self._keeper.policy.refusal(self._keeper.facts(now_s), job):
                 raise ConfigError(f"the job can never start: {refusal}")
-            wait_s = self._keeper.waits(now_s, (job,)).get(job.job_id)
-            self._keeper.record([JobQueued(t=now_s, job=job, spec=call.spec, wait_s=wait_s)])
-            self._changed()
+            wait_s = (await self._keeper.waits(now_s, (job,))).get(job.job_id)
+            # The same call may have come again meanwhile, and have been faster.
+            if call.job_id not in self._keeper.book.entries:
+                self._keeper.record([JobQueued(t=now_s, job=job, spec=call.spec, wait_s=wait_s)])
+                self._changed()
             return JobAccepted(job_id=job.job_id, wait_s=wait_s)
         return JobAccepted(job_id=known.job.job_id, wait_s=None)
+
+    def _asked(self, call: SubmitJob) -> ShareClass:
+        """The class that a job can have.
+
+        Raises:
+            ConfigError: it cannot have the one that is asked for.
+        """
+        if call.spec.run_as != "program" or not self._keeper.policy.shares:
+            return call.asked
+        if call.asked == "opportunistic":
+            raise ConfigError(
+                "--share: got opportunistic for a program, which has no gates to be held at; make "
+                "it a script or a module, or have it guaranteed"
+            )
+        return "guaranteed"
 
     def _find(self, name: str) -> JobEntry:
         """The job of an id, or of its beginning.

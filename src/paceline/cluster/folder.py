@@ -8,6 +8,7 @@ from pathlib import Path
 
 import msgspec
 
+from paceline.base.devices import cores_of
 from paceline.base.errors import ConfigError, PermanentError
 from paceline.base.files import write_file
 from paceline.base.jobdir import home, make_private
@@ -15,14 +16,13 @@ from paceline.policy.scheduling.facts import Tenant
 from paceline.policy.scheduling.registry import SCHEDULERS
 
 _TENANT = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
-_DEVICE = re.compile(r"cpu:(\d{1,5})")
 
 
 class ClusterConfig(msgspec.Struct, frozen=True, kw_only=True):
     """What a cluster consists of."""
 
     devices: tuple[str, ...]
-    """Cores of this machine, as ``cpu:0``."""
+    """Cores of this machine, as ``cpu:0`` or ``cpu:0-1``."""
     tenants: tuple[Tenant, ...]
     policy: str = "antman"
     parameters: dict[str, str] = {}
@@ -35,14 +35,12 @@ class ClusterConfig(msgspec.Struct, frozen=True, kw_only=True):
             ConfigError: it cannot; names what is wrong and the remedy.
         """
         SCHEDULERS.make(self.policy, self.parameters)
-        cores = os.sched_getaffinity(0)
-        for name in self.devices:
-            match = _DEVICE.fullmatch(name)
-            if match is None or int(match[1]) not in cores:
-                there = ", ".join(f"cpu:{core}" for core in sorted(cores))
-                raise ConfigError(f"--devices: got {name!r}, expected some of {there}")
-        if len(set(self.devices)) < max(1, len(self.devices)):
-            raise ConfigError(f"--devices: got {','.join(self.devices)}, expected each once")
+        try:
+            cores = [core for name in self.devices for core in cores_of(name)]
+        except ConfigError as error:
+            raise ConfigError(f"--devices: {error}") from error
+        if len(set(cores)) < max(1, len(cores)):
+            raise ConfigError(f"--devices: got {','.join(self.devices)}, expected each core once")
         names = [tenant.name for tenant in self.tenants]
         if len(set(names)) < len(names) or not all(map(_TENANT.fullmatch, names)):
             raise ConfigError(

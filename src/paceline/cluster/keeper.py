@@ -1,5 +1,6 @@
 """What a scheduler knows and decides: the journal, and what follows from it."""
 
+import asyncio
 import logging
 from collections.abc import Callable, Iterable
 
@@ -14,6 +15,8 @@ from paceline.policy.scheduling.estimate import waits
 from paceline.policy.scheduling.facts import ClusterFacts, ClusterJob, HoldJob, fault
 from paceline.policy.scheduling.registry import SCHEDULERS
 
+MOST_ENDS = 200
+"""Ends of jobs that are simulated; how long the jobs behind them wait is not said."""
 COMPACT_AT = 5_000
 """Records that are no longer needed, from which on the journal begins again without them."""
 
@@ -32,7 +35,7 @@ class ClusterKeeper:
     def __init__(self, folder: ClusterDir, config: ClusterConfig) -> None:
         self.policy = SCHEDULERS.make(config.policy, config.parameters)
         self.book = ClusterBook(config)
-        self.loads = CoreLoads()
+        self.loads = CoreLoads(config.devices)
         #: Why jobs wait, by id.
         self.held: dict[str, str] = {}
         remedy = "move it away, and stop the jobs that `paceline jobs` shows"
@@ -66,11 +69,14 @@ class ClusterKeeper:
         """The cluster now."""
         return self.book.facts(now_s, self.loads.loads())
 
-    def waits(self, now_s: float, more: tuple[ClusterJob, ...] = ()) -> dict[str, float]:
-        """How much longer jobs will wait for quota, with more jobs at the end of the queue."""
+    async def waits(self, now_s: float, more: tuple[ClusterJob, ...] = ()) -> dict[str, float]:
+        """How much longer jobs will wait for quota, with more jobs at the end of the queue.
+
+        In a thread: the simulation of a long queue takes seconds, in which jobs must start.
+        """
         facts = self.facts(now_s)
         facts = msgspec.structs.replace(facts, jobs=(*facts.jobs, *more))
-        return waits(facts, self.policy.claims)
+        return await asyncio.to_thread(waits, facts, self.policy.claims, most_ends=MOST_ENDS)
 
     def decide(self, now_s: float) -> None:
         """Ask the policy until it changes nothing more.

@@ -1,17 +1,22 @@
 """How busy the cores of this machine were in the last seconds."""
 
 from collections import deque
+from collections.abc import Iterable
+from statistics import fmean
 
 import psutil
+
+from paceline.base.devices import cores_of
 
 WINDOW_S = 10.0
 EVERY_S = 1.0
 
 
 class CoreLoads:
-    """The load of cores, by the names that they have as devices."""
+    """The load of devices, by their names."""
 
-    def __init__(self) -> None:
+    def __init__(self, devices: Iterable[str]) -> None:
+        self._cores = {name: cores_of(name) for name in devices}
         #: When, and by core the seconds that it was busy, and all seconds.
         self._samples: deque[tuple[float, list[tuple[float, float]]]] = deque()
 
@@ -29,12 +34,16 @@ class CoreLoads:
             self._samples.popleft()
 
     def loads(self) -> dict[str, float]:
-        """The part of the window in which each core was busy; empty: nothing is known yet."""
+        """The part of the window in which each device was busy; empty: nothing is known yet."""
         if len(self._samples) < 2:
             return {}
         first, last = self._samples[0][1], self._samples[-1][1]
-        pairs = enumerate(zip(first, last, strict=False))
+        loads = [
+            min(1.0, (busy - busy_then) / max(1e-9, total - total_then))
+            for (busy_then, total_then), (busy, total) in zip(first, last, strict=False)
+        ]
         return {
-            f"cpu:{core}": min(1.0, (busy - busy_then) / max(1e-9, total - total_then))
-            for core, ((busy_then, total_then), (busy, total)) in pairs
+            name: fmean(loads[core] for core in cores)
+            for name, cores in self._cores.items()
+            if max(cores) < len(loads)
         }

@@ -1,25 +1,43 @@
 """Jobs of a cluster as processes: started on the devices that were granted, watched, stopped."""
 
 import shutil
+from typing import NamedTuple
 
 from msgspec.structs import replace
 
-from paceline.base.errors import PacelineError
+from paceline.base.errors import PacelineError, TransientError
 from paceline.base.jobdir import JobDir
 from paceline.jobs.launch import ask, is_kept_up, is_supervised, launch, resume
 from paceline.jobs.outcome import ENDS, End, read_outcome
-from paceline.policy.scheduling.facts import ClusterJob
-from paceline.wire.client import StopJob
+from paceline.policy.scheduling.facts import ClusterJob, ShareKind
+from paceline.wire.client import Call, Done
 from paceline.wire.spec import JobSpec
 
 DEVICES, KIND = "PACELINE_DEVICES", "PACELINE_SHARE"
 """What the scripts of a job find in their environment: its devices, and how it was started."""
 
 
+class JobLook(NamedTuple):
+    """A job that was launched, as its folder shows it."""
+
+    lives: bool
+    """Its supervisor does."""
+    how: str = ""
+    """How it has ended, in words; empty: it has not."""
+    finished: bool = False
+
+
+def kind_of(spec: JobSpec, job: ClusterJob) -> ShareKind:
+    """How a job runs that has its devices; a program has no gates, and cannot be held back."""
+    is_held = job.kind == "opportunistic" and spec.run_as != "program"
+    return "opportunistic" if is_held else "guaranteed"
+
+
 def on_devices(spec: JobSpec, job: ClusterJob) -> JobSpec:
-    """The spec of a job that has its devices."""
+    """The spec of a job that has its devices: each worker shares one of them."""
     granted = {DEVICES: ",".join(job.devices), KIND: str(job.kind)}
-    return replace(spec, env={**spec.env, **granted})
+    share = replace(spec.share, kind=kind_of(spec, job), devices=job.devices)
+    return replace(spec, share=share, env={**spec.env, **granted})
 
 
 def start_granted(folder: JobDir, spec: JobSpec, *, launched: bool) -> None:
@@ -49,30 +67,33 @@ def start_granted(folder: JobDir, spec: JobSpec, *, launched: bool) -> None:
                 raise
 
 
-def how_over(folder: JobDir) -> tuple[str, bool] | None:
-    """How a job that was launched has ended, and whether it has finished; None: it has not.
+def look(folder: JobDir) -> JobLook:
+    """Look whether a job that was launched lives, and how it has ended.
 
     A job is over when its supervisor is gone, and with it all of its processes.
     """
     if not folder.path.is_dir():
-        return "its folder was removed", False
-    if not folder.outcome.exists() or is_supervised(folder):
-        return None
+        return JobLook(lives=False, how="its folder was removed")
+    lives = is_supervised(folder)
+    if lives or not folder.outcome.exists():
+        return JobLook(lives=lives)
     try:
         outcome = read_outcome(folder.outcome)
     except PacelineError as error:
-        return str(error), False
+        return JobLook(lives=False, how=str(error))
     if outcome is None:  # resumed at this moment
-        return None
+        return JobLook(lives=True)
     how = f"{outcome.how}: {outcome.error}" if outcome.error else str(outcome.how)
-    return how, outcome.state == ENDS[End.FINISHED].state
+    return JobLook(lives=False, how=how, finished=outcome.state == ENDS[End.FINISHED].state)
 
 
-def stop_running(folder: JobDir) -> None:
-    """Ask a job's master to end the job.
+def tell_job(folder: JobDir, call: Call) -> None:
+    """Have a job's master do something.
 
     Raises:
-        PacelineError: nobody answers now.
-        OSError: it has no address yet.
+        PacelineError: nobody answers, or it cannot be done now.
+        OSError: the master has no address yet.
     """
-    ask(folder, StopJob())
+    reply = ask(folder, call)
+    if isinstance(reply, Done) and reply.error:
+        raise TransientError(reply.error)

@@ -12,8 +12,8 @@ from paceline.cluster.book import AnyClusterRecord, JobEntry, JobLaunched, JobOv
 from paceline.cluster.desk import ClusterDesk
 from paceline.cluster.folder import ClusterConfig, ClusterDir
 from paceline.cluster.keeper import ClusterKeeper
-from paceline.cluster.running import how_over, on_devices, start_granted, stop_running
-from paceline.jobs.launch import is_supervised
+from paceline.cluster.running import kind_of, look, on_devices, start_granted, tell_job
+from paceline.wire.client import Call, StopJob, UpgradeShare
 from paceline.wire.cluster import ClusterCall
 from paceline.wire.codec import decoder
 from paceline.wire.control import CallServer
@@ -35,6 +35,10 @@ class ClusterService:
         self._keeper = ClusterKeeper(folder, config)
         #: What is under way for a job: its start, or the wish to end it.
         self._tasks: dict[str, asyncio.Task[None]] = {}
+        #: Jobs that live, as of this turn.
+        self._living: set[str] = set()
+        #: Jobs whose master knows that they are guaranteed, as far as this scheduler has heard.
+        self._upgraded: set[str] = set()
         self._wake, self._stopping = asyncio.Event(), False
         self._decided_s = 0.0
 
@@ -67,7 +71,7 @@ class ClusterService:
         now_s = time.time()
         self._keeper.loads.sample(now_s)
         try:
-            self._notice_ends(now_s)
+            self._look_at_jobs(now_s)
             if not 0.0 <= now_s - self._decided_s < DECIDE_S:
                 self._keeper.decide(now_s)
                 self._decided_s = now_s
@@ -78,13 +82,20 @@ class ClusterService:
         for entry in self._keeper.book.alive():
             self._carry_out(entry)
 
-    def _notice_ends(self, now_s: float) -> None:
+    def _look_at_jobs(self, now_s: float) -> None:
+        """See which jobs live, and note how others have ended."""
+        self._living.clear()
         for entry in self._keeper.book.alive():
             job_id = entry.job.job_id
-            if entry.launched and job_id not in self._tasks and (found := how_over(_dir(job_id))):
-                how, finished = found
-                over = JobOver(t=now_s, job_id=job_id, how=how, finished=finished)
+            if not entry.launched or job_id in self._tasks:
+                continue
+            seen = look(_dir(job_id))
+            if seen.lives:
+                self._living.add(job_id)
+            elif seen.how:
+                over = JobOver(t=now_s, job_id=job_id, how=seen.how, finished=seen.finished)
                 self._keeper.record([over])
+                self._upgraded.discard(job_id)
                 self._decided_s = 0.0
 
     def _carry_out(self, entry: JobEntry) -> None:
@@ -93,9 +104,12 @@ class ClusterService:
         if job.kind is None or job.job_id in self._tasks:
             return
         if entry.launched and entry.cancelled:
-            work = self._end(folder)
-        elif not entry.launched or not (is_supervised(folder) or how_over(folder)):
+            work = self._tell(folder, StopJob())
+        elif not entry.launched or job.job_id not in self._living:
             work = self._start(entry, folder)
+        elif job.job_id not in self._upgraded and kind_of(entry.spec, job) == "guaranteed":
+            # Also after a start: what was granted since then is not in the job's spec.
+            work = self._tell(folder, UpgradeShare())
         else:
             return
         task = asyncio.create_task(work)
@@ -116,12 +130,16 @@ class ClusterService:
             if not launched:
                 await self._record_at_last(JobLaunched(t=time.time(), job_id=job_id))
 
-    async def _end(self, folder: JobDir) -> None:
-        """Ask a job to end; it is asked again until it is over."""
+    async def _tell(self, folder: JobDir, call: Call) -> None:
+        """Tell a job what is decided; it is told again until that is so."""
         try:
-            await asyncio.to_thread(stop_running, folder)
+            await asyncio.to_thread(tell_job, folder, call)
         except (PacelineError, OSError) as error:
-            _log.info("not_stopped job=%s error=%s", folder.job_id, error)
+            _log.info("not_told job=%s call=%s error=%s", folder.job_id, call, error)
+        else:
+            if isinstance(call, UpgradeShare):
+                self._upgraded.add(folder.job_id)
+                return
         await asyncio.sleep(DECIDE_S)
 
     async def _record_at_last(self, record: AnyClusterRecord) -> None:

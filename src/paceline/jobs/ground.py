@@ -1,6 +1,7 @@
 """What a job stands on, checked before it starts: folders, room on disks, addresses, ports."""
 
 import errno
+import math
 import os
 import socket
 import tempfile
@@ -87,20 +88,25 @@ def _metrics_complaint(spec: JobSpec) -> str:
 
 def _share_complaint(spec: JobSpec) -> str:
     """Say why the job cannot share the device that it names."""
-    kind, device = spec.share.kind, spec.share.device
-    where = _where(spec, "share.device" if device else "share.class")
+    kind, devices = spec.share.kind, spec.share.every
+    key = "share.devices" if spec.share.devices else "share.device"
+    where = _where(spec, key if devices else "share.class")
     if memory_complaint := _memory_complaint(spec):
         return memory_complaint
-    if device is None:
+    if not devices:
         expected = "the cores that it shares; write e.g. --device cpu:0"
         return (
             "" if kind == "auto" else f"{where}: got {kind} without a device, expected {expected}"
         )
-    if spec.run_as == "program":
-        return f"{where}: got {device} for a program, expected a script or a module; remove it"
+    if spec.share.devices and spec.share.device:
+        return f"{where}: got {spec.share.device} for all workers as well; remove one of the two"
+    if spec.run_as == "program" and kind != "guaranteed":
+        expected = "guaranteed, or a script or a module: a program has no gates"
+        return f"{_where(spec, 'share.class')}: got {kind} for a program, expected {expected}"
     try:
-        cores = cores_of(device)
-        return _taken(spec, shared_name(device, {**os.environ, **spec.env}), cores)
+        environment = {**os.environ, **spec.env}
+        found = (_taken(spec, where, one, shared_name(one, environment)) for one in devices)
+        return next(filter(None, found), "")
     except ConfigError as error:
         return f"{where}: {error}"
 
@@ -115,7 +121,7 @@ def _memory_complaint(spec: JobSpec) -> str:
             return ""
         where, expected = _where(spec, "share.minimum_memory"), "share.device_memory as well"
         return f"{where}: got a part of a memory that is not shared, expected {expected}"
-    if share.device is None:
+    if not share.every:
         return f"{where}: got a memory without a device, expected it; write e.g. --device cpu:0"
     if minimum_bytes is not None and minimum_bytes > room_bytes:
         where = _where(spec, "share.minimum_memory")
@@ -127,9 +133,9 @@ def _memory_complaint(spec: JobSpec) -> str:
     return ""
 
 
-def _taken(spec: JobSpec, name: str, cores: frozenset[int]) -> str:
+def _taken(spec: JobSpec, where: str, device: str, name: str) -> str:
     """Say which job has the device, or a part of it, in a way that leaves no room for this one."""
-    device = spec.share.device
+    cores = cores_of(device)
     for page in pages_of_jobs():
         if page.device == name:
             if page.share == spec.share.kind == "guaranteed":
@@ -139,7 +145,7 @@ def _taken(spec: JobSpec, name: str, cores: frozenset[int]) -> str:
                 return f"{where}: got guaranteed, expected {expected}; {remedy}"
         elif page.device.startswith("cpu:") and cores & cores_of(page.device):
             expected = f"{page.device}, which job {page.job_id} shares, or other cores"
-            return f"{_where(spec, 'share.device')}: got {device}, expected {expected}"
+            return f"{where}: got {device}, expected {expected}"
     return _room_taken(spec, name)
 
 
@@ -155,8 +161,9 @@ def _room_taken(spec: JobSpec, name: str) -> str:
                 return f"{where}: got {shown}, expected {expected}, as job {page.job_id} says"
             left -= int(page.words[MINIMUM])
     minimum = spec.share.minimum_memory_bytes or 0
-    if minimum * spec.workers.count > left:
-        got, each = show("share.minimum_memory", minimum), max(left, 0) // spec.workers.count
+    workers = math.ceil(spec.workers.count / len(spec.share.every))
+    if minimum * workers > left:
+        got, each = show("share.minimum_memory", minimum), max(left, 0) // workers
         expected = f"{each >> 20}MiB at most, which other jobs leave of {shown} for each worker"
         return f"{_where(spec, 'share.minimum_memory')}: got {got}, expected {expected}"
     return ""

@@ -39,17 +39,18 @@ def rows(job_id: str, share: ShareSpec, nodes: Iterable[NodeStatus]) -> list[tup
     """One or two per node that shares a device, as `COLUMNS` has it."""
     found: list[tuple[str, ...]] = []
     for node in nodes:
-        if share.device is not None and node.role == "worker":
+        if share.every and node.role == "worker":
             now = node.sharing
             told = ("-", "nothing is decided yet") if now is None else (now.allowed, now.why)
             kind: str = share.kind
             if now is not None and kind == "auto":
                 is_kept = now.guaranteed == job_id
                 kind += ", guaranteed now" if is_kept else ", opportunistic now"
-            found.append((node.node, share.device, kind, *told))
+            (device,) = share.of(node.node)
+            found.append((node.node, device, kind, *told))
             if node.memory is not None:
                 told = (f"this worker {node.memory.allowed}", node.memory.why)
-                found.append((node.node, f"memory of {share.device}", kind, *told))
+                found.append((node.node, f"memory of {device}", kind, *told))
     return found
 
 

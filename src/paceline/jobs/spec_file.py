@@ -420,7 +420,7 @@ def _check_backend(draft: _Draft) -> None:
     backend = draft.get("backend")
     other = {
         "local": ("ray_address", "workers.gpus", "servers.gpus"),
-        "ray": ("pending_s", "pending_trace", "share.device"),
+        "ray": ("pending_s", "pending_trace", "share.device", "share.devices"),
     }
     for key in other[str(backend)]:
         if key in draft.places and draft.get(key):

@@ -11,7 +11,7 @@ from paceline.master.measuring import Measuring, OfMeasuring
 from paceline.master.members import MembersEdge
 from paceline.master.parts import MasterParts, Times
 from paceline.master.serving import CutsServed
-from paceline.master.sharing import SharingKept
+from paceline.master.sharing import DeviceSharing
 from paceline.master.training import Training
 from paceline.wire.control import AgentStream
 from paceline.wire.events.nodes import NoLimitsEvent
@@ -52,7 +52,7 @@ class Agents:
         self._times, self._inbox = times, inbox
         self._training, self._act, self._measuring = training, members.act, measuring
         self._served = CutsServed(parts.job, training.cuts.folders)
-        self._sharing = SharingKept(parts, times)
+        self.sharing = DeviceSharing(parts, times)
         self._names: dict[AgentStream, str] = {}
         self._refused: set[tuple[str, str]] = set()
 
@@ -109,6 +109,7 @@ class Agents:
         if hello.note and node is not None:
             self._outbox.tell(NoLimitsEvent(node=name, reason=hello.note))
         self._served.hello(stream, hello)
+        self.sharing.hello(name)
         self._act(self._members.hello(hello, now_s))
 
     def _stream_ended(self, stream: AgentStream) -> None:
@@ -143,7 +144,7 @@ class Agents:
                 if self._is_alive(name, inc):
                     self._measuring.told(message, self._times.steady())
             case SharingTold():
-                self._sharing.told(message)
+                self.sharing.told(message)
             case ProcessExited():
                 self._keep_stacks(message)
                 committed = bool(self._training.state.ledger.done)

@@ -35,7 +35,7 @@ class Measuring:
         self._members, self._outbox, self._checks = parts.members, parts.outbox, checks
         # A script that lives on what is left of a device has no pace to be compared with.
         share, watched = parts.spec.share, parts.spec.watch and not parts.spec.traits.trains
-        self._watches = watched and (share.device is None or share.kind == "guaranteed")
+        self._watches = watched and (not share.every or share.kind == "guaranteed")
         self._log = DecisionFile(parts.job.decisions, times.wall) if self._watches else None
         self._away_s: float | None = None
         """Since when not all ranks are up; None: they are, or were when this master began."""

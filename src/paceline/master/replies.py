@@ -10,6 +10,7 @@ from paceline.master.members import MembersEdge
 from paceline.master.orders import check_elastic, check_replace, check_scale, check_size
 from paceline.master.parts import MasterParts
 from paceline.master.reporting import Reporting
+from paceline.master.sharing import DeviceSharing
 from paceline.master.shutdown import Shutdown
 from paceline.master.solution_seat import SolutionSeat
 from paceline.master.training import Training
@@ -29,6 +30,7 @@ from paceline.wire.client import (
     Reply,
     Scale,
     StopJob,
+    UpgradeShare,
 )
 from paceline.wire.events.nodes import BY_ORDER
 
@@ -44,11 +46,12 @@ class Replies:
         members: MembersEdge,
         decisions: SolutionSeat,
         reporting: Reporting,
+        sharing: DeviceSharing,
     ) -> None:
         self._job, self._spec, self._outbox = parts.job, parts.spec, parts.outbox
         self._wanted_workers, self._room = parts.members.wanted_workers, parts.backend.room
         self._training, self._shutdown, self._members = training, shutdown, members
-        self._decisions, self._reporting = decisions, reporting
+        self._decisions, self._reporting, self._sharing = decisions, reporting, sharing
 
     def answer(self, asked: Asked) -> None:
         """Answer a call once what it has led to is journalled."""
@@ -83,18 +86,23 @@ class Replies:
                 self._members.restart(name, BY_ORDER)
             case StopJob():
                 self._shutdown.stop(call.signal, at_once=call.now)
+            case UpgradeShare():
+                self._sharing.upgrade()
             case GetSpec():
                 return JobInfo(job_id=self._job.job_id, spec=self._spec)
             case Join(host=host):
-                self._check_running()
-                check_elastic(self._spec, "join")
-                check_size(self._spec, "have", 1 + sum(1 for _ in self._wanted_workers()))
-                if not self._training.state.holder.has_model:
-                    raise ConfigError("the job has no model yet; join again when it trains")
-                return NodeAdded(node=self._members.join(host))
+                return self._join(host)
             case _:
                 assert_never(call)
         return Done()
+
+    def _join(self, host: str) -> NodeAdded:
+        self._check_running()
+        check_elastic(self._spec, "join")
+        check_size(self._spec, "have", 1 + sum(1 for _ in self._wanted_workers()))
+        if not self._training.state.holder.has_model:
+            raise ConfigError("the job has no model yet; join again when it trains")
+        return NodeAdded(node=self._members.join(host))
 
     def _status(self) -> JobStatus:
         num_events, ending = self._outbox.events.num_lines(), self._shutdown.end.ending

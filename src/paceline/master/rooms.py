@@ -53,6 +53,7 @@ def build(parts: MasterParts, times: Times) -> Rooms:
     decisions = SolutionSeat(parts, times, inbox, training, members)
     measuring = Measuring(parts, times, checks)
     shutdown = Shutdown(parts, times, end, training, members)
+    agents = Agents(parts, times, inbox, training, members, measuring)
     pace = parts.outbox.pace
     reporting = Reporting(parts.job, training.state, parts.members, parts.monitor, pace)
     recovery = JournalRecovery(parts, times.wall, checks, training)
@@ -62,12 +63,12 @@ def build(parts: MasterParts, times: Times) -> Rooms:
         recovery=recovery,
         training=training,
         members=members,
-        agents=Agents(parts, times, inbox, training, members, measuring),
+        agents=agents,
         measuring=measuring,
         decisions=decisions,
         end=end,
         shutdown=shutdown,
-        replies=Replies(parts, training, shutdown, members, decisions, reporting),
+        replies=Replies(parts, training, shutdown, members, decisions, reporting, agents.sharing),
         reporting=reporting,
         uploads=open_uploads(parts, training.cuts, recovery.handover),
     )

@@ -10,9 +10,11 @@ if TYPE_CHECKING:
 def add(process: "Process") -> None:
     """Have the script watched, and held back where its device is shared."""
     spec = process.spec
-    shares, by_itself = spec.share.device is not None, not spec.traits.trains
+    if spec.run_as == "program":
+        return
+    shares, by_itself = bool(spec.share.every), not spec.traits.trains
     # The device coordinator goes by the steps that the probe notes.
-    if by_itself and (spec.watch or shares) and spec.run_as != "program":
+    if by_itself and (spec.watch or shares):
         _watch(process)
     if shares:
         from paceline.runtime.share.hooks import share_device  # few jobs share

@@ -45,6 +45,10 @@ class StopJob(Message, frozen=True):
     signal: int = 0
 
 
+class UpgradeShare(Message, frozen=True):
+    """Make the job the guaranteed one of the devices that it shares, for good; answer: Done."""
+
+
 class GetSpec(Message, frozen=True):
     """Answer: JobInfo."""
 
@@ -164,5 +168,5 @@ class Done(Message, frozen=True):
     error: str = ""
 
 
-Call = GetStatus | GetObservation | Scale | Kill | Replace | StopJob | GetSpec | Join
+Call = GetStatus | GetObservation | Scale | Kill | Replace | StopJob | UpgradeShare | GetSpec | Join
 Reply = JobStatus | Observed | JobInfo | NodeAdded | Done

@@ -101,7 +101,7 @@ class GatePage:
         descriptor = os.open(fresh, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
         os.posix_fallocate(descriptor, 0, _BYTES)
         page = cls(path, descriptor).hold()
-        page.words[SHARE], page.words[SINCE] = _CLASSES.index(share), time.time()
+        page.share, page.words[SINCE] = share, time.time()
         page._write_text(_DEVICE, device)
         page._map[: len(MAGIC)] = MAGIC
         fresh.rename(path)
@@ -149,6 +149,10 @@ class GatePage:
     @property
     def share(self) -> ShareClass:
         return cast(ShareClass, _CLASSES[int(self.words[SHARE])])
+
+    @share.setter
+    def share(self, share: ShareClass) -> None:
+        self.words[SHARE] = _CLASSES.index(share)
 
     @property
     def job_id(self) -> str:

@@ -14,6 +14,7 @@ import msgspec
 from msgspec import Meta, Struct, field
 
 from paceline.base.errors import PermanentError
+from paceline.base.jobdir import number_of, role_of
 from paceline.wire.sharing import ShareClass
 from paceline.wire.strategies import STRATEGIES, Mode, Strategy, Traits
 
@@ -169,12 +170,27 @@ class ShareSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     device: Annotated[str, Meta(examples=["cpu:0"])] | None = None
     """The device: cores of this machine, like ``cpu:0`` or ``cpu:0-3``, to which the job is bound,
     or a GPU, like ``cuda:0``. Default none: the job shares nothing."""
+    devices: Annotated[tuple[str, ...], Meta(examples=[["cpu:0", "cpu:1"]])] = ()
+    """Instead of it, a device for each worker, by the worker's number. `paceline cluster` grants
+    them. With fewer devices than workers the first one is next after the last. Default none."""
     device_memory_bytes: DeviceBytes | None = field(default=None, name="device_memory")
     """Memory of the device for the tensors of all jobs that share it; all must say the same.
     Default none: on cores, memory is not shared."""
     minimum_memory_bytes: DeviceBytes | None = field(default=None, name="minimum_memory")
     """So much of it each worker of an opportunistic job always has. Default none: what lives across
     its steps."""
+
+    @property
+    def every(self) -> tuple[str, ...]:
+        """All devices of the job; none: it shares nothing."""
+        return self.devices or (() if self.device is None else (self.device,))
+
+    def of(self, node: str) -> tuple[str, ...]:
+        """The devices to which a node is bound: one for a worker, all for any other node."""
+        found = self.every
+        if found and role_of(node) == "worker":
+            return (found[number_of(node) % len(found)],)
+        return found
 
 
 class DataPlaneSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -341,7 +357,8 @@ class JobSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
     def threads(self, cores: int) -> int:
         """Threads of torch in each worker, on a machine with so many cores."""
-        shared = 1 if self.deterministic else max(1, cores // self.workers.count)
+        beside = 1 if self.deterministic or self.share.devices else self.workers.count
+        shared = 1 if self.deterministic else max(1, cores // beside)
         return self.torch_threads or shared
 
     @property

@@ -178,19 +178,29 @@ def test_a_start_goes_on_where_a_killed_scheduler_has_stopped(
     job.folder.path.mkdir(parents=True)  # half of one: it is made from the beginning
     assert job.start(launched=False) == [("launch", False)]
     assert job.start(launched=True) == []  # somebody has removed it
-    assert running.how_over(job.folder) == ("its folder was removed", False)
+    assert running.look(job.folder) == (False, "its folder was removed", False)
     job.folder.path.mkdir()
     job.folder.spec.touch()  # it may run
     job.is_up = True
     assert job.start(launched=False) == []
     job.is_up = False
     assert job.start(launched=False) == [("resume", True)]
-    assert running.how_over(job.folder) is None
+    assert running.look(job.folder) == (False, "", False)
     job.folder.outcome.write_text('{"state":"finished","exit_code":0,"end":"finished"}')
     assert job.start(launched=False) == []
-    assert running.how_over(job.folder) == ("finished", True)
+    assert running.look(job.folder) == (False, "finished", True)
     job.is_up = True  # it still cleans up
-    assert running.how_over(job.folder) is None
+    assert running.look(job.folder).lives
+
+
+def test_a_grant_says_devices_and_class() -> None:
+    book = read(*HISTORY[:4])
+    entry = book.entries["j0"]
+    spec = running.on_devices(entry.spec, entry.job)
+    assert (spec.share.kind, spec.share.devices) == ("opportunistic", ("cpu:1",))
+    assert spec.env == {"PACELINE_DEVICES": "cpu:1", "PACELINE_SHARE": "opportunistic"}
+    program = replace(entry.spec, run_as="program", strategy="script")
+    assert running.kind_of(program, entry.job) == "guaranteed"
 
 
 def test_a_resume_that_comes_too_late_is_no_error(
@@ -217,8 +227,8 @@ def test_a_cluster_is_checked_and_kept(tmp_path: Path) -> None:
     good = ClusterConfig(devices=(f"cpu:{core}",), tenants=(Tenant("a", 1),))
     good.check()
     for wrong, told in (
-        (replace(good, devices=("cpu:99999",)), "--devices: got 'cpu:99999', expected some of"),
-        (replace(good, devices=good.devices * 2), "expected each once"),
+        (replace(good, devices=("cpu:99999",)), "--devices: got 'cpu:99999', expected cores that"),
+        (replace(good, devices=good.devices * 2), "expected each core once"),
         (replace(good, tenants=(Tenant("a", 1), Tenant("b", 1))), "got quotas of 2 devices"),
         (replace(good, tenants=(Tenant("a b", 1),)), "expected a name for each"),
         (replace(good, policy="best"), "no policy 'best'"),

@@ -123,7 +123,7 @@ def test_a_file_with_every_key_is_read() -> None:
         "windows: {short_steps: 10, short_s: 1m, long_steps: null, long_s: 2m}\n"
         "run_as: file\ncwd: .\n"
         f"share: {{class: guaranteed, device: 'cpu:{min(os.sched_getaffinity(0))}', "
-        "device_memory: 4GiB, minimum_memory: 1GiB}\n"
+        "devices: [], device_memory: 4GiB, minimum_memory: 1GiB}\n"
     )
     spec = resolve("job.yaml", {})
     only_elsewhere = {"min_workers", "blocks", "checkpoint.every_steps"}
@@ -165,7 +165,7 @@ def test_every_default_is_a_value_that_the_reader_takes() -> None:
     flags = {
         key: "null" if leaf.default is None else leaf.example
         for key, leaf in LEAVES.items()
-        if key not in {"script", "args", "name", "min_workers", "blocks"}
+        if key not in {"script", "args", "name", "min_workers", "blocks", "share.devices"}
     }
     spec = resolve("train.py", flags | {"mode": "ssp", "workers.count": "1", "servers.count": "1"})
     assert msgspec.structs.replace(spec, sources={}, mode="bsp", name="job") == JobSpec(

@@ -198,6 +198,7 @@ def test_waits_are_those_of_the_queue_simulated_forward() -> None:
     facts = replace(facts, jobs=(first, job("a1", expected_s=100.0), job("a2"), job("a3", 2)))
     assert waits(facts, AntMan().claims) == {"a1": 30.0, "a2": 130.0}
     assert waits(facts, AntMan().claims, most_s=60.0) == {"a1": 30.0}
+    assert waits(facts, AntMan().claims, most_ends=1) == {"a1": 30.0}
 
 
 def test_fifo_knows_no_tenants_and_yarn_goes_beyond_a_quota_on_idle_devices() -> None:

@@ -87,7 +87,19 @@ def test_a_class_that_is_none_is_refused() -> None:
 def test_a_program_has_no_gates() -> None:
     flags = {"strategy": "script", "run_as": "program", "device": f"cpu:{CORE}"}
     complaint = ground._share_complaint(resolve("sh", flags))
-    assert "for a program, expected a script or a module" in complaint
+    assert "got auto for a program, expected guaranteed, or a script or a module" in complaint
+    assert not ground._share_complaint(resolve("sh", {**flags, "share": "guaranteed"}))
+
+
+def test_each_worker_can_have_a_device_of_its_own() -> None:
+    text = "script: train.py\nworkers: 3\nshare: {class: guaranteed, devices: [cpu:0, cpu:1]}\n"
+    Path("job.yaml").write_text(text)
+    share = resolve("job.yaml", {}).share
+    assert [share.of(f"worker-{at}") for at in range(3)] == [("cpu:0",), ("cpu:1",), ("cpu:0",)]
+    assert share.of("server-1") == share.every == ("cpu:0", "cpu:1")
+    assert ShareSpec().of("worker-0") == ()
+    nodes = [NodeStatus(node="worker-1", role="worker", state="running")]
+    assert rows("b", share, nodes)[0][:3] == ("worker-1", "cpu:1", "guaranteed")
 
 
 def test_a_device_is_cores() -> None:

@@ -24,10 +24,11 @@ def waits(
     facts: ClusterFacts,
     decide: Callable[[ClusterFacts], Iterable[AnySchedulingAct]],
     most_s: float = math.inf,
+    most_ends: float = math.inf,
 ) -> dict[str, float]:
     """How long each job that waits will do so from now on.
 
-    Missing are jobs that never start, and those that wait for longer than ``most_s``.
+    Missing are jobs that never start, and those beyond the bounds.
 
     Nobody submits another job meanwhile, and running ones end when they are expected to.
 
@@ -35,11 +36,13 @@ def waits(
         facts: the cluster.
         decide: the policy.
         most_s: how far to look.
+        most_ends: how many ends of jobs to look at.
     """
     begin_s = facts.now_s
     ends = [(begin_s + facts.left_s(job), job.job_id) for job in facts.jobs if job.kind]
     heapq.heapify(ends)
     found: dict[str, float] = {}
+    num_ends = 0
     while True:
         for act in decide(facts):
             match act:
@@ -55,6 +58,7 @@ def waits(
         if not ends or all(job.kind for job in facts.jobs):
             return found
         now_s, over = heapq.heappop(ends)
-        if now_s - begin_s > most_s:
+        num_ends += 1
+        if now_s - begin_s > most_s or num_ends > most_ends:
             return found
         facts = replace(without(facts, over), now_s=now_s)

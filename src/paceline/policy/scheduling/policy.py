@@ -34,6 +34,8 @@ class SchedulingPolicy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
 
     has_quotas: ClassVar[bool] = True
     """Whether a tenant's quota bounds its guaranteed jobs."""
+    shares: ClassVar[bool] = True
+    """Whether a guaranteed job and opportunistic ones may be on one device."""
 
     def decide(self, facts: ClusterFacts) -> list[AnySchedulingAct]:
         """What to do now, in this order; a job that goes on waiting is held, with the reason."""

@@ -22,6 +22,7 @@ from paceline.wire.messages.agent import (
     StopProcess,
     TellCalls,
     ToProcess,
+    UpgradeNode,
 )
 from paceline.wire.messages.node import (
     Finished,
@@ -86,7 +87,18 @@ class Quit(msgspec.Struct, frozen=True):
     """Nothing runs any more and nothing will: end the agent."""
 
 
-Act = ForkLife | Signal | EndHung | Refuse | Report | Deliver | KnowServers | ReadCalls | Quit
+Act = (
+    ForkLife
+    | Signal
+    | EndHung
+    | Refuse
+    | Report
+    | Deliver
+    | KnowServers
+    | ReadCalls
+    | UpgradeNode
+    | Quit
+)
 
 
 class Life(msgspec.Struct):
@@ -145,6 +157,8 @@ class NodeState:
                 return [Deliver(body)] if running and running.inc == inc else []
             case TellCalls(inc=inc):
                 return [ReadCalls(message)] if self.life and self.life.up.inc == inc else []
+            case UpgradeNode():
+                return [message]
             case Leave():
                 return self.leave(LEAVE_GRACE_S, now_s)
             case FileServers():

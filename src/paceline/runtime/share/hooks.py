@@ -37,18 +37,16 @@ from paceline.wire.gate_page import LIFE, ROOM, GatePage
 
 def share_device(process: Process) -> None:
     """Have a process take part in sharing the device of its job's spec."""
-    share = process.spec.share
-    assert share.device is not None
     page = GatePage.open(NodeFiles(process.job, process.node).share).hold()
     page.words[LIFE] = process.inc
-    is_gpu = gpu_index(share.device) is not None
-    device: Device = CudaDevice(share.device) if is_gpu else CpuDevice(share.device)
-    memory = _memory_of(share.device) if page.words[ROOM] else None
+    (name,) = process.spec.share.of(process.node)
+    device: Device = CudaDevice(name) if gpu_index(name) is not None else CpuDevice(name)
+    memory = _memory_of(name) if page.words[ROOM] else None
     if memory is not None:
         MemoryBoundary(page, memory).install()
-    process.gaps = InputGaps(None if share.kind == "opportunistic" else page, device)
+    process.gaps = InputGaps(page, device)
     _tell_gaps(process.gaps)
-    if share.kind != "guaranteed":
+    if process.spec.share.kind != "guaranteed":  # it stays so, and others may become guaranteed
         GatePoints(Gate(page, device, process.held)).install()
 
 

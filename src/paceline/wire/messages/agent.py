@@ -199,6 +199,10 @@ class SharingTold(Message, frozen=True):
     decision: SharingDecision
 
 
+class UpgradeNode(Message, frozen=True):
+    """master -> agent: your job is the guaranteed one of its device; sent at each reconnect."""
+
+
 class Leave(Message, frozen=True):
     """master -> agent: end everything of this node and exit."""
 
@@ -213,4 +217,4 @@ class FileServers(Message, frozen=True):
 AgentUp = AgentHello | Heartbeat | FromProcess | ProcessExited | CallsTold | SharingTold
 
 
-AgentDown = StartProcess | StopProcess | ToProcess | TellCalls | Leave | FileServers
+AgentDown = StartProcess | StopProcess | ToProcess | TellCalls | UpgradeNode | Leave | FileServers

@@ -20,6 +20,7 @@ class Fifo(SchedulingPolicy, frozen=True, kw_only=True):
     """One line for all tenants, in the order of submission; quotas do not count."""
 
     has_quotas: ClassVar[bool] = False
+    shares: ClassVar[bool] = False
 
     def decide(self, facts: ClusterFacts) -> list[AnySchedulingAct]:
         """What to do now."""
@@ -46,6 +47,7 @@ class YarnCs(SchedulingPolicy, frozen=True, kw_only=True):
     opportunistic: it uses no quota, and nobody takes the devices from it.
     """
 
+    shares: ClassVar[bool] = False
     reserve_s: ReserveSeconds = 600.0
     """A reservation that has not come true by then is made again."""
     elastic: bool = True
