@@ -135,6 +135,8 @@ def submit(
     if spec.share.every:
         got = ", ".join(spec.share.every)
         raise ConfigError(f"--device: got {got}, expected none: a grant says it")
+    if spec.share.device_memory_bytes is not None:
+        raise ConfigError("--device-memory: got one, expected none: a grant is of all of a device")
     call = SubmitJob(
         job_id=JobDir.fresh(spec.name).job_id,
         tenant=tenant,

@@ -40,6 +40,8 @@ _MEMORY = range(16, 23)
 _ORDER_AT, _BUSY_AT, _TOLD_AT = 256, 260, 264
 """Numbers of four bytes: of the newest order; of the busy time, odd while it lasts, 0: the job says
 nothing of it; of decisions so far."""
+ORDER, BUSY, NUM_NUMBERS = 0, 1, 3
+"""Places of the first two in `GatePage.numbers`, and how many there are."""
 _DEVICE, _BESIDE = (320, 64), (384, 256)
 """Texts: where they are, and how long they may be."""
 _DECISIONS_AT, _NUM_DECISIONS, _DECISION_BYTES = 640, 16, 512
@@ -88,6 +90,9 @@ class GatePage:
         self.path, self.descriptor = path, descriptor
         self._map = mmap.mmap(descriptor, _BYTES)
         self.words: memoryview[float] = memoryview(self._map)[:_ORDER_AT].cast("d")
+        self.numbers: memoryview[int] = memoryview(self._map)[
+            _ORDER_AT : _ORDER_AT + 4 * NUM_NUMBERS
+        ].cast("i")
         self._order = ctypes.c_int32.from_buffer(self._map, _ORDER_AT)
         self._busy = ctypes.c_int32.from_buffer(self._map, _BUSY_AT)
         self._told = ctypes.c_int32.from_buffer(self._map, _TOLD_AT)

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from paceline.base.errors import ConfigError
-from paceline.policy.sharing.duty import LEAST_DUTY
+from paceline.policy.sharing.duty import LEAST_DUTY, idle_s
+from paceline.runtime.share import gate as gates
 from paceline.runtime.share.gaps import NUM_WAITS, InputGaps
 from paceline.runtime.share.gate import MOST_CREDIT_S, Gate
 from paceline.wire.gate_page import BEAT, FREE, HELD, HELD_AT, STALE_S, GateOrder, GatePage
@@ -47,8 +48,9 @@ class Gated:
         self.gate = Gate(self.page, self.device, self.waits_s.append)
 
     def come(self, used_s: float) -> float:
-        """Come to the gate; how long it held the job."""
+        """Come to the gate, long after the last time; how long it held the job."""
         self.device.used_s += used_s
+        self.gate._due_s = 0.0
         start_s = time.monotonic()
         self.gate.tick()
         return time.monotonic() - start_s
@@ -156,6 +158,65 @@ def test_without_a_device_coordinator_the_least_duty_holds(gated: Gated) -> None
     gated.page.order(GateMode.PAUSE, 1.0, "")
     gated.page.words[BEAT] -= STALE_S
     assert 0.24 <= gated.come(0.005) < 0.6
+
+
+class Steady:
+    """A job that uses the device all the time, but for waits; its clock is a test's."""
+
+    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now_s, self.passages = time.monotonic(), 0
+        self.gated = Gated(folder)
+        monkeypatch.setattr(gates, "monotonic", lambda: self.now_s)
+        monkeypatch.setattr(self.gated.page, "await_order", self._wait)
+        monkeypatch.setattr(self.gated.device, "busy_s", self._busy_s)
+        self.held_s = self.used_s = 0.0
+
+    def _wait(self, _number: int, timeout_s: float) -> None:
+        self.now_s += timeout_s
+        self.held_s += timeout_s
+
+    def _busy_s(self) -> float:
+        self.passages += 1
+        return self.used_s
+
+    def compute(self, seconds: float, every_s: float = 2e-5) -> None:
+        """Compute for so long, and come to the gate again and again."""
+        for _ in range(round(seconds / every_s)):
+            self.now_s += every_s
+            self.used_s += every_s
+            self.gated.page.words[BEAT] = self.now_s
+            self.gated.gate.tick()
+
+
+@pytest.mark.parametrize("duty", [0.02, 0.3, 0.6, 0.95])
+def test_what_is_not_looked_at_is_owed_all_the_same(
+    duty: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = Steady(tmp_path, monkeypatch)
+    job.gated.page.order(GateMode.DUTY, duty, "")
+    job.compute(0.4)
+    wanted_s = idle_s(0.4, duty)
+    assert job.held_s == pytest.approx(wanted_s, abs=2 * gates.LEAST_IDLE_S + 0.01 * wanted_s)
+    assert max(job.gated.waits_s) <= gates.LEAST_IDLE_S + idle_s(2 * 2e-5, duty)
+
+
+def test_soon_after_a_passage_only_another_order_or_a_busy_job_counts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job, other = Steady(tmp_path, monkeypatch), GatePage.create(tmp_path / "other", "cpu:0", "auto")
+    page = job.gated.page
+    page.order(GateMode.GAP, 1.0, str(other.path))
+    job.passages = 0
+    job.compute(0.1)
+    assert 90 <= job.passages <= 110, "of 5000"
+    other.say_busy()
+    monkeypatch.setattr(other.__class__, "await_idle", lambda _page, _number, _s: other.say_idle())
+    before = job.passages
+    job.compute(2e-5)
+    assert job.passages == before + 1
+    page.order(GateMode.DUTY, 0.5, "")
+    job.compute(2e-5)
+    assert job.passages == before + 2
 
 
 def test_a_job_that_ends_is_let_go(gated: Gated) -> None:

@@ -13,15 +13,31 @@ from time import monotonic
 from paceline.base.errors import ConfigError
 from paceline.policy.sharing.duty import LEAST_DUTY, idle_s
 from paceline.runtime.share.device import Device
-from paceline.wire.gate_page import BEAT, FREE, HELD, HELD_AT, MODE, STALE_S, GateOrder, GatePage
+from paceline.wire.gate_page import (
+    BEAT,
+    BUSY,
+    FREE,
+    HELD,
+    HELD_AT,
+    MODE,
+    NUM_NUMBERS,
+    ORDER,
+    STALE_S,
+    GateOrder,
+    GatePage,
+)
 from paceline.wire.sharing import GateMode
 
+NOBODY = memoryview(bytes(4 * NUM_NUMBERS)).cast("i")
+"""The numbers of a job that is never busy."""
 LEAST_IDLE_S = 1e-3
 """Shorter waits are put together."""
 MOST_CREDIT_S = 5e-3
 """A job whose waits ended late, as on a busy processor, may use so much more of the device."""
 MOST_FREE_S = 0.05
 """Of what a job used while nothing held it, this much is owed when an order comes."""
+REST_S = 1e-3
+"""Longest time after a passage in which the next ones only look for another order."""
 LOOK_S = 0.5
 """Longest wait after which the gate looks whether there is a device coordinator."""
 
@@ -48,12 +64,23 @@ class Gate:
         """The device."""
         self._lock = threading.Lock()
         self._beside: GatePage | None = None
+        self._due_s = 0.0
+        """Before this, nothing more can be owed than what is waited for in one go."""
+        self._numbers, self._busy = page.numbers, NOBODY
+        """Those of the page, and of the guaranteed job if the order says to wait for its gaps."""
+        self._number = 0
+        """Of the order that was obeyed last."""
         os.register_at_fork(after_in_child=self._leave_to_fork)
 
     def tick(self) -> None:
-        """Wait as ordered. Without an order these are two comparisons."""
+        """Wait as ordered. Without an order, or soon after a passage, these are few comparisons."""
         if self._words[MODE]:
-            self._pass()
+            if (
+                monotonic() >= self._due_s
+                or self._numbers[ORDER] != self._number
+                or self._busy[BUSY] % 2
+            ):
+                self._pass()
         elif not self._is_free:
             self._is_free = True
 
@@ -80,6 +107,7 @@ class Gate:
             left_s = idle_s(self._owed_s, order.duty) - waited_s
             if order.mode is GateMode.OFF:
                 self._owed_s = 0.0
+                self._rest(order, now_s)
                 break
             if order.mode is GateMode.PAUSE:
                 self._leave()
@@ -93,9 +121,20 @@ class Gate:
                     idle_for_one_s = idle_s(1.0, order.duty)
                     paid_s = waited_s / idle_for_one_s if idle_for_one_s else self._owed_s
                     self._owed_s = max(self._owed_s - paid_s, -MOST_CREDIT_S)
+                    self._rest(order, now_s)
                     break
             before_s, now_s = now_s, monotonic()
             self._note(now_s - before_s, now_s)
+
+    def _rest(self, order: GateOrder, now_s: float) -> None:
+        """See until when the job cannot owe a wait: it uses no more of the device than passes."""
+        idle_for_one_s = idle_s(1.0, order.duty) if order.mode is not GateMode.OFF else 0.0
+        rest_s = REST_S
+        if idle_for_one_s:
+            rest_s = min(rest_s, LEAST_IDLE_S / idle_for_one_s - self._owed_s)
+        beside = self._beside if order.mode is GateMode.GAP else None
+        self._busy = NOBODY if beside is None else beside.numbers
+        self._number, self._due_s = order.number, now_s + rest_s
 
     def _order(self, now_s: float) -> GateOrder:
         """Return what holds now; without a device coordinator, the least that harms nobody."""
