@@ -1,8 +1,11 @@
 """A real job under test: started, watched, hurt, judged, and ended whatever happens."""
 
 import contextlib
+import fcntl
 import json
+import os
 import signal
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -39,6 +42,18 @@ def until(condition: Callable[[], Any], what: str, patience_s: float = PATIENCE_
         assert time.monotonic() < deadline_s, f"{what}: not within {patience_s:.0f} s"
         time.sleep(POLL_S)
     return found
+
+
+@contextlib.contextmanager
+def devices(*, every: bool) -> Iterator[None]:
+    """Keep other tests, which run at the same time, from the devices that this one shares.
+
+    Args:
+        every: it uses all devices of the machine, not only the core of its own worker of xdist.
+    """
+    with (Path(tempfile.gettempdir()) / f"paceline-test-devices.{os.geteuid()}").open("a") as file:
+        fcntl.flock(file, fcntl.LOCK_EX if every else fcntl.LOCK_SH)
+        yield
 
 
 def install(site: Path, name: str, code: str, group: str, entry: str) -> Path:

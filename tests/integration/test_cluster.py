@@ -41,7 +41,7 @@ from paceline.wire.cluster import (
 )
 from paceline.wire.sharing import GateMode
 from paceline.wire.spec import JobSpec, load
-from tests.integration.running import RunningJob, planted, until
+from tests.integration.running import RunningJob, devices, planted, until
 
 SCRIPT = Path(__file__).with_name("jobs") / "queued.py"
 KEPT = Path(__file__).parents[2] / "benchmarks" / "jobs" / "shared.py"
@@ -139,6 +139,12 @@ def is_held(name: str) -> bool:
     orders = [page.newest for page in pages_of_jobs() if page.job_id == name]
     assert all(order.duty < 0.5 for order in orders if order.mode is GateMode.DUTY)
     return any(order.mode is not GateMode.OFF for order in orders)
+
+
+@pytest.fixture(autouse=True)
+def _devices() -> Iterator[None]:
+    with devices(every=True):
+        yield
 
 
 @pytest.fixture

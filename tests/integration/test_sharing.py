@@ -19,7 +19,7 @@ from paceline.wire.events.sharing import SharingEvent
 from paceline.wire.sharing import GateMode, ShareClass
 from paceline.wire.spec import JobSpec, NodeSpec, ShareSpec
 from tests.chaos.oracle import leftovers
-from tests.integration.running import RunningJob, running, until
+from tests.integration.running import RunningJob, devices, running, until
 
 SCRIPT = Path(__file__).parents[2] / "benchmarks" / "jobs" / "shared.py"
 SIZES = ("64", "96")
@@ -28,6 +28,12 @@ CORES = sorted(os.sched_getaffinity(0))
 # Tests that run at the same time must not share a core.
 CORE = f"cpu:{CORES[int(os.environ.get('PYTEST_XDIST_WORKER', 'gw0')[2:]) % len(CORES)]}"
 ENDLESS = 10_000_000
+
+
+@pytest.fixture(autouse=True)
+def _device() -> Iterator[None]:
+    with devices(every=False):
+        yield
 
 
 class Sharer(RunningJob):
