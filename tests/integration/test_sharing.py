@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -20,6 +21,9 @@ from paceline.wire.sharing import GateMode, ShareClass
 from paceline.wire.spec import JobSpec, NodeSpec, ShareSpec
 from tests.chaos.oracle import leftovers
 from tests.integration.running import RunningJob, devices, running, until
+from tests.integration.test_allreduce import finals, group
+from tests.integration.test_deterministic import Model
+from tests.integration.test_fsdp import sharded
 
 SCRIPT = Path(__file__).parents[2] / "benchmarks" / "jobs" / "shared.py"
 SIZES = ("64", "96")
@@ -66,16 +70,22 @@ class Sharer(RunningJob):
 
 @contextlib.contextmanager
 def sharing(
-    out: Path, kind: ShareClass, steps: int = ENDLESS, wait_s: float = 0.01
+    out: Path,
+    kind: ShareClass,
+    steps: int = ENDLESS,
+    wait_s: float = 0.01,
+    *,
+    device: str = CORE,
+    more: tuple[str, ...] = (),
 ) -> Iterator[Sharer]:
     spec = JobSpec(
         script=str(SCRIPT),
-        args=(str(out), str(steps), str(wait_s), *SIZES),
+        args=(str(out), str(steps), str(wait_s), *SIZES, *more),
         name=kind,
         strategy="script",
         solution="none",
         workers=NodeSpec(count=1),
-        share=ShareSpec(kind=kind, device=CORE),
+        share=ShareSpec(kind=kind, device=device),
     )
     with contextlib.closing(Sharer(launch(spec), out)) as job:
         yield job
@@ -151,7 +161,59 @@ def test_a_job_that_is_held_counts_each_sample_once(tmp_path: Path) -> None:
         running(tmp_path, "--num-samples", "2048", workers=1, share=share) as held,
     ):
         until(lambda: kept.losses, "steps")
+        held.until_committed(100)
+        first = held.node("worker-0")
+        os.kill(first.pid, signal.SIGTERM)  # not by its agent, which would free it
+        until(lambda: held.node("worker-0").inc != first.inc, "the end of its life", 10.0)
         held.check_finished()
         decided = read_sharing(held.job.sharing)
         assert decided[0].decision.guaranteed == kept.job.job_id
+        assert not held.events("hung")
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("strategy", ["allreduce", "fsdp"])
+def test_a_member_that_is_held_holds_its_peers_and_nothing_else_changes(
+    tmp_path: Path, strategy: str
+) -> None:
+    start = group if strategy == "allreduce" else sharded
+    flags = {"deterministic": True} if strategy == "allreduce" else {}
+    with start(tmp_path / "alone", **flags) as alone:
+        wanted = finals_of(alone)
+    # Only the first worker has a neighbour.
+    share = ShareSpec(kind="opportunistic", devices=tuple(f"cpu:{core}" for core in CORES[:2]))
+    with (
+        sharing(tmp_path / "a", "guaranteed", device=share.devices[0]) as kept,
+        start(tmp_path / "held", "--step-s", "0.001", share=share, **flags) as held,
+    ):
+        until(lambda: kept.losses, "steps")
+        found = finals_of(held)
+        decided = read_sharing(held.job.sharing)
+        assert {line.node for line in decided} == {"worker-0"}
         assert not held.events("hung") and not held.deaths()
+    assert found.keys() == wanted.keys()
+    for name, values in wanted.items():
+        assert values.tobytes() == found[name].tobytes(), name
+
+
+def finals_of(job: RunningJob) -> Model:
+    """What all members held at the end of a job, which is the same."""
+    assert job.end().state == "finished"
+    first, other = finals(job).values()
+    assert all(values.tobytes() == other[name].tobytes() for name, values in first.items())
+    return first
+
+
+@pytest.mark.soak
+def test_a_script_that_torch_compiles_is_held_at_its_steps(tmp_path: Path) -> None:
+    compiled = ("aot_eager",)
+    with (
+        sharing(tmp_path / "b", "opportunistic", 300, 0.0, more=compiled) as other,
+        sharing(tmp_path / "a", "guaranteed") as kept,
+    ):
+        until(lambda: kept.losses, "steps")
+        other.until_decided("arrival")
+        assert other.end().state == "finished"
+    solo = [sys.executable, str(SCRIPT), str(tmp_path / "solo"), "300", "0", *SIZES, *compiled]
+    subprocess.run(solo, check=True)
+    assert (tmp_path / "b").read_text() == (tmp_path / "solo").read_text()

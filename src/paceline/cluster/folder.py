@@ -35,10 +35,14 @@ class ClusterConfig(msgspec.Struct, frozen=True, kw_only=True):
             ConfigError: it cannot; names what is wrong and the remedy.
         """
         SCHEDULERS.make(self.policy, self.parameters)
-        try:
-            cores = [core for name in self.devices for core in cores_of(name)]
-        except ConfigError as error:
-            raise ConfigError(f"--devices: {error}") from error
+        cores: list[int] = []
+        for name in self.devices:
+            try:
+                cores += (found := cores_of(name))
+            except ConfigError as error:
+                raise ConfigError(f"--devices: {error}") from error
+            if not found:
+                raise ConfigError(f"--devices: got {name!r}, expected cores: no GPU is granted yet")
         if len(set(cores)) < max(1, len(cores)):
             raise ConfigError(f"--devices: got {','.join(self.devices)}, expected each core once")
         names = [tenant.name for tenant in self.tenants]

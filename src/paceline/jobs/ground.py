@@ -127,7 +127,7 @@ def _memory_complaint(spec: JobSpec) -> str:
         where = _where(spec, "share.minimum_memory")
         return f"{where}: got more than the device's memory, expected a part of it"
     try:
-        compiled(CPU_ARENA if gpu_index(share.device) is None else CUDA_HOST)
+        compiled(CPU_ARENA if gpu_index(share.every[0]) is None else CUDA_HOST)
     except (ConfigError, OSError) as error:
         return f"{where}: {error}"
     return ""

@@ -107,6 +107,8 @@ class Process:
         self._hand_over: Callable[[], None] | None = None
         self.at_end: Callable[[], None] = _nothing
         """Ends the thread that uses the link, so that the main thread can."""
+        self.at_terminate: Callable[[], None] = _nothing
+        """Called at a SIGTERM, after which the step in hand must end."""
         self.at_fork: Callable[[], None] = _nothing
         """In a process that the script forks: what of ours it has a copy of cannot be used."""
         self.on_held: Callable[[float], None] = _no_step
@@ -214,6 +216,7 @@ class Process:
         if self._terminated and not self.told_to_stop:
             os._exit(EXIT_TERMINATED)
         self._terminated = self.stop_requested = True
+        self.at_terminate()
 
     def leave_to_fork(self) -> None:
         """Make the copy of a process that the script forked a stranger to the job.

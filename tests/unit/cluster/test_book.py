@@ -228,6 +228,7 @@ def test_a_cluster_is_checked_and_kept(tmp_path: Path) -> None:
     good.check()
     for wrong, told in (
         (replace(good, devices=("cpu:99999",)), "--devices: got 'cpu:99999', expected cores that"),
+        (replace(good, devices=("cuda:0",)), "expected cores: no GPU is granted yet"),
         (replace(good, devices=good.devices * 2), "expected each core once"),
         (replace(good, tenants=(Tenant("a", 1), Tenant("b", 1))), "got quotas of 2 devices"),
         (replace(good, tenants=(Tenant("a b", 1),)), "expected a name for each"),

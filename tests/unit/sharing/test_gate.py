@@ -1,5 +1,7 @@
 """The page of a worker that shares a device, and the gate at which its process waits."""
 
+import os
+import signal
 import threading
 import time
 from collections.abc import Callable
@@ -227,8 +229,22 @@ def test_a_job_that_ends_is_let_go(gated: Gated) -> None:
 
 def test_a_process_that_the_script_forks_is_not_held(gated: Gated) -> None:
     gated.page.order(GateMode.PAUSE, 1.0, "")
-    gated.gate._leave_to_fork()
+    gated.gate.free()
     assert gated.come(1.0) < 0.1
+
+
+def test_a_signal_ends_a_wait_if_its_handler_frees_the_gate(
+    gated: Gated, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = signal.signal(signal.SIGUSR1, lambda _number, _frame: gated.gate.free())
+    monkeypatch.setattr(gates, "LOOK_S", 30.0)  # it is not found by a look
+    gated.page.order(GateMode.PAUSE, 1.0, "")
+    timer = later(0.1, os.kill, os.getpid(), signal.SIGUSR1)
+    try:
+        assert 0.05 <= gated.come(1.0) < 5.0
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+    timer.join()
 
 
 # ---------------------------------------------------------------------- the page

@@ -70,7 +70,8 @@ class Gate:
         """Those of the page, and of the guaranteed job if the order says to wait for its gaps."""
         self._number = 0
         """Of the order that was obeyed last."""
-        os.register_at_fork(after_in_child=self._leave_to_fork)
+        # No process that the script forks, as those of its loaders, is held.
+        os.register_at_fork(after_in_child=self.free)
 
     def tick(self) -> None:
         """Wait as ordered. Without an order, or soon after a passage, these are few comparisons."""
@@ -168,9 +169,9 @@ class Gate:
         self._words[HELD_AT] = now_s
         self._held(waited_s)
 
-    def _leave_to_fork(self) -> None:
-        """Hold no process that the script forks, as those of its loaders."""
-        self._words = [0.0] * (FREE + 1)
+    def free(self) -> None:
+        """Hold the process no more: a wait that a signal has interrupted, as it must, ends."""
+        self._words = [0.0] * FREE + [1.0]
 
 
 def _open(path: str) -> GatePage | None:

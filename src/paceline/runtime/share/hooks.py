@@ -47,7 +47,9 @@ def share_device(process: Process) -> None:
     process.gaps = InputGaps(page, device)
     _tell_gaps(process.gaps)
     if process.spec.share.kind != "guaranteed":  # it stays so, and others may become guaranteed
-        GatePoints(Gate(page, device, process.held)).install()
+        gate = Gate(page, device, process.held)
+        process.at_terminate = gate.free
+        GatePoints(gate).install()
 
 
 def _memory_of(device: str) -> DeviceMemory | None:
