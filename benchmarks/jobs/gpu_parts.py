@@ -49,11 +49,13 @@ class Training:
         layers = [layer for _ in range(4) for layer in (nn.Linear(2048, 2048), nn.GELU())]
         self.model = nn.Sequential(*layers).cuda()
         self.optimizer = torch.optim.Adam(self.model.parameters())
-        self.batch = torch.randn(rows, 2048, device="cuda")
+        self.rows = rows
         self.losses: list[float] = []
 
     def step(self) -> None:
-        loss = (self.model(self.batch) - self.batch).square().mean()
+        generator = torch.Generator("cuda").manual_seed(len(self.losses))
+        batch = torch.randn(self.rows, 2048, device="cuda", generator=generator)
+        loss = (self.model(batch) - batch).square().mean()
         loss.backward()
         self.optimizer.step()
         self.losses.append(loss.item())
@@ -77,6 +79,7 @@ def speed_by_limit(memory: CudaMemory, rows: int, steps: int) -> dict[str, Any]:
         job.step()
         peak = memory.look().peak_bytes
         limit = memory.set_limit(int(part * peak) if part < 1 else None)
+        memory.look()  # what lay there before the limit does not count
         took_s = [timed(job.step) for _ in range(steps)]
         use = memory.look()
         found[f"{part:.0%}"] = {
@@ -127,6 +130,8 @@ def changes(memory: CudaMemory, num_bytes: int, part: int) -> dict[str, float]:
         memory.set_limit(None)
         held = [torch.empty(part, dtype=torch.uint8, device="cuda") for _ in range(count)]
         del held
+        memory.look()
+        memory.look()  # else the next limit has memory of the host ready for the peak
 
     count = num_bytes // part
     fill()

@@ -29,19 +29,26 @@ def cores_of(device: str) -> frozenset[int]:
     """
     if gpu_index(device) is not None:
         return frozenset()
-    match = _CPU.fullmatch(device)
-    if match is None or len(device) > MAX_LENGTH:
+    cores, own = named_cores(device), os.sched_getaffinity(0)
+    if cores is None:
         raise ConfigError(
             f"got {device!r}, expected cores, like cpu:0 or cpu:0-3, or a GPU, like cuda:0"
         )
+    if not cores or not cores <= own:
+        there = ", ".join(map(str, sorted(own)))
+        raise ConfigError(f"got {device!r}, expected cores that this machine gives: {there}")
+    return cores
+
+
+def named_cores(device: str) -> frozenset[int] | None:
+    """Return the cores that a name says, whether we may use them or not; None: it says none."""
+    match = _CPU.fullmatch(device)
+    if match is None or len(device) > MAX_LENGTH:
+        return None
     cores = set[int]()
     for part in match[1].split(","):
         first, _, last = part.partition("-")
         cores.update(range(int(first), int(last or first) + 1))
-    own = os.sched_getaffinity(0)
-    if not cores or not cores <= own:
-        there = ", ".join(map(str, sorted(own)))
-        raise ConfigError(f"got {device!r}, expected cores that this machine gives: {there}")
     return frozenset(cores)
 
 

@@ -8,7 +8,7 @@ import tempfile
 from pathlib import Path
 
 from paceline.base.compiled import CPU_ARENA, CUDA_HOST, compiled
-from paceline.base.devices import cores_of, gpu_index, shared_name
+from paceline.base.devices import cores_of, gpu_index, named_cores, shared_name
 from paceline.base.disk import room_bytes
 from paceline.base.errors import ConfigError
 from paceline.base.jobdir import home, run_place
@@ -143,7 +143,7 @@ def _taken(spec: JobSpec, where: str, device: str, name: str) -> str:
                 expected = f"one guaranteed job on {device}, which is {page.job_id}"
                 remedy = "choose another device, or opportunistic"
                 return f"{where}: got guaranteed, expected {expected}; {remedy}"
-        elif page.device.startswith("cpu:") and cores & cores_of(page.device):
+        elif cores & (named_cores(page.device) or frozenset()):
             expected = f"{page.device}, which job {page.job_id} shares, or other cores"
             return f"{where}: got {device}, expected {expected}"
     return _room_taken(spec, name)

@@ -22,6 +22,7 @@ class UsedDevice:
     """A device, used by as much as a test says."""
 
     used_s = 0.0
+    rest_s = 1e-3
 
     def __init__(self) -> None:
         self.told = list[str]()
@@ -154,6 +155,15 @@ def test_the_device_is_told_that_the_job_leaves_it_while_it_waits(gated: Gated) 
     assert gated.device.told == ["leave", "enter"]
     gated.come(0.0)
     assert gated.device.told == ["leave", "enter"], "it did not wait"
+
+
+def test_a_gap_is_waited_for_after_the_time_that_is_owed(gated: Gated, tmp_path: Path) -> None:
+    other = GatePage.create(tmp_path / "worker-1.share", "cpu:0", "guaranteed")
+    other.say_busy()
+    gated.page.order(GateMode.GAP, LEAST_DUTY, str(other.path))
+    timer = later(0.2, other.say_idle)
+    assert 0.19 <= gated.come(0.003) < 0.6, "0.15 s are owed, then it waits for the gap"
+    timer.join()
 
 
 def test_without_a_device_coordinator_the_least_duty_holds(gated: Gated) -> None:

@@ -22,10 +22,13 @@ from paceline.runtime.share.cuda_memory import CudaMemory
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="torch sees no GPU")
 MIB = 1 << 20
 HALF = torch.bfloat16
+EXPANDABLE = "expandable" in os.environ.get("PYTORCH_CUDA_ALLOC_CONF", "")
+PAGE_BYTES = 20 * MIB if EXPANDABLE else 0
+"""By this much a limit may be exceeded: torch asks for less than it maps."""
 
 
 @pytest.fixture(scope="module")
-def memory(tmp_path_factory: pytest.TempPathFactory) -> Iterator[CudaMemory]:
+def limited(tmp_path_factory: pytest.TempPathFactory) -> CudaMemory:
     """The memory of the first GPU, with a slab."""
     with pytest.MonkeyPatch.context() as patched:
         patched.setenv("PACELINE_HOME", str(tmp_path_factory.mktemp("home")))
@@ -33,8 +36,16 @@ def memory(tmp_path_factory: pytest.TempPathFactory) -> Iterator[CudaMemory]:
     torch.zeros(1, device="cuda")
     found = CudaMemory("cuda:0", library)
     found.set_limit(256 * MIB)
-    yield found
     found.set_limit(None)
+    return found
+
+
+@pytest.fixture
+def memory(limited: CudaMemory) -> Iterator[CudaMemory]:
+    """The same, without a limit; other tests find it so."""
+    yield limited
+    limited.set_limit(None)
+    torch.cuda.empty_cache()
 
 
 def lies_on_host(memory: CudaMemory, tensor: torch.Tensor) -> bool:
@@ -126,7 +137,6 @@ def test_kernels_compute_the_same_on_tensors_in_the_hosts_memory(
     memory: CudaMemory, name: str
 ) -> None:
     call, inputs = CASES[name]
-    memory.set_limit(None)
     wanted = call(*(one.clone() for one in inputs()))
     found = call(*(to_host(memory, one) for one in inputs()))
     torch.cuda.synchronize()
@@ -142,7 +152,6 @@ def test_kernels_compute_the_same_on_tensors_in_the_hosts_memory(
 
 
 def test_copies_between_the_two_memories(memory: CudaMemory) -> None:
-    memory.set_limit(None)
     here = rand(1 << 18)
     there = to_host(memory, here)
     back, pinned = torch.empty_like(here), torch.empty(1 << 18, pin_memory=True)
@@ -167,11 +176,11 @@ class Training:
         layers = [layer for _ in range(4) for layer in (nn.Linear(1024, 1024), nn.GELU())]
         self.model = nn.Sequential(*layers).cuda()
         self.optimizer = torch.optim.Adam(self.model.parameters())
-        self.batch = rand(4096, 1024)
         self.losses: list[float] = []
 
     def step(self) -> None:
-        loss = (self.model(self.batch) - self.batch).square().mean()
+        batch = rand(4096, 1024)
+        loss = (self.model(batch) - batch).square().mean()
         loss.backward()
         self.optimizer.step()
         self.losses.append(loss.item())
@@ -183,13 +192,12 @@ class Training:
 
 
 def test_a_limit_holds_spills_and_all_returns(memory: CudaMemory) -> None:
-    memory.set_limit(None)
     free = Training()
     memory.look()
     for _ in range(12):
         free.step()
     needs = memory.look().peak_bytes
-    del free.model, free.optimizer, free.batch
+    del free.model, free.optimizer
     job = Training()
     in_effect = memory.set_limit(needs // 2)
     spilled = 0
@@ -197,7 +205,7 @@ def test_a_limit_holds_spills_and_all_returns(memory: CudaMemory) -> None:
         job.step()
         assert memory._slab is not None
         reserved = torch.cuda.memory_reserved() - memory._slab.num_bytes
-        assert reserved <= in_effect
+        assert reserved <= in_effect + PAGE_BYTES
         spilled += memory.look().spilled_bytes
     assert spilled
     memory.set_limit(None)
@@ -211,16 +219,17 @@ def test_a_limit_holds_spills_and_all_returns(memory: CudaMemory) -> None:
 
 
 def test_parameters_that_began_in_the_hosts_memory_are_taken_home(memory: CudaMemory) -> None:
-    torch.cuda.empty_cache()
     memory.set_limit(0)
     job = Training()
     job.step()
-    weight = next(job.model.parameters())
+    # With expandable segments, some may lie in what was left of a page that is in use.
+    away = [one for one in job.tensors() if one.is_cuda and lies_on_host(memory, one)]
+    assert sum(one.nbytes for one in away) >= (24 if EXPANDABLE else 48) * MIB
+    weight = max(away, key=torch.Tensor.numel)
     view, before = weight.data.view(-1)[:10], weight.detach().clone()
-    assert lies_on_host(memory, weight)
     assert memory.take_home(job.tensors()) == 0, "the limit leaves no room"
     memory.set_limit(None)
-    assert memory.take_home(job.tensors()) > 48 * MIB
+    assert memory.take_home(job.tensors()) >= sum(one.nbytes for one in away)
     assert not any(lies_on_host(memory, one) for one in job.tensors() if one.is_cuda)
     assert torch.equal(weight, before)
     assert view.data_ptr() == weight.data_ptr(), "views go along"
@@ -228,7 +237,6 @@ def test_parameters_that_began_in_the_hosts_memory_are_taken_home(memory: CudaMe
 
 
 def test_another_stream_spills_once_it_is_known(memory: CudaMemory) -> None:
-    memory.set_limit(None)
     stream = torch.cuda.Stream()
     with torch.cuda.stream(stream):
         kept = torch.empty(MIB, dtype=torch.uint8, device="cuda")
@@ -289,7 +297,7 @@ def test_the_driver_and_torch_name_the_same_gpu() -> None:
 
 
 def test_all_works_with_expandable_segments(tmp_path: Path) -> None:
-    if "expandable" in os.environ.get("PYTORCH_CUDA_ALLOC_CONF", ""):
+    if EXPANDABLE:
         pytest.skip("these are the tests within")
     env = os.environ | {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}
     chosen = "a_limit_holds or taken_home or another_stream"

@@ -218,6 +218,12 @@ def test_devices_must_not_overlap(place: Path) -> None:
     )
 
 
+def test_a_job_on_cores_that_this_one_may_not_use_is_in_no_way(place: Path) -> None:
+    page = page_of(place, "first", "cpu:70-71", "guaranteed")
+    assert not ground._share_complaint(spec_for("guaranteed", f"cpu:{CORE}"))
+    assert page.device == "cpu:70-71"
+
+
 def test_one_agent_of_all_coordinates(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "geteuid", lambda: 77_777)  # not in the way of real jobs
     first = coordinate("cpu:0")

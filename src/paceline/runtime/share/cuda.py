@@ -51,6 +51,8 @@ class CudaDevice:
         ConfigError: torch sees no such GPU.
     """
 
+    rest_s = 0.0  # In a moment of the host, much more than that is queued for the GPU.
+
     def __init__(self, device: str, cuda: Any = torch.cuda) -> None:
         index = gpu_index(device)
         assert index is not None

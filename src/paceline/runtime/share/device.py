@@ -10,6 +10,9 @@ from paceline.base.devices import cores_of
 class Device(Protocol):
     """A device, as this process uses it."""
 
+    rest_s: float
+    """Longest time after a passage in which the next ones only look for another order."""
+
     def busy_s(self) -> float:
         """Return how long this process has used the device so far, in the device's own time."""
         ...
@@ -29,6 +32,8 @@ class Device(Protocol):
 
 class CpuDevice:
     """Cores: a process uses them as long as it runs on them, not while others do."""
+
+    rest_s = 1e-3
 
     def __init__(self, device: str) -> None:
         """``device``: its name. Raises ConfigError: there is no such device."""

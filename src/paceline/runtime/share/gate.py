@@ -36,8 +36,6 @@ MOST_CREDIT_S = 5e-3
 """A job whose waits ended late, as on a busy processor, may use so much more of the device."""
 MOST_FREE_S = 0.05
 """Of what a job used while nothing held it, this much is owed when an order comes."""
-REST_S = 1e-3
-"""Longest time after a passage in which the next ones only look for another order."""
 LOOK_S = 0.5
 """Longest wait after which the gate looks whether there is a device coordinator."""
 
@@ -103,6 +101,7 @@ class Gate:
 
     def _idle(self, chunk_s: float) -> None:
         start_s = now_s = monotonic()
+        bound_s = idle_s(max(chunk_s, LEAST_IDLE_S), LEAST_DUTY)
         while True:
             order, waited_s = self._order(now_s), now_s - start_s
             left_s = idle_s(self._owed_s, order.duty) - waited_s
@@ -117,20 +116,20 @@ class Gate:
                 self._leave()
                 self._page.await_order(order.number, min(left_s, LOOK_S))
             else:
-                bound_s = idle_s(max(chunk_s, LEAST_IDLE_S), LEAST_DUTY) - waited_s
                 if order.mode is not GateMode.GAP or not self._await_gap(order, bound_s):
                     idle_for_one_s = idle_s(1.0, order.duty)
                     paid_s = waited_s / idle_for_one_s if idle_for_one_s else self._owed_s
                     self._owed_s = max(self._owed_s - paid_s, -MOST_CREDIT_S)
                     self._rest(order, now_s)
                     break
+                bound_s -= monotonic() - now_s
             before_s, now_s = now_s, monotonic()
             self._note(now_s - before_s, now_s)
 
     def _rest(self, order: GateOrder, now_s: float) -> None:
         """See until when the job cannot owe a wait: it uses no more of the device than passes."""
         idle_for_one_s = idle_s(1.0, order.duty) if order.mode is not GateMode.OFF else 0.0
-        rest_s = REST_S
+        rest_s = self._device.rest_s
         if idle_for_one_s:
             rest_s = min(rest_s, LEAST_IDLE_S / idle_for_one_s - self._owed_s)
         beside = self._beside if order.mode is GateMode.GAP else None
