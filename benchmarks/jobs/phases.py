@@ -3,7 +3,8 @@
 phases.py NOTES CYCLES PHASE...
 
 Phases: ``train:STEPS:MIB`` trains, ``decode:STEPS:MIB`` evaluates without mini-batches, each step
-with tensors of so many MiB; ``idle:SECONDS`` computes nothing.
+with tensors of so many MiB; ``idle:SECONDS`` computes nothing. A script that begins again goes on
+behind the steps that it has noted, with a model that is new.
 """
 
 import os
@@ -26,8 +27,8 @@ PIECE = 1 << 20
 class Trainer:
     """The model and where its steps are noted."""
 
-    def __init__(self, notes: TextIO) -> None:
-        self.notes, self.number = notes, 0
+    def __init__(self, notes: TextIO, noted: int) -> None:
+        self.notes, self.number = notes, noted
         layers = [layer for _ in range(4) for layer in (nn.Linear(WIDTH, WIDTH), nn.Tanh())]
         self.model = nn.Sequential(*layers)
         self.optimizer = torch.optim.Adam(self.model.parameters())
@@ -59,16 +60,19 @@ def main(notes: str, cycles: str, *phases: str) -> None:
     """Go through all phases, several times."""
     torch.manual_seed(0)
     with Path(notes).open("a", buffering=1) as file:
-        trainer = Trainer(file)
+        noted = len(Path(notes).read_text().splitlines())
+        trainer, number = Trainer(file, noted), 0
         for _ in range(int(cycles)):
             for phase in phases:
                 kind, amount, *more = phase.split(":")
                 if kind == "idle":
-                    time.sleep(WAIT * float(amount))
+                    time.sleep(WAIT * float(amount) * (number >= noted))
                     continue
                 step = trainer.train if kind == "train" else trainer.decode
                 for _ in range(int(amount)):
-                    step(int(more[0]))
+                    if number >= noted:
+                        step(int(more[0]))
+                    number += 1
 
 
 if __name__ == "__main__":

@@ -94,7 +94,7 @@ def test_a_guaranteed_job_that_spills_gets_memory_from_the_other(tmp_path: Path)
 
 
 def test_jobs_with_phases_go_on_for_long(tmp_path: Path) -> None:
-    """No limit kills a job, and each notes as many steps as it makes without paceline."""
+    """No limit ends a job, and each notes as many steps as it must, also one that begins again."""
     phases = "train:300:30", "decode:150:150", "idle:4"
     cycles = max(round(MINUTES * 60 / 12), 1)
     with (
@@ -104,11 +104,13 @@ def test_jobs_with_phases_go_on_for_long(tmp_path: Path) -> None:
         until(lambda: kept.losses and other.losses, "steps")
         end_s = time.monotonic() + 60 * MINUTES / 2
         until(lambda: time.monotonic() > end_s, "half of it", 120 * MINUTES + 60)
-        # The first agent on the device holds its lock: that of the opportunistic job.
+        # The first agent on the device holds its lock: that of the opportunistic job, whose
+        # script ends with it, and begins again.
         kill_quietly(other.node("worker-0").agent_pid)
         for job in (kept, other):
             until(functools.partial(read_outcome, job.job.outcome), "its end", 300 * MINUTES + 60)
             assert job.end().state == "finished"
-            assert len(job.losses) == 450 * cycles and not job.deaths()
+            assert len(job.losses) == 450 * cycles
             assert job.limits
+        assert not kept.deaths()
     check_same(tmp_path / "a", cycles, *phases)
