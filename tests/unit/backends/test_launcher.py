@@ -42,11 +42,12 @@ def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[JobDir]:
     monkeypatch.setenv("PACELINE_HOME", str(tmp_path))
     monkeypatch.setattr(launchers, "IDLE_S", IDLE_S)
 
-    def start(module: str, args: Sequence[str], *_: object) -> subprocess.Popen[bytes]:
+    def start(module: str, args: Sequence[str], *_: object) -> tuple[subprocess.Popen[bytes], int]:
         assert module == "paceline.agent"
-        return subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+        child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+        return child, child.pid
 
-    monkeypatch.setattr(launchers, "start_detached", start)
+    monkeypatch.setattr(launchers, "start_grandchild", start)
     job = JobDir.create("train")
     (job.path / "train.py").touch()
     yield job
