@@ -15,6 +15,7 @@ from paceline.base.processes import kill_quietly
 from paceline.jobs.history import read_events
 from paceline.jobs.launch import launch
 from paceline.jobs.sharing import SharingLine, read_sharing
+from paceline.wire.client import StopJob
 from paceline.wire.events.nodes import HungEvent
 from paceline.wire.events.sharing import SharingEvent
 from paceline.wire.sharing import GateMode, ShareClass
@@ -186,7 +187,9 @@ def test_a_member_that_is_held_holds_its_peers_and_nothing_else_changes(
         sharing(tmp_path / "a", "guaranteed", device=share.devices[0]) as kept,
         start(tmp_path / "held", "--step-s", "0.001", share=share, **flags) as held,
     ):
-        until(lambda: kept.losses, "steps")
+        kept.until_decided("measured")
+        held.until_committed(held.status().committed + 200)  # at 2 %, a step takes a second
+        kept.tell(StopJob())
         found = finals_of(held)
         decided = read_sharing(held.job.sharing)
         assert {line.node for line in decided} == {"worker-0"}
@@ -211,8 +214,10 @@ def test_a_script_that_torch_compiles_is_held_at_its_steps(tmp_path: Path) -> No
         sharing(tmp_path / "b", "opportunistic", 300, 0.0, more=compiled) as other,
         sharing(tmp_path / "a", "guaranteed") as kept,
     ):
-        until(lambda: kept.losses, "steps")
-        other.until_decided("arrival")
+        other.until_decided("measured")
+        before = len(other.losses)
+        until(lambda: len(other.losses) > before + 5, "steps while it is held")
+        kept.tell(StopJob())
         assert other.end().state == "finished"
     solo = [sys.executable, str(SCRIPT), str(tmp_path / "solo"), "300", "0", *SIZES, *compiled]
     subprocess.run(solo, check=True)
