@@ -19,6 +19,7 @@ does when nobody else is there. Goal of the last: 0.8 of the guaranteed job's id
 The guaranteed job's losses must be those of a run without paceline, bit by bit.
 """
 
+import argparse
 import contextlib
 import sys
 import time
@@ -216,13 +217,18 @@ def tell(
     return found
 
 
-def main() -> None:
-    parser = harness.parser(__doc__, "two short windows, no figures")
+def add_arguments(parser: argparse.ArgumentParser, *, device: str, seconds: float) -> None:
+    """Give a command the options of `measure`."""
     parser.add_argument("--windows", type=int, default=10)
-    parser.add_argument("--seconds", type=float, default=3.0)
-    parser.add_argument("--device", default="cpu:0")
+    parser.add_argument("--seconds", type=float, default=seconds)
+    parser.add_argument("--device", default=device)
     parser.add_argument("--wait", type=float, default=0.012)
     parser.add_argument("--duty", type=float, default=0.4)
+
+
+def main() -> None:
+    parser = harness.parser(__doc__, "two short windows, no figures")
+    add_arguments(parser, device="cpu:0", seconds=3.0)
     options = parser.parse_args()
     if options.quick:
         options.windows, options.seconds = 2, 1.0

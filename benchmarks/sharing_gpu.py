@@ -22,7 +22,7 @@ from typing import Any
 
 import harness
 import torch
-from sharing import Pair, measure
+from sharing import Pair, add_arguments, measure
 
 from paceline.base.devices import shared_name
 
@@ -52,11 +52,7 @@ def arms_of(options: argparse.Namespace, out: Path) -> dict[str, Any]:
 
 def main() -> int:
     parser = harness.parser(__doc__, "two short windows, small models")
-    parser.add_argument("--windows", type=int, default=10)
-    parser.add_argument("--seconds", type=float, default=1.5)
-    parser.add_argument("--device", default="cuda:0")
-    parser.add_argument("--wait", type=float, default=0.012)
-    parser.add_argument("--duty", type=float, default=0.4)
+    add_arguments(parser, device="cuda:0", seconds=1.5)
     parser.add_argument("--parts", nargs="+", default=PARTS, choices=PARTS)
     options = parser.parse_args()
     if not torch.cuda.is_available():

@@ -12,7 +12,7 @@ Then two processes with a small model take turns, in windows of half a second: o
 allocator, one with ours and boundaries at which a page is read and written. Printed: their steps'
 ratio. Paper's figures: shrink 17 ms, grow 143 ms with the forward pass. Budget of a step: 0.5 %.
 C's malloc gives memory back to the kernel in some processes at each step, and in others never, as
-chance has it, which is 10 % of a step. So it is told not to, in either arm.
+chance has it, which is 10 % of a step. Both arms have it keep the memory.
 """
 
 import json

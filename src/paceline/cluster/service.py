@@ -131,7 +131,7 @@ class ClusterService:
                 await self._record_at_last(JobLaunched(t=time.time(), job_id=job_id))
 
     async def _tell(self, folder: JobDir, call: Call) -> None:
-        """Tell a job what is decided; it is told again until that is so."""
+        """Tell a job what is decided; the next turn repeats it until the job has done so."""
         try:
             await asyncio.to_thread(tell_job, folder, call)
         except (PacelineError, OSError) as error:

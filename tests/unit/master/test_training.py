@@ -329,7 +329,7 @@ def test_a_result_without_a_lease_is_dropped_with_one_warning(
 
 
 def test_at_the_tail_of_an_evaluation_whole_batches_go_to_another_worker(job: Job) -> None:
-    """So a batch has the same samples, and its results have the same bits, whoever shares it."""
+    """So each batch has the same samples, and its results the same bits, with any workers."""
     whole = msgspec.structs.replace(EVALUATION, num_samples=48)
 
     def ask(inc: int, n: int) -> None:
