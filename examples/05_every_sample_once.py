@@ -57,7 +57,7 @@ class Tally(nn.Module):
 
 def main() -> None:
     """Train, count, then report on the rows held out."""
-    args = arguments(__doc__, batch_size=768, epochs=1, lr=0.02)
+    args = arguments(__doc__, batch_size=768, epochs=1, lr=0.01)
     train, test = (in_one_table(part) for part in load(args.data, args.rows))
     torch.manual_seed(args.seed)
     model, tally = WideDeep(train.num_dense, train.vocab), Tally(len(train))
