@@ -1,0 +1,136 @@
+"""What a job has learned about sizes: rates measured at each, and plans that did not work out.
+
+A policy remembers nothing itself; this is handed to it with each observation, and is recorded.
+"""
+
+import msgspec
+
+from paceline.policy.resources.observation import DIMENSIONS, JobSize, StepParts
+from paceline.policy.resources.rates import JobRate
+
+KEPT = 40
+"""Measured sizes, outcomes and avoided sizes that are kept, the newest."""
+
+
+class MeasuredSize(msgspec.Struct, frozen=True, kw_only=True):
+    """What was measured while a job had one size, after it had settled."""
+
+    size: JobSize
+    batch: float
+    """Samples of one worker's batch."""
+    rate: JobRate
+    parts: StepParts = StepParts()
+    worker_cores: float | None = None
+    """Cores that a worker used, mean; None: not measured."""
+    server_cores: float | None = None
+    """Cores that a server used, mean; None: not measured."""
+    at_s: float = 0.0
+    """When the newest of it was measured."""
+
+    @property
+    def step_s(self) -> float:
+        """Seconds of a worker's step that would give this rate."""
+        return self.size.workers * self.batch / self.rate.per_s if self.rate.per_s else 0.0
+
+
+class AvoidedSize(msgspec.Struct, frozen=True, kw_only=True):
+    """A change that is not tried again for a while, nor one that goes further the same way."""
+
+    origin: JobSize
+    target: JobSize
+    until_s: float
+    why: str
+    """``refused``, ``pending``, ``failed`` or ``worse``."""
+    nodes: tuple[str, ...] = ()
+    """Nodes that got a size of their own."""
+    times: int = 1
+    """How often it did not work out."""
+
+    def covers(self, size: JobSize, nodes: tuple[str, ...] = ()) -> bool:
+        """Whether a change goes at least as far from the origin, in each dimension of this one."""
+        if not set(self.nodes) <= set(nodes):
+            return False
+        for each in DIMENSIONS:
+            before = getattr(self.origin, each)
+            avoided, asked = getattr(self.target, each) - before, getattr(size, each) - before
+            if avoided and asked / avoided < 1.0 - 1e-6:
+                return False
+        return True
+
+    def is_of(self, origin: JobSize, target: JobSize, nodes: tuple[str, ...]) -> bool:
+        """Whether this is the change from one size to the other, and of these nodes."""
+        return (self.origin, self.target, self.nodes) == (origin, target, nodes)
+
+
+class PlanOutcome(msgspec.Struct, frozen=True, kw_only=True):
+    """What a plan promised, and what it brought."""
+
+    origin: JobSize
+    target: JobSize
+    relieves: str
+    before_per_s: float
+    expected_per_s: float
+    after_per_s: float
+    verdict: str
+    """``better``, ``as_before`` or ``worse``."""
+    at_s: float = 0.0
+
+
+class SizingHistory(msgspec.Struct, frozen=True, kw_only=True):
+    """All that is handed to a policy besides the observation."""
+
+    measured: tuple[MeasuredSize, ...] = ()
+    """One for each size and batch, the newest last."""
+    similar: tuple[MeasuredSize, ...] = ()
+    """Of earlier jobs like this one: a prior, which this job's own measurements outweigh."""
+    avoided: tuple[AvoidedSize, ...] = ()
+    outcomes: tuple[PlanOutcome, ...] = ()
+    """Oldest first."""
+    changes: int = 0
+    """Of the job's size so far, those that were taken back and the taking back included."""
+    probes: int = 0
+    """Of them, those that were to learn something."""
+
+    def avoids(
+        self, size: JobSize, now_s: float, nodes: tuple[str, ...] = ()
+    ) -> AvoidedSize | None:
+        """Why a size is not asked for now; None: it may be.
+
+        Args:
+            size: what a plan asks for.
+            now_s: by the clock of the observations.
+            nodes: those that the plan gives a size of their own.
+        """
+        return next(
+            (each for each in self.avoided if each.until_s > now_s and each.covers(size, nodes)),
+            None,
+        )
+
+    def with_measured(self, seen: MeasuredSize) -> "SizingHistory":
+        """The same, with the newest measurement of a size in the place of the one before."""
+        others = tuple(
+            each
+            for each in self.measured
+            if each.size.differing(seen.size) or each.batch != seen.batch
+        )
+        return msgspec.structs.replace(self, measured=(*others, seen)[-KEPT:])
+
+    def with_avoided(self, avoided: AvoidedSize) -> "SizingHistory":
+        """The same, with a change that did not work out, in the place of the same one before."""
+        before = self.without_avoided(avoided.origin, avoided.target, avoided.nodes)
+        return msgspec.structs.replace(self, avoided=(*before.avoided, avoided)[-KEPT:])
+
+    def without_avoided(
+        self, origin: JobSize, target: JobSize, nodes: tuple[str, ...]
+    ) -> "SizingHistory":
+        """The same, with a change that may be tried again."""
+        kept = tuple(each for each in self.avoided if not each.is_of(origin, target, nodes))
+        return msgspec.structs.replace(self, avoided=kept)
+
+    def times_avoided(self, origin: JobSize, target: JobSize, nodes: tuple[str, ...]) -> int:
+        """How often a change did not work out before."""
+        return next((each.times for each in self.avoided if each.is_of(origin, target, nodes)), 0)
+
+    def with_outcome(self, outcome: PlanOutcome) -> "SizingHistory":
+        """The same, with what a plan brought."""
+        return msgspec.structs.replace(self, outcomes=(*self.outcomes, outcome)[-KEPT:])

@@ -1,0 +1,312 @@
+"""What a resource policy sees of a job: one frozen observation per decision.
+
+Reference: DLRover section 4.2, DLRover-RM sections 4.1 and 4.3. Times are seconds, memory is bytes,
+cores are those that a quota grants, so 0.1 is a tenth of a core. Costs are of the user's prices.
+"""
+
+from typing import Literal
+
+import msgspec
+
+Role = Literal["worker", "server"]
+Dimension = Literal[
+    "workers", "servers", "worker_cpu", "server_cpu", "worker_memory", "server_memory"
+]
+ChangeKind = Literal["workers", "servers", "worker_size", "server_size"]
+"""Parts of a change of size, each with its own transition time."""
+
+GIB = 1 << 30
+CLOSE = 1e-6
+"""Cores closer than this, relative, are the same."""
+
+
+class ResourcePrices(msgspec.Struct, frozen=True, kw_only=True):
+    """What resources cost per hour, in one currency."""
+
+    core: float = 1.0
+    gib: float = 0.1
+
+
+class JobSize(msgspec.Struct, frozen=True, kw_only=True):
+    """How many nodes of each role a job has, and what each of a role is granted."""
+
+    workers: int
+    servers: int = 0
+    worker_cpu: float = 0.0
+    """Cores of one worker; 0: no limit."""
+    server_cpu: float = 0.0
+    """Cores of one server; 0: no limit."""
+    worker_memory: int = 0
+    """Bytes of one worker; 0: no limit."""
+    server_memory: int = 0
+    """Bytes of one server; 0: no limit."""
+
+    @property
+    def cores(self) -> float:
+        """Cores of all nodes."""
+        return self.workers * self.worker_cpu + self.servers * self.server_cpu
+
+    @property
+    def memory_bytes(self) -> int:
+        """Memory of all nodes."""
+        return self.workers * self.worker_memory + self.servers * self.server_memory
+
+    def cost(self, prices: ResourcePrices) -> float:
+        """What an hour of it costs."""
+        return self.cores * prices.core + self.memory_bytes / GIB * prices.gib
+
+    def differing(self, other: "JobSize") -> tuple[Dimension, ...]:
+        """The dimensions in which two sizes differ."""
+        return tuple(
+            each for each in DIMENSIONS if not _same(getattr(self, each), getattr(other, each))
+        )
+
+    def kinds(self, other: "JobSize") -> tuple[ChangeKind, ...]:
+        """The parts of a change from one size to the other, servers first."""
+        found = self.differing(other)
+        kinds: dict[ChangeKind, bool] = {
+            "servers": "servers" in found,
+            "server_size": "server_cpu" in found or "server_memory" in found,
+            "workers": "workers" in found,
+            "worker_size": "worker_cpu" in found or "worker_memory" in found,
+        }
+        return tuple(kind for kind, is_part in kinds.items() if is_part)
+
+
+DIMENSIONS: tuple[Dimension, ...] = (
+    "workers",
+    "servers",
+    "worker_cpu",
+    "server_cpu",
+    "worker_memory",
+    "server_memory",
+)
+
+
+def _same(one: float, other: float) -> bool:
+    return abs(one - other) <= CLOSE * max(abs(one), abs(other))
+
+
+class ResourceBounds(msgspec.Struct, frozen=True, kw_only=True):
+    """What a job may have; None: no limit."""
+
+    cores: float | None = None
+    """Of all nodes together (the paper's C_total)."""
+    memory_bytes: int | None = None
+    """Of all nodes together."""
+    cost: float | None = None
+    """Of all nodes together, per hour."""
+    min_workers: int = 1
+    max_workers: int | None = None
+    min_servers: int = 1
+    max_servers: int | None = None
+    min_node_cores: float = 0.1
+    max_node_cores: float | None = None
+    """Of one node (the paper's C_max)."""
+    max_node_bytes: int | None = None
+    """Memory of one node."""
+    core_step: float = 0.1
+    """Smallest step of a node's cores."""
+
+    def excess(self, size: JobSize, prices: ResourcePrices, extra_cores: float = 0.0) -> str:
+        """What a size has too much or too little of, in words; empty: it is allowed.
+
+        Args:
+            size: of the job.
+            prices: for the bound on cost.
+            extra_cores: that single nodes have beyond the size of their role.
+        """
+        counts = (
+            ("workers", size.workers, self.min_workers, self.max_workers),
+            ("servers", size.servers, self.min_servers, self.max_servers),
+        )
+        for what, count, least, most in counts:
+            if count < least:
+                return f"{count} {what}, and at least {least} must be"
+            if most is not None and count > most:
+                return f"{count} {what}, and at most {most} may be"
+        slack = 1.0 + CLOSE
+        amounts = (
+            ("cores", size.cores + extra_cores, self.cores),
+            ("bytes of memory", size.memory_bytes, self.memory_bytes),
+            ("cost per hour", size.cost(prices) + extra_cores * prices.core, self.cost),
+            ("cores of one node", self._largest_cores(size), self.max_node_cores),
+            ("bytes of one node", max(size.worker_memory, size.server_memory), self.max_node_bytes),
+        )
+        for what, amount, limit in amounts:
+            if limit is not None and amount > limit * slack:
+                return f"{what}: {amount:g}, and the limit is {limit:g}"
+        if self._smallest_cores(size) * slack < self.min_node_cores:
+            least_cores = self._smallest_cores(size)
+            return f"cores of one node: {least_cores:g}, and the least is {self.min_node_cores:g}"
+        return ""
+
+    @staticmethod
+    def _largest_cores(size: JobSize) -> float:
+        return max(size.worker_cpu, size.server_cpu if size.servers else 0.0)
+
+    def _smallest_cores(self, size: JobSize) -> float:
+        """The least quota that is set; without any it is `min_node_cores`."""
+        granted = (size.worker_cpu, size.server_cpu if size.servers else 0.0)
+        return min((cores for cores in granted if cores), default=self.min_node_cores)
+
+
+class NodeUse(msgspec.Struct, frozen=True, kw_only=True):
+    """What one living node is granted and uses, over the newest windows."""
+
+    node: str
+    role: Role
+    granted_cores: float = 0.0
+    """0: no quota."""
+    used_cores: float | None = None
+    """None: not measured."""
+    granted_bytes: int = 0
+    """0: no limit."""
+    used_bytes: int | None = None
+    samples_per_s: float | None = None
+    """Of a worker."""
+    batch_s: float | None = None
+    """Of a worker: wall time of a batch, waits included."""
+    service_s: float | None = None
+    """Of a server: its own work for one iteration (a step; without steps a pull of each worker)."""
+    oom_kills: int = 0
+    """In this job so far."""
+
+    @property
+    def use(self) -> float | None:
+        """Used cores for each granted one; None: not measured, or without a quota."""
+        if self.used_cores is None or not self.granted_cores:
+            return None
+        return self.used_cores / self.granted_cores
+
+
+class StepParts(msgspec.Struct, frozen=True, kw_only=True):
+    """Mean parts of a worker's step, as far as they are measured; None: not measured."""
+
+    compute_s: float | None = None
+    """T^w: from the batch ready to the gradients ready, without any wait."""
+    server_s: float | None = None
+    """T^s: the slowest server's work for the request."""
+    message_s: float | None = None
+    """T^m: the round trip of dense parameters and gradients, without T^s."""
+    lookup_s: float | None = None
+    """The lookup of embedding rows, without T^s; where it is not measured apart, T^m has it."""
+    data_s: float | None = None
+    """T^d: the wait for the batch."""
+
+
+class RowsSeen(msgspec.Struct, frozen=True, array_like=True):
+    """Rows that a table had when so many samples were done."""
+
+    samples: int
+    rows: int
+
+
+class TableRows(msgspec.Struct, frozen=True, kw_only=True):
+    """The growth of one dynamic table, over all servers."""
+
+    table: str
+    row_bytes: int
+    """With the optimiser's state."""
+    seen: tuple[RowsSeen, ...]
+    """Oldest first."""
+
+
+class ModelFacts(msgspec.Struct, frozen=True, kw_only=True):
+    """What a job's model weighs."""
+
+    dense_bytes: int = 0
+    """M: parameters that each worker pulls whole."""
+    embedding_dim: int = 0
+    """D: values of one row, over all tables that a sample looks up; 0: not known."""
+    tables: tuple[TableRows, ...] = ()
+
+
+class PendingTime(msgspec.Struct, frozen=True, kw_only=True):
+    """How long nodes of one size waited for a place."""
+
+    cores: float
+    seconds: float
+    launches: int = 1
+
+
+class TransitionTime(msgspec.Struct, frozen=True, kw_only=True):
+    """What changes of one kind took, mean over those that took effect."""
+
+    kind: ChangeKind
+    seconds: float
+    """From the order until all nodes did their share."""
+    stall_s: float = 0.0
+    """Of it, the job's work that was lost, as seconds of standing still."""
+    changes: int = 1
+    """How many it is the mean of; 0: a guess from before the first."""
+
+
+class RateWindow(msgspec.Struct, frozen=True, kw_only=True):
+    """Samples that came into the model in one stretch of time."""
+
+    end_s: float
+    seconds: float
+    samples: float
+    disturbed: bool = False
+    """A death, a change of size, a restore or an evaluation lay in it: it does not count."""
+
+    @property
+    def begin_s(self) -> float:
+        """When it began."""
+        return self.end_s - self.seconds
+
+
+class ResourceObservation(msgspec.Struct, frozen=True, kw_only=True):
+    """The job at one moment."""
+
+    now_s: float
+    mode: str
+    """``bsp``, ``ssp``, ``asp`` or ``allreduce``."""
+    batch_size: int
+    """m: samples of one worker's batch at the present number of workers."""
+    global_batch: int = 0
+    """Samples of a step, which all workers divide; 0: each worker has its own batch."""
+    samples_done: int
+    samples_total: int | None = None
+    """None: not known."""
+    size: JobSize
+    """As granted; nodes that are absent for the moment count."""
+    absent: int = 0
+    """Nodes of the size that are not living: lost, pending, or under restart."""
+    bounds: ResourceBounds = ResourceBounds()
+    prices: ResourcePrices = ResourcePrices()
+    nodes: tuple[NodeUse, ...] = ()
+    """The living ones, workers first."""
+    parts: StepParts = StepParts()
+    """Over the same windows as `nodes`."""
+    model: ModelFacts = ModelFacts()
+    windows: tuple[RateWindow, ...] = ()
+    """The newest, oldest first."""
+    pending: tuple[PendingTime, ...] = ()
+    transitions: tuple[TransitionTime, ...] = ()
+
+    @property
+    def samples_left(self) -> int | None:
+        """Samples until the end of the job; None: not known."""
+        return None if self.samples_total is None else self.samples_total - self.samples_done
+
+    def batch_at(self, workers: int) -> float:
+        """Samples of one worker's batch with so many workers."""
+        return self.global_batch / workers if self.global_batch else float(self.batch_size)
+
+    def of_role(self, role: Role) -> tuple[NodeUse, ...]:
+        """The living nodes of a role."""
+        return tuple(each for each in self.nodes if each.role == role)
+
+    def transition_s(self, target: JobSize) -> float:
+        """Seconds until a change to another size is done, by what earlier ones took."""
+        return sum(each.seconds for each in self._parts_of(target))
+
+    def stall_s(self, target: JobSize) -> float:
+        """Seconds of work that a change to another size costs, by what earlier ones cost."""
+        return sum(each.stall_s for each in self._parts_of(target))
+
+    def _parts_of(self, target: JobSize) -> list[TransitionTime]:
+        kinds = self.size.kinds(target)
+        return [each for each in self.transitions if each.kind in kinds]

@@ -1,0 +1,1 @@
+"""Resource policies, each by a name of the registry."""
