@@ -15,6 +15,7 @@ from paceline.base.node_files import NodeFiles
 from paceline.base.processes import kill_quietly
 from paceline.jobs.launch import launch
 from paceline.jobs.outcome import read_outcome
+from paceline.wire.events.nodes import Verdict
 from paceline.wire.gate_page import GatePage
 from paceline.wire.sharing import MemoryLimit, ShareClass
 from paceline.wire.spec import JobSpec, NodeSpec, ShareSpec
@@ -90,6 +91,31 @@ def test_a_guaranteed_job_that_spills_gets_memory_from_the_other(tmp_path: Path)
             assert kept.end().state == "finished"
         until(lambda: other.limits[-1].cause == "alone", "no limit")
         assert not other.deaths()
+    check_same(tmp_path / "a", 1, *phases)
+
+
+def test_a_job_whose_minimum_does_not_fit_ends_and_starts_again(tmp_path: Path) -> None:
+    phases = ("train:2500:120",)
+    minimum = 100 * MIB
+    with sharing_memory(
+        tmp_path / "b", "opportunistic", 1, "train:1000000:60", minimum=minimum
+    ) as other:
+        until(lambda: len(other.losses) > 20, "steps")
+        with sharing_memory(tmp_path / "a", "guaranteed", 1, *phases) as kept:
+            until(lambda: [one for one in other.limits if one.cause == "no room"], "its end", 60)
+            until(lambda: kept.page.memory.limit > 120 * MIB, "which the guaranteed job gets")
+            spilled, steps = kept.page.memory.spilled, len(other.losses)
+            until(lambda: len(kept.losses) > 1500, "steps without it", 60)
+            assert kept.page.memory.spilled == spilled
+            assert len(other.losses) == steps
+            assert other.status().nodes[0].memory == other.limits[-1]
+            # The order to wait is on the page, so it outlives the agent.
+            kill_quietly(other.node("worker-0").agent_pid)
+            assert kept.end().state == "finished"
+        until(lambda: len(other.losses) > steps + 20, "steps again", 60)
+        assert other.status().state == "running"
+        verdicts = [one["verdict"] for one in other.deaths()]
+        assert verdicts == [Verdict.MADE_ROOM, Verdict.NOT_STARTED]
     check_same(tmp_path / "a", 1, *phases)
 
 

@@ -117,6 +117,7 @@ class Agent:
         """Return when the node is to be no more."""
         self._host.start_zygote()
         await self._link.start()
+        self._look_for_room()
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT) if self._joined else (signal.SIGTERM,):
             loop.add_signal_handler(number, self._on_terminate)
@@ -206,6 +207,10 @@ class Agent:
         if self._limits.share is not None:
             self._limits.share.free()
 
+    def _look_for_room(self) -> None:
+        if self._limits.share is not None:
+            self._do(self._state.room(self._limits.share.has_room, time.monotonic()))
+
     def _send(self, message: AgentUp) -> None:
         self._master.send(message)
 
@@ -291,6 +296,7 @@ class Agent:
     async def _tick(self) -> None:
         while True:
             await asyncio.sleep(TICK_S)
+            self._look_for_room()
             self._do(self._state.tick(time.monotonic()))
 
     async def _cap_log(self) -> None:

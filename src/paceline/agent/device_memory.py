@@ -11,7 +11,7 @@ from paceline.policy.sharing.memory_facts import (
     MemoryState,
     MemoryWorker,
 )
-from paceline.wire.gate_page import LIMIT, MINIMUM, ROOM, GatePage
+from paceline.wire.gate_page import AWAY, LIMIT, MINIMUM, ROOM, SINCE, GatePage
 from paceline.wire.sharing import SharingDecision
 
 
@@ -47,8 +47,11 @@ class MemoryCoordinator:
         )
         self._state, told = decide_memory(self._state, facts, self._rules)
         for limit in told:
-            ordered = math.inf if limit.limit_bytes is None else float(limit.limit_bytes)
-            limited[limit.worker].words[LIMIT] = ordered
+            words = limited[limit.worker].words
+            words[AWAY] = float(limit.cause == "no room")
+            if limit.cause != "no room":
+                ordered = math.inf if limit.limit_bytes is None else float(limit.limit_bytes)
+                words[LIMIT] = ordered
         return [
             SharingDecision(
                 cause="memory",
@@ -73,6 +76,8 @@ def _worker(name: str, page: GatePage, guaranteed: str) -> MemoryWorker:
         name=name,
         job=page.job_id,
         is_kept=page.job_id == guaranteed,
+        since_s=page.words[SINCE],
+        is_away=bool(page.words[AWAY]),
         minimum=page.words[MINIMUM],
         ordered=page.words[LIMIT],
         looks=said.looks,

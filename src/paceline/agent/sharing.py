@@ -30,7 +30,17 @@ from paceline.policy.sharing.law import (
     decide,
     guaranteed_of,
 )
-from paceline.wire.gate_page import FREE, HELD_AT, LIFE, MINIMUM, ROOM, SINCE, STALE_S, GatePage
+from paceline.wire.gate_page import (
+    AWAY,
+    FREE,
+    HELD_AT,
+    LIFE,
+    MINIMUM,
+    ROOM,
+    SINCE,
+    STALE_S,
+    GatePage,
+)
 from paceline.wire.messages.agent import SharingTold
 from paceline.wire.sharing import GateMode, SharingDecision
 from paceline.wire.spec import ShareSpec
@@ -119,6 +129,11 @@ class NodeShare:
     def free(self) -> None:
         """Hold the process no more: it must end."""
         self._page.words[FREE] = 1.0
+
+    @property
+    def has_room(self) -> bool:
+        """Whether the device's memory has room for the process; else it is to end."""
+        return not self._page.words[AWAY]
 
     @property
     def was_held(self) -> bool:

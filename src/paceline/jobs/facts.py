@@ -266,7 +266,7 @@ def _how_exited(end: ProcessExitedEvent) -> str:
     match end.verdict:
         case Verdict.FINISHED:
             return "finished"
-        case Verdict.STOPPED | Verdict.PREEMPTED | Verdict.GIVEN_UP:
+        case Verdict.STOPPED | Verdict.PREEMPTED | Verdict.MADE_ROOM | Verdict.GIVEN_UP:
             return "stopped"
         case Verdict.OOM:
             return "out of memory"

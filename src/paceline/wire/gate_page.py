@@ -29,12 +29,12 @@ from paceline.base.futex import wait_for_change, wake
 from paceline.wire.sharing import GateMode, ShareClass, SharingDecision
 
 MAGIC = b"PACEGAT2"
-SHARE, SINCE, MODE, DUTY, BEAT, HELD, HELD_AT, LIFE, FREE, ROOM, MINIMUM, LIMIT = range(1, 13)
+SHARE, SINCE, MODE, DUTY, BEAT, HELD, HELD_AT, LIFE, FREE, ROOM, MINIMUM, LIMIT, AWAY = range(1, 14)
 """Words, all doubles: the class; when the job came (Unix time); the order, two; when the device
 coordinator gave a sign of life (monotonic); how long the gate has held its job in all, and when it
 did so last (monotonic); the life of the process; 1: the job ends, and is held no more; the memory
 of the device, 0: it is not shared; what the job always has of it; the limit that is ordered, 0:
-none yet, inf: no limit."""
+none yet, inf: no limit; 1: the device's memory has no room for the process, which must end."""
 _MEMORY = range(16, 23)
 """What the process says of its memory, in the order of `PageMemory`."""
 _ORDER_AT, _BUSY_AT, _TOLD_AT = 256, 260, 264

@@ -25,7 +25,9 @@ SharingCause = Literal[
     "again", "gaps", "departure", "memory",
 ]  # fmt: skip
 """Why the device coordinator decides something; memory: that has a cause of its own."""
-MemoryCause = Literal["alone", "arrival", "squeeze", "spill", "room", "unused", "climb", "worse"]
+MemoryCause = Literal[
+    "alone", "arrival", "squeeze", "spill", "room", "unused", "climb", "worse", "no room", "return",
+]  # fmt: skip
 """Why a job has another limit of its memory."""
 
 
@@ -46,7 +48,8 @@ class MemoryLimit(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     """None: no limit."""
     cause: MemoryCause
     seen_bytes: int = 0
-    """Of spill and room: what was spilled in a mini-batch; of unused: what was used at most."""
+    """Of spill, room, no room: what was spilled in a mini-batch; of unused: what was used at most;
+    of return: what the worker needs at least."""
     by: str = ""
     """The worker whose memory is cared for, if it is another one."""
     room_bytes: int = 0
@@ -55,12 +58,14 @@ class MemoryLimit(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     @property
     def allowed(self) -> str:
         """The limit in words."""
+        if self.cause == "no room":
+            return "ends, and starts again when its memory has room"
         if self.limit_bytes is None:
             return "no limit of memory"
         return f"{size_of(self.limit_bytes)} of {size_of(self.room_bytes)} of memory"
 
     @property
-    def why(self) -> str:
+    def why(self) -> str:  # noqa: C901
         """The cause in words."""
         other, seen = self.by or "it", size_of(self.seen_bytes)
         match self.cause:
@@ -80,6 +85,13 @@ class MemoryLimit(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
                 return f"tried for the sum of speeds, with {other}"
             case "worse":
                 return f"the sum of speeds did not rise, with {other}"
+            case "no room":
+                return (
+                    f"{other} is guaranteed, and found no room for {seen} in a mini-batch, though "
+                    "all others have their least"
+                )
+            case "return":
+                return f"there is room for the {seen} that it needs"
             case _:
                 assert_never(self.cause)
 

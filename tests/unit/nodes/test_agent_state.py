@@ -239,3 +239,36 @@ def test_a_process_that_hangs_is_looked_at_once_before_it_is_ended(running: Node
 def test_one_that_is_over_cannot_hang(running: NodeState) -> None:
     end(running, 5)
     assert running.on_master(StopProcess(inc=5, grace_s=0.0, hung=True), 1.0) == [exited(5)]
+
+
+def test_a_process_without_room_ends_gracefully_and_the_next_one_waits(running: NodeState) -> None:
+    assert running.room(True, 1.0) == []
+    assert running.room(False, 10.0) == [Signal(signal.SIGTERM)]
+    assert running.room(False, 10.1) == []
+    assert running.tick(14.9) == []
+    assert running.tick(15.0) == [Signal(signal.SIGKILL)]
+    ended = running.exited(5, ExitEvidence(signal=signal.SIGKILL))
+    evidence = ExitEvidence(signal=signal.SIGKILL, stopped_by_us=True, made_room=True)
+    assert ended == [Report(ProcessExited(node=NODE, inc=5, evidence=evidence))]
+    assert ForkLife(start(6)) not in running.on_master(start(6), 20.0)
+    assert ForkLife(start(6)) not in running.on_master(start(6), 21.0)
+    assert running.room(True, 60.0) == [ForkLife(start(6))]
+    assert running.room(True, 60.1) == []
+
+
+def test_a_start_that_waits_for_room_can_be_taken_back() -> None:
+    state = NodeState(NODE)
+    assert state.room(False, 0.0) == []
+    state.on_master(start(6), 1.0)
+    assert state.on_master(StopProcess(inc=6, grace_s=1.0), 2.0) == [
+        exited(6, by_us=True, code=None)
+    ]
+    assert state.room(True, 3.0) == []
+
+
+def test_an_agent_whose_process_waits_for_room_can_leave() -> None:
+    state = NodeState(NODE)
+    state.room(False, 0.0)
+    state.on_master(start(6), 1.0)
+    assert state.on_master(Leave(), 2.0) == [Quit()]
+    assert state.room(True, 3.0) == []

@@ -149,6 +149,25 @@ ROWS = [
         ),
     ),
     ("error", Verdict.RETRYABLE, Evidence(exit=ExitEvidence(), error=raised("ValueError"))),
+    (
+        "made room",
+        Verdict.MADE_ROOM,
+        Evidence(exit=ExitEvidence(signal=15, stopped_by_us=True, made_room=True)),
+    ),
+    (
+        "made room",
+        Verdict.MADE_ROOM,
+        Evidence(
+            exit=ExitEvidence(exit_code=0, stopped_by_us=True, made_room=True),
+            finished=True,
+            by_itself=True,
+        ),
+    ),
+    (
+        "finished",
+        Verdict.FINISHED,
+        Evidence(exit=ExitEvidence(exit_code=0, made_room=True), finished=True),
+    ),
     ("terminated from outside", Verdict.PREEMPTED, Evidence(exit=ExitEvidence(signal=15))),
     ("terminated from outside", Verdict.PREEMPTED, Evidence(exit=ExitEvidence(exit_code=143))),
     (

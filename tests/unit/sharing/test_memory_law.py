@@ -39,9 +39,11 @@ class Worker:
         batch_s: float = 0.3,
         slowed: float = 1.0,
         minimum: float = 0.0,
+        came_s: float = 0.0,
     ) -> None:
         self.name, self.kept, self.stays, self.batch_s = name, kept, stays, batch_s
-        self.slowed, self.minimum = slowed, minimum
+        self.slowed, self.minimum, self.came_s = slowed, minimum, came_s
+        self.away = False
         self.needs = needs if callable(needs) else lambda _now_s: needs
         self.ordered, self.limit, self.device, self.peak = 0.0, math.inf, 0.0, 0.0
         self.looks = self.batches = self.spilled = self.lacks = 0.0
@@ -49,6 +51,9 @@ class Worker:
 
     def advance(self, now_s: float) -> None:
         """Let the mini-batch that is over be followed by another one."""
+        if self.away:
+            self._ends_s = now_s
+            return
         self._ends_s = self._ends_s if self.looks else now_s - 1e-6
         while self._ends_s < now_s:
             needs = self.needs(now_s)
@@ -65,6 +70,8 @@ class Worker:
             name=f"{self.name}/worker-0",
             job=self.name,
             is_kept=self.kept,
+            since_s=self.came_s,
+            is_away=self.away,
             minimum=self.minimum,
             ordered=self.ordered,
             looks=self.looks,
@@ -103,7 +110,9 @@ class Device:
         self.state, told = decide_memory(self.state, facts, RULES)
         for limit in told:
             worker = next(one for one in self.workers if limit.worker.startswith(f"{one.name}/"))
-            worker.ordered = math.inf if limit.limit_bytes is None else float(limit.limit_bytes)
+            worker.away = limit.cause == "no room"
+            if not worker.away:
+                worker.ordered = math.inf if limit.limit_bytes is None else float(limit.limit_bytes)
             self.told.append((self.now_s, limit))
 
     def come(self, worker: Worker, steady_after_s: float = 0.0) -> None:
@@ -119,7 +128,8 @@ class Device:
 
     @property
     def held(self) -> float:
-        return sum(max(one.ordered, one.limit if one.looks else 0.0) for one in self.workers)
+        here = [one for one in self.workers if not one.away]
+        return sum(max(one.ordered, one.limit if one.looks else 0.0) for one in here)
 
 
 def test_a_lone_job_has_no_limit() -> None:
@@ -167,6 +177,55 @@ def test_what_a_guaranteed_job_spills_is_taken_from_others() -> None:
     assert spilling.worker == "b/worker-0", "it has most to spare"
     assert spilling.by == "a/worker-0" and spilling.seen_bytes
     assert others[1].ordered >= others[1].minimum
+
+
+def test_the_job_that_came_last_ends_if_all_have_their_least_and_comes_back() -> None:
+    kept = Worker("a", lambda now_s: (4 if now_s < 60 else 12) * GIB, kept=True)
+    first = Worker("b", 20 * GIB, minimum=3 * GIB, came_s=1.0)
+    last = Worker("c", 20 * GIB, minimum=3 * GIB, came_s=2.0)
+    device = Device(kept, first, last)
+    device.run(60.0)
+    assert "no room" not in device.causes()
+    device.run(RULES.starved_s - 1.0)
+    assert kept.lacks and not last.away, "it may pass"
+    device.run(5.0)
+    assert last.away and not first.away and first.ordered >= first.minimum
+    ended = next(told for _, told in device.told if told.cause == "no room")
+    assert ended.by == "a/worker-0" and ended.seen_bytes
+    device.run(3.0)
+    assert not kept.lacks
+    device.run(300.0)
+    assert last.away, "there is no room for it yet"
+    assert device.held <= ROOM + 1
+    device.workers.remove(kept)
+    device.run(5.0)
+    assert not last.away and device.held <= ROOM + 1
+    assert device.causes().count("no room") == device.causes().count("return") == 1
+
+
+def test_an_ended_job_comes_back_when_the_guaranteed_one_needs_less_and_stays_away_longer() -> None:
+    kept = Worker("a", lambda now_s: (15.5 if now_s % 400 < 100 else 4) * GIB, kept=True)
+    other = Worker("b", 20 * GIB, minimum=3 * GIB)
+    device = Device(kept, other)
+    device.run(3000.0)
+    ended = [at_s for at_s, told in device.told if told.cause == "no room"]
+    back = [at_s for at_s, told in device.told if told.cause == "return"]
+    assert len(ended) >= 2 and len(back) >= 1
+    assert all(later - at_s > RULES.away_s for at_s, later in zip(ended, back, strict=False))
+    stayed = [later - at_s for at_s, later in zip(ended, back, strict=False)]
+    assert stayed == sorted(stayed) or max(stayed) >= RULES.away_s * 4
+    assert device.held <= ROOM + 1
+
+
+def test_a_lone_job_that_was_ended_comes_back_at_once() -> None:
+    kept = Worker("a", 15.5 * GIB, kept=True)
+    other = Worker("b", 20 * GIB, minimum=3 * GIB)
+    device = Device(kept, other)
+    device.run(60.0)
+    assert other.away
+    device.workers.remove(kept)
+    device.run(0.5)
+    assert not other.away and other.ordered == math.inf
 
 
 def test_a_job_that_needs_more_now_and_then_is_lowered_ever_later() -> None:

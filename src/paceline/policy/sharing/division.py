@@ -30,12 +30,15 @@ class MemoryDivision:
         self.shares: dict[str, MemoryShare] = {}
         self.least = rules.least_of(facts.room)
         self.told: dict[str, MemoryLimit] = {}
+        self.reserved = 0.0
+        """For a worker that comes back."""
 
     @property
     def free(self) -> float:
         """What nobody has, and nobody is owed."""
         held = sum(self.held(worker) for worker in self.workers.values())
-        return self.facts.room - held - sum(share.owed for share in self.shares.values())
+        owed = sum(share.owed for share in self.shares.values())
+        return self.facts.room - held - owed - self.reserved
 
     def held(self, worker: MemoryWorker) -> float:
         """What a worker may use now, by its order or because it has not taken the order in."""
@@ -171,9 +174,19 @@ class MemoryDivision:
         elif self.facts.now_s - share.owed_since_s > self.rules.owed_s:
             self.shares[name] = replace(share, owed=0.0)
 
+    def reserve(self, amount: float) -> None:
+        """Keep so much for a worker that comes back, from those with most to spare."""
+        lack = amount - self.free
+        self.reserved = amount
+        for other in sorted(self.others, key=self.spare, reverse=True):
+            taken = min(lack, self.spare(other))
+            if taken > 0:
+                self.order(other.name, self.shares[other.name].limit - taken, "arrival")
+                lack -= taken
+
     def serve_others(self) -> None:
         """Give what nobody has to opportunistic workers that spill; equally, when some are new."""
-        if self.facts.is_unstable or not self.facts.is_steady:
+        if self.facts.is_unstable or not self.facts.is_steady or not self.others:
             return
         left = self.facts.room - sum(self.shares[worker.name].limit for worker in self.kept)
         is_new = self.facts.now_s - self.came_s < self.rules.calm_s

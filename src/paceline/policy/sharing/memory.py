@@ -8,7 +8,9 @@ their steps (or the minimum that their spec says) until it runs steadily. From t
     3. a limit that a job has not come near for a while falls to what the job used, and a bit more;
        each time that was wrong, the while doubles, so limits do not swing;
     4. opportunistic jobs of which one spills exchange memory in small steps, which stay if the sum
-       of their speeds rises (`paceline.policy.sharing.climb`).
+       of their speeds rises (`paceline.policy.sharing.climb`);
+    5. a guaranteed job that spills, though all others have their least, has one of them end until
+       there is room again (`paceline.policy.sharing.eviction`).
 
 A limit rises only by what others have let go of: limits in effect count, not orders.
 
@@ -19,8 +21,11 @@ Reference: AntMan sections 3.2, 3.3 (OSDI 2020), which has no formulas.
 
 import math
 
+from msgspec.structs import replace
+
 from paceline.policy.sharing.climb import climb
 from paceline.policy.sharing.division import MemoryDivision
+from paceline.policy.sharing.eviction import evict, reserve
 from paceline.policy.sharing.memory_facts import MemoryFacts, MemoryRules, MemoryState
 from paceline.wire.sharing import MemoryLimit
 
@@ -31,19 +36,29 @@ def decide_memory(
     """Take in what workers say; the new state, and the limits that change."""
     if not facts.room or len({worker.job for worker in facts.workers}) < 2:
         return _free(facts)
-    division = MemoryDivision(state, facts, rules)
+    here = replace(facts, workers=tuple(one for one in facts.workers if not one.is_away))
+    division = MemoryDivision(state, here, rules)
     division.take_in(state.shares)
     division.admit()
     division.squeeze()
     division.serve_kept()
+    reserve(state, facts, division)
     division.serve_others()
     division.lower()
-    return climb(state, division)
+    after, told = climb(state, division)
+    after, moved = evict(
+        replace(after, starved_since_s=state.starved_since_s, away=state.away), facts, division
+    )
+    return after, (*told, *moved)
 
 
 def _free(facts: MemoryFacts) -> tuple[MemoryState, tuple[MemoryLimit, ...]]:
     """Nobody must be cared for."""
-    limited = [worker for worker in facts.workers if facts.room and worker.ordered < math.inf]
+    limited = [
+        worker
+        for worker in facts.workers
+        if facts.room and (worker.ordered < math.inf or worker.is_away)
+    ]
     told = [
         MemoryLimit(worker=worker.name, cause="alone", room_bytes=int(facts.room))
         for worker in limited

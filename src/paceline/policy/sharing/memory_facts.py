@@ -14,6 +14,10 @@ class MemoryWorker(msgspec.Struct, frozen=True, kw_only=True):
     job: str
     is_kept: bool
     """Of the guaranteed job."""
+    since_s: float = 0.0
+    """When its job came; Unix time."""
+    is_away: bool = False
+    """Ended for want of room: it starts again when there is some."""
     minimum: float = 0.0
     """That its spec says."""
     ordered: float = 0.0
@@ -32,7 +36,7 @@ class MemoryWorker(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def floor(self) -> float:
-        """What an opportunistic job keeps."""
+        """What an opportunistic job keeps; of one that is away: what it kept."""
         return max(self.minimum, self.device, 1.0)
 
 
@@ -73,6 +77,12 @@ class MemoryRules(msgspec.Struct, frozen=True, kw_only=True):
     """The sum of speeds has risen if by this part."""
     refused_s: float = 300.0
     """An exchange that was wrong is not tried again for so long."""
+    starved_s: float = 10.0
+    """A guaranteed job spills for so long, while all others have their least, before one ends."""
+    away_s: float = 60.0
+    most_away_s: float = 960.0
+    """An ended job stays away for so long, if the guaranteed one is still there; doubled each time,
+    up to the second."""
 
     def least_of(self, room: float) -> float:
         """What a spill is worth at least."""
@@ -130,3 +140,7 @@ class MemoryState(msgspec.Struct, frozen=True, kw_only=True):
     exchange: MemoryExchange | None = None
     refused: dict[tuple[str, str], float] = {}
     """When an exchange was wrong."""
+    starved_since_s: float = math.inf
+    """Since when the guaranteed job spills what nobody can give."""
+    away: dict[str, tuple[float, float]] = {}
+    """Workers that were ended for want of room: when last, and for how long they stay away."""

@@ -108,6 +108,7 @@ class Life(msgspec.Struct):
     """As the process says it, before that with what is known: pid 0 until it is forked."""
     stopped_by_us: bool = False
     hung: bool = False
+    made_room: bool = False
     kill_at_s: float | None = None
     extra_s: float = 0.0
     """Of an orderly end: it keeps a cut first."""
@@ -129,7 +130,9 @@ class NodeState:
         self.node = node
         self._stop_s = stop_s
         self.life = Life(adopted) if adopted else None
+        #: Runs when the present life is over, and when there is room for it.
         self._next: StartProcess | None = None
+        self._has_room = True
         self._leaving = False
 
     @property
@@ -176,9 +179,13 @@ class NodeState:
             # The master has given up the old one, which may be why it does not answer.
             self._next = start
             return self._end_running(0.0, now_s)
-        return self._run(start)
+        self._next = start
+        return self._run_next()
 
-    def _run(self, start: StartProcess) -> list[Act]:
+    def _run_next(self) -> list[Act]:
+        start = self._next
+        if start is None or not self._has_room:
+            return []
         self._next = None
         self.life = Life(ProcessUp(node=self.node, inc=start.inc, pid=0, role=start.role))
         return [ForkLife(start)]
@@ -202,6 +209,18 @@ class NodeState:
             return []
         life.hung = True
         return [EndHung()]
+
+    def room(self, has_room: bool, now_s: float) -> list[Act]:
+        """Take in whether a shared device has room for the process; without it none runs."""
+        if has_room == self._has_room:
+            return []
+        self._has_room = has_room
+        if self.running is None:
+            return self._run_next()
+        if not has_room:
+            self._life().made_room = True
+            return self._end_running(self._stop_s, now_s)
+        return []
 
     def leave(self, grace_s: float, now_s: float) -> list[Act]:
         """End the process (if one runs) and then the agent."""
@@ -288,12 +307,14 @@ class NodeState:
         if life is None or life.up.inc != inc or life.ended:
             return []
         evidence = msgspec.structs.replace(
-            evidence, stopped_by_us=life.stopped_by_us, hung=life.hung
+            evidence,
+            stopped_by_us=life.stopped_by_us,
+            hung=life.hung,
+            made_room=life.made_room,
         )
         life.ended = ProcessExited(node=self.node, inc=life.up.inc, evidence=evidence)
         acts: list[Act] = [Report(life.ended)]
-        if self._next:
-            acts += self._run(self._next)
+        acts += self._run_next()
         if self._leaving:
             acts.append(Quit())
         return acts

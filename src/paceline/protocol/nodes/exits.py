@@ -20,7 +20,7 @@ from paceline.wire.messages.node import ScriptError
 
 NO_CAUSE = frozenset({Verdict.GIVEN_UP, Verdict.NOT_STARTED})
 """Ends that say nothing about the node: what ended its life before counts on."""
-FREE = NO_CAUSE | {Verdict.STOPPED, Verdict.PREEMPTED}
+FREE = NO_CAUSE | {Verdict.STOPPED, Verdict.PREEMPTED, Verdict.MADE_ROOM}
 """Ends that cost no budget."""
 PREEMPTED_IN_A_ROW = 3
 """After so many short lives in a row one more SIGTERM is no chance: the script sends it itself."""
@@ -284,6 +284,16 @@ def _signalled(evidence: Evidence) -> str:
 
 
 RULES: tuple[ExitRule, ...] = (
+    ExitRule(
+        "made room",
+        Verdict.MADE_ROOM,
+        # A script that ends by itself with code 0 then has not returned: it was told to end.
+        lambda e: e.exit.made_room and (e.by_itself or not e.finished),
+        lambda _: (
+            "a guaranteed job needs the device's memory; the process starts again when there is "
+            "room for it"
+        ),
+    ),
     ExitRule("finished", Verdict.FINISHED, lambda e: e.finished, lambda _: "the script returned"),
     ExitRule("hung", Verdict.RETRYABLE, lambda e: e.exit.hung, lambda _: "it hung"),
     ExitRule(

@@ -14,6 +14,8 @@ class Verdict(StrEnum):
     STOPPED = "stopped"
     """By our own order, which says what comes next."""
     PREEMPTED = "preempted"
+    MADE_ROOM = "made room"
+    """Ended for the memory of a guaranteed job on the same device."""
     OOM = "oom"
     RETRYABLE = "retryable"
     UNRETRYABLE = "unretryable"

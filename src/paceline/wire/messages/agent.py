@@ -31,6 +31,8 @@ class ExitEvidence(msgspec.Struct, frozen=True, kw_only=True):
     stopped_by_us: bool = False
     hung: bool = False
     """It was ended since all others waited for it."""
+    made_room: bool = False
+    """It was ended since the memory of its device is a guaranteed job's."""
     stacks: str = ""
     """What its threads did then."""
     log_tail: str = ""
