@@ -62,6 +62,7 @@ app.add_typer(bench.app, name="bench")
 app.add_typer(checkpoint.app, name="checkpoint")
 app.add_typer(cluster.app, name="cluster")
 app.add_typer(data.app, name="data")
+app.add_typer(job_verbs.history_app, name="history")
 app.add_typer(sim.app, name="sim")
 
 

@@ -12,6 +12,7 @@ from paceline.base.devices import cores_of, gpu_index, named_cores, shared_name
 from paceline.base.disk import room_bytes
 from paceline.base.errors import ConfigError
 from paceline.base.jobdir import home, run_place
+from paceline.jobs.past.place import history_place
 from paceline.jobs.sharing import pages_of_jobs
 from paceline.jobs.spec_values import show
 from paceline.wire.gate_page import MINIMUM, ROOM
@@ -36,6 +37,7 @@ def check_ground(spec: JobSpec) -> None:
         _listen_complaint(spec),
         _metrics_complaint(spec),
         _share_complaint(spec),
+        _history_complaint(spec),
     ]
     found = [complaint for complaint in complaints if complaint]
     if found:
@@ -66,6 +68,19 @@ def _room_complaint(folder: Path, remedy: str) -> str:
         return ""
     got = f"{room >> 10} KiB are free, a job needs {LEAST_BYTES >> 10} KiB to begin"
     return f"no space left on {folder}: {got}; {remedy}"
+
+
+def _history_complaint(spec: JobSpec) -> str:
+    """Try the history that somebody has named; the usual one is no condition of a job."""
+    try:
+        place = history_place(spec)
+        if place is not None and place.named:
+            from paceline.jobs.past.book import PastJobs  # few jobs name one, and it imports slowly
+
+            PastJobs(place).check()
+    except ConfigError as error:
+        return str(error)
+    return ""
 
 
 def _listen_complaint(spec: JobSpec) -> str:

@@ -137,7 +137,7 @@ class Controller:
         Args:
             period: how often to ask.
             first_no: of the first decision.
-            outcomes: of earlier restarts on this backend, the oldest first.
+            outcomes: of earlier restarts of the job, the oldest first.
         """
         self._period = period
         self._next_no = first_no
@@ -162,6 +162,10 @@ class Controller:
         self.num_decisions = 0
         self.num_actions: dict[str, int] = {}
         """Carried out, by class."""
+
+    def remember(self, outcomes: Sequence[RestartOutcome]) -> None:
+        """Take in what restarts of earlier jobs on this backend achieved, the oldest first."""
+        self._outcomes = deque([*outcomes, *self._outcomes], maxlen=MAX_OUTCOMES)
 
     # ------------------------------------------------------------------ when
 

@@ -28,7 +28,7 @@ from paceline.master.controller import (
 from paceline.master.decision_file import DecisionFile
 from paceline.master.decision_port import Scene
 from paceline.master.monitor import lengths_of
-from paceline.master.restart_history import helped_file, read_outcomes
+from paceline.master.restart_history import helped_file, own_outcomes
 from paceline.master.restarts import StartMeasured
 from paceline.policy.straggler.actions import AnyAction
 from paceline.policy.straggler.decision_log import AnyLine, Begun, Failed, Helped
@@ -82,8 +82,8 @@ class Deciding:
         self._solution = solution(spec.solution, spec.solution_args)
         self._scene, self._post, self._tell = scene, post, tell
         period = period_of(spec, self._solution)
-        self._helped = helped_file(log)
-        outcomes = read_outcomes(log.parent.parent, spec.backend)
+        self._helped = helped_file(log.parent)
+        outcomes = own_outcomes(log.parent)
         self._log = DecisionFile(log, wall_clock)
         self.controller = Controller(period, first_no=self._log.next_no, outcomes=outcomes)
         begun = Begun(

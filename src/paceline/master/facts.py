@@ -7,6 +7,7 @@ import msgspec
 
 from paceline.master.cut_folders import CutChosen
 from paceline.master.deciding import Answered
+from paceline.policy.straggler.observation import RestartOutcome
 from paceline.protocol.nodes.platform import AnyWord
 from paceline.wire.client import Call, Reply
 from paceline.wire.control import AgentStream
@@ -52,4 +53,13 @@ class FromPlatform(msgspec.Struct, frozen=True):
     word: AnyWord
 
 
-Fact = FromAgent | FromPlatform | Tick | Asked | CutChosen | StopAsked | Answered
+class PastRead(msgspec.Struct, frozen=True, kw_only=True):
+    """What earlier jobs have learned, from the history of jobs."""
+
+    restarts: tuple[RestartOutcome, ...] = ()
+    """What their restarts on this backend have achieved, the oldest first."""
+    error: str = ""
+    """Why the history cannot be read."""
+
+
+Fact = FromAgent | FromPlatform | Tick | Asked | CutChosen | StopAsked | Answered | PastRead

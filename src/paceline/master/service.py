@@ -15,7 +15,7 @@ from paceline.base.jobdir import JobDir
 from paceline.jobs.outcome import Outcome, write_outcome
 from paceline.master.cut_folders import CutChosen
 from paceline.master.deciding import Answered
-from paceline.master.facts import Asked, Fact, FromAgent, FromPlatform, StopAsked, Tick
+from paceline.master.facts import Asked, Fact, FromAgent, FromPlatform, PastRead, StopAsked, Tick
 from paceline.master.journal import Journal
 from paceline.master.parts import make_parts
 from paceline.master.ports import Backend
@@ -104,6 +104,7 @@ class Master:
         rooms.agents.close()
         rooms.reporting.exposing.close()
         write_outcome(outcome, self._job.outcome)
+        await rooms.decisions.past.add(outcome)
         outbox.close(JobEnded())
         await rooms.sources.close()
         return outcome
@@ -151,6 +152,8 @@ class Master:
                 rooms.decisions.answered(fact)
             case FromPlatform(word=word):
                 rooms.members.platform_said(word)
+            case PastRead():
+                rooms.decisions.remember(fact)
             case _:
                 assert_never(fact)
 

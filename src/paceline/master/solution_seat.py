@@ -3,9 +3,11 @@
 from paceline.master.controller import Controller
 from paceline.master.deciding import Answered, Deciding
 from paceline.master.decision_port import Scene
+from paceline.master.facts import PastRead
 from paceline.master.inbox import Inbox
 from paceline.master.members import MembersEdge
 from paceline.master.parts import MasterParts, Times
+from paceline.master.remembering import Remembering
 from paceline.master.restarts import StartMeasured
 from paceline.master.training import Training
 from paceline.policy.straggler.observation import Observation
@@ -33,6 +35,7 @@ class SolutionSeat:
             restart=members.restart,
         )
         self._deciding: Deciding | None = None
+        self.past = Remembering(parts, training.state, inbox)
         members.watchers.append(self._note)
 
     def begin(self) -> None:
@@ -63,7 +66,8 @@ class SolutionSeat:
         return self._scene.observe(self._scene.progress(now_s), since_s)
 
     def tick(self, now_s: float) -> None:
-        """Ask if it is time to."""
+        """Read the history, and ask, if it is time to."""
+        self.past.tick(now_s)
         if self._deciding is not None:
             self._deciding.tick(now_s)
 
@@ -76,6 +80,12 @@ class SolutionSeat:
         """A node works after a start."""
         if self._deciding is not None:
             self._deciding.works(measured, self._times.steady())
+
+    def remember(self, found: PastRead) -> None:
+        """Take in what earlier jobs learned."""
+        self.past.read(found)
+        if (controller := self.controller) is not None:
+            controller.remember(found.restarts)
 
     def _note(self, event: Event) -> None:
         if self._deciding is not None:

@@ -329,6 +329,13 @@ class JobSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Port on 127.0.0.1 where the master answers Prometheus, with the job's secret as bearer token.
     0: any free port, written to ``metrics.address`` in the job directory. Default none: no port."""
 
+    history: Annotated[str, Meta(examples=["postgresql+psycopg://db.example/paceline"])] | None = (
+        None
+    )
+    """Database that keeps what jobs were like once they have ended, and that later ones learn from:
+    ``sqlite:////folder/file``, ``postgresql+psycopg://host/name``, or ``off``. Default none: what
+    ``PACELINE_HISTORY`` says, else ``history.sqlite`` in ``PACELINE_HOME``."""
+
     log_bytes: Annotated[int, Meta(ge=1 << 20, le=2**60, examples=["256MiB"])] = field(
         default=256 << 20, name="log"
     )

@@ -15,7 +15,7 @@ import pytest
 from paceline.base.errors import ConfigError
 from paceline.jobs.jsonl import before
 from paceline.master import deciding, decision_file
-from paceline.master.controller import LATE_S, JobProgress, Write
+from paceline.master.controller import LATE_S, MAX_OUTCOMES, JobProgress, Write
 from paceline.master.deciding import (
     Answered,
     Deciding,
@@ -23,7 +23,7 @@ from paceline.master.deciding import (
     period_of,
 )
 from paceline.master.monitor import lengths_of
-from paceline.master.restart_history import HELPED, REMEMBERED_JOBS, read_outcomes
+from paceline.master.restart_history import HELPED, own_outcomes
 from paceline.master.restarts import StartMeasured
 from paceline.policy.stats.history import Lengths
 from paceline.policy.straggler.actions import (
@@ -339,16 +339,6 @@ def outcome(before: float) -> RestartOutcome:
     return RestartOutcome(role="worker", before=before, after=1.0)
 
 
-def wrote(jobs: Path, number: int, *lines: bytes, backend: str = "local") -> Path:
-    """A job of a backend that ended at second `number` and left these lines."""
-    path = jobs / f"job-{number:03d}" / HELPED
-    path.parent.mkdir(parents=True)
-    (path.parent / "job.json").write_text(f'{{"backend":"{backend}","new":1}}')
-    path.write_bytes(b"".join(lines))
-    os.utime(path, (number, number))
-    return path
-
-
 def line(before: float) -> bytes:
     return msgspec.json.encode(outcome(before)) + b"\n"
 
@@ -370,43 +360,23 @@ def test_a_full_disk_delays_what_a_restart_has_done_and_ends_nobody(
     edge.edge._do([Write(line=Helped(t=1e9, no=1, index=0, outcome=outcome(3.0)))])
     full = False
     edge.edge.tick(1.0)
-    assert read_outcomes(tmp_path, "local") == [outcome(3.0)]
+    assert own_outcomes(tmp_path / "job-1") == [outcome(3.0)]
 
 
-def test_outcomes_of_the_newest_jobs_are_read_the_oldest_first(tmp_path: Path) -> None:
-    for number in reversed(range(1, REMEMBERED_JOBS + 3)):
-        wrote(tmp_path, number, line(number), b'{"role":"wor')
-    read = [one.before for one in read_outcomes(tmp_path, "local")]
-    assert read == [float(number) for number in range(3, REMEMBERED_JOBS + 3)]
+def test_the_next_master_of_a_job_knows_what_its_restarts_did(tmp_path: Path) -> None:
+    assert own_outcomes(tmp_path) == []
+    lines = [line(float(number)) for number in range(MAX_OUTCOMES + 1)]
+    (tmp_path / HELPED).write_bytes(b"".join([*lines, b"torn\n", line(99.0), b'{"role":"wor']))
+    read = [one.before for one in own_outcomes(tmp_path)]
+    assert read == [*map(float, range(2, MAX_OUTCOMES + 1)), 99.0]
 
 
-def test_what_restarts_did_on_another_backend_prices_none_of_this_one(tmp_path: Path) -> None:
-    wrote(tmp_path, 1, line(1.0))
-    for number in range(2, REMEMBERED_JOBS + 4):
-        wrote(tmp_path, number, line(number), backend="kubernetes")
-    wrote(tmp_path, 90, line(90.0))
-    (wrote(tmp_path, 91, line(91.0)).parent / "job.json").write_text("torn")
-    assert [one.before for one in read_outcomes(tmp_path, "local")] == [1.0, 90.0]
-    read = [one.before for one in read_outcomes(tmp_path, "kubernetes")]
-    assert read == [float(number) for number in range(4, REMEMBERED_JOBS + 4)]
-
-
-@pytest.mark.parametrize("vanishes", ["stat", "read_bytes"])
-def test_a_job_that_is_removed_meanwhile_is_passed_over(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, vanishes: str
+def test_what_earlier_jobs_learned_comes_before_what_this_one_learns(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    wrote(tmp_path, 1, line(1.0), b"torn\n", line(2.0))
-    gone = wrote(tmp_path, 2, line(3.0))
-    (tmp_path / "job-003" / HELPED).mkdir(parents=True)
-    wrote(tmp_path, 4, line(4.0))
-    real = getattr(Path, vanishes)
-
-    def vanish(path: Path, *args: Any, **kwargs: Any) -> Any:
-        if path == gone:
-            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(path))
-        return real(path, *args, **kwargs)
-
-    listed = list(tmp_path.glob(f"*/{HELPED}"))
-    monkeypatch.setattr(Path, "glob", lambda *_: listed)
-    monkeypatch.setattr(Path, vanishes, vanish)
-    assert [one.before for one in read_outcomes(tmp_path, "local")] == [1.0, 2.0, 4.0]
+    (tmp_path / HELPED).write_bytes(line(7.0))
+    asked: list[Observation] = []
+    edge = Edge(tmp_path, monkeypatch, lambda seen: asked.append(seen) or [])
+    edge.edge.controller.remember([outcome(float(number)) for number in range(MAX_OUTCOMES)])
+    edge.period()
+    assert [one.before for one in asked[0].outcomes] == [*map(float, range(1, MAX_OUTCOMES)), 7.0]

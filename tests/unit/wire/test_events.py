@@ -53,6 +53,11 @@ TOLD: list[tuple[Event, str, str]] = [
         "no metrics endpoint: metrics_port 9100: Address already in use; the job goes on without "
         "it",
     ),
+    (
+        job.HistoryUnusableEvent(error="history x: no"),
+        "history x: no; the job goes on, learns nothing from earlier ones, and is not kept",
+        "history x: no; the job goes on, learns nothing from earlier ones, and is not kept",
+    ),
     (job.DiskRefusesEvent(error="no space", waits="master"), "no space", "no space"),
     (
         job.DiskRefusesEvent(error="no space", waits="journal"),
@@ -439,6 +444,7 @@ LOST = {
     "disk_heals",
     "disk_refuses",
     "group_stuck",
+    "history_unusable",
     "hung",
     "move_given_up",
     "no_metrics_endpoint",

@@ -110,6 +110,15 @@ class NoMetricsEndpointEvent(Event, frozen=True):
     clause_words = "metrics_port {0.port}: {0.error}; the job goes on without it"
 
 
+class HistoryUnusableEvent(Event, frozen=True):
+    """The history of jobs cannot be read, or cannot be written."""
+
+    error: str
+
+    clause_words = "{0.error}; the job goes on, learns nothing from earlier ones, and is not kept"
+    sentence_words = "{0.clause}"
+
+
 class DiskRefusesEvent(Event, frozen=True):
     """A disk takes no more writes; what needs it waits."""
 

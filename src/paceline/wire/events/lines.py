@@ -25,6 +25,7 @@ KnownEvent = (
     | job.FinishedEvent
     | job.NotKeptEvent
     | job.NoMetricsEndpointEvent
+    | job.HistoryUnusableEvent
     | job.DiskRefusesEvent
     | job.DiskHealsEvent
     | job.ScaledEvent

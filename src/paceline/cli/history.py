@@ -1,0 +1,68 @@
+"""The commands ``paceline history`` and ``paceline history show JOB``: jobs that have ended."""
+
+import time
+from typing import Annotated
+
+import typer
+
+from paceline.cli.shared_options import AsJson, console, whole_number
+
+LISTED = 20
+
+app = typer.Typer(
+    no_args_is_help=False,
+    invoke_without_command=True,
+    help="Jobs that have ended, also those that were removed: what later jobs learn from.",
+)
+Url = Annotated[
+    str | None,
+    typer.Option(
+        "--history", metavar="URL", help="The database. Default: PACELINE_HISTORY, or the home's."
+    ),
+]
+
+
+@app.callback()
+def history(
+    context: typer.Context,
+    limit: Annotated[
+        int | None,
+        typer.Option(
+            "--limit",
+            "-n",
+            metavar="N",
+            help="So many at most. Default: 20.",
+            parser=whole_number("--limit", 1),
+        ),
+    ] = None,
+    user: Annotated[str | None, typer.Option(help="Whose jobs.")] = None,
+    script: Annotated[
+        str | None, typer.Option(help="Of this script: its path, or its name.")
+    ] = None,
+    strategy: Annotated[str | None, typer.Option(help="Of this strategy.")] = None,
+    mode: Annotated[str | None, typer.Option(help="Of this mode.")] = None,
+    end: Annotated[str | None, typer.Option(help="That ended so, e.g. finished, failed.")] = None,
+    url: Url = None,
+    as_json: AsJson = False,
+) -> None:
+    """List jobs that have ended, the newest first, also those that were removed."""
+    if context.invoked_subcommand is not None:
+        return
+    from paceline.cli.past import open_history, show_past
+    from paceline.jobs.past.book import JobFilter
+
+    wanted = JobFilter(user=user, script=script, strategy=strategy, mode=mode, end=end)
+    jobs = open_history(url).newest(limit or LISTED, wanted)
+    show_past(jobs, console(), now_s=time.time(), as_json=as_json)
+
+
+@app.command()
+def show(
+    job: Annotated[str, typer.Argument(metavar="JOB", help="Its id, or the beginning of it.")],
+    url: Url = None,
+    as_json: AsJson = False,
+) -> None:
+    """Show one job: what it was like, its sizes, what it came to."""
+    from paceline.cli.past import open_history, show_past_job
+
+    show_past_job(open_history(url).find(job), console(), as_json=as_json)

@@ -1,0 +1,96 @@
+"""What of a job that has ended goes into the history: pure, from its spec, end and events."""
+
+from collections.abc import Iterator, Sequence
+
+from msgspec.structs import replace
+
+from paceline.jobs.facts import trained_s
+from paceline.jobs.history import MetricsPoint
+from paceline.jobs.outcome import Outcome
+from paceline.jobs.past.job import PastJob, SizeChange
+from paceline.policy.resources.features import JobFeatures
+from paceline.policy.resources.observation import JobSize
+from paceline.policy.straggler.observation import RestartOutcome
+from paceline.wire.events.base import Event
+from paceline.wire.events.job import ScaledEvent
+from paceline.wire.events.nodes import (
+    ProcessExitedEvent,
+    RelaunchEvent,
+    RestartAllEvent,
+    Verdict,
+)
+from paceline.wire.events.state import EpochEvent
+from paceline.wire.spec import JobSpec, NodeSpec
+
+
+def past_job(
+    job_id: str,
+    spec: JobSpec,
+    outcome: Outcome,
+    *,
+    launched_s: float,
+    features: JobFeatures,
+    events: Sequence[Event],
+    points: Sequence[MetricsPoint],
+    restarts: Sequence[RestartOutcome] = (),
+) -> PastJob:
+    """Put together what is kept of a job; ``restarts``: what each of them has achieved."""
+    first, training_s = size_of(spec), trained_s(events, points)
+    sizes = tuple(size_changes(first, events, launched_s))
+    return PastJob(
+        job_id=job_id,
+        name=spec.name,
+        backend=spec.backend,
+        end=outcome.how,
+        exit_code=outcome.exit_code,
+        error=outcome.error,
+        started_s=launched_s,
+        ended_s=launched_s + outcome.jct_s,
+        features=features,
+        first=first,
+        final=sizes[-1].size if sizes else first,
+        sizes=sizes,
+        samples=outcome.committed,
+        samples_per_s=outcome.committed / training_s if training_s > 0 else 0.0,
+        training_s=training_s,
+        jct_s=outcome.jct_s,
+        relaunches=sum(isinstance(one, RelaunchEvent | RestartAllEvent) for one in events),
+        restores=sum(isinstance(one, EpochEvent) and one.is_restore for one in events),
+        out_of_memory=sum(
+            isinstance(one, ProcessExitedEvent) and one.verdict is Verdict.OOM for one in events
+        ),
+        restarts=tuple(restarts),
+    )
+
+
+def size_of(spec: JobSpec) -> JobSize:
+    """Return the size at launch; of nodes with different quotas it has their mean."""
+    workers, servers = spec.workers, spec.servers if spec.num_servers else NodeSpec()
+    return JobSize(
+        workers=workers.count,
+        servers=spec.num_servers,
+        worker_cpu=_mean_cores(workers),
+        server_cpu=_mean_cores(servers),
+        worker_memory=workers.memory_bytes or 0,
+        server_memory=servers.memory_bytes or 0,
+    )
+
+
+def _mean_cores(nodes: NodeSpec) -> float:
+    cores = [nodes.cpu_of(number) or 0.0 for number in range(nodes.count)]
+    return sum(cores) / len(cores)
+
+
+def size_changes(
+    first: JobSize, events: Sequence[Event], launched_s: float
+) -> Iterator[SizeChange]:
+    """Yield each change of a job's size, from its events."""
+    size = first
+    for event in events:
+        if isinstance(event, ScaledEvent):
+            if event.role == "worker":
+                size = replace(size, workers=event.count)
+            else:
+                size = replace(size, servers=event.count)
+            since_s = max(0.0, event.t - launched_s)
+            yield SizeChange(since_launch_s=since_s, size=size, reason=event.clause)

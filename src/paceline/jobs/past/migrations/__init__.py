@@ -1,0 +1,1 @@
+"""How the tables of the history came to be, step by step (alembic)."""

@@ -1,0 +1,12 @@
+"""Run by alembic for each migration, on the connection and in the transaction of its caller."""
+
+from alembic import context
+
+from paceline.jobs.past.tables import METADATA
+
+context.configure(
+    connection=context.config.attributes["connection"],
+    target_metadata=METADATA,
+    transactional_ddl=True,
+)
+context.run_migrations()

@@ -1,0 +1,72 @@
+"""Where the history of jobs lies: a URL, and who has named it. Imports nothing slow."""
+
+import os
+import re
+from typing import NamedTuple
+
+from paceline.base.errors import ConfigError
+from paceline.base.jobdir import home
+from paceline.wire.spec import JobSpec
+
+VARIABLE = "PACELINE_HISTORY"
+NOWHERE = "off"
+"""No history is kept."""
+KINDS = ("sqlite", "postgresql")
+FILE = "history.sqlite"
+"""In PACELINE_HOME, where nobody names another place."""
+
+
+class HistoryPlace(NamedTuple):
+    """Where the history lies."""
+
+    url: str
+    named: str
+    """The setting that names it; empty: nobody does."""
+
+
+def history_place(spec: JobSpec | None = None) -> HistoryPlace | None:
+    """Find the history: as the spec says, else the environment, else in PACELINE_HOME.
+
+    Returns:
+        The place; None: no history is wanted.
+
+    Raises:
+        ConfigError: what names it is no URL of a database that can hold it.
+    """
+    asked, named = (spec.history, _where(spec)) if spec else (None, "")
+    if asked is None:
+        asked, named = os.environ.get(VARIABLE) or None, VARIABLE
+    if asked is None:
+        return HistoryPlace(f"sqlite:///{home() / FILE}", "")
+    return place_of(asked, named)
+
+
+def place_of(asked: str, named: str) -> HistoryPlace | None:
+    """Return the place that a setting names; None: no history is wanted.
+
+    Raises:
+        ConfigError: it is no URL of a database that can hold it.
+    """
+    if asked == NOWHERE:
+        return None
+    kind = re.match(r"([a-z0-9]+)(\+[a-z0-9_]+)?://.", asked)
+    if kind is None or kind[1] not in KINDS:
+        raise ConfigError(
+            f"{named}: got {without_password(asked)!r}, expected the URL of a database; write "
+            "sqlite:////folder/file, postgresql+psycopg://host/name, or off"
+        )
+    if kind[1] == "sqlite" and not asked.partition("://")[2].startswith("//"):
+        raise ConfigError(
+            f"{named}: got {asked!r}, expected a whole path; write sqlite:////folder/file"
+        )
+    return HistoryPlace(asked, named)
+
+
+def _where(spec: JobSpec) -> str:
+    place = spec.sources.get("history", "history")
+    return place if place.startswith("--") or place == "history" else f"{place}: history"
+
+
+def without_password(url: str) -> str:
+    """Return a URL as it may be shown."""
+    return re.sub(r"(?<=://)([^/@]*?):[^/@]*@", r"\1:***@", url)

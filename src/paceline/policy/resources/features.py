@@ -1,0 +1,26 @@
+"""What a job is like before and while it trains: by this, earlier jobs are compared with it."""
+
+import msgspec
+
+
+class JobFeatures(msgspec.Struct, frozen=True, kw_only=True):
+    """What tells jobs apart (DLRover-RM, Algorithm 1); a value that is not known is None."""
+
+    user: str | None = None
+    script: str | None = None
+    arguments: str | None = None
+    """Of the script, as one line: they often name the data."""
+    strategy: str | None = None
+    mode: str | None = None
+    batch_size: int | None = None
+    """Samples in a global batch."""
+    data: str | None = None
+    """What the files of its dataset hold, in short."""
+    num_samples: int | None = None
+    """Of one epoch."""
+    dense_bytes: int | None = None
+    """Of the parameters that are no tables."""
+    table_rows: dict[str, int] | None = None
+    """By embedding table."""
+    table_bytes: int | None = None
+    """Of the values of all rows."""
