@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from paceline.cli.shared_options import AsJson, console, whole_number
+from paceline.cli.shared_options import AsJson, console, parse_settings, whole_number
 
 LISTED = 20
 
@@ -66,3 +66,27 @@ def show(
     from paceline.cli.past import open_history, show_past_job
 
     show_past_job(open_history(url).find(job), console(), as_json=as_json)
+
+
+@app.command()
+def suggest(
+    target: Annotated[
+        str, typer.Argument(metavar="SCRIPT", help="A script (.py) or a job spec (.yaml).")
+    ],
+    args: Annotated[
+        list[str] | None, typer.Argument(metavar="-- ARGS", help="Arguments of the script.")
+    ] = None,
+    settings: Annotated[
+        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Any key of a spec.")
+    ] = None,
+    url: Url = None,
+    as_json: AsJson = False,
+) -> None:
+    """Show the size with which a job would begin, and the earlier jobs that it comes from."""
+    from paceline.cli.past import show_suggestion, usual_place
+    from paceline.jobs.past.beginning import first_size
+    from paceline.jobs.spec_file import resolve
+
+    spec = resolve(target, parse_settings(settings or []), args or [])
+    found = first_size(spec, usual_place(url, spec))
+    show_suggestion(found, console(), as_json=as_json)

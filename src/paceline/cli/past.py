@@ -11,9 +11,11 @@ from paceline.base.errors import ConfigError
 from paceline.cli.listing import age
 from paceline.jobs.past.book import PastJobs
 from paceline.jobs.past.job import PastJob
-from paceline.jobs.past.place import VARIABLE, history_place, place_of
+from paceline.jobs.past.place import VARIABLE, HistoryPlace, history_place, place_of
 from paceline.jobs.wording import clock, size, speed
 from paceline.policy.resources.observation import JobSize
+from paceline.policy.resources.warm_start import WarmStart
+from paceline.wire.spec import JobSpec
 
 COLUMNS = ("job", "end", "samples", "speed", "jct", "size", "ended")
 
@@ -24,11 +26,20 @@ def open_history(url: str | None) -> PastJobs:
     Raises:
         ConfigError: it is no URL of a database, or there is no history.
     """
-    place = history_place() if url is None else place_of(url, "--history")
+    return PastJobs(usual_place(url))
+
+
+def usual_place(url: str | None, spec: JobSpec | None = None) -> HistoryPlace:
+    """Find the history that a command names; None: that of a job, or the usual one.
+
+    Raises:
+        ConfigError: it is no URL of a database, or there is no history.
+    """
+    place = history_place(spec) if url is None else place_of(url, "--history")
     if place is None:
-        named = VARIABLE if url is None else "--history"
+        named = "--history" if url else f"history in the spec, or {VARIABLE}"
         raise ConfigError(f"{named}: got off, expected the URL of a database")
-    return PastJobs(place)
+    return place
 
 
 def show_past(jobs: Sequence[PastJob], console: Console, *, now_s: float, as_json: bool) -> None:
@@ -62,6 +73,23 @@ def show_past_job(job: PastJob, console: Console, *, as_json: bool) -> None:
     table.add_column(overflow="fold")
     for name, value in _rows(job):
         table.add_row(name, value)
+    console.print(table)
+
+
+def show_suggestion(found: WarmStart | None, console: Console, *, as_json: bool) -> None:
+    """Print the size that a job would begin with, and where it comes from."""
+    if as_json:
+        _print_json(found)
+        return
+    if found is None:
+        console.print("no finished job in the history is like it", markup=False)
+        return
+    console.print(f"{long_size(found.size)} (confidence {found.confidence:.2f})", markup=False)
+    table = Table(box=None, header_style="dim", padding=(0, 2, 0, 0))
+    for name in ("from", "distance", "size at its end"):
+        table.add_column(name, no_wrap=True)
+    for one in found.similar:
+        table.add_row(one.job_id, f"{one.distance:.2f}", long_size(one.final))
     console.print(table)
 
 
@@ -110,7 +138,8 @@ def long_size(size_: JobSize) -> str:
 
 
 def _nodes(role: str, count: int, cores: float, num_bytes: int) -> str:
-    limits = [f"{cores:g} cores"] if cores else []
+    unit = "core" if cores == 1 else "cores"
+    limits = [f"{cores:g} {unit}"] if cores else []
     limits += [size(num_bytes)] if num_bytes else []
     each = f" of {' and '.join(limits)}" if limits else ""
     return f"{count} {role}{'' if count == 1 else 's'}{each}"

@@ -5,16 +5,17 @@ could have learned.
 """
 
 import asyncio
-import getpass
 import logging
 import math
 import threading
 from collections.abc import Callable
 
+from msgspec.structs import replace
+
 from paceline.base.errors import PacelineError
 from paceline.jobs.history import read_events, read_metrics
 from paceline.jobs.outcome import Outcome
-from paceline.jobs.past.making import past_job
+from paceline.jobs.past.making import past_job, submitted_features
 from paceline.jobs.past.place import HistoryPlace, history_place
 from paceline.master.controller import MAX_OUTCOMES
 from paceline.master.facts import PastRead
@@ -124,12 +125,8 @@ def features_of(spec: JobSpec, state: MasterState) -> JobFeatures:
     dense, tables = (model.dense, model.tables) if model else ((), ())
     rows = {table.name: table.num_rows for table in tables if table.num_rows is not None}
     row_bytes = {table.name: table.dim * _item_bytes(table.dtype) for table in tables}
-    return JobFeatures(
-        user=_user(),
-        script=spec.script,
-        arguments=" ".join(spec.args),
-        strategy=spec.strategy,
-        mode=spec.mode,
+    return replace(
+        submitted_features(spec),
         batch_size=spec.batch_size or (feed.batch_size if feed else None),
         data=(feed.contents or None) if feed else None,
         num_samples=feed.num_samples if feed else None,
@@ -141,13 +138,6 @@ def features_of(spec: JobSpec, state: MasterState) -> JobFeatures:
 
 def _item_bytes(dtype: str) -> int:
     return 8 if dtype.endswith("64") else 4
-
-
-def _user() -> str | None:
-    try:
-        return getpass.getuser()
-    except (KeyError, OSError):  # in a container users often have no names
-        return None
 
 
 def _in_thread(work: Callable[[], None]) -> None:

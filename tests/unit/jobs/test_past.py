@@ -24,11 +24,12 @@ from paceline.jobs.outcome import End, Outcome
 from paceline.jobs.past import book, migrations
 from paceline.jobs.past.book import NEWEST, JobFilter, PastJobs
 from paceline.jobs.past.job import PastJob, SizeChange
-from paceline.jobs.past.making import past_job
+from paceline.jobs.past.making import past_job, submitted_features
 from paceline.jobs.past.place import HistoryPlace, history_place, without_password
 from paceline.jobs.past.tables import METADATA
 from paceline.policy.resources.features import JobFeatures
 from paceline.policy.resources.observation import JobSize
+from paceline.policy.resources.warm_start import WarmStart
 from paceline.policy.straggler.observation import RestartOutcome
 from paceline.wire.events.job import ScaledEvent
 from paceline.wire.events.nodes import ProcessExitedEvent, RelaunchEvent, Verdict
@@ -305,6 +306,35 @@ def test_the_history_is_shown_to_people_and_programs() -> None:
     assert "restart of a worker 3.00 -> 1.00 x usual: cured" in shown
     missing = paceline("history", "show", "x")
     assert (missing.exit_code, "no job matches 'x'" in missing.stderr) == (2, True)
+
+
+def test_a_size_is_suggested_from_jobs_that_are_alike(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.touch()
+    assert (
+        "no finished job in the history is like it"
+        in paceline("history", "suggest", str(script)).stdout
+    )
+    like = replace(
+        submitted_features(JobSpec(script=str(script), args=("--lr", "1"))), num_samples=7
+    )
+    usual().add(replace(JOB, features=like))
+    usual().add(
+        replace(JOB, job_id="failed", features=like, end=End.FAILED, final=JobSize(workers=99))
+    )
+    usual().add(
+        replace(JOB, job_id="far", features=replace(like, script="/x.py", user="y", arguments=""))
+    )
+    asked = ("history", "suggest", str(script), "--", "--lr", "1")
+    shown = " ".join(paceline(*asked).stdout.split())
+    assert shown.startswith("4 workers, 2 servers of 1.0 TiB (confidence 1.00) from distance size")
+    assert shown.endswith("train-1 0.00 4 workers, 2 servers of 1.0 TiB")
+    found = book.msgspec.json.decode(
+        paceline("history", "suggest", "--json", *asked[2:]).stdout, type=WarmStart
+    )
+    assert found.size == JOB.final
+    assert "got off" in paceline("history", "suggest", str(script), "--set", "history=off").stderr
+    assert "no such file" in paceline("history", "suggest", "nowhere.py").stderr
 
 
 def test_the_command_line_starts_without_a_database() -> None:

@@ -1,5 +1,6 @@
 """What of a job that has ended goes into the history: pure, from its spec, end and events."""
 
+import getpass
 from collections.abc import Iterator, Sequence
 
 from msgspec.structs import replace
@@ -61,6 +62,25 @@ def past_job(
         ),
         restarts=tuple(restarts),
     )
+
+
+def submitted_features(spec: JobSpec) -> JobFeatures:
+    """Return what is known of a job before it begins."""
+    return JobFeatures(
+        user=_user(),
+        script=spec.script,
+        arguments=" ".join(spec.args),
+        strategy=spec.strategy,
+        mode=spec.mode,
+        batch_size=spec.batch_size,
+    )
+
+
+def _user() -> str | None:
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):  # in a container users often have no names
+        return None
 
 
 def size_of(spec: JobSpec) -> JobSize:
