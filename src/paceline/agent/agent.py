@@ -19,7 +19,7 @@ import msgspec
 
 from paceline.agent.cuts import CutsKept
 from paceline.agent.facts import FactsReader, read_calls
-from paceline.agent.limits import limit_node
+from paceline.agent.limits import change_limits, limit_node
 from paceline.agent.log_cap import LogCap
 from paceline.agent.master_link import MasterLink
 from paceline.agent.process import ProcessHost, read_left_process
@@ -47,6 +47,8 @@ from paceline.wire.messages.agent import (
     ExitEvidence,
     FromProcess,
     Heartbeat,
+    LimitNode,
+    NodeLimited,
     UpgradeNode,
 )
 from paceline.wire.messages.node import KeepCut, NodeDown, NodeUp, ProcessUp, Stop
@@ -176,6 +178,8 @@ class Agent:
                     self._send(read_calls(self._node, self._files.calls, question))
                 case UpgradeNode():
                     self._upgrade()
+                case LimitNode(cpu=cpu, memory_bytes=memory_bytes):
+                    self._limit(cpu, memory_bytes)
                 case Quit():
                     self._quit.set()
                 case _:
@@ -201,6 +205,10 @@ class Agent:
         """The device coordinator, which may be another agent, keeps the job's time from now on."""
         if self._limits.share is not None:
             self._limits.share.upgrade()
+
+    def _limit(self, cpu: float | None, memory_bytes: int | None) -> None:
+        self._limits, note = change_limits(self._limits, self._node, cpu, memory_bytes)
+        self._send(NodeLimited(node=self._node, hardware=self._limits.hardware, note=note))
 
     def _free(self) -> None:
         """Let the process end, which may wait at the gate of a shared device."""

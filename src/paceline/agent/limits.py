@@ -33,15 +33,35 @@ def limit_node(job: JobDir, node: str, spec: JobSpec) -> NodeLimits:
     nodes = spec.servers if role_of(node) == "server" else spec.workers
     cpu, memory_bytes = nodes.cpu_of(number_of(node)), nodes.memory_bytes
     group, note = create_node_group(job.job_id, node, cpu, memory_bytes)
-    hardware = Hardware(
-        kind=hardware_kind(None if note else cpu),
-        memory_bytes=None if note else memory_bytes,
-    )
+    hardware = _hardware(None, None) if note else _hardware(cpu, memory_bytes)
     shares = spec.share.every and role_of(node) == "worker"
     share = NodeShare(job, node, _shared(node, spec)) if shares else None
     if note:
         _log.warning("no_limits note=%s", note)
     return NodeLimits(group, note, hardware, share)
+
+
+def change_limits(
+    limits: NodeLimits, node: str, cpu: float | None, memory_bytes: int | None
+) -> tuple[NodeLimits, str]:
+    """Give a node other limits while its process runs; why one of them is not in force, if so.
+
+    The kernel refuses less memory than the node uses and cannot give back.
+    """
+    before = limits.hardware
+    failures = limits.group.set_limits(cpu, memory_bytes)
+    hardware = _hardware(
+        before.cores if "cpu" in failures else cpu,
+        before.memory_bytes if "memory" in failures else memory_bytes,
+    )
+    wanted = {"cpu": cpu, "memory": memory_bytes}
+    unmet = [f"{name} limit {wanted[name]}: {why}" for name, why in failures.items()]
+    note = f"{node} keeps the limits that it has ({'; '.join(unmet)})" if unmet else ""
+    return limits._replace(hardware=hardware), note
+
+
+def _hardware(cpu: float | None, memory_bytes: int | None) -> Hardware:
+    return Hardware(kind=hardware_kind(cpu), cores=cpu, memory_bytes=memory_bytes)
 
 
 def _shared(node: str, spec: JobSpec) -> ShareSpec:

@@ -112,6 +112,19 @@ class NodeGroup:
             limit = "-1" if limit_bytes is None else str(limit_bytes)
             (group.base / "memory.limit_in_bytes").write_text(limit)
 
+    def set_limits(self, cpu: float | None, memory_bytes: int | None) -> dict[str, str]:
+        """Set both, at any time; None: no limit. Why one could not be set, by controller."""
+        failures = {}
+        try:
+            self.set_cpu(cpu)
+        except OSError as error:
+            failures["cpu"] = str(error)
+        try:
+            self.set_memory(memory_bytes)
+        except OSError as error:
+            failures["memory"] = str(error)
+        return failures
+
     def oom_kills(self) -> int:
         """Processes of this group that the kernel killed for memory, ever."""
         group = self._groups.get("memory")
@@ -162,7 +175,7 @@ def create_node_group(
         except OSError as error:
             failures[name] = f"{error.strerror}: {error.filename}"
     node_group = NodeGroup(groups)
-    for name, failure in _set_limits(node_group, cpu, memory_bytes).items():
+    for name, failure in node_group.set_limits(cpu, memory_bytes).items():
         failures.setdefault(name, failure)
     unmet = [
         f"{name} limit {wanted[name]}: {why}" for name, why in failures.items() if wanted[name]
@@ -225,20 +238,6 @@ def _is_populated(procs: Path) -> bool:
         return bool(procs.read_text().strip())
     except OSError:  # another job has just removed it
         return False
-
-
-def _set_limits(group: NodeGroup, cpu: float | None, memory_bytes: int | None) -> dict[str, str]:
-    """Also clears what an earlier run of the job left behind; failures by controller."""
-    failures = {}
-    try:
-        group.set_cpu(cpu)
-    except OSError as error:
-        failures["cpu"] = str(error)
-    try:
-        group.set_memory(memory_bytes)
-    except OSError as error:
-        failures["memory"] = str(error)
-    return failures
 
 
 def find_node_group(job_id: str, node: str, mounts: Path = MOUNTS, own: Path = OWN) -> NodeGroup:

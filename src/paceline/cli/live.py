@@ -162,10 +162,15 @@ def _cells(node: NodeStatus, slowest_s: float) -> dict[str, str | Text]:
         "batch": milliseconds(node.bpt_s) if is_worker else "",
         "samples": f"{node.samples:,}" if node.samples else "",
         "restarts": str(node.restarts or ""),
-        "memory": mib(node.rss_bytes),
-        "cpu": f"{node.cpu_s:,.0f} s",
+        "memory": _of(mib(node.rss_bytes), node.limit_bytes and mib(node.limit_bytes)),
+        "cpu": _of(f"{node.cpu_s:,.0f} s", node.cores and f"{node.cores:g} cores"),
         "note": Text(node.note, "dim", overflow="ellipsis"),
     }
+
+
+def _of(used: str, limit: str | int | float | None) -> str:
+    """What is used, and of what; without a limit the first alone."""
+    return f"{used} of {limit}" if limit else used
 
 
 def _bar(node: NodeStatus, slowest_s: float) -> Text:

@@ -10,7 +10,9 @@ from paceline.base.jobdir import JobDir
 from paceline.cli.shared_options import Job, console, whole_number
 
 if TYPE_CHECKING:
-    from paceline.wire.client import Call, JobStatus
+    from paceline.wire.client import Call, JobStatus, ResizeNodes
+MOST_CORES = 4096
+"""Of a node that makes sense."""
 
 Worker = Annotated[
     int | None, typer.Option(metavar="N", help="Which worker.", parser=whole_number("--worker"))
@@ -20,25 +22,79 @@ Server = Annotated[
 ]
 
 
+Cpu = Annotated[
+    str | None, typer.Option(metavar="CORES", help="Of each, while it runs; several: in turn.")
+]
+Memory = Annotated[str | None, typer.Option(metavar="SIZE", help="Of each, e.g. 8GiB.")]
+
+
 def scale(
     workers: Annotated[
-        int,
+        int | None,
         typer.Option(
             metavar="N", help="Workers from now on.", parser=whole_number("--workers", least=1)
         ),
-    ],
+    ] = None,
+    worker_cpu: Cpu = None,
+    worker_memory: Memory = None,
+    server_cpu: Cpu = None,
+    server_memory: Memory = None,
     job: Job = None,
 ) -> None:
-    """Change the number of workers of a running job."""
+    """Change the number of workers of a running job, or what its nodes may use."""
     from paceline.jobs.launch import ask_running
     from paceline.jobs.wording import counted
     from paceline.wire.client import GetStatus, JobStatus, Scale
 
+    sizes = [
+        *_sizes("worker", worker_cpu, worker_memory),
+        *_sizes("server", server_cpu, server_memory),
+    ]
+    if workers is None and not sizes:
+        raise ConfigError(
+            "scale: expected --workers N, or one of --worker-cpu, --worker-memory, "
+            "--server-cpu and --server-memory"
+        )
     before = ask_running(JobDir.find(job), GetStatus())
+    for wanted in sizes:
+        job_id = _order(job, wanted)
+        print(f"job {job_id}: each {wanted.role} gets {_words(wanted)}; `paceline status` has it")
+    if workers is None:
+        return
     job_id = _order(job, Scale(workers=workers))
     print(f"job {job_id}: {counted(workers, 'worker')} from now on")
     if isinstance(before, JobStatus) and (short := without_room(before, workers)):
         print(f"there is room for {short[0]} of {short[1]} more now: the rest wait for a place")
+
+
+def _sizes(role: str, cpu: str | None, memory: str | None) -> "list[ResizeNodes]":
+    """Read what the nodes of a role are to use; nothing was said: none."""
+    from paceline.jobs.spec_values import parse_cores, parse_size_bytes
+    from paceline.wire.client import ResizeNodes
+
+    if cpu is None and memory is None:
+        return []
+    cores = parse_cores(cpu) if cpu is not None else None
+    if cpu is not None and (cores is None or not all(0 < each <= MOST_CORES for each in cores)):
+        raise ConfigError(
+            f"--{role}-cpu: got {cpu!r}, expected cores above 0, for several nodes with commas; "
+            f"write e.g. --{role}-cpu 0.5"
+        )
+    num_bytes = parse_size_bytes(memory) if memory is not None else None
+    if memory is not None and not num_bytes:
+        raise ConfigError(
+            f"--{role}-memory: got {memory!r}, expected a size; write e.g. --{role}-memory 8GiB"
+        )
+    return [ResizeNodes(role=role, cpu=cores, memory_bytes=num_bytes)]
+
+
+def _words(wanted: "ResizeNodes") -> str:
+    from paceline.jobs.wording import size
+
+    cores = ", ".join(f"{each:g}" for each in wanted.cpu or ())
+    parts = [f"{cores} cores"] if cores else []
+    parts += [size(wanted.memory_bytes)] if wanted.memory_bytes else []
+    return " and ".join(parts)
 
 
 def without_room(status: "JobStatus", workers: int) -> tuple[int, int] | None:

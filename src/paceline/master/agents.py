@@ -9,12 +9,12 @@ from paceline.master.facts import StreamEnded
 from paceline.master.inbox import Inbox
 from paceline.master.measuring import Measuring, OfMeasuring
 from paceline.master.members import MembersEdge
+from paceline.master.node_sizes import NodeSizes
 from paceline.master.parts import MasterParts, Times
 from paceline.master.serving import CutsServed
 from paceline.master.sharing import DeviceSharing
 from paceline.master.training import Training
 from paceline.wire.control import AgentStream
-from paceline.wire.events.nodes import NoLimitsEvent
 from paceline.wire.messages.agent import (
     AgentHello,
     AgentUp,
@@ -22,6 +22,7 @@ from paceline.wire.messages.agent import (
     FromProcess,
     Heartbeat,
     Leave,
+    NodeLimited,
     ProcessExited,
     SharingTold,
 )
@@ -53,6 +54,7 @@ class Agents:
         self._training, self._act, self._measuring = training, members.act, measuring
         self._served = CutsServed(parts.job, training.cuts.folders)
         self.sharing = DeviceSharing(parts, times)
+        self.sizes = NodeSizes(parts)
         self._names: dict[AgentStream, str] = {}
         self._refused: set[tuple[str, str]] = set()
 
@@ -103,11 +105,9 @@ class Agents:
             node.agent.is_remote = bool(hello.files)
             self._backend.adopt(name, hello.agent_pid)
             self._monitor.restarts.joined(name, self._backend.waited_s(name))
-        self._monitor.hardware(name, hello.hardware)
         if node is not None:
             node.agent.host = _machine_of(hello)
-        if hello.note and node is not None:
-            self._outbox.tell(NoLimitsEvent(node=name, reason=hello.note))
+            self.sizes.hello(hello)
         self._served.hello(stream, hello)
         self.sharing.hello(name)
         self._act(self._members.hello(hello, now_s))
@@ -116,6 +116,7 @@ class Agents:
         name = self._names.pop(stream, "")
         if self._outbox.streams.get(name) is stream:
             del self._outbox.streams[name]
+            self.sizes.gone(name)
             self._members.stream_lost(name, self._times.own())
             self._served.gone(name)
             self._inbox.changed = True
@@ -127,7 +128,7 @@ class Agents:
     def _from_agent(
         self,
         name: str,
-        message: Heartbeat | FromProcess | ProcessExited | CallsTold | SharingTold,
+        message: Heartbeat | FromProcess | ProcessExited | CallsTold | SharingTold | NodeLimited,
         now_s: float,
     ) -> None:
         match message:
@@ -145,6 +146,8 @@ class Agents:
                     self._measuring.told(message, self._times.steady())
             case SharingTold():
                 self.sharing.told(message)
+            case NodeLimited():
+                self.sizes.limited(message)
             case ProcessExited():
                 self._keep_stacks(message)
                 committed = bool(self._training.state.ledger.done)

@@ -247,6 +247,10 @@ class Monitor:
         """What a node computes on, by its agent's word."""
         self._hardware[node] = hardware
 
+    def hardware_of(self, node: str) -> Hardware:
+        """The same; nothing is known of a node whose agent never came."""
+        return self._hardware.get(node, Hardware())
+
     def _per_iteration(self, node: str, facts: NodeFacts) -> int:
         """How many of what the node counts as ``steps`` make an iteration.
 
@@ -388,7 +392,7 @@ class Monitor:
 
     def _worker(self, name: str, job: JobNow, now_s: float) -> WorkerSeen:
         share, history = job.shares[name], self.history(name)
-        hardware = self._hardware.get(name, Hardware())
+        hardware = self.hardware_of(name)
         return WorkerSeen(
             node=name,
             batch_size=share.batch_size,

@@ -47,6 +47,11 @@ class Backend(Protocol):
         """Seconds a launch of now would wait for its place; None: the platform does not say."""
         ...
 
+    @property
+    def fixed_sizes(self) -> str:
+        """Why nodes that run keep their cores and memory, with the remedy; empty: they need not."""
+        ...
+
     def room(self, role: str) -> int | None:
         """Further nodes of a role that would get a place at once; None: nobody counts that."""
         ...

@@ -7,6 +7,7 @@ import msgspec
 from paceline.base.errors import ConfigError
 from paceline.master.facts import Asked
 from paceline.master.members import MembersEdge
+from paceline.master.node_sizes import NodeSizes
 from paceline.master.orders import check_elastic, check_replace, check_scale, check_size
 from paceline.master.parts import MasterParts
 from paceline.master.reporting import Reporting
@@ -28,6 +29,7 @@ from paceline.wire.client import (
     Observed,
     Replace,
     Reply,
+    ResizeNodes,
     Scale,
     StopJob,
     UpgradeShare,
@@ -47,11 +49,13 @@ class Replies:
         decisions: SolutionSeat,
         reporting: Reporting,
         sharing: DeviceSharing,
+        sizes: NodeSizes,
     ) -> None:
         self._job, self._spec, self._outbox = parts.job, parts.spec, parts.outbox
         self._wanted_workers, self._room = parts.members.wanted_workers, parts.backend.room
         self._training, self._shutdown, self._members = training, shutdown, members
         self._decisions, self._reporting, self._sharing = decisions, reporting, sharing
+        self._sizes = sizes
 
     def answer(self, asked: Asked) -> None:
         """Answer a call once what it has led to is journalled."""
@@ -77,13 +81,9 @@ class Replies:
                 self._check_running()
                 check_scale(self._spec, self._training.state.plans.in_training(), workers)
                 self._members.scale(workers)
-            case Kill(node=name):
+            case ResizeNodes() | Kill() | Replace():
                 self._check_running()
-                self._members.kill(name)
-            case Replace(node=name):
-                self._check_running()
-                check_replace(self._spec)
-                self._members.restart(name, BY_ORDER)
+                self._change_nodes(call)
             case StopJob():
                 self._shutdown.stop(call.signal, at_once=call.now)
             case UpgradeShare():
@@ -95,6 +95,18 @@ class Replies:
             case _:
                 assert_never(call)
         return Done()
+
+    def _change_nodes(self, call: ResizeNodes | Kill | Replace) -> None:
+        match call:
+            case ResizeNodes():
+                self._sizes.order(call)
+            case Kill(node=name):
+                self._members.kill(name)
+            case Replace(node=name):
+                check_replace(self._spec)
+                self._members.restart(name, BY_ORDER)
+            case _:
+                assert_never(call)
 
     def _join(self, host: str) -> NodeAdded:
         self._check_running()

@@ -68,7 +68,16 @@ def build(parts: MasterParts, times: Times) -> Rooms:
         decisions=decisions,
         end=end,
         shutdown=shutdown,
-        replies=Replies(parts, training, shutdown, members, decisions, reporting, agents.sharing),
+        replies=Replies(
+            parts,
+            training,
+            shutdown,
+            members,
+            decisions,
+            reporting,
+            agents.sharing,
+            agents.sizes,
+        ),
         reporting=reporting,
         uploads=open_uploads(parts, training.cuts, recovery.handover),
     )

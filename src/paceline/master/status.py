@@ -97,7 +97,7 @@ def describe(
 
 def _node(node: Node, monitor: Monitor) -> NodeStatus:
     totals = monitor.nodes.get(node.name, _NOTHING)
-    facts = totals.facts
+    facts, hardware = totals.facts, monitor.hardware_of(node.name)
     return NodeStatus(
         node=node.name,
         role=node.role,
@@ -115,6 +115,8 @@ def _node(node: Node, monitor: Monitor) -> NodeStatus:
         data_s=facts.data_s,
         rss_bytes=facts.rss_bytes,
         cpu_s=totals.cpu_s,
+        cores=hardware.cores,
+        limit_bytes=hardware.memory_bytes,
         note=node.place.why or node.life.note,
         sharing=monitor.sharing.get(node.name),
         memory=monitor.memory.get(node.name),

@@ -23,6 +23,16 @@ class Scale(Message, frozen=True):
     workers: int
 
 
+class ResizeNodes(Message, frozen=True):
+    """Have the nodes of a role use so much of their machines from now on; answer: Done."""
+
+    role: str
+    cpu: tuple[float, ...] | None = None
+    """Cores of each, node by node, in turn; None: as before."""
+    memory_bytes: int | None = None
+    """Of each; None: as before."""
+
+
 class Kill(Message, frozen=True):
     """Kill a node's training process with SIGKILL (it is relaunched); answer: Done."""
 
@@ -81,6 +91,10 @@ class NodeStatus(msgspec.Struct, frozen=True, kw_only=True):
     data_s: float = 0.0
     rss_bytes: int = 0
     cpu_s: float = 0.0
+    cores: float | None = None
+    """What it may use: the quota; None: all."""
+    limit_bytes: int | None = None
+    """Of memory, what it may use; None: all."""
     note: str = ""
     sharing: SharingDecision | None = None
     """The newest decision about the device that it shares; None: it shares none."""
@@ -168,5 +182,16 @@ class Done(Message, frozen=True):
     error: str = ""
 
 
-Call = GetStatus | GetObservation | Scale | Kill | Replace | StopJob | UpgradeShare | GetSpec | Join
+Call = (
+    GetStatus
+    | GetObservation
+    | Scale
+    | ResizeNodes
+    | Kill
+    | Replace
+    | StopJob
+    | UpgradeShare
+    | GetSpec
+    | Join
+)
 Reply = JobStatus | Observed | JobInfo | NodeAdded | Done

@@ -168,8 +168,8 @@ JSON_OF_A_JOB = (
 )
 JSON_OF_A_NODE = (
     *("node", "role", "state", "inc", "pid", "agent_pid", "restarts", "step", "samples", "bpt_s"),
-    *("compute_s", "server_s", "message_s", "data_s", "rss_bytes", "cpu_s", "note", "sharing"),
-    "memory",
+    *("compute_s", "server_s", "message_s", "data_s", "rss_bytes", "cpu_s"),
+    *("cores", "limit_bytes", "note", "sharing", "memory"),
 )
 
 

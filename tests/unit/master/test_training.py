@@ -74,6 +74,8 @@ class NoBackend:
     def waited_s(self, node: str) -> float:
         return 0.0
 
+    fixed_sizes = ""
+
     def pending_s(self) -> float:
         return 0.0
 

@@ -94,6 +94,16 @@ TOLD: list[tuple[Event, str, str]] = [
         "worker-1 runs without limits",
         "worker-1 runs without limits",
     ),
+    (
+        nodes.NodeResizedEvent(**W, cores=0.5, memory_bytes=1 << 30),
+        "0.5 cores and 1 GiB",
+        "worker-1 may use 0.5 cores and 1 GiB from now on",
+    ),
+    (
+        nodes.NodeResizedEvent(**W, cores=None, memory_bytes=None),
+        "all cores and all memory",
+        "worker-1 may use all cores and all memory from now on",
+    ),
     (nodes.NodeStartedEvent(**W), "", "worker-1 starts (life 3)"),
     (nodes.ProcessUpEvent(**W, pid=6), "pid 6", "worker-1 is up (pid 6)"),
     (
@@ -448,6 +458,7 @@ LOST = {
     "hung",
     "move_given_up",
     "no_metrics_endpoint",
+    "node_resized",
     "not_kept",
     "relieved",
     "replacing",

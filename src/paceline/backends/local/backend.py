@@ -54,6 +54,9 @@ class LocalBackend:
         self._launches: dict[str, LaunchedAgent] = {}
         self._exits: asyncio.Queue[AgentGone] = asyncio.Queue()
 
+    #: The agents of this machine change the control groups of their nodes.
+    fixed_sizes = ""
+
     def launch(self, node: str) -> None:
         """Start an agent now, or when it has waited as long as the spec says."""
         former = self._launches.get(node)

@@ -99,6 +99,11 @@ class RayBackend:
         """All of them: their agents find the master within a moment, if there are any."""
         return set(nodes)
 
+    fixed_sizes = (
+        "Ray keeps the cores and the memory that it placed a node with; stop the job, and submit "
+        "it again with other sizes"
+    )
+
     def waited_s(self, node: str) -> float:
         """From when it was asked for until Ray had a place."""
         asked_s = self._asked_s.get(node)

@@ -17,6 +17,7 @@ from paceline.wire.messages.agent import (
     FileServers,
     FromProcess,
     Leave,
+    LimitNode,
     ProcessExited,
     StartProcess,
     StopProcess,
@@ -97,6 +98,7 @@ Act = (
     | KnowServers
     | ReadCalls
     | UpgradeNode
+    | LimitNode
     | Quit
 )
 
@@ -160,7 +162,7 @@ class NodeState:
                 return [Deliver(body)] if running and running.inc == inc else []
             case TellCalls(inc=inc):
                 return [ReadCalls(message)] if self.life and self.life.up.inc == inc else []
-            case UpgradeNode():
+            case UpgradeNode() | LimitNode():
                 return [message]
             case Leave():
                 return self.leave(LEAVE_GRACE_S, now_s)

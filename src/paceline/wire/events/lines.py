@@ -32,6 +32,7 @@ KnownEvent = (
     | nodes.AgentJoinedEvent
     | nodes.AgentLostEvent
     | nodes.NoLimitsEvent
+    | nodes.NodeResizedEvent
     | nodes.NodeStartedEvent
     | nodes.ProcessUpEvent
     | nodes.WorksEvent

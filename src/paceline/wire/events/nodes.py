@@ -5,6 +5,7 @@ from enum import StrEnum
 from typing import Literal
 
 from paceline.wire.events.base import Event, ReasonedEvent
+from paceline.wire.sharing import size_of
 
 
 class Verdict(StrEnum):
@@ -94,6 +95,21 @@ class NoLimitsEvent(ReasonedEvent, frozen=True):
     """The node runs without limits that were asked for."""
 
     sentence_words = "{0.reason}"
+
+
+class NodeResizedEvent(Event, frozen=True):
+    """The node may use another part of its machine from now on; None: no limit."""
+
+    cores: float | None
+    memory_bytes: int | None
+
+    sentence_words = "{0.node} may use {0.clause} from now on"
+
+    @property
+    def clause(self) -> str:
+        cores = "all cores" if self.cores is None else f"{self.cores:g} cores"
+        memory = "all memory" if self.memory_bytes is None else size_of(self.memory_bytes)
+        return f"{cores} and {memory}"
 
 
 class NodeStartedEvent(Event, frozen=True):

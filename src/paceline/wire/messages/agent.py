@@ -99,6 +99,8 @@ class Hardware(msgspec.Struct, frozen=True, kw_only=True):
 
     kind: str = ""
     """Nodes of one kind are alike: the device or processor, and the quota in force."""
+    cores: float | None = None
+    """The cpu quota in force; None: there is none."""
     memory_bytes: int | None = None
     """The limit in force; None: there is none."""
 
@@ -205,6 +207,21 @@ class UpgradeNode(Message, frozen=True):
     """master -> agent: your job is the guaranteed one of its device; sent at each reconnect."""
 
 
+class LimitNode(Message, frozen=True):
+    """master -> agent: what your node may use from now on; None: no limit. Answer: NodeLimited."""
+
+    cpu: float | None
+    memory_bytes: int | None
+
+
+class NodeLimited(Message, frozen=True):
+    """agent -> master: what its node may use now, and why that is not what was ordered."""
+
+    node: str
+    hardware: Hardware
+    note: str = ""
+
+
 class Leave(Message, frozen=True):
     """master -> agent: end everything of this node and exit."""
 
@@ -216,7 +233,18 @@ class FileServers(Message, frozen=True):
     nodes: dict[str, str] = {}
 
 
-AgentUp = AgentHello | Heartbeat | FromProcess | ProcessExited | CallsTold | SharingTold
+AgentUp = (
+    AgentHello | Heartbeat | FromProcess | ProcessExited | CallsTold | SharingTold | NodeLimited
+)
 
 
-AgentDown = StartProcess | StopProcess | ToProcess | TellCalls | UpgradeNode | Leave | FileServers
+AgentDown = (
+    StartProcess
+    | StopProcess
+    | ToProcess
+    | TellCalls
+    | UpgradeNode
+    | LimitNode
+    | Leave
+    | FileServers
+)

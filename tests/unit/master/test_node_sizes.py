@@ -1,0 +1,123 @@
+"""What nodes may use: ordered, told one after the other, told again to who has missed it."""
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from paceline.base.errors import ConfigError
+from paceline.base.jobdir import JobDir
+from paceline.master.node_sizes import NodeSizes
+from paceline.master.parts import MasterParts
+from paceline.wire.client import ResizeNodes
+from paceline.wire.messages.agent import AgentHello, Hardware, LimitNode, NodeLimited
+from paceline.wire.spec import JobSpec, NodeSpec, load, save
+
+MIB = 1 << 20
+
+
+class Edges:
+    """What the sizes are given of a master, with what they have told."""
+
+    def __init__(self, folder: Path, fixed: str = "") -> None:
+        self.job = JobDir(folder)
+        spec = JobSpec(
+            script="train.py", workers=NodeSpec(count=2, cpu=(0.5,)), servers=NodeSpec(count=1)
+        )
+        save(spec, self.job.spec)
+        self.sent: list[tuple[str, LimitNode]] = []
+        self.events: list[Any] = []
+        self.streams = {name: object() for name in ("worker-0", "worker-1", "server-0")}
+        used = {"worker-0": 300 * MIB, "worker-1": 100 * MIB}
+        nodes = {
+            name: SimpleNamespace(facts=SimpleNamespace(rss_bytes=size))
+            for name, size in used.items()
+        }
+        parts = SimpleNamespace(
+            job=self.job,
+            spec=spec,
+            backend=SimpleNamespace(fixed_sizes=fixed),
+            members=SimpleNamespace(of_role=self._of_role),
+            monitor=SimpleNamespace(nodes=nodes, hardware=lambda _node, _hardware: None),
+            outbox=SimpleNamespace(
+                streams=self.streams,
+                to_agent=lambda node, message: self.sent.append((node, message)),
+                tell=self.events.append,
+            ),
+        )
+        self.sizes = NodeSizes(cast(MasterParts, parts))
+
+    def _of_role(self, role: str) -> list[Any]:
+        return [SimpleNamespace(name=name) for name in self.streams if name.startswith(role)]
+
+    def has(
+        self, node: str, cores: float | None, memory: int | None = None, note: str = ""
+    ) -> None:
+        hardware = Hardware(cores=cores, memory_bytes=memory)
+        self.sizes.limited(NodeLimited(node=node, hardware=hardware, note=note))
+
+    def hello(self, node: str, cores: float | None) -> None:
+        hardware = Hardware(cores=cores)
+        self.sizes.hello(AgentHello(node=node, agent_pid=1, host="h", hardware=hardware))
+
+
+@pytest.fixture
+def edges(tmp_path: Path) -> Edges:
+    return Edges(tmp_path)
+
+
+def test_one_node_after_the_other_is_told_and_the_spec_has_it_first(edges: Edges) -> None:
+    edges.sizes.order(ResizeNodes(role="worker", cpu=(1.0, 2.0), memory_bytes=512 * MIB))
+    kept = load(edges.job.spec).workers
+    assert (kept.count, kept.cpu, kept.memory_bytes) == (2, (1.0, 2.0), 512 * MIB)
+    assert edges.sent == [("worker-0", LimitNode(cpu=1.0, memory_bytes=512 * MIB))]
+    assert edges.sizes.is_changing and not edges.events
+    edges.has("worker-0", 1.0, 512 * MIB)
+    assert edges.sent[1:] == [("worker-1", LimitNode(cpu=2.0, memory_bytes=512 * MIB))]
+    edges.has("worker-1", 2.0, 512 * MIB)
+    assert not edges.sizes.is_changing
+    assert [event.node for event in edges.events] == ["worker-0", "worker-1"]
+
+
+def test_what_is_so_already_is_not_told(edges: Edges) -> None:
+    edges.sizes.order(ResizeNodes(role="worker", cpu=(0.5,)))
+    assert not edges.sent
+
+
+def test_memory_below_what_a_node_uses_is_refused_before_anything_changes(edges: Edges) -> None:
+    with pytest.raises(
+        ConfigError, match="cannot give worker-0 200 MiB of memory: it uses 300 MiB"
+    ):
+        edges.sizes.order(ResizeNodes(role="worker", memory_bytes=200 * MIB))
+    assert load(edges.job.spec).workers.memory_bytes is None and not edges.sent
+
+
+def test_a_platform_whose_nodes_keep_their_sizes_refuses(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="cannot resize: it keeps them"):
+        Edges(tmp_path, "it keeps them").sizes.order(ResizeNodes(role="worker", cpu=(1.0,)))
+
+
+def test_a_node_that_keeps_its_limits_is_told_and_the_next_goes_on(edges: Edges) -> None:
+    edges.sizes.order(ResizeNodes(role="worker", cpu=(1.0,)))
+    edges.has("worker-0", 0.5, note="worker-0 keeps the limits that it has (busy)")
+    assert edges.events[0].reason.endswith("(busy)")
+    assert edges.sent[-1][0] == "worker-1"
+
+
+def test_an_agent_that_is_gone_holds_nobody_up_and_hears_it_when_it_is_back(edges: Edges) -> None:
+    edges.sizes.order(ResizeNodes(role="worker", cpu=(1.0,)))
+    edges.sizes.gone("worker-0")
+    assert edges.sent[-1][0] == "worker-1"
+    edges.hello("worker-0", 0.5)
+    edges.has("worker-1", 1.0)
+    assert edges.sent[-1] == ("worker-0", LimitNode(cpu=1.0, memory_bytes=None))
+    edges.has("worker-0", 1.0)
+    edges.hello("worker-0", 1.0)
+    assert not edges.sizes.is_changing and len(edges.sent) == 3
+
+
+def test_an_agent_that_cannot_limit_its_node_is_not_asked_again(edges: Edges) -> None:
+    hello = AgentHello(node="worker-0", agent_pid=1, host="h", note="worker-0 runs without limits")
+    edges.sizes.hello(hello)
+    assert not edges.sent and edges.events[0].reason == hello.note
