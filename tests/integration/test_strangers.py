@@ -210,10 +210,13 @@ def confused(epoch_no: int) -> Iterator[tuple[Data, list[object]]]:
     yield part(slice=(Span(0, 0, 4),)), frames
     for tables in ((1,), (-1,), (0, 0), (2**40,)):
         yield part(tables=tables), [dense, *[ids, rows] * len(tables)]
-        yield Pull(epoch_no=epoch_no, inc=NOBODY, ticket=1, tables=tables), [ids] * len(tables)
+        yield (
+            Pull(epoch_no=epoch_no, inc=NOBODY, ticket=1, map_version=1, tables=tables),
+            [ids] * len(tables),
+        )
     for bad_ids in (np.array([0, 4_096]), np.array([-1]), np.array([2**62])):
         yield part(), [dense, bad_ids, np.zeros((bad_ids.size, 1))]
-        yield Pull(epoch_no=epoch_no, inc=NOBODY, ticket=1, tables=(0,)), [bad_ids]
+        yield Pull(epoch_no=epoch_no, inc=NOBODY, ticket=1, map_version=1, tables=(0,)), [bad_ids]
     yield part(), []
     yield part(), frames[:2]
     yield part(), [*frames, ids]
@@ -223,13 +226,20 @@ def confused(epoch_no: int) -> Iterator[tuple[Data, list[object]]]:
     yield part(dense=("float32",)), frames
     yield part(dense=("O",)), frames
     yield part(dense=("float64", "float64")), frames
-    yield Pull(epoch_no=epoch_no, inc=NOBODY, ticket=1, tables=(0,)), []
-    yield Pull(epoch_no=epoch_no, inc=NOBODY, ticket=1, tables=(0,)), [np.zeros(3, np.uint8)]
+    yield Pull(epoch_no=epoch_no, inc=NOBODY, ticket=1, map_version=1, tables=(0,)), []
+    yield (
+        Pull(epoch_no=epoch_no, inc=NOBODY, ticket=1, map_version=1, tables=(0,)),
+        [np.zeros(3, np.uint8)],
+    )
+    yield Pull(epoch_no=epoch_no, inc=NOBODY, ticket=1, tables=(0,), map_version=77), []
     yield Ready(epoch_no=epoch_no, inc=NOBODY, seq=1, map_version=1), []
     yield Ready(epoch_no=epoch_no, inc=NOBODY, seq=2**60, map_version=1), []
     yield Ready(epoch_no=epoch_no, inc=NOBODY, seq=1, map_version=77), []
     for table in (-1, 1, 2**40):
-        yield Export(epoch_no=epoch_no, inc=NOBODY, ticket=1, table=table, offset=0), []
+        yield (
+            Export(epoch_no=epoch_no, inc=NOBODY, ticket=1, map_version=1, table=table, offset=0),
+            [],
+        )
     yield At(epoch_no=epoch_no, server=NOBODY, position=2**40), []
     yield Held(epoch_no=epoch_no, server=NOBODY, inc=NOBODY, seq=1), []
     yield Order(epoch_no=epoch_no, leader=0, start=1, entries=()), []

@@ -34,7 +34,11 @@ class Bounds(msgspec.Struct, frozen=True, kw_only=True):
     kinds: tuple[str, ...] = FAILURES
     cuts: int = 1
     moves: int = 0
-    """Servers that are replaced while training goes on."""
+    """Times at which servers join, or leave, or replace others while training goes on."""
+    joins: int = 1
+    """Servers that join in a move."""
+    leaves: int = 1
+    """Servers that leave in a move, whichever."""
     plans: int = 0
     """Changes of who computes what (bsp): by turns all of a step is one worker's."""
     left_out: int = 0
@@ -75,13 +79,14 @@ class Env(msgspec.Struct, frozen=True):
     next_inc: int
     slots: tuple[int, ...]
     """The newest incarnation of each server."""
-    joiner: int = 0
-    """A server that was started to take the place of another; 0: none."""
-    joiner_slot: int = 0
-    joiner_dead: bool = False
+    joiners: tuple[int, ...] = ()
+    """Servers that were started to take what others have."""
+    leavers: tuple[int, ...] = ()
+    """Servers that are to leave when these have it."""
+    joiners_dead: frozenset[int] = frozenset()
     """Or taken for dead."""
-    joiner_unseen: bool = False
-    """The present life of the master has not been told that it is dead."""
+    joiners_unseen: frozenset[int] = frozenset()
+    """The present life of the master has not been told that they are dead."""
     dead: frozenset[int] = frozenset()
     """Workers that have ended; the master may not know."""
     unheard: frozenset[int] = frozenset()

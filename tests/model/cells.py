@@ -34,7 +34,7 @@ from paceline.protocol.samples.leases import Leases
 from paceline.protocol.samples.ledger import Ledger, LedgerLine
 from paceline.protocol.samples.plans import Plans
 from paceline.protocol.training import MasterState
-from paceline.wire.messages.base import CutRef, Message
+from paceline.wire.messages.base import CutRef, Message, ServerMap
 from paceline.wire.messages.data import (
     AskMap,
     At,
@@ -123,10 +123,11 @@ class Buckets(Message, frozen=True):
 
 
 class MoveOver(Message, frozen=True):
-    """master -> environment: a move has ended; ``old`` 0: without any effect."""
+    """master -> environment: a move has ended; not ``moved``: without any effect."""
 
-    old: int
-    new: int
+    joining: tuple[int, ...]
+    leaving: tuple[int, ...] = ()
+    moved: bool = True
 
 
 Output = tuple[int, Message]
@@ -178,13 +179,21 @@ class ServerCell:
         self.content = 0
         self.kept: dict[Key, Part] = {}
         #: Set aside at the last copy entry, and to whom it goes.
-        self.aside: tuple[int, Buckets] | None = None
+        self.aside: tuple[tuple[int, Buckets], ...] = ()
+        #: Of an owner that buckets come to: the map that copies; by sender what has come; what was
+        #: applied since. All of it together is what it holds after the switch.
+        self.arriving: ServerMap | None = None
+        self.arrived: dict[int, int] = {}
+        self.since = 0
         #: When the present event began.
         self.fenced_before: frozenset[int] = frozenset()
 
     def key(self) -> bytes:
         """Equal for equal states, whatever the order of their dictionaries."""
-        return _encoder.encode([self.state, self.content, self.aside, sorted(self.kept.items())])
+        arriving = self.arriving.version if self.arriving is not None else 0
+        coming = [arriving, sorted(self.arrived.items()), self.since]
+        kept = sorted(self.kept.items())
+        return _encoder.encode([self.state, self.content, self.aside, kept, coming])
 
     def handle(self, event: object) -> list[Output]:
         """One message, ``grace over`` or ``resend``."""
@@ -205,7 +214,7 @@ class ServerCell:
         }
         match event:
             case Buckets():
-                done = self._arrived(event)
+                done = self._take(event)
             case (Restore() as message, File() | None as file):
                 done = self._restore(message, file)
             case "grace over":
@@ -224,8 +233,8 @@ class ServerCell:
             done += self._perform(state.orders(resend=True))
         else:
             done += self._perform(state.orders())
-        if self.aside is not None and event == "resend":
-            done.append(self.aside)
+        if event == "resend":
+            done += self.aside
         self._check()
         return done
 
@@ -236,17 +245,53 @@ class ServerCell:
                 assert file is not None
                 content = SampleSet(Span(0, p, p + 1) for p in _bits(file.content))
                 done += self._perform(self.state.loaded(message, file.step, content))
-                self.content, self.kept, self.aside = file.content, {}, None
+                self.content, self.kept, self.aside = file.content, {}, ()
+                self.arriving, self.arrived, self.since = None, {}, 0
             else:
                 done += self._perform([instruction])
         return done
 
-    def _arrived(self, event: Buckets) -> list[Output]:
-        fresh = self.state.map is None and event.piece.epoch_no == self.state.epoch_no
-        if fresh:
-            self.content = event.content
-        done = self._perform(self.state.arrived(event.piece))
-        return [*done, *self._perform(self.state.advance())] if fresh else done
+    def has_taken(self, event: Buckets) -> bool:
+        """Whether these buckets are here, or of a copy that is over."""
+        version, now = event.piece.map.version, self.state.map
+        if self.arriving is not None and self.arriving.version == version:
+            return event.piece.server in self.arrived
+        return now is not None and version <= now.version
+
+    def _sources(self) -> set[int]:
+        assert self.arriving is not None
+        pairs = zip(self.arriving.ownership, self.arriving.copies, strict=True)
+        me = self.arriving.index(self.state.inc)
+        return {int(owner) for owner, to in pairs if to == me}
+
+    def _take(self, event: Buckets) -> list[Output]:
+        arriving, state, piece = self.arriving, self.state, event.piece
+        if piece.epoch_no != state.epoch_no or arriving is None:
+            return []
+        if piece.map.version != arriving.version or piece.server in self.arrived:
+            return []
+        self.arrived[piece.server] = event.content
+        if set(self.arrived) != self._sources():
+            return []
+        if len(set(self.arrived.values())) > 1:
+            raise Violation("I", f"owners send what is of two positions: {self.arrived}")
+        if state.owns:
+            return self._perform(state.share_is_here(arriving.version))
+        self.content, self.arriving = event.content, None
+        done = self._perform(state.arrived(piece))
+        return [*done, *self._perform(state.advance())]
+
+    def _remap(self, now: ServerMap) -> None:
+        """A copy entry, a switch, or neither."""
+        if now.copies:
+            if self.state.owns and self.state.inc in now.receivers:
+                self.arriving, self.arrived, self.since = now, {}, 0
+            return
+        if self.arriving is not None and now.version == self.state.owned_since:
+            if set(self.arrived) != self._sources():
+                raise Violation("J", f"server {self.state.inc} has not all that is its own")
+            self.content = next(iter(self.arrived.values())) | self.since
+        self.arriving, self.arrived, self.since, self.aside = None, {}, 0, ()
 
     def _perform(
         self, instructions: Iterable[ps.Instruction], part: Part | None = None
@@ -266,17 +311,20 @@ class ServerCell:
                 case ps.Forget(keys):
                     for key in keys:
                         self.kept.pop(key)
-                case ps.SendBuckets(to, piece):
-                    self.aside = (
-                        to.inc,
-                        Buckets(epoch_no=piece.epoch_no, piece=piece, content=self.content),
+                case ps.SendBuckets(to):
+                    self.aside = tuple(
+                        (
+                            server.inc,
+                            Buckets(epoch_no=piece.epoch_no, piece=piece, content=self.content),
+                        )
+                        for server, piece in to
                     )
-                    done.append(self.aside)
+                    done += self.aside
                 case ps.MapInForce(now):
-                    if not now.copies:
-                        self.aside = None
-                case ps.MakeRoom():
-                    self.content, self.kept = 0, {}
+                    self._remap(now)
+                case ps.MakeRoom(join):
+                    self.content, self.kept, self.aside = 0, {}, ()
+                    self.arriving, self.arrived, self.since = join.map, {}, 0
                 case ps.AnswerPull(pull):
                     if not self.state.owns:
                         raise Violation("J", f"server {self.state.inc} answers without buckets")
@@ -300,11 +348,14 @@ class ServerCell:
                 )
             part = self.kept.pop(key)
             whole = part.slice or whole
+            if self.arriving is not None and part.map_version < self.arriving.version:
+                raise Violation("I", f"{key} has nothing of what comes to server {state.inc}")
             new = mask(part.spans)
             if new & (self.content | applied):
                 raise Violation("B", f"{key} brings samples that are in the model already")
             applied |= new
         self.content |= applied
+        self.since |= applied if self.arriving is not None else 0
         if whole:
             self._check_step(applied, mask(whole))
 
@@ -535,10 +586,10 @@ class MasterCell:
                     self._journal(record, done)
                 case master.Fail(reason):
                     raise Violation("E", reason)
-                case master.Moved(old, new):
-                    done.append((MOVED, MoveOver(old=old, new=new)))
-                case master.NotMoved(new):
-                    done.append((MOVED, MoveOver(old=0, new=new)))
+                case master.Moved(joining, leaving):
+                    done.append((MOVED, MoveOver(joining=joining, leaving=leaving)))
+                case master.NotMoved(joining):
+                    done.append((MOVED, MoveOver(joining=joining, moved=False)))
                 case master.FeedDone():
                     pass
         self._check_plan(since, granted)

@@ -345,7 +345,7 @@ class Town:
         old = self.chance.choice(holder.map.servers).inc
         new, self.next_inc = self.next_inc, self.next_inc + 1
         self.servers[new] = self._server(new)
-        self._tell_master(("replace", old, Server(new, f"server-{new}", "")))
+        self._tell_master(("change_servers", (Server(new, f"server-{new}", ""),), (old,)))
         return True
 
     def _server(self, inc: int) -> ServerCell:

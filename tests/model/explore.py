@@ -237,6 +237,8 @@ def main(arguments: list[str] | None = None) -> int:
     add("--kinds", nargs="+", choices=FAILURES, default=list(FAILURES))
     add("--cuts", type=int, default=1)
     add("--moves", type=int, default=0)
+    add("--joins", type=int, default=1)
+    add("--leaves", type=int, default=1)
     add("--plans", type=int, default=0)
     add("--left-out", type=int, default=0)
     add("--leads", type=int, nargs="+", default=[1])

@@ -73,6 +73,8 @@ class Facts(msgspec.Struct, kw_only=True, frozen=True):
     safe: bool = False
     map: tuple[int, ...] = ()
     """The servers that the master counts on."""
+    num_sharers: int = 0
+    """Servers that own buckets, by the master's map."""
     moving: bool = False
     workers: frozenset[int] = frozenset()
     owing: frozenset[int] = frozenset()
@@ -121,6 +123,8 @@ def ignores(cell: Cell, message: object) -> bool:
     """Whether a message can do nothing in this process, now or later."""
     match cell:
         case ServerCell(state=state):
+            if isinstance(message, Buckets) and message.epoch_no == state.epoch_no:
+                return cell.has_taken(message)
             return _server_ignores(state, message)
         case WorkerCell(state=state):
             return _worker_ignores(state, message)
@@ -151,7 +155,8 @@ def _master_facts(cell: MasterCell) -> Facts:
         to_do=to_do,
         complete=FEED in ledger.feeds and ledger.is_complete(FEED),
         safe=FEED in state.cuts.safe,
-        map=cell.holder.serving,
+        map=tuple(sorted(cell.holder.serving)),
+        num_sharers=len(cell.holder.map.sharers) if cell.holder.map else 0,
         moving=cell.holder.moving.begun is not None,
         workers=frozenset(state.workers),
         owing=frozenset(state.ledger.leases),
@@ -234,8 +239,6 @@ def _server_ignores(state: ServerState, message: object) -> bool:
             return cut_no <= state.last_cut
         case Restore() | JoinServers():
             return True
-        case Buckets():
-            return state.map is not None
         case ChangeMap(map=wanted):
             return state.map is not None and wanted.version <= state.map.version
     return False
@@ -294,9 +297,9 @@ def _master_ignores(cell: MasterCell, message: object) -> bool:
             return inc not in cell.holder.restoring
         case Joined(inc=inc, caught_up=caught_up):
             moving = cell.holder.moving
-            if moving.begun is None or moving.begun.new.inc != inc:
-                return moving.begun is None or inc < moving.begun.new.inc
-            return moving.joined and (moving.caught_up or not caught_up)
+            if moving.begun is None or inc not in moving.begun.owners:
+                return moving.begun is None or inc < max(moving.begun.owners)
+            return inc in moving.joined and moving.caught_up.get(inc, 0) >= caught_up
         case MapSet(map=told, settled=settled):
             if (
                 cell.holder.restoring

@@ -261,9 +261,9 @@ class Network:
         if isinstance(message, Committed):
             return not facts.planning and mask(message.committed) != self.everything
         if isinstance(message, Copied) and facts.cutting and not message.stored:
-            return len(facts.copied | {message.inc}) < len(facts.map)
+            return len(facts.copied | {message.inc}) < facts.num_sharers
         if isinstance(message, Copied) and facts.storing and message.stored:
-            return len(facts.stored | {message.inc}) < len(facts.map)
+            return len(facts.stored | {message.inc}) < facts.num_sharers
         return False
 
     def _new_spot(self, cell_id: int, inbox: frozenset[int]) -> int:
@@ -309,26 +309,28 @@ class Network:
             self._exit(spots, message.inc)  # type: ignore[attr-defined]
 
     def _move_over(self, spots: list[int], message: MoveOver) -> None:
-        """The new server stands where the old one stood, or it goes."""
+        """The joining servers stand beside those that stay, or they go."""
         env = self.envs.values[spots[0]]
-        if message.new != env.joiner:
+        if message.joining != env.joiners:
             return
-        slots, slot, next_inc = list(env.slots), env.joiner_slot, env.next_inc
-        gone = message.new
-        if message.old:
-            gone, slots[slot] = slots[slot], message.new
-            if env.joiner_dead:  # it died as a server, and is replaced as such
-                slots[slot], next_inc = next_inc, next_inc + 1
-                fresh = self.cell_id(ServerCell(self.machines.server(slots[slot])))
-                spots.append(self._new_spot(fresh, frozenset()))
-        at = self.find(spots, gone)
-        if at >= 0:
-            del spots[at]
-        spots[0] = self.envs(
-            msgspec.structs.replace(
-                env, slots=tuple(slots), next_inc=next_inc, joiner=0, joiner_dead=False
-            )
-        )
+        slots, next_inc, gone = list(env.slots), env.next_inc, env.joiners
+        if message.moved:
+            gone = message.leaving
+            # One that is dead by now died as a server, and is replaced as such.
+            for inc in env.joiners:
+                if inc in env.joiners_dead:
+                    inc, next_inc = next_inc, next_inc + 1
+                    fresh = self.cell_id(ServerCell(self.machines.server(inc)))
+                    spots.append(self._new_spot(fresh, frozenset()))
+                slots.append(inc)
+            slots = [inc for inc in slots if inc not in gone]
+        for inc in gone:
+            at = self.find(spots, inc)
+            if at >= 0:
+                del spots[at]
+        env = msgspec.structs.replace(env, slots=tuple(slots), next_inc=next_inc)
+        env = msgspec.structs.replace(env, joiners=(), leavers=(), joiners_dead=frozenset())
+        spots[0] = self.envs(env)
 
     def _exit(self, spots: list[int], inc: int) -> None:
         """A process is gone, with its inbox."""

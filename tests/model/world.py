@@ -2,6 +2,7 @@
 
 import pickle
 from collections.abc import Iterator
+from itertools import combinations
 
 import msgspec
 
@@ -216,15 +217,17 @@ class World(Network):
             yield ("is up", inc, 0), self._up(state, inc)
         for inc in sorted(env.dead):
             yield ("is seen dead", inc, 0), self._lost(state, inc)
-        if env.slots != master.map:
+        if tuple(sorted(env.slots)) != master.map:
             yield ("new epoch", 0, 0), self._new_epoch(state)
         if self._may_restart(state):
             yield ("is started", env.next_inc, 0), self._start_worker(state)
-        if env.joiner_unseen:
-            yield ("is seen dead", env.joiner, 0), self._joiner_lost(state)
-        if env.moves and not (env.joiner or master.moving or master.restoring):
-            for slot in range(len(env.slots)) if env.slots == master.map else ():
-                yield ("is to be replaced", env.slots[slot], 0), self._move(state, slot)
+        for inc in sorted(env.joiners_unseen):
+            yield ("is seen dead", inc, 0), self._joiner_lost(state, inc)
+        moving = env.joiners or env.leavers or master.moving or master.restoring
+        if env.moves and not moving and tuple(sorted(env.slots)) == master.map:
+            for leaving in combinations(env.slots, self.bounds.leaves):
+                told = ("servers change, without", leaving[0] if leaving else 0, 0)
+                yield told, self._move(state, leaving)
         if env.cuts and not (master.cutting or master.storing or master.restoring):
             cuts = self.envs(msgspec.structs.replace(env, cuts=env.cuts - 1))
             after = self.apply((cuts, *state[1:]), MASTER, self.events(("take_cut",)))
@@ -240,23 +243,27 @@ class World(Network):
         event = self.events(("plan", _node(self.bounds, env.plans), lead))
         return self.apply((self.envs(env), *state[1:]), MASTER, event)
 
-    def _move(self, state: State, slot: int) -> State:
-        """A fresh server is to take the place of another."""
+    def _move(self, state: State, leaving: tuple[int, ...]) -> State:
+        """Fresh servers are to take what others have, some of which leave."""
         env = self.envs.values[state[0]]
-        old, new = env.slots[slot], env.next_inc
+        joining = tuple(range(env.next_inc, env.next_inc + self.bounds.joins))
         env = msgspec.structs.replace(
-            env, moves=env.moves - 1, next_inc=new + 1, joiner=new, joiner_slot=slot
+            env,
+            moves=env.moves - 1,
+            next_inc=env.next_inc + len(joining),
+            joiners=joining,
+            leavers=leaving,
         )
-        fresh = self._new_spot(self.cell_id(self._server(new)), frozenset())
-        joiner = Server(new, f"server-{new}", "")
-        replace = self.events(("replace", old, joiner))
-        return self.apply((self.envs(env), *state[1:], fresh), MASTER, replace)
+        fresh = [self._new_spot(self.cell_id(self._server(inc)), frozenset()) for inc in joining]
+        servers = tuple(Server(inc, f"server-{inc}", "") for inc in joining)
+        change = self.events(("change_servers", servers, leaving))
+        return self.apply((self.envs(env), *state[1:], *fresh), MASTER, change)
 
-    def _joiner_lost(self, state: State) -> State:
+    def _joiner_lost(self, state: State, inc: int) -> State:
         env = self.envs.values[state[0]]
-        env_id = self.envs(msgspec.structs.replace(env, joiner_unseen=False))
-        lost = self.events(("joiner_lost", env.joiner))
-        return self.apply((env_id, *state[1:]), MASTER, lost)
+        unseen = env.joiners_unseen - {inc}
+        env_id = self.envs(msgspec.structs.replace(env, joiners_unseen=unseen))
+        return self.apply((env_id, *state[1:]), MASTER, self.events(("joiner_lost", inc)))
 
     def _up(self, state: State, inc: int) -> State:
         env = self.envs.values[state[0]]
@@ -278,7 +285,8 @@ class World(Network):
         env = self.envs.values[state[0]]
         if not self.bounds.reduce:
             return None
-        if env.slots == master.map or master.cutting or master.storing or master.moving:
+        same = tuple(sorted(env.slots)) == master.map
+        if same or master.cutting or master.storing or master.moving:
             return self._forced_pull(state) if self.bounds.mode != "bsp" else None
         return ("new epoch", 0, 0), self._new_epoch(state)
 
@@ -324,11 +332,11 @@ class World(Network):
                     yield ("dies", inc, 0), self._clean(spots)
                 if "suspect-worker" in kinds and (inc in master.workers or inc in env.unheard):
                     yield ("is taken for dead", inc, 0), self._suspect(start, inc)
-            elif inc == env.joiner and not env.joiner_dead:
+            elif inc in env.joiners and inc not in env.joiners_dead:
                 if "server" in kinds:
-                    yield ("dies", inc, 0), self._joiner_dies(start, at)
+                    yield ("dies", inc, 0), self._joiner_dies(start, inc, at)
                 if "suspect-server" in kinds:
-                    yield ("is taken for dead", inc, 0), self._joiner_dies(start, 0)
+                    yield ("is taken for dead", inc, 0), self._joiner_dies(start, inc)
             elif inc in env.slots:
                 if "server" in kinds:
                     yield ("dies", inc, 0), self._replace(start, at, dies=True)
@@ -348,10 +356,11 @@ class World(Network):
         )
         return self._lost((self.envs(env), *state[1:]), inc)
 
-    def _joiner_dies(self, state: State, at: int) -> State:
+    def _joiner_dies(self, state: State, inc: int, at: int = 0) -> State:
         """``at`` 0: it is only taken for dead."""
         env = self.envs.values[state[0]]
-        env = msgspec.structs.replace(env, joiner_dead=True, joiner_unseen=True)
+        dead, unseen = env.joiners_dead | {inc}, env.joiners_unseen | {inc}
+        env = msgspec.structs.replace(env, joiners_dead=dead, joiners_unseen=unseen)
         spots = [self.envs(env), *state[1:]]
         if at:
             del spots[at]
@@ -385,7 +394,7 @@ class World(Network):
             cuts=env.cuts + bool(master.cutting),
             unheard=frozenset(workers),
             suspected=frozenset(),
-            joiner_unseen=env.joiner_dead,
+            joiners_unseen=env.joiners_dead,
         )
         spots = [self.envs(env), *state[1:]]
         spots[1] = self._spot(cell_id, self.spots.values[spots[1]][1])
@@ -409,8 +418,8 @@ class World(Network):
                     compare(one, two)
         present = [s for s in servers if s.epoch_no == master.epoch_no]
         env = self.envs.values[state[0]]
-        all_alive = set(env.slots) <= {s.inc for s in present} and not env.joiner_dead
-        if all_alive and env.slots == master.map:
+        all_alive = set(env.slots) <= {s.inc for s in present} and not env.joiners_dead
+        if all_alive and tuple(sorted(env.slots)) == master.map:
             # Whoever is furthest has what was decided; it leads, or led before it handed over.
             leader = max(present, key=lambda s: (s.position, len(s.fenced)))
             self._check_samples(master, leader, [f for f in others if f.kind == "worker"])
@@ -444,9 +453,12 @@ class World(Network):
             state = self._up(state, inc)
         for inc in sorted(self.envs.values[state[0]].dead):
             state = self._lost(state, inc)
-        if self.envs.values[state[0]].joiner_unseen:
-            state = self._joiner_lost(state)
-        if self.envs.values[state[0]].slots != self.facts[self.cell_at(state, 1)].map:
+        for inc in sorted(self.envs.values[state[0]].joiners_unseen):
+            state = self._joiner_lost(state, inc)
+        if (
+            tuple(sorted(self.envs.values[state[0]].slots))
+            != self.facts[self.cell_at(state, 1)].map
+        ):
             state = self._new_epoch(state)
         if self._may_restart(state):
             state = self._start_worker(state)

@@ -35,13 +35,19 @@ def scale(
             metavar="N", help="Workers from now on.", parser=whole_number("--workers", least=1)
         ),
     ] = None,
+    servers: Annotated[
+        int | None,
+        typer.Option(
+            metavar="N", help="Servers from now on.", parser=whole_number("--servers", least=1)
+        ),
+    ] = None,
     worker_cpu: Cpu = None,
     worker_memory: Memory = None,
     server_cpu: Cpu = None,
     server_memory: Memory = None,
     job: Job = None,
 ) -> None:
-    """Change the number of workers of a running job, or what its nodes may use."""
+    """Change the number of workers or servers of a running job, or what its nodes may use."""
     from paceline.jobs.launch import ask_running
     from paceline.jobs.wording import counted
     from paceline.wire.client import GetStatus, JobStatus, Scale
@@ -50,21 +56,25 @@ def scale(
         *_sizes("worker", worker_cpu, worker_memory),
         *_sizes("server", server_cpu, server_memory),
     ]
-    if workers is None and not sizes:
+    counts = {"worker": workers, "server": servers}
+    if not sizes and not any(counts.values()):
         raise ConfigError(
-            "scale: expected --workers N, or one of --worker-cpu, --worker-memory, "
+            "scale: expected --workers N, --servers N, or one of --worker-cpu, --worker-memory, "
             "--server-cpu and --server-memory"
         )
     before = ask_running(JobDir.find(job), GetStatus())
     for wanted in sizes:
         job_id = _order(job, wanted)
         print(f"job {job_id}: each {wanted.role} gets {_words(wanted)}; `paceline status` has it")
-    if workers is None:
+    if not any(counts.values()):
         return
-    job_id = _order(job, Scale(workers=workers))
-    print(f"job {job_id}: {counted(workers, 'worker')} from now on")
-    if isinstance(before, JobStatus) and (short := without_room(before, workers)):
-        print(f"there is room for {short[0]} of {short[1]} more now: the rest wait for a place")
+    job_id = _order(job, Scale(workers=workers, servers=servers))
+    told = [counted(count, role) for role, count in counts.items() if count is not None]
+    print(f"job {job_id}: {' and '.join(told)} from now on")
+    assert isinstance(before, JobStatus)
+    for role, count in counts.items():
+        if count is not None and (short := without_room(before, count, role)):
+            print(f"there is room for {short[0]} of {short[1]} more now: the rest wait for a place")
 
 
 def _sizes(role: str, cpu: str | None, memory: str | None) -> "list[ResizeNodes]":
@@ -97,10 +107,10 @@ def _words(wanted: "ResizeNodes") -> str:
     return " and ".join(parts)
 
 
-def without_room(status: "JobStatus", workers: int) -> tuple[int, int] | None:
-    """Places that are free, and the larger number of workers that need one; None: enough."""
-    more = workers - sum(node.role == "worker" for node in status.nodes)
-    room = status.room.get("worker")
+def without_room(status: "JobStatus", wanted: int, role: str = "worker") -> tuple[int, int] | None:
+    """Places that are free, and the larger number of nodes that need one; None: enough."""
+    more = wanted - sum(node.role == role for node in status.nodes)
+    room = status.room.get(role)
     return (room, more) if room is not None and room < more else None
 
 

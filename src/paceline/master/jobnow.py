@@ -91,7 +91,7 @@ def job_now(
         steps_left=steps_left,
         shares=shares,
         servers=state.holder.sharers,
-        replacing=joining.replaces if (joining := members.joining()) else "",
+        replacing=members.being_replaced,
         absent=sum(node.name not in shares for node in members.wanted_workers()),
         restarts={
             node.name: node.past.decided for node in members.nodes.values() if node.past.decided

@@ -110,13 +110,13 @@ class MembersEdge:
         """Do what follows from what the training has found out."""
         match found:
             case Moved():
-                new = self._members.joining()
-                if new is not None:
-                    now_s = self._times.steady()
-                    self._monitor.restarts.works(new.name, now_s, replaces=new.replaces)
-                self.act(self._members.replaced())
+                change, now_s = self._members.change, self._times.steady()
+                for name in change.joining if change is not None else ():
+                    replaced = change.replaced if change is not None else ""
+                    self._monitor.restarts.works(name, now_s, replaces=replaced)
+                self.act(self._members.changed())
             case NotMoved(futile=futile):
-                self.act(self._members.not_replaced(futile=futile))
+                self.act(self._members.not_changed(futile=futile))
             case WorkerRefused(inc=inc, reason=reason):
                 self.act(self._orders.refuse(inc, reason))
             case _:
@@ -191,6 +191,30 @@ class MembersEdge:
         """Set the number of workers."""
         self.act(self._orders.scale(workers, self._times.own(), self._stop_s()))
 
+    def scale_servers(self, servers: int) -> None:
+        """Set the number of servers.
+
+        Raises:
+            ConfigError: it cannot be done now, or not in this job.
+        """
+        self._check_may_move()
+        self.act(self._orders.scale_servers(servers, self._times.own()))
+
+    def _check_may_move(self) -> None:
+        """Refuse to move buckets while some move, or where none can."""
+        members = self._members
+        if members.change is not None or self._training.edge.is_moving:
+            what = f"{members.being_replaced} is being replaced" if members.being_replaced else ""
+            raise ConfigError(
+                f"a change of the servers is under way: {what or 'their number changes'}; wait "
+                "until that is over (`paceline status` shows the servers)"
+            )
+        if self._spec.samples != "exactly-once":
+            raise ConfigError(
+                f"samples is {self._spec.samples}: its servers keep no common order, without which "
+                "buckets cannot move; use `paceline kill`, which costs what came since the last cut"
+            )
+
     def kill(self, name: str) -> None:
         """End a living node's process at once, as a crash would.
 
@@ -217,14 +241,8 @@ class MembersEdge:
             grace_s = self._stop_s() if within_s is None else min(self._stop_s(), within_s)
             self.act(self._orders.restart(name, now_s, grace_s, reason))
             return
-        if self._members.joining() is not None:
-            raise ConfigError("a server is being replaced already; wait until that is over")
-        if self._spec.samples != "exactly-once":
-            raise ConfigError(
-                f"samples is {self._spec.samples}: its servers keep no common order, without which "
-                "buckets cannot move; use `paceline kill`, which costs what came since the last cut"
-            )
-        self.act(self._members.replace(name, now_s, reason))
+        self._check_may_move()
+        self.act(self._orders.replace_server(name, now_s, reason))
 
     def close(self) -> None:
         """Have all workers' processes end in order; none starts again."""

@@ -2,6 +2,7 @@
 
 from paceline.base.errors import ConfigError
 from paceline.wire.messages.feeds import Feed
+from paceline.wire.schema import NUM_BUCKETS
 from paceline.wire.spec import JobSpec
 
 
@@ -19,6 +20,20 @@ def check_scale(spec: JobSpec, feed: Feed | None, workers: int) -> None:
             f"cannot scale to {workers} workers: the global batch of {feed.batch_size} samples "
             f"is not divisible by it, as strategy {spec.strategy} needs; with batch_per_worker in "
             "place of batch_size it would follow the workers"
+        )
+
+
+def check_scale_servers(spec: JobSpec, servers: int) -> None:
+    """Refuse a number of servers that the job cannot train with."""
+    if not spec.traits.has_servers:
+        raise ConfigError(
+            f"cannot scale the servers: strategy {spec.strategy} has none; "
+            "`paceline scale --workers` sets the number of workers"
+        )
+    if not 1 <= servers <= NUM_BUCKETS:
+        raise ConfigError(
+            f"cannot scale to {servers} servers, expected 1 to {NUM_BUCKETS}: the model lies in "
+            f"{NUM_BUCKETS} buckets, of which each server holds at least one"
         )
 
 

@@ -8,7 +8,13 @@ from paceline.base.errors import ConfigError
 from paceline.master.facts import Asked
 from paceline.master.members import MembersEdge
 from paceline.master.node_sizes import NodeSizes
-from paceline.master.orders import check_elastic, check_replace, check_scale, check_size
+from paceline.master.orders import (
+    check_elastic,
+    check_replace,
+    check_scale,
+    check_scale_servers,
+    check_size,
+)
 from paceline.master.parts import MasterParts
 from paceline.master.reporting import Reporting
 from paceline.master.sharing import DeviceSharing
@@ -77,10 +83,9 @@ class Replies:
             case GetObservation():
                 seen = self._decisions.observe()
                 return Observed(json=msgspec.json.encode(seen).decode() if seen else "")
-            case Scale(workers=workers):
+            case Scale():
                 self._check_running()
-                check_scale(self._spec, self._training.state.plans.in_training(), workers)
-                self._members.scale(workers)
+                self._scale(call.workers, call.servers)
             case ResizeNodes() | Kill() | Replace():
                 self._check_running()
                 self._change_nodes(call)
@@ -95,6 +100,16 @@ class Replies:
             case _:
                 assert_never(call)
         return Done()
+
+    def _scale(self, workers: int | None, servers: int | None) -> None:
+        """Set both numbers, or neither."""
+        if workers is not None:
+            check_scale(self._spec, self._training.state.plans.in_training(), workers)
+        if servers is not None:
+            check_scale_servers(self._spec, servers)
+            self._members.scale_servers(servers)
+        if workers is not None:
+            self._members.scale(workers)
 
     def _change_nodes(self, call: ResizeNodes | Kill | Replace) -> None:
         match call:

@@ -161,9 +161,9 @@ class Master:
         """What follows from the state of the whole rather than from one message."""
         rooms = self.rooms
         rooms.shutdown.go_on()
-        joiner = self.parts.members.joiner()
-        if joiner is not None:
-            rooms.training.edge.replace(*joiner)
+        change = self.parts.members.change_due()
+        if change is not None:
+            rooms.training.edge.change_servers(*change)
         if not rooms.end.is_leaving and rooms.training.edge.epoch_is_due():
             rooms.sources.spawn(self._choose_cut())
             rooms.training.epochs.choosing = True

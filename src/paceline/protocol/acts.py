@@ -35,18 +35,18 @@ class FeedDone(msgspec.Struct, frozen=True):
 
 
 class Moved(msgspec.Struct, frozen=True):
-    """The incarnation ``old`` holds nothing any more and may go; ``new`` is in its place."""
+    """Buckets are where they were to go: those that leave may, those that join are in place."""
 
-    old: Inc
-    new: Inc
+    joining: tuple[Inc, ...]
+    leaving: tuple[Inc, ...]
 
 
 class NotMoved(msgspec.Struct, frozen=True):
-    """Nothing has moved, ``new`` is not needed."""
+    """Nothing has moved, servers that were to join are not needed."""
 
-    new: Inc
+    joining: tuple[Inc, ...]
     futile: bool
-    """It could not take the place; else an epoch has begun meanwhile."""
+    """They could not take what they were to have; else an epoch has begun meanwhile."""
 
 
 class WorkerRefused(msgspec.Struct, frozen=True):

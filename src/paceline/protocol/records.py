@@ -174,10 +174,14 @@ class CutGone(Record, frozen=True):
 
 
 class MoveBegun(Record, frozen=True):
-    """All buckets of the server ``old`` are to move to ``new``, beside the map of ``version``."""
+    """Buckets are to move: servers join, leave, or have others; beside the map of ``version``."""
 
-    old: Inc
-    new: Server
+    joining: tuple[Server, ...]
+    """Fresh ones."""
+    leaving: tuple[Inc, ...]
+    """They own buckets now, and none when the move is over."""
+    owners: tuple[Inc, ...]
+    """By bucket, who is to own it."""
     version: int
 
 

@@ -18,9 +18,11 @@ class GetObservation(Message, frozen=True):
 
 
 class Scale(Message, frozen=True):
-    """Set the number of workers; answer: Done."""
+    """Set the number of workers, of servers, or of both; answer: Done."""
 
-    workers: int
+    workers: int | None = None
+    """None: as many as there are."""
+    servers: int | None = None
 
 
 class ResizeNodes(Message, frozen=True):

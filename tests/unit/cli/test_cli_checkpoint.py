@@ -25,7 +25,7 @@ from paceline.runtime import layout
 from paceline.runtime.checkpoint import cutfile
 from paceline.runtime.checkpoint.export import export
 from paceline.runtime.holding.servers.model import Model
-from paceline.runtime.holding.servers.partition import Partition, Split
+from paceline.runtime.holding.servers.partition import Partition
 from paceline.runtime.server.store import Gradients, Store
 from paceline.runtime.state.replica import Replica
 from paceline.wire import spec as specs
@@ -117,7 +117,7 @@ def served() -> tuple[dict[str, Tensor], dict[str, dict[str, Any]], ModelSchema]
     users = next(k for k, table in enumerate(schema.tables) if table.num_rows is None)
     servers = tuple(Server(me, f"server-{me}", "") for me in range(2))
     partition = Partition(schema, ServerMap(version=0, servers=servers, owners=OWNERS))
-    split = Split(partition, {users: KEYS})
+    split = partition.split({users: KEYS})
     rows = {}
     for me, store in enumerate(stores):
         keys = split.ids_of(me)[0]

@@ -149,6 +149,7 @@ def test_a_server_of_steps_takes_as_long_for_one_in_however_many_batches_shares_
     edge.inc, edge.state, edge.service = 1, ServerState(1), service
     edge.state.mode = "bsp"
     edge.route, edge.handler_s, edge.tensors = {7: b"worker-7", 8: b"worker-8"}, {}, {}
+    edge.arriving = None
     edge.store = SimpleNamespace(
         dense=dict, apply=lambda *_: None, scripts=SimpleNamespace(at=lambda _: None)
     )

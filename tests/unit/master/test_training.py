@@ -584,7 +584,7 @@ NEW = 5
 
 def begin_copying(job: Job) -> None:
     """A move that has come to where every contribution must be held by the new server, too."""
-    job.training.edge.replace(1, Server(NEW, "server-2", "ipc://5"))
+    job.training.edge.change_servers((Server(NEW, "server-2", "ipc://5"),), (1,))
     answer(job)
     copies = job.state.holder.moving.wanted_map(job.state.holder.map)
     assert copies is not None

@@ -18,8 +18,8 @@ from paceline.protocol.nodes.node import (
     NodeFinished,
     NodeStarted,
     Retire,
-    ServerAdded,
-    ServerTook,
+    ServersChanged,
+    ServersChanging,
     Start,
     WorkerLost,
     WorkerUp,
@@ -969,7 +969,7 @@ def replacing(budget: int = 8) -> Job:
     for index, node in enumerate(("server-0", "server-1")):
         job.hello(node, 10 + index)
         job.up(node, f"shm://{node}")
-    job.note(job.members.replace("server-0", 0.0, "slow"))
+    job.note(NodeOrders(job.members).replace_server("server-0", 0.0, "slow"))
     return job
 
 
@@ -979,13 +979,13 @@ def test_a_server_that_joins_counts_when_it_has_taken_the_others_place() -> None
     job.hello("server-2", 20)
     job.up("server-2", "shm://server-2")
     assert job.members.servers() == before
-    assert job.members.joiner() == (1, Server(3, "server-2", "shm://server-2"))
+    assert job.members.change_due() == ((Server(3, "server-2", "shm://server-2"),), (1,))
 
-    acts = job.note(job.members.replaced())
+    acts = job.note(job.members.changed())
 
     assert Retire("server-0") in acts
     assert [s.node for s in job.members.servers() or ()] == ["server-1", "server-2"]
-    assert job.members.joining() is None
+    assert job.members.change is None
     assert "server-0" not in job.members.nodes
     assert job.members.nodes["server-2"].past.decided == 1, (
         "what it is worth to replace this one again"
@@ -996,11 +996,11 @@ def test_a_server_that_is_not_needed_leaves() -> None:
     job = replacing()
     job.hello("server-2", 20)
 
-    acts = job.note(job.members.not_replaced())
+    acts = job.note(job.members.not_changed())
 
     assert Retire("server-2") in acts
     assert sorted(node.name for node in job.members.of_role("server")) == ["server-0", "server-1"]
-    assert not job.members.not_replaced(), "again: nothing"
+    assert not job.members.not_changed(), "again: nothing"
     assert job.members.nodes["server-0"].past.decided == 1
 
 
@@ -1014,7 +1014,7 @@ def test_a_joining_server_that_uses_up_the_budget_ends_the_move_and_not_the_job(
     assert not of(FailJob, acts)
     assert Retire("server-2") in acts
     assert [told.node for told in of(NotReplacedEvent, acts)] == ["server-0"]
-    assert job.members.joining() is None
+    assert job.members.change is None
 
 
 def test_a_joining_server_that_fails_for_good_ends_the_move_and_not_the_job() -> None:
@@ -1035,7 +1035,7 @@ def test_a_joining_server_that_fails_for_good_ends_the_move_and_not_the_job() ->
 def test_a_move_that_a_crash_of_another_has_ended_was_not_futile() -> None:
     job = replacing()
     job.hello("server-2", 20)
-    job.note(job.members.not_replaced(futile=False))
+    job.note(job.members.not_changed(futile=False))
     assert job.members.nodes["server-0"].past.decided == 0
 
 
@@ -1057,7 +1057,7 @@ def test_who_serves_survives_the_master(taken: bool) -> None:
     job.hello("server-2", 20)
     job.up("server-2", "shm://server-2")
     if taken:
-        job.note(job.members.replaced())
+        job.note(job.members.changed())
 
     for records in ([keep.record for keep in job.kept], job.members.snapshot()):
         again = job.fresh()
@@ -1066,16 +1066,18 @@ def test_who_serves_survives_the_master(taken: bool) -> None:
         again.begin(0.0)
         names = {node.name for node in again.of_role("server")}
         assert names == {node.name for node in job.members.of_role("server")}
-        joining = again.joining()
-        assert (joining is None) == taken
+        assert (again.change is None) == taken
+        assert [node.name for node in again.of_role("server") if node.joins] == (
+            [] if taken else ["server-2"]
+        )
 
 
 @pytest.mark.parametrize("count", [1, 2, 4])
 def test_a_job_is_resumed_with_another_number_of_servers(count: int) -> None:
     members = Membership(num_workers=1, num_servers=2, restart=RestartSpec())
     # One of them took the place of another, under a name of its own.
-    members.apply(ServerAdded(node="server-2", replaces="server-1"))
-    members.apply(ServerTook(node="server-2"))
+    members.apply(ServersChanging(joining=("server-2",), leaving=("server-1",)))
+    members.apply(ServersChanged())
     members.forget(members.nodes["server-1"])
     records = [
         act.record for act in NodeOrders(members).resize(3, count) if isinstance(act, KeepRecord)

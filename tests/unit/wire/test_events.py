@@ -202,6 +202,29 @@ TOLD: list[tuple[Event, str, str]] = [
     ),
     (nodes.NotReplacedEvent(**S), "", "not replaced server-0"),
     (
+        nodes.ServersChangedEvent(count=3, joined=("server-1", "server-2"), left=()),
+        "3 now, with server-1, server-2",
+        "servers changed: 3 now, with server-1, server-2",
+    ),
+    (
+        nodes.ServersChangedEvent(count=1, left=("server-1",)),
+        "1 now, without server-1",
+        "servers changed: 1 now, without server-1",
+    ),
+    (
+        nodes.ServersNotChangedEvent(count=2),
+        "still 2: buckets could not move; to try again, repeat `paceline scale --servers`",
+        "servers not changed: still 2: buckets could not move; to try again, repeat "
+        "`paceline scale --servers`",
+    ),
+    (
+        nodes.ServersNotChangedEvent(count=2, futile=False),
+        "still 2: training went back to a cut meanwhile; to try again, repeat "
+        "`paceline scale --servers`",
+        "servers not changed: still 2: training went back to a cut meanwhile; to try again, repeat "
+        "`paceline scale --servers`",
+    ),
+    (
         nodes.MoveGivenUpEvent(successor="server-2", lacks="share", waited_s=30.0),
         "server-2: nothing of its share has come for 30 s",
         "move given up: server-2: nothing of its share has come for 30 s",
@@ -463,6 +486,8 @@ LOST = {
     "relieved",
     "replacing",
     "restart_advised",
+    "servers_changed",
+    "servers_not_changed",
     "sharing",
     "scaled",
     "slow_link",

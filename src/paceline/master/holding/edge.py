@@ -106,11 +106,16 @@ class HolderEdge(abc.ABC):
     def reconnect(self, since_s: float) -> None:
         """Connect the members again: none hangs, and none has made progress for so long."""
 
-    def replace(self, old: Inc, new: Server) -> None:
-        """Have the buckets of a server moved to a fresh one; again: nothing."""
+    def change_servers(self, joining: tuple[Server, ...], leaving: tuple[Inc, ...]) -> None:
+        """Have buckets moved to fresh servers, or off some; again: nothing."""
+
+    @property
+    def is_moving(self) -> bool:
+        """Whether buckets are on their way to other servers."""
+        return False
 
     def joiner_lost(self, inc: Inc) -> None:
-        """A server that was to take another's place is dead."""
+        """A server that was to join is dead."""
 
     @property
     def group_broke(self) -> bool:

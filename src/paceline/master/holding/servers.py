@@ -3,11 +3,12 @@
 Epochs that servers begin, and moves that make no progress.
 """
 
+from collections.abc import Iterable
 from functools import partial
 from typing import Literal
 
 from paceline.base.errors import ConfigError
-from paceline.base.numbering import NO_CUT, CutNo, Inc
+from paceline.base.numbering import NO_CUT, NO_INC, CutNo, Inc
 from paceline.master.cut_folders import CutChosen
 from paceline.master.holding.edge import RESEND_S, HolderEdge
 from paceline.master.holding.lost_work import LostWithLives
@@ -52,9 +53,9 @@ class ServerEdge(HolderEdge):
         self._spec = spec
         self._holder = ServerHolder(staleness=spec.staleness)
         #: Of the move: how far it was seen to be, and when that was new.
-        self._move_progress: tuple[tuple[int, bool] | None, float] = (None, 0.0)
-        #: When the server that joins has last answered, or when that began to matter.
-        self._joiner_said_s = 0.0
+        self._move_progress: tuple[tuple[int, int, int] | None, float] = (None, 0.0)
+        #: When each receiver has last answered, or when that began to matter.
+        self._said_s: dict[Inc, float] = {}
         self._lost_work = LostWithLives()
         #: When servers were last seen to load a cut.
         self._loading_s = 0.0
@@ -79,7 +80,7 @@ class ServerEdge(HolderEdge):
                 self._restored(message, now_s)
             case Joined() | MapSet():
                 if isinstance(message, Joined):
-                    self._joiner_said_s = now_s
+                    self._said_s[message.inc] = now_s
                 self.training.do(self.holder.server_said(message))
             case _:
                 return False
@@ -126,30 +127,39 @@ class ServerEdge(HolderEdge):
 
     # ------------------------------------------------------------------ moving buckets
 
-    def replace(self, old: Inc, new: Server) -> None:
-        self.training.do(self.holder.replace(old, new))
+    def change_servers(self, joining: tuple[Server, ...], leaving: tuple[Inc, ...]) -> None:
+        self.training.do(self.holder.change_servers(joining, leaving))
+
+    @property
+    def is_moving(self) -> bool:
+        return self.holder.moving.begun is not None
 
     def joiner_lost(self, inc: Inc) -> None:
         self.training.do(self.holder.joiner_lost(inc))
 
     def watch(self, now_s: float) -> None:
         """Give up a move that makes no progress."""
-        moving = self.holder.moving
-        if moving.begun is None or self.holder.map is None or moving.has_switched(self.holder.map):
-            self._move_progress = (None, now_s)
+        moving, now = self.holder.moving, self.holder.map
+        if moving.begun is None or now is None or moving.has_switched(now):
+            self._move_progress, self._said_s = (None, now_s), {}
             return
-        seen = (moving.progress, moving.joined)
+        seen = (sum(moving.progress.values()), len(moving.joined), now.version)
         if seen != self._move_progress[0]:
             self._move_progress = (seen, now_s)
-        if not self.holder.map.copies:
-            self._joiner_said_s = now_s
-        patience: list[tuple[Literal["share", "answer"], float, float]] = [
-            ("share", self._move_progress[1], MOVE_PATIENCE_S),
-            ("answer", self._joiner_said_s, ANSWER_PATIENCE_S),
+        if not now.copies:
+            self._said_s = {}
+        waiting = (moving.receiving_map(now) or now).receivers
+        said_s = {inc: self._said_s.setdefault(inc, now_s) for inc in moving.joining}
+        silent = min(said_s, key=lambda inc: said_s[inc], default=NO_INC)
+        late = [inc for inc in waiting if moving.caught_up.get(inc, 0) < now.version] or waiting
+        patience: list[tuple[Literal["share", "answer"], Iterable[Inc], float, float]] = [
+            ("share", late, self._move_progress[1], MOVE_PATIENCE_S),
+            ("answer", [silent], said_s.get(silent, now_s), ANSWER_PATIENCE_S),
         ]
-        for lacks, since_s, patience_s in patience:
+        for lacks, incs, since_s, patience_s in patience:
             if now_s - since_s >= patience_s and not moving.given_up:
-                successor = moving.begun.new.node
+                nodes = [self.training.members.node_of(inc) for inc in incs]
+                successor = ", ".join(node.name for node in nodes if node is not None)
                 given_up = MoveGivenUpEvent(successor=successor, lacks=lacks, waited_s=patience_s)
                 self.training.outbox.tell(given_up)
                 self.training.do(self.holder.give_up_move())

@@ -30,8 +30,7 @@ from paceline.protocol.nodes.node import (
     NodeFinished,
     Retire,
     RoundSet,
-    ServerAdded,
-    ServerTook,
+    ServersChanged,
     Start,
     WorkerLost,
     WorkerUp,
@@ -44,11 +43,8 @@ from paceline.wire.events.nodes import (
     FencedEvent,
     NodeLostEvent,
     NodeStartedEvent,
-    NotReplacedEvent,
     ProcessUpEvent,
     RelaunchEvent,
-    ReplacedEvent,
-    ReplacingEvent,
     RestartAllEvent,
     Verdict,
 )
@@ -330,7 +326,7 @@ class Membership(Roster):
         elif judged.rule in LACKING and any_committed:
             acts += self.left_out(node, judged.reason)
         elif judged.verdict is Verdict.UNRETRYABLE:
-            acts += self.not_replaced() if node.replaces else [self._fail(node.name, judged)]
+            acts += self.not_changed() if node.joins else [self._fail(node.name, judged)]
         else:
             acts += self._again(node, judged, now_s)
         return acts
@@ -346,7 +342,7 @@ class Membership(Roster):
         """End the present life of the node: nothing of it may count."""
         life, was_alive = node.life, node.life.is_alive
         life.finish()
-        if was_alive and node.replaces:
+        if was_alive and node.joins:
             return [JoinerLost(life.inc)]
         if not was_alive or node.role != "worker":
             return []
@@ -368,8 +364,8 @@ class Membership(Roster):
         if judged.verdict not in NO_CAUSE:
             past.remember(judged.sign)
         if not free and self._budget.is_spent(now_s, self.num_restarts()):
-            if node.replaces:
-                return self.not_replaced()
+            if node.joins:
+                return self.not_changed()
             return [self._fail(node.name, judged, f"; {self._budget.used_up}")]
         if not free:
             past.restarts += 1
@@ -550,34 +546,15 @@ class Membership(Roster):
 
     # ------------------------------------------------------------------ servers
 
-    def replace(self, name: str, now_s: float, reason: str) -> list[Act]:
-        """Start a server that is to take the place of this one; `joiner` tells when it is up."""
-        rank = 1 + max(node.rank for node in self.of_role("server"))
-        keep = self.keep(ServerAdded(node=f"server-{rank}", replaces=name))
-        node = self.nodes[f"server-{rank}"]
-        inc = self.nodes[name].life.inc
-        told = ReplacingEvent(node=name, inc=inc, cause=reason, successor=node.name)
-        return [keep, told, *self.launch(node, now_s)]
-
-    def replaced(self) -> list[Act]:
-        """The one that joined has everything: the other may go."""
-        node = self.joining()
-        if node is None:
+    def changed(self) -> list[Act]:
+        """Those that joined have everything: those that were to leave may go."""
+        change = self.change
+        if change is None:
             return []
-        old = self.nodes[node.replaces]
-        told = ReplacedEvent(node=old.name, inc=old.life.inc, successor=node.name)
-        return [self.keep(ServerTook(node=node.name)), told, *self.gone_for_good(old)]
-
-    def not_replaced(self, *, futile: bool = True) -> list[Act]:
-        """The one that was to join is not to: the job goes on without it.
-
-        ``futile``: it could not; a crash of somebody else says nothing about the attempt.
-        """
-        node = self.joining()
-        if node is None:
-            return []
-        told = NotReplacedEvent(node=node.replaces, inc=self.nodes[node.replaces].life.inc)
-        return [told, self.keep(NodeDropped(node=node.name, futile=futile)), Retire(node.name)]
+        acts: list[Act] = [self.keep(ServersChanged()), self.told_change(change)]
+        for name in change.leaving:
+            acts += self.gone_for_good(self.nodes[name])
+        return acts
 
     def close(self, now_s: float, grace_s: float) -> list[Act]:
         """End all workers' processes in order: nothing is started again from here on."""

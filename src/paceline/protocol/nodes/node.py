@@ -82,11 +82,9 @@ class NodeJoined(Record, frozen=True):
 
 
 class NodeDropped(Record, frozen=True):
-    """A node that joined on its own, or was to take another's place: gone, and not awaited."""
+    """A node that joined on its own: gone, and not awaited."""
 
     node: str
-    futile: bool = False
-    """It could not take the place."""
 
 
 class RestartOrdered(Record, frozen=True):
@@ -97,16 +95,32 @@ class RestartOrdered(Record, frozen=True):
 
 
 class ServerAdded(Record, frozen=True):
-    """A server that is to take the place of another."""
+    """In a snapshot: a server that has its place."""
 
     node: str
-    replaces: str
 
 
-class ServerTook(Record, frozen=True):
-    """It has taken it: the other is on its way out."""
+class ServersChanging(Record, frozen=True):
+    """Servers are to join, others to leave; one for one: it replaces the other."""
 
-    node: str
+    joining: tuple[str, ...]
+    leaving: tuple[str, ...]
+
+    @property
+    def replaced(self) -> str:
+        """The server that is replaced; empty: the number of servers changes."""
+        return self.leaving[0] if len(self.joining) == len(self.leaving) == 1 else ""
+
+
+class ServersChanged(Record, frozen=True):
+    """Those that were to join have their places, those that were to leave are on their way out."""
+
+
+class ServersNotChanged(Record, frozen=True):
+    """The servers stay as they were; those that were to join are gone, and not awaited."""
+
+    futile: bool = False
+    """They could not take their places."""
 
 
 class RoundSet(Record, frozen=True):
@@ -131,7 +145,9 @@ MemberRecords = (
     | NodeDropped
     | RestartOrdered
     | ServerAdded
-    | ServerTook
+    | ServersChanging
+    | ServersChanged
+    | ServersNotChanged
     | RoundSet
     | JobEnded
 )
@@ -193,7 +209,7 @@ class WorkerLost(msgspec.Struct, frozen=True):
 
 
 class JoinerLost(msgspec.Struct, frozen=True):
-    """A server that was to take the place of another is dead."""
+    """A server that was to join is dead."""
 
     inc: Inc
 
@@ -241,8 +257,8 @@ class Node(msgspec.Struct):
     rank: int
     by_itself: bool = False
     """It joined on its own: the backend can start no agent for it."""
-    replaces: str = ""
-    """The server whose place it is to take."""
+    joins: bool = False
+    """It is to have buckets of other servers, and has none yet."""
     agent: NodeAgent = msgspec.field(default_factory=NodeAgent)
     place: NodePlace = NodePlace()
     life: NodeLife = msgspec.field(default_factory=NodeLife)

@@ -11,11 +11,12 @@ from paceline.protocol.nodes.node import (
     RestartOrdered,
     Retire,
     RoundSet,
+    ServersChanging,
     ServersWanted,
     WorkersWanted,
 )
 from paceline.wire.events.job import ScaledEvent
-from paceline.wire.events.nodes import HungEvent, KilledEvent, KillRestartEvent
+from paceline.wire.events.nodes import HungEvent, KilledEvent, KillRestartEvent, ReplacingEvent
 
 
 class NodeOrders:
@@ -61,6 +62,33 @@ class NodeOrders:
             acts.append(self.members.keep(RoundSet(number=self.members.rounds.number + 1)))
             acts += self.members.end_formers(now_s)
         return acts
+
+    def replace_server(self, name: str, now_s: float, reason: str) -> list[Act]:
+        """Start a server that is to take the place of this one (`Membership.change_due`)."""
+        inc = self.members.nodes[name].life.inc
+        acts = self._change(1, (name,), now_s)
+        successor = max(node.rank for node in self.members.of_role("server"))
+        told = ReplacingEvent(node=name, inc=inc, cause=reason, successor=f"server-{successor}")
+        return [acts[0], told, *acts[1:]]
+
+    def scale_servers(self, count: int, now_s: float) -> list[Act]:
+        """Have buckets move to so many servers; those that came last leave.
+
+        They stay until all they have is elsewhere (`Membership.changed`).
+        """
+        present = [node.name for node in self.members.in_place()]
+        if count == len(present):
+            return []
+        told = ScaledEvent(role="server", count=count, before=len(present))
+        acts = self._change(max(0, count - len(present)), tuple(present[count:]), now_s)
+        return [acts[0], told, *acts[1:]]
+
+    def _change(self, num_joining: int, leaving: tuple[str, ...], now_s: float) -> list[Act]:
+        first = 1 + max(node.rank for node in self.members.of_role("server"))
+        joining = tuple(f"server-{first + number}" for number in range(num_joining))
+        keep = self.members.keep(ServersChanging(joining=joining, leaving=leaving))
+        fresh = (self.members.nodes[name] for name in joining)
+        return [keep, *(act for node in fresh for act in self.members.launch(node, now_s))]
 
     def join(self, host: str, now_s: float) -> tuple[str, list[Act]]:
         """Add a worker, whose agent is about to be started there; returns its name, too."""

@@ -4,7 +4,7 @@ import itertools
 from collections.abc import Iterable, Iterator
 from typing import assert_never
 
-from paceline.base.numbering import Inc
+from paceline.base.numbering import NO_INC, Inc
 from paceline.protocol.nodes.lives import EndOrder, Fate, LifePhase, NodeLife
 from paceline.protocol.nodes.node import (
     Act,
@@ -22,12 +22,21 @@ from paceline.protocol.nodes.node import (
     Retire,
     RoundSet,
     ServerAdded,
+    ServersChanged,
+    ServersChanging,
+    ServersNotChanged,
     ServersWanted,
-    ServerTook,
     WorkersWanted,
 )
 from paceline.protocol.nodes.rounds import Rounds
-from paceline.wire.events.nodes import LeftOutEvent
+from paceline.wire.events.base import Event
+from paceline.wire.events.nodes import (
+    LeftOutEvent,
+    NotReplacedEvent,
+    ReplacedEvent,
+    ServersChangedEvent,
+    ServersNotChangedEvent,
+)
 from paceline.wire.messages.agent import ExitEvidence
 from paceline.wire.messages.base import Server
 
@@ -45,6 +54,8 @@ class Roster:
         self.num_workers = num_workers
         self.nodes: dict[str, Node] = {}
         self._by_inc: dict[Inc, Node] = {}
+        #: Which servers are to join and to leave; None: none.
+        self.change: ServersChanging | None = None
         for index in range(num_servers):
             self.add("server", index)
         for index in range(num_workers):
@@ -62,7 +73,7 @@ class Roster:
         """The only way durable state changes."""
         match record:
             case NodeStarted():
-                node = self.nodes.get(record.node) or self.add(*_role_and_index(record.node))
+                node = self._known(record.node)
                 self._by_inc.pop(node.life.inc, None)
                 self._next_inc = max(self._next_inc, Inc(record.inc + 1))
                 node.life = NodeLife(record.inc, record.round_no, LifePhase.PRESUMED)
@@ -84,18 +95,16 @@ class Roster:
             case ServersWanted():
                 self._resize_servers(record.count)
             case NodeJoined():
-                if record.node in self.nodes and not self._stays(record.node):
-                    self.forget(self.nodes[record.node])  # the worker that had this name is gone
-                node = self.nodes.get(record.node) or self.add(*_role_and_index(record.node))
-                node.by_itself = True
-                self.num_workers = max(self.num_workers, node.rank + 1)
+                self._apply_joined(record.node)
             case NodeDropped():
                 self._apply_drop(record)
             case RestartOrdered():
                 life = self.nodes[record.node].life
                 life.end, life.end_grace_s = EndOrder.MOVE, record.grace_s
-            case ServerAdded() | ServerTook():
-                self._apply_server(record)
+            case ServerAdded():
+                self._known(record.node)
+            case ServersChanging() | ServersChanged() | ServersNotChanged():
+                self._apply_change(record)
             case RoundSet():
                 self._apply_round(record)
             case JobEnded():
@@ -103,11 +112,19 @@ class Roster:
             case _:
                 assert_never(record)
 
+    def _known(self, name: str) -> Node:
+        """The node of this name, which is added if there is none."""
+        return self.nodes.get(name) or self.add(*_role_and_index(name))
+
+    def _apply_joined(self, name: str) -> None:
+        if name in self.nodes and not self._stays(name):
+            self.forget(self.nodes[name])  # the worker that had this name is gone
+        node = self._known(name)
+        node.by_itself = True
+        self.num_workers = max(self.num_workers, node.rank + 1)
+
     def _apply_drop(self, record: NodeDropped) -> None:
         if record.node in self.nodes:
-            old = self.nodes.get(self.nodes[record.node].replaces)
-            if old is not None and record.futile:
-                old.past.decided += 1
             self.forget(self.nodes[record.node])
         staying = (n.rank for n in self.of_role("worker") if n.fate is not Fate.LEAVES)
         self.num_workers = max(staying, default=-1) + 1
@@ -117,6 +134,7 @@ class Roster:
             node.past.restarts, node.past.previous = 0, None
             node.life.finish()
             node.fate = Fate.STAYS if node.fate is Fate.FAILED else node.fate
+        self._apply_change(ServersNotChanged())
         if self.rounds is not None and not self.all_finished():
             self._apply_round(RoundSet(number=self.rounds.number + 1))
 
@@ -130,18 +148,34 @@ class Roster:
                     node.next.in_new_agent = True
         self.rounds.number, self.rounds.port = record.number, record.port
 
-    def _apply_server(self, record: ServerAdded | ServerTook) -> None:
-        if isinstance(record, ServerAdded):
-            node = self.nodes.get(record.node) or self.add(*_role_and_index(record.node))
-            node.replaces = record.replaces
-            if record.replaces in self.nodes:
-                # Being replaced did not help if this one is slow, too.
-                node.past.decided = self.nodes[record.replaces].past.decided + 1
-        else:
-            node = self.nodes[record.node]
-            if node.replaces in self.nodes:
-                self.nodes[node.replaces].fate = Fate.LEAVES
-            node.replaces = ""
+    def _apply_change(self, record: ServersChanging | ServersChanged | ServersNotChanged) -> None:
+        change = self.change
+        if isinstance(record, ServersChanging):
+            self.change = change = record
+            for name in record.joining:
+                node = self._known(name)
+                node.joins = True
+                if record.replaced in self.nodes:
+                    # Being replaced did not help if this one is slow, too.
+                    node.past.decided = self.nodes[record.replaced].past.decided + 1
+            return
+        self.change = None
+        if change is not None and isinstance(record, ServersChanged):
+            self._take_places(change)
+        elif change is not None and isinstance(record, ServersNotChanged):
+            self._give_up_places(change, futile=record.futile)
+
+    def _take_places(self, change: ServersChanging) -> None:
+        for name in change.joining:
+            self.nodes[name].joins = False
+        for name in change.leaving:
+            self.nodes[name].fate = Fate.LEAVES
+
+    def _give_up_places(self, change: ServersChanging, *, futile: bool) -> None:
+        for name in change.joining:
+            self.forget(self.nodes[name])
+        if futile and change.replaced:
+            self.nodes[change.replaced].past.decided += 1
 
     def _resize(self, count: int) -> None:
         for index in range(self.num_workers, count):
@@ -155,9 +189,9 @@ class Roster:
         self.num_workers = count
 
     def _resize_servers(self, count: int) -> None:
-        joining = [node for node in self.of_role("server") if node.replaces]
-        servers = list(self._in_place())
-        for node in [*servers[count:], *joining]:
+        self._apply_change(ServersNotChanged())
+        servers = list(self.in_place())
+        for node in servers[count:]:
             self.forget(node)
         free = (index for index in itertools.count() if f"server-{index}" not in self.nodes)
         for index in list(itertools.islice(free, max(0, count - len(servers)))):
@@ -177,11 +211,11 @@ class Roster:
             kept.append(RoundSet(number=self.rounds.number, port=self.rounds.port))
         first = (f"server-{rank}" for rank in range(self._num_servers))
         kept += [NodeDropped(node=name) for name in first if not self._stays(name)]
+        kept += [ServerAdded(node=node.name) for node in self.in_place()]
+        kept += [self.change] if self.change is not None else []
         for node in self.nodes.values():
             if node.by_itself:
                 kept.append(NodeJoined(node=node.name))
-            if node.role == "server" and self._stays(node.name):
-                kept.append(ServerAdded(node=node.name, replaces=node.replaces))
             life = node.life
             if life.inc and (node.role == "worker" or self._stays(node.name)):
                 kept.append(started(node, life.inc, life.round_no))
@@ -217,6 +251,29 @@ class Roster:
         fails = num_left < max(1, self.min_workers)
         return [told, *lost, kept, FailJob(reason) if fails else Retire(node.name)]
 
+    def told_change(self, change: ServersChanging) -> Event:
+        """Return what there is to tell of servers that have their places now."""
+        if change.replaced:
+            old, successor = self.nodes[change.replaced], change.joining[0]
+            return ReplacedEvent(node=old.name, inc=old.life.inc, successor=successor)
+        count = sum(1 for _ in self.in_place())
+        return ServersChangedEvent(count=count, joined=change.joining, left=change.leaving)
+
+    def not_changed(self, *, futile: bool = True) -> list[Act]:
+        """Those that were to join are not to: the job goes on without them.
+
+        ``futile``: they could not; a crash of somebody else says nothing about the attempt.
+        """
+        change = self.change
+        if change is None:
+            return []
+        keep = self.keep(ServersNotChanged(futile=futile))
+        told: Event = ServersNotChangedEvent(count=sum(1 for _ in self.in_place()), futile=futile)
+        if change.replaced:
+            inc = self.nodes[change.replaced].life.inc if change.replaced in self.nodes else NO_INC
+            told = NotReplacedEvent(node=change.replaced, inc=inc)
+        return [told, keep, *(Retire(name) for name in change.joining)]
+
     # ------------------------------------------------------------------ what is there
 
     def of_role(self, role: str) -> Iterator[Node]:
@@ -234,30 +291,35 @@ class Roster:
     def servers(self) -> tuple[Server, ...] | None:
         """All servers with their addresses; None: some are not up.
 
-        One that is to take another's place counts from when it has taken it.
+        One that is to join counts from when it has its place.
         """
-        nodes = list(self._in_place())
+        nodes = list(self.in_place())
         ups = [node.life.up for node in nodes if node.life.up and node.life.up.address]
         if len(ups) < len(nodes):
             return None
         return tuple(Server(up.inc, up.node, up.address) for up in ups)
 
-    def _in_place(self) -> Iterator[Node]:
+    def in_place(self) -> Iterator[Node]:
         """Servers that are to have a share of the model: neither leaving nor yet to take it."""
         servers = self.of_role("server")
-        return (n for n in servers if not n.replaces and n.fate is not Fate.LEAVES)
+        return (n for n in servers if not n.joins and n.fate is not Fate.LEAVES)
 
-    def joining(self) -> Node | None:
-        """The server that is to take another's place."""
-        return next((node for node in self.of_role("server") if node.replaces), None)
+    @property
+    def being_replaced(self) -> str:
+        """The server whose place another is to take; empty: none."""
+        return self.change.replaced if self.change is not None else ""
 
-    def joiner(self) -> tuple[Inc, Server] | None:
-        """Return the incarnation to be replaced, and the server that is up to do it."""
-        node = self.joining()
-        up = node.life.up if node is not None else None
-        if node is None or up is None or not up.address:
+    def change_due(self) -> tuple[tuple[Server, ...], tuple[Inc, ...]] | None:
+        """Servers that are up to join, and lives that are to leave; None: not all are there."""
+        if self.change is None:
             return None
-        return self.nodes[node.replaces].life.inc, Server(up.inc, up.node, up.address)
+        joining = [self.nodes[name].life.up for name in self.change.joining]
+        leaving = [self.nodes[name].life for name in self.change.leaving]
+        ups = [up for up in joining if up is not None and up.address]
+        if len(ups) < len(joining) or not all(life.is_alive for life in leaving):
+            return None
+        servers = tuple(Server(up.inc, up.node, up.address) for up in ups)
+        return servers, tuple(life.inc for life in leaving)
 
     def all_finished(self) -> bool:
         """Whether the scripts of all workers that count have returned."""

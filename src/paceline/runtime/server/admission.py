@@ -9,6 +9,7 @@ no matter of this module: the state machine raises InternalError on it.
 from collections.abc import Iterable, Sequence
 from itertools import pairwise
 from math import inf, isfinite
+from typing import NamedTuple
 
 import numpy as np
 
@@ -18,6 +19,7 @@ from paceline.runtime.layout import dense_spans, owned_buckets
 from paceline.runtime.server.moving import PIECE_BYTES
 from paceline.runtime.server.rules import changeable
 from paceline.runtime.server.store import Gradients
+from paceline.wire.messages.base import ServerMap
 from paceline.wire.messages.data import (
     AskMap,
     Data,
@@ -35,26 +37,53 @@ _ID_BYTES = 8
 MAX_SCRIPT_BYTES = 64 << 20
 
 
+class Parted(NamedTuple):
+    """What a contribution brings for the share that a server has, and for one that is arriving."""
+
+    own: Gradients | None
+    arriving: Gradients | None = None
+
+
+class _Room:
+    """What a server has, or will have."""
+
+    def __init__(self, schema: ModelSchema, owners: Sequence[int], me: int) -> None:
+        self.dense_bytes = {
+            dtype: sum(stop - start for start, stop in spans) * np.dtype(dtype).itemsize
+            for dtype, spans in dense_spans(schema, owners, me).items()
+        }
+        self.owned = np.zeros(NUM_BUCKETS, np.bool_)
+        self.owned[list(owned_buckets(owners, me))] = True
+
+
 class Admission:
     """Looks at messages of one epoch.
 
     Args:
         state: the server's protocol state, in that epoch.
         schema: the model.
-        owners: who is to have the gradients of each bucket.
-        me: that is us.
+        now: the map that this server knows first.
     """
 
-    def __init__(
-        self, state: ServerState, schema: ModelSchema, owners: Sequence[int], me: int
-    ) -> None:
-        self._state, self._schema = state, schema
-        self._dense_bytes = {
-            dtype: sum(stop - start for start, stop in spans) * np.dtype(dtype).itemsize
-            for dtype, spans in dense_spans(schema, owners, me).items()
+    def __init__(self, state: ServerState, schema: ModelSchema, now: ServerMap) -> None:
+        self._state, self.schema = state, schema
+        #: By version of the map: what a part brings, of which share.
+        self._rooms: dict[int, tuple[_Room | None, _Room | None]] = {}
+        self._newest = now.version
+        self.meet(now)
+
+    def meet(self, now: ServerMap) -> None:
+        """From here on parts come by this map, too; those before the barrier do not count."""
+        me, state = now.index(self._state.inc), self._state
+        own, arriving = (
+            _Room(self.schema, places, me) if me >= 0 and me in places else None
+            for places in (now.owners, now.copies)
+        )
+        kept = {
+            version: rooms for version, rooms in self._rooms.items() if version >= state.barrier
         }
-        self._owned = np.zeros(NUM_BUCKETS, np.bool_)
-        self._owned[list(owned_buckets(owners, me))] = True
+        self._rooms = {**kept, now.version: (own, arriving)}
+        self._newest = now.version
 
     def misfit(self, message: Data, frames: Sequence[memoryview]) -> str:
         """Why the message must not be handled; empty: it may."""
@@ -78,8 +107,16 @@ class Admission:
             case _:
                 return "a server has no use for it"
 
-    def gradients(self, part: Part, frames: Sequence[memoryview]) -> Gradients:
+    def gradients(self, part: Part, frames: Sequence[memoryview]) -> Parted:
         """What a part that fits brings: views of its frames."""
+        own, arriving = self._rooms[part.map_version]
+        each = len(part.dense) + 2 * len(part.tables)
+        return Parted(
+            self._of_share(part, frames[:each]) if own else None,
+            self._of_share(part, frames[-each:]) if arriving else None,
+        )
+
+    def _of_share(self, part: Part, frames: Sequence[memoryview]) -> Gradients:
         num_dense = len(part.dense)
         dense = {
             dtype: np.frombuffer(frame, dtype)
@@ -89,7 +126,7 @@ class Admission:
         for table, ids, rows in zip(
             part.tables, frames[num_dense::2], frames[num_dense + 1 :: 2], strict=True
         ):
-            spec = self._schema.tables[table]
+            spec = self.schema.tables[table]
             values = np.frombuffer(rows, spec.dtype).reshape(-1, spec.dim)
             sparse[table] = (np.frombuffer(ids, np.int64), values)
         return Gradients(
@@ -109,8 +146,8 @@ class Admission:
             return f"a factor of {part.factor}, expected one above 0"
         if part.position < 0:
             return f"position {part.position} of a schedule"
-        if len(part.rates) != len(self._schema.groups):
-            return f"{len(part.rates)} learning rates for {len(self._schema.groups)} groups"
+        if len(part.rates) != len(self.schema.groups):
+            return f"{len(part.rates)} learning rates for {len(self.schema.groups)} groups"
         if bad := self._bad_changes(part):
             return bad
         synchronous = self._state.mode == "bsp"
@@ -120,15 +157,15 @@ class Admission:
 
     def _bad_changes(self, part: Part) -> str:
         """Of hyper-parameters, and of parameters without a gradient."""
-        groups = self._schema.groups
+        groups = self.schema.groups
         for group, name, value in part.changed:
             if not 0 <= group < len(groups) or not isfinite(value):
                 return f"{name}={value} in group {group} of {len(groups)}"
             known = (changeable(groups[group], sparse=sparse) for sparse in (False, True))
             if not any(name in names for names in known):
                 return f"{name}={value}, which {groups[group].kind} cannot follow"
-        if not all(0 <= tensor < len(self._schema.dense) for tensor in part.lacking):
-            return f"no gradients of {part.lacking}, of {len(self._schema.dense)} parameters"
+        if not all(0 <= tensor < len(self.schema.dense) for tensor in part.lacking):
+            return f"no gradients of {part.lacking}, of {len(self.schema.dense)} parameters"
         return ""
 
     def _bad_pull(self, pull: Pull, frames: Sequence[memoryview]) -> str:
@@ -139,7 +176,10 @@ class Admission:
             return bad
         if len(frames) != len(pull.tables):
             return f"{len(frames)} frames for {len(pull.tables)} tables"
-        return _first(map(self._bad_ids, pull.tables, frames))
+        own, _ = self._rooms[self._newest]
+        if own is None or pull.map_version < self._state.owned_since:
+            return ""  # it is not answered: the worker has to ask by another map
+        return _first(self._bad_ids(own, *pair) for pair in zip(pull.tables, frames, strict=True))
 
     def _bad_ready(self, ready: Ready) -> str:
         """The leader is to order what it holds itself (synchronous: what is there of the step)."""
@@ -162,31 +202,48 @@ class Admission:
         return "" if sizes == [expected] else f"a piece of {sizes} bytes, expected {expected}"
 
     def _bad_tables(self, tables: Sequence[int]) -> str:
-        known = range(len(self._schema.tables))
+        known = range(len(self.schema.tables))
         if len(set(tables)) < len(tables) or any(table not in known for table in tables):
             return f"tables {tables}, expected different ones of {len(known)}"
         return ""
 
     def _bad_frames(self, part: Part, frames: Sequence[memoryview]) -> str:
+        if part.map_version < self._state.barrier:
+            return ""  # it is not kept
+        if part.map_version not in self._rooms:
+            return f"a map of version {part.map_version}, which is not known here"
+        rooms = [room for room in self._rooms[part.map_version] if room is not None]
         num_dense, num_sparse = len(part.dense), 2 * len(part.tables)
-        if len(frames) != num_dense + num_sparse:
-            return f"{len(frames)} frames, expected {num_dense} dense and {num_sparse} sparse ones"
-        for dtype, frame in zip(part.dense, frames[:num_dense], strict=True):
-            if frame.nbytes != self._dense_bytes.get(dtype, -1):
-                return f"{frame.nbytes} bytes of {dtype} gradients, expected {self._dense_bytes}"
-        ids, rows = frames[num_dense::2], frames[num_dense + 1 :: 2]
-        return _first(map(self._bad_rows, part.tables, ids, rows))
+        each = num_dense + num_sparse
+        if len(frames) != each * len(rooms):
+            return (
+                f"{len(frames)} frames, expected {num_dense} dense and {num_sparse} sparse ones "
+                f"for each of {len(rooms)} shares"
+            )
+        return _first(
+            self._bad_share(part, frames[each * number : each * (number + 1)], room)
+            for number, room in enumerate(rooms)
+        )
 
-    def _bad_rows(self, table: int, ids: memoryview, rows: memoryview) -> str:
-        spec = self._schema.tables[table]
+    def _bad_share(self, part: Part, frames: Sequence[memoryview], room: _Room) -> str:
+        num_dense = len(part.dense)
+        for dtype, frame in zip(part.dense, frames[:num_dense], strict=True):
+            if frame.nbytes != room.dense_bytes.get(dtype, -1):
+                return f"{frame.nbytes} bytes of {dtype} gradients, expected {room.dense_bytes}"
+        ids, rows = frames[num_dense::2], frames[num_dense + 1 :: 2]
+        given = zip(part.tables, ids, rows, strict=True)
+        return _first(self._bad_rows(room, *one) for one in given)
+
+    def _bad_rows(self, room: _Room, table: int, ids: memoryview, rows: memoryview) -> str:
+        spec = self.schema.tables[table]
         row_bytes = spec.dim * np.dtype(spec.dtype).itemsize
         if rows.nbytes * _ID_BYTES != ids.nbytes * row_bytes:
             return f"table {spec.name!r}: {rows.nbytes} bytes for {ids.nbytes // _ID_BYTES} rows"
-        return self._bad_ids(table, ids)
+        return self._bad_ids(room, table, ids)
 
-    def _bad_ids(self, table: int, frame: memoryview) -> str:
+    def _bad_ids(self, room: _Room, table: int, frame: memoryview) -> str:
         """Looks at each id once; those of a dynamic table are all good."""
-        spec = self._schema.tables[table]
+        spec = self.schema.tables[table]
         if frame.nbytes % _ID_BYTES:
             return f"table {spec.name!r}: {frame.nbytes} bytes of ids, expected whole int64"
         if spec.num_rows is None or not frame.nbytes:
@@ -195,7 +252,7 @@ class Admission:
         # As unsigned numbers, negative ones are the largest: one pass finds both ends.
         if int(ids.view(np.uint64).max()) >= spec.num_rows:
             return f"table {spec.name!r}: ids beyond its {spec.num_rows} rows"
-        if not self._owned.all() and not self._owned[ids % NUM_BUCKETS].all():
+        if not room.owned.all() and not room.owned[ids % NUM_BUCKETS].all():
             return f"table {spec.name!r}: rows of another server"
         return ""
 

@@ -1,9 +1,11 @@
-"""How a server's share of the model travels to another server while training goes on.
+"""How buckets travel between servers while training goes on.
 
-The old owner forks: the child *is* the share set aside as of the copy entry, for the price of a
-page table, and sends it piece by piece; the parent serves on, and pays for a page when an update
-first touches it. The new owner puts the pieces together and builds its store in a thread beside
-the one that keeps parts.
+An owner forks: the child *is* the share set aside as of the copy entry, for the price of a page
+table, and sends it piece by piece; the parent serves on, and pays for a page when an update first
+touches it. A receiver puts the pieces of all owners together and builds the store that it will
+have after the switch, in a thread beside the one that serves. A server that keeps some of its
+buckets is a receiver of these, too. So no store is taken apart or put together at the switch, and
+the pause there does not depend on its size.
 
 Reference: docs/protocols/integrity.md, section 3 ("moving buckets").
 """
@@ -21,12 +23,15 @@ from collections.abc import Sequence
 import msgspec
 import numpy as np
 
+from paceline.base.errors import InternalError
+from paceline.base.numbering import Inc
 from paceline.base.processes import die_with_parent
 from paceline.runtime.checkpoint import cutfile
 from paceline.runtime.process import Process
-from paceline.runtime.server.store import Store
+from paceline.runtime.server.scripts import Scripts, saved_in
+from paceline.runtime.server.store import Gradients, Store
 from paceline.wire.data_plane import DataClient
-from paceline.wire.messages.base import Server
+from paceline.wire.messages.base import Server, ServerMap
 from paceline.wire.messages.data import Piece, PieceHeld
 from paceline.wire.schema import ModelSchema
 
@@ -34,24 +39,29 @@ PIECE_BYTES = 4 << 20
 WINDOW = 8
 """Pieces that may be unanswered."""
 RESEND_S = 1.0
+NICE = 10
+"""By so much the priority of a sender is lower."""
+CATCH_UP_S = 0.01
+"""As long as there is much to catch up with, so much of a turn is spent on that."""
 
 _log = logging.getLogger(__name__)
 
 
 class Sender:
-    """A child process that sends a store as it was when this was made."""
+    """A child process that sends buckets of a store as it was when this was made."""
 
-    def __init__(self, process: Process, store: Store, to: Server, piece: Piece) -> None:
+    def __init__(self, process: Process, store: Store, to: Sequence[tuple[Server, Piece]]) -> None:
         self.pid = _fork()
         if self.pid:
             return
         status = 1
         try:
             _become_child()
-            _send_all(process, store, to, piece)
+            for server, piece in to:
+                _send_all(process, _part_of(store, piece), server, piece)
             status = 0
         except Exception:  # noqa: BLE001 - the master gives a move up when nothing arrives
-            _log.exception("buckets_not_sent to=%s", to.node)
+            _log.exception("buckets_not_sent to=%s", ",".join(server.node for server, _ in to))
         finally:
             sys.stderr.flush()
             os._exit(status)
@@ -75,6 +85,20 @@ def _become_child() -> None:
     die_with_parent()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, signal.SIG_DFL)
+    os.nice(NICE)  # those who train come first
+
+
+def _part_of(store: Store, piece: Piece) -> Store:
+    """What of a store the receiver will have; itself if that is all."""
+    now = piece.map
+    owner, receiver = now.index(piece.server), now.index(piece.inc)
+    pairs = zip(now.owners, now.copies, strict=True)
+    places = [receiver if pair == (owner, receiver) else -1 for pair in pairs]
+    if places.count(receiver) == len(store.buckets):
+        return store
+    part = Store(store.schema, places, receiver)
+    part.load([store.save()])
+    return part
 
 
 def _send_all(process: Process, store: Store, to: Server, piece: Piece) -> None:
@@ -105,46 +129,122 @@ def held(piece: Piece) -> PieceHeld:
 
 
 class ArrivingShare:
-    """The share that is on its way here."""
+    """What a server will hold after the switch, on its way here from the owners.
 
-    def __init__(self, schema: ModelSchema, buckets_to: Sequence[int], me: int) -> None:
-        """``buckets_to``: by bucket, who it is being copied to; ``me``: that is us."""
-        self._schema, self._buckets_to, self._me = schema, buckets_to, me
-        self._image: np.ndarray[tuple[int], np.dtype[np.uint8]] | None = None
-        self._missing: set[int] = set()
-        self._piece: Piece | None = None
+    Args:
+        schema: of the model.
+        now: the map that copies.
+        me: this server.
+    """
+
+    def __init__(self, schema: ModelSchema, now: ServerMap, me: Inc) -> None:
+        self._schema, self._buckets_to, self._me = schema, now.copies, now.index(me)
+        self.version = now.version
+        pairs = zip(now.ownership, now.copies, strict=True)
+        #: By owner, what is here of what it sends.
+        self._images = {owner: _Image() for owner, to in pairs if to == self._me}
         self._built: Store | Exception | None = None
-        self.num_bytes = 0
-        """Received so far."""
+        #: Updates since the copy entry that are not in the store yet.
+        self._backlog: deque[tuple[list[Gradients], float]] = deque()
+        self._num_new = 0
+        self.store: Store | None = None
+        """Whole and usable."""
+        self.piece: Piece | None = None
+        """What comes with the buckets; that of all owners is alike."""
+        self.scripts = Scripts()
+        """What was handed in since the copy entry."""
+        self.progress = 0
+        """Bytes received, and updates caught up with."""
 
     def take(self, piece: Piece, frame: memoryview) -> None:
         """Keep a piece (`Admission` has seen it)."""
-        if self._image is None:
-            self._image = np.empty(piece.num_bytes, np.uint8)
-            self._missing = set(range(0, piece.num_bytes, PIECE_BYTES))
-        if piece.offset in self._missing:
-            at = slice(piece.offset, piece.offset + frame.nbytes)
-            self._image[at] = np.frombuffer(frame, np.uint8)
-            self._missing.discard(piece.offset)
-            self.num_bytes += frame.nbytes
-            if not self._missing:
-                self._piece = piece
-                threading.Thread(target=self._build, name="buckets", daemon=True).start()
+        image = self._images.get(piece.server)
+        if image is None or not image.take(piece, frame):
+            return
+        self.progress += frame.nbytes
+        if all(image.is_whole for image in self._images.values()):
+            self.piece = piece
+            threading.Thread(target=self._build, name="buckets", daemon=True).start()
 
     def _build(self) -> None:
         try:
             store = Store(self._schema, self._buckets_to, self._me)
-            store.load([cutfile.unpack(self._image)])
+            store.load(cutfile.unpack(image.bytes) for image in self._images.values())
             self._built = store
-        except Exception as error:  # noqa: BLE001 - `finished` raises it in the server's thread
+        except Exception as error:  # noqa: BLE001 - `settle` raises it in the server's thread
             self._built = error
 
-    def finished(self) -> tuple[Store, Piece] | None:
-        """The share, once: whole and usable, and what comes with it."""
+    def settle(self) -> bool:
+        """Whether the buckets are here since now."""
         built = self._built
-        if built is None or self._piece is None:
-            return None
+        if built is None:
+            return False
         if isinstance(built, Exception):
             raise built
-        self._built = self._image = None
-        return built, self._piece
+        built.scripts.load(saved_in(self.scripts.save()))
+        self.store, self.scripts = built, built.scripts
+        self._built, self._images = None, {}
+        return True
+
+    def apply(self, parts: list[Gradients], factor: float) -> None:
+        """Apply one update, now or when all before it are applied."""
+        if self.store is None or self._backlog:
+            self._backlog.append((parts, factor))
+            self._num_new += 1
+        else:
+            self.store.apply(parts, factor)
+
+    @property
+    def has_caught_up(self) -> bool:
+        """Whether the store is as the owners' are."""
+        return self.store is not None and not self._backlog
+
+    def whole(self) -> Store:
+        """The store, as the owners' are.
+
+        Raises:
+            InternalError: it is not: nobody may have been told that it is.
+        """
+        if self.store is None or self._backlog:
+            raise InternalError(f"of map {self.version} not all that is copied has come")
+        return self.store
+
+    def catch_up(self) -> None:
+        """Apply some of what has come meanwhile: more than comes in the same time, if possible."""
+        least, self._num_new = self._num_new + 1, 0
+        until_s = time.monotonic() + CATCH_UP_S
+        while self.store is not None and self._backlog:
+            self.store.apply(*self._backlog.popleft())
+            self.progress += 1
+            least -= 1
+            if least <= 0 and time.monotonic() > until_s:
+                return
+
+
+class _Image:
+    """The bytes that one owner sends."""
+
+    def __init__(self) -> None:
+        self.bytes: np.ndarray[tuple[int], np.dtype[np.uint8]] = np.empty(0, np.uint8)
+        self._missing: set[int] | None = None
+
+    @property
+    def is_whole(self) -> bool:
+        return self._missing is not None and not self._missing
+
+    def take(self, piece: Piece, frame: memoryview) -> bool:
+        """Keep a piece; False: it is here already."""
+        if self._missing is None:
+            self.bytes = np.empty(piece.num_bytes, np.uint8)
+            self._missing = set(range(0, piece.num_bytes, PIECE_BYTES))
+        if piece.offset not in self._missing:
+            return False
+        at = slice(piece.offset, piece.offset + frame.nbytes)
+        self.bytes[at] = np.frombuffer(frame, np.uint8)
+        self._missing.discard(piece.offset)
+        return True
+
+
+def free(stores: list[Store]) -> None:
+    """Free stores that only this list holds, in a thread: that takes as long as they are large."""
+    threading.Thread(target=stores.clear, name="old-share", daemon=True).start()

@@ -29,14 +29,14 @@ from paceline.protocol.holding.servers.server_acts import (
 from paceline.protocol.holding.servers.worker_acts import ToMaster
 from paceline.runtime.checkpoint.writer import CutWriter
 from paceline.runtime.process import Process
-from paceline.runtime.server.admission import Admission
+from paceline.runtime.server.admission import Admission, Parted
 from paceline.runtime.server.answering import WaitingPull, exported, pull_frames, pulled
 from paceline.runtime.server.grace import Grace
-from paceline.runtime.server.moving import ArrivingShare, Sender, held
+from paceline.runtime.server.moving import ArrivingShare, Sender, free, held
 from paceline.runtime.server.peers import listen, nodes_of
 from paceline.runtime.server.restoring import load_share, manifest_of
 from paceline.runtime.server.service_time import ServiceTime
-from paceline.runtime.server.store import Gradients, Store
+from paceline.runtime.server.store import Store
 from paceline.wire.messages.data import (
     AskMap,
     At,
@@ -61,6 +61,8 @@ REPORT_ANYWAY_S = 1.0
 IDLE_S = 0.05
 """Longest wait for a message before the timers above are looked at."""
 MAX_REFUSALS_LOGGED = 1_000
+MAX_EARLY = 16
+"""Messages of one worker that wait for the entry of their map; all are sent again."""
 ECHO_BYTES = 1 << 20
 """No more is sent back at a time."""
 CATCH_UP = 8
@@ -87,7 +89,9 @@ class ServerProcess:
         self.copying: Future[None] | None = None
         self.service = ServiceTime(process.ledger, IDLE_S)
         #: Gradients of held contributions: views of the frames that they came in.
-        self.tensors: dict[Key, Gradients] = {}
+        self.tensors: dict[Key, Parted] = {}
+        #: What came by a map that is not in force here yet, by sender, kind and number.
+        self.early: dict[tuple[int, str, int], tuple[bytes, Data, Sequence[memoryview]]] = {}
         #: Where each worker (or the leader) sent its last message from.
         self.route: dict[int, bytes] = {}
         #: The pulls that `ServerState.waiting` knows.
@@ -147,6 +151,11 @@ class ServerProcess:
             self._take_piece(peer, message, frames)
             return
         self.route[inc] = peer
+        if isinstance(message, Part | Pull | Export) and self._is_early(message):
+            number = message.seq if isinstance(message, Part) else message.ticket
+            if sum(sender == inc for sender, _, _ in self.early) < MAX_EARLY:
+                self.early[inc, type(message).__name__, number] = (peer, message, frames)
+            return
         match message:
             case Part():
                 self.parting = (message, frames)
@@ -155,8 +164,8 @@ class ServerProcess:
             case Ready():
                 self._do(self.state.ready(message))
             case ScriptPart(script=script):
-                if self.store is not None and message.epoch_no == self.state.epoch_no:
-                    self.store.scripts.keep(script)
+                for share in self._shares() if message.epoch_no == self.state.epoch_no else ():
+                    share.scripts.keep(script)
             case Pull():
                 self._take_pull(message, frames)
             case Order():
@@ -171,6 +180,20 @@ class ServerProcess:
         # Not what a step costs when this message happens to be the one that completes it.
         spent_s = time.perf_counter() - start_s - (self.aside_s - aside_s)
         self.handler_s[inc] = self.handler_s.get(inc, 0.0) + spent_s
+
+    def _is_early(self, message: Part | Pull | Export) -> bool:
+        """Whether a worker has heard of a map before its entry has come here."""
+        now = self.state.map
+        return now is not None and message.map_version > now.version
+
+    def _serve_early(self) -> None:
+        """Take up what has waited for its map."""
+        early, self.early = self.early, {}
+        for peer, message, frames in early.values():
+            self._serve(peer, message, frames)
+
+    def _shares(self) -> list[Store | ArrivingShare]:
+        return [one for one in (self.store, self.arriving) if one is not None]
 
     def _echo(self, peer: bytes, message: Echo, frames: Sequence[memoryview]) -> None:
         """Send back what came; the peer measures the link to us, in a connection of its own."""
@@ -197,6 +220,8 @@ class ServerProcess:
         elif message.epoch_no != self.state.epoch_no:
             self._refuse(peer, message, "not of this epoch")
             return not isinstance(message, Piece)  # of which the state machine hears when all came
+        elif isinstance(message, Part | Pull | Export) and self._is_early(message):
+            return True  # it is looked at when its map is in force
         elif inc not in self.state.fenced and self.admission is not None:
             reason = self.admission.misfit(message, frames)
         if reason:
@@ -235,6 +260,8 @@ class ServerProcess:
         resend = now_s >= self.resend_at_s
         if resend:
             self.resend_at_s = now_s + RESEND_S
+        if self.early:
+            self._serve_early()
         self._do(self.state.orders(resend=resend))
         if self.arriving is not None:
             self._settle_in(self.arriving)
@@ -327,10 +354,10 @@ class ServerProcess:
                 self._load(restore)
             case MakeRoom(join):
                 self._make_room(join)
-            case SendBuckets(to, piece):
+            case SendBuckets(to):
                 assert self.store is not None
                 self._stop_sending()
-                self.sender = Sender(self.process, self.store, to, piece)
+                self.sender = Sender(self.process, self.store, to)
             case MapInForce():
                 self._remap(instruction)
             case _:
@@ -349,14 +376,26 @@ class ServerProcess:
     def _keep(self, key: Key) -> None:
         assert self.parting is not None
         part, frames = self.parting
-        if part.step and self.store is not None:
-            self.store.scripts.reached(part.position)
+        for share in self._shares() if part.step else ():
+            share.scripts.reached(part.position)
         assert self.admission is not None
-        self.tensors[key] = self.admission.gradients(part, frames)
+        parted = self.admission.gradients(part, frames)
+        moved = part.map_version < self.state.owned_since
+        self.tensors[key] = self._as_held(parted, moved=moved)
+
+    def _as_held(self, parted: Parted, *, moved: bool) -> Parted:
+        """What of a part there is room for: ``moved``: what was arriving then is our own now."""
+        if self.arriving is not None:
+            return parted
+        return Parted(parted.arriving if moved and parted.arriving is not None else parted.own)
 
     def _apply(self, keys: Sequence[Key], factor: float) -> None:
-        assert self.store is not None
-        self.store.apply([self.tensors.pop(key) for key in keys], factor)
+        parts = [self.tensors.pop(key) for key in keys]
+        if self.store is not None:
+            self.store.apply([part.own for part in parts if part.own is not None], factor)
+        if self.arriving is not None:
+            given = [part.arriving for part in parts if part.arriving is not None]
+            self.arriving.apply(given, factor)
         if self.state.synchronous:
             self.service.round_done()
 
@@ -377,7 +416,7 @@ class ServerProcess:
         state = self.state
         strange = message.epoch_no != state.epoch_no or message.inc in state.fenced
         # What is still here of a share that has moved is of the past.
-        if strange or not state.owns:
+        if strange or not state.owns or message.map_version < state.owned_since:
             self._do(state.ask_map(AskMap(epoch_no=message.epoch_no, inc=message.inc)))
             return
         assert self.store is not None
@@ -385,7 +424,6 @@ class ServerProcess:
         self.data.send(self.route[message.inc], answer, frames)
 
     def _load(self, restore: Restore) -> None:
-        owners = restore.map.owners
         me = next(i for i, s in enumerate(restore.map.servers) if s.inc == self.inc)
         places = self.process.cuts.places(restore.cut)
         manifest = manifest_of(restore, *places)
@@ -394,7 +432,7 @@ class ServerProcess:
         self.writer.start_epoch(nodes_of(restore.map), from_memory=restore.cut.in_memory)
         self.peers.meet(restore.map)
         self._do(self.state.loaded(restore, manifest.step, committed))
-        self.admission = Admission(self.state, manifest.schema, owners, me)
+        self.admission = Admission(self.state, manifest.schema, restore.map)
 
     def _start_epoch(self) -> None:
         self._wait_copied()
@@ -402,39 +440,64 @@ class ServerProcess:
         self._stop_sending()
         self.tensors.clear()
         self.asked.clear()
+        self.early.clear()
 
     # ------------------------------------------------------------------ moving buckets
 
     def _make_room(self, join: JoinServers) -> None:
         """Keep gradients from now on, and pieces of what they belong to."""
-        me = join.map.index(self.inc)
         self._start_epoch()
-        self.arriving = ArrivingShare(join.model, join.map.copies, me)
-        self.admission = Admission(self.state, join.model, join.map.copies, me)
+        self.arriving = ArrivingShare(join.model, join.map, self.inc)
+        self.admission = Admission(self.state, join.model, join.map)
 
     def _take_piece(self, peer: bytes, piece: Piece, frames: Sequence[memoryview]) -> None:
-        if self.arriving is not None:
-            self.arriving.take(piece, frames[0])
-            self.state.progress_made = self.arriving.num_bytes
+        arriving, now = self.arriving, self.state.map
+        if arriving is not None and arriving.version == piece.map.version:
+            arriving.take(piece, frames[0])
+        elif now is not None and now.version < piece.map.version:
+            return  # the entry of its map has not come here: it is sent again
         self.data.send(peer, held(piece))
 
     def _settle_in(self, arriving: ArrivingShare) -> None:
-        """The share is here: catch up with what was ordered since it was set aside."""
-        found = arriving.finished()
-        if found is None:
-            return
-        self.arriving = None
-        self.store, piece = found
-        self.peers.meet(piece.map)
-        self._do(self.state.arrived(piece))
-        self.writer.start_epoch(nodes_of(piece.map), from_memory=False)
+        """Catch up with what was ordered since the share that arrives was set aside."""
+        self.state.progress_made = arriving.progress
+        if arriving.settle() and self.state.map is None:
+            piece = arriving.piece
+            assert piece is not None
+            self.peers.meet(piece.map)
+            self._do(self.state.arrived(piece))
+            self.writer.start_epoch(nodes_of(piece.map), from_memory=False)
+        if self.state.owns:
+            arriving.catch_up()
+            if arriving.has_caught_up and self.state.caught_up != arriving.version:
+                self._do(self.state.share_is_here(arriving.version))
 
     def _remap(self, change: MapInForce) -> None:
-        self.peers.meet(change.map)
-        if not change.map.copies:
-            self._stop_sending()
+        now, admission = change.map, self.admission
+        assert admission is not None
+        self.peers.meet(now)
+        admission.meet(now)
+        if now.copies:
+            if self.state.owns and self.inc in now.receivers:
+                self.arriving = ArrivingShare(admission.schema, now, self.inc)
+            return
+        self._stop_sending()
+        moved = now.version == self.state.owned_since
+        arriving, self.arriving = self.arriving, None
+        if arriving is not None and moved:
+            self._take_over(arriving)
+        for key, parted in self.tensors.items():
+            self.tensors[key] = self._as_held(parted, moved=moved)
         if self.state.owns:
-            self.writer.set_holders(nodes_of(change.map))
+            self.writer.set_holders(nodes_of(now))
+
+    def _take_over(self, arriving: ArrivingShare) -> None:
+        """What has arrived is what this server holds from here on."""
+        former, self.store = self.store, arriving.whole()
+        if former is not None:
+            held_before = [former]
+            del former
+            free(held_before)
 
     def _stop_sending(self) -> None:
         if self.sender is not None:

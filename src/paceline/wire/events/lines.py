@@ -49,6 +49,8 @@ KnownEvent = (
     | nodes.ReplacingEvent
     | nodes.ReplacedEvent
     | nodes.NotReplacedEvent
+    | nodes.ServersChangedEvent
+    | nodes.ServersNotChangedEvent
     | nodes.MoveGivenUpEvent
     | failslow.StartUnseenEvent
     | failslow.FollowsEvent

@@ -321,8 +321,37 @@ class NotReplacedEvent(Event, frozen=True):
     """No other server takes the place of this one."""
 
 
+class ServersChangedEvent(Event, frozen=True):
+    """Servers have joined or left while training went on."""
+
+    count: int
+    """Servers now."""
+    joined: tuple[str, ...] = ()
+    left: tuple[str, ...] = ()
+
+    @property
+    def clause(self) -> str:
+        parts = [("with", self.joined), ("without", self.left)]
+        told = [f"{word} {', '.join(nodes)}" for word, nodes in parts if nodes]
+        return ", ".join([f"{self.count} now", *told])
+
+
+class ServersNotChangedEvent(Event, frozen=True):
+    """No server has joined or left, though that was ordered."""
+
+    count: int
+    """Servers as before."""
+    futile: bool = True
+    """Those that were to join could not; else a server has died meanwhile."""
+
+    @property
+    def clause(self) -> str:
+        lacks = "buckets could not move" if self.futile else "training went back to a cut meanwhile"
+        return f"still {self.count}: {lacks}; to try again, repeat `paceline scale --servers`"
+
+
 class MoveGivenUpEvent(Event, frozen=True):
-    """A server that was started to take another's place does not get that far."""
+    """A server to which buckets are to move does not get that far."""
 
     successor: str
     lacks: Literal["share", "answer"]

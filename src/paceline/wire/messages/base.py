@@ -27,7 +27,10 @@ class ServerMap(msgspec.Struct, frozen=True, kw_only=True):
     servers: tuple[Server, ...]
     owners: tuple[int, ...]
     copies: tuple[int, ...] = ()
-    """``copies[b]``: the server that bucket b is being copied to, -1: none. Empty: no copying."""
+    """``copies[b]``: the server that bucket b is being copied to, -1: none. Empty: no copying.
+
+    A server to which anything is copied will hold just that: what it keeps is copied to itself.
+    """
 
     def index(self, inc: Inc) -> int:
         """Where an incarnation stands among the servers; -1: it is none of them."""
@@ -38,6 +41,17 @@ class ServerMap(msgspec.Struct, frozen=True, kw_only=True):
         """Incarnations of the servers that own buckets, in order."""
         owning = set(self.owners)
         return tuple(server.inc for k, server in enumerate(self.servers) if k in owning)
+
+    @property
+    def ownership(self) -> tuple[Inc, ...]:
+        """By bucket, the incarnation of its owner."""
+        return tuple(self.servers[owner].inc for owner in self.owners)
+
+    @property
+    def receivers(self) -> tuple[Inc, ...]:
+        """Incarnations of the servers that buckets are being copied to, in order."""
+        copied = set(self.copies)
+        return tuple(server.inc for k, server in enumerate(self.servers) if k in copied)
 
 
 class CutRef(msgspec.Struct, frozen=True, kw_only=True):

@@ -122,6 +122,8 @@ class Pull(Message, frozen=True):
     tables: tuple[int, ...] = ()
     dense: bool = True
     also: Also = BARE
+    map_version: int = 0
+    """Of the map by which ids are cut to servers."""
 
 
 class Pulled(Message, frozen=True):
@@ -202,11 +204,11 @@ class MapIs(Message, frozen=True):
 
 
 class Piece(Message, frozen=True):
-    """old owner -> new owner: bytes of its buckets as of the copy entry, from ``offset`` on.
+    """owner -> receiver: bytes of buckets as of the copy entry, from ``offset`` on.
 
-    The buckets are packed as for a cut (``num_bytes`` in all). What else the new owner goes on from
-    comes with each piece: position, step, committed set, the last seq of each worker, and what is
-    counted in an epoch.
+    What the receiver will have of this owner is packed as for a cut (``num_bytes`` in all). All
+    else that a fresh receiver goes on from comes with each piece: position, step, committed set,
+    the last seq of each worker, and what is counted in an epoch.
     """
 
     epoch_no: EpochNo
@@ -228,7 +230,7 @@ class Piece(Message, frozen=True):
 
 
 class PieceHeld(Message, frozen=True):
-    """new owner -> old owner: the piece at ``offset`` is in memory."""
+    """receiver -> owner: the piece at ``offset`` is in memory."""
 
     epoch_no: EpochNo
     server: Inc
@@ -282,6 +284,7 @@ class Export(Message, frozen=True):
     ticket: int
     table: int
     offset: int
+    map_version: int = 0
 
 
 class Exported(Message, frozen=True):

@@ -190,14 +190,15 @@ class Restored(Message, frozen=True):
 
 
 class Joined(Message, frozen=True):
-    """joining server -> master: I keep parts; ``caught_up``: and have all buckets of my map.
+    """receiver of buckets -> master: I keep parts of what I shall hold.
 
-    ``progress`` grows as long as there is some.
+    ``caught_up`` names the version of the map whose copies are all here, with every entry so far;
+    0: not yet. ``progress`` grows as long as there is some.
     """
 
     epoch_no: EpochNo
     inc: Inc
-    caught_up: bool = False
+    caught_up: int = 0
     progress: int = 0
 
 
@@ -417,10 +418,11 @@ class TakeCut(Message, frozen=True):
 
 
 class JoinServers(Message, frozen=True):
-    """master -> one server incarnation: keep parts of this epoch until buckets come.
+    """master -> receiver of buckets: keep parts of this epoch until buckets come.
 
-    ``map`` is the one that will be asked for: it copies buckets to this server. Repeated until the
-    move is over; always answered.
+    ``map`` is the one that will be asked for: it copies buckets to this server. A server that owns
+    buckets learns of it by the order, and only answers. Repeated until the buckets have moved;
+    always answered.
     """
 
     epoch_no: EpochNo

@@ -9,6 +9,7 @@ import pytest
 from paceline.base.samples import SampleSet
 from paceline.protocol.holding.servers.moving import copying, switched
 from paceline.protocol.holding.servers.server import ServerState
+from paceline.protocol.records import MoveBegun
 from paceline.runtime.server.peers import Peers
 from paceline.runtime.server.server import ServerProcess
 from paceline.wire.messages.base import CutRef, Server, ServerMap
@@ -23,8 +24,9 @@ MAP = ServerMap(
     owners=(0, 1),
 )
 JOINER = Server(NEW, "c", "ipc:///tmp/no-c")
-COPY = copying(MAP, OTHER, JOINER)
-SWITCH = switched(COPY, OTHER, JOINER)
+BEGUN = MoveBegun(joining=(JOINER,), leaving=(OTHER,), owners=(LEADER, NEW), version=MAP.version)
+COPY = copying(MAP, BEGUN)
+SWITCH = switched(COPY, BEGUN)
 
 
 class Edge(ServerProcess):
@@ -32,9 +34,11 @@ class Edge(ServerProcess):
 
     def __init__(self, inc: int) -> None:
         self.inc, self.state = inc, ServerState(inc)
-        self.store = self.sender = self.arriving = self.admission = None
+        self.store = self.sender = self.arriving = None
+        anything: Any = SimpleNamespace(misfit=lambda *_: "", meet=lambda _: None)
+        self.admission = anything
         self.route, self.asked, self.handler_s, self.refused = {}, {}, {}, set()
-        self.aside_s = 0.0
+        self.aside_s, self.tensors, self.early = 0.0, {}, {}
         self.peers = Peers(inc, b"ab" * 32, f"server-{inc}")
         without: Any = SimpleNamespace(
             send=lambda *_: None, set_holders=lambda *_: None, start_epoch=lambda *_, **__: None
@@ -71,7 +75,7 @@ def follower() -> Iterator[Edge]:
 
 
 def pulls(edge: Edge, inc: int) -> None:
-    pull = Pull(epoch_no=1, inc=inc, ticket=1, min_step=1, tables=(0,))
+    pull = Pull(epoch_no=1, inc=inc, ticket=1, min_step=1, tables=(0,), map_version=1)
     edge.hears(inc, pull, memoryview(bytes(8)))
 
 

@@ -337,7 +337,7 @@ def test_pieces_of_an_export_hold_every_row_once_whatever_is_dropped_between_the
     push(store, *range(30))
     exporting, steady, ever = Exporting(0, 1, [5]), held(store), set[int]()
     while not exporting.done:
-        ((server, asked),) = exporting.missing(epoch_no=1, inc=9)
+        ((server, asked),) = exporting.missing(epoch_no=1, inc=9, map_version=1)
         keys, rows, more = store.piece(0, asked.offset, count)
         assert keys.size <= count
         piece = Exported(

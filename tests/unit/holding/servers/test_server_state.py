@@ -349,7 +349,7 @@ def test_parts_of_any_step_but_the_next_are_refused() -> None:
 
 def test_a_pull_waits_for_its_step() -> None:
     leader = server(LEADER, mode="bsp")
-    pull = Pull(epoch_no=1, inc=OTHER, ticket=1, min_step=1)
+    pull = Pull(epoch_no=1, inc=OTHER, ticket=1, min_step=1, map_version=1)
 
     assert leader.pull(pull) == []
     leader.part(part(1, 0, 4, step=1))
@@ -510,7 +510,7 @@ def test_a_fast_worker_waits_for_the_slowest() -> None:
     leader = server(LEADER, mode="ssp", servers=1)
 
     def pull(inc: int, clock: int) -> Pull:
-        return Pull(epoch_no=1, inc=inc, ticket=clock + 1, clock=clock)
+        return Pull(epoch_no=1, inc=inc, ticket=clock + 1, clock=clock, map_version=1)
 
     assert leader.pull(pull(WORKER, 0)) == [AnswerPull(pull(WORKER, 0))]
     assert leader.pull(pull(OTHER, 0)) == [AnswerPull(pull(OTHER, 0))]
@@ -524,9 +524,9 @@ def test_a_fast_worker_waits_for_the_slowest() -> None:
 
 def test_nobody_waits_for_a_fenced_worker() -> None:
     leader = server(LEADER, mode="ssp", servers=1)
-    leader.pull(Pull(epoch_no=1, inc=OTHER, ticket=1, clock=0))
-    leader.pull(Pull(epoch_no=1, inc=WORKER, ticket=1, clock=0))
-    waiting = Pull(epoch_no=1, inc=WORKER, ticket=2, clock=2)
+    leader.pull(Pull(epoch_no=1, inc=OTHER, ticket=1, clock=0, map_version=1))
+    leader.pull(Pull(epoch_no=1, inc=WORKER, ticket=1, clock=0, map_version=1))
+    waiting = Pull(epoch_no=1, inc=WORKER, ticket=2, clock=2, map_version=1)
     assert leader.pull(waiting) == []
 
     done = leader.fence(Fence(epoch_no=1, inc=LEADER, fenced=OTHER))

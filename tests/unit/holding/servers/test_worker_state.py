@@ -301,7 +301,7 @@ def test_a_pull_is_done_when_all_servers_answer_at_one_step() -> None:
 
     assert state.pulled(pulled(LEADER, 2, 2)) == []
     again = state.pulled(pulled(FOLLOWER, 2, 1))
-    pull = Pull(epoch_no=1, inc=INC, ticket=2, min_step=2, feed=FEED)
+    pull = Pull(epoch_no=1, inc=INC, ticket=2, min_step=2, feed=FEED, map_version=1)
     assert again == [ToServer(FOLLOWER, pull)]
     assert state.pulled(pulled(FOLLOWER, 2, 2)) == [PullDone(2)]
     assert state.leases.step == 2

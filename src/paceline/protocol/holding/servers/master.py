@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from paceline.base.numbering import NO_CUT, NO_EPOCH, START, CutNo, EpochNo, Inc, step_after
+from paceline.base.numbering import NO_CUT, NO_EPOCH, NO_INC, START, CutNo, EpochNo, Inc, step_after
 from paceline.protocol.acts import (
     Fail,
     Instruction,
@@ -18,6 +18,7 @@ from paceline.protocol.acts import (
 )
 from paceline.protocol.holding.holder import Holder
 from paceline.protocol.holding.servers.moving import Moving
+from paceline.protocol.holding.servers.placement import bucket_weights, place
 from paceline.protocol.reasons import schema_difference
 from paceline.protocol.records import (
     CutValid,
@@ -137,8 +138,7 @@ class ServerHolder(Holder):
         valid = self.core.cuts.valid[-1]
         version = self.map.version + 1 if self.map else 1
         owners = tuple(bucket % len(servers) for bucket in range(NUM_BUCKETS))
-        begun = self.moving.begun
-        not_moved = [NotMoved(begun.new.inc, futile=False)] if begun else []
+        not_moved = [NotMoved(self.moving.joining, futile=False)] if self.moving.begun else []
         record = EpochStarted(
             epoch_no=EpochNo(self.core.epoch_no + 1),
             cut=valid.cut,
@@ -358,23 +358,41 @@ class ServerHolder(Holder):
         """The servers without which a new epoch must begin."""
         return self.moving.serving(self.map) if self.map else ()
 
-    def replace(self, old: Inc, new: Server) -> list[Instruction]:
-        """Move all buckets of a server to a fresh one while training goes on.
+    def change_servers(
+        self, joining: tuple[Server, ...], leaving: tuple[Inc, ...]
+    ) -> list[Instruction]:
+        """Have buckets move to fresh servers, or off some, while training goes on.
 
         Not while servers are being restored, or without an order (``samples``): then nothing.
         """
-        if self.map is None or self.restoring or self.core.samples != "exactly-once":
+        now = self.map
+        if now is None or self.restoring or self.core.samples != "exactly-once":
             return []
-        if self.moving.begun or old not in self.map.sharers or self.map.index(new.inc) >= 0:
+        known = any(now.index(server.inc) >= 0 for server in joining)
+        if self.moving.begun or known or not set(leaving) <= set(now.sharers):
+            return []
+        owners = self._owners_after(now, tuple(server.inc for server in joining), leaving)
+        if owners == now.ownership:
             return []
         self.moving.forget()
-        begun = MoveBegun(old=old, new=new, version=self.map.version)
+        begun = MoveBegun(joining=joining, leaving=leaving, owners=owners, version=now.version)
         return [self.core.record(begun), *self._ask_move()]
 
+    def _owners_after(
+        self, now: ServerMap, joining: tuple[Inc, ...], leaving: tuple[Inc, ...]
+    ) -> tuple[Inc, ...]:
+        """By bucket; a server that only replaces another takes what that has, and no more."""
+        takes = dict(zip(leaving, joining, strict=False))
+        owners = tuple(takes.get(inc, inc) for inc in now.ownership)
+        if len(joining) == len(leaving):
+            return owners
+        staying = tuple(inc for inc in now.sharers if inc not in leaving)
+        weights = bucket_weights(self.core.model) if self.core.model is not None else ()
+        return place(owners, (*staying, *joining), weights)
+
     def joiner_lost(self, inc: Inc) -> list[Instruction]:
-        """The new server is dead: as a server if the buckets are its own already."""
-        begun = self.moving.begun
-        if begun is None or begun.new.inc != inc:
+        """A fresh server is dead: as a server if buckets are its own already."""
+        if inc not in self.moving.joining:
             return []
         self.moving.lost = True
         return self.give_up_move()
@@ -405,27 +423,28 @@ class ServerHolder(Holder):
             return []
         if not self.moving.is_over(now, cut_under_way=self.core.cuts.under_way):
             return self._ask_move()
-        moved = self.moving.has_switched(now)
-        old, new = begun.old, begun.new.inc
-        end = Moved(old, new) if moved else NotMoved(new, futile=True)
+        joining, moved = self.moving.joining, self.moving.has_switched(now)
+        end = Moved(joining, begun.leaving) if moved else NotMoved(joining, futile=True)
         return [self.core.record(MoveEnded()), end]
 
     def _ask_move(self) -> list[Instruction]:
-        begun, now = self.moving.begun, self.map
-        if begun is None or now is None or self.core.model is None:
+        now = self.map
+        if now is None or self.core.model is None:
             return []
         asked: list[Instruction] = []
-        joining = self.moving.joining_map(now)
-        if joining is not None:
+        receiving = self.moving.receiving_map(now)
+        if receiving is not None:
             join = JoinServers(
                 epoch_no=self.core.epoch_no,
-                inc=begun.new.inc,
-                map=joining,
+                inc=NO_INC,
+                map=receiving,
                 model=self.core.model,
                 mode=self.core.mode,
                 staleness=self.staleness,
             )
-            asked.append(Send(join.inc, join))
+            asked += [
+                Send(inc, msgspec.structs.replace(join, inc=inc)) for inc in receiving.receivers
+            ]
         wanted = self.moving.wanted_map(now)
         if wanted is not None:
             leader = now.servers[0].inc

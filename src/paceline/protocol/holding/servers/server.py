@@ -93,9 +93,13 @@ class ServerState:
         self.map_position = NO_ENTRY
         #: The version of the last map that copies: what was sent under an older one is void.
         self.barrier = 0
+        #: The version of the map since which buckets are where they are now.
+        self.owned_since = 0
+        #: The version of the map whose copies the edge has, with all entries so far.
+        self.caught_up = 0
         #: The buckets have come, and entries after them are still to be applied.
         self.behind = False
-        #: Of the buckets that are on their way: what the edge has of them, in its own unit.
+        #: Of the buckets that are on their way here: what the edge has of them, in its own unit.
         self.progress_made = 0
         self.mode = ""
         self.exactly_once = True
@@ -172,6 +176,7 @@ class ServerState:
             return []
         self._reset()
         self.epoch_no, self.map = message.epoch_no, message.map
+        self.owned_since = message.map.version
         self.mode, self.waiting = message.mode, WaitingPulls(message.staleness)
         self.exactly_once = message.samples == "exactly-once"
         self.contents = ServerContents(self.inc, step, committed)
@@ -197,6 +202,8 @@ class ServerState:
         held = Reply(inc, Held(epoch_no=self.epoch_no, server=self.inc, inc=inc, seq=message.seq))
         if message.map_version < self.barrier or self.has_left:
             return self._tell_map(inc)
+        if self._is_ahead(message.map_version):
+            return []
         if self.contents.is_known(message):
             return [held]
         # One that is not pulled from may be behind the workers.
@@ -204,6 +211,10 @@ class ServerState:
             return self._refuse(inc)
         self.contents.parts[key] = message
         return [Keep(key), held]
+
+    def _is_ahead(self, map_version: int) -> bool:
+        """Whether a worker has heard of a map that is not in force here yet; it says so again."""
+        return self.map is not None and map_version > self.map.version
 
     def _apply_unordered(self, message: Part) -> list[Instruction]:
         """At-least-once and at-most-once: in the order of arrival, each contribution once.
@@ -420,20 +431,12 @@ class ServerState:
 
     def progress(self) -> Committed:
         """Leader: what is in the model now."""
-        return Committed(
-            epoch_no=self.epoch_no,
-            inc=self.inc,
-            step=self.contents.step,
-            committed=self.contents.committed.spans(),
-            allow=self.readiness.newest,
-            short_steps=self.contents.short_steps,
-            left_out=self.contents.left_out,
-        )
+        return self.contents.committed_now(self.epoch_no, self.readiness.newest)
 
     # ------------------------------------------------------------------ the map
 
     def join(self, message: JoinServers) -> list[Instruction]:
-        """Keep parts of this epoch from now on; the buckets come later."""
+        """Keep parts of this epoch from now on; the buckets come later. Owners only answer."""
         if message.inc != self.inc or message.epoch_no < self.epoch_no:
             return []
         if message.epoch_no == self.epoch_no:
@@ -445,22 +448,30 @@ class ServerState:
         return [MakeRoom(message), ToMaster(self._joined())]
 
     def _joined(self) -> Joined:
-        caught_up = self.map is not None and not self.behind
         return Joined(
             epoch_no=self.epoch_no,
             inc=self.inc,
-            caught_up=caught_up,
-            progress=self.progress_made + self.contents.position,
+            caught_up=0 if self.behind else self.caught_up,
+            # An owner's position grows whatever comes of the buckets.
+            progress=self.progress_made + (0 if self.owns else self.contents.position),
         )
 
     def arrived(self, piece: Piece) -> list[Instruction]:
-        """The buckets are here as of the copy entry; `advance` goes on from there."""
+        """The buckets are here as of the copy entry; `advance` goes on from there.
+
+        A server that owns buckets is past that entry: it calls `share_is_here` when these are, too.
+        """
         if piece.epoch_no != self.epoch_no or self.map is not None:
             return []
         self.map, self.map_position = piece.map, piece.position
         self.contents.take(piece)
-        self.last_cut, self.behind = piece.last_cut, True
+        self.last_cut, self.behind, self.caught_up = piece.last_cut, True, piece.map.version
         return []
+
+    def share_is_here(self, version: int) -> list[Instruction]:
+        """The edge has what that map copies here, with every entry so far."""
+        self.caught_up = version
+        return [ToMaster(self._joined())]
 
     def change_map(self, message: ChangeMap) -> list[Instruction]:
         """Leader: order the map that follows the present one; whatever came: which one it is."""
@@ -516,6 +527,8 @@ class ServerState:
         waiting = set(self.waiting.pulls)
         known = waiting | set(contents.last_seq) | {inc for inc, _ in contents.parts}
         self.map, self.map_position = entry.map, contents.position
+        if entry.map.ownership != former.ownership:
+            self.owned_since = entry.map.version
         done: list[Instruction] = [MapInForce(entry.map)]
         if entry.map.copies:
             self.barrier = entry.map.version
@@ -529,36 +542,18 @@ class ServerState:
             self._take_over(entry)
         if led or self.leads:
             self._set_followers(former)
-        if not self.owns:
-            self.waiting.pulls.clear()
+        self.waiting.drop(lambda pull: not self.owns or self._is_astray(pull))
         told = (known if led or self.leads else waiting) - set(self.fenced)
         return [*done, *(one for inc in sorted(told) for one in self._tell_map(inc))]
 
     def _send_buckets(self, now: ServerMap) -> list[Instruction]:
-        """Old owner: what goes to whom. A receiver has all of its buckets from one owner."""
+        """Owner: what goes to whom, perhaps to itself."""
         me = now.index(self.inc)
         targets = {to for owner, to in zip(now.owners, now.copies, strict=True) if owner == me}
-        return [
-            SendBuckets(now.servers[to], self._piece(now, now.servers[to].inc))
-            for to in sorted(targets - {-1})
-        ]
-
-    def _piece(self, now: ServerMap, to: Inc) -> Piece:
-        contents = self.contents
-        return Piece(
-            epoch_no=self.epoch_no,
-            server=self.inc,
-            inc=to,
-            map=now,
-            position=contents.position,
-            step=contents.step,
-            committed=contents.committed.spans(),
-            last_seq=tuple(sorted(contents.last_seq.items())),
-            last_cut=self.last_cut,
-            applied=contents.applied,
-            short_steps=contents.short_steps,
-            left_out=contents.left_out,
-        )
+        receivers = [now.servers[to] for to in sorted(targets - {-1})]
+        ids, piece = (self.epoch_no, now, self.last_cut), self.contents.piece
+        to = tuple((server, piece(server.inc, *ids)) for server in receivers)
+        return [SendBuckets(to)] if to else []
 
     def _take_over(self, entry: Remap) -> None:
         """Lead from this entry on."""
@@ -584,10 +579,16 @@ class ServerState:
             return self._refuse(message.inc)
         if message.inc in self.fenced:
             return self._refuse(message.inc, fenced=True)
-        if not self.owns:
+        if not self.owns or self._is_astray(message):
             return self._tell_map(message.inc)
+        if self._is_ahead(message.map_version):
+            return []
         self.waiting.add(message, bounded=self.mode == "ssp" and self.leads)
         return self._answer_waiting()
+
+    def _is_astray(self, pull: Pull) -> bool:
+        """Whether the worker asks for what has another owner, or is another server's, by now."""
+        return bool(pull.dense or pull.tables) and pull.map_version < self.owned_since
 
     def next_slice(self, feed: Feed | None) -> Slice:
         """BSP: what the next step consists of, which is a function of what is in the model."""

@@ -65,21 +65,20 @@ class Load(msgspec.Struct, frozen=True):
 
 
 class MakeRoom(msgspec.Struct, frozen=True):
-    """Get ready for parts and pieces of the buckets that this map copies here."""
+    """Get ready, as a fresh server, for parts and pieces of what this map copies here."""
 
     join: JoinServers
 
 
 class SendBuckets(msgspec.Struct, frozen=True):
-    """Set all buckets aside as they are now, and send them until the receiver has them."""
+    """Set all buckets aside as they are now, and send them until the receivers have them."""
 
-    to: Server
-    piece: Piece
-    """What goes with each piece."""
+    to: tuple[tuple[Server, Piece], ...]
+    """Each receiver, and what goes with each piece."""
 
 
 class MapInForce(msgspec.Struct, frozen=True):
-    """This map is in force: what it does not copy is not sent any more, what it moved is gone."""
+    """This map is in force: keep what it copies here, drop what it does not give to this server."""
 
     map: ServerMap
 

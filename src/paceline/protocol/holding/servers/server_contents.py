@@ -3,11 +3,13 @@
 from collections.abc import Iterable
 
 from paceline.base.errors import InternalError
-from paceline.base.numbering import NO_ENTRY, START, EntryNo, Inc, StepNo
+from paceline.base.numbering import NO_ENTRY, START, CutNo, EntryNo, EpochNo, Inc, StepNo
 from paceline.base.samples import SampleSet
 from paceline.protocol.holding.servers.agreeing import missing
 from paceline.protocol.holding.servers.server_acts import Key
+from paceline.wire.messages.base import ServerMap
 from paceline.wire.messages.data import Part, Piece
+from paceline.wire.messages.node import Committed
 from paceline.wire.messages.order import Update
 
 
@@ -39,6 +41,35 @@ class ServerContents:
     def next_position(self) -> EntryNo:
         """Where the entry is that is applied next."""
         return EntryNo(self.position + 1)
+
+    def committed_now(self, epoch_no: EpochNo, allow: int) -> Committed:
+        """Return the leader's word; ``allow``: the newest allowance that it knows."""
+        return Committed(
+            epoch_no=epoch_no,
+            inc=self.inc,
+            step=self.step,
+            committed=self.committed.spans(),
+            allow=allow,
+            short_steps=self.short_steps,
+            left_out=self.left_out,
+        )
+
+    def piece(self, to: Inc, epoch_no: EpochNo, now: ServerMap, last_cut: CutNo) -> Piece:
+        """Return what goes with buckets that are set aside now: see `take`."""
+        return Piece(
+            epoch_no=epoch_no,
+            server=self.inc,
+            inc=to,
+            map=now,
+            position=self.position,
+            step=self.step,
+            committed=self.committed.spans(),
+            last_seq=tuple(sorted(self.last_seq.items())),
+            last_cut=last_cut,
+            applied=self.applied,
+            short_steps=self.short_steps,
+            left_out=self.left_out,
+        )
 
     def take(self, piece: Piece) -> None:
         """Become what an owner had as it set buckets aside; what is held here stays."""

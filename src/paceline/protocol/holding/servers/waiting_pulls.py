@@ -1,5 +1,7 @@
 """Pulls that wait at a server: for a step (BSP), or for slower workers (SSP)."""
 
+from collections.abc import Callable
+
 from paceline.base.numbering import Inc, StepNo
 from paceline.wire.messages.data import Pull
 
@@ -53,6 +55,10 @@ class WaitingPulls:
         """Wait neither for this worker nor with its pull."""
         self.clocks.pop(inc, None)
         self.pulls.pop(inc, None)
+
+    def drop(self, unwanted: Callable[[Pull], bool]) -> None:
+        """Answer no pull that is ``unwanted``."""
+        self.pulls = {inc: pull for inc, pull in self.pulls.items() if not unwanted(pull)}
 
     def told(self) -> Clocks:
         """What a next leader goes on from."""

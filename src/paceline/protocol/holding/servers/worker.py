@@ -67,6 +67,8 @@ class WorkerState:
         #: Incarnations of the map's servers, the leader first; of those that answer pulls.
         self.servers: list[Inc] = []
         self.owners: tuple[Inc, ...] = ()
+        #: By bucket, who answers for it.
+        self.ownership: tuple[Inc, ...] = ()
         self._reset()
 
     def _reset(self) -> None:
@@ -102,7 +104,7 @@ class WorkerState:
     def _set_map(self, server_map: ServerMap) -> None:
         self.map = server_map
         self.servers = [server.inc for server in server_map.servers]
-        self.owners = server_map.sharers
+        self.owners, self.ownership = server_map.sharers, server_map.ownership
         self.leases.map_version = server_map.version
 
     def grant(self, message: Grant) -> list[Instruction]:
@@ -259,19 +261,21 @@ class WorkerState:
         return [*done, *self._offer_again(message.barrier), *self._ready()]
 
     def _change_map(self, server_map: ServerMap) -> list[Instruction]:
-        pulled_from, leader = self.owners, self.servers[0]
+        pulled_from, leader = self.ownership, self.servers[0]
         self._set_map(server_map)
         for offer in self.offers.values():
             offer.not_held_by &= set(self.servers)
             offer.ready_sent &= leader == self.servers[0]
         if self.pulling is None:
-            watch = self.watching if leader != self.servers[0] else None
+            watch = self.watching if leader != self.servers[0] else None  # it reads no tensors
             return [Remapped(None), *([ToServer(self.servers[0], watch)] if watch else [])]
-        if self.owners == pulled_from:
+        if self.ownership == pulled_from:
             return [Remapped(None)]
         self.ticket += 1
         self.answers = {}
-        self.pulling = msgspec.structs.replace(self.pulling, ticket=self.ticket)
+        self.pulling = msgspec.structs.replace(
+            self.pulling, ticket=self.ticket, map_version=server_map.version
+        )
         return [Remapped(self.pulling)]
 
     def _offer_again(self, barrier: int) -> list[Instruction]:
@@ -305,6 +309,7 @@ class WorkerState:
             tables=tables,
             dense=dense,
             also=also,
+            map_version=self.leases.map_version,
         )
         return [ToServer(server, self.pulling) for server in self.owners]
 

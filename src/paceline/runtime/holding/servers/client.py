@@ -15,7 +15,7 @@ from paceline.base.samples import SampleSet, num_samples
 from paceline.runtime.data.growth import Growth
 from paceline.runtime.data.work import Array, StepTimes, Work
 from paceline.runtime.holding.servers.links import CheckedEdge
-from paceline.runtime.holding.servers.partition import Contribution, Split
+from paceline.runtime.holding.servers.partition import Contribution
 from paceline.runtime.holding.servers.port import Ids, Initial, PulledModel
 from paceline.runtime.holding.servers.pulling import Pulling
 from paceline.runtime.process import Process, Stopped
@@ -146,7 +146,7 @@ class ServerTrainer(CheckedEdge):
             ahead = max(0, work.step - 1 - self.leases.step) if work.step else 0
             if self.spec.mode == "ssp" and work not in self._works.in_hand:
                 ahead = 1
-            self._pulling = Pulling(work, Split(self.partition, ids), self.state.ticket + 1)
+            self._pulling = Pulling(work, self.partition.split(ids), self.state.ticket + 1)
             dense = not work.step or work.step != self._loaded_step
             also = Also(work.feed)
             self._do(self.state.start_pull(tuple(ids), also, dense=dense, ahead=ahead))
@@ -212,7 +212,7 @@ class ServerTrainer(CheckedEdge):
             while pulling is None or pulling.result is None:
                 self._until(lambda: self.partition is not None)
                 assert self.partition is not None
-                split = Split(self.partition, ids)
+                split = self.partition.split(ids)
                 self._pulling = pulling = Pulling(None, split, self.state.ticket + 1)
                 self._do(self.state.start_pull(tuple(ids), also, dense=dense))
                 self._until(lambda: self._pulling is not pulling or pulling.result is not None)  # noqa: B023

@@ -30,7 +30,7 @@ from paceline.runtime.evaluation_results import EvaluationResults
 from paceline.runtime.exchange import Exchange
 from paceline.runtime.holding.servers.exports import Exports
 from paceline.runtime.holding.servers.initial import InitialWriter
-from paceline.runtime.holding.servers.partition import Contribution, Partition, Split
+from paceline.runtime.holding.servers.partition import Contribution, Partition
 from paceline.runtime.holding.servers.pulling import Pulling, Pushed
 from paceline.runtime.holding.servers.works import Works
 from paceline.runtime.process import Fenced, Process, Stopped
@@ -228,8 +228,8 @@ class WorkerEdge:
         servers: Sequence[int] = self.state.servers
         data, pulling = self._exchange.data, self._pulling
         if isinstance(message, Part):
-            kept, index = self._contributions[message.seq], servers.index(server)
-            self._exchange.leave(lambda: data.send(server, kept.header(), kept.frames(index)))
+            kept = self._contributions[message.seq]
+            self._exchange.leave(lambda: data.send(server, kept.header(), kept.frames(server)))
         elif isinstance(message, Pull) and pulling and pulling.ticket == message.ticket:
             ids, index = pulling.split, servers.index(server)
             self._exchange.leave(lambda: data.send(server, message, ids.ids_of(index)))
@@ -295,7 +295,7 @@ class WorkerEdge:
         if pull is None:
             return
         if self._pulling is not None and not self._pulling.done_s:
-            self._pulling.ask_again(Split(self.partition, self._pulling.split.ids), pull.ticket)
+            self._pulling.ask_again(self.partition.split(self._pulling.split.ids), pull.ticket)
         for server in self.state.owners:
             self._send(server, pull)
 

@@ -28,7 +28,7 @@ class Exporting:
         """Whether every server has sent all."""
         return not self._offsets
 
-    def missing(self, epoch_no: EpochNo, inc: Inc) -> list[tuple[int, Export]]:
+    def missing(self, epoch_no: EpochNo, inc: Inc, map_version: int) -> list[tuple[int, Export]]:
         """What to ask of whom now."""
         return [
             (
@@ -39,6 +39,7 @@ class Exporting:
                     ticket=self.ticket,
                     table=self.table,
                     offset=offset,
+                    map_version=map_version,
                 ),
             )
             for server, offset in self._offsets.items()
@@ -75,21 +76,23 @@ class Exports:
         """All keys of a table and their rows; begins again when other servers hold it."""
         while True:
             self._until(lambda: self._state.map is not None)
-            owners = self._state.owners
+            ownership = self._state.ownership
             self._count += 1
-            self._exporting = exporting = Exporting(table, self._count, owners)
+            self._exporting = exporting = Exporting(table, self._count, self._state.owners)
             self._until(
-                lambda: self._state.owners != owners or exporting.done,  # noqa: B023
+                lambda: self._state.ownership != ownership or exporting.done,  # noqa: B023
                 ask=self._ask,
             )
             self._exporting = None
-            if self._state.owners == owners:
+            if self._state.ownership == ownership:
                 return exporting.whole(dim)
 
     def _ask(self, only: int | None = None) -> Iterable[NodeUp]:
         """Ask servers for what is missing; there is nothing to tell the master."""
         if self._exporting is not None:
-            for server, message in self._exporting.missing(self._state.epoch_no, self._state.inc):
+            state = self._state
+            version = state.map.version if state.map is not None else 0
+            for server, message in self._exporting.missing(state.epoch_no, state.inc, version):
                 if only in (None, server):
                     self._send(server, message)
         return ()
