@@ -163,6 +163,9 @@ class NodeUse(msgspec.Struct, frozen=True, kw_only=True):
     granted_bytes: int = 0
     """0: no limit."""
     used_bytes: int | None = None
+    """The most of the newest looks."""
+    base_bytes: int | None = None
+    """Of a server: what it used before its tables had rows."""
     samples_per_s: float | None = None
     """Of a worker."""
     batch_s: float | None = None

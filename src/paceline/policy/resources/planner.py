@@ -7,6 +7,7 @@ A policy of a user derives from `ResourcePolicy`, and is found by an entry point
 import msgspec
 
 from paceline.policy.resources.history import SizingHistory
+from paceline.policy.resources.memory_forecast import memory_plan
 from paceline.policy.resources.observation import ResourceObservation
 from paceline.policy.resources.plan import Hold, ResourcePlan
 
@@ -28,5 +29,4 @@ class ResourcePolicy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 
         Unlike `decide` it is asked at each observation while no change is under way.
         """
-        del seen, history
-        return None
+        return memory_plan(seen, history)

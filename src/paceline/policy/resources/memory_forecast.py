@@ -1,0 +1,268 @@
+"""Servers whose tables grow: what they will need, and whether more is due before they run out.
+
+Rows follow Heaps' law, rows = K * samples^b, with b of the newest half of what was seen. That tells
+the need at the job's last sample. Streams drift and have bursts, which no fit of their beginning
+can tell. So a cure is due as late as it is still safe: when the limit would be reached before half
+as many samples again are done, or, at three times the fastest growth of the newest samples, before
+the cure takes effect, or when little is left of it.
+
+Reference: DLRover-RM section 5.3 (memory until the job completes, scaled first). The paper does not
+say how it forecasts.
+"""
+
+import math
+from collections.abc import Iterator, Sequence
+
+import msgspec
+from msgspec.structs import replace
+
+from paceline.policy.resources.history import SizingHistory
+from paceline.policy.resources.observation import (
+    JobSize,
+    ResourceObservation,
+    RowsSeen,
+    TableRows,
+)
+from paceline.policy.resources.plan import ResourcePlan
+
+AHEAD = 0.5
+"""Samples, as a part of those done, for which the limit must still do."""
+PEAK = 3.0
+"""Times the fastest growth seen recently, for the time that a cure takes."""
+RECENT = (0.0, 0.02, 0.05)
+"""Parts of the samples done over which growth is measured; 0: since the last look."""
+RESERVE = 0.06
+"""Part of a limit that is never planned with."""
+MARGIN = 0.25
+"""Part of what a server will need at its end that it gets on top."""
+LEADS = 2.0
+"""Times the lead of a cure that is kept free."""
+LEAD_S = 5.0
+"""That a cure takes at least, as long as none was measured."""
+STEP_BYTES = 1 << 20
+"""Limits are whole multiples of it."""
+KEY_BYTES = 64
+"""Of a row, for its key: up to 47 bytes of the hash table, 8 for the key, 8 for its last use."""
+FIRST_ROWS = 1024
+"""A table has room for so many rows at first, and then for twice as many each time."""
+MOST_COPIES = 4.0
+UNKNOWN_COPIES = 1.5
+"""Bytes that a server takes for each byte of its tables, cuts in memory included: at most, and as
+long as its tables are too small to tell."""
+
+
+class ServerMemory(msgspec.Struct, frozen=True, kw_only=True):
+    """What one server has of memory, and uses."""
+
+    node: str
+    limit_bytes: int
+    used_bytes: int
+    """The most of the newest looks."""
+    base_bytes: int
+    """Used before its tables had rows."""
+
+
+class JobAhead(msgspec.Struct, frozen=True, kw_only=True):
+    """What is left of a job, as far as memory is concerned."""
+
+    done: int
+    """Samples."""
+    last: int | None
+    """The number of the last sample that can bring new rows; None: not known."""
+    lead: float
+    """Samples that are done until a cure takes effect."""
+    servers: int
+    tables: tuple[TableRows, ...]
+    """Those that grow, over all servers."""
+
+
+class MemoryForecast(msgspec.Struct, frozen=True, kw_only=True):
+    """What one server will need."""
+
+    node: str
+    limit_bytes: int
+    used_bytes: int
+    near_bytes: int
+    """With `AHEAD` as many samples again, or at the fastest growth until a cure takes effect."""
+    end_bytes: int | None
+    """At the job's last sample; None: it is not known."""
+
+    @property
+    def is_due(self) -> bool:
+        """Whether it needs a cure now."""
+        return max(self.near_bytes, self.used_bytes / (1.0 - RESERVE)) > self.limit_bytes
+
+    @property
+    def wanted_bytes(self) -> int:
+        """The limit with which it has enough, for long if the end is not known."""
+        need = self.end_bytes if self.end_bytes is not None else 2 * self.near_bytes
+        return math.ceil(max(need, self.near_bytes) * (1.0 + MARGIN))
+
+
+# --------------------------------------------------------------------------- rows
+
+
+def rows_at(seen: Sequence[RowsSeen], samples: float) -> float:
+    """Return the rows of a table at a later sample, by Heaps' law through the newest point."""
+    newest = seen[-1]
+    if not newest.rows or samples <= newest.samples:
+        return float(newest.rows)
+    half = [one for one in seen if one.samples >= newest.samples / 2 and one.rows and one.samples]
+    times = [math.log(one.samples / newest.samples) for one in half]
+    grown = [math.log(one.rows / newest.rows) for one in half]
+    square = sum(time * time for time in times)
+    slope = sum(time * rows for time, rows in zip(times, grown, strict=True)) / (square or 1.0)
+    # With one point alone nothing is known of the slope: then each sample brings as much again.
+    slope = min(max(slope, 0.0), 1.0) if square else 1.0
+    return newest.rows * math.pow(samples / newest.samples, slope)
+
+
+def rows_soon(seen: Sequence[RowsSeen], samples: float) -> float:
+    """Return the most rows that a table is expected to gain in so many further samples."""
+    newest = seen[-1]
+    fastest = 0.0
+    for part in RECENT:
+        before = [one for one in seen[:-1] if one.samples <= newest.samples * (1.0 - part)]
+        if before and before[-1].samples < newest.samples:
+            since = newest.samples - before[-1].samples
+            fastest = max(fastest, (newest.rows - before[-1].rows) / since)
+    return PEAK * fastest * samples
+
+
+# --------------------------------------------------------------------------- bytes
+
+
+def forecast(server: ServerMemory, ahead: JobAhead) -> MemoryForecast:
+    """Say what a server will need; each has its even share of all rows."""
+    copies = _copies(server, ahead)
+    left = math.inf if ahead.last is None else max(0, ahead.last - ahead.done)
+    near = ahead.done + min(AHEAD * ahead.done, left)
+    soon = min(LEADS * ahead.lead, left)
+    grows = sum(_growth_bytes(table, near, ahead.servers) for table in ahead.tables)
+    bursts = sum(
+        rows_soon(table.seen, soon) / ahead.servers * _row_bytes(table)
+        for table in ahead.tables
+        if table.seen
+    )
+    end = None
+    if ahead.last is not None:
+        to_end = sum(_growth_bytes(table, ahead.last, ahead.servers) for table in ahead.tables)
+        end = math.ceil(server.used_bytes + copies * to_end)
+    return MemoryForecast(
+        node=server.node,
+        limit_bytes=server.limit_bytes,
+        used_bytes=server.used_bytes,
+        near_bytes=math.ceil(server.used_bytes + copies * max(grows, bursts)),
+        end_bytes=end,
+    )
+
+
+def _row_bytes(table: TableRows) -> int:
+    return table.row_bytes + KEY_BYTES
+
+
+def _copies(server: ServerMemory, ahead: JobAhead) -> float:
+    """Return what a server takes for each byte of its tables."""
+    held = sum(
+        table.seen[-1].rows / ahead.servers * _row_bytes(table)
+        for table in ahead.tables
+        if table.seen
+    )
+    if held < server.base_bytes / 8:
+        return UNKNOWN_COPIES
+    return min(max((server.used_bytes - server.base_bytes) / held, 1.0), MOST_COPIES)
+
+
+def _growth_bytes(table: TableRows, samples: float, servers: int) -> float:
+    """Return what a table takes more at a later sample, while it is copied to a larger place."""
+    if not table.seen:
+        return 0.0
+    now = table.seen[-1].rows / servers
+    then = rows_at(table.seen, samples) / servers
+    room = FIRST_ROWS * 2.0 ** max(0, math.ceil(math.log2(max(now, 1.0) / FIRST_ROWS)))
+    if then <= room:
+        return (then - now) * _row_bytes(table)
+    # It doubles, the last time with so many rows, of which there are two copies at that moment.
+    last_full = room * 2.0 ** math.floor(math.log2(then / room))
+    return (max(then, 2.0 * last_full) - now) * _row_bytes(table)
+
+
+# --------------------------------------------------------------------------- the cure
+
+
+def memory_plan(seen: ResourceObservation, history: SizingHistory) -> ResourcePlan | None:
+    """Plan more memory for the servers of a job, or more servers, before one of them runs out.
+
+    Args:
+        seen: the job.
+        history: of its sizes; what did not work out recently is not planned again.
+
+    Returns:
+        The plan; None: nothing is due, or nothing more is within the bounds.
+    """
+    due = [one for one in forecasts(seen) if one.is_due]
+    if not due:
+        return None
+    rate = _rate(seen)
+    wanted = max(one.wanted_bytes for one in due)
+    for target in _cures(seen, wanted):
+        if seen.bounds.excess(target, seen.prices) or target == seen.size:
+            continue
+        if history.avoids(target, seen.now_s) is None:
+            return ResourcePlan(
+                target=target,
+                aim="safe",
+                relieves="memory",
+                present_per_s=rate,
+                expected_per_s=rate,
+                cost_s=seen.stall_s(target),
+                cost_per_hour=target.cost(seen.prices) - seen.size.cost(seen.prices),
+            )
+    return None
+
+
+def forecasts(seen: ResourceObservation) -> list[MemoryForecast]:
+    """Forecast the memory of each server that has a limit."""
+    lead_s = max(seen.transition_s(replace(seen.size, server_memory=0)), LEAD_S)
+    ahead = JobAhead(
+        done=seen.samples_done,
+        last=seen.samples_total,
+        lead=lead_s * _rate(seen),
+        servers=max(1, seen.size.servers),
+        tables=seen.model.tables,
+    )
+    return [
+        forecast(
+            ServerMemory(
+                node=node.node,
+                limit_bytes=node.granted_bytes,
+                used_bytes=node.used_bytes,
+                base_bytes=node.base_bytes or 0,
+            ),
+            ahead,
+        )
+        for node in seen.of_role("server")
+        if node.granted_bytes and node.used_bytes is not None
+    ]
+
+
+def _cures(seen: ResourceObservation, wanted: int) -> Iterator[JobSize]:
+    """Yield sizes that would do, the one that moves least first; then those that help a while."""
+    size, most = seen.size, seen.bounds.max_node_bytes
+    if most is None or wanted <= most:
+        yield replace(size, server_memory=_whole(wanted))
+    spread = math.ceil(size.servers * wanted / (most or size.server_memory))
+    yield replace(
+        size, servers=max(spread, size.servers + 1), server_memory=most or size.server_memory
+    )
+    yield replace(size, servers=size.servers + 1)
+    if most is not None and most > size.server_memory:
+        yield replace(size, server_memory=most)
+
+
+def _whole(num_bytes: int) -> int:
+    return -(-num_bytes // STEP_BYTES) * STEP_BYTES
+
+
+def _rate(seen: ResourceObservation) -> float:
+    return sum(one.samples_per_s or 0.0 for one in seen.of_role("worker"))
