@@ -24,7 +24,7 @@ from paceline.base.errors import PacelineError
 from paceline.base.jobdir import JobDir
 from paceline.base.processes import kill_quietly
 from paceline.jobs.launch import ask
-from paceline.wire.client import Done, JobStatus, Replace
+from paceline.wire.client import Done, JobStatus, Replace, Scale
 from paceline.wire.spec import load
 
 SYS_PIDFD_GETFD = 438
@@ -38,6 +38,8 @@ LOST_AFTER_S = 1.0
 """What chaos jobs set as the time after which a silent node counts as unreachable."""
 SILENCE_S = 2.0
 ROLES = ("worker", "server", "agent", "master", "supervisor")
+MOST_SERVERS = 4
+"""To which a job is scaled, or one more if it has as many."""
 SURROUNDINGS = ("link", "disk")
 """What a job needs and is no process."""
 OWN_NETWORK = "CHAOS_OWN_NETWORK"
@@ -122,11 +124,11 @@ def plan(
 
 
 def moves(seed: int, *, num_samples: int, count: int) -> list[Fault]:
-    """Replacements of servers while the rest of a plan goes on; a pure function as `plan`."""
+    """Servers come, go and are replaced while the rest of a plan goes on; pure, as `plan`."""
     rng = random.Random(f"moves {seed}")
     return [
         Fault(
-            kind="replace",
+            kind=rng.choice(("replace", "scale", "scale")),
             role="server",
             index=rng.randrange(8),
             at_committed=rng.randrange(num_samples // 20, num_samples // 2),
@@ -296,6 +298,8 @@ class Injector:
             return (lambda: None) if cut_connections(pid) else None
         elif fault.kind == "replace":
             return (lambda: None) if self._replace(pid, status) else None
+        elif fault.kind == "scale":
+            return (lambda: None) if self._scale(1 + fault.index % MOST_SERVERS, status) else None
         elif fault.kind == "delay":
             paced = pace_connections(pid, TRICKLE[fault.role])
             return (lambda: unpace_quietly(pid)) if paced else None
@@ -322,6 +326,14 @@ class Injector:
             if node.role == "worker" and node.pid:
                 kill_quietly(node.pid)
         return lambda: None
+
+    def _scale(self, count: int, status: JobStatus) -> bool:
+        """Have the master change the number of servers; False: it does not answer."""
+        present = sum(node.role == "server" for node in status.nodes)
+        count += count == present
+        with contextlib.suppress(PacelineError, OSError):
+            return isinstance(ask(self.job, Scale(servers=count), timeout_s=1.0), Done)
+        return False
 
     def _replace(self, pid: int, status: JobStatus) -> bool:
         """Have the master replace a server; False: it does not answer. It may refuse."""

@@ -32,7 +32,7 @@ from paceline.protocol.samples.plans import Plans
 from paceline.protocol.samples.step_leases import StepLeases
 from paceline.protocol.training import MasterState
 from paceline.wire.messages.base import ServerMap
-from paceline.wire.messages.data import Held, Part, Piece, Ready
+from paceline.wire.messages.data import Held, Part, Piece, Pull, Ready
 from paceline.wire.messages.feeds import Feed, Slice
 from paceline.wire.messages.node import (
     Committed,
@@ -232,6 +232,26 @@ class SnapshotTooLate(ServerState):
 
     def arrived(self, piece: Piece) -> list[ps.Instruction]:
         return super().arrived(msgspec.structs.replace(piece, position=piece.position - 1))
+
+
+class AnswersWhatMoved(ServerState):
+    """Answers pulls that were cut by a map under which other servers had its buckets."""
+
+    def _is_astray(self, pull: Pull) -> bool:
+        return False
+
+
+class TakesPartsByAnyMap(ServerState):
+    """Keeps, at a copy entry, parts that have nothing of the buckets that come."""
+
+    def _remap(self, entry: Remap) -> list[ps.Instruction]:
+        barrier = self.barrier
+        done = super()._remap(entry)
+        self.barrier = barrier
+        return done
+
+    def _forget(self, keys: Iterable[ps.Key]) -> list[ps.Instruction]:
+        return []
 
 
 class FenceIgnored(ServerState):
@@ -479,6 +499,23 @@ class SwitchingMaster(ServerHolder):
     def __init__(self, **arguments: Any) -> None:
         super().__init__(**arguments)
         self.moving = SwitchesAtOnce()
+
+
+class ForgetsOwners(Moving):
+    """The switch waits for fresh servers, and not for those that own buckets already."""
+
+    def wanted_map(self, now: ServerMap) -> ServerMap | None:
+        if now.copies and not self.given_up:
+            self.caught_up |= {inc: now.version for inc in now.receivers if inc not in self.joining}
+        return super().wanted_map(now)
+
+
+class ForgetfulMaster(ServerHolder):
+    """With the flaw above."""
+
+    def __init__(self, **arguments: Any) -> None:
+        super().__init__(**arguments)
+        self.moving = ForgetsOwners()
 
 
 class LeavesAtOnce(Moving):
@@ -806,6 +843,24 @@ FLAWS = [
         finds="F",
         machines=Machines(holder=SwitchingMaster),
         bounds=_move(),
+    ),
+    Flaw(
+        name="the switch does not wait for a server that owns buckets already",
+        finds="J",
+        machines=Machines(holder=ForgetfulMaster),
+        bounds=_move(servers=2, joins=0, leaves=1),
+    ),
+    Flaw(
+        name="pulls that were cut by an older map are answered after the switch",
+        finds="J",
+        machines=Machines(server=AnswersWhatMoved),
+        bounds=_bsp(samples=2, slice=1, workers=1, servers=1, moves=1, joins=1, leaves=0),
+    ),
+    Flaw(
+        name="parts without the buckets that come are applied by a server that gets them",
+        finds="I",
+        machines=Machines(server=TakesPartsByAnyMap),
+        bounds=_move(servers=2, joins=0, leaves=1),
     ),
     Flaw(
         name="the old leader goes before all have its entries",

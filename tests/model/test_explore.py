@@ -24,6 +24,12 @@ def short(**bounds: Any) -> Bounds:
     return planned(**{"samples": 3, "slice": 2, "plans": 0, "left_out": 1, **bounds})
 
 
+def scaled(**bounds: Any) -> Bounds:
+    """One sample, one worker; the number of servers changes once."""
+    few = {"samples": 1, "workers": 1, "servers": 1, "cuts": 0, "moves": 1, "joins": 0, "leaves": 0}
+    return Bounds(**{**few, **bounds})
+
+
 CLEAN = {
     "asp, a cut, no failure": Bounds(samples=2, cuts=1),
     "asp, one worker dies": Bounds(samples=1, cuts=0, failures=1, kinds=("worker",)),
@@ -47,6 +53,9 @@ CLEAN = {
     "bsp, a server is replaced": Bounds(
         mode="bsp", samples=1, slice=1, workers=1, servers=1, cuts=0, moves=1
     ),
+    "asp, a server joins": scaled(joins=1),
+    "asp, a server leaves": scaled(servers=2, leaves=1),
+    "asp, a server joins, servers die": scaled(joins=1, failures=1, kinds=("server",)),
     "asp, a lease is shared at the tail": Bounds(samples=3, leases=(3,), cuts=0),
     "asp, a lease is shared at the tail, a worker dies": Bounds(
         samples=3, leases=(3,), servers=1, cuts=0, failures=1, kinds=("worker",)
@@ -76,6 +85,9 @@ CLEAN = {
 
 
 LARGE = (
+    "asp, a server joins",
+    "asp, a server leaves",
+    "asp, a server joins, servers die",
     "bsp, short steps after a grace",
     "bsp, a plan, the master dies",
     "bsp, one worker dies",

@@ -34,6 +34,8 @@ from paceline.wire.events.nodes import (
     NotReplacedEvent,
     ProcessExitedEvent,
     RelaunchEvent,
+    ServersChangedEvent,
+    ServersNotChangedEvent,
 )
 from paceline.wire.messages.agent import AgentHello, ExitEvidence, ProcessExited
 from paceline.wire.messages.base import Server
@@ -1092,3 +1094,65 @@ def test_a_job_is_resumed_with_another_number_of_servers(count: int) -> None:
     for record in [*members.snapshot(), *records]:
         replayed.apply(record)
     assert sorted(map(repr, replayed.snapshot())) == sorted(map(repr, members.snapshot()))
+
+
+def scaling(before: int, after: int) -> Job:
+    job = Job(num_workers=1, num_servers=before)
+    for index in range(before):
+        job.hello(f"server-{index}", 10 + index)
+        job.up(f"server-{index}", f"shm://server-{index}")
+    job.note(NodeOrders(job.members).scale_servers(after, 0.0))
+    return job
+
+
+def test_servers_join_when_all_of_them_are_up() -> None:
+    job = scaling(2, 4)
+    before = job.members.servers()
+    assert job.members.change_due() is None
+    for index in (2, 3):
+        job.hello(f"server-{index}", 20 + index)
+        job.up(f"server-{index}", f"shm://server-{index}")
+    due = job.members.change_due()
+    assert due is not None
+    assert ([server.node for server in due[0]], due[1]) == (["server-2", "server-3"], ())
+    assert job.members.servers() == before
+
+    acts = job.note(job.members.changed())
+
+    assert not of(Retire, acts)
+    assert [told.count for told in of(ServersChangedEvent, acts)] == [4]
+    assert [s.node for s in job.members.servers() or ()] == [f"server-{i}" for i in range(4)]
+
+
+def test_the_servers_that_came_last_leave() -> None:
+    job = scaling(3, 1)
+    due = job.members.change_due()
+    assert due is not None
+    assert due[0] == ()
+    assert len(due[1]) == 2
+    assert len(job.members.servers() or ()) == 3, "they serve until all they have is elsewhere"
+
+    acts = job.note(job.members.changed())
+
+    assert [act.node for act in of(Retire, acts)] == ["server-1", "server-2"]
+    assert [s.node for s in job.members.servers() or ()] == ["server-0"]
+
+
+def test_servers_that_cannot_join_leave_all_as_it_was() -> None:
+    job = scaling(1, 3)
+    acts = job.note(job.members.not_changed())
+    assert [act.node for act in of(Retire, acts)] == ["server-1", "server-2"]
+    assert [told.count for told in of(ServersNotChangedEvent, acts)] == [1]
+    assert job.members.change is None
+    assert NodeOrders(job.members).scale_servers(1, 0.0) == [], "as many as there are"
+
+
+@pytest.mark.parametrize("counts", [(1, 3), (3, 1)])
+def test_a_change_of_servers_survives_the_master(counts: tuple[int, int]) -> None:
+    job = scaling(*counts)
+    for records in ([keep.record for keep in job.kept], job.members.snapshot()):
+        again = job.fresh()
+        for record in records:
+            again.apply(record)
+        assert again.change == job.members.change
+        assert again.change is not None

@@ -10,8 +10,8 @@ from paceline.base.numbering import Inc
 from paceline.wire.schema import NUM_BUCKETS, ModelSchema
 
 _BYTES = {"float32": 4, "float64": 8}
-GAIN = 1e-9
-"""A move that evens weights out by less is none."""
+GAIN = 0.02
+"""A move that makes the heavier of two servers lighter by less of a mean server is not worth it."""
 LEAST = 0.01
 """A bucket without bytes weighs so much of a mean one: buckets are spread out, too."""
 
@@ -116,6 +116,7 @@ def _best_move(
         held[source], key=lambda one: (abs(between - 2 * weights[one]), -weights[one], one)
     )
     helps = max(loads[source] - weights[bucket], loads[target] + weights[bucket])
-    if held[target] and helps > loads[source] - GAIN:
+    gain = GAIN * sum(loads.values()) / len(loads)
+    if held[target] and helps >= loads[source] - gain:
         return None
     return source, bucket, target
