@@ -299,6 +299,9 @@ class Agent:
             self._facts.heard()
         running = self._state.running
         facts = self._facts.read(running) if running and running.pid else None
+        if facts is not None:
+            used = self._limits.group.memory_used()
+            facts = msgspec.structs.replace(facts, memory_bytes=used)
         self._send(Heartbeat(node=self._node, facts=facts))
 
     async def _tick(self) -> None:

@@ -133,6 +133,20 @@ class NodeGroup:
         name = "memory.events" if group.version == 2 else "memory.oom_control"
         return _counter(group.base / name, "oom_kill")
 
+    def memory_used(self) -> int:
+        """Bytes of this group but for pages of files, which the kernel takes back; 0: not known."""
+        group = self._groups.get("memory")
+        if group is None:
+            return 0
+        name = "memory.current" if group.version == 2 else "memory.usage_in_bytes"
+        stat = group.base / "memory.stat"
+        try:
+            used = int((group.base / name).read_text())
+        except OSError:
+            return 0
+        files = _counter(stat, "inactive_file") + _counter(stat, "active_file")
+        return max(0, used - files)
+
     def remove(self) -> None:
         """Remove the group; a group that still has members stays (see ``remove_job``)."""
         for group in self._groups.values():

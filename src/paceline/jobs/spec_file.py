@@ -362,6 +362,13 @@ def _check_memory(draft: _Draft) -> None:
             expected = f"at least {show(key, least)}, which it needs to start"
             remedy = _write(draft.places[key], key, "2GiB")
             draft.complain(key, show(key, limit), expected, remedy)
+        most = draft.get(f"{role}.max_memory")
+        if not draft.is_sound([key, f"{role}.max_memory"]) or not isinstance(most, int):
+            continue
+        if not isinstance(limit, int) or most < limit:
+            got = f"{show(key, most)} with {key} {show(key, limit)}"
+            expected = f"a limit {key} from which it can be raised"
+            draft.complain(f"{role}.max_memory", got, expected, "change one of them")
 
 
 def _check_waits(draft: _Draft) -> None:

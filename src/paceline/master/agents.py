@@ -9,7 +9,7 @@ from paceline.master.facts import StreamEnded
 from paceline.master.inbox import Inbox
 from paceline.master.measuring import Measuring, OfMeasuring
 from paceline.master.members import MembersEdge
-from paceline.master.node_sizes import NodeSizes
+from paceline.master.memory_watch import MemoryWatch
 from paceline.master.parts import MasterParts, Times
 from paceline.master.serving import CutsServed
 from paceline.master.sharing import DeviceSharing
@@ -27,7 +27,7 @@ from paceline.wire.messages.agent import (
     SharingTold,
 )
 from paceline.wire.messages.group import GroupStopped
-from paceline.wire.messages.node import Finished, NodeUp, ProcessUp, ScriptError
+from paceline.wire.messages.node import Finished, NodeUp, ProcessUp, ScriptError, TablesHeld
 
 MAX_REFUSALS_LOGGED = 1_000
 NONSENSE = (ArithmeticError, LookupError, TypeError, ValueError)
@@ -54,7 +54,9 @@ class Agents:
         self._training, self._act, self._measuring = training, members.act, measuring
         self._served = CutsServed(parts.job, training.cuts.folders)
         self.sharing = DeviceSharing(parts, times)
-        self.sizes = NodeSizes(parts)
+        self.memory = MemoryWatch(parts, training.state)
+        self.sizes = self.memory.sizes
+        members.watchers.append(self.memory.note)
         self._names: dict[AgentStream, str] = {}
         self._refused: set[tuple[str, str]] = set()
 
@@ -135,6 +137,7 @@ class Agents:
             case Heartbeat(facts=facts):
                 if facts is not None and self._is_alive(name, facts.inc):
                     self._monitor.heartbeat(name, facts, self._times.steady())
+                    self.memory.heartbeat(name, facts, self._times.steady())
                     self._measuring.heartbeat(name, facts, self._times.steady())
             case FromProcess(body=body):
                 if self._is_alive(name, body.inc):
@@ -169,6 +172,8 @@ class Agents:
                 self._members.script_error(body)
             case Finished():
                 self._act(self._members.script_returned(body))
+            case TablesHeld():
+                self.memory.told(name, body)
             case _ if isinstance(body, OfMeasuring):
                 self._measuring.from_process(name, body, self._times.steady())
             case _:

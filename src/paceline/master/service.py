@@ -184,6 +184,7 @@ class Master:
         rooms.training.tick(now_s, cuts=rooms.end.ending is None)
         if rooms.end.ending is None:
             rooms.decisions.tick(now_s)
+            rooms.agents.memory.tick(now_s)
         if now_s - self._last_metrics_s >= METRICS_S:
             self._last_metrics_s = now_s
             decisions = rooms.decisions

@@ -53,6 +53,12 @@ class NodeSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     )
     """Limit on memory; a node above it is killed and counted as OOM. Default none."""
 
+    max_memory_bytes: Annotated[int, Meta(le=2**60, examples=["8GiB"])] | None = field(
+        default=None, name="max_memory"
+    )
+    """Up to so much the limit is raised while the job runs: before tables that grow reach it, and
+    to twice as much when a node ran out of memory. Default none: the limit stays."""
+
     gpus: Annotated[float, Meta(ge=0, le=1024)] = 0.0
     """Backend ray: GPUs of each node. Default 0: it sees none. On the local backend all nodes see
     the GPUs of the machine."""

@@ -61,6 +61,10 @@ def test_version_1_groups_are_made_below_ones_own(version_1: Machine) -> None:
     assert group.join_files == (str(cpu / "cgroup.procs"), str(memory / "cgroup.procs"))
     (memory / "memory.oom_control").write_text("oom_kill_disable 0\nunder_oom 0\noom_kill 3\n")
     assert group.oom_kills() == 3
+    assert group.memory_used() == 0, "no such files"
+    (memory / "memory.usage_in_bytes").write_text("700\n")
+    (memory / "memory.stat").write_text("inactive_anon 500\ninactive_file 20\nactive_file 3\n")
+    assert group.memory_used() == 677
 
 
 def test_version_2_groups_are_made_below_ones_own(version_2: Machine) -> None:
@@ -73,6 +77,8 @@ def test_version_2_groups_are_made_below_ones_own(version_2: Machine) -> None:
     assert group.join_files == (str(path / "cgroup.procs"),)
     (path / "memory.events").write_text("low 0\noom 2\noom_kill 1\n")
     assert group.oom_kills() == 1
+    (path / "memory.current").write_text("400\n")
+    assert group.memory_used() == 400
 
 
 def test_a_quota_is_changed_and_lifted_at_run_time(version_1: Machine) -> None:
@@ -99,7 +105,7 @@ def test_without_control_groups_a_note_says_which_limits_are_not_in_force(tmp_pa
         "(memory limit 1073741824: the machine has no such control group)"
     )
     assert group.join_files == ()
-    assert group.oom_kills() == 0
+    assert group.oom_kills() == group.memory_used() == 0
     assert create_node_group(JOB, NODE, None, None, *at)[1] == ""
     with pytest.raises(OSError, match="no cpu control group"):
         group.set_cpu(1.0)

@@ -32,7 +32,7 @@ from paceline.policy.resources.observation import JobSize
 from paceline.policy.resources.warm_start import WarmStart
 from paceline.policy.straggler.observation import RestartOutcome
 from paceline.wire.events.job import ScaledEvent
-from paceline.wire.events.nodes import ProcessExitedEvent, RelaunchEvent, Verdict
+from paceline.wire.events.nodes import NodeResizedEvent, ProcessExitedEvent, RelaunchEvent, Verdict
 from paceline.wire.spec import JobSpec, NodeSpec
 
 FEATURES = JobFeatures(
@@ -170,6 +170,8 @@ def test_what_is_kept_of_a_job_follows_from_its_events() -> None:
         RelaunchEvent(t=121.0, node="server-0", inc=1, cause="out of memory", wait_s=0.0),
         ScaledEvent(t=130.0, role="worker", count=5, before=2),
         ScaledEvent(t=140.0, role="server", count=2, before=1),
+        NodeResizedEvent(t=150.0, node="server-0", inc=2, cores=None, memory_bytes=9),
+        NodeResizedEvent(t=151.0, node="server-1", inc=3, cores=None, memory_bytes=9),
     ]
     job = past_job(
         "t-1", spec, outcome, launched_s=100.0, features=FEATURES, events=events, points=[]
@@ -177,7 +179,8 @@ def test_what_is_kept_of_a_job_follows_from_its_events() -> None:
     assert job.first == JobSize(
         workers=2, servers=1, worker_cpu=0.75, server_cpu=0.0, server_memory=7
     )
-    assert [change.since_launch_s for change in job.sizes] == [30.0, 40.0]
+    assert [change.since_launch_s for change in job.sizes] == [30.0, 40.0, 50.0]
+    assert job.final.server_memory == 9
     assert (job.final.workers, job.final.servers, job.final.worker_cpu) == (5, 2, 0.75)
     assert (job.end, job.ended_s, job.relaunches, job.out_of_memory) == (End.STOPPED, 160.0, 1, 1)
 

@@ -111,8 +111,8 @@ def test_a_file_with_every_key_is_read() -> None:
     Path("job.yaml").write_text(
         "script: train.py\nargs: [a]\nname: n\nseed: 1\nstrategy: ps\nmode: ssp\nstaleness: 2\n"
         "deterministic: no\n"
-        "samples: at-most-once\nmax_workers: 4\nsolution: none\nworkers: {count: 2, cpu: 0.5, memory: 1GiB, gpus: 0}\n"
-        "servers: {count: 2, cpu: 1, memory: 512MiB, gpus: 0}\ntorch_threads: 2\nenv: {A: b}\n"
+        "samples: at-most-once\nmax_workers: 4\nsolution: none\nworkers: {count: 2, cpu: 0.5, memory: 1GiB, max_memory: 2GiB, gpus: 0}\n"
+        "servers: {count: 2, cpu: 1, memory: 512MiB, max_memory: 1GiB, gpus: 0}\ntorch_threads: 2\nenv: {A: b}\n"
         "data: {shard_size: 10, shuffle: no, seed: 3}\nbatch_size: 8\nepochs: 2\n"
         "backend: local\nray_address: null\npending_s: 200ms\n"
         "checkpoint: {every_s: 1m, share: 0.1, keep: 3, dir: d, in_memory: no}\n"

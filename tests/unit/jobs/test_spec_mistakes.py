@@ -156,7 +156,7 @@ WRONG_FILES = [
     (
         "script: train.py\nworkers: [1, 2]\n",
         (
-            "job.yaml:2: workers: got a list, expected a mapping of count, cpu, memory, gpus; "
+            "job.yaml:2: workers: got a list, expected a mapping of count, cpu, memory, max_memory, gpus; "
             "indent its keys under it"
         ),
     ),
@@ -311,6 +311,20 @@ WRONG_FILES = [
         (
             "job.yaml:2: servers.memory: got 0B, expected at least 128MiB, which it needs to "
             "start; write e.g. memory: 2GiB"
+        ),
+    ),
+    (
+        "script: train.py\nservers: {memory: 2GiB, max_memory: 1GiB}\n",
+        (
+            "job.yaml:2: servers.max_memory: got 1GiB with servers.memory 2GiB, expected a limit "
+            "servers.memory from which it can be raised; change one of them"
+        ),
+    ),
+    (
+        "script: train.py\nworkers: {max_memory: 1GiB}\n",
+        (
+            "job.yaml:2: workers.max_memory: got 1GiB with workers.memory none, expected a limit "
+            "workers.memory from which it can be raised; change one of them"
         ),
     ),
     (

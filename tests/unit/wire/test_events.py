@@ -104,6 +104,26 @@ TOLD: list[tuple[Event, str, str]] = [
         "all cores and all memory",
         "worker-1 may use all cores and all memory from now on",
     ),
+    (
+        nodes.MemoryRaisedEvent(
+            **S,
+            limit_bytes=200 << 20,
+            need_bytes=470 << 20,
+            used_bytes=143 << 20,
+            given_bytes=1 << 30,
+        ),
+        "server-0 uses 143 MiB of 200 MiB, and is expected to need 470 MiB as tables grow; each "
+        "server gets 1 GiB",
+        "server-0 uses 143 MiB of 200 MiB, and is expected to need 470 MiB as tables grow; each "
+        "server gets 1 GiB",
+    ),
+    (
+        nodes.MemoryShortEvent(**W, limit_bytes=1 << 30, need_bytes=2 << 30, after_oom=True),
+        "worker-1 ran out of 1 GiB; the spec allows no more: set workers.max_memory, or use more "
+        "workers",
+        "worker-1 ran out of 1 GiB; the spec allows no more: set workers.max_memory, or use more "
+        "workers",
+    ),
     (nodes.NodeStartedEvent(**W), "", "worker-1 starts (life 3)"),
     (nodes.ProcessUpEvent(**W, pid=6), "pid 6", "worker-1 is up (pid 6)"),
     (
@@ -479,6 +499,8 @@ LOST = {
     "group_stuck",
     "history_unusable",
     "hung",
+    "memory_raised",
+    "memory_short",
     "move_given_up",
     "no_metrics_endpoint",
     "node_resized",

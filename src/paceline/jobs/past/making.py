@@ -5,6 +5,7 @@ from collections.abc import Iterator, Sequence
 
 from msgspec.structs import replace
 
+from paceline.base.jobdir import role_of
 from paceline.jobs.facts import trained_s
 from paceline.jobs.history import MetricsPoint
 from paceline.jobs.outcome import Outcome
@@ -15,6 +16,7 @@ from paceline.policy.straggler.observation import RestartOutcome
 from paceline.wire.events.base import Event
 from paceline.wire.events.job import ScaledEvent
 from paceline.wire.events.nodes import (
+    NodeResizedEvent,
     ProcessExitedEvent,
     RelaunchEvent,
     RestartAllEvent,
@@ -107,10 +109,24 @@ def size_changes(
     """Yield each change of a job's size, from its events."""
     size = first
     for event in events:
-        if isinstance(event, ScaledEvent):
-            if event.role == "worker":
-                size = replace(size, workers=event.count)
-            else:
-                size = replace(size, servers=event.count)
+        changed = _changed(size, event)
+        if changed != size:
+            size = changed
             since_s = max(0.0, event.t - launched_s)
-            yield SizeChange(since_launch_s=since_s, size=size, reason=event.clause)
+            yield SizeChange(since_launch_s=since_s, size=size, reason=event.sentence())
+
+
+def _changed(size: JobSize, event: Event) -> JobSize:
+    """Return a size after an event; of nodes that differ the one that was changed last counts."""
+    role = role_of(event.node)
+    match event:
+        case ScaledEvent(count=count):
+            fields: dict[str, float] = {f"{event.role}s": count}
+        case NodeResizedEvent():
+            fields = {
+                f"{role}_cpu": event.cores or 0.0,
+                f"{role}_memory": event.memory_bytes or 0,
+            }
+        case _:
+            fields = {}
+    return replace(size, **fields)

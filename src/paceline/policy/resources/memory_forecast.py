@@ -168,7 +168,7 @@ def _copies(server: ServerMemory, ahead: JobAhead) -> float:
         for table in ahead.tables
         if table.seen
     )
-    if held < server.base_bytes / 8:
+    if held <= server.base_bytes / 8:
         return UNKNOWN_COPIES
     return min(max((server.used_bytes - server.base_bytes) / held, 1.0), MOST_COPIES)
 

@@ -51,7 +51,15 @@ from paceline.wire.messages.data import (
     Ready,
     ScriptPart,
 )
-from paceline.wire.messages.node import Copied, CutKept, JoinServers, NodeDown, Restore, Stop
+from paceline.wire.messages.node import (
+    Copied,
+    CutKept,
+    JoinServers,
+    NodeDown,
+    Restore,
+    Stop,
+    TablesHeld,
+)
 
 RESEND_S = 0.5
 """Unanswered orders are repeated this often."""
@@ -101,7 +109,7 @@ class ServerProcess:
         #: Seconds spent on updates and answers, whichever worker's message caused them.
         self.aside_s = 0.0
         self.parting: tuple[Part, Sequence[memoryview]] | None = None
-        self.resend_at_s = self.report_at_s = 0.0
+        self.resend_at_s = self.report_at_s = self.tables_at_s = 0.0
         self.grace = Grace()
         self.reported: tuple[int, int] = (0, -1)
         self.refused: set[tuple[bytes, str]] = set()
@@ -282,6 +290,10 @@ class ServerProcess:
         elif now_s >= self.report_at_s:
             self.report_at_s = now_s + REPORT_ANYWAY_S
             self.process.repeat_announcement()
+        if self.store is not None and now_s >= self.tables_at_s:
+            self.tables_at_s = now_s + REPORT_ANYWAY_S
+            if tables := self.store.growing():
+                self.process.link.send(TablesHeld(inc=self.inc, tables=tables))
 
     def _let_go(self) -> None:
         """Forget fenced workers, pulls that will not be answered, and servers that are gone.

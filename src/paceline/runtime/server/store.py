@@ -20,6 +20,7 @@ from paceline.runtime.server.scripts import Kept, Scripts, saved_in
 from paceline.runtime.server.snapshot_while_serving import Aside
 from paceline.runtime.server.tables import DynamicTable, FixedTable
 from paceline.wire.messages.data import Changed
+from paceline.wire.messages.node import TableHeld
 from paceline.wire.schema import ModelSchema
 
 
@@ -74,6 +75,14 @@ class Store:
             kind = DynamicTable if table.num_rows is None else FixedTable
             self._tables.append(kind(table, schema.groups[table.group], self.buckets))
         self._aside: Aside | None = None
+
+    def growing(self) -> tuple[TableHeld, ...]:
+        """Return what the tables hold that grow."""
+        return tuple(
+            TableHeld(table.table.name, table.index.used, table.slabs.row_bytes)
+            for table in self._tables
+            if isinstance(table, DynamicTable)
+        )
 
     def dense(self) -> dict[str, Array]:
         """Per dtype the flat values of the owned blocks: live views, not to be written."""

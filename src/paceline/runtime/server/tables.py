@@ -49,6 +49,11 @@ class Slabs:
             self.arrays[state.name] = slab
 
     @property
+    def row_bytes(self) -> int:
+        """Bytes of the value and the state of one row."""
+        return sum(slab.itemsize * slab.shape[1] for slab in self.arrays.values())
+
+    @property
     def values(self) -> Array:
         """The values, ``[rows, dim]``."""
         return self.arrays["value"]

@@ -33,6 +33,8 @@ KnownEvent = (
     | nodes.AgentLostEvent
     | nodes.NoLimitsEvent
     | nodes.NodeResizedEvent
+    | nodes.MemoryRaisedEvent
+    | nodes.MemoryShortEvent
     | nodes.NodeStartedEvent
     | nodes.ProcessUpEvent
     | nodes.WorksEvent

@@ -112,6 +112,61 @@ class NodeResizedEvent(Event, frozen=True):
         return f"{cores} and {memory}"
 
 
+class _MemoryEvent(Event, frozen=True):
+    """The memory of a node, and with it of all nodes of its role."""
+
+    limit_bytes: int
+    """Of each, so far."""
+    need_bytes: int
+    """With so much it would have enough, by the forecast; out of memory: twice its limit."""
+    used_bytes: int = 0
+    """By it when this was forecast; 0: after an end out of memory."""
+    after_oom: bool = False
+    """Whether it has ended out of memory."""
+
+    @property
+    def cause(self) -> str:
+        limit = size_of(self.limit_bytes)
+        if self.after_oom:
+            return f"{self.node} ran out of {limit}"
+        used, need = size_of(self.used_bytes), size_of(self.need_bytes)
+        return f"{self.node} uses {used} of {limit}, and is expected to need {need} as tables grow"
+
+
+class MemoryRaisedEvent(_MemoryEvent, frozen=True):
+    """Nodes of a role get more memory, before it runs out or after one has run out of it."""
+
+    given_bytes: int = 0
+    """To each of them."""
+
+    clause_words = "{0.cause}; each {0.role} gets {0.given}"
+    sentence_words = "{0.clause}"
+
+    @property
+    def role(self) -> str:
+        return self.node.rpartition("-")[0]
+
+    @property
+    def given(self) -> str:
+        return size_of(self.given_bytes)
+
+
+class MemoryShortEvent(_MemoryEvent, frozen=True):
+    """A node runs out of memory, or will, and may not get more."""
+
+    why: str = ""
+    """Empty: `max_memory` of the spec, or that there is none."""
+
+    clause_words = "{0.cause}; {0.reason}"
+    sentence_words = "{0.clause}"
+
+    @property
+    def reason(self) -> str:
+        role = self.node.rpartition("-")[0]
+        allowed = f"the spec allows no more: set {role}s.max_memory, or use more {role}s"
+        return self.why or allowed
+
+
 class NodeStartedEvent(Event, frozen=True):
     """A new life of the node."""
 

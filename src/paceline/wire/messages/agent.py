@@ -90,6 +90,8 @@ class NodeFacts(msgspec.Struct, frozen=True, kw_only=True):
     to see."""
     cpu_s: float = 0.0
     rss_bytes: int = 0
+    memory_bytes: int = 0
+    """What counts against the limit of its node, without pages of files; 0: not known."""
     took: tuple[StepsTook, ...] = ()
     """Strategy script: the new steps, oldest first."""
 

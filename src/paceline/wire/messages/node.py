@@ -1,5 +1,7 @@
 """Between a training process and the master, carried by the agent between them."""
 
+import msgspec
+
 from paceline.base.numbering import NO_EPOCH, START, CutNo, EntryNo, EpochNo, Inc, StepNo
 from paceline.base.samples import Span
 from paceline.wire.messages.base import CutRef, Message, ServerMap
@@ -189,6 +191,22 @@ class Restored(Message, frozen=True):
     inc: Inc
 
 
+class TableHeld(msgspec.Struct, frozen=True, array_like=True):
+    """What a server holds of a table that grows."""
+
+    table: str
+    rows: int
+    row_bytes: int
+    """Of the value and the optimizer's state of a row."""
+
+
+class TablesHeld(Message, frozen=True):
+    """server -> master: what my tables that grow hold; about once a second."""
+
+    inc: Inc
+    tables: tuple[TableHeld, ...]
+
+
 class Joined(Message, frozen=True):
     """receiver of buckets -> master: I keep parts of what I shall hold.
 
@@ -267,6 +285,7 @@ NodeUp = (
     | KeepCut
     | CutDelayed
     | Restored
+    | TablesHeld
     | Joined
     | MapSet
     | JoinGroup

@@ -1,0 +1,211 @@
+"""Memory of nodes before it runs out, and after: raised as far as the spec allows.
+
+Servers say what their tables hold, agents what their nodes use. Where `max_memory` of a role is
+above `memory`, a forecast that the limit will not do raises it while the nodes run, and an end out
+of memory doubles it for the next life.
+"""
+
+import msgspec
+
+from paceline.base.errors import ConfigError
+from paceline.base.jobdir import role_of
+from paceline.base.numbering import NO_INC, Inc
+from paceline.master.node_sizes import NodeSizes
+from paceline.master.parts import MasterParts
+from paceline.master.status import count_committed, count_total
+from paceline.policy.resources.memory_forecast import (
+    LEAD_S,
+    STEP_BYTES,
+    JobAhead,
+    MemoryForecast,
+    ServerMemory,
+    forecast,
+)
+from paceline.policy.resources.observation import RowsSeen, TableRows
+from paceline.protocol.training import MasterState
+from paceline.wire.client import ResizeNodes
+from paceline.wire.events.base import Event
+from paceline.wire.events.nodes import (
+    MemoryRaisedEvent,
+    MemoryShortEvent,
+    ProcessExitedEvent,
+    Verdict,
+)
+from paceline.wire.messages.agent import NodeFacts
+from paceline.wire.messages.node import TableHeld, TablesHeld
+
+LOOK_S = 1.0
+KEPT = 200
+"""Looks at a table that are kept; of more every second one of the older half is dropped."""
+NEWEST_S = 20.0
+"""The most that a node used in so long counts: what it takes for a moment, it will take again."""
+
+
+class _Used:
+    """What one life of a node uses."""
+
+    def __init__(self, inc: Inc) -> None:
+        self.inc = inc
+        #: What it used before its tables had rows.
+        self.base_bytes = 0
+        self.looks: list[tuple[float, int]] = []
+
+    def add(self, num_bytes: int, now_s: float, *, has_rows: bool) -> None:
+        if not has_rows:
+            self.base_bytes = num_bytes
+        self.looks = [look for look in self.looks if look[0] > now_s - NEWEST_S]
+        self.looks.append((now_s, num_bytes))
+
+    @property
+    def most_bytes(self) -> int:
+        return max((num_bytes for _, num_bytes in self.looks), default=0)
+
+
+class MemoryWatch:
+    """What the nodes of one job use and will use of their memory."""
+
+    def __init__(self, parts: MasterParts, state: MasterState) -> None:
+        self.sizes = NodeSizes(parts)
+        self._members, self._monitor, self._outbox = parts.members, parts.monitor, parts.outbox
+        self._state = state
+        self._used: dict[str, _Used] = {}
+        #: By server, what its tables hold.
+        self._held: dict[str, tuple[TableHeld, ...]] = {}
+        self._seen: dict[str, list[RowsSeen]] = {}
+        self._looked_s = 0.0
+        self._short: set[tuple[str, int]] = set()
+
+    # ------------------------------------------------------------------ what is told
+
+    def heartbeat(self, node: str, facts: NodeFacts, now_s: float) -> None:
+        """An agent has said what its node uses."""
+        if facts.memory_bytes:
+            used = self._used.get(node)
+            if used is None or used.inc != facts.inc:
+                used = self._used[node] = _Used(facts.inc)
+            has_rows = any(table.rows for table in self._held.get(node, ()))
+            used.add(facts.memory_bytes, now_s, has_rows=has_rows)
+
+    def told(self, node: str, message: TablesHeld) -> None:
+        """A server has said what its tables hold."""
+        self._held[node] = message.tables
+
+    def note(self, event: Event) -> None:
+        """Take in the end of a life; one out of memory has the next life get twice as much."""
+        if not isinstance(event, ProcessExitedEvent):
+            return
+        self._used.pop(event.node, None)
+        self._held.pop(event.node, None)
+        if event.verdict is Verdict.OOM:
+            limit = self.sizes.of(role_of(event.node)).memory_bytes
+            if limit is not None:
+                self._raise(event.node, limit, 2 * limit, after_oom=True)
+
+    # ------------------------------------------------------------------ looking ahead
+
+    def tick(self, now_s: float) -> None:
+        """Look at the tables, and ahead, if it is time to."""
+        if now_s - self._looked_s < LOOK_S:
+            return
+        self._looked_s = now_s
+        if self._held.keys() != {node.name for node in self._members.of_role("server")}:
+            return  # one is coming or going: the others' rows are not all
+        committed = count_committed(self._state)
+        self._look(committed)
+        limit = self.sizes.of("server").memory_bytes
+        if limit is None or self.sizes.is_changing:
+            return
+        due = [one for one in self._forecasts(committed, limit) if one.is_due]
+        if due:
+            worst = max(due, key=lambda one: one.near_bytes)
+            self._raise(worst.node, limit, worst.wanted_bytes, forecast_=worst)
+
+    def _look(self, committed: int) -> None:
+        for name in {table.table for held in self._held.values() for table in held}:
+            rows = sum(
+                table.rows for held in self._held.values() for table in held if table.table == name
+            )
+            seen = self._seen.setdefault(name, [])
+            while seen and seen[-1].samples >= committed:
+                seen.pop()  # the same again, or before a restore
+            seen.append(RowsSeen(committed, rows))
+            if len(seen) > KEPT:
+                older = KEPT // 2
+                seen[:older] = seen[:older:2]
+
+    def _forecasts(self, committed: int, limit: int) -> list[MemoryForecast]:
+        row_bytes = {table.table: table.row_bytes for held in self._held.values() for table in held}
+        epoch = self._epoch_samples()
+        # Later epochs bring the keys of the first one again. Growth in spite of that counts alone.
+        since = 0 if epoch is None or committed < epoch else epoch
+        seen = {
+            name: tuple(one for one in self._seen[name] if one.samples >= since)
+            for name in sorted(row_bytes)
+        }
+        tables = tuple(
+            TableRows(table=name, row_bytes=row_bytes[name], seen=looks)
+            for name, looks in seen.items()
+            if not since or len(looks) > 1
+        )
+        ahead = JobAhead(
+            done=committed,
+            last=count_total(self._state) if since or epoch is None else epoch,
+            lead=LEAD_S * self._monitor.samples_per_s,
+            servers=len(self._held),
+            tables=tables,
+        )
+        return [
+            forecast(
+                ServerMemory(
+                    node=node,
+                    limit_bytes=limit,
+                    used_bytes=used.most_bytes,
+                    base_bytes=used.base_bytes,
+                ),
+                ahead,
+            )
+            for node in self._held
+            if (used := self._used.get(node)) is not None
+        ]
+
+    def _epoch_samples(self) -> int | None:
+        """Samples after which all keys have come; None: not known."""
+        feeds = [feed for feed in self._state.ledger.feeds.values() if feed.purpose == "train"]
+        return feeds[0].num_samples if len(feeds) == 1 else None
+
+    # ------------------------------------------------------------------ more of it
+
+    def _raise(
+        self,
+        node: str,
+        limit: int,
+        wanted: int,
+        *,
+        forecast_: MemoryForecast | None = None,
+        after_oom: bool = False,
+    ) -> None:
+        """Give all nodes of a role more memory, as far as the spec allows; say so, or why not."""
+        role = role_of(node)
+        most = self.sizes.of(role).max_memory_bytes or limit
+        more = min(-(-wanted // STEP_BYTES) * STEP_BYTES, most)
+        used = self._used.get(node)
+        told = {
+            "node": node,
+            "inc": used.inc if used is not None else NO_INC,
+            "limit_bytes": limit,
+            "need_bytes": wanted,
+            "used_bytes": forecast_.used_bytes if forecast_ is not None else 0,
+            "after_oom": after_oom,
+        }
+        why = ""
+        if more > limit:
+            try:
+                self.sizes.order(ResizeNodes(role=role, memory_bytes=more))
+            except ConfigError as error:
+                why = str(error)
+            else:
+                self._outbox.tell(msgspec.convert({**told, "given_bytes": more}, MemoryRaisedEvent))
+                return
+        if (role, limit) not in self._short:
+            self._short.add((role, limit))
+            self._outbox.tell(msgspec.convert({**told, "why": why}, MemoryShortEvent))
