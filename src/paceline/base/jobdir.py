@@ -165,6 +165,8 @@ class JobDir:
         """What was seen, decided and achieved against stragglers."""
         self.sharing = path / "sharing.jsonl"
         """What was decided about a device that the job shares."""
+        self.sizing = path / "sizing.jsonl"
+        """What was seen, planned and achieved by changes of the job's size."""
         self.logs = path / "logs"
         self.cuts = path / "cuts"
         self.sent = path / "sent"

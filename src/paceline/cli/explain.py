@@ -13,6 +13,7 @@ from rich.table import Table
 from paceline.base.errors import ConfigError
 from paceline.base.jobdir import JobDir
 from paceline.cli.failslow import is_script, tell_script
+from paceline.cli.sizing import tell_sizing
 from paceline.jobs.decisions import (
     Story,
     name_of,
@@ -42,6 +43,11 @@ def explain(job: JobDir, console: Console) -> None:
     """
     if job.sharing.exists():
         _tell_sharing(job, console)
+        if not job.decisions.exists():
+            return
+        console.print()
+    if job.sizing.exists():
+        tell_sizing(job, console)
         if not job.decisions.exists():
             return
         console.print()

@@ -68,6 +68,8 @@ _OF_SPEC = {
     "pending_s": (NODES, "Hold each launch back, e.g. 5s."),
 }
 """Keys of the spec that have a flag of their own: panel and help."""
+AUTO_POLICY = "rm"
+"""The resource policy that ``--auto`` names."""
 MAX_METAVAR = 24
 
 
@@ -107,12 +109,20 @@ def _of_spec(key: str) -> Flag:
     return Flag(names=(name,), help=help_, metavar=_metavar(key), panel=panel)
 
 
-OF_SPEC: Mapping[str, Flag] = MappingProxyType({key: _of_spec(key) for key in _OF_SPEC})
+AUTO = Flag(
+    names=("--auto",),
+    help="Find the numbers of nodes and the cores of each while it trains.",
+    panel=SIZE,
+)
+OF_SPEC: Mapping[str, Flag] = MappingProxyType(
+    {key: _of_spec(key) for key in _OF_SPEC} | {"resources.policy": AUTO}
+)
 
 
 def of_spec(given: Mapping[str, str | bool | None]) -> dict[str, str]:
     """Key of the spec -> text, of the options that were given (by parameter)."""
     found = {key: given[flag.parameter] for key, flag in OF_SPEC.items()}
+    found |= {"resources.policy": AUTO_POLICY} if found["resources.policy"] else {}
     return {key: _text(value) for key, value in found.items() if value not in (None, False)}
 
 

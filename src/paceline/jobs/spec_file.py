@@ -4,7 +4,6 @@ Owns the order (defaults < file < flags), the places of values, the checks that 
 the wording of complaints. What a single value looks like is in ``paceline.jobs.spec_values``.
 """
 
-import difflib
 import ipaddress
 import os
 import re
@@ -12,7 +11,7 @@ import shutil
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, cast, get_args
+from typing import Any
 
 import msgspec
 import yaml
@@ -23,19 +22,25 @@ from yaml.resolver import Resolver
 from paceline.base.errors import ConfigError
 from paceline.cuts.remote import RemoteCuts
 from paceline.jobs.flags import OF_SPEC, SHORT, flag_of
+from paceline.jobs.sizing import sized
+from paceline.jobs.spec_draft import (
+    COMMAND_LINE,
+    SpecDraft,
+    complaint,
+    how_to_write,
+    keys_of,
+    traits_of,
+    where,
+)
+from paceline.jobs.spec_policies import check_resources, check_solution
 from paceline.jobs.spec_values import (
     FREE_SECTIONS,
     LEAVES,
-    Wrong,
     describe,
-    find_leaf,
-    read_value,
     show,
 )
 from paceline.wire.spec import SHORT_STEPS, JobSpec
-from paceline.wire.strategies import STRATEGIES, Mode, Traits, those
-
-COMMAND_LINE = "command line"
+from paceline.wire.strategies import Traits, those
 
 MIN_MEMORY_BYTES = MappingProxyType({"workers": 256 * 2**20, "servers": 128 * 2**20})
 """Below this a node dies before its first step: importing torch takes a worker 217 MiB (measured),
@@ -51,88 +56,7 @@ _SECTIONS = {key.rpartition(".")[0] for key in LEAVES} - {""} | {*FREE_SECTIONS}
 _ROOT = "expected keys and values; write e.g. script: train.py"
 
 
-def _line(place: str, key: str, got: str, expected: str, remedy: str) -> str:
-    """Word one complaint."""
-    return f"{_where(place, key)}: got {got}, expected {expected}; {remedy}"
-
-
-def _where(place: str, key: str) -> str:
-    """A flag is its own place and key."""
-    return place if place.startswith("--") else f"{place}: {key}"
-
-
-def _write(place: str, key: str, value: str) -> str:
-    """Say how to set ``key`` where ``place`` is, ready to be copied."""
-    if not place.startswith("--"):
-        return f"write e.g. {key.rpartition('.')[2]}: {value}"
-    flag = flag_of(key)
-    return f"write e.g. {flag}{'=' if ' ' in flag else ' '}{value}"
-
-
-class _Draft:
-    """What was read so far: values and their places by dotted key, and all complaints."""
-
-    def __init__(self) -> None:
-        self.values: dict[str, object] = {}
-        self.places: dict[str, str] = {}
-        self.complaints: list[str] = []
-        self._refused: set[str] = set()
-
-    def get(self, key: str) -> object:
-        """Return the value of ``key`` as it stands, by default if it was not set."""
-        return self.values.get(key, LEAVES[key].default)
-
-    def is_sound(self, keys: Sequence[str]) -> bool:
-        """Tell whether none of ``keys`` was refused: only then can they be compared."""
-        return self._refused.isdisjoint(keys)
-
-    def put(self, key: str, place: str, node: Node, folder: Path, label: str = "") -> None:
-        """Read ``node`` as the value of ``key``; a later call wins over an earlier one."""
-        leaf = find_leaf(key)
-        if leaf is None:
-            self.complaints.append(_unknown_key(place, key))
-            return
-        self.places[key] = place
-        try:
-            self.values[key] = read_value(leaf, node, folder)
-            self._refused.discard(key)
-        except Wrong as wrong:
-            self._refused.add(key)
-            label = label or key
-            remedy = _write(place, label, leaf.example)
-            expected = wrong.expected or leaf.expected
-            self.complaints.append(_line(place, label, wrong.got, expected, remedy))
-
-    def complain(self, key: str, got: str, expected: str, remedy: str) -> None:
-        """Complain about a value that was read, at its place."""
-        self._refused.add(key)
-        place = self.places.get(key, COMMAND_LINE)
-        self.complaints.append(_line(place, key, got, expected, remedy))
-
-
-def _unknown_key(place: str, key: str) -> str:
-    section, _, name = key.rpartition(".")
-    known = _keys_of(section) or _keys_of("")  # there is no such section
-    close = difflib.get_close_matches(name, known, 1)
-    meant = [f"{section}.{close[0]}".lstrip(".")] if close else _elsewhere(name)
-    if meant:
-        got = "got an unknown key"
-        return f"{_where(place, key)}: {got}; did you mean {' or '.join(meant)}?"
-    return _line(place, key, "an unknown key", f"one of {', '.join(known)}", "remove it")
-
-
-def _keys_of(section: str) -> list[str]:
-    prefix = f"{section}." if section else ""
-    inside = (key.removeprefix(prefix) for key in LEAVES if key.startswith(prefix))
-    free = [] if section else [*FREE_SECTIONS]
-    return list(dict.fromkeys([key.partition(".")[0] for key in inside] + free))
-
-
-def _elsewhere(name: str) -> list[str]:
-    return [key for key in LEAVES if key.rpartition(".")[2] == name]
-
-
-def _read_mapping(draft: _Draft, file: Path, node: MappingNode, prefix: str = "") -> None:
+def _read_mapping(draft: SpecDraft, file: Path, node: MappingNode, prefix: str = "") -> None:
     first_lines: dict[str, int] = {}
     for key_node, value in node.value:
         line = key_node.start_mark.line + 1
@@ -140,18 +64,20 @@ def _read_mapping(draft: _Draft, file: Path, node: MappingNode, prefix: str = ""
         place, key = f"{file}:{line}", f"{prefix}{name}"
         if key in first_lines:
             again = f"this key again (first on line {first_lines[key]})"
-            draft.complaints.append(_line(place, key, again, "it once", "remove one of the lines"))
+            draft.complaints.append(
+                complaint(place, key, again, "it once", "remove one of the lines")
+            )
             continue
         first_lines[key] = line
         if "." in name and prefix.rstrip(".") not in FREE_SECTIONS:
             # One way to write a key, or a repeated key could hide in two spellings.
             remedy = "write each part on its own level"
-            draft.complaints.append(_line(place, key, "a dotted key", "a single name", remedy))
+            draft.complaints.append(complaint(place, key, "a dotted key", "a single name", remedy))
         else:
             _read_entry(draft, file, place, key, value)
 
 
-def _read_entry(draft: _Draft, file: Path, place: str, key: str, value: Node) -> None:
+def _read_entry(draft: SpecDraft, file: Path, place: str, key: str, value: Node) -> None:
     if key not in _SECTIONS:
         draft.put(key, place, value, file.parent)
     elif isinstance(value, MappingNode):
@@ -159,9 +85,11 @@ def _read_entry(draft: _Draft, file: Path, place: str, key: str, value: Node) ->
     elif key in SHORT and isinstance(value, ScalarNode):
         draft.put(SHORT[key], place, value, file.parent, label=key)
     else:
-        known = ", ".join(_keys_of(key)) or "NAME: value"
+        known = ", ".join(keys_of(key)) or "NAME: value"
         draft.complaints.append(
-            _line(place, key, describe(value), f"a mapping of {known}", "indent its keys under it")
+            complaint(
+                place, key, describe(value), f"a mapping of {known}", "indent its keys under it"
+            )
         )
 
 
@@ -172,7 +100,7 @@ def _key_text(node: Node) -> str:
     return str(node.value) if node.value.isprintable() else ascii(node.value)
 
 
-def _read_file(draft: _Draft, file: Path) -> None:
+def _read_file(draft: SpecDraft, file: Path) -> None:
     try:
         root = yaml.compose(file.read_bytes().decode("utf-8-sig"), Loader=yaml.SafeLoader)
     except (OSError, UnicodeDecodeError, yaml.YAMLError, RecursionError) as error:
@@ -202,7 +130,7 @@ def _unreadable(file: Path, error: Exception) -> str:
             return f"{file}: got broken YAML ({error}), {_ROOT}"
 
 
-def _read_flags(draft: _Draft, flags: Mapping[str, str]) -> None:
+def _read_flags(draft: SpecDraft, flags: Mapping[str, str]) -> None:
     resolver: Any = Resolver()  # untyped in the stubs of yaml
     for flag_key, text in flags.items():
         key, place = SHORT.get(flag_key, flag_key), flag_of(flag_key)
@@ -210,11 +138,11 @@ def _read_flags(draft: _Draft, flags: Mapping[str, str]) -> None:
         tag = resolver.resolve(ScalarNode, text, (True, False))
         if flag_key in {"script", "args"}:
             remedy = "write e.g. paceline run train.py -- --lr 0.1"
-            draft.complaints.append(_line(place, key, repr(text), "no such flag", remedy))
+            draft.complaints.append(complaint(place, key, repr(text), "no such flag", remedy))
         elif key in _SECTIONS:
-            inner = f"{key}.{next(iter(_keys_of(key)), 'NAME')}"
+            inner = f"{key}.{next(iter(keys_of(key)), 'NAME')}"
             remedy = f"write e.g. {flag_of(inner)}=..."
-            draft.complaints.append(_line(place, key, repr(text), "one key of it", remedy))
+            draft.complaints.append(complaint(place, key, repr(text), "one key of it", remedy))
         else:
             draft.put(key, place, ScalarNode(tag, text), Path.cwd(), label=flag_key)
 
@@ -223,7 +151,7 @@ def _word_node(text: str) -> ScalarNode:
     return ScalarNode("tag:yaml.org,2002:str", text)
 
 
-def _check_script(draft: _Draft) -> None:
+def _check_script(draft: SpecDraft) -> None:
     key, path = "script", Path(str(draft.get("script")))
     if key not in draft.places:
         draft.complain(key, "nothing", "the Python file to run", "write e.g. script: train.py")
@@ -240,7 +168,7 @@ def _check_script(draft: _Draft) -> None:
         draft.complain(key, f"{str(path)!r}, unreadable", "a Python file", "allow reading it")
 
 
-def _find_program(draft: _Draft, path: Path) -> None:
+def _find_program(draft: SpecDraft, path: Path) -> None:
     found = shutil.which(path) or shutil.which(path.name)
     if found is None:
         draft.complain("script", f"{path.name!r}, no such program", "one to run", "check the path")
@@ -248,7 +176,7 @@ def _find_program(draft: _Draft, path: Path) -> None:
         draft.values["script"] = os.path.abspath(found)
 
 
-def _check_mode(draft: _Draft) -> None:
+def _check_mode(draft: SpecDraft) -> None:
     mode, samples = draft.get("mode"), draft.get("samples")
     if mode != "ssp" and "staleness" in draft.places:
         got = f"{draft.get('staleness')} in mode {mode}, where it has no effect"
@@ -265,7 +193,7 @@ def _check_mode(draft: _Draft) -> None:
         )
 
 
-def _check_deterministic(draft: _Draft) -> None:
+def _check_deterministic(draft: SpecDraft) -> None:
     if not draft.get("deterministic"):
         if "blocks" in draft.places:
             got = f"{draft.get('blocks')} without deterministic, where it has no effect"
@@ -273,7 +201,7 @@ def _check_deterministic(draft: _Draft) -> None:
         return
     strategy, workers = draft.get("strategy"), draft.get("workers.count")
     blocks = draft.get("blocks")
-    modes = _traits(draft).deterministic
+    modes = traits_of(draft).deterministic
     if not modes:
         got = f"true with strategy {strategy}"
         expected = "it with strategy allreduce, or on servers in mode bsp"
@@ -289,9 +217,9 @@ def _check_deterministic(draft: _Draft) -> None:
         draft.complain("blocks", str(blocks), expected, f"write blocks: {workers}")
 
 
-def _check_strategy(draft: _Draft) -> None:  # noqa: C901
+def _check_strategy(draft: SpecDraft) -> None:  # noqa: C901
     """What the strategy's row leaves open."""
-    workers, traits = draft.get("workers.count"), _traits(draft)
+    workers, traits = draft.get("workers.count"), traits_of(draft)
     if not traits.trains:
         _check_by_itself(draft, traits)
         return
@@ -326,17 +254,13 @@ def _check_strategy(draft: _Draft) -> None:  # noqa: C901
         draft.complain("min_workers", str(least), expected, f"write min_workers: {workers}")
 
 
-def _traits(draft: _Draft) -> Traits:
-    return STRATEGIES[str(draft.get("strategy"))]
-
-
 _OF_TRAINING = re.compile(
     r"servers\..*|mode|staleness|samples|batch_size|epochs|seed|data\..*|checkpoint\..*|min_workers"
     r"|max_workers|data_plane\..*|windows\..*|decide_every_s|solution_args\..*|timeouts\.hang_s"
 )
 
 
-def _check_by_itself(draft: _Draft, traits: Traits) -> None:
+def _check_by_itself(draft: SpecDraft, traits: Traits) -> None:
     """Refuse keys of training and decisions: the script trains on its own, and knows its rank."""
     trained = f"it with strategy {those(lambda row: row.trains)} only"
     for key in [key for key in draft.places if _OF_TRAINING.fullmatch(key)]:
@@ -354,13 +278,13 @@ def _check_by_itself(draft: _Draft, traits: Traits) -> None:
         draft.complain("preflight", got, trained, "remove it")
 
 
-def _check_memory(draft: _Draft) -> None:
+def _check_memory(draft: SpecDraft) -> None:
     for role, least in MIN_MEMORY_BYTES.items():
         key = f"{role}.memory"
         limit = draft.get(key)
         if draft.is_sound([key]) and isinstance(limit, int) and limit < least:
             expected = f"at least {show(key, least)}, which it needs to start"
-            remedy = _write(draft.places[key], key, "2GiB")
+            remedy = how_to_write(draft.places[key], key, "2GiB")
             draft.complain(key, show(key, limit), expected, remedy)
         most = draft.get(f"{role}.max_memory")
         if not draft.is_sound([key, f"{role}.max_memory"]) or not isinstance(most, int):
@@ -371,7 +295,7 @@ def _check_memory(draft: _Draft) -> None:
             draft.complain(f"{role}.max_memory", got, expected, "change one of them")
 
 
-def _check_waits(draft: _Draft) -> None:
+def _check_waits(draft: SpecDraft) -> None:
     for short, long, times in (
         ("restart.backoff_s", "restart.backoff_max_s", 1),
         ("timeouts.heartbeat_s", "timeouts.lost_after_s", 2),  # one late report is no loss
@@ -386,32 +310,32 @@ def _check_waits(draft: _Draft) -> None:
             draft.complain(key, got, expected, "change one of them")
 
 
-def _check_folder(draft: _Draft) -> None:
+def _check_folder(draft: SpecDraft) -> None:
     key = "checkpoint.dir"
     folder = draft.get(key)
     if isinstance(folder, str) and ":/" in folder and not folder.startswith("/"):
         try:
             RemoteCuts(folder)
         except ConfigError as error:
-            draft.complaints.append(f"{_where(draft.places[key], key)}: {error}")
+            draft.complaints.append(f"{where(draft.places[key], key)}: {error}")
     elif isinstance(folder, str) and Path(folder).exists() and not Path(folder).is_dir():
         draft.complain(key, f"the file {folder}", "a folder", "name another")
 
 
-def _check_cwd(draft: _Draft) -> None:
+def _check_cwd(draft: SpecDraft) -> None:
     folder = draft.values.setdefault("cwd", os.getcwd())
     if isinstance(folder, str) and not Path(folder).is_dir():
         draft.complain("cwd", f"{folder!r}, no such folder", "one that is there", "name another")
 
 
-def _check_encryption(draft: _Draft) -> None:
+def _check_encryption(draft: SpecDraft) -> None:
     key, transport = "data_plane.encryption", draft.get("data_plane.transport")
     if key in draft.places and draft.get(key) == "curve" and transport in {"shm", "ipc"}:
         got = f"'curve' with transport {transport}, which never leaves the host"
         draft.complain(key, got, "it with tcp or auto only", "remove it")
 
 
-def _check_listen(draft: _Draft) -> None:
+def _check_listen(draft: SpecDraft) -> None:
     key, address = "listen", str(draft.get("listen"))
     try:
         known = not ipaddress.IPv4Address(address).is_unspecified
@@ -422,7 +346,7 @@ def _check_listen(draft: _Draft) -> None:
         draft.complain(key, repr(address), expected, "`hostname -I` lists them")
 
 
-def _check_backend(draft: _Draft) -> None:
+def _check_backend(draft: SpecDraft) -> None:
     """A key of one backend means nothing on another."""
     backend = draft.get("backend")
     other = {
@@ -433,7 +357,7 @@ def _check_backend(draft: _Draft) -> None:
         if key in draft.places and draft.get(key):
             got = f"it with backend {backend}, which does not read it"
             draft.complain(key, got, "it with another backend", "remove it")
-    why = _traits(draft).one_machine if backend != "local" else ""
+    why = traits_of(draft).one_machine if backend != "local" else ""
     if why:
         got = f"{backend!r} with strategy {draft.get('strategy')}, {why}"
         others = those(lambda traits: not traits.one_machine)
@@ -444,7 +368,7 @@ def _check_backend(draft: _Draft) -> None:
         draft.complain("data_plane.transport", got, "'auto' or 'tcp'", "remove it")
 
 
-def _check_windows(draft: _Draft) -> None:
+def _check_windows(draft: SpecDraft) -> None:
     for name in ("short", "long"):
         keys = [f"windows.{name}_steps", f"windows.{name}_s"]
         if draft.is_sound(keys) and all(draft.get(key) is None for key in keys):
@@ -452,42 +376,7 @@ def _check_windows(draft: _Draft) -> None:
             draft.complain(keys[0], f"none, as for {keys[1]}", "a window that ends", remedy)
 
 
-def _check_solution(draft: _Draft) -> None:
-    """Names and parameters are the solutions' own; they are asked, not listed here."""
-    key, name = "solution", str(draft.get("solution"))
-    prefix = "solution_args."
-    args = {k.removeprefix(prefix): v for k, v in draft.values.items() if k.startswith(prefix)}
-    if name == "none" and not args:
-        return  # nothing has to be imported for it
-    from paceline.policy.straggler.registry import kind_of, names, solution
-
-    if name not in names():
-        near = difflib.get_close_matches(name, names(), 1)
-        remedy = f"did you mean {near[0]}?" if near else _write(draft.places[key], key, "nd")
-        draft.complain(key, repr(name), f"one of {', '.join(names())}", remedy)
-        return
-    place = draft.places.get(key, COMMAND_LINE)
-    try:
-        kind = kind_of(name)
-    except ConfigError as error:
-        draft.complaints.append(f"{_where(place, key)}: {error}")
-        return
-    for arg, value in args.items():
-        try:
-            solution(name, {arg: value})
-        except ConfigError as error:
-            draft.complaints.append(f"{_where(draft.places[prefix + arg], prefix + arg)}: {error}")
-    modes = kind.modes
-    sound = draft.is_sound(["mode", "strategy"])
-    mode = _traits(draft).pace(cast(Mode, draft.get("mode"))) if sound else ""
-    if sound and mode not in modes:
-        there = [each for each in get_args(Mode) if each in modes]
-        made_for = f"jobs in mode {' or '.join(there)}" if there else "all-reduce"
-        got = f"{name}, which is made for {made_for}, in mode {mode}"
-        draft.complain(key, got, "another one", _write(place, key, "auto"))
-
-
-def _check_env(draft: _Draft) -> None:
+def _check_env(draft: SpecDraft) -> None:
     for key in [key for key in draft.values if key.startswith("env.")]:
         name = key.removeprefix("env.")
         if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name):
@@ -497,13 +386,13 @@ def _check_env(draft: _Draft) -> None:
             threads = draft.values[key]
             remedy = f"write torch_threads: {threads}"
             draft.complain(key, f"{threads!r} under env", "it under torch_threads", remedy)
-        elif name in _CHOSEN and draft.is_sound(["strategy"]) and not _traits(draft).trains:
+        elif name in _CHOSEN and draft.is_sound(["strategy"]) and not traits_of(draft).trains:
             continue
         elif _SET_BY_PACELINE.fullmatch(name):
             draft.complain(key, f"the name {name!r}", "none that paceline sets", "remove it")
 
 
-_CHECKS: tuple[tuple[Callable[[_Draft], None], tuple[str, ...]], ...] = (
+_CHECKS: tuple[tuple[Callable[[SpecDraft], None], tuple[str, ...]], ...] = (
     (_check_script, ("script", "run_as")),
     (_check_mode, ("mode", "staleness", "samples", "checkpoint.every_steps")),
     (
@@ -531,13 +420,14 @@ _CHECKS: tuple[tuple[Callable[[_Draft], None], tuple[str, ...]], ...] = (
     (_check_listen, ("listen",)),
     (_check_backend, ("backend", "strategy", "data_plane.transport")),
     (_check_windows, ()),
-    (_check_solution, ("solution",)),
+    (check_solution, ("solution",)),
+    (check_resources, ("resources.policy",)),
     (_check_env, ()),
 )
 """What one value alone cannot show; skipped when a value it compares was refused already."""
 
 
-def _build(draft: _Draft) -> JobSpec:
+def _build(draft: SpecDraft) -> JobSpec:
     stem = re.sub(r"[^A-Za-z0-9._-]+", "-", Path(str(draft.values["script"])).stem)
     tree: dict[str, Any] = {"name": stem.lstrip("._-")[:63] or "job", "sources": draft.places}
     for key, value in draft.values.items():
@@ -561,7 +451,7 @@ def resolve(target: str | Path, flags: Mapping[str, str], args: Sequence[str] = 
     Raises:
         ConfigError: the message has one line for each mistake found.
     """
-    draft, path = _Draft(), Path(target)
+    draft, path = SpecDraft(), Path(target)
     if path.suffix in {".yaml", ".yml"}:
         _read_file(draft, path)
     elif path.suffix == ".py" or flags.get("run_as", "file") != "file":
@@ -580,7 +470,7 @@ def resolve(target: str | Path, flags: Mapping[str, str], args: Sequence[str] = 
             check(draft)
     if draft.complaints:
         raise ConfigError("\n".join(draft.complaints))
-    return _build(draft)
+    return sized(_build(draft))
 
 
 def explain(spec: JobSpec) -> list[str]:
@@ -593,8 +483,12 @@ def explain(spec: JobSpec) -> list[str]:
             value = value[part]
         lines.append(f"{key} = {show(key, value)}  ({spec.sources.get(key, 'default')})")
     lines += [
-        f"solution_args.{name} = {value}  ({spec.sources.get(f'solution_args.{name}')})"
-        for name, value in spec.solution_args.items()
+        f"{section}.{name} = {value}  ({spec.sources.get(f'{section}.{name}')})"
+        for section, args in (
+            ("solution_args", spec.solution_args),
+            ("resources_args", spec.resources_args),
+        )
+        for name, value in args.items()
     ]
     hidden = [f"env.{name} = ***  ({spec.sources.get(f'env.{name}')})" for name in spec.env]
     return lines + hidden

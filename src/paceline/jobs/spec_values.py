@@ -29,7 +29,7 @@ _PATHS = ("script", "cwd", "checkpoint.dir")
 _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/")
 """How a URL begins, also one that is misspelt."""
 
-FREE_SECTIONS = ("env", "solution_args")
+FREE_SECTIONS = ("env", "solution_args", "resources_args")
 """Sections whose keys are the user's, or a solution's."""
 _LATER = {
     "mode": ("hybrid",),

@@ -13,11 +13,14 @@ from paceline.base.record_log import RecordLog
 from paceline.master.checks import NodeChecked
 from paceline.master.job_clock import MasterStarted
 from paceline.master.restarts import StartMeasured
+from paceline.master.size_facts import SizingKept
 from paceline.protocol.nodes.node import MemberRecords
 from paceline.protocol.records import Records
 from paceline.protocol.snapshot import Snapshot
 
-JournalRecord = Records | MemberRecords | StartMeasured | NodeChecked | Snapshot | MasterStarted
+JournalRecord = (
+    Records | MemberRecords | StartMeasured | NodeChecked | Snapshot | MasterStarted | SizingKept
+)
 
 _decoder: msgspec.msgpack.Decoder[JournalRecord] = msgspec.msgpack.Decoder(JournalRecord)
 decode = _decoder.decode

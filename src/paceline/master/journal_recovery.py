@@ -1,20 +1,16 @@
 """What a master finds of those before it: their journal, their agents, sizes that were ordered."""
 
-import msgspec
-
-from paceline.base.numbering import CutNo
-from paceline.base.record_log import encode
-from paceline.cuts.remote import Handover
 from paceline.jobs.resize import read_resize
 from paceline.master.checks import Checks, NodeChecked
 from paceline.master.job_clock import JobClock, MasterStarted
 from paceline.master.journal import JournalRecord
 from paceline.master.parts import MasterParts
 from paceline.master.restarts import StartMeasured
+from paceline.master.size_facts import SizingKept
+from paceline.master.sizing import SizingSeat
 from paceline.master.training import Training
 from paceline.protocol.nodes.node import Act, JobEnded, MemberRecords
 from paceline.protocol.nodes.orders import NodeOrders
-from paceline.protocol.records import CutGone
 from paceline.protocol.snapshot import Snapshot, restore, take
 
 COMPACT_AT = 50_000
@@ -25,11 +21,17 @@ class JournalRecovery:
     """Brings the machines of a fresh master to where the journal ends, and keeps that short."""
 
     def __init__(
-        self, parts: MasterParts, clock: JobClock, checks: Checks, training: Training
+        self,
+        parts: MasterParts,
+        clock: JobClock,
+        checks: Checks,
+        training: Training,
+        sizing: SizingSeat,
     ) -> None:
         self._job, self._spec, self._outbox = parts.job, parts.spec, parts.outbox
         self._members, self._monitor = parts.members, parts.monitor
         self._clock, self._checks, self._training = clock, checks, training
+        self._sizing = sizing
 
     def replay(self) -> tuple[bool, bool]:
         """Apply the journal; whether there was one, and whether the job had ended with it.
@@ -58,6 +60,8 @@ class JournalRecovery:
                 self._monitor.restarts.apply(record)
             case NodeChecked():
                 self._checks.apply(record)
+            case SizingKept():
+                self._sizing.apply(record)
             case _ if isinstance(record, MemberRecords):
                 self._members.apply(record)
             case _:
@@ -78,23 +82,10 @@ class JournalRecovery:
 
     def _snapshot(self) -> list[JournalRecord]:
         measured = self._monitor.restarts.measured()
-        kept = [*self._members.snapshot(), *measured, *self._checks.records()]
-        return [self._clock.started, take(self._training.state), *kept]
-
-    def handover(self, cut_no: CutNo) -> Handover:
-        """All that another machine needs with this cut: as if the job had ended with it."""
-        state = self._training.state
-        others = (cut.cut.cut_no for cut in state.cuts.valid if cut.cut.cut_no != cut_no)
-        # What nodes can do, and what their starts cost, is of this machine.
-        records = [
-            take(state),
+        kept = [
             *self._members.snapshot(),
-            *(CutGone(cut_no=number) for number in others),
+            *measured,
+            *self._checks.records(),
+            *self._sizing.records,
         ]
-        unset = dict.fromkeys(self._spec.env, "")
-        return Handover(
-            job_id=self._job.job_id,
-            spec=msgspec.structs.replace(self._spec, env=unset),
-            launched_s=self._job.launched_s(),
-            journal=tuple(map(encode, records)),
-        )
+        return [self._clock.started, take(self._training.state), *kept]

@@ -50,13 +50,13 @@ def build(parts: MasterParts, times: Times) -> Rooms:
     training = Training(parts, EDGES[spec.traits.holder](spec), end.fail, follow)
     checks = checks_of(parts)
     members = MembersEdge(parts, times, checks, inbox, end, training)
-    decisions = SolutionSeat(parts, times, inbox, training, members)
     measuring = Measuring(parts, times, checks)
-    shutdown = Shutdown(parts, times, end, training, members)
     agents = Agents(parts, times, inbox, training, members, measuring)
+    decisions = SolutionSeat(parts, times, inbox, training, members, agents.sizes)
+    shutdown = Shutdown(parts, times, end, training, members)
     pace = parts.outbox.pace
     reporting = Reporting(parts.job, training.state, parts.members, parts.monitor, pace)
-    recovery = JournalRecovery(parts, times.wall, checks, training)
+    recovery = JournalRecovery(parts, times.wall, checks, training, decisions.sizing)
     return Rooms(
         inbox=inbox,
         sources=Sources(parts, inbox),
@@ -79,5 +79,5 @@ def build(parts: MasterParts, times: Times) -> Rooms:
             agents.sizes,
         ),
         reporting=reporting,
-        uploads=open_uploads(parts, training.cuts, recovery.handover),
+        uploads=open_uploads(parts, training.cuts, training.state),
     )

@@ -20,6 +20,7 @@ from paceline.master.journal import Journal
 from paceline.master.parts import make_parts
 from paceline.master.ports import Backend
 from paceline.master.rooms import build
+from paceline.master.size_facts import SizingAnswered
 from paceline.master.waiting import until_written
 from paceline.protocol.nodes.node import JobEnded
 from paceline.wire.events.job import MasterStartedEvent
@@ -152,6 +153,8 @@ class Master:
                 rooms.decisions.answered(fact)
             case FromPlatform(word=word):
                 rooms.members.platform_said(word)
+            case SizingAnswered():
+                rooms.decisions.sizing.answered(fact)
             case PastRead():
                 rooms.decisions.remember(fact)
             case _:

@@ -1,4 +1,4 @@
-"""The solution's seat in a master: it is taken where the spec names one."""
+"""The seats of policies in a master: each is taken where the spec names one."""
 
 from paceline.master.controller import Controller
 from paceline.master.deciding import Answered, Deciding
@@ -6,9 +6,11 @@ from paceline.master.decision_port import Scene
 from paceline.master.facts import PastRead
 from paceline.master.inbox import Inbox
 from paceline.master.members import MembersEdge
+from paceline.master.node_sizes import NodeSizes
 from paceline.master.parts import MasterParts, Times
 from paceline.master.remembering import Remembering
 from paceline.master.restarts import StartMeasured
+from paceline.master.sizing import SizingSeat
 from paceline.master.training import Training
 from paceline.policy.straggler.observation import Observation
 from paceline.wire.events.base import Event
@@ -24,6 +26,7 @@ class SolutionSeat:
         inbox: Inbox,
         training: Training,
         members: MembersEdge,
+        sizes: NodeSizes,
     ) -> None:
         self._job, self._spec, self._outbox = parts.job, parts.spec, parts.outbox
         self._times, self._inbox = times, inbox
@@ -35,15 +38,17 @@ class SolutionSeat:
             restart=members.restart,
         )
         self._deciding: Deciding | None = None
+        self.sizing = SizingSeat(parts, times, inbox, training, members, sizes)
         self.past = Remembering(parts, training.state, inbox)
         members.watchers.append(self._note)
 
     def begin(self) -> None:
-        """Ask the solution that the spec names from now on.
+        """Ask the policies that the spec names from now on.
 
         Raises:
-            ConfigError: there is no such solution, or it takes no such parameters.
+            ConfigError: there is no such policy, or it takes no such parameters.
         """
+        self.sizing.begin()
         if self._spec.solution != "none":
             self._deciding = Deciding(
                 self._spec,
@@ -68,6 +73,7 @@ class SolutionSeat:
     def tick(self, now_s: float) -> None:
         """Read the history, and ask, if it is time to."""
         self.past.tick(now_s)
+        self.sizing.tick(now_s)
         if self._deciding is not None:
             self._deciding.tick(now_s)
 

@@ -6,6 +6,7 @@ away is asked again without end; the job does not wait for it.
 """
 
 import asyncio
+import functools
 import queue
 import threading
 import time
@@ -19,7 +20,9 @@ from paceline.base.errors import TransientError
 from paceline.base.numbering import CutNo
 from paceline.cuts.remote import Handover, RemoteCuts, pack_handover
 from paceline.master.cut_keeping import CutKeeping
+from paceline.master.handover import handover_of
 from paceline.master.parts import MasterParts
+from paceline.protocol.training import MasterState
 from paceline.wire.events.base import Event
 from paceline.wire.events.state import (
     CutUploadedEvent,
@@ -198,12 +201,11 @@ class Uploads:
             flush()
 
 
-def open_uploads(
-    parts: MasterParts, cuts: CutKeeping, handover: Callable[[CutNo], Handover]
-) -> Uploads | None:
+def open_uploads(parts: MasterParts, cuts: CutKeeping, state: MasterState) -> Uploads | None:
     """Copy cuts to where the spec says; None: they stay here."""
     checkpoint = parts.spec.checkpoint
     if not checkpoint.url:
         return None
     uploader = Uploader(RemoteCuts(checkpoint.url), checkpoint.keep)
+    handover = functools.partial(handover_of, parts, state)
     return Uploads(uploader, cuts, handover, parts.outbox.tell)

@@ -223,6 +223,35 @@ class WindowSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Its seconds. Default 600, as in AntDT; none: not counted."""
 
 
+class ResourcesSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How a job finds its own size, and what it may have."""
+
+    policy: Annotated[str, Meta(description="the name of a resource policy")] = "none"
+    """Who chooses the numbers of workers and servers and the cores of each, while the job trains.
+    Default none: they stay as the spec says. ``--auto`` is short for rm, that of DLRover-RM."""
+    cores: Cores | None = None
+    """Of all nodes together, at most. Default none: the cores of this machine."""
+    memory_bytes: Annotated[int, Meta(ge=1, le=2**60, examples=["16GiB"])] | None = field(
+        default=None, name="memory"
+    )
+    """Of all nodes together, at most. Default none: no bound."""
+    workers: Count | None = None
+    """At most. Default none: ``max_workers``, or as many as the cores allow."""
+    servers: Count | None = None
+    """At most. Default none: as many as the cores allow."""
+    cost: Annotated[float, Meta(gt=0)] | None = None
+    """Of an hour, at most; a core costs 1 and a GiB 0.1. Default none: no bound."""
+    window_s: PositiveSeconds = 5.0
+    """Seconds of a window over which samples are counted. Default 5."""
+    settle_s: PositiveSeconds = 10.0
+    """Seconds after a change that do not count. Default 10, or as long as the change took."""
+    between_s: PositiveSeconds = 60.0
+    """Seconds between two changes, at least. Default 60, as in DLRover."""
+    patience_s: PositiveSeconds = 120.0
+    """Seconds for which a node that does not come is waited for; then the change is given up.
+    Default 120."""
+
+
 class JobSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One job, as asked for."""
 
@@ -278,6 +307,10 @@ class JobSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     none; with ``deterministic`` it is ``blocks`` at most: more would have nothing to do."""
     servers: NodeSpec = NodeSpec()
     """Nodes that hold the model. Default 1; there are none with strategies allreduce and fsdp."""
+    resources: ResourcesSpec = ResourcesSpec()
+    """How the job finds its own size."""
+    resources_args: dict[str, str] = {}
+    """Parameters of the resource policy, by name. Default none: its own defaults."""
     deterministic: bool = False
     """Strategy allreduce: whether the model is the same bit for bit, whichever workers die or join
     and however steps are divided. On servers in mode bsp: whether it is the same up to the last

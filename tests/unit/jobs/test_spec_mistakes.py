@@ -122,7 +122,8 @@ WRONG_FILES = [
     ),
     (
         "script: train.py\nmemory: 2GiB\n",
-        "job.yaml:2: memory: got an unknown key; did you mean workers.memory or servers.memory?",
+        "job.yaml:2: memory: got an unknown key; did you mean workers.memory or "
+        "servers.memory or resources.memory?",
     ),
     (
         "script: train.py\ndata:\n  shufle: true\n",

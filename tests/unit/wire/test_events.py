@@ -78,6 +78,28 @@ TOLD: list[tuple[Event, str, str]] = [
     (job.ScaledEvent(role="worker", count=3, before=2), "2 -> 3 workers", "scaled: 2 -> 3 workers"),
     (job.ScaledEvent(role="server", count=2), "2 servers", "scaled: 2 servers"),
     (
+        job.SizePlannedEvent(plan="workers 1 -> 3"),
+        "workers 1 -> 3",
+        "the job is to change its size: workers 1 -> 3",
+    ),
+    (
+        job.SizeChangedEvent(size="3 workers", took_s=4.25),
+        "3 workers",
+        "the job has another size: 3 workers (after 4.2 s)",
+    ),
+    (
+        job.SizeJudgedEvent(
+            before_per_s=1e4, after_per_s=2.5e4, expected_per_s=3e4, found="faster"
+        ),
+        "faster: 25,000 samples/s after 10,000, 30,000 were expected",
+        "the change of size made the job faster: 25,000 samples/s after 10,000, 30,000 were expected",
+    ),
+    (
+        job.SizeKeptEvent(cause="a change was given up: refused"),
+        "a change was given up: refused",
+        "the job keeps its size: a change was given up: refused",
+    ),
+    (
         job.ScaledEvent(node="worker-2", role="worker", count=3, host="box"),
         "box joins",
         "scaled worker-2: box joins",
@@ -508,10 +530,14 @@ LOST = {
     "relieved",
     "replacing",
     "restart_advised",
+    "scaled",
     "servers_changed",
     "servers_not_changed",
     "sharing",
-    "scaled",
+    "size_changed",
+    "size_judged",
+    "size_kept",
+    "size_planned",
     "slow_link",
     "slow_node",
     "slowed",

@@ -15,6 +15,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, NullFormatter
 
 from paceline.cli.report import slow
+from paceline.cli.report.text import sizes
 from paceline.jobs.facts import Facts, speeds
 from paceline.jobs.slowness import slownesses
 from paceline.wire.events.base import Event
@@ -94,6 +95,7 @@ def throughput(facts: Facts) -> str:
             label=f"mean of {SMOOTH_S:.0f} s",
         )
         _mark_incidents(facts, axes)
+        _mark_sizes(facts, axes)
         _finish(axes, facts, "samples/s", bottom=0)
         _legend(axes)
         return _svg(figure, "throughput")
@@ -241,6 +243,22 @@ def _mark_incidents(facts: Facts, axes: "Axes") -> None:
             fontsize=8,
             color=ENDED["killed"],
         )
+
+
+def _mark_sizes(facts: Facts, axes: "Axes") -> None:
+    for letter, event in sizes(facts):
+        if letter:
+            at_s = event.t - facts.started_s
+            axes.axvline(at_s, color="0.5", linewidth=1, linestyle=(0, (1, 2)))
+            axes.annotate(
+                letter,
+                (at_s, 1.0),
+                xycoords=("data", "axes fraction"),
+                ha="center",
+                va="bottom",
+                fontsize=8,
+                color="0.5",
+            )
 
 
 def _finish(axes: "Axes", facts: Facts, label: str, bottom: float | None = None) -> None:

@@ -141,6 +141,7 @@ def render(facts: Facts, *, drawn: bool = True) -> str:
         _stacks(facts),
         _slow(facts, drawn=drawn),
         _decisions(facts),
+        _sizes(facts),
         _workers(facts),
         _checks(facts),
     ]
@@ -186,6 +187,14 @@ def _decisions(facts: Facts) -> str:
         return ""
     table = _table(text.DECISION_COLUMNS, text.decision_rows(facts), "story")
     return f"<h2>Decisions</h2>{table}"
+
+
+def _sizes(facts: Facts) -> str:
+    rows = text.size_rows(facts)
+    if not rows:
+        return ""
+    note = '<p class="faint">Letters mark the changes in the plot of the throughput.</p>'
+    return f"<h2>Its size</h2>{_table(text.SIZE_COLUMNS, rows, 'story')}{note}"
 
 
 def _slow(facts: Facts, *, drawn: bool) -> str:

@@ -167,6 +167,50 @@ class DiskHealsEvent(Event, frozen=True):
                 assert_never(self.waited)
 
 
+class SizePlannedEvent(Event, frozen=True):
+    """The resource policy has chosen another size, or takes one back."""
+
+    plan: str
+
+    clause_words = "{0.plan}"
+    sentence_words = "the job is to change its size: {0.plan}"
+
+
+class SizeChangedEvent(Event, frozen=True):
+    """A change of the job's size is in effect."""
+
+    size: str
+    took_s: float
+
+    clause_words = "{0.size}"
+    sentence_words = "the job has another size: {0.size} (after {0.took_s:.1f} s)"
+
+
+class SizeJudgedEvent(Event, frozen=True):
+    """What a change of the job's size has brought, measured when it had settled."""
+
+    before_per_s: float
+    after_per_s: float
+    expected_per_s: float
+    found: str
+    """In words, such as: faster."""
+
+    clause_words = (
+        "{0.found}: {0.after_per_s:,.0f} samples/s after {0.before_per_s:,.0f}, "
+        "{0.expected_per_s:,.0f} were expected"
+    )
+    sentence_words = "the change of size made the job {0.clause}"
+
+
+class SizeKeptEvent(Event, frozen=True):
+    """The job trains on with the size that it has."""
+
+    cause: str
+
+    clause_words = "{0.cause}"
+    sentence_words = "the job keeps its size: {0.cause}"
+
+
 class ScaledEvent(Event, frozen=True):
     """The number of workers or servers is another one."""
 

@@ -29,6 +29,10 @@ KnownEvent = (
     | job.DiskRefusesEvent
     | job.DiskHealsEvent
     | job.ScaledEvent
+    | job.SizeChangedEvent
+    | job.SizeJudgedEvent
+    | job.SizeKeptEvent
+    | job.SizePlannedEvent
     | nodes.AgentJoinedEvent
     | nodes.AgentLostEvent
     | nodes.NoLimitsEvent

@@ -1,0 +1,103 @@
+"""The size that a job may have, and the one that it begins with, from its spec."""
+
+import contextlib
+import os
+from pathlib import Path
+
+import msgspec
+from msgspec.structs import replace
+
+from paceline.base.errors import ConfigError
+from paceline.jobs.history import Tail
+from paceline.jobs.past.making import size_of
+from paceline.jobs.wording import counted
+from paceline.policy.resources.observation import JobSize, ResourceBounds, ResourcePrices
+from paceline.policy.resources.steering import SteeringLine
+from paceline.policy.resources.steering_state import Verdict
+from paceline.wire.spec import JobSpec
+
+VERDICT_WORDS: dict[Verdict, str] = {
+    "better": "faster",
+    "as_before": "no faster and no slower than the noise",
+    "worse": "slower",
+    "open": "neither for sure",
+}
+"""What a change has made of a job."""
+NODE_CORES = 1.0
+"""Of a node whose spec says none, as far as the bound has room."""
+
+
+def bounds_of(spec: JobSpec) -> ResourceBounds:
+    """Return what a job may have; without a number in the spec, the cores of this machine."""
+    asked = spec.resources
+    has_servers = spec.num_servers > 0
+    cores = asked.cores if asked.cores is not None else float(len(os.sched_getaffinity(0)))
+    least = min(cores / 20, 0.1)
+    return ResourceBounds(
+        cores=cores,
+        memory_bytes=asked.memory_bytes,
+        cost=asked.cost,
+        min_workers=spec.min_workers,
+        max_workers=asked.workers if asked.workers is not None else spec.max_workers,
+        min_servers=1 if has_servers else 0,
+        max_servers=asked.servers if has_servers else 0,
+        min_node_cores=least,
+        core_step=least,
+    )
+
+
+def sized(spec: JobSpec) -> JobSpec:
+    """Give the nodes of a job that finds its size the quotas that it begins with.
+
+    Raises:
+        ConfigError: not even these are within the bounds.
+    """
+    if spec.resources.policy == "none":
+        return spec
+    bounds, count = bounds_of(spec), spec.workers.count + spec.num_servers
+    assert bounds.cores is not None
+    named = sum(
+        (nodes.cpu_of(number) or 0.0)
+        for nodes, total in ((spec.workers, spec.workers.count), (spec.servers, spec.num_servers))
+        for number in range(total)
+    )
+    unnamed = spec.workers.count * (spec.workers.cpu is None)
+    unnamed += spec.num_servers * (spec.servers.cpu is None)
+    each = min(NODE_CORES, (bounds.cores - named) / unnamed) if unnamed else 0.0
+    if unnamed and each < bounds.min_node_cores:
+        raise ConfigError(
+            f"resources.cores: got {bounds.cores:g}, expected at least "
+            f"{bounds.min_node_cores:g} for each of {count} nodes; raise it, or begin with fewer "
+            "workers and servers"
+        )
+    if spec.workers.cpu is None:
+        spec = replace(spec, workers=replace(spec.workers, cpu=(each,)))
+    if spec.num_servers and spec.servers.cpu is None:
+        spec = replace(spec, servers=replace(spec.servers, cpu=(each,)))
+    if excess := bounds.excess(size_of(spec), ResourcePrices()):
+        raise ConfigError(
+            f"resources: the job begins with {excess}; raise the bound, or begin smaller"
+        )
+    return spec
+
+
+def read_sizing(path: Path) -> list[SteeringLine]:
+    """Read what was planned, and what it brought, in order; lines that are torn are left out."""
+    found = []
+    for line in Tail(path).lines():
+        with contextlib.suppress(msgspec.MsgspecError):
+            found.append(msgspec.json.decode(line, type=SteeringLine))
+    return found
+
+
+def size_words(size: JobSize) -> str:
+    """Write a size in words: ``3 workers of 0.5 cores, 1 server of 1 core``."""
+    parts = [_nodes(size.workers, "worker", size.worker_cpu)]
+    if size.servers:
+        parts.append(_nodes(size.servers, "server", size.server_cpu))
+    return ", ".join(parts)
+
+
+def _nodes(count: int, role: str, cores: float) -> str:
+    own = f" of {cores:g} cores" if cores else ""
+    return f"{counted(count, role)}{own}"

@@ -1,0 +1,79 @@
+"""Checks of a job spec that ask policies: their names and parameters are their own."""
+
+import difflib
+from typing import cast, get_args
+
+from paceline.base.errors import ConfigError
+from paceline.jobs.spec_draft import COMMAND_LINE, SpecDraft, how_to_write, traits_of, where
+from paceline.wire.strategies import Mode
+
+
+def check_solution(draft: SpecDraft) -> None:
+    """Names and parameters are the solutions' own; they are asked, not listed here."""
+    key, name = "solution", str(draft.get("solution"))
+    prefix = "solution_args."
+    args = {k.removeprefix(prefix): v for k, v in draft.values.items() if k.startswith(prefix)}
+    if name == "none" and not args:
+        return  # nothing has to be imported for it
+    from paceline.policy.straggler.registry import kind_of, names, solution
+
+    if name not in names():
+        near = difflib.get_close_matches(name, names(), 1)
+        remedy = f"did you mean {near[0]}?" if near else how_to_write(draft.places[key], key, "nd")
+        draft.complain(key, repr(name), f"one of {', '.join(names())}", remedy)
+        return
+    place = draft.places.get(key, COMMAND_LINE)
+    try:
+        kind = kind_of(name)
+    except ConfigError as error:
+        draft.complaints.append(f"{where(place, key)}: {error}")
+        return
+    for arg, value in args.items():
+        try:
+            solution(name, {arg: value})
+        except ConfigError as error:
+            draft.complaints.append(f"{where(draft.places[prefix + arg], prefix + arg)}: {error}")
+    modes = kind.modes
+    sound = draft.is_sound(["mode", "strategy"])
+    mode = traits_of(draft).pace(cast(Mode, draft.get("mode"))) if sound else ""
+    if sound and mode not in modes:
+        there = [each for each in get_args(Mode) if each in modes]
+        made_for = f"jobs in mode {' or '.join(there)}" if there else "all-reduce"
+        got = f"{name}, which is made for {made_for}, in mode {mode}"
+        draft.complain(key, got, "another one", how_to_write(place, key, "auto"))
+
+
+def check_resources(draft: SpecDraft) -> None:
+    """Refuse a resource policy that there is not, or that this job cannot follow."""
+    key, name = "resources.policy", str(draft.get("resources.policy"))
+    if name == "none":
+        return
+    from paceline.policy.resources.registry import RESOURCES
+
+    if name not in RESOURCES.names():
+        near = difflib.get_close_matches(name, RESOURCES.names(), 1)
+        remedy = f"did you mean {near[0]}?" if near else "write rm, or --auto"
+        draft.complain(key, repr(name), f"one of {', '.join(RESOURCES.names())}", remedy)
+        return
+    prefix = "resources_args."
+    args = {k.removeprefix(prefix): v for k, v in draft.values.items() if k.startswith(prefix)}
+    for arg, value in args.items():
+        try:
+            RESOURCES.make(name, {arg: value})
+        except ConfigError as error:
+            draft.complaints.append(f"{where(draft.places[prefix + arg], prefix + arg)}: {error}")
+    if draft.is_sound(["strategy", "backend", "samples"]):
+        _check_resizable(draft, key, name)
+
+
+def _check_resizable(draft: SpecDraft, key: str, name: str) -> None:
+    remedy, traits = "remove it, or --auto", traits_of(draft)
+    if traits.lives == "in_rounds":
+        got = f"{name} with strategy {draft.get('strategy')}, whose workers come and go together"
+        draft.complain(key, got, "strategy ps or allreduce", remedy)
+    elif draft.get("backend") != "local":
+        got = f"{name} with backend {draft.get('backend')}, whose nodes keep their sizes"
+        draft.complain(key, got, "backend local", remedy)
+    elif draft.get("samples") != "exactly-once":
+        got = f"{name} with samples {draft.get('samples')}, whose servers cannot hand over"
+        draft.complain(key, got, "samples exactly-once", remedy)

@@ -1,0 +1,21 @@
+"""What a master keeps and hears of the loop that finds the job's size."""
+
+import msgspec
+
+from paceline.policy.resources.steering import SteeringLine
+from paceline.policy.resources.steering_state import SteeringState
+
+
+class SizingKept(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """Journal: what the loop remembers, and the change that is under way."""
+
+    state: SteeringState
+
+
+class SizingAnswered(msgspec.Struct, frozen=True, kw_only=True):
+    """A fact: the loop has taken in an observation."""
+
+    line: SteeringLine
+    after: SteeringState
+    error: str = ""
+    """What the policy raised, with its traceback."""

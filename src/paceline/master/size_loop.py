@@ -1,0 +1,116 @@
+"""The loop that finds the job's size (`paceline.policy.resources.steering`), run and written down.
+
+A policy may be anybody's code, and a search takes a while. So a question is answered in a thread,
+one at a time, while no change is under way.
+"""
+
+import threading
+import traceback
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+from msgspec.structs import replace
+
+from paceline.jobs.jsonl import LineFile
+from paceline.master.size_facts import SizingAnswered
+from paceline.policy.resources.observation import ResourceObservation
+from paceline.policy.resources.plan import Hold
+from paceline.policy.resources.planner import ResourcePolicy
+from paceline.policy.resources.steering import SteeringLine, steer
+from paceline.policy.resources.steering_state import (
+    AnySteeringAct,
+    ResizeFailed,
+    ResizeInEffect,
+    SizeSeen,
+    SteeringRules,
+    SteeringState,
+)
+
+LOG_BYTES = 32 << 20
+"""A log that is larger is put aside, and the one that lay there is dropped."""
+
+
+class SizeLoop:
+    """The loop of one job.
+
+    Args:
+        policy: of the spec.
+        rules: of the spec.
+        log: its steps go there.
+        post: hands an answer to the event loop, from a thread; it comes to `took`.
+        wall_clock: Unix time, for the log.
+    """
+
+    def __init__(
+        self,
+        policy: ResourcePolicy,
+        rules: SteeringRules,
+        log: Path,
+        post: Callable[[SizingAnswered], None],
+        wall_clock: Callable[[], float],
+    ) -> None:
+        self._policy, self._rules, self._post = policy, rules, post
+        self._log, self._wall_clock = LineFile(log), wall_clock
+        self.state = SteeringState()
+        self.is_asking = False
+        self._held = ""
+        """Why nothing was changed last: it is written down once."""
+
+    def ask(self, seen: ResourceObservation) -> None:
+        """Show the loop the job."""
+        self.is_asking = True
+        fact = SizeSeen(seen=seen)
+        line = SteeringLine(t=self._wall_clock(), before=self.state, fact=fact, rules=self._rules)
+        policy, post = self._policy, self._post
+
+        def answer() -> None:
+            try:
+                after, acts = steer(line.before, line.fact, line.rules, policy)
+            except Exception:  # noqa: BLE001 - a policy may be anybody's code
+                error = traceback.format_exc()
+                post(SizingAnswered(line=line, after=line.before, error=error))
+                return
+            post(SizingAnswered(line=replace(line, acts=acts), after=after))
+
+        threading.Thread(target=answer, name="sizing", daemon=True).start()
+
+    def answered(self, answer: SizingAnswered) -> tuple[AnySteeringAct, ...]:
+        """Go on with an answer; what is to be done."""
+        self.is_asking = False
+        return self._took(answer.line, answer.after)
+
+    def changed(self, fact: ResizeInEffect | ResizeFailed) -> tuple[AnySteeringAct, ...]:
+        """Take in what became of a change, about which the policy is not asked."""
+        before = self.state
+        after, acts = steer(before, fact, self._rules, self._policy)
+        line = SteeringLine(
+            t=self._wall_clock(), before=before, fact=fact, rules=self._rules, acts=acts
+        )
+        return self._took(line, after)
+
+    def _took(self, line: SteeringLine, after: SteeringState) -> tuple[AnySteeringAct, ...]:
+        self.state = after
+        held = _held(line.acts)
+        if held is None or held != self._held:
+            self._log.add(line)
+            self._log.flush()
+            if self._log.num_bytes > LOG_BYTES:
+                self._log.put_aside()
+        self._held = held or ""
+        return line.acts
+
+
+def _held(acts: Iterable[AnySteeringAct]) -> str | None:
+    """Why nothing was changed; None: the step is written down in any case."""
+    found = list(acts)
+    if len(found) == 1 and isinstance(found[0], Hold):
+        return found[0].cause
+    return None
+
+
+def by_another_clock(state: SteeringState) -> SteeringState:
+    """What another master goes on with, whose times begin again: it measures from its start."""
+    change = state.change
+    if change is not None:
+        change = replace(change, begun_s=0.0)
+    return replace(state, since_s=None, next_s=None, change=change)

@@ -1,0 +1,152 @@
+"""A change of the job's size, carried out stage by stage (`paceline.policy.resources.stages`).
+
+The stages are derived from what is ordered and what is in effect, so a master that goes on with the
+change of another one only has to know where it leads.
+"""
+
+from paceline.base.jobdir import number_of
+from paceline.master.members import MembersEdge
+from paceline.master.node_sizes import NodeSizes
+from paceline.master.orders import check_scale
+from paceline.master.parts import MasterParts
+from paceline.master.size_seen import ordered_size
+from paceline.master.training import Training
+from paceline.policy.resources.observation import JobSize
+from paceline.policy.resources.plan import NodeTarget
+from paceline.policy.resources.stages import next_stage
+from paceline.policy.resources.steering_state import FailedWhy
+from paceline.wire.client import ResizeNodes
+
+
+class SizeOrders:
+    """At most one change of one job's size."""
+
+    def __init__(
+        self, parts: MasterParts, training: Training, edge: MembersEdge, sizes: NodeSizes
+    ) -> None:
+        self._spec, self._members, self._backend = parts.spec, parts.members, parts.backend
+        self._training, self._edge, self._sizes = training, edge, sizes
+        self._patience_s = parts.spec.resources.patience_s
+        self._target: JobSize | None = None
+        self._nodes: tuple[NodeTarget, ...] = ()
+        self.begun_s = self._stage_s = 0.0
+        self.waits_for = ""
+        """What has not come within the time that the spec allows."""
+
+    @property
+    def size(self) -> JobSize:
+        """As ordered last."""
+        workers = [node.name for node in self._members.wanted_workers()]
+        servers = [node.name for node in self._members.in_place()]
+        return ordered_size(self._sizes, workers, servers)
+
+    @property
+    def is_under_way(self) -> bool:
+        return self._target is not None
+
+    @property
+    def is_done(self) -> bool:
+        """Whether all of it is in effect."""
+        return (
+            self._target is not None
+            and not self._absent()
+            and next_stage(self.size, self._target) is None
+            and not self._own_sizes()
+        )
+
+    def begin(self, target: JobSize, nodes: tuple[NodeTarget, ...], now_s: float) -> None:
+        """Carry out a change from now on.
+
+        Args:
+            target: of all nodes.
+            nodes: those that get a size of their own.
+            now_s: now.
+        """
+        self._target, self._nodes = target, nodes
+        self.begun_s = self._stage_s = now_s
+        self.waits_for = ""
+
+    def end(self) -> None:
+        """Forget the change."""
+        self._target = None
+
+    def go_on(self, now_s: float) -> FailedWhy | None:
+        """Order the next stage if the one before is in effect; why the change fails.
+
+        Raises:
+            ConfigError: an order is refused.
+        """
+        if self._target is None:
+            return None
+        if absent := self._absent():
+            if now_s - self._stage_s <= self._patience_s:
+                return None
+            self.waits_for = f"{absent} for {self._patience_s:.0f} s"
+            return "pending"
+        stage = next_stage(self.size, self._target)
+        if stage is not None:
+            self._stage_s = now_s
+            self._order(stage)
+        elif own := self._own_sizes():
+            self._stage_s = now_s
+            self._sizes.order(own)
+        return None
+
+    def give_up(self, origin: JobSize) -> None:
+        """Take back what of a change has not come: the job trains on with what it has."""
+        self._target = None
+        workers = sum(1 for _ in self._members.wanted_workers())
+        if workers > origin.workers:
+            self._edge.scale(origin.workers)
+
+    # ------------------------------------------------------------------ stages
+
+    def _absent(self) -> str:
+        """What of the newest stage is not in effect; empty: all is."""
+        if self._sizes.is_changing:
+            return "the limits of nodes change"
+        if self._members.change is not None:
+            return "the servers' share of the model moves"
+        for node in self._members.nodes.values():
+            if node.word not in ("running", "finished"):
+                return f"{node.name} is {node.word}"
+        return ""
+
+    def _order(self, stage: JobSize) -> None:
+        now = self.size
+        changed = set(stage.differing(now))
+        for role in ("worker", "server"):
+            if changed & {f"{role}_cpu", f"{role}_memory"}:
+                cpu, memory = getattr(stage, f"{role}_cpu"), getattr(stage, f"{role}_memory")
+                self._sizes.order(
+                    ResizeNodes(
+                        role=role,
+                        cpu=(cpu,) if f"{role}_cpu" in changed else None,
+                        memory_bytes=memory if f"{role}_memory" in changed else None,
+                    )
+                )
+        if "servers" in changed:
+            self._edge.scale_servers(stage.servers)
+        if "workers" in changed:
+            feed = self._training.state.plans.in_training()
+            check_scale(self._spec, feed, stage.workers)
+            self._edge.scale(stage.workers)
+
+    def _own_sizes(self) -> ResizeNodes | None:
+        """The order that gives single nodes what they should have; None: they have it.
+
+        A role's quotas are given node by node, in turn, so all of them are named.
+        """
+        for role in ("worker", "server"):
+            own = {
+                number_of(each.node): each.cpu for each in self._nodes if each.node.startswith(role)
+            }
+            if not own:
+                continue
+            present = self._sizes.of(role)
+            count = 1 + max(*own, *(node.rank for node in self._members.of_role(role)), 0)
+            usual = [present.cpu_of(number) or 0.0 for number in range(count)]
+            wanted = tuple(own.get(number, usual[number]) for number in range(count))
+            if all(wanted) and wanted != tuple(usual):
+                return ResizeNodes(role=role, cpu=wanted)
+        return None

@@ -1,0 +1,177 @@
+"""The edge of the loop that finds the job's size: shows it the job, has its changes carried out.
+
+What the loop remembers is journalled whenever it orders something or hears what became of it. So
+the next master goes on with the change, or with its trial.
+"""
+
+import logging
+from collections.abc import Iterable
+from typing import assert_never
+
+from paceline.base.errors import ConfigError
+from paceline.jobs.sizing import VERDICT_WORDS, bounds_of, size_words
+from paceline.master.inbox import Inbox
+from paceline.master.members import MembersEdge
+from paceline.master.node_sizes import NodeSizes
+from paceline.master.parts import MasterParts, Times
+from paceline.master.size_facts import SizingAnswered, SizingKept
+from paceline.master.size_loop import SizeLoop, by_another_clock
+from paceline.master.size_orders import SizeOrders
+from paceline.master.size_seen import SizeWindows
+from paceline.master.training import Training
+from paceline.policy.resources.plan import Hold
+from paceline.policy.resources.registry import RESOURCES
+from paceline.policy.resources.steering_state import (
+    AnySteeringAct,
+    ApplyPlan,
+    ChangeUnderWay,
+    FailedWhy,
+    JudgePlan,
+    ResizeFailed,
+    ResizeInEffect,
+    SteeringRules,
+    SteeringState,
+    TakeBack,
+)
+from paceline.wire.events.job import (
+    SizeChangedEvent,
+    SizeJudgedEvent,
+    SizeKeptEvent,
+    SizePlannedEvent,
+)
+
+_log = logging.getLogger(__name__)
+
+
+class SizingSeat:
+    """The size of one job, where its spec names a resource policy."""
+
+    def __init__(
+        self,
+        parts: MasterParts,
+        times: Times,
+        inbox: Inbox,
+        training: Training,
+        members: MembersEdge,
+        sizes: NodeSizes,
+    ) -> None:
+        self._spec, self._args = parts.spec.resources, parts.spec.resources_args
+        self._job, self._inbox = parts.job, inbox
+        self._outbox, self._times = parts.outbox, times
+        self._orders = SizeOrders(parts, training, members, sizes)
+        self._windows = SizeWindows(parts, training, bounds_of(parts.spec))
+        self._loop: SizeLoop | None = None
+        self._before: SteeringState | None = None
+        """Of a former master."""
+        if self._spec.policy != "none":
+            members.watchers.append(lambda _event: self._windows.disturb())
+
+    def apply(self, record: SizingKept) -> None:
+        """Go on where a former master has ended."""
+        self._before = by_another_clock(record.state)
+
+    @property
+    def records(self) -> list[SizingKept]:
+        """What a journal that begins again needs."""
+        state = self._loop.state if self._loop is not None else self._before
+        return [SizingKept(state=state)] if state is not None else []
+
+    def begin(self) -> None:
+        """Ask the policy that the spec names from now on.
+
+        Raises:
+            ConfigError: there is no such policy, or it takes no such parameters.
+        """
+        if self._spec.policy == "none":
+            return
+        self._loop = SizeLoop(
+            RESOURCES.make(self._spec.policy, self._args),
+            SteeringRules(settle_s=self._spec.settle_s, between_s=self._spec.between_s),
+            self._job.sizing,
+            self._inbox.for_threads(),
+            self._times.wall,
+        )
+        if self._before is not None:
+            self._loop.state = self._before
+
+    def tick(self, now_s: float) -> None:
+        """Show the loop the job when a window is over; go on with a change."""
+        loop = self._loop
+        if loop is None:
+            return
+        ended = self._windows.tick(now_s)
+        if loop.state.change is not None:
+            self._windows.disturb()
+            self._carry_on(loop, loop.state.change, now_s)
+        elif ended and not loop.is_asking:
+            seen = self._windows.observe(now_s, self._orders.size)
+            if seen is not None:
+                loop.ask(seen)
+
+    def answered(self, answer: SizingAnswered) -> None:
+        """The loop has taken in an observation."""
+        loop = self._loop
+        if loop is None:
+            return
+        if answer.error:
+            self._loop, self._before = None, loop.state
+            _log.error("resource_policy_failed\n%s", answer.error)
+            last = answer.error.strip().rpartition("\n")[2]
+            self._outbox.tell(SizeKeptEvent(cause=f"policy {self._spec.policy} failed: {last}"))
+            return
+        before = loop.state
+        self._do(loop, before, loop.answered(answer))
+
+    def _do(self, loop: SizeLoop, before: SteeringState, acts: Iterable[AnySteeringAct]) -> None:
+        if (loop.state.change, loop.state.trial) != (before.change, before.trial):
+            self._outbox.record(SizingKept(state=loop.state))
+        now_s = self._times.steady()
+        for act in acts:
+            match act:
+                case ApplyPlan(plan=plan, origin=origin):
+                    self._outbox.tell(SizePlannedEvent(plan=plan.describe(origin)))
+                    self._orders.begin(plan.target, plan.nodes, now_s)
+                case TakeBack():
+                    slower = 1.0 - act.after.per_s / act.before.per_s if act.before.per_s else 0.0
+                    back = f"the last change is taken back, with which it was {slower:.0%} slower"
+                    self._outbox.tell(SizePlannedEvent(plan=back))
+                    self._orders.begin(act.target, act.nodes, now_s)
+                case JudgePlan():
+                    self._outbox.tell(
+                        SizeJudgedEvent(
+                            before_per_s=act.before.per_s,
+                            after_per_s=act.after.per_s,
+                            expected_per_s=act.plan.expected_per_s,
+                            found=VERDICT_WORDS[act.verdict],
+                        )
+                    )
+                case Hold():
+                    pass  # in the log, for people who ask
+                case _:
+                    assert_never(act)
+
+    # ------------------------------------------------------------------ a change
+
+    def _carry_on(self, loop: SizeLoop, change: ChangeUnderWay, now_s: float) -> None:
+        orders = self._orders
+        if not orders.is_under_way:  # a former master has begun it
+            target = change.origin if change.back else change.plan.target
+            orders.begin(target, change.nodes_before if change.back else change.plan.nodes, now_s)
+        why: FailedWhy | None
+        try:
+            why = orders.go_on(now_s)
+            detail = orders.waits_for
+        except ConfigError as refused:
+            why, detail = "refused", str(refused)
+        before = loop.state
+        if why is not None:
+            orders.give_up(change.origin)
+            self._outbox.tell(SizeKeptEvent(cause=f"a change was given up: {detail}"))
+            fact = ResizeFailed(now_s=now_s, size=orders.size, why=why, detail=detail)
+            self._do(loop, before, loop.changed(fact))
+        elif orders.is_done:
+            size, took_s = orders.size, now_s - orders.begun_s
+            orders.end()
+            self._windows.changed(change.origin.kinds(size), took_s)
+            self._outbox.tell(SizeChangedEvent(size=size_words(size), took_s=took_s))
+            self._do(loop, before, loop.changed(ResizeInEffect(now_s=now_s, size=size)))

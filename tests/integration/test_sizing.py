@@ -1,0 +1,94 @@
+"""A job changes its own size as a policy plans it: workers, servers, cores; whatever dies meanwhile."""
+
+import os
+import signal
+from pathlib import Path
+
+import pytest
+
+from paceline.base.cgroups import create_node_group, remove_job
+from paceline.jobs.sizing import read_sizing
+from paceline.policy.resources.steering_state import ApplyPlan
+from paceline.wire.events.job import SizeChangedEvent, SizeKeptEvent
+from paceline.wire.spec import NodeSpec, ResourcesSpec
+from tests.integration.running import RunningJob, install, running, until
+
+N = 4096
+SLOW = ("--num-samples", str(2 * N), "--slow-until-told")
+POLICY = """
+from msgspec.structs import replace
+from paceline.policy.resources.plan import Hold, ResourcePlan
+from paceline.policy.resources.planner import ResourcePolicy
+
+
+class Moves(ResourcePolicy):
+    workers: int = 3
+    servers: int = 2
+    worker_cpu: float = 1.5
+
+    def decide(self, seen, history):
+        target = replace(
+            seen.size, workers=self.workers, servers=self.servers, worker_cpu=self.worker_cpu
+        )
+        if not target.differing(seen.size):
+            return Hold(cause="no_gain")
+        rate = history.measured[-1].rate.per_s
+        return ResourcePlan(target=target, present_per_s=rate, expected_per_s=2 * rate, aim="safe")
+"""
+
+
+@pytest.fixture(autouse=True)
+def _policy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    _, note = create_node_group("probe", "worker-0", 1.0, None)
+    remove_job("probe")
+    if note:
+        pytest.skip(note)
+    site = install(tmp_path / "site", "moving", POLICY, "paceline.resources", "moves=moving:Moves")
+    paths = [str(site), os.environ.get("PYTHONPATH", "")]
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, paths)))
+    monkeypatch.setenv("PACELINE_HOME", str(tmp_path))
+
+
+def resources(**more: float) -> ResourcesSpec:
+    spec = {"cores": 32.0, "window_s": 0.5, "settle_s": 0.5, "between_s": 0.5, **more}
+    return ResourcesSpec(policy="moves", **spec)
+
+
+def size(job: RunningJob) -> dict[str, int]:
+    nodes = [node for node in job.status().nodes if node.state == "running"]
+    return {role: sum(node.role == role for node in nodes) for role in ("worker", "server")}
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("killed", ["nobody", "master"])
+def test_a_plan_is_carried_out_and_each_sample_counts_once(tmp_path: Path, killed: str) -> None:
+    spec = {"workers": NodeSpec(count=1, cpu=(2.0,)), "servers": NodeSpec(count=1, cpu=(2.0,))}
+    with running(tmp_path, *SLOW, mode="asp", resources=resources(), **spec) as job:
+        until(lambda: job.events("size_planned"), "a plan")
+        if killed == "master":
+            os.kill(job.status().master_pid, signal.SIGKILL)
+        until(lambda: job.told(SizeChangedEvent), "another size")
+        assert size(job) == {"worker": 3, "server": 2}
+        assert job.node("worker-2").cores == 1.5
+        (tmp_path / "hurry").touch()
+        job.check_finished()
+        assert not job.deaths()
+        planned = [
+            act
+            for line in read_sizing(job.job.sizing)
+            for act in line.acts
+            if type(act) is ApplyPlan
+        ]
+        assert len(planned) == 1
+
+
+@pytest.mark.soak
+def test_a_node_that_does_not_come_is_given_up_and_training_goes_on(tmp_path: Path) -> None:
+    spec = {"workers": NodeSpec(count=1, cpu=(1.5,)), "servers": NodeSpec(count=2, cpu=(2.0,))}
+    patient = resources(patience_s=2.0)
+    with running(tmp_path, *SLOW, mode="asp", resources=patient, pending_s=30.0, **spec) as job:
+        until(lambda: job.told(SizeKeptEvent), "it is given up", 120)
+        assert size(job) == {"worker": 1, "server": 2}
+        assert "for 2 s" in job.told(SizeKeptEvent)[0].cause
+        (tmp_path / "hurry").touch()
+        job.check_finished()

@@ -1,0 +1,66 @@
+"""What a job that finds its size begins with, and what is refused before it begins."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from paceline.base.errors import ConfigError
+from paceline.jobs.spec_file import resolve
+from paceline.policy.plugins import Plugins
+from paceline.policy.resources import registry
+from paceline.policy.resources.planner import ResourcePolicy
+from paceline.policy.resources.policies.none import KeepSize
+from paceline.wire.spec import JobSpec
+
+
+@pytest.fixture(autouse=True)
+def _two_cores(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "train.py").write_text("")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _pid: {0, 1})
+    policies = Plugins("resource policy", "paceline.resources", ResourcePolicy, {"rm": KeepSize})
+    monkeypatch.setattr(registry, "RESOURCES", policies)
+
+
+def sized(**flags: str) -> JobSpec:
+    found = {"resources.policy": "none"} | {k.replace("__", "."): v for k, v in flags.items()}
+    return resolve("train.py", found)
+
+
+def test_without_a_policy_nothing_is_limited() -> None:
+    assert sized(workers="3").workers.cpu is None
+
+
+def test_nodes_begin_with_a_core_each_as_far_as_the_bound_goes() -> None:
+    spec = sized(resources__policy="rm", workers="3")
+    assert spec.workers.cpu == spec.servers.cpu == (0.5,), "two cores of this machine for four"
+    spec = sized(resources__policy="rm", resources__cores="32")
+    assert spec.workers.cpu == spec.servers.cpu == (1.0,)
+    spec = sized(resources__policy="rm", workers__cpu="1.5")
+    assert spec.workers.cpu == (1.5,) and spec.servers.cpu == (0.5,)
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        ({"resources__policy": "rmm"}, "did you mean rm"),
+        ({"resources__policy": "rm", "strategy": "fsdp"}, "workers come and go together"),
+        ({"resources__policy": "rm", "workers": "30"}, "resources.cores: got 2, expected at least"),
+        (
+            {"resources__policy": "rm", "resources__workers": "2", "workers": "3"},
+            "the job begins with 3 workers, and at most 2 may be",
+        ),
+        ({"resources__policy": "rm", "resources__cores": "0"}, "resources.cores"),
+        (
+            {"resources__policy": "rm", "mode": "asp", "samples": "at-least-once"},
+            "whose servers cannot hand over",
+        ),
+        ({"resources__policy": "rm", "resources_args__nonsense": "1"}, "has no parameter nonsense"),
+    ],
+)
+def test_what_cannot_be_is_refused_before_anything_starts(
+    flags: dict[str, str], message: str
+) -> None:
+    with pytest.raises(ConfigError, match=message):
+        sized(**flags)
