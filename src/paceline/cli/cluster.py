@@ -113,9 +113,9 @@ def submit(
     **given: str | bool | None,
 ) -> None:
     """Queue a job, with flags as of `paceline run`; its workers get a device each, all at once."""
+    from paceline.cli.fitting import fitted
     from paceline.cli.listing import age
     from paceline.cli.logs import parse_ago_s
-    from paceline.cli.run import fitted
     from paceline.cluster.client import expect
     from paceline.cluster.folder import ClusterDir
     from paceline.jobs.spec_file import resolve

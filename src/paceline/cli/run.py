@@ -1,6 +1,5 @@
 """``paceline run`` and ``attach``: start a job, show it, say what became of it."""
 
-import importlib
 import os
 import sys
 from collections.abc import Container, Mapping
@@ -11,10 +10,10 @@ from rich.console import Console
 
 from paceline.base.errors import ConfigError, PacelineError
 from paceline.base.jobdir import JobDir
+from paceline.cli.fitting import prepared
 from paceline.cli.live import LiveView
 from paceline.cli.plain import PlainView
 from paceline.cli.report.text import paragraph
-from paceline.cli.resume_from_url import check_unused
 from paceline.cli.watch import Interrupts, View, follow
 from paceline.jobs.facts import Facts, read_facts
 from paceline.jobs.launch import is_supervised, launch
@@ -42,9 +41,10 @@ def start(spec: JobSpec, console: Console, log_dir: Path | None = None) -> JobDi
     """Start a job and say so; ``log_dir`` gets a link to its logs, under the job's id."""
     if log_dir is not None:
         _make_folder(log_dir)
-    if spec.checkpoint.url:
-        check_unused(spec.checkpoint.url)
-    job = launch(fitted(spec))
+    spec, learned = prepared(spec)
+    job = launch(spec)
+    if learned:
+        tell(console, learned)
     if log_dir is not None:
         (log_dir / job.job_id).symlink_to(job.logs)
     sizes = counted(spec.workers.count, "worker")
@@ -60,17 +60,6 @@ def start(spec: JobSpec, console: Console, log_dir: Path | None = None) -> JobDi
         tell(console, f"job {job.job_id}: {script}, {sizes}, {how}")
     tell(console, f"logs and results: {job.path}")
     return job
-
-
-def fitted(spec: JobSpec) -> JobSpec:
-    """The spec with what its backend finds out on this machine.
-
-    Raises:
-        ConfigError: the platform is not there.
-    """
-    backend = importlib.import_module(f"paceline.backends.{spec.backend}.backend")
-    found: JobSpec = backend.prepare(spec)
-    return found
 
 
 def read_sizes(spec: JobSpec, flags: Mapping[str, str]) -> Resize:

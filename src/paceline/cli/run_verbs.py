@@ -108,6 +108,7 @@ def _run(
 
 
 def _resume(name: str | None, flags: dict[str, str], has_args: bool, *, detach: bool) -> None:
+    from paceline.cli import fitting
     from paceline.cli import run as running
     from paceline.jobs.launch import resume
     from paceline.jobs.resuming import over
@@ -141,7 +142,7 @@ def _resume(name: str | None, flags: dict[str, str], has_args: bool, *, detach: 
     if nothing := over(job, spec):
         running.tell(shown, nothing[0])
         raise typer.Exit(nothing[1])
-    if (fitted := running.fitted(from_kept(job, spec))) != spec:
+    if (fitted := fitting.fitted(from_kept(job, spec))) != spec:
         save(fitted, job.spec)
     resume(job, sizes)
     by_itself = not spec.traits.trains

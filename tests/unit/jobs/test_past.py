@@ -22,6 +22,7 @@ from paceline.cli.main import app
 from paceline.jobs.ground import check_ground
 from paceline.jobs.outcome import End, Outcome
 from paceline.jobs.past import book, migrations
+from paceline.jobs.past.beginning import warm_started
 from paceline.jobs.past.book import NEWEST, JobFilter, PastJobs
 from paceline.jobs.past.job import PastJob, SizeChange
 from paceline.jobs.past.making import past_job, submitted_features
@@ -33,7 +34,7 @@ from paceline.policy.resources.warm_start import WarmStart
 from paceline.policy.straggler.observation import RestartOutcome
 from paceline.wire.events.job import ScaledEvent
 from paceline.wire.events.nodes import NodeResizedEvent, ProcessExitedEvent, RelaunchEvent, Verdict
-from paceline.wire.spec import JobSpec, NodeSpec
+from paceline.wire.spec import JobSpec, NodeSpec, ResourcesSpec
 
 FEATURES = JobFeatures(
     user="ada",
@@ -345,3 +346,32 @@ def test_the_command_line_starts_without_a_database() -> None:
     ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert ran.stdout == "set()\n"
     assert os.environ.get("PACELINE_HISTORY") is None
+
+
+def test_a_job_that_finds_its_size_begins_with_that_of_jobs_like_it(home: Path) -> None:
+    spec = JobSpec(
+        script="/home/ada/train.py",
+        mode="asp",
+        resources=ResourcesSpec(policy="rm", cores=8.0),
+        sources={"resources.policy": "--auto"},
+    )
+    assert warm_started(spec) == (spec, None), "nothing is known"
+    final = JobSize(workers=3, servers=2, worker_cpu=1.5, server_cpu=0.5)
+    usual().add(replace(JOB, final=final, features=submitted_features(spec)))
+    begun, found = warm_started(spec)
+    assert found is not None and found.similar[0].job_id == "train-1"
+    assert (begun.workers.count, begun.workers.cpu) == (3, (1.5,))
+    assert (begun.servers.count, begun.servers.cpu) == (2, (0.5,))
+    chosen = replace(spec, sources={**spec.sources, "workers.count": "--workers"})
+    assert warm_started(chosen) == (chosen, None), "a person has chosen"
+    assert warm_started(replace(spec, resources=ResourcesSpec()))[1] is None
+
+
+def test_a_history_that_cannot_be_used_stops_only_a_job_that_names_it(home: Path) -> None:
+    home.mkdir(exist_ok=True)
+    (home / "history.sqlite").write_bytes(b"no database" * 100)
+    spec = JobSpec(script="train.py", resources=ResourcesSpec(policy="rm", cores=8.0))
+    assert warm_started(spec) == (spec, None)
+    named = replace(spec, history=f"sqlite:///{home / 'history.sqlite'}")
+    with pytest.raises(ConfigError, match="history"):
+        warm_started(named)

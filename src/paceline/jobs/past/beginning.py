@@ -1,9 +1,13 @@
 """What a job can learn from the history before it begins."""
 
+from msgspec.structs import replace
+
+from paceline.base.errors import PacelineError
 from paceline.jobs.outcome import End
 from paceline.jobs.past.book import JobFilter, PastJobs
 from paceline.jobs.past.making import submitted_features
-from paceline.jobs.past.place import HistoryPlace
+from paceline.jobs.past.place import HistoryPlace, history_place
+from paceline.jobs.sizing import bounds_of
 from paceline.policy.resources.observation import ResourceBounds, ResourcePrices
 from paceline.policy.resources.warm_start import FinishedSize, WarmStart, warm_start
 from paceline.wire.spec import JobSpec
@@ -38,3 +42,35 @@ def first_size(
         for job in PastJobs(place).newest(REMEMBERED_JOBS, wanted)
     ]
     return warm_start(submitted_features(spec), earlier, bounds, prices)
+
+
+NAMED = frozenset({"workers.count", "servers.count", "workers.cpu", "servers.cpu"})
+"""Keys of the spec by which a person has chosen the size."""
+
+
+def warm_started(spec: JobSpec) -> tuple[JobSpec, WarmStart | None]:
+    """Give a job that finds its size the one that jobs like it had, unless a person has chosen.
+
+    Returns:
+        The spec, and where its size comes from; None: nothing is known, and it is as before.
+
+    Raises:
+        ConfigError: the history cannot be used, and the job names it.
+    """
+    place = history_place(spec)
+    if spec.resources.policy == "none" or place is None or NAMED & set(spec.sources):
+        return spec, None
+    try:
+        found = first_size(spec, place, bounds_of(spec))
+    except PacelineError:
+        if place.named:
+            raise
+        return spec, None  # nobody asked for a history: the job begins colder
+    if found is None or not found.size.worker_cpu:
+        return spec, None
+    size = found.size
+    servers = spec.servers
+    if size.servers:
+        servers = replace(servers, count=size.servers, cpu=(size.server_cpu,))
+    workers = replace(spec.workers, count=size.workers, cpu=(size.worker_cpu,))
+    return replace(spec, workers=workers, servers=servers), found

@@ -1,0 +1,41 @@
+"""The spec of a job with what is only known where it starts: the platform, and earlier jobs."""
+
+import importlib
+
+from paceline.cli.resume_from_url import check_unused
+from paceline.wire.spec import JobSpec
+
+
+def fitted(spec: JobSpec) -> JobSpec:
+    """The spec with what its backend finds out on this machine.
+
+    Raises:
+        ConfigError: the platform is not there.
+    """
+    backend = importlib.import_module(f"paceline.backends.{spec.backend}.backend")
+    found: JobSpec = backend.prepare(spec)
+    return found
+
+
+def prepared(spec: JobSpec) -> tuple[JobSpec, str]:
+    """The spec of a job that is about to start; one that finds its size begins with a known one.
+
+    Returns:
+        The spec, and what to say of its size; nothing was learned: empty.
+
+    Raises:
+        ConfigError: the platform is not there, the URL for cuts is in use, or the history that the
+            job names cannot be used.
+    """
+    if spec.checkpoint.url:
+        check_unused(spec.checkpoint.url)
+    spec = fitted(spec)
+    if spec.resources.policy == "none":
+        return spec, ""
+    from paceline.jobs.past.beginning import warm_started
+
+    spec, found = warm_started(spec)
+    if found is None:
+        return spec, ""
+    like = ", ".join(one.job_id for one in found.similar[:3])
+    return spec, f"it begins with the size that jobs like it had: {like}"
