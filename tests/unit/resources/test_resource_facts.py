@@ -25,6 +25,7 @@ SIZE = JobSize(
 
 def test_a_size_says_what_it_takes() -> None:
     assert SIZE.cores == 5.0
+    assert JobSize(workers=3, servers=1).cores == 4.0
     assert SIZE.memory_bytes == 8 * GIB
     assert SIZE.cost(ResourcePrices()) == pytest.approx(5.8)
 

@@ -24,6 +24,8 @@ class MeasuredSize(msgspec.Struct, frozen=True, kw_only=True):
     """Cores that a worker used, mean; None: not measured."""
     server_cores: float | None = None
     """Cores that a server used, mean; None: not measured."""
+    skew: float | None = None
+    """Cores that the busiest server used, for each of the mean; None: not measured."""
     at_s: float = 0.0
     """When the newest of it was measured."""
 

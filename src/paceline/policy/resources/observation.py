@@ -43,8 +43,8 @@ class JobSize(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def cores(self) -> float:
-        """Cores of all nodes."""
-        return self.workers * self.worker_cpu + self.servers * self.server_cpu
+        """Cores of all nodes; a node without a quota counts as one core."""
+        return self.workers * (self.worker_cpu or 1.0) + self.servers * (self.server_cpu or 1.0)
 
     @property
     def memory_bytes(self) -> int:

@@ -18,6 +18,7 @@ Relief = Literal[
     "server_work",
     "sync",
     "lookup",
+    "shared",
     "hot_server",
     "idle_server_cores",
     "idle_cores",
@@ -42,6 +43,7 @@ HoldCause = Literal[
     "ends_soon",
     "low_confidence",
     "pause_after_failure",
+    "asked_recently",
     "not_asked",
 ]
 
@@ -50,6 +52,7 @@ _RELIEF_WORDS: dict[Relief, str] = {
     "server_work": "the servers' work",
     "sync": "the transfer of dense parameters",
     "lookup": "the lookup of embedding rows",
+    "shared": "what all workers share",
     "hot_server": "a server with more load than its peers",
     "idle_server_cores": "cores of servers that are not used",
     "idle_cores": "cores that bring nothing",
@@ -72,6 +75,7 @@ _HOLD_WORDS: dict[HoldCause, str] = {
     "ends_soon": "the job ends soon",
     "low_confidence": "too little is known about that size",
     "pause_after_failure": "the plans before did not help, so the next one waits",
+    "asked_recently": "nothing was to be changed recently",
     "not_asked": "the policy does not change sizes",
 }
 

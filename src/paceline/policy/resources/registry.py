@@ -11,11 +11,13 @@ from collections.abc import Mapping
 from paceline.policy.plugins import Plugins
 from paceline.policy.resources.planner import ResourcePolicy
 from paceline.policy.resources.policies.none import KeepSize
+from paceline.policy.resources.policies.rm import DlroverRm
 
 GROUP = "paceline.resources"
 
 BUILT_IN: Mapping[str, type[ResourcePolicy]] = {
     "none": KeepSize,
+    "rm": DlroverRm,
 }
 
 RESOURCES: Plugins[ResourcePolicy] = Plugins("resource policy", GROUP, ResourcePolicy, BUILT_IN)

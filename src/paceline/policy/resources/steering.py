@@ -87,6 +87,7 @@ def _in_effect(state: SteeringState, fact: ResizeInEffect, rules: SteeringRules)
         size=fact.size,
         since_s=fact.now_s + max(rules.settle_s, took_s),
         next_s=fact.now_s + max(rules.between_s, took_s) * 2.0**state.failures,
+        asked_s=None,
         change=None,
         trial=PlanOnTrial(change=change, effect_s=fact.now_s) if change else None,
     )
@@ -99,6 +100,7 @@ def _failed(state: SteeringState, fact: ResizeFailed, rules: SteeringRules) -> S
         state,
         size=fact.size,
         since_s=fact.now_s + rules.settle_s,
+        asked_s=None,
         change=None,
         trial=None,
         failures=min(state.failures + 1, _MOST_DOUBLINGS),
@@ -176,8 +178,14 @@ def _measured(seen: ResourceObservation, rate: JobRate) -> MeasuredSize:
         parts=seen.parts,
         worker_cores=_mean_cores(seen.of_role("worker")),
         server_cores=_mean_cores(seen.of_role("server")),
+        skew=_skew(seen.of_role("server")),
         at_s=seen.now_s,
     )
+
+
+def _skew(nodes: tuple[NodeUse, ...]) -> float | None:
+    used = [each.used_cores for each in nodes if each.used_cores is not None]
+    return max(used) * len(used) / sum(used) if used and sum(used) else None
 
 
 def _mean_cores(nodes: tuple[NodeUse, ...]) -> float | None:
@@ -223,7 +231,9 @@ def _tried(
         )
     )
     if verdict != "worse":
-        return replace(state, history=history, failures=0), (judged,)
+        helped = verdict == "better" or change.plan.aim != "faster"
+        failures = 0 if helped else min(state.failures + 1, _MOST_DOUBLINGS)
+        return replace(state, history=history, failures=failures), (judged,)
     history = _avoiding(history, change, "worse", seen.now_s, rules)
     back = replace(change, before=after, begun_s=seen.now_s, back=True)
     state = replace(
@@ -285,10 +295,13 @@ def _decided(
         return state, (Hold(cause=cause, detail=f"{state.next_s - seen.now_s:.0f} s more"),)
     if not rate.settled and rate.windows < rules.most_windows:
         return state, (Hold(cause="not_settled"),)
+    if state.asked_s is not None and seen.now_s < state.asked_s + rules.ask_s:
+        return state, (Hold(cause="asked_recently"),)
+    state = replace(state, asked_s=seen.now_s)
     answer = policy.decide(seen, state.history)
     if isinstance(answer, Hold):
         return state, (answer,)
-    refusal = _refusal(answer, seen, state.history, rate, rules)
+    refusal = _refusal(answer, seen, state, rate, rules)
     if refusal is not None:
         return state, (refusal,)
     return _ordered(state, answer, seen, rate)
@@ -341,12 +354,12 @@ def _extra_cores(plan: ResourcePlan, seen: ResourceObservation) -> float:
 def _refusal(
     plan: ResourcePlan,
     seen: ResourceObservation,
-    history: SizingHistory,
+    state: SteeringState,
     rate: JobRate,
     rules: SteeringRules,
 ) -> Hold | None:
     """Why a plan is not followed; None: it is."""
-    if (unfit := _unfit(plan, seen, history)) is not None:
+    if (unfit := _unfit(plan, seen, state.history)) is not None:
         return unfit
     soon_s = seen.transition_s(plan.target) + rules.settle_s
     left_s = _left_s(seen, rate)
@@ -356,16 +369,24 @@ def _refusal(
         case "safe":
             return None
         case "learn":
-            is_spent = history.probes >= rules.max_probes
+            is_spent = state.history.probes >= rules.max_probes
             return Hold(cause="low_confidence", passed=plan) if is_spent else None
         case "cheaper":
             is_bounded = plan.expected_per_s >= rate.per_s * (1.0 - plan.allowed_loss)
             saves = plan.cost_per_hour < 0.0 and is_bounded
             return None if saves else Hold(cause="not_worth_its_cost", passed=plan)
         case "faster":
-            return _too_little(plan, rate, left_s, rules)
+            caution = _caution(state, rules)
+            return _too_little(plan, rate, left_s, caution, rules)
         case _:
             assert_never(plan.aim)
+
+
+def _caution(state: SteeringState, rules: SteeringRules) -> float:
+    """How many errors a plan must stand: a job that is being improved is worth a try."""
+    outcomes = state.history.outcomes
+    is_improving = outcomes and outcomes[-1].verdict == "better" and not state.failures
+    return rules.caution * (0.5 if is_improving else 1.0 + state.failures)
 
 
 def _left_s(seen: ResourceObservation, rate: JobRate) -> float:
@@ -375,13 +396,13 @@ def _left_s(seen: ResourceObservation, rate: JobRate) -> float:
 
 
 def _too_little(
-    plan: ResourcePlan, rate: JobRate, left_s: float, rules: SteeringRules
+    plan: ResourcePlan, rate: JobRate, left_s: float, caution: float, rules: SteeringRules
 ) -> Hold | None:
     """Why a plan that promises speed is not worth it; None: it is."""
     if plan.confidence < rules.min_confidence:
         return Hold(cause="low_confidence", detail=f"{plan.confidence:.2f}", passed=plan)
     gain = plan.expected_per_s / rate.per_s - 1.0 if rate.per_s else math.inf
-    surely = plan.expected_per_s * math.exp(-plan.expected_error)
+    surely = plan.expected_per_s * math.exp(-caution * plan.expected_error)
     noise = rules.certainty * rate.relative_error if rate.per_s else 0.0
     if gain < max(rules.min_gain, noise) or surely <= rate.per_s:
         detail = f"{gain:+.1%} expected, noise {noise:.1%}, error {plan.expected_error:.1%}"

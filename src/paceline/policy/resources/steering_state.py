@@ -25,10 +25,15 @@ class SteeringRules(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     took, whichever is longer."""
     between_s: float = 60.0
     """From one change that took effect to the next one, at least."""
+    ask_s: float = 60.0
+    """From one question to the policy to the next one, if it had no plan."""
     min_gain: float = 0.05
     """Relative gain that a plan must expect."""
     certainty: float = 2.0
     """Standard errors by which a rate must differ from another."""
+    caution: float = 1.0
+    """Errors of what a plan expects after which it must still gain. Half as many after a plan that
+    helped, and as many more for each plan in a row that did not."""
     harm: float = 0.03
     """Relative loss that is not worth a taking back."""
     min_confidence: float = 0.3
@@ -72,8 +77,10 @@ class SteeringState(msgspec.Struct, frozen=True, kw_only=True):
     """No change is ordered earlier; None: at any time."""
     change: ChangeUnderWay | None = None
     trial: PlanOnTrial | None = None
+    asked_s: float | None = None
+    """When the policy was asked last; None: not since the last change."""
     failures: int = 0
-    """Plans in a row that were taken back or did not take effect."""
+    """Plans in a row that did not help or did not take effect."""
 
 
 class SizeSeen(msgspec.Struct, frozen=True, kw_only=True, tag=True):

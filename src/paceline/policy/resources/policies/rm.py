@@ -1,0 +1,171 @@
+"""The policy ``rm``: a fitted model, plans on the Pareto front, workers first.
+
+Reference: DLRover-RM sections 4.1 to 4.3.
+Differs: what is not known of a size lowers what is expected of it; sizes that tell the terms apart
+are tried where too little is known; a size that costs less at a small loss is a plan, too.
+"""
+
+from typing import Annotated
+
+from msgspec import Meta
+
+from paceline.policy.resources.candidates import SizeOffer, offers
+from paceline.policy.resources.choice import (
+    JobOffers,
+    SpareResources,
+    weight,
+    weighted_greedy,
+)
+from paceline.policy.resources.fitting import fit
+from paceline.policy.resources.history import MeasuredSize, SizingHistory
+from paceline.policy.resources.observation import ResourceObservation
+from paceline.policy.resources.plan import Hold, Relief, ResourcePlan
+from paceline.policy.resources.planner import ResourcePolicy
+from paceline.policy.resources.probing import probe
+from paceline.policy.resources.step_model import TERMS, SizeTable, StepModel, confidence
+
+Ratio = Annotated[float, Meta(ge=0, lt=1)]
+Factor = Annotated[float, Meta(gt=1)]
+AnyNumber = Annotated[int, Meta(ge=0)]
+
+_SERVERS = ("servers", "server_size")
+
+
+class DlroverRm(ResourcePolicy, frozen=True):
+    """DLRover-RM's auto-scaling of one job."""
+
+    reach: Factor = 4.0
+    """Factor by which each count and quota may change in one plan."""
+    thrift: Ratio = 0.05
+    """See `weighted_greedy`."""
+    least_gain: Ratio = 0.05
+    """Relative gain from which on a plan is made."""
+    servers_margin: Ratio = 0.02
+    """A plan that changes servers must beat the best one that does not by this part of the present
+    rate, and by its extra cost."""
+    saving: Ratio = 0.2
+    """Part of the present cost that a smaller size must save."""
+    loss: Ratio = 0.02
+    """Part of the present rate that a smaller size may lose."""
+    sure: Ratio = 0.5
+    """Confidence below which a size is tried that tells the terms apart."""
+    seed: AnyNumber = 0
+    """Of the search for plans."""
+
+    def decide(self, seen: ResourceObservation, history: SizingHistory) -> ResourcePlan | Hold:
+        present = now_of(seen, history)
+        if present is None or not present.rate.per_s:
+            return Hold(cause="too_little_measured")
+        per_s = present.rate.per_s
+        model = fit(history, present, seen.mode)
+        found = [
+            each
+            for each in offers(seen, model, per_s, self.reach, self.seed)
+            if each.size.differing(seen.size) and not history.avoids(each.size, seen.now_s)
+        ]
+        best = self._fastest(seen, found, per_s)
+        if best is not None and best.per_s >= (1.0 + self.least_gain) * per_s:
+            plan = _plan(seen, model, per_s, best)
+            if plan.confidence < self.sure:
+                return probe(seen, history, model, plan) or plan
+            return plan
+        return self._cheaper(seen, model, per_s, found) or Hold(
+            cause="no_gain",
+            detail=f"the best of {len(found)} sizes: {_describe(best, per_s)}",
+        )
+
+    def _fastest(
+        self, seen: ResourceObservation, found: list[SizeOffer], per_s: float
+    ) -> SizeOffer | None:
+        """The offer that weighted greedy takes; workers first."""
+        any_kind = self._chosen(seen, found, per_s)
+        if any_kind is None or not set(seen.size.kinds(any_kind.size)) & set(_SERVERS):
+            return any_kind
+        others = [each for each in found if not set(seen.size.kinds(each.size)) & set(_SERVERS)]
+        workers_only = self._chosen(seen, others, per_s)
+        if workers_only is None:
+            return any_kind
+        margin = self.servers_margin * per_s
+        return any_kind if any_kind.gain > workers_only.gain + margin else workers_only
+
+    def _chosen(
+        self, seen: ResourceObservation, found: list[SizeOffer], per_s: float
+    ) -> SizeOffer | None:
+        left = seen.samples_left
+        job = JobOffers(
+            job="",
+            present=seen.size,
+            weight=weight(0.0 if left is None else left / per_s),
+            per_s=per_s,
+            cost=seen.size.cost(seen.prices),
+            offers=tuple(found),
+        )
+        return weighted_greedy([job], SpareResources(), self.thrift).get("")
+
+    def _cheaper(
+        self, seen: ResourceObservation, model: StepModel, per_s: float, found: list[SizeOffer]
+    ) -> ResourcePlan | None:
+        """The smaller size that saves most, at a bounded loss; None: there is none."""
+        now = seen.size.cost(seen.prices)
+        fit_for = [
+            each
+            for each in found
+            if each.cost <= -self.saving * now
+            and each.per_s * (1.0 - each.error) >= per_s * (1.0 - self.loss - 0.1)
+            and each.per_s >= per_s * (1.0 - self.loss)
+            and confidence(each.error) >= self.sure
+        ]
+        if not fit_for:
+            return None
+        best = min(fit_for, key=lambda each: each.cost)
+        plan = _plan(seen, model, per_s, best)
+        return ResourcePlan(
+            target=plan.target,
+            aim="cheaper",
+            relieves="idle_cores",
+            present_per_s=plan.present_per_s,
+            expected_per_s=plan.expected_per_s,
+            expected_error=plan.expected_error,
+            allowed_loss=self.loss,
+            cost_s=plan.cost_s,
+            cost_per_hour=plan.cost_per_hour,
+            confidence=plan.confidence,
+            extrapolates=plan.extrapolates,
+        )
+
+
+def now_of(seen: ResourceObservation, history: SizingHistory) -> MeasuredSize | None:
+    """What was measured at the present size; None: nothing."""
+    return next(
+        (each for each in reversed(history.measured) if not each.size.differing(seen.size)), None
+    )
+
+
+def _plan(
+    seen: ResourceObservation, model: StepModel, per_s: float, offer: SizeOffer
+) -> ResourcePlan:
+    return ResourcePlan(
+        target=offer.size,
+        relieves=_relieved(seen, model, offer),
+        present_per_s=per_s,
+        expected_per_s=offer.per_s,
+        expected_error=offer.error,
+        cost_s=offer.stall_s,
+        cost_per_hour=offer.cost,
+        confidence=confidence(offer.error),
+        extrapolates=model.outside(offer.size),
+    )
+
+
+def _relieved(seen: ResourceObservation, model: StepModel, offer: SizeOffer) -> Relief:
+    """The term of a sample's time that the offer makes smaller by most."""
+    sizes = (seen.size, offer.size)
+    batches = [seen.batch_at(each.workers) for each in sizes]
+    terms = model.terms(SizeTable.of(sizes, batches))
+    for_each = terms / [[each.workers * batch] for each, batch in zip(sizes, batches, strict=True)]
+    saved = for_each[0] - for_each[1]
+    return TERMS[int(saved[:-1].argmax())]
+
+
+def _describe(best: SizeOffer | None, per_s: float) -> str:
+    return "none is faster" if best is None else f"{best.per_s / per_s - 1.0:+.1%}"
