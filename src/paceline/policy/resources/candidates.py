@@ -22,7 +22,7 @@ from paceline.policy.resources.observation import (
     ResourceBounds,
     ResourceObservation,
 )
-from paceline.policy.resources.step_model import Floats, SizeTable, StepModel
+from paceline.policy.resources.step_model import Floats, SizeModel, SizeTable
 
 Ints = NDArray[np.int64]
 
@@ -115,7 +115,7 @@ class Valuation:
         per_s: samples per second now.
     """
 
-    def __init__(self, seen: ResourceObservation, model: StepModel, per_s: float) -> None:
+    def __init__(self, seen: ResourceObservation, model: SizeModel, per_s: float) -> None:
         self._seen, self._model, self.per_s = seen, model, per_s
         now = SizeTable.of([seen.size], [seen.batch_at(seen.size.workers)])
         self._level = per_s / float(model.per_s(now)[0])
@@ -159,7 +159,7 @@ class Valuation:
 
 
 def offers(
-    seen: ResourceObservation, model: StepModel, per_s: float, reach: float = 4.0, seed: int = 0
+    seen: ResourceObservation, model: SizeModel, per_s: float, reach: float = 4.0, seed: int = 0
 ) -> list[SizeOffer]:
     """Find the sizes on the Pareto front of cost and gain, by increasing cost.
 

@@ -22,9 +22,9 @@ from paceline.policy.resources.history import MeasuredSize, SizingHistory
 from paceline.policy.resources.step_model import (
     TERMS,
     Floats,
+    SizeModel,
     SizeTable,
     StepForm,
-    StepModel,
     columns,
     parted,
 )
@@ -62,7 +62,7 @@ class _Equations(msgspec.Struct, frozen=True, kw_only=True):
     values: Floats
 
 
-def fit(history: SizingHistory, present: MeasuredSize, mode: str) -> StepModel:
+def fit(history: SizingHistory, present: MeasuredSize, mode: str) -> SizeModel:
     """Fit the better of both forms.
 
     Args:
@@ -83,7 +83,7 @@ def fit(history: SizingHistory, present: MeasuredSize, mode: str) -> StepModel:
     return replace(_solve(own, similar, form), form_error=error)
 
 
-def rmsle(model: StepModel, seen: Sequence[MeasuredSize]) -> float:
+def rmsle(model: SizeModel, seen: Sequence[MeasuredSize]) -> float:
     """Root of the mean squared log error of the rates that a model gives."""
     table = _table(seen)
     rates = np.array([each.rate.per_s for each in seen])
@@ -169,7 +169,7 @@ def _held_out(
 
 def _solve(
     own: Sequence[MeasuredSize], similar: Sequence[MeasuredSize], form: StepForm
-) -> StepModel:
+) -> SizeModel:
     from scipy.optimize import nnls  # 0.4 s, and needed only here
 
     parts = [_equations(each, form, 1.0) for each in own]
@@ -186,7 +186,7 @@ def _solve(
     covariance = np.linalg.inv(rows.T @ rows + prior.T @ prior)
     spread = covariance * np.outer(scale, scale)
     dimensions = np.stack([table.workers, table.servers, table.worker_cpu, table.server_cpu])
-    return StepModel(
+    return SizeModel(
         form=form,
         coefficients=tuple((found * scale).tolist()),
         covariance=tuple(tuple(row) for row in spread.tolist()),

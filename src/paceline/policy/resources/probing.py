@@ -15,7 +15,7 @@ from msgspec.structs import replace
 from paceline.policy.resources.history import SizingHistory
 from paceline.policy.resources.observation import JobSize, ResourceObservation
 from paceline.policy.resources.plan import ResourcePlan
-from paceline.policy.resources.step_model import SizeTable, StepModel, columns, confidence
+from paceline.policy.resources.step_model import SizeModel, SizeTable, columns, confidence
 
 _MEASURED = 0.05
 """Relative error with which the step's time would be known at a size that is tried."""
@@ -24,7 +24,7 @@ _LEARNS = 0.8
 
 
 def probe(
-    seen: ResourceObservation, history: SizingHistory, model: StepModel, plan: ResourcePlan
+    seen: ResourceObservation, history: SizingHistory, model: SizeModel, plan: ResourcePlan
 ) -> ResourcePlan | None:
     """The size to try before a plan; None: none teaches enough.
 

@@ -123,7 +123,7 @@ def parted(step_s: Floats, bound_s: Floats, form: StepForm) -> Floats:
     return np.asarray(left ** (1.0 / _KNEE))
 
 
-class StepModel(msgspec.Struct, frozen=True, kw_only=True):
+class SizeModel(msgspec.Struct, frozen=True, kw_only=True):
     """A fitted model of one job."""
 
     form: StepForm

@@ -22,7 +22,7 @@ from paceline.policy.resources.observation import ResourceObservation
 from paceline.policy.resources.plan import Hold, Relief, ResourcePlan
 from paceline.policy.resources.planner import ResourcePolicy
 from paceline.policy.resources.probing import probe
-from paceline.policy.resources.step_model import TERMS, SizeTable, StepModel, confidence
+from paceline.policy.resources.step_model import TERMS, SizeModel, SizeTable, confidence
 
 Ratio = Annotated[float, Meta(ge=0, lt=1)]
 Factor = Annotated[float, Meta(gt=1)]
@@ -103,7 +103,7 @@ class DlroverRm(ResourcePolicy, frozen=True):
         return weighted_greedy([job], SpareResources(), self.thrift).get("")
 
     def _cheaper(
-        self, seen: ResourceObservation, model: StepModel, per_s: float, found: list[SizeOffer]
+        self, seen: ResourceObservation, model: SizeModel, per_s: float, found: list[SizeOffer]
     ) -> ResourcePlan | None:
         """The smaller size that saves most, at a bounded loss; None: there is none."""
         now = seen.size.cost(seen.prices)
@@ -142,7 +142,7 @@ def now_of(seen: ResourceObservation, history: SizingHistory) -> MeasuredSize | 
 
 
 def _plan(
-    seen: ResourceObservation, model: StepModel, per_s: float, offer: SizeOffer
+    seen: ResourceObservation, model: SizeModel, per_s: float, offer: SizeOffer
 ) -> ResourcePlan:
     return ResourcePlan(
         target=offer.size,
@@ -157,7 +157,7 @@ def _plan(
     )
 
 
-def _relieved(seen: ResourceObservation, model: StepModel, offer: SizeOffer) -> Relief:
+def _relieved(seen: ResourceObservation, model: SizeModel, offer: SizeOffer) -> Relief:
     """The term of a sample's time that the offer makes smaller by most."""
     sizes = (seen.size, offer.size)
     batches = [seen.batch_at(each.workers) for each in sizes]
