@@ -1,11 +1,14 @@
 """Servers come and go while training goes on: nothing is lost, nothing counts twice."""
 
+import os
+import signal
 from pathlib import Path
 
 import pytest
 
-from paceline.wire.client import Scale
-from paceline.wire.events.nodes import ServersChangedEvent
+from paceline.jobs.launch import ask
+from paceline.wire.client import Done, Replace, Scale
+from paceline.wire.events.nodes import ServersChangedEvent, ServersNotChangedEvent
 from tests.integration.running import RunningJob, running, until
 
 N = 4096
@@ -49,3 +52,42 @@ def test_servers_join_and_leave_without_a_new_epoch(tmp_path: Path, mode: str) -
         assert len(job.events("epoch")) == 1
         assert not job.deaths()
         assert job.cuts()
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("victim", ["joiner", "owner", "master"])
+def test_a_death_while_servers_come_ends_in_the_old_map_or_the_new_one(
+    tmp_path: Path, victim: str
+) -> None:
+    with running(tmp_path, *SLOW, mode="asp") as job:
+        job.until_committed(N // 16)
+        job.tell(Scale(servers=4))
+        until(lambda: servers_of(job) >= {"server-2", "server-3"}, "servers that join")
+        name = {"joiner": "server-3", "owner": "server-1"}.get(victim, "")
+        pid = until(lambda: job.node(name).pid if name else job.status().master_pid, "its process")
+        os.kill(pid, signal.SIGKILL)
+        over = (ServersChangedEvent, ServersNotChangedEvent)
+        until(lambda: any(job.told(kind) for kind in over), "the end of the change")
+        settled = until(lambda: len(servers_of(job)) in (2, 4), "the servers of before, or all")
+        assert settled
+        (tmp_path / "hurry").touch()
+        job.check_finished()
+
+
+def test_a_change_that_cannot_be_is_refused(tmp_path: Path) -> None:
+    with running(tmp_path, *SLOW, mode="asp") as job:
+        job.until_committed(1)
+        job.tell(Scale(servers=3))
+        refused = {
+            text: answer.error
+            for text, call in (
+                ("under way", Scale(servers=4)),
+                ("being replaced", Replace(node="server-0")),
+                ("expected 1 to 64", Scale(servers=65)),
+            )
+            if isinstance(answer := ask(job.job, call), Done)
+        }
+        assert "a change of the servers is under way" in refused["under way"]
+        assert "a change of the servers is under way" in refused["being replaced"]
+        assert "expected 1 to 64" in refused["expected 1 to 64"]
+        until(lambda: job.told(ServersChangedEvent), "3 servers")

@@ -488,9 +488,9 @@ class ForgetsWhatIsSafe(MasterState):
 class SwitchesAtOnce(Moving):
     """The switch is asked for when the new server has joined, not when it has caught up."""
 
-    def heard(self, message: Joined) -> bool:
+    def heard(self, message: Joined) -> None:
         version = self.begun.version + 1 if self.begun is not None else 0
-        return super().heard(msgspec.structs.replace(message, caught_up=version))
+        super().heard(msgspec.structs.replace(message, caught_up=version))
 
 
 class SwitchingMaster(ServerHolder):

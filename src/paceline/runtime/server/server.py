@@ -506,7 +506,8 @@ class ServerProcess:
     def _take_over(self, arriving: ArrivingShare) -> None:
         """What has arrived is what this server holds from here on."""
         former, self.store = self.store, arriving.whole()
-        if former is not None:
+        # A cut that is being copied reads it: then it goes when that is over.
+        if former is not None and self.copying is None:
             held_before = [former]
             del former
             free(held_before)

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from paceline.base.samples import SampleSet, Span
+from paceline.protocol.holding.servers.master import ServerHolder
 from paceline.protocol.holding.servers.moving import Moving, copying, switched, without
 from paceline.protocol.holding.servers.placement import bucket_weights, place
 from paceline.protocol.holding.servers.server import ServerState
@@ -21,7 +22,8 @@ from paceline.protocol.holding.servers.server_acts import (
 )
 from paceline.protocol.holding.servers.worker import WorkerState
 from paceline.protocol.holding.servers.worker_acts import OfferAgain, Remapped, ToMaster, ToServer
-from paceline.protocol.records import MoveBegun
+from paceline.protocol.records import EpochStarted, MoveBegun, SchemaFixed
+from paceline.protocol.training import MasterState
 from paceline.runtime.checkpoint import cutfile
 from paceline.runtime.holding.servers import partition
 from paceline.runtime.server import moving
@@ -372,6 +374,20 @@ def test_one_map_after_the_other() -> None:
     state.settled = True
     assert not state.is_over(SWITCH, cut_under_way=True)
     assert state.is_over(SWITCH, cut_under_way=False)
+
+
+def test_an_answer_that_says_nothing_new_leads_to_no_question() -> None:
+    holder = ServerHolder()
+    core = MasterState(holder, mode="asp", samples="exactly-once")
+    core.apply(SchemaFixed(model=SCHEMA))
+    core.apply(EpochStarted(epoch_no=1, cut=CutRef(cut_no=0), step=0, committed=(), map=FIRST))
+    assert holder.change_servers((JOINER,), (OLD,))
+    word = Joined(epoch_no=1, inc=NEW)
+    assert holder.server_said(word), "now the map is asked for"
+    assert holder.server_said(word) == []
+    told = MapSet(epoch_no=1, inc=OLD, map=FIRST, leads=True)
+    assert holder.server_said(told) == []
+    assert holder.resend(), "what is unanswered is asked again"
 
 
 def test_until_the_move_is_over_the_old_servers_are_those_that_count() -> None:

@@ -403,18 +403,26 @@ class ServerHolder(Holder):
         return self._go_on_moving()
 
     def server_said(self, message: Joined | MapSet) -> list[Instruction]:
-        """A server's word about the move, or which map the order holds: a later one is true."""
+        """A server's word about the move, or which map the order holds: a later one is true.
+
+        What says nothing new leads to nothing: else each answer would bring one question to each
+        receiver, and these as many answers. `resend` asks again.
+        """
         if message.epoch_no != self.core.epoch_no or self.map is None or self.restoring:
             return []
         if isinstance(message, Joined):
-            return self._go_on_moving() if self.moving.heard(message) else []
+            before = self.moving.wanted_map(self.map)
+            self.moving.heard(message)
+            return self._go_on_moving() if self.moving.wanted_map(self.map) != before else []
         done: list[Instruction] = []
+        settled = self.moving.settled
         if message.map.version > self.map.version:
             self.moving.settled = False
             done = [self.core.record(MapChanged(map=message.map)), *self._fence_all()]
         if message.map.version == self.map.version and message.settled:
             self.moving.settled = True
-        return [*done, *self._go_on_moving()]
+        news = bool(done) or self.moving.settled != settled
+        return [*done, *self._go_on_moving()] if news else []
 
     def _go_on_moving(self) -> list[Instruction]:
         """End the move if it is over, else ask for what comes next."""

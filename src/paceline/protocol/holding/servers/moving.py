@@ -37,15 +37,14 @@ class Moving:
         """The fresh servers of the move."""
         return tuple(server.inc for server in self.begun.joining) if self.begun else ()
 
-    def heard(self, message: Joined) -> bool:
-        """A receiver's word; whether it is of this move."""
+    def heard(self, message: Joined) -> None:
+        """Take in a receiver's word; one that is not of this move says nothing."""
         begun, inc = self.begun, message.inc
         if begun is None or inc not in begun.owners:
-            return False
+            return
         self.joined.add(inc)
         self.caught_up[inc] = max(message.caught_up, self.caught_up.get(inc, 0))
         self.progress[inc] = max(message.progress, self.progress.get(inc, 0))
-        return True
 
     def has_switched(self, now: ServerMap) -> bool:
         """Whether the buckets are where they were to go."""
