@@ -77,10 +77,11 @@ class Sender:
             os._exit(status)
 
     def stop(self) -> None:
-        """End the child if it is still there, and reap it."""
+        """End the child if it is still there; a thread waits until its memory is gone."""
         if self.pid:
             os.kill(self.pid, signal.SIGKILL)
-            os.waitpid(self.pid, 0)
+            reap = threading.Thread(target=os.waitpid, args=(self.pid, 0), daemon=True)
+            reap.start()
             self.pid = 0
 
 
