@@ -6,6 +6,7 @@ of memory doubles it for the next life.
 """
 
 import msgspec
+from msgspec.structs import replace
 
 from paceline.base.errors import ConfigError
 from paceline.base.jobdir import role_of
@@ -21,7 +22,7 @@ from paceline.policy.resources.memory_forecast import (
     ServerMemory,
     forecast,
 )
-from paceline.policy.resources.observation import RowsSeen, TableRows
+from paceline.policy.resources.observation import ResourceObservation, RowsSeen, TableRows
 from paceline.protocol.training import MasterState
 from paceline.wire.client import ResizeNodes
 from paceline.wire.events.base import Event
@@ -68,11 +69,15 @@ class MemoryWatch:
         self.sizes = NodeSizes(parts)
         self._members, self._monitor, self._outbox = parts.members, parts.monitor, parts.outbox
         self._state = state
+        #: A resource policy looks ahead for it.
+        self._is_planned = parts.spec.resources.policy != "none"
         self._used: dict[str, _Used] = {}
         #: By server, what its tables hold.
         self._held: dict[str, tuple[TableHeld, ...]] = {}
         self._seen: dict[str, list[RowsSeen]] = {}
         self._looked_s = 0.0
+        #: When how many samples were in the model, at the last two looks.
+        self._progress = ((0.0, 0), (0.0, 0))
         self._short: set[tuple[str, int]] = set()
 
     # ------------------------------------------------------------------ what is told
@@ -111,9 +116,10 @@ class MemoryWatch:
         if self._held.keys() != {node.name for node in self._members.of_role("server")}:
             return  # one is coming or going: the others' rows are not all
         committed = count_committed(self._state)
+        self._progress = (self._progress[1], (now_s, committed))
         self._look(committed)
         limit = self.sizes.of("server").memory_bytes
-        if limit is None or self.sizes.is_changing:
+        if limit is None or self.sizes.is_changing or self._is_planned:
             return
         due = [one for one in self._forecasts(committed, limit) if one.is_due]
         if due:
@@ -133,24 +139,41 @@ class MemoryWatch:
                 older = KEPT // 2
                 seen[:older] = seen[:older:2]
 
-    def _forecasts(self, committed: int, limit: int) -> list[MemoryForecast]:
+    def _tables(self, committed: int) -> tuple[tuple[TableRows, ...], int | None]:
+        """Return the tables that grow, and the last sample that can bring new rows, if known."""
         row_bytes = {table.table: table.row_bytes for held in self._held.values() for table in held}
         epoch = self._epoch_samples()
         # Later epochs bring the keys of the first one again. Growth in spite of that counts alone.
         since = 0 if epoch is None or committed < epoch else epoch
         seen = {
-            name: tuple(one for one in self._seen[name] if one.samples >= since)
+            name: tuple(one for one in self._seen.get(name, ()) if one.samples >= since)
             for name in sorted(row_bytes)
         }
         tables = tuple(
             TableRows(table=name, row_bytes=row_bytes[name], seen=looks)
             for name, looks in seen.items()
-            if not since or len(looks) > 1
+            if len(looks) > (1 if since else 0)
         )
+        return tables, count_total(self._state) if since or epoch is None else epoch
+
+    def completed(self, seen: ResourceObservation) -> ResourceObservation:
+        """Add to what a resource policy sees what the tables hold and servers use."""
+        tables, last = self._tables(seen.samples_done)
+        nodes = [
+            replace(node, used_bytes=used.most_bytes, base_bytes=used.base_bytes)
+            if (used := self._used.get(node.node)) is not None
+            else node
+            for node in seen.nodes
+        ]
+        model = replace(seen.model, tables=tables, last_new=last)
+        return replace(seen, model=model, nodes=tuple(nodes))
+
+    def _forecasts(self, committed: int, limit: int) -> list[MemoryForecast]:
+        tables, last = self._tables(committed)
         ahead = JobAhead(
             done=committed,
-            last=count_total(self._state) if since or epoch is None else epoch,
-            lead=LEAD_S * self._monitor.samples_per_s,
+            last=last,
+            lead=LEAD_S * max(self._monitor.samples_per_s, self._rate()),
             servers=len(self._held),
             tables=tables,
         )
@@ -167,6 +190,11 @@ class MemoryWatch:
             for node in self._held
             if (used := self._used.get(node)) is not None
         ]
+
+    def _rate(self) -> float:
+        """Samples per second since the last look: the mean of ten seconds lags at a start."""
+        (before_s, before), (now_s, now) = self._progress
+        return (now - before) / (now_s - before_s) if now_s > before_s else 0.0
 
     def _epoch_samples(self) -> int | None:
         """Samples after which all keys have come; None: not known."""

@@ -52,7 +52,7 @@ def build(parts: MasterParts, times: Times) -> Rooms:
     members = MembersEdge(parts, times, checks, inbox, end, training)
     measuring = Measuring(parts, times, checks)
     agents = Agents(parts, times, inbox, training, members, measuring)
-    decisions = SolutionSeat(parts, times, inbox, training, members, agents.sizes)
+    decisions = SolutionSeat(parts, times, inbox, training, members, agents.memory)
     shutdown = Shutdown(parts, times, end, training, members)
     pace = parts.outbox.pace
     reporting = Reporting(parts.job, training.state, parts.members, parts.monitor, pace)

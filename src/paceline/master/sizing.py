@@ -12,7 +12,7 @@ from paceline.base.errors import ConfigError
 from paceline.jobs.sizing import VERDICT_WORDS, bounds_of, size_words
 from paceline.master.inbox import Inbox
 from paceline.master.members import MembersEdge
-from paceline.master.node_sizes import NodeSizes
+from paceline.master.memory_watch import MemoryWatch
 from paceline.master.parts import MasterParts, Times
 from paceline.master.size_facts import SizingAnswered, SizingKept
 from paceline.master.size_loop import SizeLoop, by_another_clock
@@ -53,12 +53,13 @@ class SizingSeat:
         inbox: Inbox,
         training: Training,
         members: MembersEdge,
-        sizes: NodeSizes,
+        memory: MemoryWatch,
     ) -> None:
         self._spec, self._args = parts.spec.resources, parts.spec.resources_args
         self._job, self._inbox = parts.job, inbox
         self._outbox, self._times = parts.outbox, times
-        self._orders = SizeOrders(parts, training, members, sizes)
+        self._memory = memory
+        self._orders = SizeOrders(parts, training, members, memory.sizes)
         self._windows = SizeWindows(parts, training, bounds_of(parts.spec))
         self._loop: SizeLoop | None = None
         self._before: SteeringState | None = None
@@ -106,7 +107,7 @@ class SizingSeat:
         elif ended and not loop.is_asking:
             seen = self._windows.observe(now_s, self._orders.size)
             if seen is not None:
-                loop.ask(seen)
+                loop.ask(self._memory.completed(seen))
 
     def answered(self, answer: SizingAnswered) -> None:
         """The loop has taken in an observation."""

@@ -6,7 +6,7 @@ from paceline.master.decision_port import Scene
 from paceline.master.facts import PastRead
 from paceline.master.inbox import Inbox
 from paceline.master.members import MembersEdge
-from paceline.master.node_sizes import NodeSizes
+from paceline.master.memory_watch import MemoryWatch
 from paceline.master.parts import MasterParts, Times
 from paceline.master.remembering import Remembering
 from paceline.master.restarts import StartMeasured
@@ -26,7 +26,7 @@ class SolutionSeat:
         inbox: Inbox,
         training: Training,
         members: MembersEdge,
-        sizes: NodeSizes,
+        memory: MemoryWatch,
     ) -> None:
         self._job, self._spec, self._outbox = parts.job, parts.spec, parts.outbox
         self._times, self._inbox = times, inbox
@@ -38,7 +38,7 @@ class SolutionSeat:
             restart=members.restart,
         )
         self._deciding: Deciding | None = None
-        self.sizing = SizingSeat(parts, times, inbox, training, members, sizes)
+        self.sizing = SizingSeat(parts, times, inbox, training, members, memory)
         self.past = Remembering(parts, training.state, inbox)
         members.watchers.append(self._note)
 

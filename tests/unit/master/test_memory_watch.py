@@ -11,6 +11,14 @@ from paceline.base.numbering import Inc
 from paceline.base.samples import Intervals
 from paceline.master.memory_watch import KEPT, MemoryWatch
 from paceline.master.parts import MasterParts
+from paceline.policy.resources.history import SizingHistory
+from paceline.policy.resources.memory_forecast import memory_plan
+from paceline.policy.resources.observation import (
+    JobSize,
+    NodeUse,
+    ResourceObservation,
+    RowsSeen,
+)
 from paceline.protocol.training import MasterState
 from paceline.wire.events.nodes import (
     MemoryRaisedEvent,
@@ -21,18 +29,26 @@ from paceline.wire.events.nodes import (
 from paceline.wire.messages.agent import Hardware, LimitNode, NodeFacts, NodeLimited
 from paceline.wire.messages.feeds import Feed
 from paceline.wire.messages.node import TableHeld, TablesHeld
-from paceline.wire.spec import JobSpec, NodeSpec, load, save
+from paceline.wire.spec import JobSpec, NodeSpec, ResourcesSpec, load, save
 
 MIB = 1 << 20
 SERVERS = ("server-0", "server-1")
+NOBODY_PLANS = ResourcesSpec()
 
 
 class Watched:
     """A job of two servers whose table grows by a row of 1 KiB with each sample."""
 
-    def __init__(self, folder: Path, limit: int | None, most: int | None, fixed: str = "") -> None:
+    def __init__(
+        self,
+        folder: Path,
+        limit: int | None,
+        most: int | None,
+        fixed: str = "",
+        resources: ResourcesSpec = NOBODY_PLANS,
+    ) -> None:
         nodes = NodeSpec(count=2, memory_bytes=limit, max_memory_bytes=most)
-        spec = JobSpec(script="t.py", servers=nodes, workers=nodes)
+        spec = JobSpec(script="t.py", servers=nodes, workers=nodes, resources=resources)
         self.job = JobDir(folder)
         save(spec, self.job.spec)
         self.events: list[Any] = []
@@ -215,3 +231,31 @@ def test_looks_at_a_table_stay_few_and_span_the_job(tmp_path: Path) -> None:
     assert [one.samples for one in seen] == sorted({one.samples for one in seen})
     job.grow(500)  # a restore
     assert [one.samples for one in job.watch._seen["keys"]] == [0, 500]
+
+
+def test_a_resource_policy_sees_the_tables_and_plans_for_them(tmp_path: Path) -> None:
+    job = Watched(tmp_path, 300 * MIB, None, resources=ResourcesSpec(policy="rm"))
+    job.grow(0)
+    while job.samples < 350_000:
+        job.grow(job.samples + 10_000)
+    assert job.events == []  # it is the policy's to plan
+    size = JobSize(workers=1, servers=2, server_memory=300 * MIB)
+    nodes = [NodeUse(node=name, role="server", granted_bytes=300 * MIB) for name in SERVERS]
+    seen = ResourceObservation(
+        now_s=0.0,
+        mode="asp",
+        batch_size=1,
+        samples_done=job.samples,
+        samples_total=3_000_000,
+        size=size,
+        nodes=tuple(nodes),
+    )
+    assert memory_plan(seen, SizingHistory()) is None
+    seen = job.watch.completed(seen)
+    (table,) = seen.model.tables
+    assert (table.seen[-1], seen.model.last_new) == (RowsSeen(350_000, 350_000), 1_000_000)
+    assert seen.nodes[0].base_bytes == 100 * MIB
+    plan = memory_plan(seen, SizingHistory())
+    assert plan is not None
+    assert (plan.target.servers, plan.aim) == (2, "safe")
+    assert 600 * MIB < plan.target.server_memory < 1500 * MIB

@@ -226,7 +226,7 @@ def forecasts(seen: ResourceObservation) -> list[MemoryForecast]:
     lead_s = max(seen.transition_s(replace(seen.size, server_memory=0)), LEAD_S)
     ahead = JobAhead(
         done=seen.samples_done,
-        last=seen.samples_total,
+        last=seen.samples_total if seen.model.last_new is None else seen.model.last_new,
         lead=lead_s * _rate(seen),
         servers=max(1, seen.size.servers),
         tables=seen.model.tables,

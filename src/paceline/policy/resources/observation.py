@@ -223,6 +223,9 @@ class ModelFacts(msgspec.Struct, frozen=True, kw_only=True):
     embedding_dim: int = 0
     """D: values of one row, over all tables that a sample looks up; 0: not known."""
     tables: tuple[TableRows, ...] = ()
+    """Those that grow."""
+    last_new: int | None = None
+    """The number of the last sample that can bring a new row; None: as the job's last one."""
 
 
 class PendingTime(msgspec.Struct, frozen=True, kw_only=True):
