@@ -10,6 +10,7 @@ import random
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cache
+from operator import truediv
 
 from paceline.policy.resources.observation import (
     JobSize,
@@ -71,8 +72,8 @@ class Speed:
 
 
 @cache
-def speed(job: Job, size: JobSize) -> Speed:
-    """Mean value analysis of the closed network, exact."""
+def speed(job: Job, size: JobSize, first_cpu: float = 0.0) -> Speed:
+    """Mean value analysis of the closed network, exact; the first server may have other cores."""
     cores = min(size.worker_cpu, job.threads)
     if cores < 1.0:
         compute_s = job.compute / cores
@@ -81,9 +82,10 @@ def speed(job: Job, size: JobSize) -> Speed:
     share = job.serve / size.servers
     first = min(share * (1.0 + job.skew), job.serve)
     work = [first, *[(job.serve - first) / max(size.servers - 1, 1)] * (size.servers - 1)]
-    rate = min(size.server_cpu, job.server_threads)
+    quotas = [first_cpu or size.server_cpu, *[size.server_cpu] * (size.servers - 1)]
+    rates = [min(each, job.server_threads) for each in quotas]
     # Servers are asked at the same time; the busiest one and the network are queues.
-    demands = [max(work) / rate, job.network_s * size.servers**0.2]
+    demands = [max(map(truediv, work, rates)), job.network_s * size.servers**0.2]
     queues = [0.0, 0.0]
     think_s = compute_s + job.fixed_s
     per_step = response = 0.0
@@ -102,7 +104,9 @@ def speed(job: Job, size: JobSize) -> Speed:
             data_s=0.0,
         ),
         worker_cores=min(used, size.worker_cpu),
-        server_cores=tuple(min(each * per_step, size.server_cpu) for each in work),
+        server_cores=tuple(
+            min(each * per_step, quota) for each, quota in zip(work, quotas, strict=True)
+        ),
     )
 
 
@@ -136,6 +140,8 @@ class World:
     seed: int = 0
     refuses: bool = False
     """Whether no size with more nodes is granted."""
+    first_cpu: float = 0.0
+    """Cores of the first server; 0: as the others."""
     measures_parts: bool = True
     now_s: float = 0.0
     acts: list[tuple[float, AnySteeringAct]] = field(default_factory=list)
@@ -156,7 +162,7 @@ class World:
     @property
     def per_s(self) -> float:
         """The true rate now."""
-        return speed(self.job, self.size).per_s
+        return speed(self.job, self.size, self.first_cpu).per_s
 
     def run(self, policy: ResourcePolicy, windows: int, rules: SteeringRules) -> None:
         """Go on for so many windows."""
@@ -166,7 +172,7 @@ class World:
 
     def seen(self) -> ResourceObservation:
         """The job as it looks now."""
-        now = speed(self.job, self.size)
+        now = speed(self.job, self.size, self.first_cpu)
 
         def about(value: float | None) -> float | None:
             return None if value is None else value * self._draw.lognormvariate(0.0, 0.05)
@@ -190,7 +196,9 @@ class World:
             NodeUse(
                 node=f"server-{number}",
                 role="server",
-                granted_cores=self.size.server_cpu,
+                granted_cores=self.first_cpu or self.size.server_cpu
+                if number == 0
+                else self.size.server_cpu,
                 used_cores=about(used),
             )
             for number, used in enumerate(now.server_cores)
@@ -229,7 +237,12 @@ class World:
         self.acts += [(self.now_s, act) for act in acts]
         for act in acts:
             if isinstance(act, ApplyPlan | TakeBack):
-                target = act.plan.target if isinstance(act, ApplyPlan) else act.target
+                is_plan = isinstance(act, ApplyPlan)
+                target = act.plan.target if is_plan else act.target
+                nodes = {each.node: each.cpu for each in (act.plan.nodes if is_plan else act.nodes)}
+                if not self.refuses:
+                    kept = 0.0 if target.differing(self.size) else self.first_cpu
+                    self.first_cpu = nodes.get("server-0", kept)
                 self._carry_out(target, rules, policy)
 
     def _carry_out(self, target: JobSize, rules: SteeringRules, policy: ResourcePolicy) -> None:

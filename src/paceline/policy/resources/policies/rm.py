@@ -10,6 +10,7 @@ from typing import Annotated
 from msgspec import Meta
 
 from paceline.policy.resources.candidates import SizeOffer, offers
+from paceline.policy.resources.causes import ALGORITHMS, diagnose
 from paceline.policy.resources.choice import (
     JobOffers,
     SpareResources,
@@ -57,6 +58,10 @@ class DlroverRm(ResourcePolicy, frozen=True):
         if present is None or not present.rate.per_s:
             return Hold(cause="too_little_measured")
         per_s = present.rate.per_s
+        cause, server = diagnose(seen)
+        cured = ALGORITHMS[cause](seen, history, server) if server is not None else None
+        if cured and not history.avoids(cured.target, seen.now_s, cured.node_names):
+            return cured
         model = fit(history, present, seen.mode)
         found = [
             each
