@@ -74,6 +74,7 @@ def test_a_death_while_servers_come_ends_in_the_old_map_or_the_new_one(
         job.check_finished()
 
 
+@pytest.mark.soak
 def test_a_change_that_cannot_be_is_refused(tmp_path: Path) -> None:
     with running(tmp_path, *SLOW, mode="asp") as job:
         job.until_committed(1)
