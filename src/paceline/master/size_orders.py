@@ -29,6 +29,8 @@ class SizeOrders:
         self._patience_s = parts.spec.resources.patience_s
         self._target: JobSize | None = None
         self._nodes: tuple[NodeTarget, ...] = ()
+        self._to_migrate: list[str] = []
+        """Nodes whose place another one is still to take."""
         self.begun_s = self._stage_s = 0.0
         self.waits_for = ""
         """What has not come within the time that the spec allows."""
@@ -52,6 +54,7 @@ class SizeOrders:
             and not self._absent()
             and next_stage(self.size, self._target) is None
             and not self._own_sizes()
+            and not self._to_migrate
         )
 
     def begin(self, target: JobSize, nodes: tuple[NodeTarget, ...], now_s: float) -> None:
@@ -63,6 +66,7 @@ class SizeOrders:
             now_s: now.
         """
         self._target, self._nodes = target, nodes
+        self._to_migrate = [each.node for each in nodes if each.migrate]
         self.begun_s = self._stage_s = now_s
         self.waits_for = ""
 
@@ -90,6 +94,9 @@ class SizeOrders:
         elif own := self._own_sizes():
             self._stage_s = now_s
             self._sizes.order(own)
+        elif self._to_migrate:
+            self._stage_s = now_s
+            self._edge.restart(self._to_migrate.pop(0), "the plan of another size")
         return None
 
     def give_up(self, origin: JobSize) -> None:

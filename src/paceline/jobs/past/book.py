@@ -42,6 +42,10 @@ class JobFilter(msgspec.Struct, frozen=True, kw_only=True):
     end: str | None = None
 
 
+PATHS = frozenset({"script"})
+"""Columns in which the end of a path names it."""
+
+
 class PastJobs:
     """The history at one place; every method opens it and closes it again."""
 
@@ -118,7 +122,7 @@ class PastJobs:
                 continue
             column = JOBS.c[name]
             same = column == value
-            if name == "script":
+            if name in PATHS:
                 same = same | column.endswith(f"/{value}", autoescape=True)
             asked = asked.where(same)
         with self._open() as connection:
