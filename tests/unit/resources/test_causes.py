@@ -96,6 +96,15 @@ def test_a_hot_server_gets_its_share_of_what_all_workers_need() -> None:
     assert plan.nodes[0].cpu == 1.5
 
 
+def test_a_hot_server_gets_no_more_than_is_free() -> None:
+    seen = case(servers(0.5, 1.0, 0.5))
+    history = SizingHistory(measured=(at(SIZE),))
+    for free, expected in ((0.5, 1.5), (0.05, None)):
+        tight = replace(seen, bounds=ResourceBounds(cores=SIZE.cores + free))
+        plan = ALGORITHMS["hot_server"](tight, history, diagnose(tight)[1])
+        assert (plan.nodes[0].cpu if plan else None) == expected
+
+
 def test_a_slow_machine_is_left_and_the_size_stays() -> None:
     seen = case(servers(0.5, 0.5, 0.5, slow=2))
     plan = ALGORITHMS["slow_server"](seen, SizingHistory(measured=(at(SIZE),)), diagnose(seen)[1])

@@ -68,8 +68,11 @@ def relieve_hot(
     needed = server.used_cores / sum(used) * alone * seen.size.workers if alone else 0.0
     # Without a sample of one worker: cores that lower its use to half.
     cores = needed or 2.0 * server.used_cores
-    cores = min(cores, seen.bounds.max_node_cores or math.inf)
-    cores = round(math.ceil(cores / seen.bounds.core_step - 1e-6) * seen.bounds.core_step, 9)
+    spare = math.inf if seen.bounds.cores is None else seen.bounds.cores - _granted(seen)
+    if spare < seen.bounds.core_step:
+        return None  # all cores are given away: the server's must come from other nodes
+    cores = min(cores, server.granted_cores + spare, seen.bounds.max_node_cores or math.inf)
+    cores = round(math.floor(cores / seen.bounds.core_step + 1e-6) * seen.bounds.core_step, 9)
     if cores <= server.granted_cores * (1.0 + 1e-6):
         return None
     peers = [each.use or 0.0 for each in seen.of_role("server") if each is not server]
@@ -79,6 +82,13 @@ def relieve_hot(
     plan = _plan(seen, history, factor)
     extra = (cores - server.granted_cores) * seen.prices.core
     return replace(plan, nodes=(target,), relieves="hot_server", cost_per_hour=extra)
+
+
+def _granted(seen: ResourceObservation) -> float:
+    """Cores of all nodes, with those of single ones beyond the size of their role."""
+    usual = {"worker": seen.size.worker_cpu, "server": seen.size.server_cpu}
+    more = (each.granted_cores - usual[each.role] for each in seen.nodes)
+    return seen.size.cores + sum(max(each, 0.0) for each in more)
 
 
 def migrate(

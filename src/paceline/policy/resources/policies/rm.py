@@ -59,7 +59,11 @@ class DlroverRm(ResourcePolicy, frozen=True):
             return Hold(cause="too_little_measured")
         per_s = present.rate.per_s
         cause, server = diagnose(seen)
-        cured = ALGORITHMS[cause](seen, history, server) if server is not None else None
+        # A server that is only uneven is the model's: it has more to give than one server's cores.
+        is_own = server is not None and (
+            cause == "slow_server" or server.granted_cores < seen.size.server_cpu
+        )
+        cured = ALGORITHMS[cause](seen, history, server) if is_own else None
         if cured and not history.avoids(cured.target, seen.now_s, cured.node_names):
             return cured
         model = fit(history, present, seen.mode)
