@@ -179,7 +179,7 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=1)
     parser.add_argument("--changes", type=int, default=10)
     parser.add_argument("--seconds", type=float, default=15.0)
-    parser.add_argument("--calm", type=float, default=60.0, help="without a change: it has ended")
+    parser.add_argument("--calm", type=float, default=70.0, help="without a change: it has ended")
     parser.add_argument("--limit", type=float, default=300.0)
     options = parser.parse_args()
     if options.quick:

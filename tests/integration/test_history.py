@@ -98,6 +98,7 @@ def test_a_job_that_ends_is_in_the_history(tmp_path: Path) -> None:
         assert job.job.job_id in listed.stdout
 
 
+@pytest.mark.soak
 def test_a_job_trains_without_its_history_and_says_so_once(home: Path) -> None:
     (home / "history.sqlite").write_text("this is no database" * 100)
     with job_of(home, 0.5) as job:  # so that the history is read as well
