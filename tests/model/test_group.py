@@ -40,7 +40,14 @@ CLEAN = {
 }
 
 
-@pytest.mark.parametrize("name", CLEAN)
+LARGE = ("two of other machines come, the first dies", "a member differs, another comes")
+"""Of the long suite."""
+
+
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=[pytest.mark.soak] * (name in LARGE)) for name in CLEAN],
+)
 def test_no_interleaving_breaks_an_invariant(name: str) -> None:
     result = GroupExplorer(CLEAN[name], finish_every=7).run()
 
