@@ -15,7 +15,7 @@ from tests.chaos.moments import SUMS, WHATS
 from tests.chaos.run import SOLUTIONS, case_of, full_case_of, run, summary
 
 SLICE = (84, 85, 87, 89, 91, 92)
-"""Every mode and role, and most solutions, in few seeds."""
+"""Every mode and role, and most solutions, in few seeds; the last two are of the long suite."""
 ALL = range(200)
 SENDER = """
 import socket, sys, time
@@ -121,7 +121,9 @@ def test_the_summary_names_failed_and_slow_seeds() -> None:
     assert text == ("3 seeds, 1 failed [4], 1 took longer than 15 s [5], median 5.0 s, max 21.5 s")
 
 
-@pytest.mark.parametrize("seed", SLICE)
+@pytest.mark.parametrize(
+    "seed", [*SLICE[:4], *(pytest.param(one, marks=pytest.mark.soak) for one in SLICE[4:])]
+)
 def test_planted_counts_hold_whatever_dies(seed: int) -> None:
     run(full_case_of(seed))
 
@@ -160,7 +162,9 @@ def test_20_seeds_kill_workers_at_every_moment_also_of_the_first_group() -> None
     assert not all(moment.from_committed for moment in moments)
 
 
-@pytest.mark.parametrize("seed", [51, 3, pytest.param(32, marks=pytest.mark.soak)])
+@pytest.mark.parametrize(
+    "seed", [3, *(pytest.param(one, marks=pytest.mark.soak) for one in (51, 32))]
+)
 def test_a_group_survives(seed: int) -> None:
     grouped.run(grouped_case(seed))
 

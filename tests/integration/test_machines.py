@@ -189,6 +189,7 @@ def goes_on_without(job: RunningJob, other: Other, name: str) -> str:
     return reason
 
 
+@pytest.mark.soak
 def test_a_machine_that_joins_without_the_data_is_named_and_the_others_train_on(
     tmp_path: Path,
 ) -> None:
@@ -274,6 +275,7 @@ def newest_by(job: RunningJob, node: str) -> int:
     return max(made, default=0)
 
 
+@pytest.mark.soak
 def test_the_other_machine_alone_writes_cuts_reads_them_and_evaluates(tmp_path: Path) -> None:
     if not in_own_network(test_the_other_machine_alone_writes_cuts_reads_them_and_evaluates):
         return
