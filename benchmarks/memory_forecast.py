@@ -3,7 +3,7 @@
     python benchmarks/memory_forecast.py --data FOLDER [--seeds 3:8] [--quick]
 
 Prints JSON. FOLDER has MovieLens-small (``ratings.csv.gz``, not part of paceline): distinct users,
-items and pairs, in order of time, of the file, and shuffled. Without it, and beside it, generated
+items and pairs, in order of time, of the file, and shuffled. With or without it: generated
 streams: Zipf's law with an open and a closed vocabulary, drift (a window that moves, keys of which
 a part is new), bursts of new keys. Each stream meets 161 limits on rows, from a quarter of its
 final rows to four times as many, evenly by their logarithm. It is looked at 400 times; a cure takes
@@ -12,7 +12,7 @@ effect after 0.5 % of the stream, and is judged after the first 20 %.
 - miss: the limit is reached before a cure that was due has taken effect, or none was due;
 - false alarm: a cure was due, and the stream ends below the limit.
 
-The forecast of the end from the first 20 % alone is given beside it, as its ratio to what came.
+The forecast of the end from the first 20 % alone is given as well, as its ratio to what came.
 Floors: no miss, false alarms in 10 % of the streams and limits that end below. The constants of the
 forecast were chosen on seeds 0, 1 and 2, so others are the default.
 """

@@ -41,7 +41,7 @@ NAMES = ("workers", "servers", "worker_cpu", "server_cpu")
 
 
 class Script(NamedTuple):
-    """One of a user's scripts; what follows ``batch`` is unknown to whoever begins a job."""
+    """One of a user's scripts; what follows ``batch`` is unknown when a job begins."""
 
     spec: JobSpec
     batch: int

@@ -1,8 +1,9 @@
 """What each node of a running job may use: changed by order, one node after the other.
 
 The spec in the job's directory is the word that counts, since an agent reads it when it starts. So
-a change is written there first. Then each agent that lives is told, the next one when it has
-answered. An agent that says hello with other limits is told again, by whatever master there is.
+a change is written there first. Then the master orders the limits of one agent after the other, the
+next when the one before has answered. An agent that says hello with other limits gets the order
+again, also from a later master.
 """
 
 from collections import deque

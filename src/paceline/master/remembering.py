@@ -6,7 +6,6 @@ could have learned.
 
 import asyncio
 import logging
-import math
 import threading
 from collections.abc import Callable
 
@@ -122,22 +121,18 @@ def features_of(spec: JobSpec, state: MasterState) -> JobFeatures:
     feeds = [feed for feed in state.ledger.feeds.values() if feed.purpose == "train"]
     feed = feeds[0] if feeds else None
     model = state.model
-    dense, tables = (model.dense, model.tables) if model else ((), ())
+    tables = model.tables if model else ()
     rows = {table.name: table.num_rows for table in tables if table.num_rows is not None}
-    row_bytes = {table.name: table.dim * _item_bytes(table.dtype) for table in tables}
+    row_bytes = {table.name: table.value_bytes for table in tables}
     return replace(
         submitted_features(spec),
         batch_size=spec.batch_size or (feed.batch_size if feed else None),
         data=(feed.contents or None) if feed else None,
         num_samples=feed.num_samples if feed else None,
-        dense_bytes=sum(math.prod(one.shape) * _item_bytes(one.dtype) for one in dense) or None,
+        dense_bytes=(model.dense_bytes or None) if model else None,
         table_rows=rows or None,
         table_bytes=sum(count * row_bytes[name] for name, count in rows.items()) or None,
     )
-
-
-def _item_bytes(dtype: str) -> int:
-    return 8 if dtype.endswith("64") else 4
 
 
 def _in_thread(work: Callable[[], None]) -> None:

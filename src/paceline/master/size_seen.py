@@ -1,6 +1,5 @@
 """What a resource policy sees of the job: windows of its rate, and what its nodes use meanwhile."""
 
-import math
 from collections import deque
 from typing import NamedTuple
 
@@ -225,12 +224,8 @@ def _pending(job: JobNow, size: JobSize) -> tuple[PendingTime, ...]:
 
 
 def _model_facts(model: ModelSchema) -> ModelFacts:
-    dense = sum(math.prod(one.shape) * _item_bytes(one.dtype) for one in model.dense)
-    return ModelFacts(dense_bytes=dense, embedding_dim=sum(table.dim for table in model.tables))
-
-
-def _item_bytes(dtype: str) -> int:
-    return 8 if dtype.endswith("64") else 4
+    dims = sum(table.dim for table in model.tables)
+    return ModelFacts(dense_bytes=model.dense_bytes, embedding_dim=dims)
 
 
 def _mean(paces: list[Pace], part: str) -> float:

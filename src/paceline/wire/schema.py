@@ -5,6 +5,8 @@ embedding rows fall into ``NUM_BUCKETS`` hash buckets. Blocks and buckets share 
 block ``k`` lives with bucket ``k % NUM_BUCKETS``.
 """
 
+import math
+
 import msgspec
 
 NUM_BUCKETS = 64
@@ -59,6 +61,11 @@ class Table(msgspec.Struct, frozen=True, kw_only=True):
     modules: tuple[str, ...] = ()
     """The modules that read it, by their names in the script; none: as the table is called."""
 
+    @property
+    def value_bytes(self) -> int:
+        """Bytes of a row's values, without the optimizer's state."""
+        return self.dim * _item_bytes(self.dtype)
+
 
 class ModelSchema(msgspec.Struct, frozen=True, kw_only=True):
     """Everything a fresh server must know to hold its share of the model."""
@@ -67,3 +74,13 @@ class ModelSchema(msgspec.Struct, frozen=True, kw_only=True):
     tables: tuple[Table, ...] = ()
     groups: tuple[OptimizerGroup, ...] = ()
     block_elems: int = 65_536
+
+    @property
+    def dense_bytes(self) -> int:
+        """Bytes of all parameters that are no tables."""
+        return sum(math.prod(one.shape) * _item_bytes(one.dtype) for one in self.dense)
+
+
+def _item_bytes(dtype: str) -> int:
+    """Bytes of one value; servers hold 32 and 64 bits."""
+    return 8 if dtype.endswith("64") else 4
