@@ -10,11 +10,13 @@ from paceline.base.cgroups import create_node_group, remove_job
 from paceline.jobs.sizing import read_sizing
 from paceline.policy.resources.steering_state import ApplyPlan
 from paceline.wire.events.job import SizeChangedEvent, SizeKeptEvent
+from paceline.wire.events.nodes import NodeResizedEvent
 from paceline.wire.spec import NodeSpec, ResourcesSpec
 from tests.integration.running import RunningJob, install, running, until
 
 N = 4096
-SLOW = ("--num-samples", str(2 * N), "--slow-until-told")
+SLOW = ("--num-samples", str(6 * N), "--slow-until-told")
+"""However slow the machine is, the job does not end so soon that no plan is worth it."""
 POLICY = """
 from msgspec.structs import replace
 from paceline.policy.resources.plan import Hold, ResourcePlan
@@ -84,11 +86,15 @@ def test_a_plan_is_carried_out_and_each_sample_counts_once(tmp_path: Path, kille
 
 @pytest.mark.soak
 def test_a_node_that_does_not_come_is_given_up_and_training_goes_on(tmp_path: Path) -> None:
-    spec = {"workers": NodeSpec(count=1, cpu=(1.5,)), "servers": NodeSpec(count=2, cpu=(2.0,))}
+    spec = {"workers": NodeSpec(count=1, cpu=(2.0,)), "servers": NodeSpec(count=2, cpu=(2.0,))}
     patient = resources(patience_s=2.0)
     with running(tmp_path, *SLOW, mode="asp", resources=patient, pending_s=30.0, **spec) as job:
         until(lambda: job.told(SizeKeptEvent), "it is given up", 120)
         assert size(job) == {"worker": 1, "server": 2}
+        # The plan had made the worker smaller first.
+        until(lambda: job.node("worker-0").cores == 2.0, "its cores")
+        changes = [event.cores for event in job.told(NodeResizedEvent)]
+        assert changes == [1.5, 2.0]
         assert "for 2 s" in job.told(SizeKeptEvent)[0].cause
         (tmp_path / "hurry").touch()
         job.check_finished()

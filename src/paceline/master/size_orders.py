@@ -4,6 +4,11 @@ The stages are derived from what is ordered and what is in effect, so a master t
 change of another one only has to know where it leads.
 """
 
+import contextlib
+
+from msgspec.structs import replace
+
+from paceline.base.errors import ConfigError
 from paceline.base.jobdir import number_of
 from paceline.master.members import MembersEdge
 from paceline.master.node_sizes import NodeSizes
@@ -100,11 +105,17 @@ class SizeOrders:
         return None
 
     def give_up(self, origin: JobSize) -> None:
-        """Take back what of a change has not come: the job trains on with what it has."""
+        """Take back what of a change has not come; what was made smaller for it is as before.
+
+        A job that has more servers than before keeps its quotas: both together may be too much.
+        """
         self._target = None
-        workers = sum(1 for _ in self._members.wanted_workers())
-        if workers > origin.workers:
+        if self.size.workers > origin.workers:
             self._edge.scale(origin.workers)
+        now = self.size
+        if now.servers <= origin.servers:
+            with contextlib.suppress(ConfigError):  # then it trains on with what it has
+                self._order(replace(origin, workers=now.workers, servers=now.servers))
 
     # ------------------------------------------------------------------ stages
 
