@@ -2,6 +2,7 @@
 
     python benchmarks/auto_size.py [--quick] [--model wide_deep] [--cores 1.5] [--policies rm ...]
                                    [--starts small large] [--seeds 1] [--changes 10] [--seconds 15]
+                                   [--at-once 1]
 
 Real jobs on this machine, mode asp; each node's cores are a quota of its control group, so one core
 of the paper is a part of one here. First one job goes through the sizes of a fixed table, live
@@ -11,10 +12,13 @@ a policy finds its size. Printed for each: the samples/s that it has at the end,
 best of the table; how many changes it made; after how many seconds it was first within 0.9 of the
 best (-1: never).
 Floor: 0.9 of the best in at most 10 changes.
+
+A machine with more processors can run several jobs ``--at-once``: the quota of each is the same.
 """
 
 import itertools
 import time
+from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple
@@ -97,6 +101,13 @@ def until_training(job: JobDir, workers: int, servers: int) -> None:
 def by_hand(options: Any, data: Path) -> list[tuple[Setting, float]]:
     """The rate at each size of the table."""
     table = TABLE[:2] if options.quick else TABLE
+    parts = [table[first :: options.at_once] for first in range(options.at_once)]
+    calls = [partial(_through, options, data, part) for part in parts if part]
+    return [one for part in harness.side_by_side(calls, options.at_once) for one in part]
+
+
+def _through(options: Any, data: Path, table: list[Setting]) -> list[tuple[Setting, float]]:
+    """The rates of one job at some sizes."""
     found = []
     spec = spec_of(options, data, table[0], options.cores, ResourcesSpec(), 1)
     with harness.running(spec) as job:
@@ -181,6 +192,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=15.0)
     parser.add_argument("--calm", type=float, default=70.0, help="without a change: it has ended")
     parser.add_argument("--limit", type=float, default=300.0)
+    parser.add_argument("--at-once", type=int, default=1, help="jobs")
     options = parser.parse_args()
     if options.quick:
         options.policies, options.starts = options.policies[:1], ["small"]
@@ -193,12 +205,18 @@ def main() -> None:
         best, most = max(table, key=lambda one: one[1])
         found["by_hand"] = {"best_samples_per_s": most, "worst": min(one[1] for one in table)}
         print(f"best by hand: {best}", flush=True)
-        for policy, start in itertools.product(options.policies, options.starts):
-            runs = [
-                by_itself(options, data, policy, start, seed, most) for seed in range(options.seeds)
-            ]
+        arms = [*itertools.product(options.policies, options.starts)]
+        # Each seed of all arms before the next.
+        runs = [(seed, *arm) for seed in range(options.seeds) for arm in arms]
+        calls = [
+            partial(by_itself, options, data, policy, start, seed, most)
+            for seed, policy, start in runs
+        ]
+        came = harness.side_by_side(calls, options.at_once)
+        for policy, start in arms:
+            mine = [one for one, run in zip(came, runs, strict=True) if run[1:] == (policy, start)]
             found[f"{policy}_{start}"] = {
-                key: median(run[key] for run in runs) for key in ("of_best", "changes", "within_s")
+                key: median(run[key] for run in mine) for key in ("of_best", "changes", "within_s")
             }
     harness.report("auto_size", found, file=options.json)
 

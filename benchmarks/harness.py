@@ -20,8 +20,9 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NamedTuple, NoReturn, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -34,6 +35,7 @@ from paceline.jobs.outcome import read_outcome
 from paceline.wire.client import GetStatus, JobStatus, StopJob
 from paceline.wire.spec import JobSpec, load
 
+Result = TypeVar("Result")
 TINY = Path(__file__).with_name("jobs") / "tiny.py"
 POLL_S = 0.02
 RUN_S = 300.0
@@ -229,6 +231,12 @@ def running(spec: JobSpec) -> Iterator[JobDir]:
         raise
     stop(job)
     shutil.rmtree(job.path)
+
+
+def side_by_side(calls: Iterable[Callable[[], Result]], at_once: int) -> list[Result]:
+    """What calls return that run jobs: so many at a time, as the machine has processors for."""
+    with ThreadPoolExecutor(at_once) as pool:
+        return list(pool.map(lambda call: call(), calls))
 
 
 def stop(job: JobDir, timeout_s: float = 20.0) -> None:

@@ -94,7 +94,9 @@ class Agent:
         self._stacks = ""
         """What the threads of a process that hangs were seen to do."""
         self._ending_hung: asyncio.Task[None] | None = None
-        self._facts = FactsReader(self._files.ledger, counts_samples=spec.traits.trains)
+        self._facts = FactsReader(
+            self._files.ledger, self._limits.group, counts_samples=spec.traits.trains
+        )
         self._cuts = CutsKept(
             job,
             node,

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import msgspec
 
+from paceline.base.cgroups import NodeGroup
 from paceline.base.errors import ConfigError
 from paceline.base.numbering import NO_INC, Inc
 from paceline.wire.call_ring import NUM_SLOTS, CallRingReader
@@ -61,16 +62,25 @@ class Silence(msgspec.Struct, frozen=True):
 class FactsReader:
     """Reads one heartbeat's facts at a time."""
 
-    def __init__(self, ledger: Path, *, counts_samples: bool = True) -> None:
-        """``counts_samples``: a step without any says nothing about a batch."""
+    def __init__(
+        self, ledger: Path, group: NodeGroup | None = None, *, counts_samples: bool = True
+    ) -> None:
+        """Prepare to read.
+
+        Args:
+            ledger: of the node's steps.
+            group: of the node; None: it has no quota.
+            counts_samples: a step without any says nothing about a batch.
+        """
+        self._group = group or NodeGroup({})
         self._counts_samples = counts_samples
         self._ledger = StepLedgerReader(ledger)
         self._unreadable = ""
         self._silence = Silence()
         self._usage = (0, 0.0, 0)
         """Incarnation, cpu seconds, resident bytes: as seen last."""
-        self._stolen = 0, 0.0
-        """Incarnation, and its wait for processors when steps were last reported."""
+        self._stolen = 0, 0.0, 0.0
+        """Incarnation; until the last report its wait for processors, and for its quota."""
 
     def heard(self) -> None:
         """The process has said something."""
@@ -95,9 +105,11 @@ class FactsReader:
             facts = _server_facts(up.inc, mine)
         else:
             facts = _worker_facts(up.inc, mine, counts_samples=self._counts_samples)
+        stolen_s, throttled_s = self._waits_s(up, facts.steps)
         return msgspec.structs.replace(
             facts,
-            stolen_s=self._stolen_s(up, facts.steps),
+            stolen_s=stolen_s,
+            throttled_s=throttled_s,
             computing_s=now_s - mark_s if mark_s > 0 else 0.0,
             waiting_s=now_s + mark_s if mark_s < 0 else 0.0,
             silent_s=self._silence.silent_s,
@@ -105,14 +117,17 @@ class FactsReader:
             rss_bytes=rss_bytes,
         )
 
-    def _stolen_s(self, up: ProcessUp, steps: int) -> float:
-        """The stolen time of each of the newest steps."""
+    def _waits_s(self, up: ProcessUp, steps: int) -> tuple[float, float]:
+        """How long each of the newest steps waited for a processor, and for its own quota."""
         if not steps:
-            return 0.0
-        inc, before_s = self._stolen
-        now_s = read_stolen_s(up.pid)
-        self._stolen = up.inc, now_s
-        return max(now_s - before_s, 0.0) / steps if inc == up.inc else 0.0
+            return 0.0, 0.0
+        inc, stolen_s, throttled_s = self._stolen
+        self._stolen = up.inc, read_stolen_s(up.pid), self._group.throttled_s()
+        if inc != up.inc:
+            return 0.0, 0.0
+        waited_s = max(self._stolen[1] - stolen_s, 0.0)
+        # A group is throttled on each processor that it uses, and the main thread waits for one.
+        return waited_s / steps, min(max(self._stolen[2] - throttled_s, 0.0), waited_s) / steps
 
     def step_of(self, inc: int) -> int | None:
         """Which step a life of a worker is at, or was; None: it is not known."""

@@ -133,6 +133,14 @@ class NodeGroup:
         name = "memory.events" if group.version == 2 else "memory.oom_control"
         return _counter(group.base / name, "oom_kill")
 
+    def throttled_s(self) -> float:
+        """Seconds for which its cpu quota was used up, on each processor; 0: not known."""
+        group = self._groups.get("cpu")
+        if group is None:
+            return 0.0
+        name, unit_s = ("throttled_usec", 1e-6) if group.version == 2 else ("throttled_time", 1e-9)
+        return _counter(group.base / "cpu.stat", name) * unit_s
+
     def memory_used(self) -> int:
         """Bytes of this group but for pages of files, which the kernel takes back; 0: not known."""
         group = self._groups.get("memory")

@@ -212,7 +212,8 @@ class Monitor:
         facts = msgspec.structs.replace(
             facts,
             server_s=facts.server_s * per_iteration,
-            stolen_s=facts.stolen_s * per_iteration,
+            # A restart may cure what its quota takes from a node, not the load of its machine.
+            stolen_s=max(facts.stolen_s - facts.throttled_s, 0.0) * per_iteration,
         )
         totals = self.nodes.get(node)
         if totals is None:

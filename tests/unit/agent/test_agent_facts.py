@@ -6,6 +6,7 @@ import pytest
 
 from paceline.agent import facts as agent_facts
 from paceline.agent.facts import LOOKED_S, FactsReader, Silence, read_log_tail, read_usage
+from paceline.base.cgroups import NodeGroup
 from paceline.wire.messages.node import ProcessUp
 from paceline.wire.step_ledger import StepLedgerWriter
 
@@ -211,3 +212,24 @@ def test_what_a_process_waits_for_a_processor_is_told_per_step(
 def test_the_wait_for_a_processor_is_the_kernels_and_0_where_it_tells_none() -> None:
     assert agent_facts.read_stolen_s(os.getpid()) >= 0.0
     assert agent_facts.read_stolen_s(2**22 + 1) == 0.0
+
+
+def test_what_its_own_quota_takes_from_a_node_is_said_apart(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, (waited_s, throttled_s) = tmp_path / "worker-0.ledger", (1.0, 5.0)
+    monkeypatch.setattr(agent_facts, "read_stolen_s", lambda pid: waited_s)
+    group = NodeGroup({})
+    monkeypatch.setattr(group, "throttled_s", lambda: throttled_s)
+    reader, ledger = FactsReader(path, group), StepLedgerWriter(path, inc=1)
+    write(ledger, 1, 1.0)
+    reader.read(up(1))
+    waited_s, throttled_s = 4.0, 7.0
+    write(ledger, 2, 1.0)
+    facts = reader.read(up(1))
+    assert (facts.stolen_s, facts.throttled_s) == (3.0, 2.0)
+    # Two of its threads are throttled on two processors.
+    waited_s, throttled_s = 5.0, 9.0
+    write(ledger, 3, 1.0)
+    facts = reader.read(up(1))
+    assert (facts.stolen_s, facts.throttled_s) == (1.0, 1.0)

@@ -65,6 +65,9 @@ def test_version_1_groups_are_made_below_ones_own(version_1: Machine) -> None:
     (memory / "memory.usage_in_bytes").write_text("700\n")
     (memory / "memory.stat").write_text("inactive_anon 500\ninactive_file 20\nactive_file 3\n")
     assert group.memory_used() == 677
+    assert group.throttled_s() == 0.0, "no such file"
+    (cpu / "cpu.stat").write_text("nr_periods 9\nnr_throttled 4\nthrottled_time 2500000000\n")
+    assert group.throttled_s() == 2.5
 
 
 def test_version_2_groups_are_made_below_ones_own(version_2: Machine) -> None:
@@ -77,6 +80,8 @@ def test_version_2_groups_are_made_below_ones_own(version_2: Machine) -> None:
     assert group.join_files == (str(path / "cgroup.procs"),)
     (path / "memory.events").write_text("low 0\noom 2\noom_kill 1\n")
     assert group.oom_kills() == 1
+    (path / "cpu.stat").write_text("usage_usec 7\nnr_throttled 4\nthrottled_usec 1500000\n")
+    assert group.throttled_s() == 1.5
     (path / "memory.current").write_text("400\n")
     assert group.memory_used() == 400
 

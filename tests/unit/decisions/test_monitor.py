@@ -447,3 +447,12 @@ def test_who_left_before_a_new_master_came_is_not_counted() -> None:
 
 def totals_of(monitor: Monitor) -> dict[str, tuple[int, float]]:
     return {name: (one.samples, one.cpu_s) for name, one in monitor.metrics(0, 0).nodes.items()}
+
+
+def test_what_a_node_waits_for_its_own_quota_is_no_load_of_its_machine() -> None:
+    monitor = Monitor(SHORT)
+    facts = NodeFacts(inc=1, samples=64, steps=2, compute_s=0.5, stolen_s=0.4, throttled_s=0.3)
+    monitor.heartbeat("worker-0", facts, 1.0)
+    (seen,) = monitor.observe(1.0, job("worker-0")).workers
+    assert seen.short is not None
+    assert seen.short.stolen_s == pytest.approx(0.1)

@@ -77,8 +77,10 @@ class NodeFacts(msgspec.Struct, frozen=True, kw_only=True):
     data_s: float = 0.0
     """T^d: mean wait for a batch, from when it was wanted until it was read."""
     stolen_s: float = 0.0
-    """Mean time of a step in which the process's main thread could run and had no processor, as
-    others used them."""
+    """Mean time of a step in which the process's main thread could run and had no processor."""
+    throttled_s: float = 0.0
+    """The part of it for which the node's own quota was used up; others used the processors for the
+    rest of it."""
     bpt_s: float = 0.0
     """Batch processing time: mean wall time of the newest steps; of a server: 0."""
     computing_s: float = 0.0
