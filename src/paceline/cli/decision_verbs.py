@@ -27,10 +27,15 @@ def failslow(job: Job = None) -> None:
 
 def replay(
     log: Annotated[
-        str | None, typer.Argument(metavar="LOG", help="A decisions.jsonl, or a JOB.")
+        str | None,
+        typer.Argument(metavar="LOG", help="A decisions.jsonl, a sizing.jsonl, or a JOB."),
     ] = None,
     solution: Annotated[
-        str | None, typer.Option(metavar="NAME", help="Who is to decide. Default: the log's own.")
+        str | None,
+        typer.Option(
+            metavar="NAME",
+            help="Who is to decide: a solution, or a resource policy. Default: the log's own.",
+        ),
     ] = None,
     settings: Annotated[
         list[str] | None,
@@ -38,7 +43,7 @@ def replay(
     ] = None,
 ) -> None:
     """Make a job's decisions again, offline; exit code 1 if its own solution now differs."""
-    from paceline.cli.explain import run_replay
+    from paceline.cli.replay import replay_logs
 
-    same = run_replay(log, solution, parse_settings(settings or []), console())
+    same = replay_logs(log, solution, parse_settings(settings or []), console())
     raise typer.Exit(0 if same else 1)

@@ -6,7 +6,7 @@ one at a time, while no change is under way.
 
 import threading
 import traceback
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
 from msgspec.structs import replace
@@ -15,10 +15,11 @@ from paceline.jobs.jsonl import LineFile
 from paceline.master.size_facts import SizingAnswered
 from paceline.policy.resources.observation import ResourceObservation
 from paceline.policy.resources.plan import Hold
-from paceline.policy.resources.planner import ResourcePolicy
+from paceline.policy.resources.registry import RESOURCES
 from paceline.policy.resources.steering import SteeringLine, steer
 from paceline.policy.resources.steering_state import (
     AnySteeringAct,
+    AnySteeringFact,
     ResizeFailed,
     ResizeInEffect,
     SizeSeen,
@@ -34,22 +35,28 @@ class SizeLoop:
     """The loop of one job.
 
     Args:
-        policy: of the spec.
+        name: the policy of the spec.
+        args: its parameters.
         rules: of the spec.
         log: its steps go there.
         post: hands an answer to the event loop, from a thread; it comes to `took`.
         wall_clock: Unix time, for the log.
+
+    Raises:
+        ConfigError: there is no such policy, or it takes no such parameters.
     """
 
     def __init__(
         self,
-        policy: ResourcePolicy,
+        name: str,
+        args: Mapping[str, str],
         rules: SteeringRules,
         log: Path,
         post: Callable[[SizingAnswered], None],
         wall_clock: Callable[[], float],
     ) -> None:
-        self._policy, self._rules, self._post = policy, rules, post
+        self._policy, self._rules, self._post = RESOURCES.make(name, args), rules, post
+        self._name, self._args = name, dict(args)
         self._log, self._wall_clock = LineFile(log), wall_clock
         self.state = SteeringState()
         self.is_asking = False
@@ -60,7 +67,7 @@ class SizeLoop:
         """Show the loop the job."""
         self.is_asking = True
         fact = SizeSeen(seen=seen)
-        line = SteeringLine(t=self._wall_clock(), before=self.state, fact=fact, rules=self._rules)
+        line = self._line(fact)
         policy, post = self._policy, self._post
 
         def answer() -> None:
@@ -81,12 +88,18 @@ class SizeLoop:
 
     def changed(self, fact: ResizeInEffect | ResizeFailed) -> tuple[AnySteeringAct, ...]:
         """Take in what became of a change, about which the policy is not asked."""
-        before = self.state
-        after, acts = steer(before, fact, self._rules, self._policy)
-        line = SteeringLine(
-            t=self._wall_clock(), before=before, fact=fact, rules=self._rules, acts=acts
+        after, acts = steer(self.state, fact, self._rules, self._policy)
+        return self._took(replace(self._line(fact), acts=acts), after)
+
+    def _line(self, fact: AnySteeringFact) -> SteeringLine:
+        return SteeringLine(
+            t=self._wall_clock(),
+            policy=self._name,
+            args=self._args,
+            before=self.state,
+            fact=fact,
+            rules=self._rules,
         )
-        return self._took(line, after)
 
     def _took(self, line: SteeringLine, after: SteeringState) -> tuple[AnySteeringAct, ...]:
         self.state = after

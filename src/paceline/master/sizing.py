@@ -20,7 +20,6 @@ from paceline.master.size_orders import SizeOrders
 from paceline.master.size_seen import SizeWindows
 from paceline.master.training import Training
 from paceline.policy.resources.plan import Hold
-from paceline.policy.resources.registry import RESOURCES
 from paceline.policy.resources.steering_state import (
     AnySteeringAct,
     ApplyPlan,
@@ -86,7 +85,8 @@ class SizingSeat:
         if self._spec.policy == "none":
             return
         self._loop = SizeLoop(
-            RESOURCES.make(self._spec.policy, self._args),
+            self._spec.policy,
+            self._args,
             SteeringRules(settle_s=self._spec.settle_s, between_s=self._spec.between_s),
             self._job.sizing,
             self._inbox.for_threads(),

@@ -53,6 +53,9 @@ class SteeringLine(msgspec.Struct, frozen=True, kw_only=True):
 
     t: float = 0.0
     """Unix time at which it was written."""
+    policy: str = ""
+    """The name of the policy around which it was taken, and its parameters."""
+    args: dict[str, str] = {}
     before: SteeringState
     fact: AnySteeringFact
     rules: SteeringRules
