@@ -2,7 +2,7 @@
 
     python benchmarks/auto_size.py [--quick] [--model wide_deep] [--cores 1.5] [--policies rm ...]
                                    [--from-large rm sample_optimise_adjust] [--seeds 3]
-                                   [--changes 10] [--seconds 15] [--at-once 1]
+                                   [--changes 10] [--seconds 15] [--at-once 1] [--healthy MINUTES]
 
 Real jobs on this machine, mode asp; each node's cores are a quota of its control group, so one core
 of the paper is a part of one here. First one job goes through the sizes of a fixed table, live
@@ -13,10 +13,15 @@ samples/s that it has at the end, as a part of the best of the table; how many c
 after how many seconds it was first within 0.9 of the best (-1: never).
 Floor: 0.9 of the best in at most 10 changes.
 
+With ``--healthy`` no job begins at a bad size. Instead one begins at the best of the table, and
+trains for so many minutes with policy `rm` and its default windows. Beside it other processes
+compute, which come and go every few seconds. Floor: no change.
+
 A machine with more processors can run several jobs ``--at-once``: the quota of each is the same.
 """
 
 import itertools
+import random
 import time
 from functools import partial
 from pathlib import Path
@@ -24,6 +29,7 @@ from statistics import median
 from typing import Any, NamedTuple
 
 import harness
+from healthy import busy
 
 from paceline.base.jobdir import JobDir
 from paceline.jobs.history import read_events
@@ -176,12 +182,34 @@ def by_itself(
     return found
 
 
+def healthy(options: Any, data: Path, best: Setting) -> dict[str, float]:
+    """What `rm` does to a job that has the best size already, on a busy machine."""
+    resources = ResourcesSpec(
+        policy="rm", cores=options.cores, workers=MOST_WORKERS, servers=MOST_SERVERS
+    )
+    spec, rng = spec_of(options, data, best, options.cores, resources, 1), random.Random(1)
+    with harness.running(spec) as job:
+        harness.require(job, lambda: harness.status(job).committed > 0, START_S, "no step")
+        end_s, loaded_s = time.monotonic() + 60.0 * options.healthy, 0.0
+        while time.monotonic() < end_s:
+            load, for_s = rng.randrange(4), rng.uniform(2.0, 20.0)
+            loaded_s += for_s if load else 0.0
+            with busy(load):
+                time.sleep(for_s)
+        events = [*read_events(job.events)]
+    return {
+        "minutes": options.healthy,
+        "minutes_beside_load": loaded_s / 60.0,
+        "changes": float(sum(isinstance(one, SizeChangedEvent) for one in events)),
+    }
+
+
 def _cores(nodes: list[Any], role: str) -> float:
     granted = [node.cores or 0.0 for node in nodes if node.role == role]
     return sum(granted) / len(granted) if granted else 0.0
 
 
-def main() -> None:
+def main() -> int:
     parser = harness.parser(__doc__, "two sizes by hand, one policy for some seconds, no figures")
     parser.add_argument("--model", choices=sorted(SCRIPTS), default="wide_deep")
     parser.add_argument("--cores", type=float, default=1.5)
@@ -195,6 +223,7 @@ def main() -> None:
     parser.add_argument("--calm", type=float, default=70.0, help="without a change: it has ended")
     parser.add_argument("--limit", type=float, default=300.0)
     parser.add_argument("--at-once", type=int, default=1, help="jobs")
+    parser.add_argument("--healthy", type=float, metavar="MINUTES", help="only a job of good size")
     options = parser.parse_args()
     if options.quick:
         options.policies, options.from_large = options.policies[:1], []
@@ -207,6 +236,10 @@ def main() -> None:
         best, most = max(table, key=lambda one: one[1])
         found["by_hand"] = {"best_samples_per_s": most, "worst": min(one[1] for one in table)}
         print(f"best by hand: {best}", flush=True)
+        if options.healthy:
+            found["healthy"] = healthy(options, data, best)
+            harness.report("auto_size", found, file=options.json)
+            return int(found["healthy"]["changes"] > 0)
         arms = [(policy, "small") for policy in options.policies]
         arms += [(policy, "large") for policy in options.from_large]
         # Each seed of all arms before the next.
@@ -222,6 +255,7 @@ def main() -> None:
                 key: median(run[key] for run in mine) for key in ("of_best", "changes", "within_s")
             }
     harness.report("auto_size", found, file=options.json)
+    return 0
 
 
 if __name__ == "__main__":
