@@ -11,10 +11,12 @@ start at a multiple of 64 bytes; the arrays' bytes, large items first so that ea
 
 import math
 import os
+from bisect import bisect_right
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, TypeVar
 
 import msgspec
 import numpy as np
@@ -65,7 +67,41 @@ class _Entry(msgspec.Struct, frozen=True):
     data_offsets: tuple[int, int]
 
 
-def _header(saved: Mapping[str, Array]) -> tuple[bytes, dict[str, Array]]:
+@dataclass(frozen=True)
+class Scattered:
+    """An array that lies in several places: their rows, one place after another.
+
+    Args:
+        places: alike but for the number of rows; one at least.
+    """
+
+    places: tuple[Array, ...]
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """The dtype of all places."""
+        return self.places[0].dtype
+
+    @property
+    def itemsize(self) -> int:
+        """Bytes of an item."""
+        return self.dtype.itemsize
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape of the whole array."""
+        return (sum(map(len, self.places)), *self.places[0].shape[1:])
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all places."""
+        return sum(place.nbytes for place in self.places)
+
+
+Kind = TypeVar("Kind", bound="Array | Scattered")
+
+
+def _header(saved: Mapping[str, Kind]) -> tuple[bytes, dict[str, Kind]]:
     """The bytes before the data, and the arrays in the order of their data."""
     arrays = sorted(saved.items(), key=lambda item: (-item[1].itemsize, item[0]))
     entries, at = {}, 0
@@ -112,25 +148,108 @@ def pack(saved: Mapping[str, Array], buffer: Any, only: Container[str] | None = 
 class Chunks:
     """A packed save that is nowhere in one piece: its bytes, ``size`` at a time."""
 
-    def __init__(self, saved: Mapping[str, Array], size: int) -> None:
+    def __init__(self, saved: Mapping[str, Array | Scattered], size: int) -> None:
         header, arrays = _header(saved)
         parts = [np.frombuffer(header, np.uint8)]
-        parts += [
-            np.ascontiguousarray(array).reshape(-1).view(np.uint8) for array in arrays.values()
-        ]
-        self._parts, self._size = parts, size
-        self._starts = np.cumsum([0, *(part.size for part in parts)])
+        for array in arrays.values():
+            places = array.places if isinstance(array, Scattered) else (array,)
+            parts += [_bytes_of(np.ascontiguousarray(place)) for place in places]
+        self._parts, self._size = [part for part in parts if part.size], size
+        self._starts = np.cumsum([0, *(part.size for part in self._parts)])
         self.num_bytes = int(self._starts[-1])
 
     def at(self, offset: int) -> Array:
         """A copy of the bytes from ``offset`` on: ``size`` of them, or the rest."""
         stop = min(offset + self._size, self.num_bytes)
         found = np.empty(stop - offset, np.uint8)
-        for start, part in zip(self._starts, self._parts, strict=False):
+        first, end = np.searchsorted(self._starts, (offset, stop), side="right")
+        for start, part in zip(self._starts[first - 1 : end], self._parts[first - 1 : end]):
             low, high = max(offset, int(start)), min(stop, int(start) + part.size)
             if low < high:
                 found[low - offset : high - offset] = part[low - start : high - start]
         return found
+
+
+class Landing:
+    """The chunks of a packed save, each put where its bytes belong.
+
+    Args:
+        num_bytes: of the save.
+        places: by array, where its bytes belong: each place with the byte of the array at which it
+            begins, ascending and without gaps. An array without places is kept in ``arrays``.
+    """
+
+    def __init__(self, num_bytes: int, places: Mapping[str, Sequence[tuple[int, Array]]]) -> None:
+        self._num_bytes, self._places = num_bytes, places
+        self._head = b""
+        #: Where places begin in the save, and these places; None: the header is not whole.
+        self._starts: list[int] | None = None
+        self._targets: list[Array] = []
+        self._taken: set[int] = set()
+        self._num_taken = 0
+        self.arrays: dict[str, Array] = {}
+        """Arrays without places; whole when all is."""
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether all bytes are where they belong."""
+        return self._num_taken == self._num_bytes
+
+    def take(self, offset: int, chunk: memoryview) -> bool:
+        """Put bytes where they belong; False: not yet, the header has to come first.
+
+        Raises:
+            PermanentError: the header is none, or names other arrays than there are places for.
+        """
+        if offset in self._taken:
+            return True
+        if self._starts is None:
+            if offset != len(self._head):
+                return False
+            self._head += bytes(chunk)
+            self._read_head()
+        self._taken.add(offset)
+        self._num_taken += chunk.nbytes
+        if self._starts is not None:
+            self._put(offset, np.frombuffer(chunk, np.uint8))
+        return True
+
+    def _read_head(self) -> None:
+        head = self._head
+        if len(head) < 8 or len(head) < 8 + int.from_bytes(head[:8], "little"):
+            return
+        try:
+            start, entries = _entries(memoryview(head))
+        except msgspec.DecodeError as error:
+            raise PermanentError(f"not the header of a safetensors image: {error}") from error
+        self._starts = []
+        for name, entry in entries.items():
+            low, high = entry.data_offsets
+            places = self._places.get(name)
+            if places is None:
+                array = self.arrays[name] = np.empty(entry.shape, _NUMPY_NAMES[entry.dtype])
+                places = [(0, _bytes_of(array))]
+            if sum(place.size for _, place in places) != high - low:
+                raise PermanentError(
+                    f"{name} has {high - low:,} bytes, for which there is no place"
+                )
+            self._starts += [start + low + at for at, _ in places]
+            self._targets += [place for _, place in places]
+
+    def _put(self, offset: int, given: Array) -> None:
+        assert self._starts is not None
+        stop = offset + given.size
+        for number in range(max(0, bisect_right(self._starts, offset) - 1), len(self._starts)):
+            start, target = self._starts[number], self._targets[number]
+            if start >= stop:
+                return
+            low, high = max(offset, start), min(stop, start + target.size)
+            if low < high:
+                target[low - start : high - start] = given[low - offset : high - offset]
+
+
+def _bytes_of(array: Array) -> Array:
+    return array.reshape(-1).view(np.uint8)
 
 
 def _entries(view: memoryview) -> tuple[int, dict[str, _Entry]]:

@@ -1,11 +1,14 @@
 """How buckets travel between servers while training goes on.
 
 An owner forks: the child *is* the share set aside as of the copy entry, for the price of a page
-table, and sends it piece by piece; the parent serves on, and pays for a page when an update first
-touches it. A receiver puts the pieces of all owners together and builds the store that it will
-have after the switch, in a thread beside the one that serves. A server that keeps some of its
-buckets is a receiver of these, too. So no store is taken apart or put together at the switch, and
-the pause there does not depend on its size.
+table, and sends it piece by piece from where it lies. The parent serves on, and pays for a page
+when an update first touches it. A receiver makes the store that it will have after the switch. A
+thread beside the one that serves puts each piece where it belongs there. A server that keeps some
+of its buckets is a receiver of these, too. So no store is taken apart or put together at the
+switch, and the pause there does not depend on its size.
+
+Memory that a process touches first is what a move costs most: 0.1 to 2.5 s of a core for 1 GB,
+which depends on the machine. So a move touches only the new stores, and no serving thread does.
 
 Reference: docs/protocols/integrity.md, section 3 ("moving buckets").
 """
@@ -20,10 +23,12 @@ import threading
 import time
 import warnings
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
+from queue import SimpleQueue
+from typing import NamedTuple
 
 import msgspec
-import numpy as np
 
 from paceline.base.errors import InternalError
 from paceline.base.numbering import Inc
@@ -47,6 +52,8 @@ BYTES_PER_S = 100e6
 RESEND_S = 1.0
 NICE = 10
 """By so much the priority of a sender is lower."""
+LONGEST_REST_S = 0.05
+"""After each piece the thread that received it rests for as long as it worked, but no longer."""
 CATCH_UP_S = 0.01
 """As long as there is much to catch up with, so much of a turn is spent on that."""
 
@@ -68,7 +75,7 @@ class Sender:
         try:
             _become_child()
             for server, piece in to:
-                _send_all(process, _part_of(store, piece), server, piece)
+                _send_all(process, store.part(moving_buckets(piece)), server, piece)
             status = 0
         except Exception:  # noqa: BLE001 - the master gives a move up when nothing arrives
             _log.exception("buckets_not_sent to=%s", ",".join(server.node for server, _ in to))
@@ -99,22 +106,19 @@ def _become_child() -> None:
     os.nice(NICE)  # those who train come first
 
 
-def _part_of(store: Store, piece: Piece) -> Store:
-    """What of a store the receiver will have; itself if that is all."""
+def moving_buckets(piece: Piece) -> tuple[int, ...]:
+    """What one owner sends one receiver."""
     now = piece.map
-    owner, receiver = now.index(piece.server), now.index(piece.inc)
+    pair = now.index(piece.server), now.index(piece.inc)
     pairs = zip(now.owners, now.copies, strict=True)
-    places = [receiver if pair == (owner, receiver) else -1 for pair in pairs]
-    if places.count(receiver) == len(store.buckets):
-        return store
-    part = Store(store.schema, places, receiver)
-    part.load([store.save()])
-    return part
+    return tuple(bucket for bucket, found in enumerate(pairs) if found == pair)
 
 
-def _send_all(process: Process, store: Store, to: Server, piece: Piece) -> None:
+def _send_all(
+    process: Process, saved: Mapping[str, Array | cutfile.Scattered], to: Server, piece: Piece
+) -> None:
     ident = f"{process.node}-copy-{process.inc}"
-    image = cutfile.Chunks(store.save(), PIECE_BYTES)
+    image = cutfile.Chunks(saved, PIECE_BYTES)
     piece = msgspec.structs.replace(piece, num_bytes=image.num_bytes)
     client = DataClient({to.inc: to.address}, process.job.secret(), ident, arena_bytes=0)
     waiting = deque(range(0, image.num_bytes, PIECE_BYTES))
@@ -146,6 +150,8 @@ def held(piece: Piece) -> PieceHeld:
 class ArrivingShare:
     """What a server will hold after the switch, on its way here from the owners.
 
+    A thread puts pieces where they belong. Only `take`, `answers` and `settle` meet it.
+
     Args:
         schema: of the model.
         now: the map that copies.
@@ -153,11 +159,10 @@ class ArrivingShare:
     """
 
     def __init__(self, schema: ModelSchema, now: ServerMap, me: Inc) -> None:
-        self._schema, self._buckets_to, self._me = schema, now.copies, now.index(me)
         self.version = now.version
-        pairs = zip(now.ownership, now.copies, strict=True)
-        #: By owner, what is here of what it sends.
-        self._images = {owner: _Image() for owner, to in pairs if to == self._me}
+        self._stopped = threading.Event()
+        self._inbox: SimpleQueue[_Arrived | None] = SimpleQueue()
+        self._answers: SimpleQueue[_Arrived] = SimpleQueue()
         self._built: Store | Exception | None = None
         #: Updates since the copy entry that are not in the store yet.
         self._backlog: deque[tuple[list[Gradients], float]] = deque()
@@ -170,24 +175,50 @@ class ArrivingShare:
         """What was handed in since the copy entry."""
         self.progress = 0
         """Bytes received, and updates caught up with."""
+        run = partial(self._build, schema, now, me)
+        self.thread = threading.Thread(target=run, name="buckets", daemon=True)
+        self.thread.start()
 
-    def take(self, piece: Piece, frame: memoryview) -> None:
-        """Keep a piece (`Admission` has seen it)."""
-        image = self._images.get(piece.server)
-        if image is None or not image.take(piece, frame):
-            return
-        self.progress += frame.nbytes
-        if all(image.is_whole for image in self._images.values()):
+    def take(self, peer: bytes, piece: Piece, frame: memoryview) -> None:
+        """Have a piece put where it belongs (`Admission` has seen it)."""
+        self._inbox.put(_Arrived(peer, piece, frame))
+
+    def answers(self) -> Iterator[tuple[bytes, PieceHeld]]:
+        """Each piece that is where it belongs since the last call: whom to tell, and what."""
+        while not self._answers.empty():
+            peer, piece, frame = self._answers.get()
+            self.progress += frame.nbytes
             self.piece = piece
-            threading.Thread(target=self._build, name="buckets", daemon=True).start()
+            yield peer, held(piece)
 
-    def _build(self) -> None:
+    def stop(self) -> None:
+        """End the thread, whatever has come."""
+        self._stopped.set()
+        self._inbox.put(None)
+
+    def _build(self, schema: ModelSchema, now: ServerMap, me: Inc) -> None:
         try:
-            store = Store(self._schema, self._buckets_to, self._me)
-            store.load(_unpacked(list(self._images.values())))
-            self._built = store
+            store = Store(schema, now.copies, now.index(me))
+            if self._fill(_Landings(store, now, me)):
+                self._built = store
+            else:
+                free([store])
         except Exception as error:  # noqa: BLE001 - `settle` raises it in the server's thread
             self._built = error
+
+    def _fill(self, landings: "_Landings") -> bool:
+        """Put all pieces where they belong; False: no more are wanted."""
+        while not landings.are_whole:
+            arrived = self._inbox.get()
+            if arrived is None:
+                return False
+            start_s = time.monotonic()
+            if landings.take(arrived):
+                self._answers.put(arrived)
+            del arrived  # it keeps the memory of its frame
+            self._stopped.wait(min(time.monotonic() - start_s, LONGEST_REST_S))
+        landings.load()
+        return True
 
     def settle(self) -> bool:
         """Whether the buckets are here since now."""
@@ -197,8 +228,7 @@ class ArrivingShare:
         if isinstance(built, Exception):
             raise built
         built.scripts.load(saved_in(self.scripts.save()))
-        self.store, self.scripts = built, built.scripts
-        self._built, self._images = None, {}
+        self.store, self.scripts, self._built = built, built.scripts, None
         return True
 
     def apply(self, parts: list[Gradients], factor: float) -> None:
@@ -236,35 +266,40 @@ class ArrivingShare:
                 return
 
 
-class _Image:
-    """The bytes that one owner sends."""
+class _Arrived(NamedTuple):
+    peer: bytes
+    piece: Piece
+    frame: memoryview
 
-    def __init__(self) -> None:
-        self.bytes: np.ndarray[tuple[int], np.dtype[np.uint8]] = np.empty(0, np.uint8)
-        self._missing: set[int] | None = None
+
+class _Landings:
+    """Where in a fresh store the bytes of each owner belong."""
+
+    def __init__(self, store: Store, now: ServerMap, me: Inc) -> None:
+        self._store = store
+        pairs = zip(now.ownership, now.copies, strict=True)
+        self._of: dict[Inc, cutfile.Landing | None] = {
+            owner: None for owner, to in pairs if to == now.index(me)
+        }
 
     @property
-    def is_whole(self) -> bool:
-        return self._missing is not None and not self._missing
+    def are_whole(self) -> bool:
+        return all(one is not None and one.is_whole for one in self._of.values())
 
-    def take(self, piece: Piece, frame: memoryview) -> bool:
-        """Keep a piece; False: it is here already."""
-        if self._missing is None:
-            self.bytes = np.empty(piece.num_bytes, np.uint8)
-            self._missing = set(range(0, piece.num_bytes, PIECE_BYTES))
-        if piece.offset not in self._missing:
+    def take(self, arrived: _Arrived) -> bool:
+        """Put a piece where it belongs; False: it has to come again."""
+        _, piece, frame = arrived
+        if piece.server not in self._of:
             return False
-        at = slice(piece.offset, piece.offset + frame.nbytes)
-        self.bytes[at] = np.frombuffer(frame, np.uint8)
-        self._missing.discard(piece.offset)
-        return True
+        landing = self._of[piece.server]
+        if landing is None:
+            places = self._store.places(moving_buckets(piece))
+            landing = self._of[piece.server] = cutfile.Landing(piece.num_bytes, places)
+        return landing.take(piece.offset, frame)
 
-
-def _unpacked(images: list[_Image]) -> Iterator[dict[str, Array]]:
-    """The arrays of each image, which has no memory any more when the next one is asked for."""
-    for image in images:
-        yield cutfile.unpack(image.bytes)
-        _release(image.bytes)
+    def load(self) -> None:
+        """What has no place in the store: counts, scripts, tables that grow."""
+        self._store.load(one.arrays for one in self._of.values() if one is not None)
 
 
 def free(stores: list[Store]) -> None:

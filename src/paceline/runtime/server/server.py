@@ -448,7 +448,8 @@ class ServerProcess:
 
     def _start_epoch(self) -> None:
         self._wait_copied()
-        self.store = self.arriving = None
+        self._stop_receiving()
+        self.store = None
         self._stop_sending()
         self.tensors.clear()
         self.asked.clear()
@@ -465,13 +466,15 @@ class ServerProcess:
     def _take_piece(self, peer: bytes, piece: Piece, frames: Sequence[memoryview]) -> None:
         arriving, now = self.arriving, self.state.map
         if arriving is not None and arriving.version == piece.map.version:
-            arriving.take(piece, frames[0])
-        elif now is not None and now.version < piece.map.version:
-            return  # the entry of its map has not come here: it is sent again
-        self.data.send(peer, held(piece))
+            arriving.take(peer, piece, frames[0])
+        elif now is None or now.version >= piece.map.version:
+            self.data.send(peer, held(piece))
+        # Otherwise the entry of its map has not come here: it is sent again.
 
     def _settle_in(self, arriving: ArrivingShare) -> None:
         """Catch up with what was ordered since the share that arrives was set aside."""
+        for peer, answer in arriving.answers():
+            self.data.send(peer, answer)
         self.state.progress_made = arriving.progress
         if arriving.settle() and self.state.map is None:
             piece = arriving.piece
@@ -495,7 +498,7 @@ class ServerProcess:
             return
         self._stop_sending()
         moved = now.version == self.state.owned_since
-        arriving, self.arriving = self.arriving, None
+        arriving = self._stop_receiving()
         if arriving is not None and moved:
             self._take_over(arriving)
         for key, parted in self.tensors.items():
@@ -511,6 +514,13 @@ class ServerProcess:
             held_before = [former]
             del former
             free(held_before)
+
+    def _stop_receiving(self) -> ArrivingShare | None:
+        """Return what was arriving."""
+        arriving, self.arriving = self.arriving, None
+        if arriving is not None:
+            arriving.stop()
+        return arriving
 
     def _stop_sending(self) -> None:
         if self.sender is not None:

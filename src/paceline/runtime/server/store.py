@@ -13,6 +13,7 @@ import numpy as np
 
 from paceline.base.errors import InternalError, PermanentError
 from paceline.runtime import layout
+from paceline.runtime.checkpoint.cutfile import Scattered
 from paceline.runtime.kernels import Array, Int64s, dedup, plain
 from paceline.runtime.server import updates
 from paceline.runtime.server.rules import Rule
@@ -186,18 +187,48 @@ class Store:
         Names: ``buckets``, ``updates``, ``script.N``, ``script.N.at``, ``table_steps``,
         ``dense.<dtype>.<what>``, ``table.<name>.<what>``.
         """
-        arrays: dict[str, Array] = {
-            "buckets": np.array(self.buckets, np.int64),
-            "updates": np.array([self.updates], np.int64),
-            "table_steps": np.array([table.slabs.step for table in self._tables], np.int64),
-        }
-        arrays |= self.scripts.save()
+        arrays = {**self._counts(self.buckets), **self.scripts.save()}
         for dtype, held in self._dense.items():
             arrays |= {f"dense.{dtype}.{name}": array for name, array in held.arrays.items()}
             arrays[f"dense.{dtype}.step"] = held.steps
         for spec, table in zip(self.schema.tables, self._tables, strict=True):
             arrays |= {f"table.{spec.name}.{name}": array for name, array in table.save().items()}
         return arrays
+
+    def _counts(self, buckets: Sequence[int]) -> dict[str, Array]:
+        return {
+            "buckets": np.array(buckets, np.int64),
+            "updates": np.array([self.updates], np.int64),
+            "table_steps": np.array([table.slabs.step for table in self._tables], np.int64),
+        }
+
+    def part(self, buckets: Sequence[int]) -> dict[str, Array | Scattered]:
+        """What `save` of a holder of ``buckets``, which are of these, would say.
+
+        Live views, but for tables that grow: of these it copies the rows.
+        """
+        if tuple(buckets) == self.buckets:
+            return dict(self.save())
+        arrays: dict[str, Array | Scattered] = {**self._counts(buckets), **self.scripts.save()}
+        for dtype, held in self._dense.items():
+            arrays |= {f"dense.{dtype}.{name}": one for name, one in held.part(buckets).items()}
+        for spec, table in zip(self.schema.tables, self._tables, strict=True):
+            arrays |= {f"table.{spec.name}.{name}": a for name, a in table.part(buckets).items()}
+        return arrays
+
+    def places(self, buckets: Sequence[int]) -> dict[str, list[tuple[int, Array]]]:
+        """Where the bytes of a part of ``buckets`` belong: by array, its byte and the place.
+
+        Arrays that are not named are for `load`.
+        """
+        found: dict[str, list[tuple[int, Array]]] = {}
+        for dtype, held in self._dense.items():
+            found |= {f"dense.{dtype}.{name}": a for name, a in held.places(buckets).items()}
+        for spec, table in zip(self.schema.tables, self._tables, strict=True):
+            if isinstance(table, FixedTable):
+                given = table.places(buckets).items()
+                found |= {f"table.{spec.name}.{name}": places for name, places in given}
+        return found
 
     def set_aside(self) -> Aside:
         """The share as it is now, for another thread to copy while updates go on.
@@ -400,8 +431,31 @@ class _Dense:
         if "step" in saved:
             self._plan = None
             np.maximum(self.steps, saved["step"], out=self.steps)
-        size, block_elems = layout.dense_sizes(self.schema)[self.dtype], self.schema.block_elems
-        for target, source in layout.dense_overlaps(size, block_elems, self.buckets, buckets):
+        for target, source in self._overlaps(self.buckets, buckets):
             for name, array in self.arrays.items():
                 if name in saved:
                     array[target] = saved[name][source]
+
+    def _overlaps(self, mine: Sequence[int], theirs: Sequence[int]) -> list[tuple[slice, slice]]:
+        size = layout.dense_sizes(self.schema)[self.dtype]
+        return layout.dense_overlaps(size, self.schema.block_elems, mine, theirs)
+
+    def part(self, buckets: Sequence[int]) -> dict[str, Array | Scattered]:
+        """The arrays of a holder of some of these buckets: views."""
+        runs = [slice(0, 0)]
+        for _, source in self._overlaps(buckets, self.buckets):
+            touches = runs[-1].stop == source.start
+            runs.append(slice(runs.pop().start if touches else source.start, source.stop))
+        arrays = {n: Scattered(tuple(a[run] for run in runs)) for n, a in self.arrays.items()}
+        return {**arrays, "step": self.steps}
+
+    def places(self, buckets: Sequence[int]) -> dict[str, list[tuple[int, Array]]]:
+        """Where the bytes of the arrays of such a part belong."""
+        overlaps = self._overlaps(self.buckets, buckets)
+        return {
+            name: [
+                (source.start * array.itemsize, array[target].view(np.uint8))
+                for target, source in overlaps
+            ]
+            for name, array in self.arrays.items()
+        }

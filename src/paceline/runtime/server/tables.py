@@ -12,6 +12,7 @@ import numpy.typing as npt
 
 from paceline.base.errors import InternalError, PermanentError
 from paceline.runtime import kernels, layout
+from paceline.runtime.checkpoint.cutfile import Scattered
 from paceline.runtime.kernels import Array, Int64s
 from paceline.runtime.server.rules import Rule, State
 from paceline.runtime.server.snapshot_while_serving import Aside
@@ -110,13 +111,37 @@ class FixedTable:
 
     def load(self, saved: Mapping[str, Array], buckets: Sequence[int]) -> None:
         """Take what this server owns from a save of a holder of ``buckets``."""
-        offsets = layout.bucket_offsets(self.num_rows, buckets)
+        runs = self._runs(buckets)
         for name, slab in self.slabs.arrays.items():
-            if name not in saved:
-                continue
-            for bucket in set(buckets) & set(self.buckets):
-                size, source, target = self.sizes[bucket], offsets[bucket], self.offsets[bucket]
-                slab[target : target + size] = saved[name][source : source + size]
+            for source, mine in runs if name in saved else ():
+                slab[mine] = saved[name][source : source + mine.stop - mine.start]
+
+    def _runs(self, buckets: Sequence[int]) -> list[tuple[int, slice]]:
+        """Of buckets that are here, too: their first row there, and their rows here."""
+        offsets = layout.bucket_offsets(self.num_rows, buckets)
+        return [
+            (int(offsets[one]), slice(self.offsets[one], self.offsets[one] + self.sizes[one]))
+            for one in sorted(set(buckets) & set(self.buckets))
+        ]
+
+    def part(self, buckets: Sequence[int]) -> dict[str, Array | Scattered]:
+        """The slabs of a holder of some of these buckets: views."""
+        runs = self._runs(buckets)
+        return {
+            name: Scattered((slab[:0], *(slab[mine] for _, mine in runs)))
+            for name, slab in self.slabs.arrays.items()
+        }
+
+    def places(self, buckets: Sequence[int]) -> dict[str, list[tuple[int, Array]]]:
+        """Where the bytes of such a part's slabs belong: the byte of the slab, and the bytes."""
+        runs = self._runs(buckets)
+        return {
+            name: [
+                (source * slab[:1].nbytes, slab[mine].reshape(-1).view(np.uint8))
+                for source, mine in runs
+            ]
+            for name, slab in self.slabs.arrays.items()
+        }
 
     def piece(self, start: int, count: int) -> tuple[Int64s, Array, int | None]:
         """Return a piece; ``start`` is a row."""
@@ -331,33 +356,34 @@ class DynamicTable:
         """Live views of everything in use."""
         used = self.index.used
         arrays: dict[str, Array] = {name: array[:used] for name, array in self._arrays().items()}
-        key, count, last_seen = self.waiting.save()
-        return arrays | {
-            "key": self.index.keys,
-            "waiting_key": key,
-            "waiting_count": count,
-            "waiting_last_seen": last_seen,
+        return arrays | {"key": self.index.keys} | self._saved_waiting()
+
+    def _saved_waiting(self) -> dict[str, Array]:
+        names = ("waiting_key", "waiting_count", "waiting_last_seen")
+        return dict(zip(names, self.waiting.save(), strict=True))
+
+    def part(self, buckets: Sequence[int]) -> dict[str, Array]:
+        """What `save` of a holder of some of these buckets would say: copies."""
+        arrays = self.save()
+        rows = np.flatnonzero(_of_buckets(arrays["key"], buckets))
+        waits = np.flatnonzero(_of_buckets(arrays["waiting_key"], buckets))
+        return {
+            name: array[waits if name.startswith("waiting_") else rows]
+            for name, array in arrays.items()
         }
 
     def load(self, saved: Mapping[str, Array], buckets: Sequence[int]) -> None:
         """Take the keys that this server owns from another's save."""
         if "key" not in saved:
             return
-        mine = self._mine(saved["key"])
+        mine = _of_buckets(saved["key"], self.buckets)
         rows = self._created(kernels.plain(saved["key"][mine], np.int64))
         for name, array in self._arrays().items():
             if name in saved:
                 array[rows] = saved[name][mine]
-        mine = self._mine(saved["waiting_key"])
+        mine = _of_buckets(saved["waiting_key"], self.buckets)
         waiting = (saved[f"waiting_{name}"][mine] for name in ("key", "count", "last_seen"))
         self.waiting.load(*waiting)
-
-    def _mine(self, keys: Array) -> npt.NDArray[np.bool_]:
-        owned = np.zeros(NUM_BUCKETS, np.int32)
-        owned[list(self.buckets)] = 1
-        mine = np.empty(keys.size, np.int32)
-        kernels.owners_of_keys(kernels.plain(keys, np.int64), owned, mine)
-        return mine.astype(np.bool_)
 
     def piece(self, start: int, count: int) -> tuple[Int64s, Array, int | None]:
         """Return a piece; ``start`` is a part of the hashes, since evictions renumber rows."""
@@ -378,3 +404,12 @@ def _longer(array: Array, size: int) -> Array:
     longer = np.zeros(size, array.dtype)
     longer[: array.size] = array
     return longer
+
+
+def _of_buckets(keys: Array, buckets: Sequence[int]) -> npt.NDArray[np.bool_]:
+    """Which keys belong to these buckets."""
+    owned = np.zeros(NUM_BUCKETS, np.int32)
+    owned[list(buckets)] = 1
+    mine = np.empty(keys.size, np.int32)
+    kernels.owners_of_keys(kernels.plain(keys, np.int64), owned, mine)
+    return mine.astype(np.bool_)

@@ -484,9 +484,9 @@ def arrived(copied: ServerMap, to: int, owners: dict[int, Store]) -> Store:
     arriving = moving.ArrivingShare(SCHEMA, copied, to)
     for owner, store in owners.items():
         sent = msgspec.structs.replace(PIECE, server=owner, inc=to, map=copied)
-        image = cutfile.Chunks(moving._part_of(store, sent).save(), moving.PIECE_BYTES)
+        image = cutfile.Chunks(store.part(moving.moving_buckets(sent)), moving.PIECE_BYTES)
         sent = msgspec.structs.replace(sent, num_bytes=image.num_bytes)
-        arriving.take(sent, memoryview(image.at(0)))
+        arriving.take(b"", sent, memoryview(image.at(0)))
     deadline_s = time.monotonic() + 30.0
     while not arriving.settle():
         assert time.monotonic() < deadline_s
