@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from paceline.base.errors import ConfigError
 from paceline.jobs.history import Tail
 from paceline.jobs.past.making import size_of
-from paceline.jobs.wording import counted
+from paceline.jobs.wording import counted, size
 from paceline.policy.resources.observation import JobSize, ResourceBounds, ResourcePrices
 from paceline.policy.resources.steering import SteeringLine
 from paceline.policy.resources.steering_state import Verdict
@@ -23,6 +23,8 @@ VERDICT_WORDS: dict[Verdict, str] = {
     "open": "neither for sure",
 }
 """What a change has made of a job."""
+LEAST_CORES = 0.02
+"""Of a node: with less, it takes minutes to import torch."""
 NODE_CORES = 1.0
 """Of a node whose spec says none, as far as the bound has room."""
 
@@ -32,7 +34,7 @@ def bounds_of(spec: JobSpec) -> ResourceBounds:
     asked = spec.resources
     has_servers = spec.num_servers > 0
     cores = asked.cores if asked.cores is not None else float(len(os.sched_getaffinity(0)))
-    least = min(cores / 20, 0.1)
+    least = max(min(cores / 20, 0.1), LEAST_CORES)
     return ResourceBounds(
         cores=cores,
         memory_bytes=asked.memory_bytes,
@@ -54,6 +56,7 @@ def sized(spec: JobSpec) -> JobSpec:
     """
     if spec.resources.policy == "none":
         return spec
+    _check_memory(spec)
     bounds, count = bounds_of(spec), spec.workers.count + spec.num_servers
     assert bounds.cores is not None
     named = sum(
@@ -79,6 +82,19 @@ def sized(spec: JobSpec) -> JobSpec:
             f"resources: the job begins with {excess}; raise the bound, or begin smaller"
         )
     return spec
+
+
+def _check_memory(spec: JobSpec) -> None:
+    """Refuse a bound on memory where nothing bounds what a node uses."""
+    bound = spec.resources.memory_bytes
+    roles = {"workers": spec.workers, **({"servers": spec.servers} if spec.num_servers else {})}
+    for name, nodes in roles.items():
+        if bound is not None and nodes.memory_bytes is None:
+            raise ConfigError(
+                f"resources.memory: got {size(bound)}, but {name}.memory is not set, so nothing "
+                f"bounds what one of the {name} uses; set it, e.g. --set {name}.memory=2GiB, or "
+                "leave resources.memory out"
+            )
 
 
 def read_sizing(path: Path) -> list[SteeringLine]:

@@ -53,6 +53,14 @@ def test_nodes_begin_with_a_core_each_as_far_as_the_bound_goes() -> None:
         ),
         ({"resources__policy": "rm", "resources__cores": "0"}, "resources.cores"),
         (
+            {"resources__policy": "rm", "resources__cores": "0.03"},
+            "got 0.03, expected at least 0.02 for each of 2 nodes",
+        ),
+        (
+            {"resources__policy": "rm", "resources__memory": "1GiB", "workers.memory": "1GiB"},
+            "servers.memory is not set, so nothing bounds",
+        ),
+        (
             {"resources__policy": "rm", "mode": "asp", "samples": "at-least-once"},
             "whose servers cannot hand over",
         ),

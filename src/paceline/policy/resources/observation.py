@@ -125,13 +125,13 @@ class ResourceBounds(msgspec.Struct, frozen=True, kw_only=True):
                 return f"{count} {what}, and at least {least} must be"
             if most is not None and count > most:
                 return f"{count} {what}, and at most {most} may be"
-        slack = 1.0 + CLOSE
+        slack, largest = 1.0 + CLOSE, max(size.worker_memory, size.server_memory)
         amounts = (
             ("cores", size.cores + extra_cores, self.cores),
-            ("bytes of memory", size.memory_bytes, self.memory_bytes),
+            ("GiB of memory", size.memory_bytes / GIB, _gib(self.memory_bytes)),
             ("cost per hour", size.cost(prices) + extra_cores * prices.core, self.cost),
             ("cores of one node", self._largest_cores(size), self.max_node_cores),
-            ("bytes of one node", max(size.worker_memory, size.server_memory), self.max_node_bytes),
+            ("GiB of one node", largest / GIB, _gib(self.max_node_bytes)),
         )
         for what, amount, limit in amounts:
             if limit is not None and amount > limit * slack:
@@ -149,6 +149,10 @@ class ResourceBounds(msgspec.Struct, frozen=True, kw_only=True):
         """The least quota that is set; without any it is `min_node_cores`."""
         granted = (size.worker_cpu, size.server_cpu if size.servers else 0.0)
         return min((cores for cores in granted if cores), default=self.min_node_cores)
+
+
+def _gib(num_bytes: int | None) -> float | None:
+    return None if num_bytes is None else num_bytes / GIB
 
 
 class NodeUse(msgspec.Struct, frozen=True, kw_only=True):
