@@ -1,7 +1,8 @@
 """A job that finds its own size, beside sizes set by hand under the same quota.
 
     python benchmarks/auto_size.py [--quick] [--model wide_deep] [--cores 1.5] [--policies rm ...]
-                                   [--from-large rm sample_optimise_adjust] [--seeds 3]
+                                   [--from-large rm sample_optimise_adjust]
+                                   [--seeds 3] [--rival-seeds 3]
                                    [--changes 10] [--seconds 15] [--at-once 1] [--healthy MINUTES]
 
 Real jobs on this machine, mode asp; each node's cores are a quota of its control group, so one core
@@ -217,7 +218,8 @@ def main() -> int:
     parser.add_argument("--policies", nargs="+", default=policies)
     shrinking = ["rm", "sample_optimise_adjust"]
     parser.add_argument("--from-large", nargs="*", metavar="POLICY", default=shrinking)
-    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--seeds", type=int, default=3, help="of rm")
+    parser.add_argument("--rival-seeds", type=int, default=3, help="of the others")
     parser.add_argument("--changes", type=int, default=10)
     parser.add_argument("--seconds", type=float, default=15.0)
     parser.add_argument("--calm", type=float, default=70.0, help="without a change: it has ended")
@@ -228,6 +230,7 @@ def main() -> int:
     if options.quick:
         options.policies, options.from_large = options.policies[:1], []
         options.seconds, options.calm, options.limit, options.seeds = 2.0, 8.0, 15.0, 1
+        options.rival_seeds = 1
     found: dict[str, Any] = {}
     with harness.scratch() as out:
         data = out / "data"
@@ -243,7 +246,13 @@ def main() -> int:
         arms = [(policy, "small") for policy in options.policies]
         arms += [(policy, "large") for policy in options.from_large]
         # Each seed of all arms before the next.
-        runs = [(seed, *arm) for seed in range(options.seeds) for arm in arms]
+        seeds = range(max(options.seeds, options.rival_seeds))
+        runs = [
+            (seed, policy, start)
+            for seed in seeds
+            for policy, start in arms
+            if seed < (options.seeds if policy == "rm" else options.rival_seeds)
+        ]
         calls = [
             partial(by_itself, options, data, policy, start, seed, most)
             for seed, policy, start in runs
