@@ -7,10 +7,15 @@ from pathlib import Path
 import pytest
 
 from paceline.jobs.launch import ask
-from paceline.wire.client import Done, Replace, Scale
+from paceline.runtime.checkpoint.cutfile import read_cut
+from paceline.wire.client import Done, Replace, Scale, StopJob
 from paceline.wire.events.nodes import ServersChangedEvent, ServersNotChangedEvent
+from paceline.wire.schema import NUM_BUCKETS
 from tests.integration.running import RunningJob, running, until
 
+UNEVEN = Path(__file__).with_name("jobs") / "uneven.py"
+HOT = 5
+"""The bucket of a table that `UNEVEN` asks for most."""
 N = 4096
 SLOW = ("--num-samples", str(2 * N), "--slow-until-told")
 """However long a server takes to come, training is not over before."""
@@ -92,3 +97,21 @@ def test_a_change_that_cannot_be_is_refused(tmp_path: Path) -> None:
         assert "a change of the servers is under way" in refused["being replaced"]
         assert "expected 1 to 64" in refused["expected 1 to 64"]
         until(lambda: job.told(ServersChangedEvent), "3 servers")
+
+
+@pytest.mark.soak
+def test_a_hot_bucket_comes_to_lie_on_a_server_with_less_else(tmp_path: Path) -> None:
+    with running(tmp_path, mode="asp", script=str(UNEVEN), args=()) as job:
+        job.until_committed(64 * 300)
+        scale(job, 3)
+        job.tell(StopJob())
+        assert job.end().state == "stopped"
+
+        _, files = read_cut(job.cuts()[-1])
+
+    held = {name: arrays["buckets"].tolist() for name, arrays in files.items() if arrays}
+    assert sorted(one for buckets in held.values() for one in buckets) == list(range(NUM_BUCKETS))
+    (hot,) = (buckets for buckets in held.values() if HOT in buckets)
+    assert len(held) == 3
+    others = [len(buckets) for buckets in held.values() if HOT not in buckets]
+    assert len(hot) < 0.6 * min(others), held

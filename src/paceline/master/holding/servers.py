@@ -25,6 +25,7 @@ from paceline.wire.events.nodes import MoveGivenUpEvent
 from paceline.wire.events.state import RestoredEvent
 from paceline.wire.messages.base import Server
 from paceline.wire.messages.node import (
+    BucketLoads,
     Committed,
     FenceAnswer,
     InitialWritten,
@@ -78,6 +79,8 @@ class ServerEdge(HolderEdge):
                 self.training.do(self.holder.fence_answer(message))
             case Restored():
                 self._restored(message, now_s)
+            case BucketLoads():
+                self.holder.load_said(message)
             case Joined() | MapSet():
                 if isinstance(message, Joined):
                     self._said_s[message.inc] = now_s

@@ -52,6 +52,7 @@ from paceline.wire.messages.data import (
     ScriptPart,
 )
 from paceline.wire.messages.node import (
+    BucketLoads,
     Copied,
     CutKept,
     JoinServers,
@@ -292,8 +293,15 @@ class ServerProcess:
             self.process.repeat_announcement()
         if self.store is not None and now_s >= self.tables_at_s:
             self.tables_at_s = now_s + REPORT_ANYWAY_S
-            if tables := self.store.growing():
-                self.process.link.send(TablesHeld(inc=self.inc, tables=tables))
+            self._report_share(self.store, now_s)
+
+    def _report_share(self, store: Store, now_s: float) -> None:
+        """Tell the master what the share holds that grows, and what is asked of it."""
+        if tables := store.growing():
+            self.process.link.send(TablesHeld(inc=self.inc, tables=tables))
+        per_s = store.load_of_buckets.per_s(now_s)
+        if self.state.owns and any(per_s):
+            self.process.link.send(BucketLoads(inc=self.inc, per_s=per_s))
 
     def _let_go(self) -> None:
         """Forget fenced workers, pulls that will not be answered, and servers that are gone.

@@ -16,6 +16,7 @@ from paceline.runtime import layout
 from paceline.runtime.checkpoint.cutfile import Scattered
 from paceline.runtime.kernels import Array, Int64s, dedup, plain
 from paceline.runtime.server import updates
+from paceline.runtime.server.bucket_load import BucketLoad
 from paceline.runtime.server.rules import Rule
 from paceline.runtime.server.scripts import Kept, Scripts, saved_in
 from paceline.runtime.server.snapshot_while_serving import Aside
@@ -67,6 +68,7 @@ class Store:
         self.updates = 0
         """Updates applied since the model was made; the clock of ages."""
         self.scripts = Scripts()
+        self.load_of_buckets = BucketLoad(schema, self.buckets)
         self._dense = {
             dtype: _Dense(schema, dtype, self.buckets, spans)
             for dtype, spans in layout.dense_spans(schema, owners, me).items()
@@ -87,6 +89,7 @@ class Store:
 
     def dense(self) -> dict[str, Array]:
         """Per dtype the flat values of the owned blocks: live views, not to be written."""
+        self.load_of_buckets.dense(*self._dense)
         return {dtype: held.arrays["value"] for dtype, held in self._dense.items()}
 
     def rows(self, table: int, ids: Int64s, out: Array | None = None) -> Array:
@@ -100,6 +103,7 @@ class Store:
         """
         spec = self.schema.tables[table]
         ids = plain(ids, np.int64)
+        self.load_of_buckets.rows(table, ids)
         if out is None:
             out = np.empty((ids.size, spec.dim), spec.dtype)
         self._tables[table].read(ids, out)
@@ -136,6 +140,7 @@ class Store:
                 if dtype in part.dense
             ]
             if given:
+                self.load_of_buckets.dense(dtype)
                 if self._aside is not None:
                     self._aside.before_dense()
                 lacking = [set(part.lacking) for part in parts if dtype in part.dense]
@@ -177,6 +182,7 @@ class Store:
             scaled = [np.multiply(grads, share, dtype=spec.dtype) for _, grads, share in given]
             grads = np.concatenate(scaled)
         if ids.size:
+            self.load_of_buckets.rows(index, ids)
             if not merged:
                 ids, grads = dedup(ids, grads)
             self._tables[index].apply(ids, grads, float(rates[spec.group]), self.updates)

@@ -207,6 +207,16 @@ class TablesHeld(Message, frozen=True):
     tables: tuple[TableHeld, ...]
 
 
+class BucketLoads(Message, frozen=True):
+    """server -> master: what is asked of my buckets; about once a second.
+
+    ``per_s``: by bucket, elements read and updated per second; 0 for those of other servers.
+    """
+
+    inc: Inc
+    per_s: tuple[int, ...]
+
+
 class Joined(Message, frozen=True):
     """receiver of buckets -> master: I keep parts of what I shall hold.
 
@@ -286,6 +296,7 @@ NodeUp = (
     | CutDelayed
     | Restored
     | TablesHeld
+    | BucketLoads
     | Joined
     | MapSet
     | JoinGroup

@@ -33,6 +33,7 @@ from paceline.protocol.records import (
 from paceline.protocol.samples.grant_size import MIN_STEPS
 from paceline.wire.messages.base import CutRef, Server, ServerMap
 from paceline.wire.messages.node import (
+    BucketLoads,
     ChangeMap,
     Committed,
     Fence,
@@ -75,6 +76,8 @@ class ServerHolder(Holder):
         #: Workers not known to be in this epoch.
         self.untold: set[Inc] = set()
         self.writer: Inc | None = None
+        #: What is asked of each bucket of a server, by its last word.
+        self.loads: dict[Inc, tuple[int, ...]] = {}
         #: The leader's last word.
         self.heard: Committed | None = None
 
@@ -387,8 +390,22 @@ class ServerHolder(Holder):
         if len(joining) == len(leaving):
             return owners
         staying = tuple(inc for inc in now.sharers if inc not in leaving)
-        weights = bucket_weights(self.core.model) if self.core.model is not None else ()
+        model = self.core.model
+        weights = bucket_weights(model, self._load_now(now)) if model is not None else ()
         return place(owners, (*staying, *joining), weights)
+
+    def load_said(self, message: BucketLoads) -> None:
+        """Keep a server's word about what is asked of its buckets, as long as it owns some."""
+        sharers = self.map.sharers if self.map is not None else ()
+        self.loads = {inc: self.loads[inc] for inc in sharers if inc in self.loads}
+        if message.inc in sharers and len(message.per_s) == NUM_BUCKETS:
+            self.loads[message.inc] = message.per_s
+
+    def _load_now(self, now: ServerMap) -> tuple[int, ...]:
+        """What is asked of each bucket; nothing as long as one of its owners has not said it."""
+        if not set(now.ownership) <= self.loads.keys():
+            return ()
+        return tuple(self.loads[owner][bucket] for bucket, owner in enumerate(now.ownership))
 
     def joiner_lost(self, inc: Inc) -> list[Instruction]:
         """A fresh server is dead: as a server if buckets are its own already."""
