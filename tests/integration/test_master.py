@@ -19,13 +19,22 @@ import msgspec
 import pytest
 
 from paceline.base.errors import TransientError
-from paceline.base.jobdir import JobDir
+from paceline.base.jobdir import JobDir, number_of, role_of
 from paceline.base.samples import SampleSet, Span
 from paceline.cuts.manifest import checksum, write_file
 from paceline.jobs.outcome import End, Outcome, read_outcome
 from paceline.master.service import Master, Tick
-from paceline.protocol.nodes.platform import AgentGone, AnyWord
-from paceline.wire.client import Done, GetStatus, JobStatus, Join, Kill, Scale, StopJob
+from paceline.protocol.nodes.platform import AgentGone, AnyWord, PlacePending
+from paceline.wire.client import (
+    Done,
+    GetStatus,
+    JobStatus,
+    Join,
+    Kill,
+    ResizeNodes,
+    Scale,
+    StopJob,
+)
 from paceline.wire.control import ControlClient, MasterStream
 from paceline.wire.messages.agent import (
     AgentDown,
@@ -66,7 +75,17 @@ from paceline.wire.messages.node import (
     WriteInitial,
 )
 from paceline.wire.schema import ModelSchema
-from paceline.wire.spec import CheckpointSpec, JobSpec, NodeSpec, RestartSpec, TimeoutSpec
+from paceline.wire.spec import (
+    CheckpointSpec,
+    JobSpec,
+    NodeSize,
+    NodeSpec,
+    ResourcesSpec,
+    RestartSpec,
+    TimeoutSpec,
+    load,
+    save,
+)
 
 LIMIT_S = 30.0
 BEAT_S = 0.03
@@ -240,8 +259,8 @@ class FakeWorker(FakeProcess):
 class FakeAgent:
     """One node's agent; survives the master, and can be killed."""
 
-    def __init__(self, world: World, node: str, pid: int) -> None:
-        self.world, self.node, self.pid = world, node, pid
+    def __init__(self, world: World, node: str, pid: int, size: NodeSize) -> None:
+        self.world, self.node, self.pid, self.size = world, node, pid, size
         self.process: FakeProcess | None = None
         self.ended: ProcessExited | None = None
         self.stream: MasterStream | None = None
@@ -270,7 +289,14 @@ class FakeAgent:
         running = (self.process.up,) if self.process else ()
         note = self.world.notes.get(self.node, "")
         self._send(
-            AgentHello(node=self.node, agent_pid=self.pid, host="h", running=running, note=note)
+            AgentHello(
+                node=self.node,
+                agent_pid=self.pid,
+                host="h",
+                running=running,
+                note=note,
+                size=self.size,
+            )
         )
         if self.ended:
             self._send(self.ended)
@@ -342,18 +368,27 @@ class FakeAgent:
 class FakeBackend:
     """Launches `FakeAgent`; shared by a master and its successor, as the machine is."""
 
-    def __init__(self, world: World) -> None:
-        self.world = world
+    def __init__(self, world: World, spec: JobSpec) -> None:
+        self.world, self.spec = world, spec
+        self.resizes_live = True
+        self.most_cores = 8.0
+        """A node that asks for more waits for its place."""
         self.agents: dict[str, FakeAgent] = {}
-        self.exits: asyncio.Queue[AgentGone] = asyncio.Queue()
+        self.exits: asyncio.Queue[AnyWord] = asyncio.Queue()
         self.next_pid = 100
 
-    def launch(self, node: str) -> None:
+    def launch(self, node: str, *, may_move: bool = False) -> None:
         before = self.agents.get(node)
         if before:
             before.kill()
+        size = self.spec.of_role(role_of(node)).size_of(number_of(node))
+        if before and not (self.resizes_live or may_move):
+            size = before.size
+        if (size.cpu or 0.0) > self.most_cores:
+            self.exits.put_nowait(PlacePending(node=node, why="no machine is so large"))
+            return
         self.next_pid += 1
-        agent = self.agents[node] = FakeAgent(self.world, node, self.next_pid)
+        agent = self.agents[node] = FakeAgent(self.world, node, self.next_pid, size)
         # The process outlives its agent, and the successor takes it over.
         if before and before.process:
             agent.process = before.process
@@ -376,7 +411,8 @@ class FakeBackend:
     def waited_s(self, node: str) -> float:
         return 0.0
 
-    fixed_sizes = ""
+    def resized(self, spec: JobSpec) -> None:
+        self.spec = spec
 
     def pending_s(self) -> float:
         return 0.0
@@ -402,7 +438,7 @@ class Bench:
         self.world = World(self.job)
         self.paused_s = 0.0
         """By how much the master's clock has jumped."""
-        self.backend = FakeBackend(self.world)
+        self.backend = FakeBackend(self.world, spec)
         self.start_master()
 
     def start_master(self) -> None:
@@ -418,7 +454,9 @@ class Bench:
         await self.master.rooms.sources.close()
         self.master.parts.outbox.journal.close()
 
-    async def call(self, call: GetStatus | Scale | Kill | StopJob) -> JobStatus | Done:
+    async def call(
+        self, call: GetStatus | Scale | Kill | StopJob | ResizeNodes
+    ) -> JobStatus | Done:
         address = self.job.master_address.read_text().strip()
         return await ControlClient(address, self.job.secret()).call(call, timeout_s=5.0)
 
@@ -442,6 +480,10 @@ class Bench:
 
     def event_names(self) -> list[object]:
         return [event["event"] for event in self.events()]
+
+    def make_longer(self) -> None:
+        """Before the first worker is there: have a hundred times as many samples."""
+        self.world.feed = msgspec.structs.replace(self.world.feed, num_samples=200_000)
 
     @property
     def progress(self) -> int:
@@ -624,6 +666,71 @@ def test_an_error_in_the_script_ends_the_job_with_its_traceback(tmp_path: Path) 
         assert "ValueError in the script" in outcome.error
 
     play(tmp_path, body)
+
+
+def cores_of_workers(bench: Bench) -> list[float | None]:
+    agents = {name: one for name, one in bench.backend.agents.items() if not one.left}
+    return [agents[name].size.cpu for name in sorted(agents) if name.startswith("worker")]
+
+
+def test_where_a_place_keeps_its_size_workers_move_also_by_the_next_master(tmp_path: Path) -> None:
+    async def body(bench: Bench) -> None:
+        save(bench.spec, bench.job.spec)
+        bench.make_longer()
+        bench.backend.resizes_live, bench.world.work_s = False, 0.02
+        await bench.until(lambda: bench.progress > 50)
+        assert await bench.call(ResizeNodes(role="worker", cpu=(2.0,))) == Done()
+        await bench.until(lambda: "kill_restart" in bench.event_names())
+        assert bench.master.parts.members.num_workers == 3, "one stands in"
+        await bench.kill_master()
+        bench.spec = load(bench.job.spec)
+        bench.start_master()
+        await bench.until(lambda: bench.event_names().count("kill_restart") == 2)
+        sizes = bench.master.rooms.agents.sizes
+        await bench.until(lambda: sizes.change is None)
+        bench.world.work_s = 0.001
+        assert cores_of_workers(bench) == [2.0, 2.0]
+        assert bench.master.parts.members.num_workers == 2
+        await bench.done()
+        bench.assert_each_sample_once()
+        assert "not_resized" not in bench.event_names()
+
+    play(tmp_path, body)
+
+
+def test_the_end_of_a_job_does_not_wait_for_a_worker_that_would_stand_in(tmp_path: Path) -> None:
+    async def body(bench: Bench) -> None:
+        save(bench.spec, bench.job.spec)
+        bench.backend.resizes_live, bench.world.work_s = False, 0.02
+        await bench.until(lambda: bench.progress > 50)
+        assert await bench.call(ResizeNodes(role="worker", cpu=(9.0,))) == Done()
+        await bench.done()
+        (event,) = [event for event in bench.events() if event["event"] == "not_resized"]
+        assert event["reason"] == "the job is about to end"
+
+    play(tmp_path, body)
+
+
+def test_a_size_that_has_no_place_is_given_up_and_stays_so(tmp_path: Path) -> None:
+    async def body(bench: Bench) -> None:
+        save(bench.spec, bench.job.spec)
+        bench.make_longer()
+        bench.backend.resizes_live, bench.world.work_s = False, 0.02
+        await bench.until(lambda: bench.progress > 50)
+        assert await bench.call(ResizeNodes(role="worker", cpu=(9.0,))) == Done()
+        await bench.until(lambda: "not_resized" in bench.event_names())
+        assert cores_of_workers(bench) == [None, None]
+        assert load(bench.job.spec) == bench.spec
+        assert "worker-2" not in bench.master.parts.members.nodes
+        bench.world.work_s = 0.001
+        await bench.kill_master()
+        bench.start_master()
+        await bench.done()
+        bench.assert_each_sample_once()
+        names = bench.event_names()
+        assert names.count("not_resized") == 1 and "kill_restart" not in names
+
+    play(tmp_path, body, make_spec(resources=ResourcesSpec(patience_s=0.3)))
 
 
 def test_scaling_up_and_down_changes_who_works_and_nothing_else(tmp_path: Path) -> None:

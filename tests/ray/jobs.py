@@ -22,8 +22,9 @@ from safetensors.numpy import load_file
 
 from paceline.base.jobdir import JobDir
 from paceline.base.processes import kill_quietly
-from paceline.wire.client import Scale
-from paceline.wire.spec import CheckpointSpec, NodeSpec, TimeoutSpec
+from paceline.jobs.launch import ask
+from paceline.wire.client import Done, ResizeNodes, Scale
+from paceline.wire.spec import CheckpointSpec, NodeSpec, ResourcesSpec, TimeoutSpec, load
 from tests.integration.running import RunningJob, running, until
 from tests.integration.test_allreduce import BATCH, N, check_finished, finals, group, trains
 from tests.integration.test_deterministic import check_same_bits
@@ -302,6 +303,55 @@ def test_a_machine_that_is_drained_is_left_in_order(
         assert len(job.events("epoch")) == 1 or len(gone) == 2, "nothing is undone"
         assert not job.deaths()
         check(job, epochs=3, lives=2)
+
+
+def test_nodes_get_other_sizes_one_by_one_at_other_places_also_by_another_master(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "out").mkdir()
+    half, slow = (0.5,), "--slow-until-told"
+    sizes = {"workers": NodeSpec(count=2, cpu=half), "servers": NodeSpec(count=1, cpu=half)}
+    with running(tmp_path / "out", slow, **sizes, **on_ray()) as job, ended(job.job):
+        job.until_committed(1, cuts=1)
+        for role in ("worker", "server"):
+            job.tell(ResizeNodes(role=role, cpu=(1.0,)))
+        reply = ask(job.job, Scale(workers=3))
+        assert isinstance(reply, Done) and "cannot scale yet" in reply.error
+        until(lambda: job.events("kill_restart"), "the first worker that moves", PATIENCE_S)
+        kill_quietly(job.status().master_pid)
+        # In the end all places are of one core. What was reserved together, half cores, is free.
+        until(lambda: job.status().room.get("worker") == 3, "three free places", PATIENCE_S)
+        nodes = {node.node: node for node in job.status().nodes}
+        assert nodes.keys() == {"server-1", "worker-0", "worker-1"}
+        assert all(node.cores in (1.0, None) for node in nodes.values())
+        moved = {event["node"] for event in job.events("node_resized")}
+        assert moved == {"server-1", "worker-0", "worker-1", "worker-2"}
+        assert not job.deaths() and not job.events("not_resized")
+        hurry(job)
+        until(job.job.outcome.exists, "the end", 3 * PATIENCE_S)
+        job.check_finished()
+
+
+def test_a_size_that_has_no_place_is_given_up_and_the_nodes_train_on(tmp_path: Path) -> None:
+    (tmp_path / "out").mkdir()
+    sizes = {"workers": NodeSpec(count=2), "servers": NodeSpec(count=1)}
+    short = {"resources": ResourcesSpec(patience_s=3.0)}
+    with (
+        running(tmp_path / "out", "--slow-until-told", **sizes, **short, **on_ray()) as job,
+        ended(job.job),
+    ):
+        job.until_committed(1)
+        for number, role in enumerate(("worker", "server"), start=1):
+            job.tell(ResizeNodes(role=role, cpu=(50.0,)))
+            until(lambda n=number: len(job.events("not_resized")) == n, "it", PATIENCE_S)
+            job.until_committed(job.status().committed + 20)
+            names = {node.node for node in job.status().nodes}
+            assert names == {"server-0", "worker-0", "worker-1"}
+            assert load(job.job.spec).of_role(role).cpu is None
+        assert not job.deaths() and not job.events("kill_restart")
+        hurry(job)
+        until(job.job.outcome.exists, "the end", 3 * PATIENCE_S)
+        job.check_finished()
 
 
 def test_a_gang_that_does_not_fit_waits_and_says_so(

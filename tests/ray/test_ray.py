@@ -51,7 +51,7 @@ def can_be_apart() -> bool:
 
 @pytest.mark.timeout(300)
 def test_ray_keeps_what_every_backend_promises_and_computes_the_same() -> None:
-    run("conformance/test_backends.py", "ray/same_loss.py")
+    run("conformance/test_backends.py", "ray/same_loss.py", "ray/sizes.py")
 
 
 @pytest.mark.soak

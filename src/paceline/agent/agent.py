@@ -24,7 +24,7 @@ from paceline.agent.log_cap import LogCap
 from paceline.agent.master_link import MasterLink
 from paceline.agent.process import ProcessHost, read_left_process
 from paceline.agent.supervision import SupervisorWatch
-from paceline.base.jobdir import JobDir, role_of
+from paceline.base.jobdir import JobDir, number_of, role_of
 from paceline.base.node_files import NodeFiles
 from paceline.cuts.reach import keep_servers, serve_files
 from paceline.protocol.nodes.agent import (
@@ -80,6 +80,7 @@ class Agent:
         self._spec = spec
         self._files = NodeFiles(job, node)
         self._limits = limit_node(job, node, spec)
+        self._size = spec.of_role(role_of(node)).size_of(number_of(node))
         self._host = ProcessHost(
             job, node, spec, self._limits.group, self._on_forked, self._on_process_exit
         )
@@ -279,6 +280,7 @@ class Agent:
                 note=self._limits.note,
                 hardware=self._limits.hardware,
                 files=self._files_served.address if self._files_served is not None else "",
+                size=self._size,
             )
         )
         if self._limits.share is not None:

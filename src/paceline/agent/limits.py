@@ -30,7 +30,7 @@ class NodeLimits(NamedTuple):
 
 def limit_node(job: JobDir, node: str, spec: JobSpec) -> NodeLimits:
     """Make the cgroup of a node."""
-    nodes = spec.servers if role_of(node) == "server" else spec.workers
+    nodes = spec.of_role(role_of(node))
     cpu, memory_bytes = nodes.cpu_of(number_of(node)), nodes.memory_bytes
     group, note = create_node_group(job.job_id, node, cpu, memory_bytes)
     hardware = _hardware(None, None) if note else _hardware(cpu, memory_bytes)

@@ -23,7 +23,7 @@ Server = Annotated[
 
 
 Cpu = Annotated[
-    str | None, typer.Option(metavar="CORES", help="Of each, while it runs; several: in turn.")
+    str | None, typer.Option(metavar="CORES", help="Of each, while it trains; several: in turn.")
 ]
 Memory = Annotated[str | None, typer.Option(metavar="SIZE", help="Of each, e.g. 8GiB.")]
 
@@ -47,7 +47,10 @@ def scale(
     server_memory: Memory = None,
     job: Job = None,
 ) -> None:
-    """Change the number of workers or servers of a running job, or what its nodes may use."""
+    """Change the number of workers or servers of a running job, or what its nodes may use.
+
+    With backend ray a node of another size gets another place, one node at a time.
+    """
     from paceline.jobs.launch import ask_running
     from paceline.jobs.wording import counted
     from paceline.wire.client import GetStatus, JobStatus, Scale

@@ -15,11 +15,20 @@ from paceline.master.job_clock import MasterStarted
 from paceline.master.restarts import StartMeasured
 from paceline.master.size_facts import SizingKept
 from paceline.protocol.nodes.node import MemberRecords
+from paceline.protocol.nodes.resizing import NodesResized, NodesResizing
 from paceline.protocol.records import Records
 from paceline.protocol.snapshot import Snapshot
 
 JournalRecord = (
-    Records | MemberRecords | StartMeasured | NodeChecked | Snapshot | MasterStarted | SizingKept
+    Records
+    | MemberRecords
+    | StartMeasured
+    | NodeChecked
+    | Snapshot
+    | MasterStarted
+    | SizingKept
+    | NodesResizing
+    | NodesResized
 )
 
 _decoder: msgspec.msgpack.Decoder[JournalRecord] = msgspec.msgpack.Decoder(JournalRecord)

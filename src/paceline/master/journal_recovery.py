@@ -4,6 +4,7 @@ from paceline.jobs.resize import read_resize
 from paceline.master.checks import Checks, NodeChecked
 from paceline.master.job_clock import JobClock, MasterStarted
 from paceline.master.journal import JournalRecord
+from paceline.master.node_sizes import NodeSizes
 from paceline.master.parts import MasterParts
 from paceline.master.restarts import StartMeasured
 from paceline.master.size_facts import SizingKept
@@ -11,6 +12,7 @@ from paceline.master.sizing import SizingSeat
 from paceline.master.training import Training
 from paceline.protocol.nodes.node import Act, JobEnded, MemberRecords
 from paceline.protocol.nodes.orders import NodeOrders
+from paceline.protocol.nodes.resizing import NodesResized, NodesResizing
 from paceline.protocol.snapshot import Snapshot, restore, take
 
 COMPACT_AT = 50_000
@@ -27,11 +29,12 @@ class JournalRecovery:
         checks: Checks,
         training: Training,
         sizing: SizingSeat,
+        sizes: NodeSizes,
     ) -> None:
         self._job, self._spec, self._outbox = parts.job, parts.spec, parts.outbox
         self._members, self._monitor = parts.members, parts.monitor
         self._clock, self._checks, self._training = clock, checks, training
-        self._sizing = sizing
+        self._sizing, self._sizes = sizing, sizes
 
     def replay(self) -> tuple[bool, bool]:
         """Apply the journal; whether there was one, and whether the job had ended with it.
@@ -62,6 +65,8 @@ class JournalRecovery:
                 self._checks.apply(record)
             case SizingKept():
                 self._sizing.apply(record)
+            case NodesResizing() | NodesResized():
+                self._sizes.apply(record)
             case _ if isinstance(record, MemberRecords):
                 self._members.apply(record)
             case _:
@@ -73,6 +78,8 @@ class JournalRecovery:
         if resize is None:
             return []
         self._outbox.later(self._job.resize.unlink)  # said twice it is the same
+        if resize.workers is not None:
+            self._sizes.scaled()
         return NodeOrders(self._members).resize(resize.workers, resize.servers)
 
     def compact(self) -> None:
@@ -87,5 +94,6 @@ class JournalRecovery:
             *measured,
             *self._checks.records(),
             *self._sizing.records,
+            *self._sizes.records,
         ]
         return [self._clock.started, take(self._training.state), *kept]

@@ -29,7 +29,7 @@ from paceline.protocol.nodes.node import (
     WorkerUp,
 )
 from paceline.protocol.nodes.orders import NodeOrders
-from paceline.protocol.nodes.platform import AnyWord, NodePlaces, PlaceDraining
+from paceline.protocol.nodes.platform import AgentGone, AnyWord, NodePlaces, PlaceDraining
 from paceline.wire.events.base import Event
 from paceline.wire.events.nodes import NotMovedAwayEvent
 from paceline.wire.messages.agent import StopProcess
@@ -85,8 +85,9 @@ class MembersEdge:
         """Have the backend, or a node's agent, do it."""
         match act:
             case Launch(node=node):
-                self._outbox.launch(node)
-                first = self._members.nodes[node].life.inc == 0
+                life = self._members.nodes[node].life
+                self._outbox.launch(node, may_move=not life.is_alive)
+                first = life.inc == 0
                 self._monitor.restarts.launched(node, self._times.steady(), first=first)
             case Start(node=node, message=start):
                 start = msgspec.structs.replace(start, check=self._checks.is_due(node))
@@ -164,6 +165,8 @@ class MembersEdge:
     def platform_said(self, word: AnyWord) -> None:
         """Take in what the backend says of a node; one whose place goes away leaves it in order."""
         acts = self._places.heard(word, self._times.own())
+        if isinstance(word, AgentGone) and word.node not in self._members.nodes:
+            self._outbox.vacate(word.node)
         self.act(acts)
         node = self._members.nodes.get(word.node)
         if acts and isinstance(word, PlaceDraining) and node is not None and node.life.is_alive:
@@ -209,11 +212,8 @@ class MembersEdge:
                 f"a change of the servers is under way: {what or 'their number changes'}; wait "
                 "until that is over (`paceline status` shows the servers)"
             )
-        if self._spec.samples != "exactly-once":
-            raise ConfigError(
-                f"samples is {self._spec.samples}: its servers keep no common order, without which "
-                "buckets cannot move; use `paceline kill`, which costs what came since the last cut"
-            )
+        if why := self._spec.unmovable:
+            raise ConfigError(why)
 
     def kill(self, name: str) -> None:
         """End a living node's process at once, as a crash would.

@@ -228,7 +228,7 @@ class MemoryWatch:
         why = ""
         if more > limit:
             try:
-                self.sizes.order(ResizeNodes(role=role, memory_bytes=more))
+                self.sizes.order(ResizeNodes(role=role, memory_bytes=more), by_itself=True)
             except ConfigError as error:
                 why = str(error)
             else:

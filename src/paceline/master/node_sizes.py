@@ -4,6 +4,9 @@ The spec in the job's directory is the word that counts, since an agent reads it
 a change is written there first. Then the master orders the limits of one agent after the other, the
 next when the one before has answered. An agent that says hello with other limits gets the order
 again, also from a later master.
+
+Where a place keeps its size, nodes move instead (`paceline.master.size_moves`). What they had
+before is journalled, so a later master goes on, and a change that fails can be taken back.
 """
 
 from collections import deque
@@ -14,11 +17,13 @@ from paceline.base.disk import describe
 from paceline.base.errors import ConfigError
 from paceline.base.jobdir import number_of, role_of
 from paceline.jobs.wording import size
+from paceline.master.orders import check_moves
 from paceline.master.parts import MasterParts
+from paceline.protocol.nodes.resizing import FormerSize, NodesResized, NodesResizing
 from paceline.wire.client import ResizeNodes
 from paceline.wire.events.nodes import NodeResizedEvent, NoLimitsEvent
 from paceline.wire.messages.agent import AgentHello, LimitNode, NodeLimited
-from paceline.wire.spec import NodeSpec, load, save
+from paceline.wire.spec import NodeSize, NodeSpec, load, save
 
 
 class NodeSizes:
@@ -26,10 +31,19 @@ class NodeSizes:
 
     def __init__(self, parts: MasterParts) -> None:
         self._job, self._outbox, self._backend = parts.job, parts.outbox, parts.backend
+        self._spec = parts.spec
         self._monitor, self._members = parts.monitor, parts.members
         self._sizes = {"worker": parts.spec.workers, "server": parts.spec.servers}
         self._due: deque[str] = deque()
         """Nodes whose limits are to change; the first one has been told."""
+        self.change: NodesResizing | None = None
+        """Where a place keeps its size: what moves; None: nothing does."""
+        self.num_orders = 0
+        """That nodes are to move by."""
+        self._granted: dict[str, NodeSize] = {}
+        """What nodes were started with, as their agents have said."""
+        self._given_up: set[str] = set()
+        """Roles whose nodes have found no place of another size."""
 
     def of(self, role: str) -> NodeSpec:
         """What the nodes of a role may use, as ordered last."""
@@ -37,35 +51,54 @@ class NodeSizes:
 
     @property
     def is_changing(self) -> bool:
-        """Whether a node has not answered yet."""
-        return bool(self._due)
+        """Whether a node has not answered yet, or is still to move."""
+        return bool(self._due) or (self.change is not None and bool(self.change.former))
 
-    def order(self, wanted: ResizeNodes) -> None:
+    def order(self, wanted: ResizeNodes, *, by_itself: bool = False) -> None:
         """Give the nodes of a role other limits, those that come included.
+
+        Args:
+            wanted: which. Nodes that move get the sizes of the newest order.
+            by_itself: no person orders it. What found no place is not tried again then.
 
         Raises:
             ConfigError: there are none, they use more memory, nobody can change it, or the disk
                 refuses it.
         """
-        sizes = replace(self._sizes[wanted.role], **_changed(wanted))
-        self._check(wanted.role, sizes)
-        if sizes == self._sizes[wanted.role]:
+        role, before = wanted.role, self._sizes[wanted.role]
+        sizes = replace(before, **_changed(wanted))
+        self._check(role, sizes)
+        if by_itself and role in self._given_up:
+            raise ConfigError(f"{role}s found no place of another size before")
+        if sizes == before:
             return
-        field = f"{wanted.role}s"
-        try:
-            save(replace(load(self._job.spec), **{field: sizes}), self._job.spec)
-        except OSError as error:
-            raise ConfigError(describe(error, self._job.spec)) from error
-        self._sizes[wanted.role] = sizes
-        for node in self._members.of_role(wanted.role):
+        self._save({role: sizes})
+        if not self._backend.resizes_live:
+            former = FormerSize(cpu=before.cpu, memory_bytes=before.memory_bytes)
+            change = self.change or NodesResizing()
+            self.num_orders += 1
+            self.keep(replace(change, former={role: former, **change.former}))
+            return
+        for node in self._members.of_role(role):
             if node.name in self._outbox.streams:
                 self._tell_in_turn(node.name)
+
+    def _save(self, sizes: dict[str, NodeSpec]) -> None:
+        """Have the spec, and what is launched from now on, say these sizes."""
+        fields = {f"{role}s": one for role, one in sizes.items()}
+        try:
+            save(replace(load(self._job.spec), **fields), self._job.spec)
+        except OSError as error:
+            raise ConfigError(describe(error, self._job.spec)) from error
+        self._sizes |= sizes
+        self._spec = replace(self._spec, **fields)
+        self._backend.resized(self._spec)
 
     def _check(self, role: str, sizes: NodeSpec) -> None:
         if not any(True for _ in self._members.of_role(role)):
             raise ConfigError(f"cannot resize: the job has no {role}s")
-        if why := self._backend.fixed_sizes:
-            raise ConfigError(f"cannot resize: {why}")
+        if not self._backend.resizes_live:
+            check_moves(self._spec, role)
         for node in self._members.of_role(role):
             seen = self._monitor.nodes.get(node.name)
             used = seen.facts.rss_bytes if seen is not None else 0
@@ -81,6 +114,9 @@ class NodeSizes:
         if hello.note:
             self._outbox.tell(NoLimitsEvent(node=hello.node, reason=hello.note))
         wanted, has = self._wanted(hello.node), hello.hardware
+        if not self._backend.resizes_live:
+            self._started(hello)
+            return
         if hello.node in self._due:
             self._forget(hello.node)
         if not hello.note and (wanted.cpu, wanted.memory_bytes) != (has.cores, has.memory_bytes):
@@ -104,6 +140,73 @@ class NodeSizes:
         """Its agent is not connected: the next one goes on; a later hello tells its limits."""
         if node in self._due:
             self._forget(node)
+
+    # ------------------------------------------------------------------ by moving
+
+    def apply(self, record: NodesResizing | NodesResized) -> None:
+        """Take in what moves; the only way that it changes."""
+        self.change = record if isinstance(record, NodesResizing) else None
+
+    @property
+    def records(self) -> list[NodesResizing]:
+        """What a journal that begins again needs."""
+        return [self.change] if self.change is not None else []
+
+    def check_may_scale(self) -> None:
+        """Refuse another number of nodes while some move to places of another size."""
+        if self.change is not None and self.change.former:
+            raise ConfigError(
+                "cannot scale yet: nodes move to places of another size, one after the other; "
+                "`paceline status` shows them"
+            )
+
+    def scaled(self) -> None:
+        """The number of workers is ordered: the one that stands in for others is one of them."""
+        if self.change is not None and self.change.spared:
+            change = replace(self.change, spared=0)
+            self.keep(change if change.former else NodesResized())
+
+    def keep(self, record: NodesResizing | NodesResized) -> None:
+        """Apply a record and have it journalled."""
+        self.apply(record)
+        self._outbox.record(record)
+
+    def fits(self, node: str) -> bool | None:
+        """Whether a node has what it should have; None: its agent has not said what it has.
+
+        Where no nodes of its role are to move, it does.
+        """
+        if self.change is None or role_of(node) not in self.change.former:
+            return True
+        granted = self._granted.get(node)
+        wanted = self._sizes[role_of(node)].size_of(number_of(node))
+        return None if granted is None else granted == wanted
+
+    def take_back(self, change: NodesResizing) -> None:
+        """Give nodes that are launched from now on what they could use before this change.
+
+        Raises:
+            ConfigError: the disk refuses it.
+        """
+        former = change.former
+        self._save(
+            {
+                role: replace(self._sizes[role], cpu=size_.cpu, memory_bytes=size_.memory_bytes)
+                for role, size_ in former.items()
+            }
+        )
+        self._given_up |= former.keys()
+        self.keep(replace(change, former={}))
+
+    def _started(self, hello: AgentHello) -> None:
+        """Take in what an agent was started with: that is news if its node has moved."""
+        node, has = hello.node, hello.size
+        before, self._granted[node] = self._granted.get(node), has
+        moves = self.change is not None and role_of(node) in self.change.former
+        if moves and has != before and self.fits(node):
+            self._outbox.tell(
+                NodeResizedEvent(node=node, cores=has.cpu, memory_bytes=has.memory_bytes)
+            )
 
     # ------------------------------------------------------------------ one after the other
 

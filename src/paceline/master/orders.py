@@ -49,6 +49,13 @@ def check_replace(spec: JobSpec) -> None:
         check_elastic(spec, "replace")
 
 
+def check_moves(spec: JobSpec, role: str) -> None:
+    """Refuse to have nodes of a role go on at places of another size where they cannot."""
+    check_elastic(spec, "other sizes")
+    if role == "server" and spec.unmovable:
+        raise ConfigError(spec.unmovable)
+
+
 def check_size(spec: JobSpec, order: str, workers: int) -> None:
     """Refuse a number of workers that the spec does not allow."""
     least, most = spec.min_workers, spec.most_workers

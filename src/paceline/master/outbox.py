@@ -90,9 +90,13 @@ class Outbox:
         if stream := self.streams.get(node):
             stream.send_nowait(message)
 
-    def launch(self, node: str) -> None:
-        """Have the backend start an agent."""
-        self._acts.append(lambda: self._backend.launch(node))
+    def launch(self, node: str, *, may_move: bool) -> None:
+        """Have the backend start an agent; ``may_move``: nothing of the node runs."""
+        self._acts.append(lambda: self._backend.launch(node, may_move=may_move))
+
+    def vacate(self, node: str) -> None:
+        """Have the backend give back the place of a node that has left."""
+        self._acts.append(lambda: self._backend.stop(node))
 
     def retire(self, node: str) -> None:
         """Tell the node's agent to leave; one that cannot be told is ended by the backend."""

@@ -8,15 +8,21 @@ from collections.abc import AsyncIterator, Iterable
 from typing import Protocol
 
 from paceline.protocol.nodes.platform import AnyWord
+from paceline.wire.spec import JobSpec
 
 
 class Backend(Protocol):
     """Launch, adopt, stop, watch; nothing blocks, all of it runs in the master's event loop."""
 
-    def launch(self, node: str) -> None:
+    def launch(self, node: str, *, may_move: bool = False) -> None:
         """Start an agent for the node, in place of one that may still be there.
 
         It may wait for its place, or be refused: `watch` says so. Twice is one node.
+
+        Args:
+            node: its name.
+            may_move: nothing of it runs. Where nodes keep the size of their place, it gets another
+                place if it is to have another size.
         """
         ...
 
@@ -48,8 +54,12 @@ class Backend(Protocol):
         ...
 
     @property
-    def fixed_sizes(self) -> str:
-        """Why nodes that run keep their cores and memory, with the remedy; empty: they need not."""
+    def resizes_live(self) -> bool:
+        """Whether agents change what their nodes may use; False: a place keeps its size."""
+        ...
+
+    def resized(self, spec: JobSpec) -> None:
+        """Give nodes that are launched from now on the sizes of this spec."""
         ...
 
     def room(self, role: str) -> int | None:

@@ -103,12 +103,14 @@ class Replies:
 
     def _scale(self, workers: int | None, servers: int | None) -> None:
         """Set both numbers, or neither."""
+        self._sizes.check_may_scale()
         if workers is not None:
             check_scale(self._spec, self._training.state.plans.in_training(), workers)
         if servers is not None:
             check_scale_servers(self._spec, servers)
             self._members.scale_servers(servers)
         if workers is not None:
+            self._sizes.scaled()
             self._members.scale(workers)
 
     def _change_nodes(self, call: ResizeNodes | Kill | Replace) -> None:

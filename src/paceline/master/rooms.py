@@ -56,7 +56,7 @@ def build(parts: MasterParts, times: Times) -> Rooms:
     shutdown = Shutdown(parts, times, end, training, members)
     pace = parts.outbox.pace
     reporting = Reporting(parts.job, training.state, parts.members, parts.monitor, pace)
-    recovery = JournalRecovery(parts, times.wall, checks, training, decisions.sizing)
+    recovery = JournalRecovery(parts, times.wall, checks, training, decisions.sizing, agents.sizes)
     return Rooms(
         inbox=inbox,
         sources=Sources(parts, inbox),

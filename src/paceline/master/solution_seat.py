@@ -10,6 +10,7 @@ from paceline.master.memory_watch import MemoryWatch
 from paceline.master.parts import MasterParts, Times
 from paceline.master.remembering import Remembering
 from paceline.master.restarts import StartMeasured
+from paceline.master.size_moves import SizeMoves
 from paceline.master.sizing import SizingSeat
 from paceline.master.training import Training
 from paceline.policy.straggler.observation import Observation
@@ -38,6 +39,7 @@ class SolutionSeat:
             restart=members.restart,
         )
         self._deciding: Deciding | None = None
+        self._moves = SizeMoves(parts, times, training, members, memory.sizes)
         self.sizing = SizingSeat(parts, times, inbox, training, members, memory)
         self.past = Remembering(parts, training.state, inbox)
         members.watchers.append(self._note)
@@ -71,8 +73,9 @@ class SolutionSeat:
         return self._scene.observe(self._scene.progress(now_s), since_s)
 
     def tick(self, now_s: float) -> None:
-        """Read the history, and ask, if it is time to."""
+        """Read the history, carry out moves, and ask, if it is time to."""
         self.past.tick(now_s)
+        self._moves.tick(now_s)
         self.sizing.tick(now_s)
         if self._deciding is not None:
             self._deciding.tick(now_s)

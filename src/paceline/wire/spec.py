@@ -40,6 +40,13 @@ STEP_BEFORE_MEASURED_S = 1.0
 the timeouts derived from it err on the side of patience."""
 
 
+class NodeSize(Struct, frozen=True, kw_only=True):
+    """What one node may use; None: no limit."""
+
+    cpu: float | None = None
+    memory_bytes: int | None = None
+
+
 class NodeSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """How many nodes of one role, and what each of them may use."""
 
@@ -66,6 +73,15 @@ class NodeSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     def cpu_of(self, number: int) -> float | None:
         """The quota of node ``number`` of the role; None: none."""
         return None if self.cpu is None else self.cpu[number % len(self.cpu)]
+
+    def size_of(self, number: int) -> NodeSize:
+        """What node ``number`` of the role may use."""
+        return NodeSize(cpu=self.cpu_of(number), memory_bytes=self.memory_bytes)
+
+    def sized(self, size: NodeSize) -> "NodeSpec":
+        """Return the same, where each node may use so much."""
+        cpu = None if size.cpu is None else (size.cpu,)
+        return msgspec.structs.replace(self, cpu=cpu, memory_bytes=size.memory_bytes)
 
 
 class DataSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -390,10 +406,24 @@ class JobSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         """The row of the job's strategy."""
         return STRATEGIES[self.strategy]
 
+    def of_role(self, role: str) -> NodeSpec:
+        """Return what the spec says of the nodes of a role."""
+        return self.servers if role == "server" else self.workers
+
     @property
     def num_servers(self) -> int:
         """Nodes that hold the model."""
         return self.servers.count if self.traits.has_servers else 0
+
+    @property
+    def unmovable(self) -> str:
+        """Why buckets cannot move to another server, with the remedy; empty: they can."""
+        if self.samples == "exactly-once":
+            return ""
+        return (
+            f"samples is {self.samples}: its servers keep no common order, without which "
+            "buckets cannot move; use `paceline kill`, which costs what came since the last cut"
+        )
 
     @property
     def most_workers(self) -> int:

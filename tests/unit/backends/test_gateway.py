@@ -10,6 +10,7 @@ from paceline.backends.ray.messages import Shape, Want
 pytest.importorskip("ray")
 
 from paceline.backends.ray import gateway as gateways
+from paceline.backends.ray.gang import Gang
 from paceline.backends.ray.gateway import Gateway
 
 
@@ -17,8 +18,9 @@ from paceline.backends.ray.gateway import Gateway
 def gateway(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Gateway:
     """One whose launches and ends are noted, and take a moment."""
     made = Gateway.__new__(Gateway)
-    for name in ("_keeping", "_places", "_launches", "_locks"):
+    for name in ("_keeping", "_places", "_launches", "_locks", "_coming"):
         setattr(made, name, {})
+    made._gang = Gang()
     made._drops = set()
     made.done = []  # type: ignore[attr-defined]
 
@@ -37,7 +39,7 @@ def gateway(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Gateway:
 
 
 def want(launch: str) -> Want:
-    return Want(node="worker-0", launch=launch, shape=Shape(cpus=1.0))
+    return Want(node="worker-0", launch=launch, shape=Shape())
 
 
 def test_a_launch_that_follows_a_drop_waits_for_it_and_is_done(gateway: Gateway) -> None:

@@ -17,7 +17,7 @@ from paceline.backends.ray import launcher as launchers
 from paceline.backends.ray.launcher import AgentEnded, AgentOrder, AgentStarted, Launcher
 from paceline.base.jobdir import JobDir
 from paceline.base.processes import kill_quietly
-from paceline.wire.spec import JobSpec, NodeSpec
+from paceline.wire.spec import JobSpec, NodeSize, NodeSpec
 
 IDLE_S, LIMIT_S = 0.2, 20.0
 
@@ -77,7 +77,7 @@ async def ended(launcher: Launcher, launch: str) -> AgentEnded:
 
 def test_a_launch_starts_one_agent_and_the_next_launch_ends_it(job: JobDir, ends: Ends) -> None:
     async def scenario() -> None:
-        launcher = Launcher("place", ends)
+        launcher = Launcher("place", ends, NodeSize())
         first = await started(launcher, "a", order(job))
         assert await started(launcher, "a", order(job)) == first
         waiting = asyncio.ensure_future(launcher.wait("a"))
@@ -101,7 +101,7 @@ def test_a_launcher_says_whether_it_sees_the_jobs_directory(
     job: JobDir, ends: Ends, changes: dict[str, str], sees: bool
 ) -> None:
     async def scenario() -> None:
-        launcher = Launcher("place", ends)
+        launcher = Launcher("place", ends, NodeSize())
         found = await started(launcher, "a", order(job, **changes))
         assert found.sees_job is sees
         kill_quietly(found.pid)
@@ -114,7 +114,7 @@ def test_a_launcher_that_nobody_asks_ends_itself_unless_its_agent_runs(
     job: JobDir, ends: Ends
 ) -> None:
     async def scenario() -> None:
-        launcher = Launcher("place", ends)
+        launcher = Launcher("place", ends, NodeSize())
         await launcher.state()
         agent = await started(launcher, "a", order(job))
         await asyncio.sleep(2 * IDLE_S)
@@ -135,7 +135,7 @@ def test_a_launcher_whose_raylet_is_gone_ends_with_its_agent(
     job: JobDir, ends: Ends, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def scenario() -> None:
-        launcher = Launcher("place", ends)
+        launcher = Launcher("place", ends, NodeSize())
         agent = await started(launcher, "a", order(job))
         monkeypatch.setattr(os, "getppid", lambda: 1)
         kill_quietly(agent.pid)

@@ -44,7 +44,7 @@ class Watched:
         folder: Path,
         limit: int | None,
         most: int | None,
-        fixed: str = "",
+        live: bool = True,
         resources: ResourcesSpec = NOBODY_PLANS,
     ) -> None:
         nodes = NodeSpec(count=2, memory_bytes=limit, max_memory_bytes=most)
@@ -72,7 +72,7 @@ class Watched:
         parts = SimpleNamespace(
             job=self.job,
             spec=spec,
-            backend=SimpleNamespace(fixed_sizes=fixed),
+            backend=SimpleNamespace(resizes_live=live, resized=lambda _: None),
             members=SimpleNamespace(
                 of_role=lambda role: [
                     SimpleNamespace(name=name) for name in names if name.startswith(role)
@@ -178,10 +178,11 @@ def test_the_limit_is_raised_as_far_as_allowed_and_then_it_is_said(tmp_path: Pat
 
 
 def test_what_the_backend_cannot_do_is_said_with_its_reason(tmp_path: Path) -> None:
-    job = Watched(tmp_path, 300 * MIB, 4096 * MIB, fixed="nodes of this place keep their size")
+    job = Watched(tmp_path, 300 * MIB, 4096 * MIB, live=False)
+    job.watch.sizes._given_up.add("server")
     job.grow_until_told()
     (told,) = job.events
-    assert told.sentence().endswith("cannot resize: nodes of this place keep their size")
+    assert told.sentence().endswith("servers found no place of another size before")
 
 
 @pytest.mark.parametrize("limit", [None, 4096 * MIB])

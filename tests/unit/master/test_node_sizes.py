@@ -10,9 +10,10 @@ from paceline.base.errors import ConfigError
 from paceline.base.jobdir import JobDir
 from paceline.master.node_sizes import NodeSizes
 from paceline.master.parts import MasterParts
+from paceline.protocol.nodes.resizing import FormerSize, NodesResized, NodesResizing
 from paceline.wire.client import ResizeNodes
 from paceline.wire.messages.agent import AgentHello, Hardware, LimitNode, NodeLimited
-from paceline.wire.spec import JobSpec, NodeSpec, load, save
+from paceline.wire.spec import JobSpec, NodeSize, NodeSpec, load, save
 
 MIB = 1 << 20
 
@@ -20,11 +21,16 @@ MIB = 1 << 20
 class Edges:
     """What the sizes are given of a master, with what they have told."""
 
-    def __init__(self, folder: Path, fixed: str = "") -> None:
+    def __init__(self, folder: Path, live: bool = True, **fields: Any) -> None:
         self.job = JobDir(folder)
         spec = JobSpec(
-            script="train.py", workers=NodeSpec(count=2, cpu=(0.5,)), servers=NodeSpec(count=1)
+            script="train.py",
+            workers=NodeSpec(count=2, cpu=(0.5,)),
+            servers=NodeSpec(count=1),
+            **fields,
         )
+        self.launched: list[JobSpec] = []
+        self.records: list[Any] = []
         save(spec, self.job.spec)
         self.sent: list[tuple[str, LimitNode]] = []
         self.events: list[Any] = []
@@ -37,13 +43,14 @@ class Edges:
         parts = SimpleNamespace(
             job=self.job,
             spec=spec,
-            backend=SimpleNamespace(fixed_sizes=fixed),
+            backend=SimpleNamespace(resizes_live=live, resized=self.launched.append),
             members=SimpleNamespace(of_role=self._of_role),
             monitor=SimpleNamespace(nodes=nodes, hardware=lambda _node, _hardware: None),
             outbox=SimpleNamespace(
                 streams=self.streams,
                 to_agent=lambda node, message: self.sent.append((node, message)),
                 tell=self.events.append,
+                record=self.records.append,
             ),
         )
         self.sizes = NodeSizes(cast(MasterParts, parts))
@@ -60,6 +67,10 @@ class Edges:
     def hello(self, node: str, cores: float | None) -> None:
         hardware = Hardware(cores=cores)
         self.sizes.hello(AgentHello(node=node, agent_pid=1, host="h", hardware=hardware))
+
+    def started(self, node: str, cores: float) -> None:
+        size = NodeSize(cpu=cores)
+        self.sizes.hello(AgentHello(node=node, agent_pid=1, host="h", size=size))
 
 
 @pytest.fixture
@@ -93,9 +104,75 @@ def test_memory_below_what_a_node_uses_is_refused_before_anything_changes(edges:
     assert load(edges.job.spec).workers.memory_bytes is None and not edges.sent
 
 
-def test_a_platform_whose_nodes_keep_their_sizes_refuses(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="cannot resize: it keeps them"):
-        Edges(tmp_path, "it keeps them").sizes.order(ResizeNodes(role="worker", cpu=(1.0,)))
+@pytest.fixture
+def moving(tmp_path: Path) -> Edges:
+    """On a platform where a place keeps its size."""
+    return Edges(tmp_path, live=False)
+
+
+def test_where_a_place_keeps_its_size_the_order_is_kept_with_the_sizes_before(
+    moving: Edges,
+) -> None:
+    for cpu in ((1.0,), (2.0,)):
+        moving.sizes.order(ResizeNodes(role="worker", cpu=cpu))
+    assert not moving.sent and moving.sizes.is_changing
+    assert moving.launched[-1].workers.cpu == (2.0,) == load(moving.job.spec).workers.cpu
+    change = NodesResizing(former={"worker": FormerSize(cpu=(0.5,))})
+    assert moving.records == [change, change], "the newest order has another aim, no other origin"
+    another = Edges(moving.job.path, live=False)
+    another.sizes.apply(change)
+    assert another.sizes.is_changing and another.sizes.records == [change]
+
+
+def test_a_node_has_moved_when_its_agent_has_started_with_the_new_size(moving: Edges) -> None:
+    moving.started("worker-0", 0.5)
+    moving.sizes.order(ResizeNodes(role="worker", cpu=(1.0,)))
+    assert moving.sizes.fits("worker-0") is False
+    assert moving.sizes.fits("worker-1") is None and moving.sizes.fits("server-0") is True
+    moving.started("worker-0", 1.0)
+    moving.started("worker-0", 1.0)
+    assert moving.sizes.fits("worker-0") is True
+    assert [(event.node, event.cores) for event in moving.events] == [("worker-0", 1.0)]
+
+
+def test_what_is_taken_back_is_launched_as_before_and_tried_again_by_persons_alone(
+    moving: Edges,
+) -> None:
+    wanted = ResizeNodes(role="worker", cpu=(1.0,))
+    moving.sizes.order(wanted)
+    with pytest.raises(ConfigError, match="cannot scale yet"):
+        moving.sizes.check_may_scale()
+    assert moving.sizes.change is not None
+    moving.sizes.take_back(moving.sizes.change)
+    assert not moving.sizes.is_changing
+    assert moving.launched[-1].workers.cpu == (0.5,) == load(moving.job.spec).workers.cpu
+    moving.sizes.check_may_scale()
+    with pytest.raises(ConfigError, match="workers found no place of another size before"):
+        moving.sizes.order(wanted, by_itself=True)
+    moving.sizes.order(wanted)
+    assert moving.sizes.is_changing
+
+
+@pytest.mark.parametrize(
+    ("role", "fields", "why"),
+    [
+        ("server", {"samples": "at-least-once"}, "buckets cannot move; use `paceline kill`"),
+        ("worker", {"strategy": "fsdp", "mode": "bsp"}, "no other sizes with strategy fsdp"),
+    ],
+)
+def test_nodes_that_cannot_go_on_elsewhere_keep_their_sizes(
+    tmp_path: Path, role: str, fields: dict[str, Any], why: str
+) -> None:
+    edges = Edges(tmp_path, live=False, **fields)
+    with pytest.raises(ConfigError, match=why):
+        edges.sizes.order(ResizeNodes(role=role, cpu=(1.0,)))
+    assert not edges.sizes.is_changing
+
+
+def test_an_order_of_a_number_of_workers_keeps_the_one_that_stands_in(moving: Edges) -> None:
+    moving.sizes.keep(NodesResizing(spared=2))
+    moving.sizes.scaled()
+    assert moving.sizes.change is None and isinstance(moving.records[-1], NodesResized)
 
 
 def test_a_node_that_keeps_its_limits_is_told_and_the_next_goes_on(edges: Edges) -> None:

@@ -68,13 +68,15 @@ EVALUATION = Feed(
 class NoBackend:
     """Nothing is launched here."""
 
-    def launch(self, node: str) -> None: ...
+    def launch(self, node: str, *, may_move: bool = False) -> None: ...
     def adopt(self, node: str, agent_pid: int) -> None: ...
     def stop(self, node: str) -> None: ...
     def waited_s(self, node: str) -> float:
         return 0.0
 
-    fixed_sizes = ""
+    resizes_live = True
+
+    def resized(self, spec: JobSpec) -> None: ...
 
     def pending_s(self) -> float:
         return 0.0

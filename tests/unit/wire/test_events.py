@@ -122,6 +122,11 @@ TOLD: list[tuple[Event, str, str]] = [
         "worker-1 may use 0.5 cores and 1 GiB from now on",
     ),
     (
+        nodes.NotResizedEvent(reason="worker-2 has no place after 120 s"),
+        "worker-2 has no place after 120 s",
+        "nodes keep the sizes that they have: worker-2 has no place after 120 s",
+    ),
+    (
         nodes.NodeResizedEvent(**W, cores=None, memory_bytes=None),
         "all cores and all memory",
         "worker-1 may use all cores and all memory from now on",

@@ -55,9 +55,12 @@ class LocalBackend:
         self._exits: asyncio.Queue[AgentGone] = asyncio.Queue()
 
     #: The agents of this machine change the control groups of their nodes.
-    fixed_sizes = ""
+    resizes_live = True
 
-    def launch(self, node: str) -> None:
+    def resized(self, spec: JobSpec) -> None:
+        """Nothing more: each agent reads the spec in the job's directory when it starts."""
+
+    def launch(self, node: str, *, may_move: bool = False) -> None:
         """Start an agent now, or when it has waited as long as the spec says."""
         former = self._launches.get(node)
         if former and former.child and not former.came_up:

@@ -23,6 +23,7 @@ from paceline.backends.ray.messages import (
     Order,
     Room,
     RunNode,
+    SetRoles,
     Shape,
     Want,
 )
@@ -71,9 +72,9 @@ class RayBackend:
 
     # ------------------------------------------------------------------ the port
 
-    def launch(self, node: str) -> None:
+    def launch(self, node: str, *, may_move: bool = False) -> None:
         """Have the node's launcher start an agent; where there is none that answers, a new one."""
-        want = self._want(node, secrets.token_hex(8))
+        want = self._want(node, secrets.token_hex(8), may_move=may_move)
         self._asked_s[node] = self._loop.time()
         self._placed_s.pop(node, None)
         self._send(RunNode(want))
@@ -99,10 +100,13 @@ class RayBackend:
         """All of them: their agents find the master within a moment, if there are any."""
         return set(nodes)
 
-    fixed_sizes = (
-        "Ray keeps the cores and the memory that it placed a node with; stop the job, and submit "
-        "it again with other sizes"
-    )
+    #: Ray keeps the cores and the memory that it placed a node with.
+    resizes_live = False
+
+    def resized(self, spec: JobSpec) -> None:
+        """Ask for these sizes from now on; what runs, or waits for its place, stays as it is."""
+        self._spec = spec
+        self._send(SetRoles(self._roles()))
 
     def waited_s(self, node: str) -> float:
         """From when it was asked for until Ray had a place."""
@@ -136,11 +140,15 @@ class RayBackend:
 
     # ------------------------------------------------------------------ the gateway
 
-    def _want(self, node: str, launch: str) -> Want:
+    def _roles(self) -> dict[str, Shape]:
+        roles = ("worker", "server") if self._spec.num_servers else ("worker",)
+        return {role: shape_of(self._spec, role, 0) for role in roles}
+
+    def _want(self, node: str, launch: str, *, may_move: bool = False) -> Want:
         shape = shape_of(self._spec, role_of(node), number_of(node))
         gang = [name for name, _ in gang_of(self._spec)]
         bundle = gang.index(node) if node in gang else None
-        want = Want(node=node, launch=launch, shape=shape, bundle=bundle)
+        want = Want(node=node, launch=launch, shape=shape, bundle=bundle, may_move=may_move)
         self._wants[node] = want
         self._drops.discard(node)
         self._last.pop(node, None)
@@ -181,11 +189,10 @@ class RayBackend:
         assert process.stdout is not None and process.stderr is not None
         self._gateway, tail = process, self._loop.create_task(_tail(process.stderr))
         self._leave_what_runs()
-        roles = ("worker", "server") if self._spec.num_servers else ("worker",)
         gang = gang_of(self._spec)
         begin = Begin(
             gang=tuple(shape for _, shape in gang) if len(gang) > 1 else (),
-            roles={role: shape_of(self._spec, role, 0) for role in roles},
+            roles=self._roles(),
             wants=tuple(self._wants.values()),
             drops=tuple(self._drops),
         )
@@ -245,12 +252,9 @@ async def _tail(stream: asyncio.StreamReader) -> str:
 
 
 def shape_of(spec: JobSpec, role: str, number: int) -> Shape:
-    """What a node asks Ray for: its limits, one core where it has none."""
-    nodes = spec.workers if role == "worker" else spec.servers
-    cpus = nodes.cpu_of(number)
-    return Shape(
-        cpus=1.0 if cpus is None else cpus, gpus=nodes.gpus, memory_bytes=nodes.memory_bytes
-    )
+    """What a node asks Ray for."""
+    nodes = spec.of_role(role)
+    return Shape(size=nodes.size_of(number), gpus=nodes.gpus)
 
 
 def gang_of(spec: JobSpec) -> list[tuple[str, Shape]]:

@@ -8,6 +8,7 @@ import threading
 import time
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 import ray
 import ray.exceptions
 import ray.util
@@ -15,6 +16,7 @@ from ray.util.placement_group import PlacementGroup
 
 from paceline.backends.ray.launcher import IDLE_S, Launcher
 from paceline.base.errors import ConfigError
+from paceline.wire.spec import NodeSize
 
 if TYPE_CHECKING:  # an actor imports this module too, and needs none of the master's
     from paceline.backends.ray.messages import Shape
@@ -37,8 +39,14 @@ def remote_launcher() -> Any:
     """The launcher as an actor: it gives its place back when it ends on its own."""
 
     class LauncherActor(Launcher):
-        def __init__(self) -> None:
-            super().__init__(ray.get_runtime_context().get_node_id(), _leave)
+        def __init__(self, size: bytes) -> None:
+            where = ray.get_runtime_context()
+            super().__init__(
+                where.get_node_id(),
+                _leave,
+                msgspec.json.decode(size, type=NodeSize),
+                reserved_together=where.get_placement_group_id() is not None,
+            )
             # One that comes up when nobody is left to ask for anything.
             unasked = threading.Timer(IDLE_S, self._leave_if_unasked)
             unasked.daemon = True
@@ -118,11 +126,17 @@ def draining_machines() -> dict[str, float | None]:
     return {node: max(0.0, at_ms / 1e3 - now_s) if at_ms else None for node, at_ms in found.items()}
 
 
-def reserve(bundles: list[dict[str, float]]) -> PlacementGroup:
-    """Reserve places for the nodes that a job needs at least: all or none, once for each job."""
+def reserve(bundles: list[dict[str, float]]) -> PlacementGroup | None:
+    """Reserve places for the nodes that a job needs at least: all or none, once for each job.
+
+    None: none need be, or a gateway before this one has given them back, as the job's launchers
+    that are elsewhere show.
+    """
     try:
         return ray.util.get_placement_group(GANG)
     except ValueError:
+        if not bundles or ray.util.list_named_actors():
+            return None
         return ray.util.placement_group(bundles, strategy="PACK", name=GANG, lifetime="detached")
 
 

@@ -20,8 +20,6 @@ import msgspec
 import ray
 import ray.exceptions
 import ray.util
-from ray.util.placement_group import PlacementGroup
-from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from paceline.backends.ray.cluster import (
     connect,
@@ -32,9 +30,9 @@ from paceline.backends.ray.cluster import (
     names_of,
     namespace_of,
     remote_launcher,
-    reserve,
     words_of,
 )
+from paceline.backends.ray.gang import ANSWER_S, Gang
 from paceline.backends.ray.launcher import AgentEnded, AgentOrder, AgentStarted
 from paceline.backends.ray.messages import (
     Begin,
@@ -45,6 +43,7 @@ from paceline.backends.ray.messages import (
     Room,
     RunNode,
     Said,
+    SetRoles,
     Shape,
     Want,
 )
@@ -61,8 +60,6 @@ from paceline.protocol.nodes.platform import (
 )
 from paceline.wire.spec import load
 
-ANSWER_S = 3.0
-"""A launcher that does not answer for so long is given up: another one takes its node."""
 PENDING_S = 1.0
 """A node that has no place after so long is said to wait."""
 LOOK_S = 2.0
@@ -89,28 +86,33 @@ class Gateway:
         #: By node: Ray's name of the machine that it is on.
         self._places: dict[str, str] = {}
         self._launches: dict[str, str] = {}
+        #: By node, for those that are launched and have no place yet.
+        self._coming: dict[str, Want] = {}
         self._locks: dict[str, asyncio.Lock] = {}
         self._drops: set[asyncio.Task[None]] = set()
         self._roles: dict[str, Shape] = {}
-        self._gang: PlacementGroup | None = None
+        self._gang = Gang()
         self._draining: set[str] = set()
 
     async def begin(self, order: Begin) -> None:
         """Take in what is wanted, and what no longer is."""
         self._roles = order.roles
-        if order.gang:
-            bundles = [shape.resources for shape in order.gang]
-            self._gang = await asyncio.to_thread(reserve, bundles)
+        await asyncio.to_thread(self._gang.reserve, order.gang)
         for node in order.drops:
             self.drop(node)
         for want in order.wants:
             self.launch(want)
+
+    def set_roles(self, order: SetRoles) -> None:
+        """Count places for such nodes from now on."""
+        self._roles = order.roles
 
     def launch(self, want: Want) -> None:
         """Run this node from now on."""
         if (before := self._keeping.pop(want.node, None)) is not None:
             before.cancel()
         self._launches[want.node] = want.launch
+        self._coming[want.node] = want
         self._places.pop(want.node, None)  # until it has one, which may be another
         self._keeping[want.node] = asyncio.get_running_loop().create_task(self._keep(want))
 
@@ -119,6 +121,7 @@ class Gateway:
         if (keeping := self._keeping.pop(node, None)) is not None:
             keeping.cancel()
         self._places.pop(node, None)
+        self._coming.pop(node, None)
         lock = self._lock_of(node)
         # The next launch asks for the lock in a task of its own, which begins after this one.
         dropping = asyncio.get_running_loop().create_task(self._dropped(node, lock))
@@ -130,6 +133,7 @@ class Gateway:
         async with lock:
             while not await self._have_ended(node):  # noqa: ASYNC110 - Ray is asked, not an event
                 await asyncio.sleep(LOOK_S)
+            self._gang.may_be_free = True
 
     async def _have_ended(self, node: str) -> bool:
         try:
@@ -153,8 +157,7 @@ class Gateway:
         names = await asyncio.to_thread(ray.util.list_named_actors)
         nodes = {name.rpartition(".")[0] for name in names} | set(self._keeping)
         await asyncio.gather(*map(self.drop, nodes))
-        if self._gang is not None:
-            await asyncio.to_thread(ray.util.remove_placement_group, self._gang)
+        await asyncio.to_thread(self._gang.give_back)
 
     def _lock_of(self, node: str) -> asyncio.Lock:
         return self._locks.setdefault(node, asyncio.Lock())
@@ -180,6 +183,8 @@ class Gateway:
         begin = self._begin_agent(want, actor)
         started = await self._until_placed(want, asyncio.ensure_future(begin))
         self._places[want.node] = started.place
+        self._coming.pop(want.node, None)
+        self._gang.may_be_free |= not started.reserved_together  # it may have left one of these
         self._tell(want, self._taken(want, started))
         ended = await self._end_of(want, actor, started)
         gone = AgentGone(node=want.node, agent_pid=ended.pid, reason=ended.reason)
@@ -240,8 +245,7 @@ class Gateway:
             with contextlib.suppress(ValueError, TimeoutError, ray.exceptions.RayError):
                 actor = await asyncio.to_thread(ray.get_actor, name)
                 line = await asyncio.wait_for(actor.state.remote(), ANSWER_S)
-                place = msgspec.json.decode(line, type=AgentStarted).place
-                if place not in self._draining or not want.launch:
+                if not want.launch or self._serves(want, line):
                     return actor
                 await asyncio.wait_for(actor.stop.remote(), STOP_S)
         for name in names if want.launch else ():
@@ -249,8 +253,15 @@ class Gateway:
                 ray.kill(await asyncio.to_thread(ray.get_actor, name))
         if not want.launch:
             return None
+        self._gang.may_be_free |= bool(names)
         number = 1 + max((int(name.rpartition(".")[2]) for name in names), default=0)
         return await asyncio.to_thread(self._create, want, f"{want.node}.{number}")
+
+    def _serves(self, want: Want, line: bytes) -> bool:
+        """Whether the node may go on at the place of this launcher."""
+        found = msgspec.json.decode(line, type=AgentStarted)
+        has_its_size = found.size == want.shape.size or not want.may_move
+        return has_its_size and found.place not in self._draining
 
     def _create(self, want: Want, name: str) -> Any:
         shape = want.shape
@@ -261,13 +272,10 @@ class Gateway:
             "max_task_retries": 0,
             "num_cpus": shape.cpus,
             "num_gpus": shape.gpus,
-            "memory": shape.memory_bytes,
+            "memory": shape.size.memory_bytes,
+            **self._gang.scheduling(want),
         }
-        if self._gang is not None and want.bundle is not None:
-            options["scheduling_strategy"] = PlacementGroupSchedulingStrategy(
-                self._gang, placement_group_bundle_index=want.bundle
-            )
-        return self._actor_class.options(**options).remote()
+        return self._actor_class.options(**options).remote(msgspec.json.encode(shape.size))
 
     # ------------------------------------------------------------------ what is said
 
@@ -277,14 +285,14 @@ class Gateway:
 
     def _why_pending(self, want: Want) -> str:
         needs = ", ".join(f"{amount:g} {name}" for name, amount in want.shape.resources.items())
-        gang = self._gang if want.bundle is not None else None
-        if gang.wait(0) if gang is not None else self._room().get(role_of(want.node)):
+        gang = self._gang.waits(want)
+        if gang[1] if gang is not None else self._room().get(role_of(want.node)):
             return f"there is room for the {needs} that it needs: Ray starts its launcher"
         free = ray.available_resources()
         has = ", ".join(f"{free.get(name, 0.0):g} {name}" for name in want.shape.resources)
         together = ""
         if gang is not None:
-            together = f", reserved together with {gang.bundle_count - 1} more"
+            together = f", reserved together with {gang[0] - 1} more"
         return f"it needs {needs} on one machine{together}; free in the whole cluster: {has}"
 
     async def look(self) -> None:
@@ -294,6 +302,7 @@ class Gateway:
             try:
                 draining = await asyncio.to_thread(draining_machines)
                 now = await asyncio.to_thread(self._room)
+                await self._look_at_gang()
             except Exception as error:  # noqa: BLE001 - of Ray's inner parts; the next look may do
                 _log.warning("look_failed error=%r", error)
             else:
@@ -307,6 +316,11 @@ class Gateway:
                         )
                         self._say(Said(launch=self._launches.get(node, ""), word=word))
             await asyncio.sleep(LOOK_S)
+
+    async def _look_at_gang(self) -> None:
+        if self._gang.may_be_free:
+            coming = tuple(self._coming.values())
+            await asyncio.to_thread(self._gang.give_back_if_free, coming)
 
     def _room(self) -> dict[str, int]:
         per_node = ray._private.state.available_resources_per_node()
@@ -342,6 +356,8 @@ async def serve(job: JobDir, out: int) -> None:
                 await gateway.begin(order)
             case RunNode(want=want):
                 gateway.launch(want)
+            case SetRoles():
+                gateway.set_roles(order)
             case DropNode(node=node):
                 gateway.drop(node)
             case Close():

@@ -17,6 +17,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
+from msgspec.structs import replace
 
 from paceline.base.jobdir import JobDir, role_of
 from paceline.base.joined import joined_directory, remove_joined
@@ -29,7 +30,7 @@ from paceline.base.processes import (
 )
 from paceline.jobs.joining import check_script, make_directory, of_this_machine
 from paceline.wire import last_words
-from paceline.wire.spec import JobSpec
+from paceline.wire.spec import JobSpec, NodeSize
 
 IDLE_S = 60.0
 """A launcher without an agent that hears nothing for so long, from its start on, ends itself:
@@ -63,6 +64,10 @@ class AgentStarted(msgspec.Struct, frozen=True, kw_only=True):
     pid: int
     sees_job: bool
     """The job's directory is here, too."""
+    size: NodeSize
+    """What the place was reserved for: its node gets no more, whatever is ordered later."""
+    reserved_together: bool
+    """The place is one of those that were reserved together."""
 
 
 class AgentEnded(msgspec.Struct, frozen=True, kw_only=True):
@@ -78,12 +83,29 @@ class Launcher:
     Args:
         place: Ray's name of the machine.
         end: ends this actor, and gives its place back.
+        size: of the place.
+        reserved_together: the place is one of those that were reserved together.
     """
 
-    def __init__(self, place: str, end: Callable[[], None]) -> None:
-        self._place, self._end = place, end
+    def __init__(
+        self,
+        place: str,
+        end: Callable[[], None],
+        size: NodeSize,
+        *,
+        reserved_together: bool = False,
+    ) -> None:
+        self._end = end
         self._parent = os.getppid()
-        self._started = AgentStarted(launch="", host="", place=place, pid=0, sees_job=False)
+        self._started = AgentStarted(
+            launch="",
+            host="",
+            place=place,
+            pid=0,
+            sees_job=False,
+            size=size,
+            reserved_together=reserved_together,
+        )
         self._ended: asyncio.Future[AgentEnded] | None = None
         self._job: JobDir | None = None
         self._idle: asyncio.TimerHandle | None = None
@@ -144,7 +166,7 @@ class Launcher:
         check_script(order.spec)
         # It could still come up, and take the node from the next one.
         self._kill_agent()
-        spec = of_this_machine(order.spec, order.address)
+        spec = of_this_machine(self._of_this_place(order), order.address)
         path = joined_directory(order.job_id, order.node)
         # What runs there goes on: the new agent takes it over, as on the master's machine.
         self._job = make_directory(path, spec, order.address, order.secret.encode())
@@ -157,10 +179,10 @@ class Launcher:
             )
         finally:
             os.close(theirs)
-        self._started = AgentStarted(
+        self._started = replace(
+            self._started,
             launch=launch,
             host=socket.gethostname(),
-            place=self._place,
             pid=pid,
             sees_job=_sees_job(order),
         )
@@ -168,6 +190,12 @@ class Launcher:
         ended = functools.partial(self._on_end, self._ended, shell, pid, words)
         ProcessWatch(shell.pid, ended)
         self._touch()
+
+    def _of_this_place(self, order: AgentOrder) -> JobSpec:
+        """Return the spec with the size of this place, which that of the order may exceed."""
+        role = role_of(order.node)
+        sized = order.spec.of_role(role).sized(self._started.size)
+        return replace(order.spec, **{f"{role}s": sized})
 
     def _on_end(
         self,
@@ -200,9 +228,8 @@ def _environment(order: AgentOrder) -> dict[str, str]:
     Where a node asks for no GPU, Ray leaves all of its machine visible.
     """
     found = {name: value for name, value in os.environ.items() if not name.startswith(_OF_RAY)}
-    spec = order.spec
-    nodes = spec.workers if role_of(order.node) == "worker" else spec.servers
-    return found if nodes.gpus else {**found, "CUDA_VISIBLE_DEVICES": ""}
+    gpus = order.spec.of_role(role_of(order.node)).gpus
+    return found if gpus else {**found, "CUDA_VISIBLE_DEVICES": ""}
 
 
 def _sees_job(order: AgentOrder) -> bool:

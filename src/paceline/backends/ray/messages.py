@@ -7,19 +7,25 @@ again to each new gateway, so that neither has to remember what the other has mi
 import msgspec
 
 from paceline.protocol.nodes.platform import AnyWord
+from paceline.wire.spec import NodeSize
 
 
 class Shape(msgspec.Struct, frozen=True, kw_only=True):
-    """What a place must have."""
+    """What a place must have: the limits of the node, one core where it has none, and GPUs."""
 
-    cpus: float
+    size: NodeSize = NodeSize()
     gpus: float = 0.0
-    memory_bytes: int | None = None
+
+    @property
+    def cpus(self) -> float:
+        """Cores that Ray reserves."""
+        return 1.0 if self.size.cpu is None else self.size.cpu
 
     @property
     def resources(self) -> dict[str, float]:
         """The same in Ray's words."""
-        found = {"CPU": self.cpus, "GPU": self.gpus, "memory": float(self.memory_bytes or 0)}
+        memory = float(self.size.memory_bytes or 0)
+        found = {"CPU": self.cpus, "GPU": self.gpus, "memory": memory}
         return {name: amount for name, amount in found.items() if amount}
 
 
@@ -32,6 +38,8 @@ class Want(msgspec.Struct, frozen=True, kw_only=True):
     shape: Shape
     bundle: int | None = None
     """Its place among those that are reserved together; None: a place of its own."""
+    may_move: bool = False
+    """Nothing of it runs: a place of another size than this is given back, and another taken."""
 
 
 class Begin(msgspec.Struct, frozen=True, kw_only=True, tag=True):
@@ -52,6 +60,12 @@ class RunNode(msgspec.Struct, frozen=True, tag=True):
     want: Want
 
 
+class SetRoles(msgspec.Struct, frozen=True, tag=True):
+    """A further node of a role asks for something else from now on."""
+
+    roles: dict[str, Shape]
+
+
 class DropNode(msgspec.Struct, frozen=True, tag=True):
     """End all that runs of the node."""
 
@@ -62,7 +76,7 @@ class Close(msgspec.Struct, frozen=True, tag=True):
     """End everything, give all places back, and exit."""
 
 
-Order = Begin | RunNode | DropNode | Close
+Order = Begin | RunNode | SetRoles | DropNode | Close
 
 
 class Said(msgspec.Struct, frozen=True, kw_only=True, tag=True):

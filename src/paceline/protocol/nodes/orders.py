@@ -138,6 +138,11 @@ class NodeOrders:
         told = KillRestartEvent(node=name, inc=node.life.inc, reason=reason)
         return [keep, told, node.end_life(now_s, grace_s)]
 
+    def begin_elsewhere(self, name: str) -> list[Act]:
+        """Have the next life of a node, whose last one has ended, begin at another place."""
+        self.members.nodes[name].next.in_new_agent = True
+        return [Retire(name)]
+
     def refuse(self, inc: Inc, reason: str) -> list[Act]:
         """This worker cannot take part: see `Membership.left_out`."""
         node = self.members.node_of(inc)

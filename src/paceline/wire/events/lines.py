@@ -37,6 +37,7 @@ KnownEvent = (
     | nodes.AgentLostEvent
     | nodes.NoLimitsEvent
     | nodes.NodeResizedEvent
+    | nodes.NotResizedEvent
     | nodes.MemoryRaisedEvent
     | nodes.MemoryShortEvent
     | nodes.NodeStartedEvent

@@ -112,6 +112,12 @@ class NodeResizedEvent(Event, frozen=True):
         return f"{cores} and {memory}"
 
 
+class NotResizedEvent(ReasonedEvent, frozen=True):
+    """A change of what nodes may use was given up: those that have not moved stay as they are."""
+
+    sentence_words = "nodes keep the sizes that they have{0.after_colon}"
+
+
 class _MemoryEvent(Event, frozen=True):
     """The memory of a node, and with it of all nodes of its role."""
 

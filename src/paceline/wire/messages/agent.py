@@ -7,6 +7,7 @@ from paceline.wire.call_ring import RingContents
 from paceline.wire.messages.base import Message
 from paceline.wire.messages.node import NodeDown, NodeUp, ProcessUp
 from paceline.wire.sharing import SharingDecision
+from paceline.wire.spec import NodeSize
 
 EXIT_SOFTWARE = 70
 """``os.EX_SOFTWARE``."""
@@ -120,6 +121,8 @@ class AgentHello(Message, frozen=True):
     hardware: Hardware = Hardware()
     files: str = ""
     """Where it serves the files that its node has copied; empty: on the master's machine."""
+    size: NodeSize = NodeSize()
+    """What the spec granted the node when this agent started."""
 
     @property
     def machine(self) -> str:

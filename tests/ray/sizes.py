@@ -1,0 +1,56 @@
+"""A place of Ray's keeps its size: a node gets another one elsewhere, once nothing of it runs.
+
+`tests.ray.cluster` runs this file.
+"""
+
+import asyncio
+
+import pytest
+from msgspec.structs import replace
+
+from paceline.base.jobdir import JobDir
+from paceline.wire.spec import load
+from tests.integration.test_local_backend import job
+from tests.ray.platform import PATIENCE_S, Ray, folders, launcher_of, left_in_ray
+
+__all__ = ["job"]
+
+pytestmark = pytest.mark.timeout(120)
+MOVES, STAYS = "server-0", "server-1"
+
+
+def size_of(job: JobDir, node: str) -> tuple[float, ...] | None:
+    """The cores that the agent of a node was started with."""
+    (folder,) = folders(job, node)
+    return load(JobDir(folder).spec).servers.cpu
+
+
+def test_a_node_moves_to_a_place_of_its_new_size_and_leaves_nothing_reserved(job: JobDir) -> None:
+    platform = Ray(job)
+
+    async def scenario() -> None:
+        backend = platform.open()
+        for node in (MOVES, STAYS):
+            backend.launch(node)
+        agents = {node: await platform.agent(node) for node in (MOVES, STAYS)}
+        before = {node: launcher_of(job, node) for node in agents}
+        assert any("gang" in one for one in left_in_ray()), "a server and a worker, together"
+        spec = load(job.spec)
+        backend.resized(replace(spec, servers=replace(spec.servers, cpu=(0.5,))))
+        backend.launch(MOVES, may_move=True)
+        backend.launch(STAYS)  # a process of it may run
+        async with asyncio.timeout(PATIENCE_S):
+            for node, agent in agents.items():
+                while await platform.agent(node) == agent:  # noqa: ASYNC110
+                    await asyncio.sleep(0.05)
+            assert (size_of(job, MOVES), size_of(job, STAYS)) == ((0.5,), None)
+            assert launcher_of(job, STAYS) == before[STAYS]
+            assert launcher_of(job, MOVES) != before[MOVES]
+            while any("gang" in one for one in left_in_ray()):  # noqa: ASYNC110
+                await asyncio.sleep(0.05)
+
+    async def body() -> None:
+        async with platform.clean():
+            await scenario()
+
+    asyncio.run(body())
