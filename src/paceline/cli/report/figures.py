@@ -15,7 +15,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, NullFormatter
 
 from paceline.cli.report import slow
-from paceline.cli.report.text import sizes
+from paceline.cli.report.size_story import size_rows
 from paceline.jobs.facts import Facts, speeds
 from paceline.jobs.slowness import slownesses
 from paceline.wire.events.base import Event
@@ -116,6 +116,7 @@ def batch_times(facts: Facts) -> str:
                 linewidth=1.5,
             )
         _mark_incidents(facts, axes)
+        _mark_sizes(facts, axes)
         # First steps take a hundred times as long, and a straggler a few times.
         axes.set_yscale("log")
         _finish(axes, facts, "batch processing time (ms)")
@@ -246,12 +247,12 @@ def _mark_incidents(facts: Facts, axes: "Axes") -> None:
 
 
 def _mark_sizes(facts: Facts, axes: "Axes") -> None:
-    for letter, event in sizes(facts):
-        if letter:
-            at_s = event.t - facts.started_s
+    for row in size_rows(facts):
+        if row.letter:
+            at_s = row.t - facts.started_s
             axes.axvline(at_s, color="0.5", linewidth=1, linestyle=(0, (1, 2)))
             axes.annotate(
-                letter,
+                row.letter,
                 (at_s, 1.0),
                 xycoords=("data", "axes fraction"),
                 ha="center",

@@ -10,7 +10,7 @@ from string import Template
 from paceline.base.files import write_file
 from paceline.base.jobdir import JobDir
 from paceline.cli import checks
-from paceline.cli.report import slow, text
+from paceline.cli.report import size_story, slow, text
 from paceline.jobs.facts import Facts
 
 STYLE = """
@@ -190,11 +190,11 @@ def _decisions(facts: Facts) -> str:
 
 
 def _sizes(facts: Facts) -> str:
-    rows = text.size_rows(facts)
+    rows = size_story.table_rows(facts)
     if not rows:
         return ""
-    note = '<p class="faint">Letters mark the changes in the plot of the throughput.</p>'
-    return f"<h2>Its size</h2>{_table(text.SIZE_COLUMNS, rows, 'story')}{note}"
+    note = '<p class="faint">Letters mark the changes in the plots over time.</p>'
+    return f"<h2>Its size</h2>{_table(size_story.COLUMNS, rows, 'story')}{note}"
 
 
 def _slow(facts: Facts, *, drawn: bool) -> str:

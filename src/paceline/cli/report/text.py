@@ -1,23 +1,15 @@
 """The report for a terminal, and the paragraph at the end of a run."""
 
-import itertools
 from textwrap import indent
 
 from rich.console import Console
 from rich.table import Table
 
 from paceline.cli import checks
-from paceline.cli.report import slow
+from paceline.cli.report import size_story, slow
 from paceline.jobs.facts import Facts, Incident
 from paceline.jobs.outcome import End, Outcome
 from paceline.jobs.wording import clock, counted, milliseconds, percent, progress, seconds, speed
-from paceline.wire.events.base import Event
-from paceline.wire.events.job import (
-    SizeChangedEvent,
-    SizeJudgedEvent,
-    SizeKeptEvent,
-    SizePlannedEvent,
-)
 from paceline.wire.events.state import CutValidEvent
 
 MAX_TOLD = 5
@@ -206,27 +198,6 @@ def decision_rows(facts: Facts) -> list[tuple[str, ...]]:
     ]
 
 
-SIZE_COLUMNS = ("", "at", "what became of the size")
-
-
-def sizes(facts: Facts) -> list[tuple[str, Event]]:
-    """What became of the job's size, each change in effect with the letter that marks the plots."""
-    letters = (chr(ord("A") + number % 26) for number in itertools.count())
-    return [
-        (next(letters) if isinstance(event, SizeChangedEvent) else "", event)
-        for event in facts.events
-        if isinstance(event, SizePlannedEvent | SizeChangedEvent | SizeJudgedEvent | SizeKeptEvent)
-    ]
-
-
-def size_rows(facts: Facts) -> list[tuple[str, ...]]:
-    """Rows as `SIZE_COLUMNS` has them."""
-    return [
-        (letter, clock(event.t - facts.started_s), event.sentence())
-        for letter, event in sizes(facts)
-    ]
-
-
 def show(facts: Facts, console: Console) -> None:
     """Print the report."""
     console.print(facts.job_id, style="bold", highlight=False)
@@ -244,8 +215,8 @@ def show(facts: Facts, console: Console) -> None:
         console.print(indent(stacks.rstrip(), "    "), highlight=False, markup=False)
     if facts.decisions:
         _table(console, DECISION_COLUMNS, decision_rows(facts))
-    if changes := size_rows(facts):
-        _table(console, SIZE_COLUMNS, changes)
+    if changes := size_story.table_rows(facts):
+        _table(console, size_story.COLUMNS, changes)
     if slowed := slow.rows(facts):
         _table(console, slow.COLUMNS, slowed)
     elif well := slow.well(facts):
