@@ -698,6 +698,30 @@ def test_where_a_place_keeps_its_size_workers_move_also_by_the_next_master(tmp_p
     play(tmp_path, body)
 
 
+def test_a_worker_that_finds_no_place_is_back_at_its_own_before_the_spare_leaves(
+    tmp_path: Path,
+) -> None:
+    async def body(bench: Bench) -> None:
+        save(bench.spec, bench.job.spec)
+        bench.make_longer()
+        bench.backend.resizes_live, bench.world.work_s = False, 0.02
+        await bench.until(lambda: bench.progress > 50)
+        assert await bench.call(ResizeNodes(role="worker", cpu=(2.0,))) == Done()
+        await bench.until(lambda: "worker-2" in bench.backend.agents)
+        bench.backend.most_cores = 1.0  # somebody else takes what was free
+        await bench.until(lambda: "not_resized" in bench.event_names())
+        assert "worker-2" in bench.master.parts.members.nodes, "it stands in"
+        sizes = bench.master.rooms.agents.sizes
+        await bench.until(lambda: sizes.change is None)
+        assert cores_of_workers(bench) == [None, None]
+        bench.world.work_s = 0.001
+        await bench.done()
+        bench.assert_each_sample_once()
+        assert bench.event_names().count("kill_restart") == 1
+
+    play(tmp_path, body, make_spec(resources=ResourcesSpec(patience_s=0.3)))
+
+
 def test_the_end_of_a_job_does_not_wait_for_a_worker_that_would_stand_in(tmp_path: Path) -> None:
     async def body(bench: Bench) -> None:
         save(bench.spec, bench.job.spec)

@@ -309,9 +309,9 @@ def test_nodes_get_other_sizes_one_by_one_at_other_places_also_by_another_master
     tmp_path: Path,
 ) -> None:
     (tmp_path / "out").mkdir()
-    half, slow = (0.5,), "--slow-until-told"
+    half, slow = (0.5,), ("--slow-until-told", "--num-samples", "16384", "--step-s", "0.005")
     sizes = {"workers": NodeSpec(count=2, cpu=half), "servers": NodeSpec(count=1, cpu=half)}
-    with running(tmp_path / "out", slow, **sizes, **on_ray()) as job, ended(job.job):
+    with running(tmp_path / "out", *slow, **sizes, **on_ray()) as job, ended(job.job):
         job.until_committed(1, cuts=1)
         for role in ("worker", "server"):
             job.tell(ResizeNodes(role=role, cpu=(1.0,)))

@@ -174,13 +174,18 @@ class NodeSizes:
     def fits(self, node: str) -> bool | None:
         """Whether a node has what it should have; None: its agent has not said what it has.
 
-        Where no nodes of its role are to move, it does.
+        Where no nodes of its role are to move, it does. So it does where agents change limits: the
+        job was resumed on another backend.
         """
-        if self.change is None or role_of(node) not in self.change.former:
+        if not self._is_to_fit(node):
             return True
         granted = self._granted.get(node)
         wanted = self._sizes[role_of(node)].size_of(number_of(node))
         return None if granted is None else granted == wanted
+
+    def _is_to_fit(self, node: str) -> bool:
+        is_moving = self.change is not None and role_of(node) in self.change.former
+        return is_moving and not self._backend.resizes_live
 
     def take_back(self, change: NodesResizing) -> None:
         """Give nodes that are launched from now on what they could use before this change.
@@ -202,8 +207,7 @@ class NodeSizes:
         """Take in what an agent was started with: that is news if its node has moved."""
         node, has = hello.node, hello.size
         before, self._granted[node] = self._granted.get(node), has
-        moves = self.change is not None and role_of(node) in self.change.former
-        if moves and has != before and self.fits(node):
+        if self._is_to_fit(node) and has != before and self.fits(node):
             self._outbox.tell(
                 NodeResizedEvent(node=node, cores=has.cpu, memory_bytes=has.memory_bytes)
             )

@@ -17,7 +17,7 @@ from paceline.backends.ray import launcher as launchers
 from paceline.backends.ray.launcher import AgentEnded, AgentOrder, AgentStarted, Launcher
 from paceline.base.jobdir import JobDir
 from paceline.base.processes import kill_quietly
-from paceline.wire.spec import JobSpec, NodeSize, NodeSpec
+from paceline.wire.spec import JobSpec, NodeSize, NodeSpec, load
 
 IDLE_S, LIMIT_S = 0.2, 20.0
 
@@ -91,6 +91,29 @@ def test_a_launch_starts_one_agent_and_the_next_launch_ends_it(job: JobDir, ends
         assert (await asyncio.wait_for(ended(launcher, "b"), LIMIT_S)).pid == second.pid
 
     asyncio.run(scenario())
+
+
+def test_a_place_gives_its_node_no_more_than_was_reserved_whatever_is_ordered(
+    job: JobDir, ends: Ends, tmp_path: Path
+) -> None:
+    size, larger = (
+        NodeSize(cpu=0.5, memory_bytes=1 << 30),
+        NodeSpec(count=3, cpu=(4.0, 2.0), memory_bytes=8 << 30),
+    )
+
+    async def scenario() -> None:
+        launcher = Launcher("place", ends, size)
+        spec = JobSpec(script=str(job.path / "train.py"), workers=larger, servers=larger)
+        agent = await started(launcher, "a", order(job, spec=spec))
+        assert agent.size == size
+        kill_quietly(agent.pid)
+        await asyncio.wait_for(ended(launcher, "a"), LIMIT_S)
+
+    asyncio.run(scenario())
+    (path,) = tmp_path.glob("joined/*/*")
+    there = load(JobDir(path).spec)
+    assert there.workers.size_of(2) == size and there.workers.count == 3
+    assert there.servers == larger, "that of another role"
 
 
 @pytest.mark.parametrize(

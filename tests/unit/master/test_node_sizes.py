@@ -135,6 +135,11 @@ def test_a_node_has_moved_when_its_agent_has_started_with_the_new_size(moving: E
     assert [(event.node, event.cores) for event in moving.events] == [("worker-0", 1.0)]
 
 
+def test_on_a_backend_whose_agents_change_limits_no_node_is_still_to_move(edges: Edges) -> None:
+    edges.sizes.apply(NodesResizing(former={"worker": FormerSize(cpu=(0.5,))}))
+    assert edges.sizes.fits("worker-0") is True, "the job began elsewhere"
+
+
 def test_what_is_taken_back_is_launched_as_before_and_tried_again_by_persons_alone(
     moving: Edges,
 ) -> None:
