@@ -1,14 +1,14 @@
 """Synchronous equality: what 1, 2 and 4 workers compute against what one process computes.
 
-    python benchmarks/equality.py [--quick] [--json FILE]
+    python benchmarks/equality.py [--quick] [--scale-only] [--json FILE]
 
 Each job trains six models at once (SGD, Adagrad, Adam; float64, float32), in BSP on two servers,
 also with two workers killed in mid-step, with another plan every six steps of who computes how
-much in how many batches, and with a server replaced by a fresh one. Every worker writes the loss of
-each sample; the loss of a step is their mean over its samples, weighted exactly. A sample that was
-computed twice, because its first worker died, must have the right loss both times: whichever
-counted, the step's is right. And the same with all-reduce, but for servers: its tables are dense,
-so that it has a process of its own to be compared with.
+much in how many batches, with a server replaced by a fresh one, and with servers that come and go.
+Every worker writes the loss of each sample; the loss of a step is their mean over its samples,
+weighted exactly. A sample that was computed twice, because its first worker died, must have the
+right loss both times: whichever counted, the step's is right. And the same with all-reduce, but for
+servers: its tables are dense, so that it has a process of its own to be compared with.
 
 The yardstick for float32 is one process that sums each of its own batches in four parts: that much
 two orders of summation differ, without any distribution.
@@ -16,6 +16,7 @@ two orders of summation differ, without any distribution.
 
 import contextlib
 import os
+import re
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -28,9 +29,10 @@ import numpy as np
 from safetensors.numpy import load_file
 
 from paceline.base.errors import PacelineError
+from paceline.base.jobdir import JobDir
 from paceline.jobs.launch import ask, launch
 from paceline.policy.straggler.actions import AdjustBatch, AnyAction, Share
-from paceline.wire.client import Replace
+from paceline.wire.client import Done, Replace, Scale
 from paceline.wire.spec import JobSpec, NodeSpec, RestartSpec
 
 SCRIPT = Path(__file__).parents[1] / "tests" / "integration" / "jobs" / "equality.py"
@@ -40,12 +42,14 @@ CASES = tuple(
 )
 """In the order in which the script writes their losses."""
 SWITCH_EVERY = 6
+THEN = (4, 1, 3)
+"""Servers, after two."""
 
 
 class Job(NamedTuple):
     """One run: so many workers; are two killed, do plans switch, is a server replaced?
 
-    ``dense``: by all-reduce.
+    ``dense``: by all-reduce. ``scale``: servers go from 2 to 4, to 1, to 3.
     """
 
     workers: int
@@ -53,12 +57,13 @@ class Job(NamedTuple):
     switch: bool = False
     move: bool = False
     dense: bool = False
+    scale: bool = False
 
     @property
     def name(self) -> str:
         """For people."""
         what = ["2 killed"] * self.die + ["plans switch"] * self.switch
-        what += ["server replaced"] * self.move
+        what += ["server replaced"] * self.move + ["2 -> 4 -> 1 -> 3 servers"] * self.scale
         return ", ".join([f"{self.workers} workers", *what, *["all-reduce"] * self.dense])
 
 
@@ -75,6 +80,7 @@ JOBS = (
     Job(4, die=True, switch=True),
     Job(2, move=True),
     Job(4, die=True, switch=True, move=True),
+    Job(2, scale=True),
 )
 GROUPS = (
     Job(1, dense=True),
@@ -162,15 +168,16 @@ def run_job(out: Path, steps: int, job: Job, *, timeout_s: float = 300.0, **fiel
         ArmError: the job failed or took too long, or what was to happen did not.
     """
     out.mkdir(parents=True)
-    workers, die, switch, move, dense = job
+    workers, die, switch, move, dense, scale = job
     spec = JobSpec(
         script=str(SCRIPT),
         args=(
             *("--out", str(out), "--steps", str(steps), "--together", str(workers)),
             *(["--die"] if die else []),
             *(["--dense"] if dense else []),
+            *(["--until-told"] if scale else []),
         ),
-        name=f"equality-{job.name.replace(', ', '-').replace(' ', '-')}",
+        name=f"equality-{re.sub('[^0-9a-z]+', '-', job.name)}",
         strategy="allreduce" if dense else "ps",
         mode="bsp",
         solution="none",
@@ -189,14 +196,52 @@ def run_job(out: Path, steps: int, job: Job, *, timeout_s: float = 300.0, **fiel
             with contextlib.suppress(PacelineError, OSError):
                 ask(folder, Replace(node="server-0"), timeout_s=1.0)
 
-    harness.finish(folder, timeout_s, replace)
+    scaling = Scaling(folder, out) if scale else None
+    harness.finish(folder, timeout_s, scaling.go_on if scaling is not None else replace)
     if die and len(list(out.glob("died-*"))) != 2:
         raise harness.failed_job(folder, "two workers were to die, but did not")
     if switch and folder.events.read_text().count('"plan"') < 3:
         raise harness.failed_job(folder, "plans were to switch, but did not")
     if move and '"replaced"' not in folder.events.read_text():
         raise harness.failed_job(folder, "a server was to be replaced, but was not")
+    if scaling is not None and (scaling.waiting or scaling.ordered > scaling.done):
+        raise harness.failed_job(folder, "servers were to change three times, but did not")
     return out
+
+
+class Scaling:
+    """Servers come and go while a job trains; it trains slowly until the last change is over.
+
+    Args:
+        folder: of the job.
+        out: of the script, which a file named ``told`` makes quick again.
+    """
+
+    def __init__(self, folder: JobDir, out: Path) -> None:
+        self._folder, self._told = folder, out / "told"
+        self.waiting = list(THEN)
+        self.ordered = 0
+
+    @property
+    def done(self) -> int:
+        """Changes that are over."""
+        return self._events().count('"servers_changed"')
+
+    def go_on(self) -> None:
+        """Order the next change when the one before is over."""
+        if '"works"' not in self._events() or self.ordered > self.done:
+            return
+        if not self.waiting:
+            self._told.touch()
+            return
+        with contextlib.suppress(PacelineError, OSError):  # it is asked again
+            reply = ask(self._folder, Scale(servers=self.waiting[0]), timeout_s=5.0)
+            if not (isinstance(reply, Done) and reply.error):
+                self.waiting.pop(0)
+                self.ordered += 1
+
+    def _events(self) -> str:
+        return self._folder.events.read_text() if self._folder.events.exists() else ""
 
 
 def records(out: Path) -> Array:
@@ -301,7 +346,7 @@ def compared(folder: Path, steps: int, jobs: Sequence[Job], *, dense: bool) -> T
     drift = deviations(reference, run_alone(folder / "parts", steps, NUM_PARTS, dense=dense))
     rows = [(f"1 process, {NUM_PARTS} parts", drift)]
     for job in jobs:
-        run = run_job(folder / job.name.replace(" ", "-"), steps, job)
+        run = run_job(folder / re.sub("[^0-9a-z]+", "-", job.name), steps, job)
         rows.append((job.name, deviations(reference, run)))
     how = "all-reduce" if dense else "BSP, 2 servers"
     return Table(f"{steps} steps of {BATCH_SIZE}, {how}", rows, limits(drift))
@@ -311,10 +356,13 @@ def main() -> None:
     """Print the tables."""
     parser = harness.parser(__doc__, "40 steps, 2 workers, once by each path")
     parser.add_argument("--steps", type=int, default=200)
+    parser.add_argument("--scale-only", action="store_true", help="the run in which servers change")
     args = parser.parse_args()
     kinds = {"ps": JOBS, "group": GROUPS}
     if args.quick:
         args.steps, kinds = 40, QUICK
+    elif args.scale_only:
+        kinds = {"ps": tuple(job for job in JOBS if job.scale)}
     tables = []
     with harness.scratch() as folder:
         for name, jobs in kinds.items():
