@@ -77,6 +77,7 @@ from paceline.wire.messages.node import (
 from paceline.wire.schema import ModelSchema
 from paceline.wire.spec import (
     CheckpointSpec,
+    DataSpec,
     JobSpec,
     NodeSize,
     NodeSpec,
@@ -482,8 +483,8 @@ class Bench:
         return [event["event"] for event in self.events()]
 
     def make_longer(self) -> None:
-        """Before the first worker is there: have a hundred times as many samples."""
-        self.world.feed = msgspec.structs.replace(self.world.feed, num_samples=200_000)
+        """Before the first worker is there: have fifty times as many samples."""
+        self.world.feed = msgspec.structs.replace(self.world.feed, num_samples=100_000)
 
     @property
     def progress(self) -> int:
@@ -673,6 +674,10 @@ def cores_of_workers(bench: Bench) -> list[float | None]:
     return [agents[name].size.cpu for name in sorted(agents) if name.startswith("worker")]
 
 
+LONG = DataSpec(shard_size=100)
+"""Fixed, so that no lease is for a second of work."""
+
+
 def test_where_a_place_keeps_its_size_workers_move_also_by_the_next_master(tmp_path: Path) -> None:
     async def body(bench: Bench) -> None:
         save(bench.spec, bench.job.spec)
@@ -689,13 +694,13 @@ def test_where_a_place_keeps_its_size_workers_move_also_by_the_next_master(tmp_p
         sizes = bench.master.rooms.agents.sizes
         await bench.until(lambda: sizes.change is None)
         bench.world.work_s = 0.001
-        assert cores_of_workers(bench) == [2.0, 2.0]
+        await bench.until(lambda: cores_of_workers(bench) == [2.0, 2.0])
         assert bench.master.parts.members.num_workers == 2
         await bench.done()
         bench.assert_each_sample_once()
         assert "not_resized" not in bench.event_names()
 
-    play(tmp_path, body)
+    play(tmp_path, body, make_spec(data=LONG))
 
 
 def test_a_worker_that_finds_no_place_is_back_at_its_own_before_the_spare_leaves(
@@ -713,13 +718,13 @@ def test_a_worker_that_finds_no_place_is_back_at_its_own_before_the_spare_leaves
         assert "worker-2" in bench.master.parts.members.nodes, "it stands in"
         sizes = bench.master.rooms.agents.sizes
         await bench.until(lambda: sizes.change is None)
-        assert cores_of_workers(bench) == [None, None]
+        await bench.until(lambda: cores_of_workers(bench) == [None, None])
         bench.world.work_s = 0.001
         await bench.done()
         bench.assert_each_sample_once()
         assert bench.event_names().count("kill_restart") == 1
 
-    play(tmp_path, body, make_spec(resources=ResourcesSpec(patience_s=0.3)))
+    play(tmp_path, body, make_spec(data=LONG, resources=ResourcesSpec(patience_s=1.0)))
 
 
 def test_the_end_of_a_job_does_not_wait_for_a_worker_that_would_stand_in(tmp_path: Path) -> None:
@@ -732,7 +737,7 @@ def test_the_end_of_a_job_does_not_wait_for_a_worker_that_would_stand_in(tmp_pat
         (event,) = [event for event in bench.events() if event["event"] == "not_resized"]
         assert event["reason"] == "the job is about to end"
 
-    play(tmp_path, body)
+    play(tmp_path, body, make_spec(data=LONG))
 
 
 def test_a_size_that_has_no_place_is_given_up_and_stays_so(tmp_path: Path) -> None:
@@ -754,7 +759,7 @@ def test_a_size_that_has_no_place_is_given_up_and_stays_so(tmp_path: Path) -> No
         names = bench.event_names()
         assert names.count("not_resized") == 1 and "kill_restart" not in names
 
-    play(tmp_path, body, make_spec(resources=ResourcesSpec(patience_s=0.3)))
+    play(tmp_path, body, make_spec(data=LONG, resources=ResourcesSpec(patience_s=1.0)))
 
 
 def test_scaling_up_and_down_changes_who_works_and_nothing_else(tmp_path: Path) -> None:
