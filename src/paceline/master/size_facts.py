@@ -10,6 +10,10 @@ class SizingKept(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """Journal: what the loop remembers, and the change that is under way."""
 
     state: SteeringState
+    at_s: float = 0.0
+    """When it was written, by the clock of the times in it, which a reboot sets back."""
+    wall_s: float = 0.0
+    """The same in Unix time."""
 
 
 class SizingAnswered(msgspec.Struct, frozen=True, kw_only=True):

@@ -12,7 +12,7 @@ from pathlib import Path
 from msgspec.structs import replace
 
 from paceline.jobs.jsonl import LineFile
-from paceline.master.size_facts import SizingAnswered
+from paceline.master.size_facts import SizingAnswered, SizingKept
 from paceline.policy.resources.observation import ResourceObservation
 from paceline.policy.resources.plan import Hold
 from paceline.policy.resources.registry import RESOURCES
@@ -121,9 +121,19 @@ def _held(acts: Iterable[AnySteeringAct]) -> str | None:
     return None
 
 
-def by_another_clock(state: SteeringState) -> SteeringState:
-    """What another master goes on with, whose times begin again: it measures from its start."""
-    change = state.change
+def by_another_clock(kept: SizingKept, now_s: float, wall_s: float) -> SteeringState:
+    """What another master goes on with: it measures from its start, and avoids what was avoided.
+
+    Args:
+        kept: by the former master.
+        now_s: by the clock of this one.
+        wall_s: the same in Unix time.
+    """
+    state, change = kept.state, kept.state.change
     if change is not None:
         change = replace(change, begun_s=0.0)
-    return replace(state, since_s=None, next_s=None, change=change)
+    passed_s = max(wall_s - kept.wall_s, 0.0)
+    moved_s = now_s - passed_s - kept.at_s
+    avoided = tuple(replace(each, until_s=each.until_s + moved_s) for each in state.history.avoided)
+    history = replace(state.history, avoided=avoided)
+    return replace(state, history=history, since_s=None, next_s=None, change=change)

@@ -39,6 +39,8 @@ from paceline.wire.events.job import (
     SizePlannedEvent,
 )
 
+_AVOIDED = 10.0
+"""Times between two changes for which one that did not work out is not tried again at first."""
 _log = logging.getLogger(__name__)
 
 
@@ -68,13 +70,16 @@ class SizingSeat:
 
     def apply(self, record: SizingKept) -> None:
         """Go on where a former master has ended."""
-        self._before = by_another_clock(record.state)
+        self._before = by_another_clock(record, self._times.steady(), self._times.wall())
 
     @property
     def records(self) -> list[SizingKept]:
         """What a journal that begins again needs."""
         state = self._loop.state if self._loop is not None else self._before
-        return [SizingKept(state=state)] if state is not None else []
+        return [self._kept(state)] if state is not None else []
+
+    def _kept(self, state: SteeringState) -> SizingKept:
+        return SizingKept(state=state, at_s=self._times.steady(), wall_s=self._times.wall())
 
     def begin(self) -> None:
         """Ask the policy that the spec names from now on.
@@ -87,7 +92,12 @@ class SizingSeat:
         self._loop = SizeLoop(
             self._spec.policy,
             self._args,
-            SteeringRules(settle_s=self._spec.settle_s, between_s=self._spec.between_s),
+            SteeringRules(
+                settle_s=self._spec.settle_s,
+                between_s=self._spec.between_s,
+                ask_s=self._spec.between_s,
+                avoid_s=_AVOIDED * self._spec.between_s,
+            ),
             self._job.sizing,
             self._inbox.for_threads(),
             self._times.wall,
@@ -125,7 +135,7 @@ class SizingSeat:
 
     def _do(self, loop: SizeLoop, before: SteeringState, acts: Iterable[AnySteeringAct]) -> None:
         if (loop.state.change, loop.state.trial) != (before.change, before.trial):
-            self._outbox.record(SizingKept(state=loop.state))
+            self._outbox.record(self._kept(loop.state))
         now_s = self._times.steady()
         for act in acts:
             match act:

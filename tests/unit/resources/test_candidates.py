@@ -96,7 +96,13 @@ def test_quotas_that_are_not_set_stay_so() -> None:
 def offer(cores: float, gain: float) -> SizeOffer:
     size = JobSize(workers=1, worker_cpu=cores)
     return SizeOffer(
-        size=size, per_s=100.0 + gain, error=0.0, gain=gain, cost=cores - 1.0, stall_s=0.0
+        size=size,
+        per_s=100.0 + gain,
+        error=0.0,
+        least_per_s=100.0 + gain,
+        gain=gain,
+        cost=cores - 1.0,
+        stall_s=0.0,
     )
 
 

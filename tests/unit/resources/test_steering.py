@@ -7,7 +7,7 @@ import msgspec
 import pytest
 from msgspec.structs import replace
 
-from paceline.policy.resources.history import SizingHistory
+from paceline.policy.resources.history import AvoidedSize, SizingHistory
 from paceline.policy.resources.observation import JobSize, NodeUse, ResourceObservation
 from paceline.policy.resources.plan import Hold, NodeTarget, ResourcePlan
 from paceline.policy.resources.planner import ResourcePolicy
@@ -275,6 +275,20 @@ def test_a_plan_for_one_node_is_bounded_and_remembered() -> None:
     assert state.history.avoids(SMALL, 130.0, ("server-0",))
     assert not state.history.avoids(SMALL, 130.0, ("server-1",))
     assert not state.history.avoids(LARGE, 130.0)
+
+
+def test_a_size_that_was_slower_is_avoided_and_one_far_from_it_is_not() -> None:
+    origin = JobSize(workers=1, servers=1, worker_cpu=0.15, server_cpu=0.15)
+    tried = replace(origin, workers=4, worker_cpu=0.3)
+    fewer, more = replace(tried, workers=2), replace(tried, workers=8)
+    close = replace(tried, workers=5)
+
+    def avoids(why: str) -> list[bool]:
+        one = AvoidedSize(origin=origin, target=tried, until_s=10.0, why=why)
+        return [one.covers(size) for size in (tried, close, more, fewer)]
+
+    assert avoids("worse") == [True, True, False, False]
+    assert avoids("refused") == [True, True, True, False]
 
 
 def test_a_step_can_be_taken_again_from_its_record() -> None:

@@ -108,6 +108,16 @@ def test_another_kind_of_job_is_followed_at_sizes_that_were_not_measured(job: Jo
     assert 0.4 * off < float(np.median(model.errors(table(*OTHERS)))) < 4.0 * off + 0.1
 
 
+def test_one_server_alone_has_no_busiest_and_two_have() -> None:
+    job, draw = Job(compute=1.0, serve=0.5, skew=0.6), random.Random(4)
+    one, two = GRID[1], GRID[3]
+    model = fit(SizingHistory(measured=(seen(job, one, draw),)), seen(job, two, draw), "asp")
+    assert model.form.skew == pytest.approx(1.6, rel=0.05)
+    assert model.form.server_work == pytest.approx(0.5, rel=0.1)
+    bounds = model.form.bound_s(table(one, replace(one, servers=2)))
+    assert bounds[0] / bounds[1] == pytest.approx(2.0 / 1.6, rel=0.05)
+
+
 def test_one_size_with_its_parts_and_use_foretells_others() -> None:
     job, draw = Job(compute=2.0, threads=4, serve=0.3), random.Random(4)
     first = seen(job, GRID[0], draw)

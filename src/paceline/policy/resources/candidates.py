@@ -44,6 +44,8 @@ class SizeOffer(msgspec.Struct, frozen=True, kw_only=True):
     """Samples per second that are expected."""
     error: float
     """Relative error of that."""
+    least_per_s: float
+    """The same if cores of one node beyond all that was measured bring nothing."""
     gain: float
     """TG: samples per second that are won until the end, after what the change costs."""
     cost: float
@@ -144,6 +146,10 @@ class Valuation:
         """Expected samples per second and their relative errors."""
         return self._level * self._model.per_s(sizes), self._model.errors(sizes)
 
+    def least_rates(self, sizes: SizeTable) -> Floats:
+        """The same, if cores of one node beyond all that was measured bring nothing."""
+        return np.asarray(self._level * self._model.least_per_s(sizes))
+
     def stalls_s(self, points: Ints, now: tuple[int, ...]) -> Floats:
         """Work that each change costs, in seconds."""
         kinds: tuple[ChangeKind, ...] = ("workers", "servers", "worker_size", "server_size")
@@ -179,6 +185,7 @@ def offers(
         points = _better(thinned, seen, space, value, now)
     table = value.table(points, space.step)
     rates, errors = value.rates(table)
+    least = value.least_rates(table)
     stalls_s = value.stalls_s(points, now)
     gains = value.gains(rates, errors, stalls_s)
     found = []
@@ -191,6 +198,7 @@ def offers(
                 size=size,
                 per_s=float(rates[place]),
                 error=float(errors[place]),
+                least_per_s=float(least[place]),
                 gain=float(gains[place]),
                 cost=size.cost(seen.prices) - seen.size.cost(seen.prices),
                 stall_s=float(stalls_s[place]),

@@ -110,6 +110,7 @@ def _form_error(
 def _forms(own: Sequence[MeasuredSize]) -> list[StepForm]:
     """The forms that are worth a try: both, with each limit of useful cores."""
     workers, servers, works = {math.inf}, {math.inf}, []
+    skews = [each.skew for each in own if each.skew is not None and each.size.servers > 1]
     for each in own:
         granted, used = each.size.worker_cpu, each.worker_cores
         compute_s = each.parts.compute_s
@@ -120,17 +121,23 @@ def _forms(own: Sequence[MeasuredSize]) -> list[StepForm]:
         work = _served_work(each)
         if work is None:
             continue
-        works.append(work * (each.skew or 1.0))
+        works.append(work)
         if each.parts.server_s:
-            while_busy = work / each.parts.server_s / each.size.servers
+            # The busiest one's, which is waited for.
+            busiest = work * (each.skew or 1.0) / each.size.servers
+            while_busy = busiest / each.parts.server_s
             if while_busy < _FULL_USE * each.size.server_cpu:
                 servers |= {while_busy * factor for factor in _STEPS}
     if len(own) >= _FEW:
         # Enough sizes to see by their times where more cores stopped to help.
         workers |= {each.size.worker_cpu for each in own if each.size.worker_cpu}
-    bound = statistics.median(works) if works else 0.0
+    basic = StepForm(
+        server_work=statistics.median(works) if works else 0.0,
+        # One server alone has no busiest.
+        skew=max(statistics.median(skews), 1.0) if skews else 1.0,
+    )
     return [
-        StepForm(saturating=saturating, worker_cores=worker, server_cores=server, server_work=bound)
+        replace(basic, saturating=saturating, worker_cores=worker, server_cores=server)
         for saturating in (False, True)
         for worker in sorted(workers, reverse=True)[:8]
         for server in sorted(servers, reverse=True)[:6]
@@ -250,9 +257,8 @@ def _equations(seen: MeasuredSize, form: StepForm, doubt: float) -> _Equations:
         add((0,), work / min(seen.size.worker_cpu, form.worker_cores), _WORK)
     work_of_servers = _served_work(seen)
     if work_of_servers is not None and not form.saturating:
-        at_once = seen.size.workers * work_of_servers * (seen.skew or 1.0)
-        cores = seen.size.servers * min(seen.size.server_cpu, form.server_cores)
-        add((1,), at_once / cores, _WORK)
+        at_once = seen.size.workers * work_of_servers
+        add((1,), at_once / float(form.even_cores(table)[0]), _WORK)
     rows = np.array([chosen / (value * error) for chosen, value, error in found])
     return _Equations(rows=rows, values=np.array([1.0 / error for _, _, error in found]))
 

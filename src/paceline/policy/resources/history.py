@@ -36,7 +36,11 @@ class MeasuredSize(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class AvoidedSize(msgspec.Struct, frozen=True, kw_only=True):
-    """A change that is not tried again for a while, nor one that goes further the same way."""
+    """A change that is not tried again for a while.
+
+    What could not be had will not be had if more is asked for. A size that was slower says nothing
+    of sizes that are far from it: speed has its best in between.
+    """
 
     origin: JobSize
     target: JobSize
@@ -49,9 +53,14 @@ class AvoidedSize(msgspec.Struct, frozen=True, kw_only=True):
     """How often it did not work out."""
 
     def covers(self, size: JobSize, nodes: tuple[str, ...] = ()) -> bool:
-        """Whether a change goes at least as far from the origin, in each dimension of this one."""
+        """Whether a change goes at least as far from the origin, in each dimension of this one.
+
+        One that was slower covers only sizes close to it.
+        """
         if not set(self.nodes) <= set(nodes):
             return False
+        if self.why == "worse" and not self.nodes:
+            return self.target.is_close(size)
         for each in DIMENSIONS:
             before = getattr(self.origin, each)
             avoided, asked = getattr(self.target, each) - before, getattr(size, each) - before

@@ -16,6 +16,8 @@ ChangeKind = Literal["workers", "servers", "worker_size", "server_size"]
 """Parts of a change of size, each with its own transition time."""
 
 GIB = 1 << 30
+_FAR = 1.5
+"""Times a count or a quota from which on two sizes are not close."""
 CLOSE = 1e-6
 """Cores closer than this, relative, are the same."""
 
@@ -60,6 +62,11 @@ class JobSize(msgspec.Struct, frozen=True, kw_only=True):
         return tuple(
             each for each in DIMENSIONS if not _same(getattr(self, each), getattr(other, each))
         )
+
+    def is_close(self, other: "JobSize") -> bool:
+        """Whether no dimension of the other size is far from this one's."""
+        pairs = [(getattr(self, each), getattr(other, each)) for each in DIMENSIONS]
+        return all(min(pair) * _FAR > max(pair) if min(pair) else not max(pair) for pair in pairs)
 
     def kinds(self, other: "JobSize") -> tuple[ChangeKind, ...]:
         """The parts of a change from one size to the other, servers first."""

@@ -17,6 +17,7 @@ from collections.abc import Sequence
 
 import msgspec
 import numpy as np
+from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from paceline.policy.resources.observation import DIMENSIONS, Dimension, JobSize
@@ -44,16 +45,21 @@ class StepForm(msgspec.Struct, frozen=True, kw_only=True):
     server_cores: float = math.inf
     """The same of a server, for one request."""
     server_work: float = 0.0
-    """Core-seconds that a worker's step costs all servers, if all had as much as the busiest one;
-    0: not known, so servers do not bound the rate."""
+    """Core-seconds that a worker's step costs all servers; 0: not known, so servers do not bound
+    the rate."""
+    skew: float = 1.0
+    """Work of the busiest of several servers, for each second of their mean."""
 
     def bound_s(self, sizes: "SizeTable") -> Floats:
         """Seconds of a step below which the servers' cores do not suffice."""
-        useful = np.minimum(sizes.server_cpu, self.server_cores)
-        cores = np.maximum(sizes.servers, 1.0) * useful
-        return np.asarray(
-            np.where(sizes.servers > 0.0, self.server_work * sizes.workers / cores, 0.0)
-        )
+        work = self.server_work * sizes.workers
+        return np.asarray(np.where(sizes.servers > 0.0, work / self.even_cores(sizes), 0.0))
+
+    def even_cores(self, sizes: "SizeTable") -> Floats:
+        """Cores for the work of all servers: as many as if each had as much as the busiest."""
+        servers = np.maximum(sizes.servers, 1.0)
+        granted = np.minimum(sizes.server_cpu, self.server_cores)
+        return np.asarray(servers / np.minimum(self.skew, servers) * granted)
 
 
 class SizeTable(msgspec.Struct, frozen=True, kw_only=True):
@@ -91,7 +97,7 @@ def columns(sizes: SizeTable, form: StepForm) -> Floats:
     servers = np.maximum(sizes.servers, 1.0)
     at_once = 1.0 if form.saturating else sizes.workers
     ring = 2.0 * (sizes.workers - 1.0) / sizes.workers
-    served = at_once / (servers * np.minimum(sizes.server_cpu, form.server_cores))
+    served = at_once / form.even_cores(sizes)
     return np.stack(
         [
             sizes.batch / np.minimum(sizes.worker_cpu, form.worker_cores),
@@ -155,6 +161,18 @@ class SizeModel(msgspec.Struct, frozen=True, kw_only=True):
         of_bound = _BOUND_ERROR * (bound_s / step_s) ** _KNEE
         squares = of_free**2 + of_bound**2 + self.form_error**2 + self._distance(sizes) ** 2
         return np.asarray(np.sqrt(squares))
+
+    def least_per_s(self, sizes: SizeTable) -> Floats:
+        """Samples per second if cores of one node beyond the most that was measured bring nothing.
+
+        One thread can use a whole core, so that many bring something in any case.
+        """
+        known = replace(
+            self.form,
+            worker_cores=min(self.form.worker_cores, max(self.highs[2], 1.0)),
+            server_cores=min(self.form.server_cores, max(self.highs[3], 1.0)),
+        )
+        return replace(self, form=known).per_s(sizes)
 
     def terms(self, sizes: SizeTable) -> Floats:
         """Seconds of each term of a step, one row for each size; waiting is the servers'."""

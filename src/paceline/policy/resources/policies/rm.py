@@ -50,6 +50,8 @@ class DlroverRm(ResourcePolicy, frozen=True):
     """Part of the present rate that a smaller size may lose."""
     sure: Ratio = 0.5
     """Confidence below which a size is tried that tells the terms apart."""
+    learn_gain: Ratio = 0.25
+    """Relative gain that a plan must promise to be worth such a trial."""
     seed: AnyNumber = 0
     """Of the search for plans."""
 
@@ -70,12 +72,16 @@ class DlroverRm(ResourcePolicy, frozen=True):
         found = [
             each
             for each in offers(seen, model, per_s, self.reach, self.seed)
-            if each.size.differing(seen.size) and not history.avoids(each.size, seen.now_s)
+            if each.size.differing(seen.size)
+            and not history.avoids(each.size, seen.now_s)
+            # Fewer nodes of more cores each: no harm if a node has no use for so many.
+            and each.least_per_s >= (1.0 - self.loss) * per_s
         ]
         best = self._fastest(seen, found, per_s)
         if best is not None and best.per_s >= (1.0 + self.least_gain) * per_s:
             plan = _plan(seen, model, per_s, best)
-            if plan.confidence < self.sure:
+            is_worth = plan.expected_per_s >= (1.0 + self.learn_gain) * per_s
+            if plan.confidence < self.sure and is_worth:
                 return probe(seen, history, model, plan) or plan
             return plan
         return self._cheaper(seen, model, per_s, found) or Hold(
