@@ -23,7 +23,7 @@ from paceline.agent.stacks import capture_stacks
 from paceline.agent.torchrun import torchrun_environment
 from paceline.base.cgroups import NodeGroup, machine_oom_kills
 from paceline.base.devices import ORDER, cores_of, gpu_index
-from paceline.base.jobdir import JobDir, role_of
+from paceline.base.jobdir import JobDir, number_of, role_of
 from paceline.base.node_files import NodeFiles
 from paceline.base.numbering import NO_INC, Inc
 from paceline.base.processes import (
@@ -60,7 +60,9 @@ def process_environment(job: JobDir, node: str, spec: JobSpec) -> dict[str, str]
     on_gpu = any(gpu_index(device) is not None for device in spec.share.of(node))
     # A script of strategy script keeps what the user has exported, as under torchrun.
     exported = {} if spec.traits.trains or spec.torch_threads is not None else os.environ
-    threads = exported.get("OMP_NUM_THREADS", str(spec.threads(cores)))
+    nodes = spec.servers if role_of(node) == "server" else spec.workers
+    own = str(spec.threads(cores, nodes.cpu_of(number_of(node))))
+    threads = exported.get("OMP_NUM_THREADS", own)
     return {
         # One BLAS thread: numpy would start a pool at its import, and the zygote has to fork.
         "OPENBLAS_NUM_THREADS": "1",

@@ -6,6 +6,7 @@ the encoded names of the fields here (``memory`` for ``memory_bytes``). Field na
 the CLI reads ``*_bytes`` as sizes (``512MiB``) and ``*_s`` as durations (``30s``).
 """
 
+import math
 import os
 from pathlib import Path
 from typing import Annotated, Literal
@@ -336,8 +337,8 @@ class JobSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Parts of each step with ``deterministic``, each a batch of its own. No more workers than that
     have something to do. Default 16; another number gives other results."""
     torch_threads: Annotated[int, Meta(ge=1, le=1_024)] | None = None
-    """Threads of torch in each worker. Default none: all workers share the machine's cores; with
-    ``deterministic`` 1, since the bits of sums depend on it."""
+    """Threads of torch in each worker. Default none: all workers share the machine's cores, and none
+    has more than its quota; with ``deterministic`` 1, since the bits of sums depend on it."""
     env: dict[str, str] = {}
     """Environment variables added for the training process. Default none."""
 
@@ -431,10 +432,15 @@ class JobSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         most = self.max_workers or MAX_NODES
         return min(most, self.blocks) if self.deterministic else most
 
-    def threads(self, cores: int) -> int:
-        """Threads of torch in each worker, on a machine with so many cores."""
+    def threads(self, cores: int, quota: float | None = None) -> int:
+        """Threads of torch in each worker, on a machine with so many cores.
+
+        No more than the worker's quota has cores: threads that wait for others would use it up.
+        """
         beside = 1 if self.deterministic or self.share.devices else self.workers.count
         shared = 1 if self.deterministic else max(1, cores // beside)
+        if quota is not None:
+            shared = min(shared, math.ceil(quota))
         return self.torch_threads or shared
 
     @property

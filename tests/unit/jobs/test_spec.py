@@ -143,6 +143,7 @@ def test_threads_follow_the_machine_but_not_where_bits_follow_them() -> None:
     spec = JobSpec(script="train.py", workers=NodeSpec(count=3))
     assert [spec.threads(cores) for cores in (1, 3, 8)] == [1, 1, 2]
     replaced = msgspec.structs.replace
+    assert [spec.threads(64, quota) for quota in (0.2, 1.0, 1.5, 100.0)] == [1, 1, 2, 21]
     assert replaced(spec, deterministic=True).threads(8) == 1
     assert replaced(spec, deterministic=True, torch_threads=4).threads(8) == 4
     environment = process_environment(JobDir(Path("job")), "worker-0", spec)
