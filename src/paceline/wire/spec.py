@@ -337,8 +337,8 @@ class JobSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Parts of each step with ``deterministic``, each a batch of its own. No more workers than that
     have something to do. Default 16; another number gives other results."""
     torch_threads: Annotated[int, Meta(ge=1, le=1_024)] | None = None
-    """Threads of torch in each worker. Default none: all workers share the machine's cores, and none
-    has more than its quota; with ``deterministic`` 1, since the bits of sums depend on it."""
+    """Threads of torch in each worker. Default none: all workers share the machine's cores, and
+    none has more than its quota; with ``deterministic`` 1, since the bits of sums depend on it."""
     env: dict[str, str] = {}
     """Environment variables added for the training process. Default none."""
 
