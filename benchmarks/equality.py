@@ -49,7 +49,7 @@ THEN = (4, 1, 3)
 class Job(NamedTuple):
     """One run: so many workers; are two killed, do plans switch, is a server replaced?
 
-    ``dense``: by all-reduce. ``scale``: servers go from 2 to 4, to 1, to 3.
+    ``dense``: by all-reduce. ``scale``: the number of servers changes from 2 to 4, then 1, then 3.
     """
 
     workers: int

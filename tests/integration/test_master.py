@@ -674,17 +674,22 @@ def cores_of_workers(bench: Bench) -> list[float | None]:
     return [agents[name].size.cpu for name in sorted(agents) if name.startswith("worker")]
 
 
+async def let_workers_move(bench: Bench, cores: float) -> None:
+    """Order another size, where a place keeps its own, of workers that train."""
+    save(bench.spec, bench.job.spec)
+    bench.backend.resizes_live, bench.world.work_s = False, 0.02
+    await bench.until(lambda: bench.progress > 50)
+    assert await bench.call(ResizeNodes(role="worker", cpu=(cores,))) == Done()
+
+
 LONG = DataSpec(shard_size=100)
 """Fixed, so that no lease is for a second of work."""
 
 
 def test_where_a_place_keeps_its_size_workers_move_also_by_the_next_master(tmp_path: Path) -> None:
     async def body(bench: Bench) -> None:
-        save(bench.spec, bench.job.spec)
         bench.make_longer()
-        bench.backend.resizes_live, bench.world.work_s = False, 0.02
-        await bench.until(lambda: bench.progress > 50)
-        assert await bench.call(ResizeNodes(role="worker", cpu=(2.0,))) == Done()
+        await let_workers_move(bench, cores=2.0)
         await bench.until(lambda: "kill_restart" in bench.event_names())
         assert bench.master.parts.members.num_workers == 3, "one stands in"
         await bench.kill_master()
@@ -707,11 +712,8 @@ def test_a_worker_that_finds_no_place_is_back_at_its_own_before_the_spare_leaves
     tmp_path: Path,
 ) -> None:
     async def body(bench: Bench) -> None:
-        save(bench.spec, bench.job.spec)
         bench.make_longer()
-        bench.backend.resizes_live, bench.world.work_s = False, 0.02
-        await bench.until(lambda: bench.progress > 50)
-        assert await bench.call(ResizeNodes(role="worker", cpu=(2.0,))) == Done()
+        await let_workers_move(bench, cores=2.0)
         await bench.until(lambda: "worker-2" in bench.backend.agents)
         bench.backend.most_cores = 1.0  # somebody else takes what was free
         await bench.until(lambda: "not_resized" in bench.event_names())
@@ -729,10 +731,7 @@ def test_a_worker_that_finds_no_place_is_back_at_its_own_before_the_spare_leaves
 
 def test_the_end_of_a_job_does_not_wait_for_a_worker_that_would_stand_in(tmp_path: Path) -> None:
     async def body(bench: Bench) -> None:
-        save(bench.spec, bench.job.spec)
-        bench.backend.resizes_live, bench.world.work_s = False, 0.02
-        await bench.until(lambda: bench.progress > 50)
-        assert await bench.call(ResizeNodes(role="worker", cpu=(9.0,))) == Done()
+        await let_workers_move(bench, cores=9.0)
         await bench.done()
         (event,) = [event for event in bench.events() if event["event"] == "not_resized"]
         assert event["reason"] == "the job is about to end"
@@ -742,11 +741,8 @@ def test_the_end_of_a_job_does_not_wait_for_a_worker_that_would_stand_in(tmp_pat
 
 def test_a_size_that_has_no_place_is_given_up_and_stays_so(tmp_path: Path) -> None:
     async def body(bench: Bench) -> None:
-        save(bench.spec, bench.job.spec)
         bench.make_longer()
-        bench.backend.resizes_live, bench.world.work_s = False, 0.02
-        await bench.until(lambda: bench.progress > 50)
-        assert await bench.call(ResizeNodes(role="worker", cpu=(9.0,))) == Done()
+        await let_workers_move(bench, cores=9.0)
         await bench.until(lambda: "not_resized" in bench.event_names())
         assert cores_of_workers(bench) == [None, None]
         assert load(bench.job.spec) == bench.spec

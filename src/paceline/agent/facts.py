@@ -80,7 +80,7 @@ class FactsReader:
         self._usage = (0, 0.0, 0)
         """Incarnation, cpu seconds, resident bytes: as seen last."""
         self._stolen = 0, 0.0, 0.0
-        """Incarnation; until the last report its wait for processors, and for its quota."""
+        """Incarnation; until the last report its wait for processors, and for its group's quota."""
 
     def heard(self) -> None:
         """The process has said something."""
@@ -118,7 +118,7 @@ class FactsReader:
         )
 
     def _waits_s(self, up: ProcessUp, steps: int) -> tuple[float, float]:
-        """How long each of the newest steps waited for a processor, and for its own quota."""
+        """How long each of the newest steps waited for a processor; of that, for a cut quota."""
         if not steps:
             return 0.0, 0.0
         inc, stolen_s, throttled_s = self._stolen
@@ -126,6 +126,8 @@ class FactsReader:
         if inc != up.inc:
             return 0.0, 0.0
         waited_s = max(self._stolen[1] - stolen_s, 0.0)
+        if not self._group.is_cut:
+            return waited_s / steps, 0.0
         # A group is throttled on each processor that it uses, and the main thread waits for one.
         return waited_s / steps, min(max(self._stolen[2] - throttled_s, 0.0), waited_s) / steps
 

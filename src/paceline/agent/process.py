@@ -60,9 +60,8 @@ def process_environment(job: JobDir, node: str, spec: JobSpec) -> dict[str, str]
     on_gpu = any(gpu_index(device) is not None for device in spec.share.of(node))
     # A script of strategy script keeps what the user has exported, as under torchrun.
     exported = {} if spec.traits.trains or spec.torch_threads is not None else os.environ
-    nodes = spec.servers if role_of(node) == "server" else spec.workers
-    own = str(spec.threads(cores, nodes.cpu_of(number_of(node))))
-    threads = exported.get("OMP_NUM_THREADS", own)
+    quota = spec.of_role(role_of(node)).cpu_of(number_of(node))
+    threads = exported.get("OMP_NUM_THREADS", str(spec.threads(cores, quota)))
     return {
         # One BLAS thread: numpy would start a pool at its import, and the zygote has to fork.
         "OPENBLAS_NUM_THREADS": "1",

@@ -21,6 +21,8 @@ own default, 100 ms, it would stand still for 75 ms at a time, longer than many 
 are the kernel's bounds: for less than 0.1 core the period is longer."""
 
 
+CUT = 0.9
+"""Of a quota: what is nearer to it may be rounded."""
 NO_LIMIT = 1 << 60
 """What version 1 shows without one is larger."""
 
@@ -71,6 +73,8 @@ class NodeGroup:
     def __init__(self, groups: dict[str, Hierarchy]) -> None:
         """``groups``: per controller the node's own directory."""
         self._groups = groups
+        self._cores: float | None = None
+        """The quota that was set last through this object."""
 
     @property
     def join_files(self) -> tuple[str, ...]:
@@ -95,6 +99,14 @@ class NodeGroup:
             (group.base / "cpu.cfs_period_us").write_text(str(period_us))
             quota = "-1" if quota_us is None else str(quota_us)
             (group.base / "cpu.cfs_quota_us").write_text(quota)
+        self._cores = cores
+
+    @property
+    def is_cut(self) -> bool:
+        """Whether somebody else has set a cpu quota that is clearly below the one set here."""
+        group = self._groups.get("cpu")
+        quota = _quota(group.version, group.base) if group is not None else None
+        return quota is not None and (self._cores is None or quota < CUT * self._cores)
 
     def set_memory(self, limit_bytes: int | None) -> None:
         """Set the memory limit, at any time; None: no limit.

@@ -134,7 +134,9 @@ def run_replay(
         ConfigError: no such log or solution.
     """
     if source and source.endswith(".jsonl") and not Path(source).is_file():
-        raise ConfigError(f"{source}: no such file; name a decisions.jsonl, or a JOB")
+        raise ConfigError(
+            f"{source}: no such file; name a decisions.jsonl, a sizing.jsonl, or a JOB"
+        )
     file = Path(source) if source and Path(source).is_file() else None
     lines = _log_of(JobDir.find(source)) if file is None else read_log(file)
     missing = _missing(lines)

@@ -5,7 +5,6 @@ from pathlib import Path
 
 from rich.console import Console
 
-from paceline.base.errors import ConfigError
 from paceline.base.jobdir import JobDir
 from paceline.cli.explain import run_replay
 from paceline.cli.size_replay import is_sizing_log, replay_sizes
@@ -31,12 +30,10 @@ def replay_logs(
         ConfigError: no such log, solution or policy.
     """
     file = Path(source) if source else None
-    if file is not None and file.is_file():
-        if is_sizing_log(file):
-            return replay_sizes(file, name, args, console)
+    if file is not None and file.is_file() and is_sizing_log(file):
+        return replay_sizes(file, name, args, console)
+    if file is not None and (file.is_file() or file.suffix == ".jsonl"):
         return run_replay(source, name, args, console)
-    if file is not None and file.suffix == ".jsonl":
-        raise ConfigError(f"{source}: no such file; name a decisions.jsonl, or a JOB")
     job = JobDir.find(source)
     if not job.sizing.exists():
         return run_replay(source, name, args, console)

@@ -37,7 +37,8 @@ def replay_sizes(path: Path, name: str | None, args: Mapping[str, str], console:
         console: to show it on.
 
     Returns:
-        Whether the log's own policy acts as it did.
+        Whether the log's own policy acts as it did; True where it is not installed here and another
+        one was asked.
 
     Raises:
         ConfigError: no such policy, or it fails.
@@ -46,6 +47,11 @@ def replay_sizes(path: Path, name: str | None, args: Mapping[str, str], console:
     if name is not None or args:
         again = _again(lines, name, args)
         _show(lines, again, name or "the same, with other parameters", console)
+    absent = {line.policy for line in lines} - {*RESOURCES.names()}
+    if absent and name is not None:
+        told = f"not compared with the log's own policy, which is not here: {', '.join(absent)}"
+        console.print(told, style="yellow", highlight=False, markup=False, soft_wrap=True)
+        return True
     again = _again(lines, None, {})
     differing = [(line, acts) for line, acts in zip(lines, again, strict=True) if acts != line.acts]
     for line, acts in differing:

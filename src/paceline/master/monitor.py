@@ -212,7 +212,7 @@ class Monitor:
         facts = msgspec.structs.replace(
             facts,
             server_s=facts.server_s * per_iteration,
-            # A restart may cure what its quota takes from a node, not the load of its machine.
+            # A restart may cure that a machine has cut the quota of a node, not its load.
             stolen_s=max(facts.stolen_s - facts.throttled_s, 0.0) * per_iteration,
         )
         totals = self.nodes.get(node)

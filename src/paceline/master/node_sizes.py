@@ -196,8 +196,8 @@ class NodeSizes:
         former = change.former
         self._save(
             {
-                role: replace(self._sizes[role], cpu=size_.cpu, memory_bytes=size_.memory_bytes)
-                for role, size_ in former.items()
+                role: replace(self._sizes[role], cpu=had.cpu, memory_bytes=had.memory_bytes)
+                for role, had in former.items()
             }
         )
         self._given_up |= former.keys()

@@ -435,7 +435,7 @@ class JobSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     def threads(self, cores: int, quota: float | None = None) -> int:
         """Threads of torch in each worker, on a machine with so many cores.
 
-        No more than the worker's quota has cores: threads that wait for others would use it up.
+        No more than the quota has cores: threads that wait for each other would use it up.
         """
         beside = 1 if self.deterministic or self.share.devices else self.workers.count
         shared = 1 if self.deterministic else max(1, cores // beside)

@@ -214,22 +214,35 @@ def test_the_wait_for_a_processor_is_the_kernels_and_0_where_it_tells_none() -> 
     assert agent_facts.read_stolen_s(2**22 + 1) == 0.0
 
 
-def test_what_its_own_quota_takes_from_a_node_is_said_apart(
+class Throttled(NodeGroup):
+    """A group of one processor's quota."""
+
+    seconds, is_cut = 5.0, True
+
+    def throttled_s(self) -> float:
+        return self.seconds
+
+
+def test_what_a_cut_quota_takes_from_a_node_is_said_apart(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    path, (waited_s, throttled_s) = tmp_path / "worker-0.ledger", (1.0, 5.0)
+    path, waited_s = tmp_path / "worker-0.ledger", 1.0
     monkeypatch.setattr(agent_facts, "read_stolen_s", lambda pid: waited_s)
-    group = NodeGroup({})
-    monkeypatch.setattr(group, "throttled_s", lambda: throttled_s)
+    group = Throttled({})
     reader, ledger = FactsReader(path, group), StepLedgerWriter(path, inc=1)
     write(ledger, 1, 1.0)
     reader.read(up(1))
-    waited_s, throttled_s = 4.0, 7.0
+    waited_s, group.seconds = 4.0, 7.0
     write(ledger, 2, 1.0)
     facts = reader.read(up(1))
     assert (facts.stolen_s, facts.throttled_s) == (3.0, 2.0)
     # Two of its threads are throttled on two processors.
-    waited_s, throttled_s = 5.0, 9.0
+    waited_s, group.seconds = 5.0, 9.0
     write(ledger, 3, 1.0)
     facts = reader.read(up(1))
     assert (facts.stolen_s, facts.throttled_s) == (1.0, 1.0)
+    # A node that needs more than it was granted has as little everywhere.
+    waited_s, group.seconds, group.is_cut = 7.0, 11.0, False
+    write(ledger, 4, 1.0)
+    facts = reader.read(up(1))
+    assert (facts.stolen_s, facts.throttled_s) == (2.0, 0.0)

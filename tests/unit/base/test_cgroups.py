@@ -68,6 +68,11 @@ def test_version_1_groups_are_made_below_ones_own(version_1: Machine) -> None:
     assert group.throttled_s() == 0.0, "no such file"
     (cpu / "cpu.stat").write_text("nr_periods 9\nnr_throttled 4\nthrottled_time 2500000000\n")
     assert group.throttled_s() == 2.5
+    assert not group.is_cut
+    find_node_group(JOB, NODE, version_1.mounts, version_1.own).set_cpu(0.015)
+    assert group.is_cut
+    group.set_cpu(0.015)
+    assert not group.is_cut, "as ordered"
 
 
 def test_version_2_groups_are_made_below_ones_own(version_2: Machine) -> None:
@@ -82,6 +87,9 @@ def test_version_2_groups_are_made_below_ones_own(version_2: Machine) -> None:
     assert group.oom_kills() == 1
     (path / "cpu.stat").write_text("usage_usec 7\nnr_throttled 4\nthrottled_usec 1500000\n")
     assert group.throttled_s() == 1.5
+    assert not group.is_cut
+    (path / "cpu.max").write_text("1000 10000")
+    assert group.is_cut
     (path / "memory.current").write_text("400\n")
     assert group.memory_used() == 400
 

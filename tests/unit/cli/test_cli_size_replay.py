@@ -83,3 +83,13 @@ def test_a_policy_that_is_not_there_is_named(tmp_path: Path) -> None:
     code, output = run(str(path), "--solution", "mine")
     assert code == 2
     assert "no resource policy 'mine'; there are" in output
+
+
+def test_another_policy_is_asked_where_the_log_s_own_is_not_installed(tmp_path: Path) -> None:
+    path = write(tmp_path / "sizing.jsonl", 3)
+    path.write_text(path.read_text().replace('"policy":"optimus"', '"policy":"theirs"'))
+    code, output = run(str(path), "--solution", "none")
+    assert code == 0
+    assert "not compared with the log's own policy, which is not here: theirs" in output
+    code, output = run(str(path))
+    assert code == 2 and "no resource policy 'theirs'" in output

@@ -94,7 +94,7 @@ def test_after_a_change_was_given_up_the_spare_leaves_when_the_others_work() -> 
 
 
 class Cluster:
-    """Nodes that do at once what they are told, on a platform with a number of free places."""
+    """Nodes that obey at once; the platform has a fixed number of free places."""
 
     def __init__(self, workers: int, servers: int, free: int, *, may_add: bool) -> None:
         self.fits = {f"worker-{number}": False for number in range(workers)}

@@ -80,8 +80,8 @@ class NodeFacts(msgspec.Struct, frozen=True, kw_only=True):
     stolen_s: float = 0.0
     """Mean time of a step in which the process's main thread could run and had no processor."""
     throttled_s: float = 0.0
-    """The part of it for which the node's own quota was used up; others used the processors for the
-    rest of it."""
+    """The part of it for which the node's quota was used up, where its machine has cut that quota.
+    For the rest others used the processors, or the node needs more than it was granted."""
     bpt_s: float = 0.0
     """Batch processing time: mean wall time of the newest steps; of a server: 0."""
     computing_s: float = 0.0

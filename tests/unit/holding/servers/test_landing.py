@@ -17,6 +17,7 @@ from paceline.runtime.server.store import Gradients, Store
 from paceline.wire.messages.base import Server, ServerMap
 from paceline.wire.messages.data import Piece
 from paceline.wire.schema import NUM_BUCKETS, DenseTensor, ModelSchema, OptimizerGroup, Table
+from tests.unit.holding.servers.test_moving import PIECE
 
 OWNER, NEW, PATIENCE_S = 1, 2, 30.0
 SCHEMA = ModelSchema(
@@ -138,17 +139,8 @@ def test_a_piece_is_answered_when_it_is_where_it_belongs_and_a_move_that_is_over
     owners = tuple(NEW if bucket % 2 else OWNER for bucket in range(NUM_BUCKETS))
     copied = copying(now, MoveBegun(joining=(fresh,), leaving=(), owners=owners, version=1))
     arriving = moving.ArrivingShare(SCHEMA, copied, NEW)
-    sent = Piece(
-        epoch_no=1,
-        server=OWNER,
-        inc=NEW,
-        map=copied,
-        position=1,
-        step=0,
-        committed=(),
-        last_seq=(),
-        last_cut=0,
-        num_bytes=3 * moving.PIECE_BYTES,
+    sent = msgspec.structs.replace(
+        PIECE, server=OWNER, inc=NEW, map=copied, num_bytes=3 * moving.PIECE_BYTES
     )
     image = cutfile.Chunks(trained().part(moving.moving_buckets(sent)), moving.PIECE_BYTES)
 
