@@ -45,6 +45,10 @@ NUM_LOGS, NUM_LINES = 3, 12
 """Of a failed arm these are shown: logs, and lines of each."""
 
 
+_running: list[JobDir] = []
+"""Jobs that arms run now, in whichever thread."""
+
+
 class ArmError(Exception):
     """An arm failed, or brought no figure."""
 
@@ -218,6 +222,7 @@ def running(spec: JobSpec) -> Iterator[JobDir]:
         ArmError: it has failed.
     """
     job = launch(spec)
+    _running.append(job)
     try:
         yield job
         outcome = read_outcome(job.outcome)
@@ -229,6 +234,8 @@ def running(spec: JobSpec) -> Iterator[JobDir]:
         shutil.copytree(job.path, kept)
         print(f"the job is kept as {kept}")
         raise
+    finally:
+        _running.remove(job)
     stop(job)
     shutil.rmtree(job.path)
 
@@ -236,7 +243,14 @@ def running(spec: JobSpec) -> Iterator[JobDir]:
 def side_by_side(calls: Iterable[Callable[[], Result]], at_once: int) -> list[Result]:
     """What calls return that run jobs: so many at a time, as the machine has processors for."""
     with ThreadPoolExecutor(at_once) as pool:
-        return list(pool.map(lambda call: call(), calls))
+        try:
+            return list(pool.map(lambda call: call(), calls))
+        except BaseException:
+            # The others would go on, and this process would wait for them.
+            pool.shutdown(wait=False, cancel_futures=True)
+            for job in _running:
+                stop(job)
+            raise
 
 
 def stop(job: JobDir, timeout_s: float = 20.0) -> None:

@@ -28,6 +28,7 @@ from typing import Any
 import harness
 
 from paceline.base.cgroups import find_node_group
+from paceline.base.errors import PacelineError
 from paceline.base.jobdir import JobDir
 from paceline.jobs.launch import AS_BEFORE, ask, resume
 from paceline.jobs.outcome import read_outcome
@@ -98,7 +99,7 @@ def restart(job: JobDir) -> None:
 def _answers(job: JobDir) -> bool:
     try:
         return harness.status(job).committed > 0
-    except Exception:  # noqa: BLE001 - its master has not begun
+    except (PacelineError, OSError):  # its master has not begun
         return False
 
 
