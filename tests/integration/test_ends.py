@@ -57,10 +57,11 @@ for _ in job.batches(TensorDataset(torch.ones(64, 4)), batch_size=16):
     ctypes.string_at(0)
 """
 UNEVEN = """
-import sys, time, torch, paceline as pl
+import pathlib, sys, time, torch, paceline as pl
 from torch import nn
 from torch.utils.data import TensorDataset
 from paceline.runtime.holding.servers import client
+begun = pathlib.Path(__file__).with_name("begun")
 client.NOTICE_S, client.SETTLE_S = 1.0, 1.0
 job = pl.init()
 model = nn.Linear(4, 1)
@@ -68,13 +69,17 @@ optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
 model, optimizer = job.prepare(model, optimizer)
 for epoch in range(2):
     for (x,) in job.batches(TensorDataset(torch.ones(32, 4)), batch_size=8):
+        if epoch:
+            begun.touch()
         model(x).mean().backward()
         optimizer.step()
         optimizer.zero_grad()
         if epoch:
             break
     if not job.is_chief:
-        time.sleep(1.0)  # so that the chief's next step is still one of two
+        deadline_s = time.monotonic() + 60.0
+        while not begun.exists() and time.monotonic() < deadline_s:
+            time.sleep(0.01)  # so that the chief's next step is still one of two
         sys.exit()
 assert model.state_dict()["weight"].isfinite().all()
 """
