@@ -5,6 +5,7 @@ from typing import Any
 from paceline.base.errors import ConfigError
 from paceline.runtime.data.contents import contents_of
 from paceline.runtime.data.growth import CountGrowth, Growth, StreamGrowth, is_long
+from paceline.runtime.data.listed import order_of_records
 from paceline.runtime.data.order import DEFAULT_SHARD_SIZE
 from paceline.runtime.data.stream import StreamSource
 from paceline.runtime.strategy import Strategy
@@ -118,9 +119,15 @@ def _feed(  # noqa: PLR0913
         # A second loop over the same data is not to repeat the order of the first.
         seed=spec.data_seed + number,
         blocks=spec.blocks if divided and purpose == "train" else 0,
-        # A job that no other machine can be part of has nothing to compare.
-        contents=contents_of(dataset) if spec.listen != LOOPBACK else "",
+        contents=_contents(spec, dataset),
     )
+
+
+def _contents(spec: JobSpec, dataset: Any) -> str:
+    """What is read, in short, to be compared among workers."""
+    # A job that no other machine can be part of has no files to compare.
+    files = contents_of(dataset) if spec.listen != LOOPBACK else ""
+    return ", ".join(filter(None, (order_of_records(dataset), files)))
 
 
 def _slice_size(spec: JobSpec, batch_size: int | None, per_worker: int | None) -> int | None:
@@ -159,7 +166,7 @@ def _length(caller: str, dataset: Any) -> int:
     if not hasattr(dataset, "__len__") or not hasattr(dataset, "__getitem__"):
         raise ConfigError(
             f"{caller}: a {type(dataset).__name__} has no length or no index; give a dataset with "
-            "__len__ and __getitem__ (not a DataLoader: the job makes the batches)"
+            "__len__ and __getitem__, or a DataLoader of one"
         )
     length = len(dataset)
     if not length:

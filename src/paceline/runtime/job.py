@@ -24,6 +24,7 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from paceline.base.errors import ConfigError
 from paceline.runtime.data.reader import BatchLoader, Reader, loader_of
+from paceline.runtime.data.torch_loader import DEFAULTS, Loaders, Selection
 from paceline.runtime.data.work import Array, Work
 from paceline.runtime.evaluation import as_tensor, checked_values
 from paceline.runtime.feed_requests import Growing, feed_to_evaluate, feed_to_train
@@ -69,6 +70,7 @@ class Job:
         self._first_feed: int | None = None
         """That was opened to train on."""
         self._num_feeds = 0
+        self._loaders = Loaders()
 
     @property
     def is_chief(self) -> bool:
@@ -194,8 +196,10 @@ class Job:
         loop early drops what is not stepped. The job's spec may override batch size and epochs.
 
         Args:
-            dataset: anything with ``__len__`` and ``__getitem__`` (or ``__getitems__``), or a
-                ``StreamSource``: its records are read as they come, not shuffled, until it is
+            dataset: anything with ``__len__`` and ``__getitem__`` (or ``__getitems__``), a torch
+                ``DataLoader``, which then says all the rest (its batch size is that of the global
+                batch), an ``IterableDataset`` with ``__len__``, which every worker reads whole, or
+                a ``StreamSource``: its records are read as they come, not shuffled, until it is
                 finished (not in mode bsp). ``TextLines`` and ``CsvRows`` of more than 256 MiB are
                 read while their lines are still being counted (mode bsp waits for the count).
             batch_size: samples of the global batch; how many of them come here is the job's affair.
@@ -227,29 +231,33 @@ class Job:
                 "job.batches was called inside the loop of another job.batches; finish that "
                 "loop first, and use job.evaluate for held-out data"
             )
+        given = Selection(
+            dataset, batch_size, shuffle, num_workers, collate_fn, pin_memory, prefetch
+        )
+        reading = self._loaders.read(given, "job.batches", self._strategy.spec, epochs=epochs)
         asked, growth = feed_to_train(
             self._strategy,
             self._num_feeds,
-            dataset,
-            batch_size=batch_size,
+            reading.dataset,
+            batch_size=reading.batch_size,
             batch_per_worker=batch_per_worker,
             epochs=epochs,
-            shuffle=shuffle,
+            shuffle=reading.shuffle,
         )
         feed = self._opened(asked, growth)
         if self._first_feed is None:
             self._first_feed = feed.feed
         make_loader = partial(
             loader_of,
-            dataset,
+            reading.dataset,
             feed,
-            num_workers=num_workers,
-            collate_fn=collate_fn,
-            pin_memory=pin_memory,
-            prefetch=prefetch,
+            num_workers=reading.num_workers,
+            collate_fn=reading.collate_fn,
+            pin_memory=reading.pin_memory,
+            prefetch=reading.prefetch,
             process_seed=self._process_seed(feed),
         )
-        return self._run(feed, make_loader, growth, prefetch * max(num_workers, 1))
+        return self._run(feed, make_loader, growth, reading.prefetch * max(reading.num_workers, 1))
 
     def _run(
         self,
@@ -327,7 +335,7 @@ class Job:
 
         Args:
             fn: batch -> name -> tensor with one entry per sample, ``[n, ...]``.
-            dataset: as in ``batches``; read in order.
+            dataset: as in ``batches``; read in order (that of its sampler, if it is a DataLoader).
             batch_size: samples per call of ``fn``.
             num_workers: as in ``batches``.
             collate_fn: as in ``batches``.
@@ -345,16 +353,21 @@ class Job:
             raise ConfigError(
                 "job.evaluate was called between a batch and its optimizer.step(); call it after"
             )
-        feed = self._opened(feed_to_evaluate(self._strategy, self._num_feeds, dataset, batch_size))
+        given = DEFAULTS._replace(dataset=dataset, num_workers=num_workers, collate_fn=collate_fn)
+        reading = self._loaders.read(given, "job.evaluate", self._strategy.spec)
+        size = reading.batch_size or batch_size
+        feed = self._opened(
+            feed_to_evaluate(self._strategy, self._num_feeds, reading.dataset, size)
+        )
 
         @contextmanager
         def reader() -> Iterator[Reader]:
             seed = self._process_seed(feed)
             with loader_of(
-                dataset,
+                reading.dataset,
                 feed,
-                num_workers=num_workers,
-                collate_fn=collate_fn,
+                num_workers=reading.num_workers,
+                collate_fn=reading.collate_fn,
                 process_seed=seed,
             ) as loader:
                 yield Reader(loader, feed, self._strategy.source_line)

@@ -248,14 +248,14 @@ MISTAKES: list[tuple[Callable[[], object], str]] = [
         lambda: Script().batches(dataset=iter(())),
         (
             "job.batches: a tuple_iterator has no length or no index; give a dataset with "
-            "__len__ and __getitem__ (not a DataLoader: the job makes the batches)"
+            "__len__ and __getitem__, or a DataLoader of one"
         ),
     ),
     (
         lambda: Script().batches(dataset=torch.utils.data.DataLoader(DATA)),
         (
-            "job.batches: a DataLoader has no length or no index; give a dataset with __len__ "
-            "and __getitem__ (not a DataLoader: the job makes the batches)"
+            "job.batches: batch_size=4 was given with a DataLoader, which says how it is read "
+            "(batch_size: 1); leave batch_size out, or give its dataset"
         ),
     ),  # type: ignore[arg-type]
     (

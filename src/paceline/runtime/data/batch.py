@@ -15,6 +15,7 @@ import torch
 from torch.utils.data import TensorDataset, default_collate
 
 from paceline.base.errors import ConfigError
+from paceline.runtime.data.listed import Listed
 from paceline.runtime.data.permutation import IntArray
 
 CollateFn = Callable[[Any], Any]
@@ -100,6 +101,8 @@ def fetch_rows(
         collate_fn: as in torch's DataLoader.
         begin: see `drawing.Begin`.
     """
+    if isinstance(dataset, Listed):
+        return fetch_rows(dataset.dataset, dataset.order[indices], collate_fn, begin)
     begin = begin or _ignore
     if collate_fn is None and type(dataset) is TensorDataset:
         rows = torch.from_numpy(indices)

@@ -8,6 +8,8 @@ from typing import Any
 
 from torch.utils.data import ConcatDataset, Subset
 
+from paceline.runtime.data.listed import Listed
+
 MAX_FILES = 64
 """Of more files these many are looked into; of the others names and sizes count."""
 LOOK_BYTES = 1 << 16
@@ -44,7 +46,7 @@ def contents_of(dataset: Any) -> str:
 
 
 def _files_of(dataset: Any) -> list[Path]:
-    if isinstance(dataset, Subset):
+    if isinstance(dataset, Subset | Listed):
         return _files_of(dataset.dataset)
     if isinstance(dataset, ConcatDataset):
         return [path for one in dataset.datasets for path in _files_of(one)]

@@ -22,6 +22,7 @@ from numpy.random import mtrand
 from torch.utils.data import ConcatDataset, Subset, TensorDataset, default_collate
 
 from paceline.runtime.data.batch import CollateFn
+from paceline.runtime.data.listed import Listed
 from paceline.runtime.seeding import seed_cpu, seed_of
 
 COLLATE = -1
@@ -38,7 +39,7 @@ def never_draws(dataset: Any, collate_fn: CollateFn | None) -> bool:
     if collate_fn is not None and collate_fn is not default_collate:
         return False
     # Exactly these: a class derived from them may do more.
-    if type(dataset) is Subset:
+    if type(dataset) is Subset or isinstance(dataset, Listed):
         return never_draws(dataset.dataset, None)
     if type(dataset) is ConcatDataset:
         return all(never_draws(one, None) for one in dataset.datasets)

@@ -1,0 +1,267 @@
+"""torch's DataLoader given in place of a dataset: what it reads, and in which order.
+
+The loader itself is not iterated: the job deals out its records, as those of any dataset. What is
+taken from it is all that decides which records come in which order, in which batches: dataset,
+batch size, sampler, batch sampler, generator, ``drop_last``, ``collate_fn``, loader processes.
+"""
+
+from itertools import islice
+from typing import Any, NamedTuple
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import Tensor
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    IterableDataset,
+    RandomSampler,
+    SequentialSampler,
+    default_collate,
+)
+
+from paceline.base.errors import ConfigError
+from paceline.runtime.data.batch import CollateFn
+from paceline.runtime.data.drawing import kept
+from paceline.runtime.data.listed import Iterated, Listed, Order
+from paceline.runtime.data.order import EpochOrder
+from paceline.runtime.data.permutation import IntArray
+from paceline.runtime.seeding import seed_cpu, seed_of
+from paceline.wire.spec import JobSpec
+
+
+class Selection(NamedTuple):
+    """What ``job.batches`` reads, and how: its own arguments, or those of a DataLoader."""
+
+    dataset: Any
+    batch_size: int | None
+    shuffle: bool
+    num_workers: int
+    collate_fn: CollateFn | None
+    pin_memory: bool
+    prefetch: int
+    drop_last: bool = False
+
+
+DEFAULTS = Selection(None, None, True, 0, None, False, 2)
+"""Of ``job.batches``."""
+
+
+class Pass(NamedTuple):
+    """One pass over a DataLoader."""
+
+    turn: int = 0
+    """Passes over it that came before."""
+    seed: int = 0
+    """Of samplers that draw from the generators of the process: for this pass alone."""
+    begun: Tensor | None = None
+    """State of its own generator before the first pass."""
+
+
+class Loaders:
+    """The DataLoaders that a script has given so far, and how often each."""
+
+    def __init__(self) -> None:
+        self._passes: WeakKeyDictionary[DataLoader[Any], Pass] = WeakKeyDictionary()
+
+    def read(self, given: Selection, caller: str, spec: JobSpec, *, epochs: int = 1) -> Selection:
+        """What is read: as given, or as the DataLoader says that was given in place of a dataset.
+
+        Raises:
+            ConfigError: see `as_read`; or what it reads is another selection in each pass, and
+                there are several.
+        """
+        if not isinstance(given.dataset, DataLoader):
+            return as_read(given, caller, Pass())
+        loader = given.dataset
+        last = self._passes.get(loader)
+        if last is None:
+            begun = loader.generator.get_state() if loader.generator is not None else None
+            last = Pass(-1, 0, begun)
+        now = last._replace(turn=last.turn + 1, seed=seed_of(spec.data_seed, last.turn + 1))
+        self._passes[loader] = now
+        read = as_read(given, caller, now)
+        if read.drop_last:
+            read = _without_rest(read, spec.batch_size or read.batch_size or 1, now.seed)
+        if isinstance(read.dataset, Listed) and (spec.epochs or epochs) > 1:
+            raise ConfigError(
+                f"{caller}: epochs={spec.epochs or epochs} with a DataLoader whose sampler, "
+                "batch_sampler or drop_last says what each pass reads; call job.batches once for "
+                "each epoch"
+            )
+        if caller == "job.evaluate" and read.shuffle:
+            read = read._replace(shuffle=False)
+        return read
+
+
+def _without_rest(read: Selection, size: int, seed: int) -> Selection:
+    """The same without the records that make no whole batch, in each pass others."""
+    length = len(read.dataset)
+    whole = length // size * size
+    if whole == length:
+        return read
+    order = EpochOrder(length, shard_size=length, seed=seed, shuffle=read.shuffle)
+    return read._replace(dataset=_taking(read.dataset, order.indices(0, 0, whole)), shuffle=False)
+
+
+def _taking(dataset: Any, order: IntArray) -> Listed:
+    """These records, of an order that may be of others already."""
+    if isinstance(dataset, Listed):
+        return Listed(dataset.dataset, dataset.order[order])
+    return Listed(dataset, order)
+
+
+def as_read(given: Selection, caller: str, now: Pass) -> Selection:
+    """What is read: as given, or as the DataLoader says that was given in place of a dataset.
+
+    Args:
+        given: the arguments of the call.
+        caller: for messages.
+        now: which pass over a loader it is.
+
+    Raises:
+        ConfigError: a DataLoader that reads in a way that cannot be dealt out, or that says
+            something else than the call.
+    """
+    if isinstance(given.dataset, IterableDataset):
+        _refuse_processes(given.dataset, caller, given.num_workers)
+        return given._replace(dataset=iterated(given.dataset, caller), shuffle=False)
+    if not isinstance(given.dataset, DataLoader):
+        return given
+    read = reading_of(given.dataset, caller, now)
+    for name, said, default in zip(given._fields, given, DEFAULTS, strict=False):
+        if name in ("dataset", "drop_last") or said == default:
+            continue
+        if name != "batch_size" or said != read.batch_size:
+            raise ConfigError(
+                f"{caller}: {name}={said!r} was given with a DataLoader, which says how it is "
+                f"read ({name}: {getattr(read, name)!r}); leave {name} out, or give its dataset"
+            )
+    return read
+
+
+def reading_of(loader: DataLoader[Any], caller: str, now: Pass) -> Selection:
+    """What a DataLoader reads in one pass; see `as_read`."""
+    _refuse_unknown(loader, caller)
+    dataset: Any = loader.dataset
+    if isinstance(dataset, IterableDataset):
+        _refuse_processes(dataset, caller, loader.num_workers)
+        dataset, order, shuffle, size = iterated(dataset, caller), None, False, loader.batch_size
+    elif type(loader.batch_sampler) is BatchSampler:
+        order, shuffle = _order_of(loader, loader.sampler, caller, now)
+        size = loader.batch_size
+    elif loader.batch_sampler is not None:
+        batches = _drawn(loader, loader.batch_sampler, caller, now)
+        order, shuffle, size = _joined(batches, caller), False, len(batches[0])
+    else:
+        raise ConfigError(
+            f"{caller}: the DataLoader has batch_size=None, so it makes no batches; give it the "
+            "batch_size of a step"
+        )
+    return Selection(
+        dataset if order is None else Listed(dataset, order),
+        size,
+        shuffle,
+        loader.num_workers,
+        None if loader.collate_fn is default_collate else loader.collate_fn,
+        loader.pin_memory,
+        loader.prefetch_factor or 2,
+        loader.drop_last,
+    )
+
+
+def iterated(dataset: Any, caller: str) -> Iterated:
+    """An ``IterableDataset`` as one that is read by position.
+
+    Raises:
+        ConfigError: it has no length, so nobody knows which records are to be dealt out.
+    """
+    if not hasattr(dataset, "__len__"):
+        raise ConfigError(
+            f"{caller}: a {type(dataset).__name__} is an IterableDataset without __len__, and the "
+            "job deals records out by their position; give it a __len__ if it always yields the "
+            "same records in the same order, or make it a dataset with __len__ and __getitem__, or "
+            "a paceline.StreamSource"
+        )
+    return Iterated(dataset)
+
+
+def _refuse_processes(dataset: Any, caller: str, num_workers: int) -> None:
+    if num_workers:
+        raise ConfigError(
+            f"{caller}: a {type(dataset).__name__} with num_workers={num_workers}: an "
+            "IterableDataset may yield other records in each loader process; say num_workers=0, or "
+            "make it a dataset with __len__ and __getitem__"
+        )
+
+
+def _refuse_unknown(loader: DataLoader[Any], caller: str) -> None:
+    if loader.worker_init_fn is not None:
+        raise ConfigError(
+            f"{caller}: the DataLoader has a worker_init_fn; leave it out: the job gives each "
+            "record random numbers of its own, and get_worker_info().seed differs in each process"
+        )
+    replicas = getattr(loader.sampler, "num_replicas", 1)
+    if replicas != 1:
+        raise ConfigError(
+            f"{caller}: the DataLoader has a {type(loader.sampler).__name__} for "
+            f"{replicas} replicas; leave it out and say shuffle=True: the job "
+            "divides the records among its workers"
+        )
+
+
+def _order_of(
+    loader: DataLoader[Any], sampler: Any, caller: str, now: Pass
+) -> tuple[Order | None, bool]:
+    """The order of the records, or None and whether the job is to shuffle them."""
+    if type(sampler) is SequentialSampler:
+        return None, False
+    plain = type(sampler) is RandomSampler and not sampler.replacement and sampler.generator is None
+    if plain and sampler.num_samples == len(loader.dataset):  # type: ignore[arg-type]
+        return None, True
+    return _drawn(loader, sampler, caller, now), False
+
+
+def _drawn(loader: DataLoader[Any], sampler: Any, caller: str, now: Pass) -> list[Any]:
+    """What a sampler yields in this pass, the same in all workers and lives.
+
+    A loader with a generator of its own has drawn from it for each pass before: once itself, for
+    the seed of its processes, and what its sampler draws.
+    """
+    name = type(sampler).__name__
+    if not hasattr(sampler, "__len__"):
+        raise ConfigError(
+            f"{caller}: the DataLoader has a {name} without __len__, and the job must know how "
+            "many records a pass has; give it a __len__"
+        )
+    generator, restore = loader.generator, kept()
+    try:
+        if generator is None:
+            seed_cpu(now.seed)
+            found = list(islice(sampler, len(sampler) + 1))
+        else:
+            if now.begun is not None:
+                generator.set_state(now.begun)
+            for _ in range(now.turn + 1):
+                torch.empty((), dtype=torch.int64).random_(generator=generator)
+                found = list(islice(sampler, len(sampler) + 1))
+    finally:
+        restore()
+    if not found or len(found) > len(sampler):
+        raise ConfigError(
+            f"{caller}: the DataLoader's {name} says that it has {len(sampler)} entries, and "
+            f"yields {len(found) or 'none'}{' or more' if found else ''}; correct its __len__"
+        )
+    return found
+
+
+def _joined(batches: list[list[int]], caller: str) -> Order:
+    """The records of equal batches, one after the other."""
+    sizes = [len(one) for one in batches]
+    if len(set(sizes[:-1])) > 1 or sizes[-1] > sizes[0]:
+        raise ConfigError(
+            f"{caller}: the DataLoader's batch_sampler makes batches of {min(sizes)} to "
+            f"{max(sizes)} records, and all steps of a job but the last of an epoch have one "
+            "size; give it batches of one size, or a sampler and a batch_size"
+        )
+    return [index for one in batches for index in one]
