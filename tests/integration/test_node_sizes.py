@@ -9,7 +9,8 @@ from typer.testing import CliRunner
 
 from paceline.base.cgroups import create_node_group, find_trees, remove_job
 from paceline.cli.main import app
-from paceline.wire.client import Scale
+from paceline.wire.client import ResizeNodes, Scale
+from paceline.wire.spec import NodeSpec
 from tests.integration.running import RunningJob, running, until
 
 N = 4096
@@ -59,3 +60,23 @@ def test_nodes_change_size_while_they_train_though_the_master_dies(tmp_path: Pat
         (tmp_path / "hurry").touch()
         job.check_finished()
         assert not job.deaths()
+
+
+@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="torch has one thread on one core")
+def test_torch_has_more_threads_when_the_quota_of_its_worker_grows(tmp_path: Path) -> None:
+    script = str(Path(__file__).with_name("jobs") / "threads.py")
+    one = NodeSpec(count=1, cpu=(0.5,))
+    args = ("--out", str(tmp_path))
+    with running(tmp_path, workers=one, script=script, args=args, strategy="allreduce") as job:
+        notes = tmp_path / "threads"
+        until(lambda: notes.exists() and len(notes.read_text().split()) > 2, "some steps")
+        job.tell(ResizeNodes(role="worker", cpu=(1.5,)))
+        until(lambda: notes.read_text().split()[-1] == "2", "two threads")
+        job.tell(ResizeNodes(role="worker", cpu=(1.0,)))
+        until(lambda: notes.read_text().split()[-1] == "1", "one thread")
+        (tmp_path / "end").touch()
+        assert job.end().state == "finished"
+        threads = notes.read_text().split()
+        assert [threads[0], *sorted(set(threads))] == ["1", "1", "2"]
+        said = (job.job.logs / "worker-0.log").read_text()
+        assert "torch has 2 threads from now on, 1 before: a cpu quota of 1.5 cores" in said

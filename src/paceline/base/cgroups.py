@@ -102,10 +102,20 @@ class NodeGroup:
         self._cores = cores
 
     @property
+    def has_cpu(self) -> bool:
+        """Whether the node has a group of the cpu controller, so that a quota can be in force."""
+        return "cpu" in self._groups
+
+    @property
+    def quota(self) -> float | None:
+        """The cores that the kernel allows the group now; None: no limit, or no such group."""
+        group = self._groups.get("cpu")
+        return _quota(group.version, group.base) if group is not None else None
+
+    @property
     def is_cut(self) -> bool:
         """Whether somebody else has set a cpu quota that is clearly below the one set here."""
-        group = self._groups.get("cpu")
-        quota = _quota(group.version, group.base) if group is not None else None
+        quota = self.quota
         return quota is not None and (self._cores is None or quota < CUT * self._cores)
 
     def set_memory(self, limit_bytes: int | None) -> None:
@@ -275,12 +285,15 @@ def _is_populated(procs: Path) -> bool:
 
 
 def find_node_group(job_id: str, node: str, mounts: Path = MOUNTS, own: Path = OWN) -> NodeGroup:
-    """The group that the node's agent made, as far as there is one (to change a quota)."""
-    groups = {
-        name: Hierarchy(tree.version, tree.base / "paceline" / job_id / node)
-        for name, tree in find_trees(mounts, own).items()
-    }
-    return NodeGroup({name: group for name, group in groups.items() if group.base.is_dir()})
+    """The group that the node's agent made, if there is one; a process in it finds it, too."""
+    path = Path("paceline", job_id, node)
+    groups: dict[str, Hierarchy] = {}
+    for name, tree in find_trees(mounts, own).items():
+        is_own = tree.base.parts[-3:] == path.parts
+        base = tree.base if is_own else tree.base / path
+        if base.is_dir():
+            groups[name] = Hierarchy(tree.version, base)
+    return NodeGroup(groups)
 
 
 def memory_headroom(mounts: Path = MOUNTS, own: Path = OWN) -> int | None:

@@ -1,4 +1,4 @@
-"""What paceline puts into a process before its script runs: the probe, and the gate."""
+"""What paceline puts into a process before its script runs: probe, gate, threads by its quota."""
 
 import sys
 from typing import TYPE_CHECKING
@@ -8,7 +8,7 @@ if TYPE_CHECKING:
 
 
 def add(process: "Process") -> None:
-    """Have the script watched, and held back where its device is shared."""
+    """Have the script watched, and held back where its device is shared; see `QuotaThreads`."""
     spec = process.spec
     if spec.run_as == "program":
         return
@@ -20,6 +20,10 @@ def add(process: "Process") -> None:
         from paceline.runtime.share.hooks import share_device  # few jobs share
 
         share_device(process)
+    if spec.traits.trains:
+        from paceline.runtime.quota_threads import follow_quota  # with torch
+
+        follow_quota(process)
 
 
 def _watch(process: "Process") -> None:

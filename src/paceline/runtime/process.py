@@ -113,6 +113,8 @@ class Process:
         """In a process that the script forks: what of ours it has a copy of cannot be used."""
         self.on_held: Callable[[float], None] = _no_step
         """Takes the time for which a gate has held the process, in the midst of a step."""
+        self.between_steps: Callable[[], None] = _nothing
+        """Called in the training thread before it begins a step."""
         self.gaps: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
         """Entered while the process waits for its next batch."""
         self.is_fork = False
@@ -245,7 +247,7 @@ class Process:
 
 
 def _nothing() -> None:
-    """Nothing is to be ended."""
+    """Nothing is to be done."""
 
 
 def _no_step(_waited_s: float) -> None:

@@ -95,6 +95,7 @@ class StepFrame(ABC, Generic[Step]):
         """Get the next step ready, while others may use the device that the job shares."""
         if process is None:
             return self._begin_next()
+        process.between_steps()
         with process.gaps:
             return self._begin_next()
 

@@ -236,3 +236,14 @@ def test_the_quota_of_a_version_2_group(version_2: Machine) -> None:
     assert cpu_quota(*at) is None
     (group / "cpu.max").write_text("50000 200000\n")
     assert cpu_quota(*at) == 0.25
+
+
+def test_a_process_finds_the_group_that_it_is_in(version_2: Machine) -> None:
+    at = (version_2.mounts, version_2.own)
+    create_node_group(JOB, NODE, 0.5, None, *at)
+    assert find_node_group(JOB, NODE, *at).quota == 0.5
+    inside = f"box/paceline/{JOB}/{NODE}"
+    (version_2.root / "all" / inside / "cgroup.controllers").write_text("cpu\n")
+    version_2.own.write_text(f"0::/{inside}\n")
+    assert find_node_group(JOB, NODE, *at).quota == 0.5
+    assert not find_node_group(JOB, "worker-1", *at).has_cpu
