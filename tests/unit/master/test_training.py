@@ -615,6 +615,18 @@ def test_a_joining_server_that_says_nothing_holds_nobody_up_for_long(
     assert job.state.holder.moving.given_up == (not answers)
 
 
+def test_a_joining_server_that_says_nothing_lives_as_long_as_workers_train(tmp_path: Path) -> None:
+    job = Job(tmp_path)
+    begin_copying(job)
+    silent_s = 2 * ANSWER_PATIENCE_S
+    while job.now_s < silent_s + 2 * ANSWER_PATIENCE_S:
+        job.now_s += 0.5
+        if job.now_s <= silent_s:
+            job.monitor.committed(int(10 * job.now_s), job.now_s)
+        job.training.tick(job.now_s, cuts=False)
+        assert job.state.holder.moving.given_up == (job.now_s >= silent_s + ANSWER_PATIENCE_S)
+
+
 def test_a_joining_server_to_which_nothing_comes_is_given_up_though_it_answers(
     tmp_path: Path,
 ) -> None:

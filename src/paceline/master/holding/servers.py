@@ -43,8 +43,8 @@ it may be blocked with its lock held (a page of slow storage)."""
 MOVE_PATIENCE_S = 30.0
 """A server to which nothing of its share has come for so long is not to take another's place."""
 ANSWER_PATIENCE_S = 4 * RESEND_S
-"""Nor one that is asked every `RESEND_S` and says nothing for so long while every contribution
-must be held by it, too: nobody trains meanwhile."""
+"""Nor one that is asked every `RESEND_S` and says nothing for so long while nobody trains: every
+contribution must be held by it, too."""
 
 
 class ServerEdge(HolderEdge):
@@ -154,10 +154,12 @@ class ServerEdge(HolderEdge):
         waiting = (moving.receiving_map(now) or now).receivers
         said_s = {inc: self._said_s.setdefault(inc, now_s) for inc in moving.joining}
         silent = min(said_s, key=lambda inc: said_s[inc], default=NO_INC)
+        # Where somebody trains it lives, however late its words come here.
+        trained_s = self.training.monitor.progress_s
         late = [inc for inc in waiting if moving.caught_up.get(inc, 0) < now.version] or waiting
         patience: list[tuple[Literal["share", "answer"], Iterable[Inc], float, float]] = [
             ("share", late, self._move_progress[1], MOVE_PATIENCE_S),
-            ("answer", [silent], said_s.get(silent, now_s), ANSWER_PATIENCE_S),
+            ("answer", [silent], max(said_s.get(silent, now_s), trained_s), ANSWER_PATIENCE_S),
         ]
         for lacks, incs, since_s, patience_s in patience:
             if now_s - since_s >= patience_s and not moving.given_up:
