@@ -2,16 +2,24 @@
 
 import os
 import signal
+import time
 from pathlib import Path
 
 import pytest
 
 from paceline.base.cgroups import create_node_group, remove_job
+from paceline.jobs.past.book import PastJobs
+from paceline.jobs.past.place import history_place
 from paceline.jobs.sizing import read_sizing
+from paceline.policy.resources.observation import JobSize
 from paceline.policy.resources.steering_state import ApplyPlan
 from paceline.wire.events.job import SizeChangedEvent, SizeKeptEvent
-from paceline.wire.events.nodes import NodeResizedEvent
-from paceline.wire.spec import NodeSpec, ResourcesSpec
+from paceline.wire.events.nodes import (
+    NodeResizedEvent,
+    ServersChangedEvent,
+    ServersNotChangedEvent,
+)
+from paceline.wire.spec import JobSpec, NodeSpec, ResourcesSpec
 from tests.integration.running import RunningJob, install, running, until
 
 N = 4096
@@ -49,6 +57,7 @@ def _policy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     paths = [str(site), os.environ.get("PYTHONPATH", "")]
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, paths)))
     monkeypatch.setenv("PACELINE_HOME", str(tmp_path))
+    monkeypatch.delenv("PACELINE_HISTORY", raising=False)
 
 
 def resources(**more: float) -> ResourcesSpec:
@@ -82,6 +91,11 @@ def test_a_plan_is_carried_out_and_each_sample_counts_once(tmp_path: Path, kille
             if type(act) is ApplyPlan
         ]
         assert len(planned) == 1
+    place = history_place(JobSpec(script="t.py"))
+    assert place is not None
+    past = PastJobs(place).find(job.job.job_id)
+    assert past.first == JobSize(workers=1, servers=1, worker_cpu=2.0, server_cpu=2.0)
+    assert (past.final.workers, past.final.servers, past.final.worker_cpu) == (3, 2, 1.5)
 
 
 @pytest.mark.soak
@@ -98,3 +112,24 @@ def test_a_node_that_does_not_come_is_given_up_and_training_goes_on(tmp_path: Pa
         assert "for 2 s" in job.told(SizeKeptEvent)[0].cause
         (tmp_path / "hurry").touch()
         job.check_finished()
+
+
+@pytest.mark.soak
+def test_a_server_that_does_not_come_in_time_does_not_come_later(tmp_path: Path) -> None:
+    spec = {"workers": NodeSpec(count=1, cpu=(2.0,)), "servers": NodeSpec(count=2, cpu=(2.0,))}
+    patient = resources(patience_s=2.0, between_s=6.0)
+    plan = {"workers": "1", "servers": "3", "worker_cpu": "2.0"}
+    more = {"resources": patient, "resources_args": plan, "pending_s": 6.0}
+    with running(tmp_path, *SLOW, mode="asp", **more, **spec) as job:
+        until(lambda: job.told(SizeKeptEvent), "it is given up", 120)
+        assert job.told(ServersNotChangedEvent)[-1].withdrawn
+        assert [node.node for node in job.status().nodes if node.role == "server"] == [
+            "server-0",
+            "server-1",
+        ]
+        time.sleep(8.0)  # by when the server that was asked for would have come
+        assert size(job) == {"worker": 1, "server": 2}
+        assert not job.told(ServersChangedEvent)
+        (tmp_path / "hurry").touch()
+        job.check_finished()
+        assert not job.deaths()

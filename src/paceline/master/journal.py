@@ -13,7 +13,7 @@ from paceline.base.record_log import RecordLog
 from paceline.master.checks import NodeChecked
 from paceline.master.job_clock import MasterStarted
 from paceline.master.restarts import StartMeasured
-from paceline.master.size_facts import SizingKept
+from paceline.master.size_facts import SizeAtStart, SizingKept
 from paceline.protocol.nodes.node import MemberRecords
 from paceline.protocol.nodes.resizing import NodesResized, NodesResizing
 from paceline.protocol.records import Records
@@ -27,6 +27,7 @@ JournalRecord = (
     | Snapshot
     | MasterStarted
     | SizingKept
+    | SizeAtStart
     | NodesResizing
     | NodesResized
 )

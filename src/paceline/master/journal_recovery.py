@@ -6,8 +6,9 @@ from paceline.master.job_clock import JobClock, MasterStarted
 from paceline.master.journal import JournalRecord
 from paceline.master.node_sizes import NodeSizes
 from paceline.master.parts import MasterParts
+from paceline.master.remembering import Remembering
 from paceline.master.restarts import StartMeasured
-from paceline.master.size_facts import SizingKept
+from paceline.master.size_facts import SizeAtStart, SizingKept
 from paceline.master.sizing import SizingSeat
 from paceline.master.training import Training
 from paceline.protocol.nodes.node import Act, JobEnded, MemberRecords
@@ -30,11 +31,12 @@ class JournalRecovery:
         training: Training,
         sizing: SizingSeat,
         sizes: NodeSizes,
+        past: Remembering,
     ) -> None:
         self._job, self._spec, self._outbox = parts.job, parts.spec, parts.outbox
         self._members, self._monitor = parts.members, parts.monitor
         self._clock, self._checks, self._training = clock, checks, training
-        self._sizing, self._sizes = sizing, sizes
+        self._sizing, self._sizes, self._past = sizing, sizes, past
 
     def replay(self) -> tuple[bool, bool]:
         """Apply the journal; whether there was one, and whether the job had ended with it.
@@ -50,7 +52,9 @@ class JournalRecovery:
             self._apply(record)
         self._checks.judge([node.name for node in self._members.wanted_workers()])  # was told
         if not restarted:
-            self._outbox.record(self._clock.started)
+            begun: list[JournalRecord] = [self._clock.started, *self._past.records]
+            for record in begun:
+                self._outbox.record(record)
         return restarted, ended
 
     def _apply(self, record: JournalRecord) -> None:
@@ -65,6 +69,8 @@ class JournalRecovery:
                 self._checks.apply(record)
             case SizingKept():
                 self._sizing.apply(record)
+            case SizeAtStart():
+                self._past.apply(record)
             case NodesResizing() | NodesResized():
                 self._sizes.apply(record)
             case _ if isinstance(record, MemberRecords):
@@ -95,5 +101,6 @@ class JournalRecovery:
             *self._checks.records(),
             *self._sizing.records,
             *self._sizes.records,
+            *self._past.records,
         ]
         return [self._clock.started, take(self._training.state), *kept]

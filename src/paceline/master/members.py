@@ -24,6 +24,7 @@ from paceline.protocol.nodes.node import (
     Launch,
     Node,
     Retire,
+    ServersChanging,
     Start,
     WorkerLost,
     WorkerUp,
@@ -51,6 +52,8 @@ class MembersEdge:
         self._monitor, self._times, self._checks = parts.monitor, times, checks
         self._inbox, self._end, self._training = inbox, end, training
         self._orders, self._places = NodeOrders(parts.members), NodePlaces(parts.members)
+        self._withdrawn: ServersChanging | None = None
+        """A change of the servers that nobody wants any more."""
         self.watchers: list[Callable[[Event], None]] = []
         """Take in each event of a node."""
 
@@ -117,7 +120,9 @@ class MembersEdge:
                     self._monitor.restarts.works(name, now_s, replaces=replaced)
                 self.act(self._members.changed())
             case NotMoved(futile=futile):
-                self.act(self._members.not_changed(futile=futile))
+                withdrawn = self._withdrawn is not None and self._withdrawn == self._members.change
+                futile = futile and not withdrawn
+                self.act(self._members.not_changed(futile=futile, withdrawn=withdrawn))
             case WorkerRefused(inc=inc, reason=reason):
                 self.act(self._orders.refuse(inc, reason))
             case _:
@@ -202,6 +207,22 @@ class MembersEdge:
         """
         self._check_may_move()
         self.act(self._orders.scale_servers(servers, self._times.own()))
+
+    def withdraw_servers(self) -> bool:
+        """Withdraw the change of the servers that is under way; whether it is over.
+
+        Buckets that have moved stay where they are. Until the leader has said which is true, ask
+        again.
+        """
+        members, edge = self._members, self._training.edge
+        if members.change is None:
+            return True
+        self._withdrawn = members.change
+        if edge.is_moving:
+            edge.give_up_move()
+        else:
+            self.act(members.not_changed(futile=False, withdrawn=True))
+        return members.change is None
 
     def _check_may_move(self) -> None:
         """Refuse to move buckets while some move, or where none can."""

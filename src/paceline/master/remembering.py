@@ -14,17 +14,17 @@ from msgspec.structs import replace
 from paceline.base.errors import PacelineError
 from paceline.jobs.history import read_events, read_metrics
 from paceline.jobs.outcome import Outcome
-from paceline.jobs.past.making import past_job, submitted_features
+from paceline.jobs.past.making import past_job
 from paceline.jobs.past.place import HistoryPlace, history_place
-from paceline.master.controller import MAX_OUTCOMES
 from paceline.master.facts import PastRead
 from paceline.master.inbox import Inbox
 from paceline.master.parts import MasterParts
+from paceline.master.past_facts import features_of, read_past
 from paceline.master.restart_history import own_outcomes
+from paceline.master.size_facts import SizeAtStart
 from paceline.policy.resources.features import JobFeatures
 from paceline.protocol.training import MasterState
 from paceline.wire.events.job import HistoryUnusableEvent
-from paceline.wire.spec import JobSpec
 
 READ_AFTER_S = 5.0
 """A job that ends sooner has no use for the history, and starts sooner without it."""
@@ -40,8 +40,18 @@ class Remembering:
     def __init__(self, parts: MasterParts, state: MasterState, inbox: Inbox) -> None:
         self._job, self._spec, self._tell = parts.job, parts.spec, parts.outbox.tell
         self._state, self._inbox = state, inbox
+        self._begun_with = SizeAtStart(workers=parts.spec.workers, servers=parts.spec.servers)
         self._started_s: float | None = None
         self._is_read = self._failed = False
+
+    def apply(self, record: SizeAtStart) -> None:
+        """Take in the nodes that the job began with: the spec may say nothing of them any more."""
+        self._begun_with = record
+
+    @property
+    def records(self) -> list[SizeAtStart]:
+        """What a journal that begins, or begins again, needs."""
+        return [self._begun_with]
 
     def tick(self, now_s: float) -> None:
         """Read what earlier jobs have learned, some time after the start; it comes as a fact."""
@@ -83,10 +93,10 @@ class Remembering:
         # Only now: it takes 0.2 s to import.
         from paceline.jobs.past.book import PastJobs
 
-        job = self._job
+        job, begun = self._job, self._begun_with
         found = past_job(
             job.job_id,
-            self._spec,
+            replace(self._spec, workers=begun.workers, servers=begun.servers),
             outcome,
             launched_s=job.launched_s(),
             features=features,
@@ -101,38 +111,6 @@ class Remembering:
         if not self._failed:
             self._failed = True
             self._tell(HistoryUnusableEvent(error=error))
-
-
-def read_past(spec: JobSpec) -> PastRead:
-    """Read what a job can learn from the history."""
-    from paceline.jobs.past.book import PastJobs
-
-    try:
-        place = history_place(spec)
-        return PastRead(
-            restarts=tuple(PastJobs(place).restarts(spec.backend, MAX_OUTCOMES)) if place else ()
-        )
-    except PacelineError as error:
-        return PastRead(error=str(error))
-
-
-def features_of(spec: JobSpec, state: MasterState) -> JobFeatures:
-    """Return what the job was like, as far as its master knows."""
-    feeds = [feed for feed in state.ledger.feeds.values() if feed.purpose == "train"]
-    feed = feeds[0] if feeds else None
-    model = state.model
-    tables = model.tables if model else ()
-    rows = {table.name: table.num_rows for table in tables if table.num_rows is not None}
-    row_bytes = {table.name: table.value_bytes for table in tables}
-    return replace(
-        submitted_features(spec),
-        batch_size=spec.batch_size or (feed.batch_size if feed else None),
-        data=(feed.contents or None) if feed else None,
-        num_samples=feed.num_samples if feed else None,
-        dense_bytes=(model.dense_bytes or None) if model else None,
-        table_rows=rows or None,
-        table_bytes=sum(count * row_bytes[name] for name, count in rows.items()) or None,
-    )
 
 
 def _in_thread(work: Callable[[], None]) -> None:

@@ -56,7 +56,9 @@ def build(parts: MasterParts, times: Times) -> Rooms:
     shutdown = Shutdown(parts, times, end, training, members)
     pace = parts.outbox.pace
     reporting = Reporting(parts.job, training.state, parts.members, parts.monitor, pace)
-    recovery = JournalRecovery(parts, times.wall, checks, training, decisions.sizing, agents.sizes)
+    recovery = JournalRecovery(
+        parts, times.wall, checks, training, decisions.sizing, agents.sizes, decisions.past
+    )
     return Rooms(
         inbox=inbox,
         sources=Sources(parts, inbox),

@@ -37,8 +37,9 @@ class SizeOrders:
         self._to_migrate: list[str] = []
         """Nodes whose place another one is still to take."""
         self.begun_s = self._stage_s = 0.0
-        self.waits_for = ""
-        """What has not come within the time that the spec allows."""
+        self._failed: FailedWhy | None = None
+        self.detail = ""
+        """Why the change has failed."""
 
     @property
     def size(self) -> JobSize:
@@ -73,26 +74,41 @@ class SizeOrders:
         self._target, self._nodes = target, nodes
         self._to_migrate = [each.node for each in nodes if each.migrate]
         self.begun_s = self._stage_s = now_s
-        self.waits_for = ""
+        self._failed, self.detail = None, ""
 
     def end(self) -> None:
         """Forget the change."""
         self._target = None
 
     def go_on(self, now_s: float) -> FailedWhy | None:
-        """Order the next stage if the one before is in effect; why the change fails.
+        """Order the next stage if the one before is in effect; why the change has failed.
+
+        It has failed once its servers, if some are still to come, are not awaited any more: else
+        they could join later, though nobody wants them.
+        """
+        if self._target is None:
+            return None
+        if self._failed is None:
+            try:
+                self._failed = self._next(self._target, now_s)
+            except ConfigError as refused:
+                self._failed, self.detail = "refused", str(refused)
+        if self._failed is None or not self._has_withdrawn(self._target):
+            return None
+        return self._failed
+
+    def _next(self, target: JobSize, now_s: float) -> FailedWhy | None:
+        """Order what is next; why the change fails.
 
         Raises:
             ConfigError: an order is refused.
         """
-        if self._target is None:
-            return None
         if absent := self._absent():
             if now_s - self._stage_s <= self._patience_s:
                 return None
-            self.waits_for = f"{absent} for {self._patience_s:.0f} s"
+            self.detail = f"{absent} for {self._patience_s:.0f} s"
             return "pending"
-        stage = next_stage(self.size, self._target)
+        stage = next_stage(self.size, target)
         if stage is not None:
             self._stage_s = now_s
             self._order(stage)
@@ -103,6 +119,22 @@ class SizeOrders:
             self._stage_s = now_s
             self._edge.restart(self._to_migrate.pop(0), "the plan of another size")
         return None
+
+    def _has_withdrawn(self, target: JobSize) -> bool:
+        """Withdraw the servers that are still to come or to leave; whether that is over.
+
+        Not those of another order, as of a person or of a solution that replaces a slow server.
+        """
+        change = self._members.change
+        if change is None:
+            return True
+        present = self.size.servers
+        is_own = (
+            change.replaced in {each.node for each in self._nodes if each.migrate}
+            if change.replaced
+            else present + len(change.joining) - len(change.leaving) == target.servers
+        )
+        return not is_own or self._edge.withdraw_servers()
 
     def give_up(self, origin: JobSize) -> None:
         """Take back what of a change has not come; what was made smaller for it is as before.

@@ -8,7 +8,6 @@ import logging
 from collections.abc import Iterable
 from typing import assert_never
 
-from paceline.base.errors import ConfigError
 from paceline.jobs.sizing import VERDICT_WORDS, bounds_of, size_words
 from paceline.master.inbox import Inbox
 from paceline.master.members import MembersEdge
@@ -24,7 +23,6 @@ from paceline.policy.resources.steering_state import (
     AnySteeringAct,
     ApplyPlan,
     ChangeUnderWay,
-    FailedWhy,
     JudgePlan,
     ResizeFailed,
     ResizeInEffect,
@@ -168,14 +166,9 @@ class SizingSeat:
         if not orders.is_under_way:  # a former master has begun it
             target = change.origin if change.back else change.plan.target
             orders.begin(target, change.nodes_before if change.back else change.plan.nodes, now_s)
-        why: FailedWhy | None
-        try:
-            why = orders.go_on(now_s)
-            detail = orders.waits_for
-        except ConfigError as refused:
-            why, detail = "refused", str(refused)
-        before = loop.state
+        why, before = orders.go_on(now_s), loop.state
         if why is not None:
+            detail = orders.detail
             orders.give_up(change.origin)
             self._outbox.tell(SizeKeptEvent(cause=f"a change was given up: {detail}"))
             fact = ResizeFailed(now_s=now_s, size=orders.size, why=why, detail=detail)

@@ -33,7 +33,13 @@ from paceline.policy.resources.observation import JobSize
 from paceline.policy.resources.warm_start import WarmStart
 from paceline.policy.straggler.observation import RestartOutcome
 from paceline.wire.events.job import ScaledEvent
-from paceline.wire.events.nodes import NodeResizedEvent, ProcessExitedEvent, RelaunchEvent, Verdict
+from paceline.wire.events.nodes import (
+    NodeResizedEvent,
+    ProcessExitedEvent,
+    RelaunchEvent,
+    ServersNotChangedEvent,
+    Verdict,
+)
 from paceline.wire.spec import JobSpec, NodeSpec, ResourcesSpec
 
 FEATURES = JobFeatures(
@@ -173,6 +179,8 @@ def test_what_is_kept_of_a_job_follows_from_its_events() -> None:
         ScaledEvent(t=140.0, role="server", count=2, before=1),
         NodeResizedEvent(t=150.0, node="server-0", inc=2, cores=None, memory_bytes=9),
         NodeResizedEvent(t=151.0, node="server-1", inc=3, cores=None, memory_bytes=9),
+        ScaledEvent(t=160.0, role="server", count=4, before=2),
+        ServersNotChangedEvent(t=170.0, count=2, withdrawn=True),
     ]
     job = past_job(
         "t-1", spec, outcome, launched_s=100.0, features=FEATURES, events=events, points=[]
@@ -180,7 +188,7 @@ def test_what_is_kept_of_a_job_follows_from_its_events() -> None:
     assert job.first == JobSize(
         workers=2, servers=1, worker_cpu=0.75, server_cpu=0.0, server_memory=7
     )
-    assert [change.since_launch_s for change in job.sizes] == [30.0, 40.0, 50.0]
+    assert [change.since_launch_s for change in job.sizes] == [30.0, 40.0, 50.0, 60.0, 70.0]
     assert job.final.server_memory == 9
     assert (job.final.workers, job.final.servers, job.final.worker_cpu) == (5, 2, 0.75)
     assert (job.end, job.ended_s, job.relaunches, job.out_of_memory) == (End.STOPPED, 160.0, 1, 1)

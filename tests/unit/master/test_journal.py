@@ -12,6 +12,7 @@ from paceline.base.record_log import JournalRefused
 from paceline.base.samples import Span
 from paceline.master.job_clock import MasterStarted
 from paceline.master.journal import Journal, JournalRecord
+from paceline.master.size_facts import SizeAtStart
 from paceline.protocol.acts import Instruction, Seal, WriteAhead
 from paceline.protocol.holding.servers.master import ServerHolder
 from paceline.protocol.nodes.node import JobEnded, NodeFinished, NodeStarted, WorkersWanted
@@ -43,6 +44,7 @@ from paceline.wire.messages.node import (
     Restored,
 )
 from paceline.wire.schema import ModelSchema
+from paceline.wire.spec import NodeSpec
 
 FEED = Feed(
     feed=0,
@@ -80,6 +82,7 @@ ONE_OF_EACH: list[JournalRecord] = [
     CutValid(cut=CUT, step=4, committed=SPANS, epoch_no=2),
     CutStored(cut=CUT),
     CutGone(cut_no=3),
+    SizeAtStart(workers=NodeSpec(count=2, cpu=(0.5,)), servers=NodeSpec()),
     NodeStarted(node="worker-0", inc=9, restarts=1, previous=("ValueError", 3)),
     NodeFinished(node="worker-0"),
     WorkersWanted(count=3),

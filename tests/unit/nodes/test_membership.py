@@ -1041,6 +1041,22 @@ def test_a_move_that_a_crash_of_another_has_ended_was_not_futile() -> None:
     assert job.members.nodes["server-0"].past.decided == 0
 
 
+def test_servers_that_are_not_wanted_any_more_leave_and_do_not_come_late() -> None:
+    job = Job(num_workers=1, num_servers=1)
+    job.hello("server-0", 10)
+    job.up("server-0", "shm://server-0")
+    job.note(NodeOrders(job.members).scale_servers(3, 0.0))
+    job.hello("server-1", 20)
+
+    acts = job.note(job.members.not_changed(futile=False, withdrawn=True))
+
+    assert {act.node for act in of(Retire, acts)} == {"server-1", "server-2"}
+    (told,) = of(ServersNotChangedEvent, acts)
+    assert told.clause == "still 1: the order is withdrawn"
+    assert [node.name for node in job.members.of_role("server")] == ["server-0"]
+    assert job.hello("server-2", 30) == [Retire("server-2")]
+
+
 def test_a_joining_server_that_dies_is_told() -> None:
     job = replacing()
     job.hello("server-2", 20)

@@ -20,6 +20,8 @@ from paceline.wire.events.nodes import (
     ProcessExitedEvent,
     RelaunchEvent,
     RestartAllEvent,
+    ServersChangedEvent,
+    ServersNotChangedEvent,
     Verdict,
 )
 from paceline.wire.events.state import EpochEvent
@@ -37,7 +39,10 @@ def past_job(
     points: Sequence[MetricsPoint],
     restarts: Sequence[RestartOutcome] = (),
 ) -> PastJob:
-    """Put together what is kept of a job; ``restarts``: what each of them has achieved."""
+    """Put together what is kept of a job; ``restarts``: what each of them has achieved.
+
+    ``spec``: as the job began with it, before its nodes got other limits.
+    """
     first, training_s = size_of(spec), trained_s(events, points)
     sizes = tuple(size_changes(first, events, launched_s))
     return PastJob(
@@ -122,6 +127,8 @@ def _changed(size: JobSize, event: Event) -> JobSize:
     match event:
         case ScaledEvent(count=count):
             fields: dict[str, float] = {f"{event.role}s": count}
+        case ServersChangedEvent(count=count) | ServersNotChangedEvent(count=count):
+            fields = {"servers": count}
         case NodeResizedEvent():
             fields = {
                 f"{role}_cpu": event.cores or 0.0,

@@ -117,6 +117,9 @@ class HolderEdge(abc.ABC):
     def joiner_lost(self, inc: Inc) -> None:
         """A server that was to join is dead."""
 
+    def give_up_move(self) -> None:
+        """Leave buckets where they are, unless they have moved meanwhile; again: nothing."""
+
     @property
     def group_broke(self) -> bool:
         """Whether members say that they cannot work together."""

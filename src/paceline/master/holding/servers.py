@@ -140,6 +140,10 @@ class ServerEdge(HolderEdge):
     def joiner_lost(self, inc: Inc) -> None:
         self.training.do(self.holder.joiner_lost(inc))
 
+    def give_up_move(self) -> None:
+        if not self.holder.moving.given_up:
+            self.training.do(self.holder.give_up_move())
+
     def watch(self, now_s: float) -> None:
         """Give up a move that makes no progress."""
         moving, now = self.holder.moving, self.holder.map

@@ -259,16 +259,18 @@ class Roster:
         count = sum(1 for _ in self.in_place())
         return ServersChangedEvent(count=count, joined=change.joining, left=change.leaving)
 
-    def not_changed(self, *, futile: bool = True) -> list[Act]:
+    def not_changed(self, *, futile: bool = True, withdrawn: bool = False) -> list[Act]:
         """Those that were to join are not to: the job goes on without them.
 
         ``futile``: they could not; a crash of somebody else says nothing about the attempt.
+        ``withdrawn``: nobody wants them any more.
         """
         change = self.change
         if change is None:
             return []
         keep = self.keep(ServersNotChanged(futile=futile))
-        told: Event = ServersNotChangedEvent(count=sum(1 for _ in self.in_place()), futile=futile)
+        count = sum(1 for _ in self.in_place())
+        told: Event = ServersNotChangedEvent(count=count, futile=futile, withdrawn=withdrawn)
         if change.replaced:
             inc = self.nodes[change.replaced].life.inc if change.replaced in self.nodes else NO_INC
             told = NotReplacedEvent(node=change.replaced, inc=inc)

@@ -404,9 +404,13 @@ class ServersNotChangedEvent(Event, frozen=True):
     """Servers as before."""
     futile: bool = True
     """Those that were to join could not; else a server has died meanwhile."""
+    withdrawn: bool = False
+    """The order was withdrawn, since those that were to join did not come in time."""
 
     @property
     def clause(self) -> str:
+        if self.withdrawn:
+            return f"still {self.count}: the order is withdrawn"
         lacks = "buckets could not move" if self.futile else "training went back to a cut meanwhile"
         return f"still {self.count}: {lacks}; to try again, repeat `paceline scale --servers`"
 
