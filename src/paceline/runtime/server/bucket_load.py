@@ -1,7 +1,7 @@
 """How much is asked of each bucket of a server: what a change of servers spreads evenly.
 
-The unit is a row's or a block's element, read or updated. Of a table every eleventh request is
-looked at, and counted eleven times: that costs an eleventh, and says as much over some seconds.
+The unit is a row's or a block's element, read or updated. Of a table one request of 31 is
+looked at, and counted 31 times: that costs a 31st, and says as much over some seconds.
 What was asked long ago counts less.
 """
 
@@ -13,10 +13,10 @@ from paceline.runtime import kernels, layout
 from paceline.runtime.kernels import Array, Int64s
 from paceline.wire.schema import NUM_BUCKETS, ModelSchema
 
-EVERY = 11
+EVERY = 31
 """A prime: workers that come in turn are all counted."""
 MANY = 1024
-"""Of a request for so many rows every eleventh is looked at: 11 has no factor in common with the
+"""Of a request for so many rows one of `EVERY` is looked at: that has no factor in common with the
 number of buckets, so ids one after another meet all of them."""
 HALF_LIFE_S = 30.0
 
