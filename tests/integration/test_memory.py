@@ -1,23 +1,27 @@
 """Tables that grow under a limit of the kernel: more memory comes before it runs out, or after."""
 
 import contextlib
+import os
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from paceline.base.cgroups import create_node_group, remove_job
 from paceline.jobs.launch import launch
+from paceline.wire.events.job import SizePlannedEvent
 from paceline.wire.events.nodes import (
     MemoryRaisedEvent,
     MemoryShortEvent,
     NodeResizedEvent,
     ProcessExitedEvent,
+    ServersChangedEvent,
     Verdict,
 )
-from paceline.wire.spec import CheckpointSpec, JobSpec, NodeSpec, RestartSpec
+from paceline.wire.spec import CheckpointSpec, JobSpec, NodeSpec, ResourcesSpec, RestartSpec
 from tests.chaos.oracle import leftovers
-from tests.integration.running import RunningJob, until
+from tests.integration.running import RunningJob, install, until
 
 ONE = NodeSpec()
 SCRIPT = Path(__file__).parents[2] / "benchmarks" / "jobs" / "growing.py"
@@ -26,6 +30,17 @@ SAMPLES = 250_000
 """Rows of 256 bytes, and their keys."""
 LIMIT = 200 * MIB
 """A server without rows takes 122 MiB of it, with all of them 277 MiB."""
+SPREAD_LIMIT = 320 * MIB
+"""Room for what moving rows takes as well."""
+POLICY = """
+from paceline.policy.resources.plan import Hold
+from paceline.policy.resources.planner import ResourcePolicy
+
+
+class Keeps(ResourcePolicy):
+    def decide(self, seen, history):
+        return Hold(cause="not_asked")
+"""
 
 
 @pytest.fixture(autouse=True)
@@ -39,7 +54,12 @@ def _home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @contextlib.contextmanager
 def growing(
-    out: Path, servers: NodeSpec, samples: int = SAMPLES, *args: str, workers: NodeSpec = ONE
+    out: Path,
+    servers: NodeSpec,
+    samples: int = SAMPLES,
+    *args: str,
+    workers: NodeSpec = ONE,
+    **spec: Any,
 ) -> Iterator[RunningJob]:
     started = launch(
         JobSpec(
@@ -52,6 +72,7 @@ def growing(
             restart=RestartSpec(backoff_s=0.1, budget=4),
             solution="none",
             preflight=False,
+            **spec,
         )
     )
     with contextlib.closing(RunningJob(started, out)) as job:
@@ -78,6 +99,30 @@ def test_a_table_that_grows_has_more_memory_before_it_runs_out(tmp_path: Path) -
         assert raised[0].limit_bytes == LIMIT
         resized = job.told(NodeResizedEvent)
         assert [one.memory_bytes for one in resized] == [one.given_bytes for one in raised]
+        until(lambda: not leftovers(job.job), "a clean machine")
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(300)
+def test_where_the_limit_may_not_be_raised_a_server_comes_before_memory_runs_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    site = install(
+        tmp_path / "site", "keeping", POLICY, "paceline.resources", "keeps=keeping:Keeps"
+    )
+    paths = [str(site), os.environ.get("PYTHONPATH", "")]
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, paths)))
+    servers = NodeSpec(count=1, memory_bytes=SPREAD_LIMIT, max_memory_bytes=SPREAD_LIMIT)
+    more = {"resources": ResourcesSpec(policy="keeps", cores=8.0, window_s=1.0)}
+    with growing(tmp_path, servers, SAMPLES, "--pause-s", "0.06", **more) as job:
+        until(job.job.outcome.exists, "the end", 200.0)
+        outcome = job.end()
+        assert (outcome.state, outcome.committed) == ("finished", SAMPLES)
+        assert ends_out_of_memory(job) == []
+        planned = [plan.plan for plan in job.told(SizePlannedEvent) if "memory" in plan.plan]
+        assert "servers 1 -> 2" in planned[0]
+        assert job.told(ServersChangedEvent)[0].joined == ("server-1",)
+        assert not job.told(MemoryRaisedEvent)
         until(lambda: not leftovers(job.job), "a clean machine")
 
 

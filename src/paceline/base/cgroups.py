@@ -316,6 +316,25 @@ def memory_headroom(mounts: Path = MOUNTS, own: Path = OWN) -> int | None:
     return int(limit) - int(used) + files
 
 
+def machine_memory(mounts: Path = MOUNTS, own: Path = OWN) -> int:
+    """Bytes that the machine has, or that the caller's groups allow, its parents' included."""
+    physical = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    tree = find_trees(mounts, own).get("memory")
+    if tree is None:
+        return physical
+    name = "memory.max" if tree.version == 2 else "memory.limit_in_bytes"
+    limits = [_memory_limit(path / name) for path in (tree.base, *tree.base.parents)]
+    return min([physical, *(limit for limit in limits if limit is not None)])
+
+
+def _memory_limit(file: Path) -> int | None:
+    try:
+        limit = file.read_text().strip()
+    except OSError:  # the root group, or what is above it
+        return None
+    return None if limit == "max" else int(limit)
+
+
 def cpu_quota(mounts: Path = MOUNTS, own: Path = OWN) -> float | None:
     """Cores that the caller's groups allow it, its parents' included; None: no limit."""
     tree = find_trees(mounts, own).get("cpu")

@@ -7,6 +7,7 @@ from pathlib import Path
 import msgspec
 from msgspec.structs import replace
 
+from paceline.base.cgroups import machine_memory
 from paceline.base.errors import ConfigError
 from paceline.jobs.history import Tail
 from paceline.jobs.past.making import size_of
@@ -35,6 +36,7 @@ def bounds_of(spec: JobSpec) -> ResourceBounds:
     has_servers = spec.num_servers > 0
     cores = asked.cores if asked.cores is not None else float(len(os.sched_getaffinity(0)))
     least = max(min(cores / 20, 0.1), LEAST_CORES)
+    begun_with = max(spec.workers.memory_bytes or 0, spec.servers.memory_bytes or 0)
     return ResourceBounds(
         cores=cores,
         memory_bytes=asked.memory_bytes,
@@ -44,6 +46,10 @@ def bounds_of(spec: JobSpec) -> ResourceBounds:
         min_servers=1 if has_servers else 0,
         max_servers=asked.servers if has_servers else 0,
         min_node_cores=least,
+        # A limit above the machine's memory bounds nothing, but is no error of this bound.
+        max_node_bytes=asked.node_memory_bytes or max(machine_memory(), begun_with),
+        max_server_bytes=spec.servers.max_memory_bytes if has_servers else None,
+        has_other_machines=spec.backend != "local",
         core_step=least,
     )
 
@@ -85,15 +91,22 @@ def sized(spec: JobSpec) -> JobSpec:
 
 
 def _check_memory(spec: JobSpec) -> None:
-    """Refuse a bound on memory where nothing bounds what a node uses."""
-    bound = spec.resources.memory_bytes
+    """Refuse a bound on memory where nothing bounds what a node uses, or where nodes have more."""
+    of_all, of_one = spec.resources.memory_bytes, spec.resources.node_memory_bytes
     roles = {"workers": spec.workers, **({"servers": spec.servers} if spec.num_servers else {})}
     for name, nodes in roles.items():
-        if bound is not None and nodes.memory_bytes is None:
+        for key, bound in (("memory", of_all), ("node_memory", of_one)):
+            if bound is not None and nodes.memory_bytes is None:
+                raise ConfigError(
+                    f"resources.{key}: got {size(bound)}, but {name}.memory is not set, so nothing "
+                    f"bounds what one of the {name} uses; set it, e.g. --set {name}.memory=2GiB, "
+                    f"or leave resources.{key} out"
+                )
+        if of_one is not None and (nodes.memory_bytes or 0) > of_one:
             raise ConfigError(
-                f"resources.memory: got {size(bound)}, but {name}.memory is not set, so nothing "
-                f"bounds what one of the {name} uses; set it, e.g. --set {name}.memory=2GiB, or "
-                "leave resources.memory out"
+                f"resources.node_memory: got {size(of_one)}, expected at least the "
+                f"{size(nodes.memory_bytes or 0)} of {name}.memory; raise it, or lower "
+                f"{name}.memory"
             )
 
 

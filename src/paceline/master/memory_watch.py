@@ -30,6 +30,7 @@ from paceline.wire.events.nodes import (
     MemoryRaisedEvent,
     MemoryShortEvent,
     ProcessExitedEvent,
+    ServersChangedEvent,
     Verdict,
 )
 from paceline.wire.messages.agent import NodeFacts
@@ -40,6 +41,10 @@ KEPT = 200
 """Looks at a table that are kept; of more every second one of the older half is dropped."""
 NEWEST_S = 20.0
 """The most that a node used in so long counts: what it takes for a moment, it will take again."""
+
+
+FREEING_S = 3.0
+"""For servers to give back what moving buckets took."""
 
 
 class _Used:
@@ -58,8 +63,9 @@ class _Used:
         self.looks.append((now_s, num_bytes))
 
     @property
-    def most_bytes(self) -> int:
-        return max((num_bytes for _, num_bytes in self.looks), default=0)
+    def most_bytes(self) -> int | None:
+        """The most of the newest looks; None: there was none since servers have come or gone."""
+        return max((num_bytes for _, num_bytes in self.looks), default=None)
 
 
 class MemoryWatch:
@@ -76,6 +82,8 @@ class MemoryWatch:
         self._held: dict[str, tuple[TableHeld, ...]] = {}
         self._seen: dict[str, list[RowsSeen]] = {}
         self._looked_s = 0.0
+        #: From when on servers have given back what a move took; None: it has just ended.
+        self._freed_s: float | None = 0.0
         #: When how many samples were in the model, at the last two looks.
         self._progress = ((0.0, 0), (0.0, 0))
         self._short: set[tuple[str, int]] = set()
@@ -84,7 +92,11 @@ class MemoryWatch:
 
     def heartbeat(self, node: str, facts: NodeFacts, now_s: float) -> None:
         """An agent has said what its node uses."""
-        if facts.memory_bytes:
+        if self._freed_s is None:
+            self._freed_s = now_s + FREEING_S
+            for each in self._used.values():
+                each.looks.clear()
+        if facts.memory_bytes and now_s >= self._freed_s:
             used = self._used.get(node)
             if used is None or used.inc != facts.inc:
                 used = self._used[node] = _Used(facts.inc)
@@ -96,7 +108,12 @@ class MemoryWatch:
         self._held[node] = message.tables
 
     def note(self, event: Event) -> None:
-        """Take in the end of a life; one out of memory has the next life get twice as much."""
+        """Take in the end of a life; one out of memory has the next life get twice as much.
+
+        Where servers have come or gone, what the others used before says nothing any more.
+        """
+        if isinstance(event, ServersChangedEvent):
+            self._freed_s = None
         if not isinstance(event, ProcessExitedEvent):
             return
         self._used.pop(event.node, None)
@@ -113,7 +130,9 @@ class MemoryWatch:
         if now_s - self._looked_s < LOOK_S:
             return
         self._looked_s = now_s
-        if self._held.keys() != {node.name for node in self._members.of_role("server")}:
+        servers = {node.name for node in self._members.of_role("server")}
+        self._held = {name: held for name, held in self._held.items() if name in servers}
+        if self._held.keys() != servers:
             return  # one is coming or going: the others' rows are not all
         committed = count_committed(self._state)
         self._progress = (self._progress[1], (now_s, committed))
@@ -182,13 +201,14 @@ class MemoryWatch:
                 ServerMemory(
                     node=node,
                     limit_bytes=limit,
-                    used_bytes=used.most_bytes,
+                    used_bytes=most_bytes,
                     base_bytes=used.base_bytes,
                 ),
                 ahead,
             )
             for node in self._held
             if (used := self._used.get(node)) is not None
+            and (most_bytes := used.most_bytes) is not None
         ]
 
     def _rate(self) -> float:

@@ -103,6 +103,10 @@ class SizeOrders:
         Raises:
             ConfigError: an order is refused.
         """
+        if self._to_migrate and self._spec.backend == "local":
+            raise ConfigError(
+                f"{self._to_migrate[0]} should go to another machine, and backend local has one"
+            )
         if absent := self._absent():
             if now_s - self._stage_s <= self._patience_s:
                 return None

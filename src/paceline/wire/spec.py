@@ -252,6 +252,11 @@ class ResourcesSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         default=None, name="memory"
     )
     """Of all nodes together, at most. Default none: no bound."""
+    node_memory_bytes: Annotated[int, Meta(ge=1, le=2**60, examples=["4GiB"])] | None = field(
+        default=None, name="node_memory"
+    )
+    """Of one node, at most; what needs more is divided among more servers. Default none: the memory
+    of this machine."""
     workers: Count | None = None
     """At most. Default none: ``max_workers``, or as many as the cores allow."""
     servers: Count | None = None

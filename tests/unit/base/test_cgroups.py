@@ -10,6 +10,7 @@ from paceline.base.cgroups import (
     find_node_group,
     find_trees,
     give_way,
+    machine_memory,
     memory_headroom,
     remove_job,
 )
@@ -247,3 +248,12 @@ def test_a_process_finds_the_group_that_it_is_in(version_2: Machine) -> None:
     version_2.own.write_text(f"0::/{inside}\n")
     assert find_node_group(JOB, NODE, *at).quota == 0.5
     assert not find_node_group(JOB, "worker-1", *at).has_cpu
+
+
+def test_a_machine_has_the_memory_that_its_groups_allow(version_2: Machine) -> None:
+    at = (version_2.mounts, version_2.own)
+    physical = machine_memory(*at)
+    assert physical > 1 << 28
+    for limit, expected in (("max", physical), (str(1 << 27), 1 << 27)):
+        (version_2.root / "all/box/memory.max").write_text(limit)
+        assert machine_memory(*at) == expected

@@ -6,12 +6,16 @@ from pathlib import Path
 import pytest
 
 from paceline.base.errors import ConfigError
+from paceline.jobs import sizing
+from paceline.jobs.sizing import bounds_of
 from paceline.jobs.spec_file import resolve
 from paceline.policy.plugins import Plugins
 from paceline.policy.resources import registry
 from paceline.policy.resources.planner import ResourcePolicy
 from paceline.policy.resources.policies.none import KeepSize
 from paceline.wire.spec import JobSpec
+
+GIB = 1 << 30
 
 
 @pytest.fixture(autouse=True)
@@ -64,6 +68,20 @@ def test_nodes_begin_with_a_core_each_as_far_as_the_bound_goes() -> None:
             {"resources__policy": "rm", "mode": "asp", "samples": "at-least-once"},
             "whose servers cannot hand over",
         ),
+        (
+            {"resources__policy": "rm", "resources__node_memory": "1GiB"},
+            "resources.node_memory: got 1.0 GiB, but workers.memory is not set",
+        ),
+        (
+            {
+                "resources__policy": "rm",
+                "resources__node_memory": "1GiB",
+                "workers.memory": "1GiB",
+                "servers.memory": "2GiB",
+            },
+            "resources.node_memory: got 1.0 GiB, expected at least the 2.0 GiB of servers.memory",
+        ),
+        ({"resources__policy": "rm", "resources__node_memory": "none"}, "resources.node_memory"),
         ({"resources__policy": "rm", "resources_args__nonsense": "1"}, "has no parameter nonsense"),
     ],
 )
@@ -72,3 +90,18 @@ def test_what_cannot_be_is_refused_before_anything_starts(
 ) -> None:
     with pytest.raises(ConfigError, match=message):
         sized(**flags)
+
+
+def test_a_node_may_have_the_memory_of_this_machine_or_what_the_spec_says(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(sizing, "machine_memory", lambda: 64 * GIB)
+    assert bounds_of(sized(resources__policy="rm")).largest_server_bytes == 64 * GIB
+    own = {"workers.memory": "1GiB", "servers.memory": "2GiB", "servers.max_memory": "8GiB"}
+    bounds = bounds_of(sized(resources__policy="rm", **own))
+    assert (bounds.max_node_bytes, bounds.largest_server_bytes) == (64 * GIB, 8 * GIB)
+    bounds = bounds_of(sized(resources__policy="rm", resources__node_memory="4GiB", **own))
+    assert bounds.largest_server_bytes == 4 * GIB
+    # More than the machine has is no error: nothing is bounded by it.
+    own = {"workers.memory": "1GiB", "servers.memory": "128GiB"}
+    assert bounds_of(sized(resources__policy="rm", **own)).max_node_bytes == 128 * GIB

@@ -124,7 +124,7 @@ def test_a_file_with_every_key_is_read() -> None:
         "run_as: file\ncwd: .\nhistory: off\n"
         f"share: {{class: guaranteed, device: 'cpu:{min(os.sched_getaffinity(0))}', "
         "devices: [], device_memory: 4GiB, minimum_memory: 1GiB}\n"
-        "resources: {policy: none, cores: 8, memory: 8GiB, workers: 4, servers: 2, cost: 9, "
+        "resources: {policy: none, cores: 8, memory: 8GiB, node_memory: 2GiB, workers: 4, servers: 2, cost: 9, "
         "window_s: 5s, settle_s: 10s, between_s: 1m, patience_s: 2m}\n"
     )
     spec = resolve("job.yaml", {})

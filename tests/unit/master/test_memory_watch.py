@@ -9,7 +9,7 @@ import pytest
 from paceline.base.jobdir import JobDir
 from paceline.base.numbering import Inc
 from paceline.base.samples import Intervals
-from paceline.master.memory_watch import KEPT, MemoryWatch
+from paceline.master.memory_watch import FREEING_S, KEPT, MemoryWatch
 from paceline.master.parts import MasterParts
 from paceline.policy.resources.history import SizingHistory
 from paceline.policy.resources.memory_forecast import memory_plan
@@ -24,6 +24,7 @@ from paceline.wire.events.nodes import (
     MemoryRaisedEvent,
     MemoryShortEvent,
     ProcessExitedEvent,
+    ServersChangedEvent,
     Verdict,
 )
 from paceline.wire.messages.agent import Hardware, LimitNode, NodeFacts, NodeLimited
@@ -232,6 +233,34 @@ def test_looks_at_a_table_stay_few_and_span_the_job(tmp_path: Path) -> None:
     assert [one.samples for one in seen] == sorted({one.samples for one in seen})
     job.grow(500)  # a restore
     assert [one.samples for one in job.watch._seen["keys"]] == [0, 500]
+
+
+def test_what_servers_used_while_buckets_moved_does_not_count_afterwards(tmp_path: Path) -> None:
+    job = Watched(tmp_path, 300 * MIB, None, resources=ResourcesSpec(policy="rm"))
+    for samples in range(0, 100_000, 10_000):
+        job.grow(samples)
+    nodes = tuple(NodeUse(node=name, role="server") for name in SERVERS)
+    seen = ResourceObservation(
+        now_s=0.0, mode="asp", batch_size=1, samples_done=1, size=JobSize(workers=1), nodes=nodes
+    )
+    before = job.watch.completed(seen).nodes[0].used_bytes
+    assert before is not None
+    job.watch.note(ServersChangedEvent(count=3, joined=("server-2",)))
+    job.grow(100_000, rows=90_000)
+    assert job.watch.completed(seen).nodes[0].used_bytes is None, "a part of it is still there"
+    job.now_s += FREEING_S
+    job.grow(100_000, rows=20_000)
+    after = job.watch.completed(seen).nodes[0].used_bytes
+    assert after is not None
+    assert after < before
+
+
+def test_a_server_that_has_left_is_not_waited_for(tmp_path: Path) -> None:
+    job = Watched(tmp_path, 300 * MIB, 4096 * MIB)
+    gone = TableHeld("keys", 10, 1024 - 64)
+    job.watch.told("server-9", TablesHeld(inc=Inc(1), tables=(gone,)))
+    job.grow_until_told()
+    assert isinstance(job.events[0], MemoryRaisedEvent)
 
 
 def test_a_resource_policy_sees_the_tables_and_plans_for_them(tmp_path: Path) -> None:

@@ -1,7 +1,7 @@
 """A change of a job's size that does not come: what of it is withdrawn before it has failed."""
 
 from types import SimpleNamespace
-from typing import cast
+from typing import Literal, cast
 
 import pytest
 from msgspec.structs import replace
@@ -23,13 +23,15 @@ PATIENCE_S = 10.0
 class Job:
     """A job of one worker and one server, whose other servers never come."""
 
-    def __init__(self) -> None:
+    def __init__(self, backend: Literal["local", "ray"] = "local") -> None:
         self.change: ServersChanging | None = None
         self.calls: list[str] = []
         self.is_over = True
         """Whether a withdrawal is over at once."""
         self.refuses = ""
-        spec = JobSpec(script="train.py", resources=ResourcesSpec(patience_s=PATIENCE_S))
+        spec = JobSpec(
+            script="train.py", backend=backend, resources=ResourcesSpec(patience_s=PATIENCE_S)
+        )
         self.nodes = {
             role: SimpleNamespace(name=f"{role}-0", rank=0, word="running")
             for role in ("worker", "server")
@@ -105,11 +107,20 @@ def test_a_change_has_failed_when_its_servers_are_awaited_no_more(job: Job) -> N
     assert job.orders.go_on(13.0) == "pending"
 
 
-def test_a_server_whose_successor_does_not_come_stays(job: Job) -> None:
+def test_a_server_whose_successor_does_not_come_stays() -> None:
+    job = Job("ray")
     job.orders.begin(ONE, MIGRATED, 0.0)
     assert job.orders.go_on(0.0) is None
     assert job.orders.go_on(11.0) == "pending"
     assert job.calls == ["restart server-0", "withdraw"]
+
+
+def test_a_server_is_not_moved_to_another_machine_where_there_is_none(job: Job) -> None:
+    job.orders.begin(ONE, MIGRATED, 0.0)
+    assert job.orders.go_on(0.0) == "refused"
+    assert job.calls == []
+    why = "server-0 should go to another machine, and backend local has one"
+    assert job.orders.detail == why
 
 
 @pytest.mark.parametrize(

@@ -193,6 +193,18 @@ def test_where_nodes_may_not_be_as_large_more_servers_share_the_rows() -> None:
     assert found == JobSize(workers=1, servers=3, server_memory=200 * MIB)
 
 
+@pytest.mark.parametrize("bound", ["max_node_bytes", "max_server_bytes"])
+def test_buckets_move_while_there_is_room_for_a_second_store(bound: str) -> None:
+    # Both servers use 140 MB, 40 MB of it for rows: 181 MB more while a third one comes.
+    enough = {"limit": 400 * MIB, "samples_total": 1_100}
+    assert cure(**enough, bounds=ResourceBounds(**{bound: 400 * MIB})) is None
+    tight = ResourceBounds(**{bound: 300 * MIB})
+    assert cure(limit=300 * MIB, samples_total=1_100, bounds=tight) is None, "it will do"
+    scarce = {"limit": 300 * MIB, "samples_total": 9_000}
+    assert cure(**scarce) is None, "a limit can be raised later"
+    assert cure(**scarce, bounds=tight) == JobSize(workers=1, servers=5, server_memory=300 * MIB)
+
+
 def test_what_is_within_the_bounds_is_better_than_nothing() -> None:
     bounds = ResourceBounds(max_node_bytes=200 * MIB, max_servers=2)
     assert cure(bounds=bounds) == JobSize(workers=1, servers=2, server_memory=200 * MIB)

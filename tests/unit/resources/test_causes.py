@@ -8,7 +8,7 @@ import pytest
 from msgspec.structs import replace
 
 from paceline.policy.resources.causes import ALGORITHMS, diagnose
-from paceline.policy.resources.history import MeasuredSize, SizingHistory
+from paceline.policy.resources.history import MeasuredSize, PlanOutcome, SizingHistory
 from paceline.policy.resources.observation import (
     JobSize,
     NodeUse,
@@ -47,7 +47,7 @@ def case(nodes: tuple[NodeUse, ...], **fields: Any) -> ResourceObservation:
         NodeUse(node=f"worker-{number}", role="worker", granted_cores=1.0, batch_s=0.5)
         for number in range(4)
     )
-    bounds = ResourceBounds(cores=12.0, max_node_cores=4.0)
+    bounds = ResourceBounds(cores=12.0, max_node_cores=4.0, has_other_machines=True)
     seen = replace(observation(size=SIZE, nodes=(*workers, *nodes), bounds=bounds), **fields)
     return msgspec.json.decode(msgspec.json.encode(seen), type=ResourceObservation)
 
@@ -111,6 +111,29 @@ def test_a_slow_machine_is_left_and_the_size_stays() -> None:
     assert plan is not None
     assert plan.nodes == (NodeTarget(node="server-2", cpu=1.0, migrate=True),)
     assert plan.expected_per_s == pytest.approx(100.0 * 0.5 / 0.3)
+
+
+def test_a_slow_machine_is_not_left_where_there_is_no_other() -> None:
+    here = ResourceBounds(cores=12.0, max_node_cores=4.0)
+    seen = case(servers(0.5, 0.5, 0.5, slow=2), bounds=here)
+    rate = at(SIZE, server_cores=0.5)
+    done = tuple(
+        PlanOutcome(
+            origin=SIZE,
+            target=SIZE,
+            relieves=relieves,
+            before_per_s=1.0,
+            expected_per_s=1.0,
+            after_per_s=1.0,
+            verdict="better",
+        )
+        for relieves in ("server_work", "compute")
+    )
+    history = SizingHistory(measured=(replace(rate, worker_cores=0.5),), outcomes=done)
+    assert ALGORITHMS["slow_server"](seen, history, diagnose(seen)[1]) is None
+    held = SampleOptimiseAdjust().decide(seen, history)
+    assert isinstance(held, Hold)
+    assert held.detail == "a server is slow, and there is no other machine"
 
 
 def test_workers_for_idle_server_cores_are_bounded_by_what_is_left() -> None:

@@ -94,7 +94,12 @@ def _granted(seen: ResourceObservation) -> float:
 def migrate(
     seen: ResourceObservation, history: SizingHistory, server: NodeUse | None
 ) -> ResourcePlan | None:
-    """Another machine for a server that is slow although it has no more load than its peers."""
+    """Another machine for a server that is slow although it has no more load than its peers.
+
+    None where there is no other machine. A solution against stragglers may replace it there.
+    """
+    if not seen.bounds.has_other_machines:
+        return None
     peers = [
         each.service_s for each in seen.of_role("server") if each is not server and each.service_s
     ]

@@ -43,6 +43,10 @@ STEP_BYTES = 1 << 20
 """Limits are whole multiples of it."""
 KEY_BYTES = 64
 """Of a row, for its key: up to 47 bytes of the hash table, 8 for the key, 8 for its last use."""
+MOVE_BYTES, MOVE_COPIES = 96 << 20, 2.0
+"""What a server takes on top while its rows are divided among more servers: at least, and for each
+byte of its share. A child process sends rows that it has collected, and what stays is built once
+more."""
 FIRST_ROWS = 1024
 """A table has room for so many rows at first, and then for twice as many each time."""
 MOST_COPIES = 4.0
@@ -86,11 +90,26 @@ class MemoryForecast(msgspec.Struct, frozen=True, kw_only=True):
     """With `AHEAD` as many samples again, or at the fastest growth until a cure takes effect."""
     end_bytes: int | None
     """At the job's last sample; None: it is not known."""
+    moving_bytes: int = 0
+    """That it takes on top while its rows are divided among more servers."""
 
     @property
     def is_due(self) -> bool:
         """Whether it needs a cure now."""
-        return max(self.near_bytes, self.used_bytes / (1.0 - RESERVE)) > self.limit_bytes
+        return self._is_due(0)
+
+    @property
+    def is_due_by_moving(self) -> bool:
+        """The same where no limit can be raised: buckets must move as long as there is room.
+
+        Not where the limit will do until the job's last sample.
+        """
+        will_do = self.end_bytes is not None and self.end_bytes <= self.limit_bytes
+        return self.is_due or (not will_do and self._is_due(self.moving_bytes))
+
+    def _is_due(self, more_bytes: int) -> bool:
+        need = max(self.near_bytes, self.used_bytes / (1.0 - RESERVE))
+        return need + more_bytes > self.limit_bytes
 
     @property
     def wanted_bytes(self) -> int:
@@ -154,6 +173,7 @@ def forecast(server: ServerMemory, ahead: JobAhead) -> MemoryForecast:
         used_bytes=server.used_bytes,
         near_bytes=math.ceil(server.used_bytes + copies * max(grows, bursts)),
         end_bytes=end,
+        moving_bytes=math.ceil(MOVE_BYTES + MOVE_COPIES * _held_bytes(ahead)),
     )
 
 
@@ -163,14 +183,19 @@ def _row_bytes(table: TableRows) -> int:
 
 def _copies(server: ServerMemory, ahead: JobAhead) -> float:
     """Return what a server takes for each byte of its tables."""
-    held = sum(
+    held = _held_bytes(ahead)
+    if held <= server.base_bytes / 8:
+        return UNKNOWN_COPIES
+    return min(max((server.used_bytes - server.base_bytes) / held, 1.0), MOST_COPIES)
+
+
+def _held_bytes(ahead: JobAhead) -> float:
+    """Return what one server's share of all rows takes, without copies."""
+    return sum(
         table.seen[-1].rows / ahead.servers * _row_bytes(table)
         for table in ahead.tables
         if table.seen
     )
-    if held <= server.base_bytes / 8:
-        return UNKNOWN_COPIES
-    return min(max((server.used_bytes - server.base_bytes) / held, 1.0), MOST_COPIES)
 
 
 def _growth_bytes(table: TableRows, samples: float, servers: int) -> float:
@@ -200,7 +225,10 @@ def memory_plan(seen: ResourceObservation, history: SizingHistory) -> ResourcePl
     Returns:
         The plan; None: nothing is due, or nothing more is within the bounds.
     """
-    due = [one for one in forecasts(seen) if one.is_due]
+    most, has = seen.bounds.largest_server_bytes, seen.size.server_memory
+    may_grow = most is None or has < most
+    found = forecasts(seen)
+    due = [one for one in found if (one.is_due if may_grow else one.is_due_by_moving)]
     if not due:
         return None
     rate = _rate(seen)
@@ -223,7 +251,11 @@ def memory_plan(seen: ResourceObservation, history: SizingHistory) -> ResourcePl
 
 def forecasts(seen: ResourceObservation) -> list[MemoryForecast]:
     """Forecast the memory of each server that has a limit."""
-    lead_s = max(seen.transition_s(replace(seen.size, server_memory=0)), LEAD_S)
+    most = seen.bounds.largest_server_bytes
+    cures = [replace(seen.size, server_memory=0)]
+    if most is not None and seen.size.server_memory >= most:
+        cures.append(replace(seen.size, servers=seen.size.servers + 1))
+    lead_s = max(LEAD_S, *(seen.transition_s(cure) for cure in cures))
     ahead = JobAhead(
         done=seen.samples_done,
         last=seen.samples_total if seen.model.last_new is None else seen.model.last_new,
@@ -248,8 +280,8 @@ def forecasts(seen: ResourceObservation) -> list[MemoryForecast]:
 
 def _cures(seen: ResourceObservation, wanted: int) -> Iterator[JobSize]:
     """Yield sizes that would do, the one that moves least first; then those that help a while."""
-    size, most = seen.size, seen.bounds.max_node_bytes
-    if most is None or wanted <= most:
+    size, most = seen.size, seen.bounds.largest_server_bytes
+    if wanted > size.server_memory and (most is None or wanted <= most):
         yield replace(size, server_memory=_whole(wanted))
     spread = math.ceil(size.servers * wanted / (most or size.server_memory))
     yield replace(

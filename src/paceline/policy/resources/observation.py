@@ -112,6 +112,10 @@ class ResourceBounds(msgspec.Struct, frozen=True, kw_only=True):
     """Of one node (the paper's C_max)."""
     max_node_bytes: int | None = None
     """Memory of one node."""
+    max_server_bytes: int | None = None
+    """Memory of one server."""
+    has_other_machines: bool = False
+    """Whether a new node may come to another machine than the one in whose place it comes."""
     core_step: float = 0.1
     """Smallest step of a node's cores."""
 
@@ -139,6 +143,7 @@ class ResourceBounds(msgspec.Struct, frozen=True, kw_only=True):
             ("cost per hour", size.cost(prices) + extra_cores * prices.core, self.cost),
             ("cores of one node", self._largest_cores(size), self.max_node_cores),
             ("GiB of one node", largest / GIB, _gib(self.max_node_bytes)),
+            ("GiB of one server", size.server_memory / GIB, _gib(self.max_server_bytes)),
         )
         for what, amount, limit in amounts:
             if limit is not None and amount > limit * slack:
@@ -147,6 +152,12 @@ class ResourceBounds(msgspec.Struct, frozen=True, kw_only=True):
             least_cores = self._smallest_cores(size)
             return f"cores of one node: {least_cores:g}, and the least is {self.min_node_cores:g}"
         return ""
+
+    @property
+    def largest_server_bytes(self) -> int | None:
+        """The most memory that a server may have; None: no limit."""
+        limits = (self.max_node_bytes, self.max_server_bytes)
+        return min((limit for limit in limits if limit is not None), default=None)
 
     @staticmethod
     def _largest_cores(size: JobSize) -> float:

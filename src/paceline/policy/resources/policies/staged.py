@@ -33,6 +33,8 @@ class SampleOptimiseAdjust(ResourcePolicy, frozen=True):
             return _staged(seen, now, _workers(seen, now), "compute", "faster")
         cause, server = diagnose(seen)
         plan = ALGORITHMS[cause](seen, history, server) if cause in ALGORITHMS else None
+        if plan is None and cause == "slow_server" and not seen.bounds.has_other_machines:
+            return Hold(cause="bounds", detail="a server is slow, and there is no other machine")
         return plan or Hold(cause="no_gain", detail=cause)
 
 
