@@ -8,6 +8,11 @@ of a change is the longest time between two steps of a worker while it goes on, 
 step. The rate is that of all workers from the order until the buckets have moved, and for five
 seconds at least, compared with the five seconds before.
 
+While buckets are copied workers send to the servers of both maps. So training is as fast then as
+it is with the larger number of servers, at best. *Of slower* compares the rate with the slower of
+the five seconds before and five seconds after: what is below 1 is the move itself. *Before s* is
+the longest step, less the median, in the five seconds before: what the machine does on its own.
+
 Each sample adds 1 to a row of its own. The job is stopped after the last change, and its last cut
 must hold each sample as often as its committed set says. Prints a table and JSON.
 """
@@ -33,6 +38,15 @@ FIRST, THEN = 2, (4, 1, 3)
 BEFORE_S = 5.0
 AFTER_S = 1.0
 PATIENCE_S = 180.0
+SHOWN = {
+    "what": "servers",
+    "pause_s": "pause s",
+    "other_s": "before s",
+    "rate": "rate",
+    "of_slower": "of slower",
+    "took_s": "took s",
+}
+"""Columns of the table."""
 PAUSE_FLOOR_S, PAUSE_GOAL_S, RATE_FLOOR = 0.2, 0.05, 0.9
 
 
@@ -58,10 +72,14 @@ def measure(megabytes: int, mode: Mode, rounds: int) -> list[dict[str, Any]]:
     with harness.scratch() as out, harness.running(spec_of(out, megabytes, mode)) as job:
         wait_for_steps(job, out)
         before = FIRST
-        for _ in range(rounds):
-            for count in (*THEN, FIRST):
-                found.append(change(job, out, before, count))
-                before = count
+        for count in (*THEN, FIRST) * rounds:
+            found.append(change(job, out, before, count))
+            before = count
+        time.sleep(BEFORE_S)
+        now_s = time.monotonic()
+        rates = [each["before"] for each in found[1:]]
+        for each, after in zip(found, [*rates, rate(stamps_of(out), now_s - BEFORE_S, now_s)]):
+            each["of_slower"] = each["during"] / min(each["before"], after)
         ask(job, StopJob())
         harness.require(job, job.outcome.exists, PATIENCE_S, "the job does not stop")
         check_counts(job)
@@ -97,17 +115,27 @@ def change(job: JobDir, out: Path, before: int, count: int) -> dict[str, Any]:
     end_s = time.monotonic()
     seen_s = max(end_s + AFTER_S, start_s + BEFORE_S)
     time.sleep(seen_s - end_s)
-    stamps = [harness.stamps(path) for path in out.glob("*.steps.f64")]
-    rates = [
-        rate(stamps, start_s - BEFORE_S, start_s),
-        rate(stamps, start_s, max(end_s, start_s + BEFORE_S)),
-    ]
+    stamps = stamps_of(out)
+    of_before = rate(stamps, start_s - BEFORE_S, start_s)
+    during = rate(stamps, start_s, max(end_s, start_s + BEFORE_S))
+
+    def longest(from_s: float, to_s: float) -> float:
+        return max(pause(each, from_s, to_s, median_before_s=start_s) for each in stamps)
+
     return {
         "what": what,
-        "pause_s": max(pause(each, start_s, end_s + AFTER_S) for each in stamps),
-        "rate": rates[1] / rates[0],
+        "pause_s": longest(start_s, end_s + AFTER_S),
+        "other_s": longest(start_s - BEFORE_S, start_s),
+        "rate": during / of_before,
+        "before": of_before,
+        "during": during,
         "took_s": end_s - start_s,
     }
+
+
+def stamps_of(out: Path) -> list[Any]:
+    """When each life of a worker ended its steps."""
+    return [harness.stamps(path) for path in out.glob("*.steps.f64")]
 
 
 def rate(stamps: list[Any], start_s: float, end_s: float) -> float:
@@ -116,10 +144,10 @@ def rate(stamps: list[Any], start_s: float, end_s: float) -> float:
     return steps / (end_s - start_s)
 
 
-def pause(stamps: Any, start_s: float, end_s: float) -> float:
-    """The longest step in that time, less the median one before it."""
+def pause(stamps: Any, start_s: float, end_s: float, *, median_before_s: float) -> float:
+    """The longest step in that time, less the median one before a change."""
     steps = stamps[1:] - stamps[:-1]
-    before = steps[stamps[1:] < start_s][-200:]
+    before = steps[stamps[1:] < median_before_s][-200:]
     during = steps[(stamps[1:] >= start_s) & (stamps[:-1] <= end_s)]
     return float(during.max() - statistics.median(before))
 
@@ -164,8 +192,8 @@ def main() -> int:
             for one in found:
                 name = f"{size} MB, {mode}, {one['what']}"
                 figures.setdefault(name, []).append(one)
-                rows.append((f"{size} MB", mode, *one.values()))
-    harness.table(("servers hold", "mode", "servers", "pause s", "rate", "took s"), rows)
+                rows.append((f"{size} MB", mode, *(one[name] for name in SHOWN)))
+    harness.table(("servers hold", "mode", *SHOWN.values()), rows)
     harness.report("server_scaling", figures, file=options.json)
     pauses = [one["pause_s"] for found in figures.values() for one in found]
     rates = [one["rate"] for found in figures.values() for one in found]

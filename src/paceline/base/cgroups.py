@@ -23,6 +23,8 @@ are the kernel's bounds: for less than 0.1 core the period is longer."""
 
 CUT = 0.9
 """Of a quota: what is nearer to it may be rounded."""
+LAST = "last"
+"""The group of a job's processes that give way to its nodes."""
 NO_LIMIT = 1 << 60
 """What version 1 shows without one is larger."""
 
@@ -247,7 +249,8 @@ def _weigh_by_members(parent: Path, num_new: int = 1) -> None:
     Groups without processes do not count: what killed jobs left behind would weigh on all others.
     Those that are being made have none yet.
     """
-    num_nodes = num_new + sum(_is_populated(procs) for procs in parent.rglob("cgroup.procs"))
+    groups = (procs for procs in parent.rglob("cgroup.procs") if procs.parent.name != LAST)
+    num_nodes = num_new + sum(map(_is_populated, groups))
     _write_if_there(parent / "cpu.shares", str(min(1024 * num_nodes, 262_144)))
     _write_if_there(parent / "cpu.weight", str(min(100 * num_nodes, 10_000)))
 
@@ -275,6 +278,32 @@ def give_way(job_id: str, gives: bool, mounts: Path = MOUNTS, own: Path = OWN) -
         if tree.version == 2:
             rank.write_text("0")
         _weigh_by_members(job, 0)
+
+
+def come_last(job_id: str, mounts: Path = MOUNTS, own: Path = OWN) -> Path | None:
+    """Let this process have a processor only while no node of its job wants it.
+
+    Its priority does not do that: it counts only within the group of its node. So the process moves
+    to a group of its own. Not where its node has a cpu quota, which would no longer hold for it.
+
+    Returns:
+        Where it writes ``0`` to be as it was; None: it is.
+    """
+    tree = find_trees(mounts, own).get("cpu")
+    if tree is None or tree.base.parent.name != job_id or _quota(tree.version, tree.base):
+        return None
+    group = tree.base.parent / LAST
+    try:
+        group.mkdir(exist_ok=True)
+        files = (("cpu.idle", "1"), ("cpu.shares", "2"), ("cpu.weight", "1"))
+        there = ((group / name, least) for name, least in files if (group / name).exists())
+        for file, least in there:
+            file.write_text(least)
+            break  # the others are refused in an idle group
+        (group / "cgroup.procs").write_text("0")
+    except OSError:
+        return None
+    return tree.base / "cgroup.procs"
 
 
 def _is_populated(procs: Path) -> bool:

@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from paceline.base.cgroups import (
+    come_last,
     cpu_quota,
     create_node_group,
     find_node_group,
@@ -176,6 +177,33 @@ def test_in_version_2_a_job_that_gives_way_is_idle_to_the_kernel(version_2: Mach
         give_way(JOB, gives, *at)
         assert (job / "cpu.idle").read_text() == str(int(gives))
     assert (job / "cpu.weight").read_text() == "100"
+
+
+@pytest.mark.parametrize(
+    ("rank", "least"), [("cpu.idle", "1"), ("cpu.shares", "2"), ("cpu.weight", "1")]
+)
+def test_a_process_comes_after_all_nodes_of_its_job(
+    version_1: Machine, rank: str, least: str
+) -> None:
+    root, at = version_1.root, (version_1.mounts, version_1.own)
+    create_node_group(JOB, NODE, None, None, *at)
+    assert come_last(JOB, *at) is None, "it is in no group of a node"
+    version_1.own.write_text(f"2:cpu,cpuacct:/paceline/{JOB}/{NODE}\n")
+    last = root / "cpu,cpuacct/paceline" / JOB / "last"
+    last.mkdir()
+    (last / rank).write_text("")
+    home = come_last(JOB, *at)
+    assert home == root / "cpu,cpuacct/paceline" / JOB / NODE / "cgroup.procs"
+    assert (last / rank).read_text() == least
+    assert (last / "cgroup.procs").read_text() == "0"
+
+
+def test_a_process_of_a_node_with_a_quota_stays_in_its_group(version_1: Machine) -> None:
+    at = version_1.mounts, version_1.own
+    create_node_group(JOB, NODE, 0.5, None, *at)
+    version_1.own.write_text(f"2:cpu,cpuacct:/paceline/{JOB}/{NODE}\n")
+    assert come_last(JOB, *at) is None
+    assert not (version_1.root / "cpu,cpuacct/paceline" / JOB / "last").exists()
 
 
 def test_removal_takes_all_groups_of_the_job_and_no_other(version_1: Machine) -> None:

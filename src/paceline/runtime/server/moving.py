@@ -30,6 +30,7 @@ from typing import NamedTuple
 
 import msgspec
 
+from paceline.base.cgroups import come_last
 from paceline.base.errors import InternalError
 from paceline.base.numbering import Inc
 from paceline.base.processes import die_with_parent
@@ -50,10 +51,16 @@ WINDOW = 4
 BYTES_PER_S = 100e6
 """No owner sends faster: training has the rest of the machine."""
 RESEND_S = 1.0
+LEAST_BYTES_PER_S, RANK_AFTER_S = 10e6, 2.0
+"""A sender that comes after all who train has to send so much: where they use all processors it
+would send nothing."""
 NICE = 10
-"""By so much the priority of a sender is lower."""
-LONGEST_REST_S = 0.05
-"""After each piece the thread that received it rests for as long as it worked, but no longer."""
+"""By so much its priority is lower then."""
+BURST_BYTES = 1 << 17
+"""So much is put where it belongs at a time, and a rest follows: a thread that trains waits for a
+processor for no longer than that takes, 0.3 ms where memory is slow."""
+REST, LONGEST_REST_S = 3, 0.01
+"""The rest is so many times as long as the work before it, but no longer than that."""
 CATCH_UP_S = 0.01
 """As long as there is much to catch up with, so much of a turn is spent on that."""
 
@@ -74,8 +81,9 @@ class Sender:
         status = 1
         try:
             _become_child()
+            rank = _Rank(process.job.job_id)
             for server, piece in to:
-                _send_all(process, store.part(moving_buckets(piece)), server, piece)
+                _send_all(process, store.part(moving_buckets(piece)), server, piece, rank)
             status = 0
         except Exception:  # noqa: BLE001 - the master gives a move up when nothing arrives
             _log.exception("buckets_not_sent to=%s", ",".join(server.node for server, _ in to))
@@ -103,7 +111,22 @@ def _become_child() -> None:
     die_with_parent()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, signal.SIG_DFL)
-    os.nice(NICE)  # those who train come first
+
+
+class _Rank:
+    """A sender comes after all who train, unless it would have nothing then."""
+
+    def __init__(self, job_id: str) -> None:
+        self._home = come_last(job_id)
+        if self._home is None:
+            os.nice(NICE)
+
+    def sends(self, bytes_per_s: float) -> None:
+        """Say how fast it sends."""
+        if self._home is not None and bytes_per_s < LEAST_BYTES_PER_S:
+            os.nice(NICE)
+            self._home.write_text("0")
+            self._home = None
 
 
 def moving_buckets(piece: Piece) -> tuple[int, ...]:
@@ -115,7 +138,11 @@ def moving_buckets(piece: Piece) -> tuple[int, ...]:
 
 
 def _send_all(
-    process: Process, saved: Mapping[str, Array | cutfile.Scattered], to: Server, piece: Piece
+    process: Process,
+    saved: Mapping[str, Array | cutfile.Scattered],
+    to: Server,
+    piece: Piece,
+    rank: _Rank,
 ) -> None:
     ident = f"{process.node}-copy-{process.inc}"
     image = cutfile.Chunks(saved, PIECE_BYTES)
@@ -139,6 +166,8 @@ def _send_all(
         for _, answer, _frames in client.poll(early_s if waiting and early_s > 0 else RESEND_S):
             if isinstance(answer, PieceHeld):
                 unanswered.pop(answer.offset, None)
+        if now_s - begun_s > RANK_AFTER_S:
+            rank.sends(num_sent / (now_s - begun_s))
     client.close()
 
 
@@ -212,12 +241,19 @@ class ArrivingShare:
             arrived = self._inbox.get()
             if arrived is None:
                 return False
-            start_s = time.monotonic()
-            if landings.take(arrived):
+            if self._put(landings, arrived):
                 self._answers.put(arrived)
             del arrived  # it keeps the memory of its frame
-            self._stopped.wait(min(time.monotonic() - start_s, LONGEST_REST_S))
         landings.load()
+        return True
+
+    def _put(self, landings: "_Landings", arrived: "_Arrived") -> bool:
+        """Put a piece where it belongs, slowly; False: it has to come again."""
+        for burst in _bursts(arrived):
+            start_s = time.thread_time()
+            if not landings.take(burst):
+                return False
+            self._stopped.wait(min(REST * (time.thread_time() - start_s), LONGEST_REST_S))
         return True
 
     def settle(self) -> bool:
@@ -270,6 +306,14 @@ class _Arrived(NamedTuple):
     peer: bytes
     piece: Piece
     frame: memoryview
+
+
+def _bursts(arrived: "_Arrived") -> "Iterator[_Arrived]":
+    """What has arrived, a little at a time."""
+    peer, piece, frame = arrived
+    for at in range(0, frame.nbytes, BURST_BYTES):
+        burst = msgspec.structs.replace(piece, offset=piece.offset + at)
+        yield _Arrived(peer, burst, frame[at : at + BURST_BYTES])
 
 
 class _Landings:

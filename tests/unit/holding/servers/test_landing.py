@@ -2,6 +2,7 @@
 
 import random
 import time
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -133,7 +134,11 @@ def test_what_is_no_header_is_refused() -> None:
         landing.take(0, memoryview(bytes([4, 0, 0, 0, 0, 0, 0, 0]) + b"abcd"))
 
 
-def test_a_piece_is_answered_when_it_is_where_it_belongs_and_a_move_that_is_over_ends() -> None:
+@pytest.mark.parametrize("burst_bytes", [100, moving.BURST_BYTES])
+def test_a_piece_is_answered_when_it_is_where_it_belongs_and_a_move_that_is_over_ends(
+    monkeypatch: pytest.MonkeyPatch, burst_bytes: int
+) -> None:
+    monkeypatch.setattr(moving, "BURST_BYTES", burst_bytes)
     now = ServerMap(version=1, servers=(Server(OWNER, "a", "x://a"),), owners=ALL)
     fresh = Server(NEW, "b", "x://b")
     owners = tuple(NEW if bucket % 2 else OWNER for bucket in range(NUM_BUCKETS))
@@ -161,3 +166,29 @@ def test_a_piece_is_answered_when_it_is_where_it_belongs_and_a_move_that_is_over
 
 def sent_at(piece: Piece, offset: int) -> Piece:
     return msgspec.structs.replace(piece, offset=offset)
+
+
+def test_a_sender_that_would_send_nothing_comes_no_longer_after_all_who_train(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    home, nice = tmp_path / "cgroup.procs", list[int]()
+    monkeypatch.setattr(moving, "come_last", lambda _job_id: home)
+    monkeypatch.setattr(moving.os, "nice", nice.append)
+    rank = moving._Rank("job-1")
+
+    rank.sends(2 * moving.LEAST_BYTES_PER_S)
+    assert not home.exists()
+    rank.sends(moving.LEAST_BYTES_PER_S / 2)
+    assert (home.read_text(), nice) == ("0", [moving.NICE])
+    rank.sends(moving.LEAST_BYTES_PER_S / 2)
+    assert nice == [moving.NICE], "it does so once"
+
+
+def test_a_sender_that_cannot_come_last_has_a_low_priority(monkeypatch: pytest.MonkeyPatch) -> None:
+    nice = list[int]()
+    monkeypatch.setattr(moving, "come_last", lambda _job_id: None)
+    monkeypatch.setattr(moving.os, "nice", nice.append)
+
+    moving._Rank("job-1").sends(0.0)
+
+    assert nice == [moving.NICE]
