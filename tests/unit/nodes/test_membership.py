@@ -1163,6 +1163,24 @@ def test_servers_that_cannot_join_leave_all_as_it_was() -> None:
     assert NodeOrders(job.members).scale_servers(1, 0.0) == [], "as many as there are"
 
 
+def test_a_server_that_joins_by_the_name_of_one_that_has_left_survives_the_master() -> None:
+    job = scaling(2, 1)
+    job.note(job.members.changed())
+    job.note(NodeOrders(job.members).scale_servers(2, 2.0))
+    assert [node.name for node in job.members.nodes.values() if node.joins] == ["server-1"]
+
+    later = job.restarted()
+
+    assert later.members.change == job.members.change
+    assert later.members.change_due() is None, "it is not up"
+    assert Launch("server-1") in later.first
+    later.hello("server-1", 60)
+    later.up("server-1", "shm://server-1")
+    due = later.members.change_due()
+    assert due is not None
+    assert [server.node for server in due[0]] == ["server-1"]
+
+
 @pytest.mark.parametrize("counts", [(1, 3), (3, 1)])
 def test_a_change_of_servers_survives_the_master(counts: tuple[int, int]) -> None:
     job = scaling(*counts)

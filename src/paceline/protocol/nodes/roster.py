@@ -153,6 +153,8 @@ class Roster:
         if isinstance(record, ServersChanging):
             self.change = change = record
             for name in record.joining:
+                if name in self.nodes and not self._stays(name):
+                    self.forget(self.nodes[name])  # the server that had this name is gone
                 node = self._known(name)
                 node.joins = True
                 if record.replaced in self.nodes:
