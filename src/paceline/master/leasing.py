@@ -1,5 +1,7 @@
 """What workers get to train on: feeds that are opened, sizes of leases, plans."""
 
+from typing import assert_never
+
 from paceline.master.first_samples import FirstSamples
 from paceline.master.parts import MasterParts
 from paceline.master.training_core import TrainingCore
@@ -15,7 +17,7 @@ from paceline.protocol.samples.plans import GlobalAction
 from paceline.wire.events.checks import PlanEvent
 from paceline.wire.events.state import FeedCompleteEvent, FeedOpenedEvent
 from paceline.wire.messages.feeds import Feed
-from paceline.wire.messages.node import LeaseRequest, OpenFeed
+from paceline.wire.messages.node import AskPlace, LeaseRequest, OpenFeed
 
 
 class Leasing:
@@ -27,15 +29,26 @@ class Leasing:
         self._state, self._do = core.state, core.do
         self._first = FirstSamples()
 
-    def open(self, name: str, message: OpenFeed) -> None:
+    def asked(self, name: str, message: OpenFeed | AskPlace) -> None:
+        """Answer a script that opens a feed, or that asks how far the model is in it."""
+        match message:
+            case OpenFeed():
+                self._open(name, message)
+            case AskPlace():
+                self._do(self._state.place_asked(message))
+            case _:
+                assert_never(message)
+
+    def _open(self, name: str, message: OpenFeed) -> None:
         """Open a feed; again: only say so.
 
         A worker of another machine that reads other data than the job has trained on is left out.
         """
         feed, node = message.feed, self._members.nodes[name]
         self._first.readers.add(name)
-        if feed.feed not in self._state.ledger.feeds:
-            self._outbox.tell(FeedOpenedEvent(feed=feed.feed, purpose=feed.purpose))
+        if self._state.known_feed(feed) is None:
+            number = self._state.number_of(feed)
+            self._outbox.tell(FeedOpenedEvent(feed=number, purpose=feed.purpose))
         who = f"{name} on {node.agent.host}" if node.agent.host else name
         late = node.agent.is_remote and bool(self._state.ledger.done)
         self._do(self._state.open_feed(message, who, spared=late or node.by_itself))

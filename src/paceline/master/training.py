@@ -34,6 +34,7 @@ from paceline.wire.events.nodes import FencedEvent
 from paceline.wire.messages.group import Profiled
 from paceline.wire.messages.node import (
     AskCut,
+    AskPlace,
     Copied,
     CutDelayed,
     EvaluateResult,
@@ -105,8 +106,8 @@ class Training:
         match message:
             case LeaseRequest():
                 self.leasing.lease(node, message, now_s)
-            case OpenFeed():
-                self.leasing.open(node, message)
+            case OpenFeed() | AskPlace():
+                self.leasing.asked(node, message)
             case GiveBack():
                 self.do(self.state.given_back(message))
             case AskCut():

@@ -6,6 +6,8 @@ from paceline.protocol.samples.ledger import Ledger
 from paceline.wire.messages.feeds import Feed
 from paceline.wire.schema import ModelSchema
 
+_OF_THE_FIRST = ("first_step", "calls", "place")
+"""Fields that nobody compares: they are as the first worker, or the master, has filled them in."""
 _OF_DATA = ("num_samples", "contents")
 _SAME_FILES = "put the same files on all machines, or on storage that they share"
 
@@ -44,7 +46,8 @@ def feed_difference(known: Feed, other: Feed, first: str = "", second: str = "")
         first: who has opened ``known``; empty: a life of before.
         second: who has opened ``other``.
     """
-    for field in [name for name in Feed.__struct_fields__ if name != "first_step"]:
+    other = other.numbered(known.feed)
+    for field in [name for name in Feed.__struct_fields__ if name not in _OF_THE_FIRST]:
         mine, theirs = getattr(known, field), getattr(other, field)
         unknown = field == "contents" and not (mine and theirs)
         if mine != theirs and not unknown:

@@ -50,6 +50,7 @@ from paceline.protocol.samples.plans import GlobalAction, Plans, portion_of
 from paceline.wire.messages.feeds import LINES_PER_FEED, Feed, Slice, feed_of
 from paceline.wire.messages.node import (
     AskCut,
+    AskPlace,
     Copied,
     CutMade,
     FeedOpened,
@@ -58,6 +59,7 @@ from paceline.wire.messages.node import (
     Grant,
     LeaseRequest,
     OpenFeed,
+    PlaceIs,
     Recall,
     Stop,
     TakeCut,
@@ -241,8 +243,9 @@ class MasterState:
             spared: if it means another feed, it is left out, and the job does not fail.
         """
         feed = message.feed
-        known = self.ledger.feeds.get(feed.feed)
+        known = self.known_feed(feed)
         if known is None:
+            feed = feed.numbered(self.number_of(feed))
             trained = [f for f in self.ledger.feeds.values() if f.purpose == "train"]
             before = [f.last_step for f in trained if not f.per_worker]
             known = msgspec.structs.replace(feed, first_step=max([self.step, *before]))
@@ -253,6 +256,29 @@ class MasterState:
         if difference:
             return [WorkerRefused(message.inc, difference) if spared else Fail(difference)]
         return [Send(message.inc, self.feed_opened(message.inc, known))]
+
+    def known_feed(self, feed: Feed) -> Feed | None:
+        """Return the feed that was opened at this place of the script; None: none was."""
+        if not feed.place:
+            return self.ledger.feeds.get(feed.feed)
+        for one in self.ledger.feeds.values():
+            if one.place == feed.place or (not one.place and one.feed == feed.feed):
+                return one
+        return None
+
+    def number_of(self, feed: Feed) -> int:
+        """Return the number that a feed gets, which nobody has opened so far."""
+        return max(self.ledger.feeds, default=-1) + 1 if feed.place else feed.feed
+
+    def place_asked(self, message: AskPlace) -> list[Instruction]:
+        """Say how far the model is in the script: which feeds it has samples of."""
+        begun = [
+            feed
+            for feed in self.ledger.feeds.values()
+            if feed.purpose == "train" and self.ledger.is_begun(feed.feed)
+        ]
+        answer = PlaceIs(inc=message.inc, begun=tuple(begun), cut=self.holder.begins_with)
+        return [Send(message.inc, answer)]
 
     def feed_opened(self, inc: Inc, feed: Feed) -> FeedOpened:
         """Return the feed, and whether a worker that opens it has nothing to do with it."""

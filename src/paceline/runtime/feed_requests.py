@@ -45,7 +45,7 @@ def feed_to_train(
         dataset,
         growth,
         batch_size=_slice_size(spec, batch_size, batch_per_worker),
-        epochs=spec.epochs or epochs,
+        epochs=epochs,
         shuffle=shuffle,
         per_worker=batch_per_worker is not None,
         window_shards=window_shards,
@@ -100,8 +100,8 @@ def _feed(  # noqa: PLR0913
     per_worker: bool = False,
 ) -> Feed:
     caller = "job.evaluate" if purpose == "evaluate" else "job.batches"
-    _check_number(caller, "batch_per_worker" if per_worker else "batch_size", batch_size)
-    _check_number(caller, "epochs", epochs)
+    check_number(caller, "batch_per_worker" if per_worker else "batch_size", batch_size)
+    check_number(caller, "epochs", epochs)
     num_samples = _length(caller, dataset) if growth is None else None
     # Files read neighbours together, so they are mixed by shards; elsewhere all are mixed.
     asked = spec.data.shard_size or getattr(dataset, "shard_size_hint", None)
@@ -152,7 +152,8 @@ def _slice_size(spec: JobSpec, batch_size: int | None, per_worker: int | None) -
     return per_worker
 
 
-def _check_number(caller: str, name: str, value: object) -> None:
+def check_number(caller: str, name: str, value: object) -> None:
+    """Raise ConfigError for a number that is not given, or is none."""
     if value is None:
         raise ConfigError(
             f"{caller}: {name} is given neither by the script nor by the job's spec; "

@@ -11,11 +11,12 @@ servers do, or every worker). Only `paceline.runtime.strategy_choice` decides wh
 by what is prepared. The rest sees the `Strategy` port.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from functools import partial
 from typing import Any
 
+import msgspec
 import torch
 from torch import Tensor, nn
 from torch.amp import GradScaler
@@ -23,16 +24,17 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from paceline.base.errors import ConfigError
+from paceline.runtime.course import OUTSIDE, Course
 from paceline.runtime.data.reader import BatchLoader, Reader, loader_of
 from paceline.runtime.data.torch_loader import DEFAULTS, Loaders, Selection
 from paceline.runtime.data.work import Array, Work
 from paceline.runtime.evaluation import as_tensor, checked_values
-from paceline.runtime.feed_requests import Growing, feed_to_evaluate, feed_to_train
+from paceline.runtime.feed_requests import Growing, check_number, feed_to_evaluate, feed_to_train
 from paceline.runtime.given import check_given, flatten, takes_norm_alone
 from paceline.runtime.preflight import check_node
 from paceline.runtime.seeding import seed_all, seed_of
 from paceline.runtime.state.script_state import ScriptState
-from paceline.runtime.strategy import Strategy
+from paceline.runtime.strategy import Begun, Strategy
 from paceline.runtime.strategy_choice import fitting, strategy_here
 from paceline.runtime.wrapped import unwrapped
 from paceline.wire.messages.feeds import Feed
@@ -67,9 +69,15 @@ class Job:
         self._looping = False
         self._has_begun = False
         """Whether a batch was trained on in this life."""
+        self._calls: tuple[int, ...] = ()
+        """Steps of schedulers between loops when the epoch in hand began."""
         self._first_feed: int | None = None
         """That was opened to train on."""
         self._num_feeds = 0
+        self._course = Course(self._step_of_body)
+        self._begun: Begun | None = None
+        """How far the state was when this script asked, before its first loop over epochs."""
+        self._has_asked = False
         self._loaders = Loaders()
 
     @property
@@ -203,7 +211,8 @@ class Job:
                 finished (not in mode bsp). ``TextLines`` and ``CsvRows`` of more than 256 MiB are
                 read while their lines are still being counted (mode bsp waits for the count).
             batch_size: samples of the global batch; how many of them come here is the job's affair.
-            epochs: passes over the dataset.
+            epochs: passes over the dataset. To do something between them, write a loop over
+                `epochs` around this one.
             batch_per_worker: instead of ``batch_size`` (strategies allreduce and fsdp): the global
                 batch is so many samples for each worker that does the step, and follows their
                 number (`global_batch`). A slow worker may still have a smaller part of it.
@@ -234,7 +243,10 @@ class Job:
         given = Selection(
             dataset, batch_size, shuffle, num_workers, collate_fn, pin_memory, prefetch
         )
-        reading = self._loaders.read(given, "job.batches", self._strategy.spec, epochs=epochs)
+        spec, epoch = self._strategy.spec, self._course.epoch
+        if epoch is None:
+            epochs = spec.epochs or epochs
+        reading = self._loaders.read(given, "job.batches", spec, epochs=epochs, epoch=epoch)
         asked, growth = feed_to_train(
             self._strategy,
             self._num_feeds,
@@ -280,12 +292,88 @@ class Job:
             with make_loader() as loader, growth or nullcontext():
                 line = self._strategy.source_line
                 reader = Reader(loader, feed, line, partial(self._begin_stream, feed))
-                yield from self._strategy.train(feed, reader, ahead)
+                yield from self._bodies(self._strategy.train(feed, reader, ahead))
             if process is not None:
                 process.open_loops.remove(loop)
         finally:
             loop.leave()
             self._looping = False
+
+    def _bodies(self, batches: Iterator[Any]) -> Iterator[Any]:
+        self._course.enter_loop()
+        try:
+            for batch in batches:
+                self._course.enter_body()
+                yield batch
+        finally:
+            self._course.leave_loop()
+            if isinstance(batches, Generator):
+                batches.close()
+
+    def _step_of_body(self) -> int:
+        """The step of the body in hand, where all workers compute each step together."""
+        return OUTSIDE if self._strategy.takes_growth else self._strategy.step or 0
+
+    def epochs(self, epochs: int) -> Iterator[int]:
+        """Number the epochs of a script that goes through its data more than once, from 0.
+
+            for epoch in job.epochs(12):
+                for batch in job.batches(dataset, batch_size=4096):
+                    ...
+                validate(model)
+
+        A worker that joins, and a job that is resumed, begin with the epoch that the model is in:
+        what the body does between its loops is not done again for epochs that are over. An epoch
+        has begun when a step of its first loop is in the model. If the job is resumed before that,
+        the end of the epoch before is done again, with the model and `state` as they were then.
+        What the script keeps from one epoch to the next belongs into `state`.
+
+        Args:
+            epochs: how many; ``epochs`` in the job's spec takes its place.
+
+        Raises:
+            ConfigError: a value is out of range, nothing was prepared, or another such loop is
+                open.
+        """
+        self._check_prepared("job.epochs")
+        check_number("job.epochs", "epochs", epochs)
+        if self._course.epoch is not None or self._looping:
+            raise ConfigError(
+                "job.epochs was called within a loop over job.epochs or job.batches; finish that "
+                "loop first"
+            )
+        return self._epochs(self._strategy.spec.epochs or epochs)
+
+    def _epochs(self, count: int) -> Iterator[int]:
+        if not self._has_asked:
+            self._begun, self._has_asked = self._strategy.begun(), True
+        first = self._course.first_epoch(self._begun.place if self._begun else None, count)
+        try:
+            for epoch in range(first, count):
+                self._course.enter(epoch)
+                self._come_to(passed=epoch == first > 0)
+                yield epoch
+        finally:
+            self._course.leave()
+            self._come_to(passed=first == count)
+
+    def _come_to(self, *, passed: bool) -> None:
+        """The script is at its next place, or ``passed`` over what was done before."""
+        self._strategy.enter_place(self._course.place)
+        if passed and self._begun is not None and self._course.reaches_target:
+            self._strategy.pass_over(self._begun)
+        self._calls = self._strategy.calls
+
+    @property
+    def epoch(self) -> int:
+        """The epoch of `epochs` in hand.
+
+        Raises:
+            ConfigError: outside of a loop over `epochs`.
+        """
+        if self._course.epoch is None:
+            raise ConfigError("job.epoch is known within a loop over job.epochs only")
+        return self._course.epoch
 
     def _process_seed(self, feed: Feed) -> int:
         from paceline.runtime.process import current
@@ -439,4 +527,6 @@ class Job:
 
     def _opened(self, feed: Feed, growth: Growing | None = None) -> Feed:
         self._num_feeds += 1
+        place = self._course.next()
+        feed = msgspec.structs.replace(feed, place=place, calls=self._calls)
         return self._strategy.open_feed(feed, growth)

@@ -8,7 +8,7 @@ training thread.
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from torch import Tensor, nn
 from torch.amp import GradScaler
@@ -20,7 +20,7 @@ from paceline.runtime.data.reader import Reader
 from paceline.runtime.data.work import Array
 from paceline.runtime.state.script_state import ScriptState
 from paceline.wire.messages.checks import Checked
-from paceline.wire.messages.feeds import Feed, SourceLine
+from paceline.wire.messages.feeds import Feed, Place, SourceLine
 from paceline.wire.spec import JobSpec
 
 Evaluation = Callable[[Any, int], dict[str, Array]]
@@ -29,6 +29,30 @@ Readers = Callable[[], AbstractContextManager[Reader]]
 """Makes a reader of an evaluation's feed, again for each attempt."""
 Results = Mapping[str, Array]
 """Name -> ``[N, ...]``, by position."""
+
+
+class Begun(NamedTuple):
+    """How far a state is in the script that it is of."""
+
+    place: Place
+    """Loops over ``job.epochs`` that are over, and the epoch in hand."""
+    calls: Sequence[int]
+    """Of each scheduler, the steps between loops that came before it."""
+    feeds: Sequence[Feed]
+    """To train on, of the places before."""
+
+
+def begun_at(place: Place, counts: Sequence[int], feeds: Sequence[Feed]) -> Begun:
+    """How far a state is.
+
+    Args:
+        place: where its script was.
+        counts: steps of schedulers between loops that it contains.
+        feeds: to train on that its model has samples of, in their order.
+    """
+    here = [feed for feed in feeds if feed.place[:2] == place]
+    before = [feed for feed in feeds if feed.place[:2] < place]
+    return Begun(place, here[0].calls if here else counts, before)
 
 
 class Strategy(Protocol):
@@ -63,6 +87,22 @@ class Strategy(Protocol):
             feed: as this worker's script asks for it.
             growth: of a feed whose ``num_samples`` is None; ``takes_growth`` must hold.
         """
+
+    def begun(self) -> Begun | None:
+        """How far the state is in the script that this worker takes over; None: it begins.
+
+        Asked by a script that is about to pass over epochs.
+        """
+
+    @property
+    def calls(self) -> tuple[int, ...]:
+        """Of each scheduler, the steps that the script has taken between loops so far."""
+
+    def enter_place(self, place: Place) -> None:
+        """The script is here now: an epoch of ``job.epochs`` begins, or such a loop is over."""
+
+    def pass_over(self, begun: Begun) -> None:
+        """The script has come to where others have brought the state, without what they did."""
 
     def source_line(self, line: int) -> SourceLine:
         """What a line of a work's spans is at its source."""

@@ -5,6 +5,7 @@ from torch import nn
 from torch.optim import SGD
 from torch.optim.lr_scheduler import StepLR
 
+from paceline.runtime.process import Fenced
 from paceline.runtime.state.outside import Outside
 
 
@@ -25,7 +26,7 @@ class Script:
     def take_over(self, other: "Script") -> None:
         self.scheduler.load_state_dict(other.scheduler.state_dict())
         self.optimizer.load_state_dict(other.optimizer.state_dict())
-        self.outside.became(other.outside.counts())
+        self.outside.became(other.outside.counts(), other.outside.place)
 
 
 @pytest.mark.parametrize("source_calls", [0, 1, 2])
@@ -51,3 +52,24 @@ def test_in_a_loop_it_follows_the_job() -> None:
         script.scheduler.step()
     assert script.rate == 0.25
     assert script.outside.counts() == [0]
+
+
+@pytest.mark.parametrize("ahead", [0, 1])
+def test_a_script_that_passes_over_epochs_has_made_their_calls(ahead: int) -> None:
+    source, own = Script(), Script()
+    for epoch in range(3 + ahead):
+        source.outside.place = 0, epoch + 1
+        source.scheduler.step()
+    own.outside.pass_over((0, 3), [3])
+    own.take_over(source)
+    for _ in range(2):
+        own.scheduler.step()
+    assert (own.rate, own.outside.counts()) == (0.5**5, [5])
+
+
+def test_a_state_of_before_the_epoch_that_a_script_began_with_ends_it() -> None:
+    source, own = Script(), Script()
+    source.outside.place = 0, 2
+    own.outside.pass_over((0, 3), [0])
+    with pytest.raises(Fenced):
+        own.take_over(source)

@@ -12,6 +12,7 @@ from paceline.base.numbering import Inc
 from paceline.protocol.acts import Instruction
 from paceline.protocol.records import CutValid, Planned, Records
 from paceline.protocol.samples.plans import GlobalAction
+from paceline.wire.messages.base import CutRef
 from paceline.wire.messages.feeds import Feed
 from paceline.wire.messages.node import AskCut, FeedOpened, LeaseRequest
 from paceline.wire.schema import ModelSchema
@@ -126,6 +127,11 @@ class Holder(abc.ABC):
     def asked(self, request: LeaseRequest) -> list[Instruction]:
         """Look at a request of this epoch before it is served."""
         return []
+
+    @property
+    def begins_with(self) -> CutRef | None:
+        """The cut that workers would begin with; None: others hold the state."""
+        return None
 
     def opened(self, opened: FeedOpened) -> FeedOpened:
         """Add what a worker that opens a feed has to know of the holder."""

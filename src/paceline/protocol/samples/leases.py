@@ -71,6 +71,15 @@ class Leases:
         """Learn a feed as all workers read it; the same one again changes nothing."""
         self.feeds.setdefault(message.feed.feed, message.feed)
 
+    def opened(self, feed: Feed) -> Feed | None:
+        """The feed at this place of the script as all workers read it; None: not known yet."""
+        if not feed.place:
+            return self.feeds.get(feed.feed)
+        for one in self.feeds.values():
+            if one.place == feed.place or (not one.place and one.feed == feed.feed):
+                return one
+        return None
+
     def grant(self, message: Grant) -> bool:
         """Take the answer to the open request, once; whether this is it."""
         request = self.request

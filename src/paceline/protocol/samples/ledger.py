@@ -135,6 +135,10 @@ class Ledger:
         lines = [(number, self.lines[number]) for number in numbers]
         return tuple(SourceLine(n, line.name, line.epoch_len or None) for n, line in lines)
 
+    def is_begun(self, feed: int) -> bool:
+        """Whether a sample of the feed is done."""
+        return any(self.done.line(line) for line in self.lines if feed_of(line) == feed)
+
     def is_complete(self, feed: int) -> bool:
         """Whether every sample of the feed is done."""
         if self.feeds[feed].num_samples is None and feed not in self.finished:

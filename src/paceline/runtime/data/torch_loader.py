@@ -64,7 +64,15 @@ class Loaders:
     def __init__(self) -> None:
         self._passes: WeakKeyDictionary[DataLoader[Any], Pass] = WeakKeyDictionary()
 
-    def read(self, given: Selection, caller: str, spec: JobSpec, *, epochs: int = 1) -> Selection:
+    def read(
+        self,
+        given: Selection,
+        caller: str,
+        spec: JobSpec,
+        *,
+        epochs: int = 1,
+        epoch: int | None = None,
+    ) -> Selection:
         """What is read: as given, or as the DataLoader says that was given in place of a dataset.
 
         Raises:
@@ -78,14 +86,22 @@ class Loaders:
         if last is None:
             begun = loader.generator.get_state() if loader.generator is not None else None
             last = Pass(-1, 0, begun)
-        now = last._replace(turn=last.turn + 1, seed=seed_of(spec.data_seed, last.turn + 1))
+        turn = last.turn + 1
+        if epoch is not None:
+            if epoch < turn:
+                raise ConfigError(
+                    f"{caller}: the same DataLoader was given twice in epoch {epoch} of "
+                    "job.epochs; make one for each loop"
+                )
+            turn = epoch
+        now = last._replace(turn=turn, seed=seed_of(spec.data_seed, turn))
         self._passes[loader] = now
         read = as_read(given, caller, now)
         if read.drop_last:
             read = _without_rest(read, spec.batch_size or read.batch_size or 1, now.seed)
-        if isinstance(read.dataset, Listed) and (spec.epochs or epochs) > 1:
+        if isinstance(read.dataset, Listed) and epochs > 1:
             raise ConfigError(
-                f"{caller}: epochs={spec.epochs or epochs} with a DataLoader whose sampler, "
+                f"{caller}: epochs={epochs} with a DataLoader whose sampler, "
                 "batch_sampler or drop_last says what each pass reads; call job.batches once for "
                 "each epoch"
             )

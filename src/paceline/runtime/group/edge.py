@@ -49,6 +49,7 @@ from paceline.wire.messages.node import (
     FeedOpened,
     NodeDown,
     NodeUp,
+    PlaceIs,
     Stop,
     TakeCut,
 )
@@ -87,6 +88,8 @@ class MemberEdge:
         self._leases = Leases(process.inc)
         #: What the master has said of complete feeds: in which cut they are.
         self._complete: dict[int, FeedOpened] = {}
+        #: The answer to `MemberClient.begun`.
+        self._place: PlaceIs | None = None
         self._leaving = self._hands_over = False
         self.device = CPU
         """That holds what we train."""
@@ -133,6 +136,8 @@ class MemberEdge:
                 if message.complete:
                     self._complete[message.feed.feed] = message
                 self._leases.feed_opened(message)
+            case PlaceIs():
+                self._place = message
             case Stop():
                 self.process.stop_requested = self.process.told_to_stop = True
             case _:

@@ -23,7 +23,7 @@ from paceline.runtime.process import Stopped
 from paceline.wire.messages.checks import Checked
 from paceline.wire.messages.feeds import Feed, SourceLine
 from paceline.wire.messages.group import NO_STEP, Computed, Division, RunGroup
-from paceline.wire.messages.node import Leaving, NodeUp, OpenFeed
+from paceline.wire.messages.node import AskPlace, Leaving, NodeUp, OpenFeed, PlaceIs
 
 RESEND_S = 0.5
 """What is unanswered this long is asked again."""
@@ -273,8 +273,15 @@ class MemberClient(MemberEdge):
 
     def open_feed(self, feed: Feed) -> Feed:
         message = OpenFeed(inc=self.process.inc, feed=feed)
-        self._until(lambda: feed.feed in self._leases.feeds, ask=lambda: [message])
-        return self._leases.feeds[feed.feed]
+        self._until(lambda: self._leases.opened(feed) is not None, ask=lambda: [message])
+        return self._leases.opened(feed) or feed
+
+    def begun(self) -> PlaceIs:
+        """Return how far the model is in the script, as the master knows."""
+        ask = AskPlace(inc=self.process.inc)
+        self._place = None
+        self._until(lambda: self._place is not None, ask=lambda: [ask])
+        return self._place or PlaceIs(inc=ask.inc)
 
     def await_end(self, feed: Feed) -> None:
         """Return when all of a feed is in a cut on disk: nothing of it can come again."""

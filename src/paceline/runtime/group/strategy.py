@@ -18,9 +18,11 @@ from paceline.runtime.group.reducer import Reducer
 from paceline.runtime.group.shares import StepShares
 from paceline.runtime.group.watcher import Watcher
 from paceline.runtime.state.outside import Outside
+from paceline.runtime.state.replica import place_in_cut
 from paceline.runtime.stepping import Stepping
+from paceline.runtime.strategy import Begun, begun_at
 from paceline.wire.messages.checks import Checked
-from paceline.wire.messages.feeds import Feed, SourceLine
+from paceline.wire.messages.feeds import Feed, Place, SourceLine
 from paceline.wire.messages.group import NO_STEP
 
 
@@ -34,6 +36,7 @@ class Together(Stepping):
         super().__init__(client.process.spec, client.process.rank)
         self._member = client
         self._watcher: Watcher | None = None
+        self._between = Outside((), self._num_schedules)
         self._params: list[nn.Parameter] = []
         self.largest: int | None = None
         """Samples of a yielded batch at most; a larger share comes as several batches."""
@@ -42,7 +45,29 @@ class Together(Stepping):
         self.script_state.on_set = self._keep
 
     def _outside(self, schedulers: Sequence[LRScheduler]) -> Outside:
-        return Outside(schedulers, self._num_schedules)
+        self._between = Outside(schedulers, self._num_schedules)
+        return self._between
+
+    def begun(self) -> Begun | None:
+        found = self._member.begun()
+        if not found.begun:
+            return None
+        place: Place = found.begun[-1].place[:2]
+        counts: Sequence[int] = found.begun[-1].calls
+        if found.cut is not None:
+            # It may be of after the end of an epoch, and before a step of the next.
+            place, counts = place_in_cut(*self._member.process.cuts.places(found.cut))
+        return begun_at(place, counts, found.begun)
+
+    @property
+    def calls(self) -> tuple[int, ...]:
+        return self._between.own()
+
+    def enter_place(self, place: Place) -> None:
+        self._between.place = place
+
+    def pass_over(self, begun: Begun) -> None:
+        self._between.pass_over(begun.place, begun.calls)
 
     def _num_schedules(self, scheduler: LRScheduler) -> int | None:
         """Of a call in the body of a loop; None: there is no loop.

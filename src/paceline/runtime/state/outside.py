@@ -2,7 +2,8 @@
 
 Where a script is between two loops is nobody's step: a peer's state, or a cut, may be of before
 such a call or of after it. So the state counts them, and who takes it over makes up for those that
-its own script has made and the state lacks, or skips those that the state has already.
+its own script has made and the state lacks, or skips those that the state has already. A script
+that passes over epochs of ``job.epochs`` has made those of these epochs, too.
 """
 
 from collections.abc import Callable, Sequence
@@ -11,8 +12,11 @@ from typing import Any
 
 from torch.optim.lr_scheduler import LRScheduler
 
+from paceline.runtime.process import Fenced
 from paceline.runtime.schedules import replace_step
+from paceline.wire.messages.feeds import Place
 
+START: Place = (0, -1)
 Call = tuple[tuple[Any, ...], dict[str, Any]]
 
 
@@ -40,6 +44,11 @@ class Outside:
         #: What the script has called, and how much more of it the state has already.
         self._calls: list[list[Call]] = [[] for _ in schedulers]
         self._ahead = [0] * len(schedulers)
+        #: Calls of the epochs that the script has passed over, and where it began then.
+        self._passed = [0] * len(schedulers)
+        self._begun: Place = START
+        self.place: Place = START
+        """Loops over ``job.epochs`` that are over, and the epoch in hand."""
         for number, scheduler in enumerate(schedulers):
             self._follow(scheduler, number)
 
@@ -57,13 +66,43 @@ class Outside:
 
         replace_step(scheduler, step)
 
+    def own(self) -> tuple[int, ...]:
+        """Such calls that the script has made, or passed over."""
+        pairs = zip(self._passed, self._calls, strict=True)
+        return tuple(passed + len(calls) for passed, calls in pairs)
+
     def counts(self) -> list[int]:
         """Such calls that the schedulers' state contains."""
-        return [len(calls) + more for calls, more in zip(self._calls, self._ahead, strict=True)]
+        return [own + more for own, more in zip(self.own(), self._ahead, strict=True)]
 
-    def became(self, counts: Sequence[int]) -> None:
-        """The schedulers' state is another one, which contains so many."""
+    def pass_over(self, place: Place, calls: Sequence[int]) -> None:
+        """The script begins here, where others had made so many calls."""
+        self._begun = self.place = place
+        self._passed = [*calls] if len(calls) == len(self._calls) else [0] * len(self._calls)
+        self._calls = [[] for _ in self._calls]
+
+    def check(self, place: Place | None) -> None:
+        """Look whether this script can go on from a state of this place.
+
+        Raises:
+            Fenced: it is of before the place where this script began: A passed over epoch 4, and
+                all who were in epoch 5 died before a cut of it. Another life begins there.
+        """
+        if place is not None and tuple(place) < self._begun:
+            raise Fenced
+
+    def became(self, counts: Sequence[int], place: Place | None = None) -> None:
+        """The schedulers' state is another one, which contains so many.
+
+        Args:
+            counts: as `counts` of the script whose state it was.
+            place: where that script was; None: it is not known.
+
+        Raises:
+            Fenced: see `check`.
+        """
+        self.check(place)
         for number, (calls, count) in enumerate(zip(self._calls, counts, strict=True)):
-            self._ahead[number] = max(0, count - len(calls))
-            for args, kwargs in calls[count:]:
+            self._ahead[number] = max(0, count - self.own()[number])
+            for args, kwargs in calls[max(0, count - self._passed[number]) :]:
                 self._steps[number](self._schedulers[number], *args, **kwargs)

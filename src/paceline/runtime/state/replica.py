@@ -20,12 +20,12 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from paceline.base.errors import PermanentError
-from paceline.cuts.manifest import read_manifest
+from paceline.cuts.manifest import look_at, read_manifest
 from paceline.protocol.holding.group.position import Position
-from paceline.runtime.checkpoint.cutfile import read_file
+from paceline.runtime.checkpoint.cutfile import read_file, unpack
 from paceline.runtime.data.work import Array
 from paceline.runtime.state.begun import plain, prepared, tell_differences
-from paceline.runtime.state.outside import Outside
+from paceline.runtime.state.outside import START, Outside
 from paceline.runtime.state.restoring import (
     restore_module,
     restore_optimizer,
@@ -42,6 +42,7 @@ from paceline.runtime.state.skeleton import (
     read_layout,
 )
 from paceline.runtime.state.tree import as_array, as_bytes, take_apart
+from paceline.wire.messages.feeds import Place
 
 PART_BYTES = 16 << 20
 
@@ -69,6 +70,18 @@ def decode_layout(data: bytes) -> Layout:
         if not isinstance(getattr(torch, dtype, None), torch.dtype):
             raise PermanentError(f"a state cannot be read: {dtype!r} is no dtype of torch")
     return layout
+
+
+def place_in_cut(*places: Path) -> tuple[Place, Sequence[int]]:
+    """Where the script was whose state a cut holds; and the steps of its schedulers between loops.
+
+    Raises:
+        PermanentError: it is missing or damaged, or is no state.
+    """
+    name = next(iter(read_manifest(*places).files))
+    layout = look_at(name, lambda image: decode_layout(unpack(image)[LAYOUT].tobytes()), *places)
+    state = put_together(layout.skeleton, range(len(layout.tensors)))
+    return tuple(state.get("place", START)), state["outside"]
 
 
 class Replica:
@@ -101,6 +114,7 @@ class Replica:
             "schedulers": [scheduler.state_dict() for scheduler in self.schedulers],
             "scalers": [scaler.state_dict() for scaler in self.scalers],
             "outside": self._outside.counts(),
+            "place": self._outside.place,
             "position": self._position.value,
             "begun": self._begun,
             "script": self._script.state_of() if self._script is not None else {},
@@ -211,7 +225,7 @@ class Replica:
             scheduler.load_state_dict(one)
         for scaler, one in zip(self.scalers, state["scalers"], strict=True):
             scaler.load_state_dict(one)
-        self._outside.became(state["outside"])
+        self._outside.became(state["outside"], state.get("place"))
         self._position.value = state.get("position")
         if self._script is not None:
             with torch.no_grad():

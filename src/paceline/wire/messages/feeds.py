@@ -12,6 +12,12 @@ Slice = tuple[Span, ...]
 """What one synchronous step consists of, in order."""
 
 
+Place = tuple[int, ...]
+"""Where a script is: loops over ``job.epochs`` that are over, the epoch in hand (-1: in none), and
+how many feeds it has opened there; in the body of a loop also the step, and how many in the body.
+"""
+
+
 class Feed(msgspec.Struct, frozen=True, kw_only=True):
     """One call of ``job.batches`` or ``job.evaluate``: a source, read for some epochs.
 
@@ -40,6 +46,14 @@ class Feed(msgspec.Struct, frozen=True, kw_only=True):
     not divided beforehand."""
     contents: str = ""
     """What the files of its dataset hold, in short; empty: not known, and so not compared."""
+    place: Place = ()
+    """Where in the script it was opened: what workers know it by; empty: by its number."""
+    calls: tuple[int, ...] = ()
+    """Of each scheduler, the steps between loops that the script had taken when its epoch began."""
+
+    def numbered(self, number: int) -> "Feed":
+        """The same under this number. Another loop over the same data has another order."""
+        return msgspec.structs.replace(self, feed=number, seed=self.seed + number - self.feed)
 
     def global_batch(self, workers: int) -> int:
         """Samples of a step that so many workers do, if nothing is missing and no epoch ends."""

@@ -59,6 +59,12 @@ class OpenFeed(Message, frozen=True):
     feed: Feed
 
 
+class AskPlace(Message, frozen=True):
+    """worker -> master: how far is the model in the script? Answer: PlaceIs."""
+
+    inc: Inc
+
+
 class LeaseRequest(Message, frozen=True):
     """worker -> master: more samples of ``feed``. The same n gets the same grant.
 
@@ -285,6 +291,7 @@ NodeUp = (
     | Prepared
     | InitialWritten
     | OpenFeed
+    | AskPlace
     | LeaseRequest
     | GiveBack
     | AskCut
@@ -334,6 +341,17 @@ class FeedOpened(Message, frozen=True):
     complete: bool = False
     cut: CutRef | None = None
     trains: bool = False
+
+
+class PlaceIs(Message, frozen=True):
+    """master -> worker: the model has samples of these feeds to train on, in their order.
+
+    ``cut`` (all-reduce): in which the state is, if no group trains.
+    """
+
+    inc: Inc
+    begun: tuple[Feed, ...] = ()
+    cut: CutRef | None = None
 
 
 class Grant(Message, frozen=True):
@@ -502,6 +520,7 @@ class Stop(Message, frozen=True):
 NodeDown = (
     WriteInitial
     | FeedOpened
+    | PlaceIs
     | Grant
     | NewRate
     | Recall

@@ -31,6 +31,7 @@ from paceline.protocol.records import (
     Returned,
 )
 from paceline.protocol.samples.plans import NO_PLAN, GlobalAction
+from paceline.wire.messages.base import CutRef
 from paceline.wire.messages.group import Broken, GroupStopped, GroupUp, JoinGroup, Progress
 from paceline.wire.messages.node import (
     AskCut,
@@ -202,6 +203,11 @@ class GroupHolder(Holder):
         back = [self.core.record(Returned(inc=inc))] if inc in self.core.ledger.leases else []
         left = self._in_group(self.group.leave(inc, returned=returned))
         return [*left, *back, *self.core.serve()]
+
+    @property
+    def begins_with(self) -> CutRef | None:
+        valid = self.core.cuts.valid
+        return valid[-1].cut if valid and not self.group.running else None
 
     def opened(self, opened: FeedOpened) -> FeedOpened:
         stored = [cut.cut for cut in self.core.cuts.valid if not cut.cut.in_memory]

@@ -21,9 +21,9 @@ from paceline.runtime.data.reader import Reader
 from paceline.runtime.data.work import Array
 from paceline.runtime.step_frame import NO_GRADIENT, StepFrame, StepInHand
 from paceline.runtime.stepping import Stepping, clip_whole, params_of, trained_by
-from paceline.runtime.strategy import Evaluation, Readers, Results
+from paceline.runtime.strategy import Begun, Evaluation, Readers, Results
 from paceline.wire.messages.checks import Checked
-from paceline.wire.messages.feeds import Feed, SourceLine
+from paceline.wire.messages.feeds import Feed, Place, SourceLine
 from paceline.wire.spec import JobSpec
 
 
@@ -55,6 +55,18 @@ class Local(Stepping):
 
     def open_feed(self, feed: Feed, growth: Growth | None = None) -> Feed:
         return self._dealing.open_feed(feed, growth)
+
+    def begun(self) -> None:
+        """Nobody was here before."""
+
+    calls: tuple[int, ...] = ()
+    """See `Strategy.calls`: nobody makes up for any."""
+
+    def enter_place(self, place: Place) -> None:
+        """Nobody takes it over."""
+
+    def pass_over(self, begun: Begun) -> None:
+        """Nothing is ever passed over."""
 
     def source_line(self, line: int) -> SourceLine:
         return self._dealing.source_line(line)

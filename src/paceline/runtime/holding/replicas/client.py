@@ -43,8 +43,8 @@ class GroupClient(MemberClient):
         self._reading: tuple[CatchUp, Future[None]] | None = None
         self._results = EvaluationResults(self._leases, self._until, process)
         self._in_hand: list[Work] = []
-        #: The cut that `load_end` has loaded.
-        self._loaded = 0
+        #: The cut that `load_end` has loaded, and which we hold, with what the script did since.
+        self._loaded = self._holds = 0
         #: Measures our node.
         self._measure: Callable[[], Checked] | None = None
         self.on_another: Callable[[], None] = lambda: None
@@ -119,6 +119,7 @@ class GroupClient(MemberClient):
             self._keeper.wait()
             self._photographs.clear()
             self._replica.load(arrived)
+            self._holds = 0
             self._do(self.state.copied(order))
             self.on_another()
         self._keeper.copy_if_asked(self.state, self._replica)
@@ -137,7 +138,11 @@ class GroupClient(MemberClient):
                 self.on_another()
         if self._loading is not None and self._reading is None and not self._copier.is_reading:
             order, self._loading = self._loading, None
-            if self.state.may_load(order):
+            if self.state.may_load(order) and order.cut and order.cut.cut_no == self._holds:
+                # What the script has done between two loops since comes with it.
+                self._do(self.state.copied(order))
+                self.on_another()
+            elif self.state.may_load(order):
                 self._reading = order, self._read_aside(order)
 
     def _read_aside(self, order: CatchUp | FeedOpened) -> "Future[None]":
@@ -152,7 +157,7 @@ class GroupClient(MemberClient):
         """Read a state in a thread of its own: with the lock held nobody would hear of us."""
         self._keeper.wait()
         self._photographs.clear()
-        self.touched = True
+        self.touched, self._holds = True, 0
         done = Future[None]()
 
         def run() -> None:
@@ -173,7 +178,7 @@ class GroupClient(MemberClient):
 
     def begin_update(self, run: RunGroup) -> bool:
         with self._changed:
-            self._at_rest = False
+            self._at_rest, self._holds = False, 0
             self._photographs.clear()
         return super().begin_update(run)
 
@@ -204,6 +209,7 @@ class GroupClient(MemberClient):
                 self._exchange.wait()
             try:
                 read.result()
+                self._holds = self._loaded
             except PermanentError as error:
                 # A peer holds all of it. If none does, the master finds a cut that can be read.
                 self.await_state()

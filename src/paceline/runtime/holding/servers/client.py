@@ -22,7 +22,7 @@ from paceline.runtime.process import Process, Stopped
 from paceline.runtime.server.store import Gradients
 from paceline.wire.messages.data import BARE, NEWEST, Also, Script, ScriptPart
 from paceline.wire.messages.feeds import Feed, SourceLine
-from paceline.wire.messages.node import NodeUp, OpenFeed, Prepared
+from paceline.wire.messages.node import AskPlace, NodeUp, OpenFeed, Prepared
 from paceline.wire.schema import ModelSchema
 
 NOTICE_S, SETTLE_S = 20.0, 600.0
@@ -60,11 +60,18 @@ class ServerTrainer(CheckedEdge):
                 "job.batches: batch_per_worker with parameter servers, whose global batch stays "
                 "whichever workers train; give batch_size, or run the job with --strategy allreduce"
             )
-        if growth is not None:
-            self._works.follow(feed.feed, growth)
         message = OpenFeed(inc=self.process.inc, feed=feed)
-        self._until(lambda: feed.feed in self.leases.feeds, ask=lambda: [message])
-        return self.leases.feeds[feed.feed]
+        self._until(lambda: self.leases.opened(feed) is not None, ask=lambda: [message])
+        opened = self.leases.opened(feed) or feed
+        if growth is not None:
+            self._works.follow(opened.feed, growth)
+        return opened
+
+    def begun(self) -> tuple[Feed, ...]:
+        ask = AskPlace(inc=self.process.inc)
+        self._place = None
+        self._until(lambda: self._place is not None, ask=lambda: [ask])
+        return self._place.begun if self._place is not None else ()
 
     # ------------------------------------------------------------------ work
 

@@ -57,6 +57,7 @@ from paceline.wire.messages.node import (
     NewRate,
     NodeDown,
     NodeUp,
+    PlaceIs,
     Recall,
     Stop,
     WriteInitial,
@@ -94,6 +95,8 @@ class WorkerEdge:
         self._exports = Exports(self.state, self._until, self._send)
         self._results = EvaluationResults(self.leases, self._until, process)
         self._asker = CutAsker(process.inc)
+        #: The answer to `ServerTrainer.begun`.
+        self._place: PlaceIs | None = None
         #: Of the last pull.
         self._round_trip_s = 0.0
         self._insist_at_s = 0.0
@@ -183,6 +186,8 @@ class WorkerEdge:
                 self._do(self.state.new_map(message))
             case FeedOpened():
                 self.leases.feed_opened(message)
+            case PlaceIs():
+                self._place = message
             case CutMade():
                 self._asker.made(message)
             case Evaluated():

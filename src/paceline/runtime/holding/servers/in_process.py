@@ -15,6 +15,7 @@ from paceline.runtime.holding.servers.port import Ids, Initial, PulledModel
 from paceline.runtime.layout import initial_arrays
 from paceline.runtime.server.store import Gradients, Store
 from paceline.wire.messages.checks import Checked
+from paceline.wire.messages.feeds import Feed
 from paceline.wire.schema import NUM_BUCKETS, ModelSchema
 from paceline.wire.spec import JobSpec
 
@@ -57,6 +58,10 @@ class Alone(Dealing):
         start_s = perf_counter()
         rows = {table: self.store.rows(table, ids) for table, ids in self._wanted[1].items()}
         return PulledModel(self.store.dense(), rows, server_s=perf_counter() - start_s)
+
+    def begun(self) -> tuple[Feed, ...]:
+        """Nobody was here before."""
+        return ()
 
     def script(self, position: int | None) -> None:
         """Nobody was here before."""

@@ -99,6 +99,9 @@ class TrainingPort(Protocol):
     def restores(self) -> int:
         """How often the model went back to an earlier state, or was first held."""
 
+    def begun(self) -> Sequence[Feed]:
+        """The feeds to train on that the model has samples of. Blocks."""
+
     def script(self, position: int | None) -> tuple[int, bytes] | None:
         """The state of the script at a position, or the newest before it that the holder has.
 

@@ -30,11 +30,11 @@ from paceline.runtime.data.work import Work
 from paceline.runtime.holding.servers.settings import Setting, SettingsBetween, put
 from paceline.runtime.server.admission import MAX_SCRIPT_BYTES
 from paceline.runtime.state.begun import prepared, tell_differences
-from paceline.runtime.state.outside import Outside
+from paceline.runtime.state.outside import START, Outside
 from paceline.runtime.state.script_state import ScriptState
 from paceline.runtime.state.skeleton import Skeleton, put_together
 from paceline.runtime.state.tree import as_bytes, take_apart
-from paceline.wire.messages.feeds import Feed
+from paceline.wire.messages.feeds import Feed, Place
 
 
 class Tree(msgspec.Struct, frozen=True, array_like=True):
@@ -57,6 +57,8 @@ class Saved(msgspec.Struct, frozen=True, array_like=True):
     """The position at which that feed began."""
     kinds: tuple[str, ...] | None = None
     """Names of the schedulers' classes; None: written before they were kept."""
+    place: Place | None = None
+    """See `Outside.place`."""
 
 
 class Schedule:
@@ -106,7 +108,10 @@ class Schedule:
         self._called: list[Any] = [None] * len(schedulers)
         self._calling: list[Any] = [None] * len(schedulers)
         self._steps = [type(one).step for one in schedulers]
-        self._outside = Outside(schedulers, lambda _: 1 if self._inside else None, self._step)
+        self.between = Outside(schedulers, lambda _: 1 if self._inside else None, self._step)
+        """The steps of schedulers between loops."""
+        #: The epoch that the script has come to, and its state when the first loop of it began.
+        self._start: tuple[Place, bytes] = START, b""
         self._settings = SettingsBetween(optimizers)
         self._kinds = tuple(map(_kind, schedulers))
         self._begun = msgspec.msgpack.encode(_pack(self._prepared()))
@@ -320,7 +325,8 @@ class Schedule:
                 self._num_steps,
                 self._feed,
                 self._base,
-                self._outside.counts(),
+                self.between.counts(),
+                self.between.place,
                 self._called,
                 [
                     [_glance(value) for key, value in group.items() if key != "params"]
@@ -342,11 +348,11 @@ class Schedule:
         now = {
             "script": script,
             **self._prepared(),
-            "outside": self._outside.counts(),
+            "outside": self.between.counts(),
             "called": [None if call is None else list(call) for call in self._called],
         }
         packed = msgspec.msgpack.encode(
-            Saved(_pack(now), self._begun, self._feed, self._base, self._kinds)
+            Saved(_pack(now), self._begun, self._feed, self._base, self._kinds, self.between.place)
         )
         if len(packed) > MAX_SCRIPT_BYTES:
             sizes = {name: len(msgspec.msgpack.encode(_pack(one))) for name, one in script.items()}
@@ -357,6 +363,11 @@ class Schedule:
                 "it out, or run the job with --strategy allreduce"
             )
         return packed
+
+    def begin_loop(self) -> None:
+        """A loop begins: keep the state with which the epoch's first one does."""
+        if self._start[0] < self.between.place:
+            self._start = self.between.place, self.save()
 
     def keep_first(self) -> None:
         """Keep the state as it is before this worker trains: a job that goes back begins there."""
@@ -382,8 +393,13 @@ class Schedule:
         self._settings.end()
         tell_differences(ours, begun)
         self._begun = saved.begun
-        self._become(position, saved)
         self._feed, self._base = saved.feed, saved.base
+        place, start = self._start
+        self.between.check(saved.place)
+        if saved.place is not None and tuple(saved.place) < place:
+            # It lacks what the script has done at the end of an epoch since.
+            saved, data = _decode(start), start
+        self._become(position, saved)
         with torch.no_grad():
             self._script.become(_unpack(saved.now).get("script", {}))
         self._in_hand, self._sure = 0, (position, data)
@@ -399,7 +415,7 @@ class Schedule:
         for scheduler, one in zip(self._schedulers, state["schedulers"], strict=True):
             scheduler.load_state_dict(one)
         inside, self._inside = self._inside, False
-        self._outside.became(state["outside"])
+        self.between.became(state["outside"], saved.place)
         self._inside = inside
         self._called = [None if call is None else tuple(call) for call in state["called"]]
         self.position = position
@@ -414,6 +430,16 @@ class Schedule:
             f"state of {theirs}; give it the same schedulers in the same order, or begin another "
             "job with the new ones"
         )
+
+
+def place_of(data: bytes) -> tuple[Place, Sequence[int]]:
+    """Where the script was whose state this is, and the steps of schedulers between its loops.
+
+    Raises:
+        PermanentError: it is no such state.
+    """
+    saved = _decode(data)
+    return tuple(saved.place or START), _unpack(saved.now)["outside"]
 
 
 def _decode(data: bytes) -> Saved:

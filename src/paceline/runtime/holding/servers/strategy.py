@@ -19,11 +19,11 @@ from paceline.runtime.holding.servers.loop import ServersLoop
 from paceline.runtime.holding.servers.model import Model
 from paceline.runtime.holding.servers.port import TrainingPort
 from paceline.runtime.holding.servers.preparing import refuse, take_over
-from paceline.runtime.holding.servers.schedule import Schedule
+from paceline.runtime.holding.servers.schedule import Schedule, place_of
 from paceline.runtime.state.script_state import ScriptState
-from paceline.runtime.strategy import Evaluation, Readers, Results
+from paceline.runtime.strategy import Begun, Evaluation, Readers, Results, begun_at
 from paceline.wire.messages.checks import Checked
-from paceline.wire.messages.feeds import Feed, SourceLine
+from paceline.wire.messages.feeds import Feed, Place, SourceLine
 
 if TYPE_CHECKING:
     from paceline.runtime.process import Process
@@ -88,6 +88,24 @@ class OnServers:
             self._schedule.opened(opened)
         return opened
 
+    def begun(self) -> Begun | None:
+        """Say how far the script's state is, which may be of another epoch than the model."""
+        feeds = self.trainer.begun()
+        found = self.trainer.script(None) if feeds else None
+        return None if found is None else begun_at(*place_of(found[1]), feeds)
+
+    @property
+    def calls(self) -> tuple[int, ...]:
+        return self._schedule.between.own()
+
+    def enter_place(self, place: Place) -> None:
+        self._schedule.between.place = place
+
+    def pass_over(self, begun: Begun) -> None:
+        self._schedule.between.pass_over(begun.place, begun.calls)
+        for feed in begun.feeds:
+            self._schedule.opened(feed)
+
     def source_line(self, line: int) -> SourceLine:
         return self.trainer.source_line(line)
 
@@ -99,6 +117,7 @@ class OnServers:
             self.trainer, self.model, self._lookups, self._schedule, feed, reader, ahead
         )
         self.global_batch = feed.batch_size
+        self._schedule.begin_loop()
         try:
             yield from self._loop.run()
         finally:

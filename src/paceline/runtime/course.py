@@ -1,0 +1,91 @@
+"""Where a script is: in which loop over ``job.epochs``, which epoch, and what it has opened there.
+
+Workers call a feed by its place, since a worker that joins in epoch 5 has opened none of those of
+epochs 0 to 4, and one whose step broke runs the body of its loop twice.
+"""
+
+from collections.abc import Callable
+
+from paceline.wire.messages.feeds import Place
+
+OUTSIDE = -1
+"""In place of an epoch: in none. In place of a step: it is not the same in all workers."""
+
+
+class Course:
+    """One script's.
+
+    Args:
+        step: the step that the body in hand belongs to, the same in all workers that compute it;
+            `OUTSIDE`: there is no such.
+    """
+
+    def __init__(self, step: Callable[[], int]) -> None:
+        self._step = step
+        self._loops, self._epoch = 0, OUTSIDE
+        self._opened = 0
+        self._in_body = False
+        self._calls = 0
+        self._target: Place | None = None
+
+    @property
+    def place(self) -> Place:
+        """Loops over epochs that are over, and the epoch in hand."""
+        return self._loops, self._epoch
+
+    @property
+    def epoch(self) -> int | None:
+        """The epoch in hand; None: in none."""
+        return None if self._epoch == OUTSIDE else self._epoch
+
+    def next(self) -> Place:
+        """The place of what the script opens now."""
+        if not self._in_body:
+            self._opened += 1
+            return *self.place, self._opened - 1
+        self._calls += 1
+        return *self.place, self._opened - 1, self._step(), self._calls
+
+    # ------------------------------------------------------------------ bodies of loops
+
+    def enter_loop(self) -> None:
+        """A loop over batches begins."""
+        self._in_body, self._calls = True, 0
+
+    def enter_body(self) -> None:
+        """A batch is given to the script."""
+        if self._step() != OUTSIDE:
+            self._calls = 0
+
+    def leave_loop(self) -> None:
+        """The loop is over, or left."""
+        self._in_body = False
+
+    # ------------------------------------------------------------------ epochs
+
+    def first_epoch(self, target: Place | None, count: int) -> int:
+        """The epoch with which the loop over epochs that begins now begins here.
+
+        Args:
+            target: where the state was when this script began; None: there was none.
+            count: epochs of the loop.
+        """
+        if self._target is None:
+            self._target = target or self.place
+        loops, epoch = self._target
+        if loops > self._loops:
+            return count
+        return min(max(epoch, 0), count) if loops == self._loops else 0
+
+    @property
+    def reaches_target(self) -> bool:
+        """Whether the script is where the model was when it began."""
+        return self._target == self.place
+
+    def enter(self, epoch: int) -> None:
+        """An epoch begins."""
+        self._epoch, self._opened = epoch, 0
+
+    def leave(self) -> None:
+        """The loop over epochs is over."""
+        self._loops, self._epoch, self._opened = self._loops + 1, OUTSIDE, 0

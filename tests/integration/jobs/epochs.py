@@ -1,0 +1,50 @@
+"""A loop over epochs as examples have it: validation, a schedule and a best loss between loops.
+
+Each life notes the epochs that it begins, and what it held at its end.
+"""
+
+import argparse
+import os
+import time
+from pathlib import Path
+
+import torch
+from torch import nn
+from torch.optim.lr_scheduler import StepLR
+from torch.utils.data import DataLoader, TensorDataset
+
+import paceline as pl
+
+parser = argparse.ArgumentParser()
+parser.add_argument("--out", type=Path, required=True)
+parser.add_argument("--epochs", type=int, default=6)
+parser.add_argument("--evaluate-every", type=int, default=5, help="steps; 0: between loops only")
+parser.add_argument("--step-s", type=float, default=0.0)
+args = parser.parse_args()
+
+generator = torch.Generator().manual_seed(5)
+x = torch.randn(256, 8, generator=generator, dtype=torch.float64)
+data = TensorDataset(x, x.sum(1, keepdim=True))
+loader = DataLoader(data, batch_size=32, shuffle=True, generator=generator)
+job = pl.init()
+model = nn.Linear(8, 1).double()
+optimizer = torch.optim.SGD(model.parameters(), lr=0.02, momentum=0.9)
+scheduler = StepLR(optimizer, 1, 0.8)
+job.prepare(model, optimizer, scheduler)
+job.state["losses"] = losses = []
+life = args.out / f"{job.rank}-{os.environ.get('PACELINE_INC', '')}"
+for epoch in job.epochs(args.epochs):
+    with life.with_suffix(".epochs").open("a") as file:
+        file.write(f"{epoch} ")
+    for features, target in job.batches(loader):
+        nn.functional.mse_loss(model(features), target).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        if args.evaluate_every and job.step % args.evaluate_every == 0:
+            job.evaluate(lambda batch: {"y": model(batch[0])}, data, batch_size=64)
+        time.sleep(args.step_s)
+    found = job.evaluate(lambda batch: {"loss": model(batch[0]) - batch[1]}, data)["loss"]
+    losses.append(found.square().mean().item())
+    scheduler.step()
+values = [model.weight.detach().sum().item(), optimizer.param_groups[0]["lr"], *losses]
+life.with_suffix(".end").write_text(" ".join(value.hex() for value in values))

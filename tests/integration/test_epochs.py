@@ -1,0 +1,119 @@
+"""A loop over ``job.epochs`` ends with the model of a plain run, and does no epoch's end twice."""
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from paceline.jobs.launch import launch
+from paceline.wire.spec import CheckpointSpec, JobSpec, NodeSpec, RestartSpec
+from tests.integration.running import RunningJob, until
+
+SCRIPT = Path(__file__).with_name("jobs") / "epochs.py"
+EPOCHS, SAMPLES = 6, 256
+
+
+@pytest.fixture(autouse=True)
+def _home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PACELINE_HOME", str(tmp_path))
+
+
+@contextlib.contextmanager
+def job_of(out: Path, step_s: float, *flags: str, **spec: Any) -> Iterator[RunningJob]:
+    """Two workers that train by epochs."""
+    out.mkdir()
+    fields: dict[str, Any] = {
+        "script": str(SCRIPT),
+        "args": ("--out", str(out), "--step-s", str(step_s), *flags),
+        "name": "epochs",
+        "workers": NodeSpec(count=2),
+        "checkpoint": CheckpointSpec(every_s=0.5, share=0.5),
+        "restart": RestartSpec(backoff_s=0.1),
+        "solution": "none",
+        "preflight": False,
+    }
+    with contextlib.closing(RunningJob(launch(JobSpec(**(fields | spec))), out)) as job:
+        yield job
+
+
+def plain(out: Path) -> list[float]:
+    """What the script holds at its end without a job."""
+    out.mkdir()
+    env = {name: value for name, value in os.environ.items() if not name.startswith("PACELINE_")}
+    command = [sys.executable, str(SCRIPT), "--out", str(out)]
+    subprocess.run(command, env=env, check=True, timeout=100)
+    ((_, values),) = ends(out).items()
+    return values
+
+
+def ends(out: Path) -> dict[str, list[float]]:
+    found = {path.stem: path.read_text().split() for path in out.glob("*.end")}
+    return {life: [float.fromhex(one) for one in values] for life, values in found.items()}
+
+
+def epochs_of(out: Path) -> dict[str, list[int]]:
+    """The epochs that each life has begun."""
+    return {path.stem: [*map(int, path.read_text().split())] for path in out.glob("*.epochs")}
+
+
+def check_end(job: RunningJob, expected: list[float], *, exact: float = 1e-9) -> None:
+    outcome = job.end()
+    assert outcome.state == "finished", outcome
+    assert not job.events("diverged")
+    found = ends(job.out)
+    assert found
+    for life, values in found.items():
+        assert values == pytest.approx(expected, rel=exact), life
+
+
+def check_lives(out: Path) -> None:
+    """Every life has begun each epoch once, without a gap; none has gone back to the first."""
+    lives = epochs_of(out)
+    assert len(lives) > 2
+    for life, begun in lives.items():
+        assert begun == list(range(begun[0], begun[0] + len(begun))), life
+    later = [begun[0] for life, begun in lives.items() if begun[0]]
+    assert later, lives
+
+
+STRATEGIES = {
+    "allreduce": {"strategy": "allreduce"},
+    "servers": {"strategy": "ps", "mode": "bsp", "servers": NodeSpec(count=1)},
+}
+
+
+@pytest.mark.parametrize("strategy", ["allreduce", pytest.param("servers", marks=pytest.mark.soak)])
+def test_a_worker_and_the_master_die_and_no_epoch_ends_twice(strategy: str, tmp_path: Path) -> None:
+    expected = plain(tmp_path / "alone")
+    assert len(expected) == 2 + EPOCHS
+    # On servers a worker that evaluates in mid-step may wait long for a step that others lost.
+    flags = ("--evaluate-every", "0") if strategy == "servers" else ()
+    with job_of(tmp_path / "job", 0.06, *flags, **STRATEGIES[strategy]) as job:
+        job.until_committed(2 * SAMPLES + 40)
+        os.kill(job.node("worker-1").pid, signal.SIGKILL)
+        until(lambda: len(epochs_of(job.out)) == 3, "a new life")
+        os.kill(job.status().master_pid, signal.SIGKILL)
+        check_end(job, expected)
+        assert len(job.events("relaunch")) == 1
+        check_lives(job.out)
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("strategy", list(STRATEGIES))
+@pytest.mark.parametrize("at", [SAMPLES + 1, 2 * SAMPLES + 100, 3 * SAMPLES])
+def test_all_die_and_the_job_goes_on_with_the_epoch_of_its_cut(
+    strategy: str, at: int, tmp_path: Path
+) -> None:
+    expected = plain(tmp_path / "alone")
+    with job_of(tmp_path / "job", 0.08, **STRATEGIES[strategy]) as job:
+        job.until_committed(at, cuts=1)
+        job.kill_everything()
+        job.resume()
+        check_end(job, expected)
+        check_lives(job.out)
