@@ -91,7 +91,7 @@ STRATEGIES = {
 @pytest.mark.parametrize("strategy", ["allreduce", pytest.param("servers", marks=pytest.mark.soak)])
 def test_a_worker_and_the_master_die_and_no_epoch_ends_twice(strategy: str, tmp_path: Path) -> None:
     expected = plain(tmp_path / "alone")
-    assert len(expected) == 2 + EPOCHS
+    assert len(expected) == 2 + EPOCHS - 1  # it stops early, by agreement
     # On servers a worker that evaluates in mid-step may wait long for a step that others lost.
     flags = ("--evaluate-every", "0") if strategy == "servers" else ()
     with job_of(tmp_path / "job", 0.06, *flags, **STRATEGIES[strategy]) as job:

@@ -17,7 +17,7 @@ from paceline.protocol.samples.plans import GlobalAction
 from paceline.wire.events.checks import PlanEvent
 from paceline.wire.events.state import FeedCompleteEvent, FeedOpenedEvent
 from paceline.wire.messages.feeds import Feed
-from paceline.wire.messages.node import AskPlace, LeaseRequest, OpenFeed
+from paceline.wire.messages.node import AgreeOn, AskPlace, LeaseRequest, OpenFeed
 
 
 class Leasing:
@@ -29,11 +29,13 @@ class Leasing:
         self._state, self._do = core.state, core.do
         self._first = FirstSamples()
 
-    def asked(self, name: str, message: OpenFeed | AskPlace) -> None:
-        """Answer a script that opens a feed, or that asks how far the model is in it."""
+    def asked(self, name: str, message: OpenFeed | AskPlace | AgreeOn) -> None:
+        """Answer a script that opens a feed, asks how far the model is in it, or meets others."""
         match message:
             case OpenFeed():
                 self._open(name, message)
+            case AgreeOn():
+                self._do(self._state.meet(message))
             case AskPlace():
                 self._do(self._state.place_asked(message))
             case _:

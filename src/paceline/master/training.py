@@ -33,6 +33,7 @@ from paceline.protocol.training import MasterState
 from paceline.wire.events.nodes import FencedEvent
 from paceline.wire.messages.group import Profiled
 from paceline.wire.messages.node import (
+    AgreeOn,
     AskCut,
     AskPlace,
     Copied,
@@ -106,7 +107,7 @@ class Training:
         match message:
             case LeaseRequest():
                 self.leasing.lease(node, message, now_s)
-            case OpenFeed() | AskPlace():
+            case OpenFeed() | AskPlace() | AgreeOn():
                 self.leasing.asked(node, message)
             case GiveBack():
                 self.do(self.state.given_back(message))

@@ -11,7 +11,7 @@ from paceline.base.numbering import CutNo, EpochNo, Inc, StepNo
 from paceline.base.samples import Span
 from paceline.policy.straggler.actions import Share
 from paceline.wire.messages.base import CutRef, Server, ServerMap
-from paceline.wire.messages.feeds import Feed, Rate
+from paceline.wire.messages.feeds import Feed, Rate, ScriptPlace
 from paceline.wire.messages.group import Division, Member
 from paceline.wire.messages.node import Grant
 from paceline.wire.messages.order import Lacking
@@ -94,6 +94,13 @@ class FeedAdded(Record, frozen=True):
     """A feed as the first worker opened it."""
 
     feed: Feed
+
+
+class Agreed(Record, frozen=True):
+    """The outcome of a meeting of workers at a place of the script: one value, or all by rank."""
+
+    place: ScriptPlace
+    values: tuple[bytes, ...]
 
 
 class EpochStarted(Record, frozen=True):
@@ -250,6 +257,7 @@ class GroupKept(msgspec.Struct, frozen=True, array_like=True):
 Records = (
     SchemaFixed
     | FeedAdded
+    | Agreed
     | EpochStarted
     | Extended
     | Granted

@@ -5,6 +5,7 @@ import msgspec
 from paceline.base.numbering import CutNo, Inc
 from paceline.base.samples import Intervals, SampleSet, Span
 from paceline.protocol.records import (
+    Agreed,
     CutValid,
     EpochStarted,
     GroupKept,
@@ -52,6 +53,7 @@ class Snapshot(Record, frozen=True):
     gave_back: tuple[tuple[Inc, int], ...] = ()
     plans: tuple[Planned, ...] = ()
     group: GroupKept | None = None
+    agreed: tuple[Agreed, ...] = ()
 
 
 def take(state: MasterState) -> Snapshot:
@@ -83,6 +85,7 @@ def take(state: MasterState) -> Snapshot:
         covered=tuple(sorted(state.cuts.covered)),
         gave_back=tuple(state.gave_back.items()),
         plans=tuple(state.plans.known),
+        agreed=tuple(Agreed(*one) for one in state.ledger.agreements.agreed.items()),
     )
     return msgspec.structs.replace(kept, **state.holder.kept())
 
@@ -107,6 +110,8 @@ def restore(state: MasterState, kept: Snapshot) -> None:
     state.cuts.last_no = kept.last_cut_no
     state.cuts.safe, state.cuts.covered = set(kept.safe), set(kept.covered)
     state.gave_back, state.plans.known = dict(kept.gave_back), list(kept.plans)
+    for one in kept.agreed:
+        state.ledger.agreements.apply(one)
     if state.holder.restore(kept):  # a cut proves its step
         steps = [cut.step for cut in kept.cuts if cut.epoch_no == state.epoch_no]
         state.step = max([state.step, *steps])

@@ -31,6 +31,7 @@ from paceline.protocol.cuts.valid import Cuts
 from paceline.protocol.holding.holder import Holder
 from paceline.protocol.reasons import feed_difference, late_records
 from paceline.protocol.records import (
+    Agreed,
     CutGone,
     CutStored,
     CutValid,
@@ -49,6 +50,7 @@ from paceline.protocol.samples.ledger import Ledger
 from paceline.protocol.samples.plans import GlobalAction, Plans, portion_of
 from paceline.wire.messages.feeds import LINES_PER_FEED, Feed, Slice, feed_of
 from paceline.wire.messages.node import (
+    AgreeOn,
     AskCut,
     AskPlace,
     Copied,
@@ -118,7 +120,8 @@ class MasterState:
         return self.holder.is_training
 
     def worker_lost(self, inc: Inc, *, returned: bool = False) -> list[Instruction]:
-        return self.holder.lost(inc, returned=returned)
+        self.ledger.agreements.left(inc)
+        return [*self.holder.lost(inc, returned=returned), *self._meet()]
 
     # ------------------------------------------------------------------ records
 
@@ -133,6 +136,8 @@ class MasterState:
                 self.plans.apply(record)
             case CutValid():
                 self._apply_valid(record)
+            case Agreed():
+                self.ledger.agreements.apply(record)
             case CutStored() | CutGone():
                 self.cuts.apply(record)
             case FeedAdded() | Extended() | Granted() | Returned() | GaveBack():
@@ -210,6 +215,7 @@ class MasterState:
         if self.is_given_up(inc):
             return [Send(inc, Stop(inc=inc))]
         self.workers[inc] = node
+        self.ledger.agreements.came(inc)
         self.holder.came(inc)
         return []
 
@@ -279,6 +285,18 @@ class MasterState:
         ]
         answer = PlaceIs(inc=message.inc, begun=tuple(begun), cut=self.holder.begins_with)
         return [Send(message.inc, answer)]
+
+    def meet(self, message: AgreeOn) -> list[Instruction]:
+        """Take in what a worker says at a place of its script."""
+        if message.inc in self.gone:
+            return [Send(message.inc, Stop(inc=message.inc))]
+        self.ledger.agreements.meet(message)
+        return self._meet()
+
+    def _meet(self) -> list[Instruction]:
+        """Say how those meetings ended that wait for nobody any more."""
+        done: list[Instruction] = [self.record(one) for one in [*self.ledger.agreements.due()]]
+        return [*done, *(Send(one.inc, one) for one in self.ledger.agreements.answers())]
 
     def feed_opened(self, inc: Inc, feed: Feed) -> FeedOpened:
         """Return the feed, and whether a worker that opens it has nothing to do with it."""

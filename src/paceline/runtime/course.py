@@ -6,30 +6,34 @@ epochs 0 to 4, and one whose step broke runs the body of its loop twice.
 
 from collections.abc import Callable
 
-from paceline.wire.messages.feeds import Place
+from paceline.wire.messages.feeds import ScriptPlace
 
 OUTSIDE = -1
 """In place of an epoch: in none. In place of a step: it is not the same in all workers."""
 
+MEETING = -2
+"""Between a place and the number of a meeting there."""
 
-class Course:
+
+class ScriptCourse:
     """One script's.
 
     Args:
-        step: the step that the body in hand belongs to, the same in all workers that compute it;
+        step: how far the model is in the body in hand, the same in all workers that hold it;
             `OUTSIDE`: there is no such.
+        step_in_hand: the step that the body computes, whether or not the model has it by now.
     """
 
-    def __init__(self, step: Callable[[], int]) -> None:
-        self._step = step
+    def __init__(self, step: Callable[[], int], step_in_hand: Callable[[], int]) -> None:
+        self._step, self._step_in_hand = step, step_in_hand
         self._loops, self._epoch = 0, OUTSIDE
         self._opened = 0
         self._in_body = False
-        self._calls = 0
-        self._target: Place | None = None
+        self._calls = self._meetings = 0
+        self._target: ScriptPlace | None = None
 
     @property
-    def place(self) -> Place:
+    def place(self) -> ScriptPlace:
         """Loops over epochs that are over, and the epoch in hand."""
         return self._loops, self._epoch
 
@@ -38,32 +42,47 @@ class Course:
         """The epoch in hand; None: in none."""
         return None if self._epoch == OUTSIDE else self._epoch
 
-    def next(self) -> Place:
+    def next(self) -> ScriptPlace:
         """The place of what the script opens now."""
         if not self._in_body:
-            self._opened += 1
+            self._opened, self._meetings = self._opened + 1, 0
             return *self.place, self._opened - 1
         self._calls += 1
         return *self.place, self._opened - 1, self._step(), self._calls
+
+    def meeting(self) -> ScriptPlace:
+        """The place of a call by which workers tell each other something.
+
+        Such calls have numbers of their own: one that only some workers make moves no feed.
+        """
+        self._meetings += 1
+        if not self._in_body:
+            return *self.place, self._opened, MEETING, self._meetings
+        return *self.place, self._opened - 1, self._step_in_hand(), MEETING, self._meetings
+
+    @property
+    def in_body(self) -> bool:
+        """Whether a loop over batches is open."""
+        return self._in_body
 
     # ------------------------------------------------------------------ bodies of loops
 
     def enter_loop(self) -> None:
         """A loop over batches begins."""
-        self._in_body, self._calls = True, 0
+        self._in_body, self._calls, self._meetings = True, 0, 0
 
     def enter_body(self) -> None:
         """A batch is given to the script."""
         if self._step() != OUTSIDE:
-            self._calls = 0
+            self._calls = self._meetings = 0
 
     def leave_loop(self) -> None:
         """The loop is over, or left."""
-        self._in_body = False
+        self._in_body, self._meetings = False, 0
 
     # ------------------------------------------------------------------ epochs
 
-    def first_epoch(self, target: Place | None, count: int) -> int:
+    def first_epoch(self, target: ScriptPlace | None, count: int) -> int:
         """The epoch with which the loop over epochs that begins now begins here.
 
         Args:
@@ -84,8 +103,9 @@ class Course:
 
     def enter(self, epoch: int) -> None:
         """An epoch begins."""
-        self._epoch, self._opened = epoch, 0
+        self._epoch, self._opened, self._meetings = epoch, 0, 0
 
     def leave(self) -> None:
         """The loop over epochs is over."""
         self._loops, self._epoch, self._opened = self._loops + 1, OUTSIDE, 0
+        self._meetings = 0

@@ -17,31 +17,27 @@ from functools import partial
 from typing import Any
 
 import msgspec
-import torch
 from torch import Tensor, nn
 from torch.amp import GradScaler
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from paceline.base.errors import ConfigError
-from paceline.runtime.course import OUTSIDE, Course
 from paceline.runtime.data.reader import BatchLoader, Reader, loader_of
 from paceline.runtime.data.torch_loader import DEFAULTS, Loaders, Selection
-from paceline.runtime.data.work import Array, Work
+from paceline.runtime.data.work import Array
 from paceline.runtime.evaluation import as_tensor, checked_values
-from paceline.runtime.feed_requests import Growing, check_number, feed_to_evaluate, feed_to_train
+from paceline.runtime.feed_requests import Growing, feed_to_evaluate, feed_to_train
 from paceline.runtime.given import check_given, flatten, takes_norm_alone
-from paceline.runtime.preflight import check_node
-from paceline.runtime.seeding import seed_all, seed_of
+from paceline.runtime.job_course import JobCourse
+from paceline.runtime.seeding import seed_all
 from paceline.runtime.state.script_state import ScriptState
-from paceline.runtime.strategy import Begun, Strategy
+from paceline.runtime.strategy import Strategy
 from paceline.runtime.strategy_choice import fitting, strategy_here
 from paceline.runtime.wrapped import unwrapped
 from paceline.wire.messages.feeds import Feed
 
 CollateFn = Callable[[Any], Any]
-
-CPU = torch.device("cpu")
 
 
 def init() -> "Job":
@@ -59,25 +55,13 @@ def begin(strategy: Strategy) -> "Job":
     return Job(strategy)
 
 
-class Job:
+class Job(JobCourse):
     """One worker's view of its job. Not thread-safe: for the thread that trains."""
 
     def __init__(self, strategy: Strategy) -> None:
-        self._strategy = strategy
-        self._modules: Sequence[nn.Module] = ()
+        super().__init__(strategy)
         self._optimizers: Sequence[Optimizer] = ()
-        self._looping = False
-        self._has_begun = False
-        """Whether a batch was trained on in this life."""
-        self._calls: tuple[int, ...] = ()
-        """Steps of schedulers between loops when the epoch in hand began."""
-        self._first_feed: int | None = None
-        """That was opened to train on."""
         self._num_feeds = 0
-        self._course = Course(self._step_of_body)
-        self._begun: Begun | None = None
-        """How far the state was when this script asked, before its first loop over epochs."""
-        self._has_asked = False
         self._loaders = Loaders()
 
     @property
@@ -229,17 +213,7 @@ class Job:
             ConfigError: a value is out of range, nothing was prepared, or another loop is open.
             Stopped: the job must stop; if it is not caught, it ends the script gracefully.
         """
-        self._check_prepared("job.batches")
-        if not self._optimizers:
-            raise ConfigError(
-                "job.batches: no optimizer was given to job.prepare; "
-                "prepare(model, optimizer), or use job.evaluate"
-            )
-        if self._looping:
-            raise ConfigError(
-                "job.batches was called inside the loop of another job.batches; finish that "
-                "loop first, and use job.evaluate for held-out data"
-            )
+        self._check_may_train()
         given = Selection(
             dataset, batch_size, shuffle, num_workers, collate_fn, pin_memory, prefetch
         )
@@ -270,6 +244,19 @@ class Job:
             process_seed=self._process_seed(feed),
         )
         return self._run(feed, make_loader, growth, reading.prefetch * max(reading.num_workers, 1))
+
+    def _check_may_train(self) -> None:
+        self._check_prepared("job.batches")
+        if not self._optimizers:
+            raise ConfigError(
+                "job.batches: no optimizer was given to job.prepare; "
+                "prepare(model, optimizer), or use job.evaluate"
+            )
+        if self._looping:
+            raise ConfigError(
+                "job.batches was called inside the loop of another job.batches; finish that "
+                "loop first, and use job.evaluate for held-out data"
+            )
 
     def _run(
         self,
@@ -309,103 +296,6 @@ class Job:
             self._course.leave_loop()
             if isinstance(batches, Generator):
                 batches.close()
-
-    def _step_of_body(self) -> int:
-        """The step of the body in hand, where all workers compute each step together."""
-        return OUTSIDE if self._strategy.takes_growth else self._strategy.step or 0
-
-    def epochs(self, epochs: int) -> Iterator[int]:
-        """Number the epochs of a script that goes through its data more than once, from 0.
-
-            for epoch in job.epochs(12):
-                for batch in job.batches(dataset, batch_size=4096):
-                    ...
-                validate(model)
-
-        A worker that joins, and a job that is resumed, begin with the epoch that the model is in:
-        what the body does between its loops is not done again for epochs that are over. An epoch
-        has begun when a step of its first loop is in the model. If the job is resumed before that,
-        the end of the epoch before is done again, with the model and `state` as they were then.
-        What the script keeps from one epoch to the next belongs into `state`.
-
-        Args:
-            epochs: how many; ``epochs`` in the job's spec takes its place.
-
-        Raises:
-            ConfigError: a value is out of range, nothing was prepared, or another such loop is
-                open.
-        """
-        self._check_prepared("job.epochs")
-        check_number("job.epochs", "epochs", epochs)
-        if self._course.epoch is not None or self._looping:
-            raise ConfigError(
-                "job.epochs was called within a loop over job.epochs or job.batches; finish that "
-                "loop first"
-            )
-        return self._epochs(self._strategy.spec.epochs or epochs)
-
-    def _epochs(self, count: int) -> Iterator[int]:
-        if not self._has_asked:
-            self._begun, self._has_asked = self._strategy.begun(), True
-        first = self._course.first_epoch(self._begun.place if self._begun else None, count)
-        try:
-            for epoch in range(first, count):
-                self._course.enter(epoch)
-                self._come_to(passed=epoch == first > 0)
-                yield epoch
-        finally:
-            self._course.leave()
-            self._come_to(passed=first == count)
-
-    def _come_to(self, *, passed: bool) -> None:
-        """The script is at its next place, or ``passed`` over what was done before."""
-        self._strategy.enter_place(self._course.place)
-        if passed and self._begun is not None and self._course.reaches_target:
-            self._strategy.pass_over(self._begun)
-        self._calls = self._strategy.calls
-
-    @property
-    def epoch(self) -> int:
-        """The epoch of `epochs` in hand.
-
-        Raises:
-            ConfigError: outside of a loop over `epochs`.
-        """
-        if self._course.epoch is None:
-            raise ConfigError("job.epoch is known within a loop over job.epochs only")
-        return self._course.epoch
-
-    def _process_seed(self, feed: Feed) -> int:
-        from paceline.runtime.process import current
-
-        process = current()
-        life = process.inc if process is not None else 0
-        return seed_of(feed.seed, self._strategy.rank, life)
-
-    def _begin_stream(self, feed: Feed, work: Work) -> None:
-        """Have what the script draws from here on (dropout, say) be this life's own.
-
-        Until its first batch a life draws what all others have drawn, so that they build the same
-        model and divide their data alike. From then on they differ by who draws and by where the
-        life begins, and what a former life has drawn does not come again. The first life of the
-        first worker goes on as it began, as a script without a job would.
-        """
-        rank, spec, first = self._strategy.rank, self._strategy.spec, work.spans[0]
-        is_first = rank == 0 and feed.feed == self._first_feed
-        is_first = is_first and (first.line, first.start) == (feed.line(), 0)
-        if not (self._has_begun or is_first or spec.deterministic):
-            seed_all(seed_of(spec.seed, rank, feed.feed, first.line, first.start))
-        self._has_begun = True
-
-    def _check_node(self) -> None:
-        """Measure the node, if this is the first life there that trains."""
-        from paceline.runtime.process import current
-
-        process = current()
-        if process is not None and process.check:
-            process.check = False
-            device = next((one.device for one in self._modules[0].parameters()), CPU)
-            self._strategy.check(partial(check_node, process.inc, device))
 
     def evaluate(
         self,
@@ -517,13 +407,6 @@ class Job:
         return merged
 
     # ------------------------------------------------------------------ inside
-
-    def _check_prepared(self, caller: str) -> None:
-        if not self._modules:
-            raise ConfigError(
-                f"{caller} was called before job.prepare; call "
-                "model, optimizer = job.prepare(model, optimizer) first"
-            )
 
     def _opened(self, feed: Feed, growth: Growing | None = None) -> Feed:
         self._num_feeds += 1

@@ -20,7 +20,7 @@ from paceline.runtime.data.reader import Reader
 from paceline.runtime.data.work import Array
 from paceline.runtime.state.script_state import ScriptState
 from paceline.wire.messages.checks import Checked
-from paceline.wire.messages.feeds import Feed, Place, SourceLine
+from paceline.wire.messages.feeds import Feed, ScriptPlace, SourceLine
 from paceline.wire.spec import JobSpec
 
 Evaluation = Callable[[Any, int], dict[str, Array]]
@@ -31,10 +31,14 @@ Results = Mapping[str, Array]
 """Name -> ``[N, ...]``, by position."""
 
 
-class Begun(NamedTuple):
+MEET_S = 1800.0
+"""So long a worker waits for the others to come to the same place of the script."""
+
+
+class Reached(NamedTuple):
     """How far a state is in the script that it is of."""
 
-    place: Place
+    place: ScriptPlace
     """Loops over ``job.epochs`` that are over, and the epoch in hand."""
     calls: Sequence[int]
     """Of each scheduler, the steps between loops that came before it."""
@@ -42,7 +46,7 @@ class Begun(NamedTuple):
     """To train on, of the places before."""
 
 
-def begun_at(place: Place, counts: Sequence[int], feeds: Sequence[Feed]) -> Begun:
+def begun_at(place: ScriptPlace, counts: Sequence[int], feeds: Sequence[Feed]) -> Reached:
     """How far a state is.
 
     Args:
@@ -52,7 +56,7 @@ def begun_at(place: Place, counts: Sequence[int], feeds: Sequence[Feed]) -> Begu
     """
     here = [feed for feed in feeds if feed.place[:2] == place]
     before = [feed for feed in feeds if feed.place[:2] < place]
-    return Begun(place, here[0].calls if here else counts, before)
+    return Reached(place, here[0].calls if here else counts, before)
 
 
 class Strategy(Protocol):
@@ -64,6 +68,8 @@ class Strategy(Protocol):
     spec: JobSpec
     """The job as asked for; ``batch_size``, ``epochs``, ``seed`` and ``data`` are read by `Job`."""
     rank: int
+    is_alone: bool
+    """Whether no other worker can be there."""
     takes_growth: bool
     """Whether feeds of unknown length can be read: not where a step is one global batch for all."""
 
@@ -88,7 +94,7 @@ class Strategy(Protocol):
             growth: of a feed whose ``num_samples`` is None; ``takes_growth`` must hold.
         """
 
-    def begun(self) -> Begun | None:
+    def begun(self) -> Reached | None:
         """How far the state is in the script that this worker takes over; None: it begins.
 
         Asked by a script that is about to pass over epochs.
@@ -98,10 +104,25 @@ class Strategy(Protocol):
     def calls(self) -> tuple[int, ...]:
         """Of each scheduler, the steps that the script has taken between loops so far."""
 
-    def enter_place(self, place: Place) -> None:
+    def meet(self, place: ScriptPlace, value: bytes, *, all_workers: bool) -> Sequence[bytes]:
+        """Tell the others something, and hear what counts at this place of the script.
+
+        Args:
+            place: of the call.
+            value: of this worker.
+            all_workers: wait for the values of all that live; else the first one is everybody's.
+
+        Returns:
+            One value, or those of all workers, by rank.
+
+        Raises:
+            ConfigError: others did not come within `MEET_S`.
+        """
+
+    def enter_place(self, place: ScriptPlace) -> None:
         """The script is here now: an epoch of ``job.epochs`` begins, or such a loop is over."""
 
-    def pass_over(self, begun: Begun) -> None:
+    def pass_over(self, begun: Reached) -> None:
         """The script has come to where others have brought the state, without what they did."""
 
     def source_line(self, line: int) -> SourceLine:
@@ -124,6 +145,13 @@ class Strategy(Protocol):
     @property
     def step(self) -> int | None:
         """Where the schedule is, in global batches; None: not known before the first batch."""
+
+    @property
+    def step_in_hand(self) -> int:
+        """The number of the step whose batch the script has, the same in all that compute it.
+
+        Only where all workers do each step together (not ``takes_growth``).
+        """
 
     @property
     def in_step(self) -> bool:

@@ -46,5 +46,11 @@ for epoch in job.epochs(args.epochs):
     found = job.evaluate(lambda batch: {"loss": model(batch[0]) - batch[1]}, data)["loss"]
     losses.append(found.square().mean().item())
     scheduler.step()
+    ranks = job.all_gather(job.rank)
+    assert ranks == sorted(ranks)
+    assert ranks
+    job.barrier()
+    if job.agree(epoch == args.epochs - 2):
+        break
 values = [model.weight.detach().sum().item(), optimizer.param_groups[0]["lr"], *losses]
 life.with_suffix(".end").write_text(" ".join(value.hex() for value in values))

@@ -7,12 +7,12 @@ from torch.optim import SGD
 
 import paceline as pl
 from paceline.base.errors import ConfigError
-from paceline.runtime.course import OUTSIDE, Course
+from paceline.runtime.course import MEETING, OUTSIDE, ScriptCourse
 from paceline.runtime.data.batch import TensorRows
-from paceline.wire.messages.feeds import Place
+from paceline.wire.messages.feeds import ScriptPlace
 
 
-def visited(course: Course, begun: Place | None, count: int) -> list[Place]:
+def visited(course: ScriptCourse, begun: ScriptPlace | None, count: int) -> list[ScriptPlace]:
     """The places of the feeds of one loop over epochs, with two in each."""
     found = []
     for epoch in range(course.first_epoch(begun, count), count):
@@ -23,7 +23,7 @@ def visited(course: Course, begun: Place | None, count: int) -> list[Place]:
 
 
 def test_a_place_is_the_same_whatever_was_passed_over() -> None:
-    whole, late = Course(lambda: 0), Course(lambda: 0)
+    whole, late = ScriptCourse(lambda: 0, lambda: 0), ScriptCourse(lambda: 0, lambda: 0)
     expected = [visited(whole, None, 2), [whole.next()], visited(whole, None, 3)]
     assert expected == [
         [(0, 0, 0), (0, 0, 1), (0, 1, 0), (0, 1, 1)],
@@ -37,7 +37,7 @@ def test_a_place_is_the_same_whatever_was_passed_over() -> None:
 
 
 def test_what_is_left_of_a_loop_is_nothing_once_the_model_is_beyond_it() -> None:
-    course = Course(lambda: 0)
+    course = ScriptCourse(lambda: 0, lambda: 0)
     assert visited(course, (1, OUTSIDE), 5) == []
     assert course.reaches_target
     assert visited(course, (1, OUTSIDE), 1) == [(1, 0, 0), (1, 0, 1)]
@@ -45,19 +45,22 @@ def test_what_is_left_of_a_loop_is_nothing_once_the_model_is_beyond_it() -> None
 
 def test_in_a_body_the_step_counts_and_not_how_often_it_ran() -> None:
     step = 3
-    course = Course(lambda: step)
+    course = ScriptCourse(lambda: step, lambda: 4)
     assert course.next() == (0, OUTSIDE, 0)
     course.enter_loop()
     for _ in range(2):
         course.enter_body()
         assert course.next() == (0, OUTSIDE, 0, 3, 1)
         assert course.next() == (0, OUTSIDE, 0, 3, 2)
+        assert course.meeting() == (0, OUTSIDE, 0, 4, MEETING, 1)
     course.leave_loop()
+    assert course.meeting() == (0, OUTSIDE, 1, MEETING, 1)
     assert course.next() == (0, OUTSIDE, 1)
+    assert course.meeting() == (0, OUTSIDE, 2, MEETING, 1)
 
 
 def test_where_workers_share_no_step_calls_in_bodies_are_counted() -> None:
-    course = Course(lambda: OUTSIDE)
+    course = ScriptCourse(lambda: OUTSIDE, lambda: OUTSIDE)
     course.next()
     course.enter_loop()
     found = []

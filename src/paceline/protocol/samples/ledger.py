@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from paceline.base.numbering import Inc
 from paceline.base.samples import Intervals, SampleSet, Span, between
+from paceline.protocol.agreements import Agreements
 from paceline.wire.messages.feeds import Feed, SourceLine, feed_of
 
 Part = tuple[Sequence[Span], Sequence[Span]]
@@ -86,6 +87,8 @@ class Ledger:
 
     def __init__(self) -> None:
         self.feeds: dict[int, Feed] = {}
+        self.agreements = Agreements()
+        """What the workers' scripts have agreed on between their loops."""
         self.lines: dict[int, LedgerLine] = {}
         self.leases: dict[Inc, SampleSet] = {}
         self.done = SampleSet()

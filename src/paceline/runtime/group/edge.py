@@ -21,7 +21,7 @@ from paceline.protocol.holding.group.member import (
     Say,
 )
 from paceline.protocol.samples.leases import Leases
-from paceline.runtime.checkpoint.cut_requests import CutAsker
+from paceline.runtime.asking import Asking, CutAsker
 from paceline.runtime.exchange import Exchange
 from paceline.runtime.group.cut_session import Keeper
 from paceline.runtime.group.group import CPU, Group
@@ -44,6 +44,7 @@ from paceline.wire.messages.group import (
     StopGroup,
 )
 from paceline.wire.messages.node import (
+    AgreedOn,
     CutKept,
     CutMade,
     FeedOpened,
@@ -88,8 +89,7 @@ class MemberEdge:
         self._leases = Leases(process.inc)
         #: What the master has said of complete feeds: in which cut they are.
         self._complete: dict[int, FeedOpened] = {}
-        #: The answer to `MemberClient.begun`.
-        self._place: PlaceIs | None = None
+        self._asking = Asking(process)
         self._leaving = self._hands_over = False
         self.device = CPU
         """That holds what we train."""
@@ -136,8 +136,8 @@ class MemberEdge:
                 if message.complete:
                     self._complete[message.feed.feed] = message
                 self._leases.feed_opened(message)
-            case PlaceIs():
-                self._place = message
+            case AgreedOn() | PlaceIs():
+                self._asking.answered(message)
             case Stop():
                 self.process.stop_requested = self.process.told_to_stop = True
             case _:

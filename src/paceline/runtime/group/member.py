@@ -21,9 +21,9 @@ from paceline.runtime.group.short import ShortStep
 from paceline.runtime.group.store import GroupOver
 from paceline.runtime.process import Stopped
 from paceline.wire.messages.checks import Checked
-from paceline.wire.messages.feeds import Feed, SourceLine
+from paceline.wire.messages.feeds import Feed, ScriptPlace, SourceLine
 from paceline.wire.messages.group import NO_STEP, Computed, Division, RunGroup
-from paceline.wire.messages.node import AskPlace, Leaving, NodeUp, OpenFeed, PlaceIs
+from paceline.wire.messages.node import Leaving, NodeUp, OpenFeed, PlaceIs
 
 RESEND_S = 0.5
 """What is unanswered this long is asked again."""
@@ -278,10 +278,11 @@ class MemberClient(MemberEdge):
 
     def begun(self) -> PlaceIs:
         """Return how far the model is in the script, as the master knows."""
-        ask = AskPlace(inc=self.process.inc)
-        self._place = None
-        self._until(lambda: self._place is not None, ask=lambda: [ask])
-        return self._place or PlaceIs(inc=ask.inc)
+        return self._asking.begun(self._until)
+
+    def meet(self, place: ScriptPlace, value: bytes, *, all_workers: bool) -> Sequence[bytes]:
+        """See `Strategy.meet`."""
+        return self._asking.meet(self._until, place, value, all_workers=all_workers)
 
     def await_end(self, feed: Feed) -> None:
         """Return when all of a feed is in a cut on disk: nothing of it can come again."""

@@ -17,57 +17,29 @@ from paceline.runtime.group.member import MemberClient
 from paceline.runtime.group.reducer import Reducer
 from paceline.runtime.group.shares import StepShares
 from paceline.runtime.group.watcher import Watcher
-from paceline.runtime.state.outside import Outside
-from paceline.runtime.state.replica import place_in_cut
+from paceline.runtime.group.way import WayOfMember
 from paceline.runtime.stepping import Stepping
-from paceline.runtime.strategy import Begun, begun_at
 from paceline.wire.messages.checks import Checked
-from paceline.wire.messages.feeds import Feed, Place, SourceLine
+from paceline.wire.messages.feeds import Feed, SourceLine
 from paceline.wire.messages.group import NO_STEP
 
 
-class Together(Stepping):
+class Together(Stepping, WayOfMember):
     """The part of a member's `Strategy` that makes ``optimizer.step()`` a step of all members."""
 
-    takes_growth = False
+    takes_growth = is_alone = False
     _loop: GroupLoop | None
 
     def __init__(self, client: MemberClient) -> None:
         super().__init__(client.process.spec, client.process.rank)
         self._member = client
         self._watcher: Watcher | None = None
-        self._between = Outside((), self._num_schedules)
         self._params: list[nn.Parameter] = []
         self.largest: int | None = None
         """Samples of a yielded batch at most; a larger share comes as several batches."""
         self.whole_steps = False
         """No step goes on without who is late, whatever a solution asks for."""
         self.script_state.on_set = self._keep
-
-    def _outside(self, schedulers: Sequence[LRScheduler]) -> Outside:
-        self._between = Outside(schedulers, self._num_schedules)
-        return self._between
-
-    def begun(self) -> Begun | None:
-        found = self._member.begun()
-        if not found.begun:
-            return None
-        place: Place = found.begun[-1].place[:2]
-        counts: Sequence[int] = found.begun[-1].calls
-        if found.cut is not None:
-            # It may be of after the end of an epoch, and before a step of the next.
-            place, counts = place_in_cut(*self._member.process.cuts.places(found.cut))
-        return begun_at(place, counts, found.begun)
-
-    @property
-    def calls(self) -> tuple[int, ...]:
-        return self._between.own()
-
-    def enter_place(self, place: Place) -> None:
-        self._between.place = place
-
-    def pass_over(self, begun: Begun) -> None:
-        self._between.pass_over(begun.place, begun.calls)
 
     def _num_schedules(self, scheduler: LRScheduler) -> int | None:
         """Of a call in the body of a loop; None: there is no loop.
@@ -92,6 +64,11 @@ class Together(Stepping):
     def global_batch(self) -> int | None:
         step = self._loop.step if self._loop is not None else None
         return step.global_batch if step is not None else None
+
+    @property
+    def step_in_hand(self) -> int:
+        step = self._loop.step if self._loop is not None else None
+        return step.works[0].step if step is not None else 0
 
     @property
     def step(self) -> int | None:

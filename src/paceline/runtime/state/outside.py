@@ -14,9 +14,9 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from paceline.runtime.process import Fenced
 from paceline.runtime.schedules import replace_step
-from paceline.wire.messages.feeds import Place
+from paceline.wire.messages.feeds import ScriptPlace
 
-START: Place = (0, -1)
+START: ScriptPlace = (0, -1)
 Call = tuple[tuple[Any, ...], dict[str, Any]]
 
 
@@ -46,8 +46,8 @@ class Outside:
         self._ahead = [0] * len(schedulers)
         #: Calls of the epochs that the script has passed over, and where it began then.
         self._passed = [0] * len(schedulers)
-        self._begun: Place = START
-        self.place: Place = START
+        self._begun: ScriptPlace = START
+        self.place: ScriptPlace = START
         """Loops over ``job.epochs`` that are over, and the epoch in hand."""
         for number, scheduler in enumerate(schedulers):
             self._follow(scheduler, number)
@@ -75,13 +75,13 @@ class Outside:
         """Such calls that the schedulers' state contains."""
         return [own + more for own, more in zip(self.own(), self._ahead, strict=True)]
 
-    def pass_over(self, place: Place, calls: Sequence[int]) -> None:
+    def pass_over(self, place: ScriptPlace, calls: Sequence[int]) -> None:
         """The script begins here, where others had made so many calls."""
         self._begun = self.place = place
         self._passed = [*calls] if len(calls) == len(self._calls) else [0] * len(self._calls)
         self._calls = [[] for _ in self._calls]
 
-    def check(self, place: Place | None) -> None:
+    def check(self, place: ScriptPlace | None) -> None:
         """Look whether this script can go on from a state of this place.
 
         Raises:
@@ -91,7 +91,7 @@ class Outside:
         if place is not None and tuple(place) < self._begun:
             raise Fenced
 
-    def became(self, counts: Sequence[int], place: Place | None = None) -> None:
+    def became(self, counts: Sequence[int], place: ScriptPlace | None = None) -> None:
         """The schedulers' state is another one, which contains so many.
 
         Args:

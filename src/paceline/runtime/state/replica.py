@@ -42,7 +42,7 @@ from paceline.runtime.state.skeleton import (
     read_layout,
 )
 from paceline.runtime.state.tree import as_array, as_bytes, take_apart
-from paceline.wire.messages.feeds import Place
+from paceline.wire.messages.feeds import ScriptPlace
 
 PART_BYTES = 16 << 20
 
@@ -72,7 +72,7 @@ def decode_layout(data: bytes) -> Layout:
     return layout
 
 
-def place_in_cut(*places: Path) -> tuple[Place, Sequence[int]]:
+def place_in_cut(*places: Path) -> tuple[ScriptPlace, Sequence[int]]:
     """Where the script was whose state a cut holds; and the steps of its schedulers between loops.
 
     Raises:

@@ -12,7 +12,7 @@ Slice = tuple[Span, ...]
 """What one synchronous step consists of, in order."""
 
 
-Place = tuple[int, ...]
+ScriptPlace = tuple[int, ...]
 """Where a script is: loops over ``job.epochs`` that are over, the epoch in hand (-1: in none), and
 how many feeds it has opened there; in the body of a loop also the step, and how many in the body.
 """
@@ -46,7 +46,7 @@ class Feed(msgspec.Struct, frozen=True, kw_only=True):
     not divided beforehand."""
     contents: str = ""
     """What the files of its dataset hold, in short; empty: not known, and so not compared."""
-    place: Place = ()
+    place: ScriptPlace = ()
     """Where in the script it was opened: what workers know it by; empty: by its number."""
     calls: tuple[int, ...] = ()
     """Of each scheduler, the steps between loops that the script had taken when its epoch began."""

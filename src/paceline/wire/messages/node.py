@@ -7,7 +7,7 @@ from paceline.base.samples import Span
 from paceline.wire.messages.base import CutRef, Message, ServerMap
 from paceline.wire.messages.checks import Checked, CheckKept
 from paceline.wire.messages.failslow import AtMeeting, GoOn, Measure, MeetAt, RankMeasured
-from paceline.wire.messages.feeds import Batching, Feed, Rate, Slice, SourceLine
+from paceline.wire.messages.feeds import Batching, Feed, Rate, ScriptPlace, Slice, SourceLine
 from paceline.wire.messages.group import (
     Broken,
     CatchUp,
@@ -63,6 +63,19 @@ class AskPlace(Message, frozen=True):
     """worker -> master: how far is the model in the script? Answer: PlaceIs."""
 
     inc: Inc
+
+
+class AgreeOn(Message, frozen=True):
+    """worker -> master: I have come to this place of the script; resent until AgreedOn.
+
+    ``all``: every worker that lives is waited for; else the first one's value counts for all.
+    """
+
+    inc: Inc
+    place: ScriptPlace
+    value: bytes
+    rank: int = 0
+    all: bool = False
 
 
 class LeaseRequest(Message, frozen=True):
@@ -292,6 +305,7 @@ NodeUp = (
     | InitialWritten
     | OpenFeed
     | AskPlace
+    | AgreeOn
     | LeaseRequest
     | GiveBack
     | AskCut
@@ -352,6 +366,14 @@ class PlaceIs(Message, frozen=True):
     inc: Inc
     begun: tuple[Feed, ...] = ()
     cut: CutRef | None = None
+
+
+class AgreedOn(Message, frozen=True):
+    """master -> worker: the outcome at this place: one value, or those of all workers, by rank."""
+
+    inc: Inc
+    place: ScriptPlace
+    values: tuple[bytes, ...]
 
 
 class Grant(Message, frozen=True):
@@ -521,6 +543,7 @@ NodeDown = (
     WriteInitial
     | FeedOpened
     | PlaceIs
+    | AgreedOn
     | Grant
     | NewRate
     | Recall

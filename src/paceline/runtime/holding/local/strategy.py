@@ -21,16 +21,16 @@ from paceline.runtime.data.reader import Reader
 from paceline.runtime.data.work import Array
 from paceline.runtime.step_frame import NO_GRADIENT, StepFrame, StepInHand
 from paceline.runtime.stepping import Stepping, clip_whole, params_of, trained_by
-from paceline.runtime.strategy import Begun, Evaluation, Readers, Results
+from paceline.runtime.strategy import Evaluation, Reached, Readers, Results
 from paceline.wire.messages.checks import Checked
-from paceline.wire.messages.feeds import Feed, Place, SourceLine
+from paceline.wire.messages.feeds import Feed, ScriptPlace, SourceLine
 from paceline.wire.spec import JobSpec
 
 
 class Local(Stepping):
     """`Strategy` of the only worker there is."""
 
-    takes_growth = True
+    takes_growth = is_alone = True
     _loop: "LocalLoop | None"
 
     def __init__(self, spec: JobSpec) -> None:
@@ -62,10 +62,14 @@ class Local(Stepping):
     calls: tuple[int, ...] = ()
     """See `Strategy.calls`: nobody makes up for any."""
 
-    def enter_place(self, place: Place) -> None:
+    def meet(self, place: ScriptPlace, value: bytes, *, all_workers: bool) -> Sequence[bytes]:
+        """Nobody else is there."""
+        return [value]
+
+    def enter_place(self, place: ScriptPlace) -> None:
         """Nobody takes it over."""
 
-    def pass_over(self, begun: Begun) -> None:
+    def pass_over(self, begun: Reached) -> None:
         """Nothing is ever passed over."""
 
     def source_line(self, line: int) -> SourceLine:

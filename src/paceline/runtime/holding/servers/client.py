@@ -21,8 +21,8 @@ from paceline.runtime.holding.servers.pulling import Pulling
 from paceline.runtime.process import Process, Stopped
 from paceline.runtime.server.store import Gradients
 from paceline.wire.messages.data import BARE, NEWEST, Also, Script, ScriptPart
-from paceline.wire.messages.feeds import Feed, SourceLine
-from paceline.wire.messages.node import AskPlace, NodeUp, OpenFeed, Prepared
+from paceline.wire.messages.feeds import Feed, ScriptPlace, SourceLine
+from paceline.wire.messages.node import NodeUp, OpenFeed, Prepared
 from paceline.wire.schema import ModelSchema
 
 NOTICE_S, SETTLE_S = 20.0, 600.0
@@ -37,7 +37,7 @@ class ServerTrainer(CheckedEdge):
     def __init__(self, process: Process) -> None:
         super().__init__(process)
         self.rank, self.num_workers = process.rank, process.num_workers
-        self.keeps_script = True
+        self.keeps_script, self.is_alone = True, False
         self.sums_workers = process.spec.mode == "bsp"
         self.overlap = self.takes_growth = not self.sums_workers
         #: Contributions in the model that the work in hand is computed on.
@@ -68,10 +68,11 @@ class ServerTrainer(CheckedEdge):
         return opened
 
     def begun(self) -> tuple[Feed, ...]:
-        ask = AskPlace(inc=self.process.inc)
-        self._place = None
-        self._until(lambda: self._place is not None, ask=lambda: [ask])
-        return self._place.begun if self._place is not None else ()
+        return self._asking.begun(self._until).begun
+
+    def meet(self, place: ScriptPlace, value: bytes, *, all_workers: bool) -> Sequence[bytes]:
+        """See `Strategy.meet`."""
+        return self._asking.meet(self._until, place, value, all_workers=all_workers)
 
     # ------------------------------------------------------------------ work
 

@@ -25,7 +25,7 @@ from paceline.protocol.holding.servers.worker_acts import (
     ToServer,
     Withdraw,
 )
-from paceline.runtime.checkpoint.cut_requests import CutAsker
+from paceline.runtime.asking import Asking, CutAsker
 from paceline.runtime.evaluation_results import EvaluationResults
 from paceline.runtime.exchange import Exchange
 from paceline.runtime.holding.servers.exports import Exports
@@ -47,6 +47,7 @@ from paceline.wire.messages.data import (
     Refused,
 )
 from paceline.wire.messages.node import (
+    AgreedOn,
     CutMade,
     Evaluated,
     FeedOpened,
@@ -94,9 +95,8 @@ class WorkerEdge:
         self._loaded_step = 0
         self._exports = Exports(self.state, self._until, self._send)
         self._results = EvaluationResults(self.leases, self._until, process)
+        self._asking = Asking(process)
         self._asker = CutAsker(process.inc)
-        #: The answer to `ServerTrainer.begun`.
-        self._place: PlaceIs | None = None
         #: Of the last pull.
         self._round_trip_s = 0.0
         self._insist_at_s = 0.0
@@ -186,8 +186,8 @@ class WorkerEdge:
                 self._do(self.state.new_map(message))
             case FeedOpened():
                 self.leases.feed_opened(message)
-            case PlaceIs():
-                self._place = message
+            case AgreedOn() | PlaceIs():
+                self._asking.answered(message)
             case CutMade():
                 self._asker.made(message)
             case Evaluated():

@@ -15,7 +15,7 @@ from paceline.runtime.holding.servers.port import Ids, Initial, PulledModel
 from paceline.runtime.layout import initial_arrays
 from paceline.runtime.server.store import Gradients, Store
 from paceline.wire.messages.checks import Checked
-from paceline.wire.messages.feeds import Feed
+from paceline.wire.messages.feeds import Feed, ScriptPlace
 from paceline.wire.schema import NUM_BUCKETS, ModelSchema
 from paceline.wire.spec import JobSpec
 
@@ -25,7 +25,7 @@ class Alone(Dealing):
 
     overlap = False
     sums_workers = False
-    takes_growth = True
+    takes_growth = is_alone = True
     keeps_script = False
     rank = 0
     num_workers = 1
@@ -62,6 +62,10 @@ class Alone(Dealing):
     def begun(self) -> tuple[Feed, ...]:
         """Nobody was here before."""
         return ()
+
+    def meet(self, place: ScriptPlace, value: bytes, *, all_workers: bool) -> Sequence[bytes]:
+        """Nobody else is there."""
+        return [value]
 
     def script(self, position: int | None) -> None:
         """Nobody was here before."""

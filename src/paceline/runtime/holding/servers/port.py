@@ -16,7 +16,7 @@ from paceline.runtime.data.work import Array, StepTimes, Work
 from paceline.runtime.server.store import Gradients
 from paceline.wire.messages.checks import Checked
 from paceline.wire.messages.data import Script
-from paceline.wire.messages.feeds import Feed, SourceLine
+from paceline.wire.messages.feeds import Feed, ScriptPlace, SourceLine
 from paceline.wire.schema import ModelSchema
 from paceline.wire.spec import JobSpec
 
@@ -66,6 +66,8 @@ class TrainingPort(Protocol):
     takes_growth: bool
     """Whether feeds of unknown length can be read: not where a step is one global batch for all
     (BSP)."""
+    is_alone: bool
+    """Whether no other worker can be there."""
     keeps_script: bool
     """Whether anybody keeps the script's state, for workers that join and for cuts."""
 
@@ -101,6 +103,9 @@ class TrainingPort(Protocol):
 
     def begun(self) -> Sequence[Feed]:
         """The feeds to train on that the model has samples of. Blocks."""
+
+    def meet(self, place: ScriptPlace, value: bytes, *, all_workers: bool) -> Sequence[bytes]:
+        """See `Strategy.meet`."""
 
     def script(self, position: int | None) -> tuple[int, bytes] | None:
         """The state of the script at a position, or the newest before it that the holder has.

@@ -31,18 +31,9 @@ from paceline.runtime.holding.servers.settings import Setting, SettingsBetween, 
 from paceline.runtime.server.admission import MAX_SCRIPT_BYTES
 from paceline.runtime.state.begun import prepared, tell_differences
 from paceline.runtime.state.outside import START, Outside
+from paceline.runtime.state.packed import Tree, pack, unpack
 from paceline.runtime.state.script_state import ScriptState
-from paceline.runtime.state.skeleton import Skeleton, put_together
-from paceline.runtime.state.tree import as_bytes, take_apart
-from paceline.wire.messages.feeds import Feed, Place
-
-
-class Tree(msgspec.Struct, frozen=True, array_like=True):
-    """Nested state as it travels."""
-
-    skeleton: Skeleton
-    tensors: tuple[tuple[str, tuple[int, ...], bytes], ...] = ()
-    """dtype, shape, bytes."""
+from paceline.wire.messages.feeds import Feed, ScriptPlace
 
 
 class Saved(msgspec.Struct, frozen=True, array_like=True):
@@ -57,7 +48,7 @@ class Saved(msgspec.Struct, frozen=True, array_like=True):
     """The position at which that feed began."""
     kinds: tuple[str, ...] | None = None
     """Names of the schedulers' classes; None: written before they were kept."""
-    place: Place | None = None
+    place: ScriptPlace | None = None
     """See `Outside.place`."""
 
 
@@ -111,10 +102,10 @@ class Schedule:
         self.between = Outside(schedulers, lambda _: 1 if self._inside else None, self._step)
         """The steps of schedulers between loops."""
         #: The epoch that the script has come to, and its state when the first loop of it began.
-        self._start: tuple[Place, bytes] = START, b""
+        self._start: tuple[ScriptPlace, bytes] = START, b""
         self._settings = SettingsBetween(optimizers)
         self._kinds = tuple(map(_kind, schedulers))
-        self._begun = msgspec.msgpack.encode(_pack(self._prepared()))
+        self._begun = msgspec.msgpack.encode(pack(self._prepared()))
         self._num_steps = 0
         """Of the schedulers, so far: each may change anything in their state."""
         self._num_before = 0
@@ -352,10 +343,10 @@ class Schedule:
             "called": [None if call is None else list(call) for call in self._called],
         }
         packed = msgspec.msgpack.encode(
-            Saved(_pack(now), self._begun, self._feed, self._base, self._kinds, self.between.place)
+            Saved(pack(now), self._begun, self._feed, self._base, self._kinds, self.between.place)
         )
         if len(packed) > MAX_SCRIPT_BYTES:
-            sizes = {name: len(msgspec.msgpack.encode(_pack(one))) for name, one in script.items()}
+            sizes = {name: len(msgspec.msgpack.encode(pack(one))) for name, one in script.items()}
             name = max(sizes, key=lambda one: sizes[one], default="")
             raise ConfigError(
                 f"job.state has {len(packed):,} bytes, of which job.state[{name!r}] "
@@ -389,7 +380,7 @@ class Schedule:
         """
         saved = _decode(data)
         begun, ours = _unpack_begun(saved.begun), _unpack_begun(self._begun)
-        self._check_kinds(saved.kinds, len(_unpack(saved.now)["schedulers"]))
+        self._check_kinds(saved.kinds, len(unpack(saved.now)["schedulers"]))
         self._settings.end()
         tell_differences(ours, begun)
         self._begun = saved.begun
@@ -401,12 +392,12 @@ class Schedule:
             saved, data = _decode(start), start
         self._become(position, saved)
         with torch.no_grad():
-            self._script.become(_unpack(saved.now).get("script", {}))
+            self._script.become(unpack(saved.now).get("script", {}))
         self._in_hand, self._sure = 0, (position, data)
         self._owed = [None] * len(self._schedulers)
 
     def _become(self, position: int, saved: Saved) -> None:
-        state = _unpack(saved.now)
+        state = unpack(saved.now)
         self._saved_of, self._fresh = None, False
         for optimizer, groups in zip(self._optimizers, state["groups"], strict=True):
             for group, values in zip(optimizer.param_groups, groups, strict=True):
@@ -432,14 +423,14 @@ class Schedule:
         )
 
 
-def place_of(data: bytes) -> tuple[Place, Sequence[int]]:
+def place_of(data: bytes) -> tuple[ScriptPlace, Sequence[int]]:
     """Where the script was whose state this is, and the steps of schedulers between its loops.
 
     Raises:
         PermanentError: it is no such state.
     """
     saved = _decode(data)
-    return tuple(saved.place or START), _unpack(saved.now)["outside"]
+    return tuple(saved.place or START), unpack(saved.now)["outside"]
 
 
 def _decode(data: bytes) -> Saved:
@@ -452,7 +443,7 @@ def _decode(data: bytes) -> Saved:
 
 def _unpack_begun(data: bytes) -> Any:
     try:
-        return _unpack(msgspec.msgpack.decode(data, type=Tree))
+        return unpack(msgspec.msgpack.decode(data, type=Tree))
     except msgspec.MsgspecError as error:
         raise PermanentError(f"the state of schedulers cannot be read: {error}") from error
 
@@ -461,19 +452,6 @@ def _kind(scheduler: LRScheduler) -> str:
     """A scheduler's class, and those of the schedulers that it is made of."""
     parts = ", ".join(map(_kind, getattr(scheduler, "_schedulers", ())))
     return type(scheduler).__name__ + (f"({parts})" if parts else "")
-
-
-def _pack(state: Any) -> Tree:
-    skeleton, tensors = take_apart(state, "the state of a scheduler")
-    packed = (
-        (str(one.dtype).removeprefix("torch."), tuple(one.shape), as_bytes(one).numpy().tobytes())
-        for one in tensors
-    )
-    return Tree(skeleton, tuple(packed))
-
-
-def _unpack(tree: Tree) -> Any:
-    return put_together(tree.skeleton, [_tensor(*one) for one in tree.tensors])
 
 
 _FIXED = frozenset({float, int, bool, str, bytes, type(None)})
@@ -525,10 +503,3 @@ def _same(one: Any, other: Any) -> bool:
 
 def _number(value: Any) -> Any:
     return float(value) if isinstance(value, Tensor) else value
-
-
-def _tensor(dtype: str, shape: tuple[int, ...], data: bytes) -> Tensor:
-    kind = getattr(torch, dtype, None)
-    if not isinstance(kind, torch.dtype):
-        raise PermanentError(f"the state of schedulers cannot be read: {dtype!r} is no dtype")
-    return torch.frombuffer(bytearray(data), dtype=torch.uint8).view(kind).reshape(shape)

@@ -21,9 +21,9 @@ from paceline.runtime.holding.servers.port import TrainingPort
 from paceline.runtime.holding.servers.preparing import refuse, take_over
 from paceline.runtime.holding.servers.schedule import Schedule, place_of
 from paceline.runtime.state.script_state import ScriptState
-from paceline.runtime.strategy import Begun, Evaluation, Readers, Results, begun_at
+from paceline.runtime.strategy import Evaluation, Reached, Readers, Results, begun_at
 from paceline.wire.messages.checks import Checked
-from paceline.wire.messages.feeds import Feed, Place, SourceLine
+from paceline.wire.messages.feeds import Feed, ScriptPlace, SourceLine
 
 if TYPE_CHECKING:
     from paceline.runtime.process import Process
@@ -46,7 +46,7 @@ class OnServers:
     def __init__(self, trainer: TrainingPort, script_state: ScriptState | None = None) -> None:
         self.trainer = trainer
         self.spec, self.rank = trainer.spec, trainer.rank
-        self.takes_growth = trainer.takes_growth
+        self.takes_growth, self.is_alone = trainer.takes_growth, trainer.is_alone
         self.script_state = ScriptState() if script_state is None else script_state
         """See `Strategy.script_state`."""
         self._model: Model | None = None
@@ -88,7 +88,7 @@ class OnServers:
             self._schedule.opened(opened)
         return opened
 
-    def begun(self) -> Begun | None:
+    def begun(self) -> Reached | None:
         """Say how far the script's state is, which may be of another epoch than the model."""
         feeds = self.trainer.begun()
         found = self.trainer.script(None) if feeds else None
@@ -98,10 +98,13 @@ class OnServers:
     def calls(self) -> tuple[int, ...]:
         return self._schedule.between.own()
 
-    def enter_place(self, place: Place) -> None:
+    def meet(self, place: ScriptPlace, value: bytes, *, all_workers: bool) -> Sequence[bytes]:
+        return self.trainer.meet(place, value, all_workers=all_workers)
+
+    def enter_place(self, place: ScriptPlace) -> None:
         self._schedule.between.place = place
 
-    def pass_over(self, begun: Begun) -> None:
+    def pass_over(self, begun: Reached) -> None:
         self._schedule.between.pass_over(begun.place, begun.calls)
         for feed in begun.feeds:
             self._schedule.opened(feed)
@@ -128,6 +131,11 @@ class OnServers:
         """The step; in a body before ``optimizer.step()`` where the batch begins."""
         step = self._loop.step if self._loop is not None else None
         return self._schedule.step(in_hand=step is not None and not step.pushed)
+
+    @property
+    def step_in_hand(self) -> int:
+        step = self._loop.step if self._loop is not None else None
+        return step.staged.work.step if step is not None else 0
 
     @property
     def in_step(self) -> bool:

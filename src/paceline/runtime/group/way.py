@@ -1,0 +1,50 @@
+"""The part of a member's `Strategy` that follows its script from loop to loop."""
+
+from collections.abc import Sequence
+
+from torch.optim.lr_scheduler import LRScheduler
+
+from paceline.runtime.group.member import MemberClient
+from paceline.runtime.state.outside import Outside
+from paceline.runtime.state.replica import place_in_cut
+from paceline.runtime.strategy import Reached, begun_at
+from paceline.wire.messages.feeds import ScriptPlace
+
+
+class WayOfMember:
+    """Where a member's script is, and what it and the others have done there."""
+
+    _member: MemberClient
+    _between: Outside
+
+    def _num_schedules(self, scheduler: LRScheduler) -> int | None:
+        """Of a call in the body of a loop; None: there is no loop."""
+        raise NotImplementedError
+
+    def _outside(self, schedulers: Sequence[LRScheduler]) -> Outside:
+        self._between = Outside(schedulers, self._num_schedules)
+        return self._between
+
+    def begun(self) -> Reached | None:
+        found = self._member.begun()
+        if not found.begun:
+            return None
+        place: ScriptPlace = found.begun[-1].place[:2]
+        counts: Sequence[int] = found.begun[-1].calls
+        if found.cut is not None:
+            # It may be of after the end of an epoch, and before a step of the next.
+            place, counts = place_in_cut(*self._member.process.cuts.places(found.cut))
+        return begun_at(place, counts, found.begun)
+
+    @property
+    def calls(self) -> tuple[int, ...]:
+        return self._between.own()
+
+    def meet(self, place: ScriptPlace, value: bytes, *, all_workers: bool) -> Sequence[bytes]:
+        return self._member.meet(place, value, all_workers=all_workers)
+
+    def enter_place(self, place: ScriptPlace) -> None:
+        self._between.place = place
+
+    def pass_over(self, begun: Reached) -> None:
+        self._between.pass_over(begun.place, begun.calls)

@@ -1,0 +1,169 @@
+"""The part of `Job` around its loops over batches: epochs, and what workers tell each other."""
+
+from collections.abc import Iterator
+from typing import Any
+
+from paceline.base.errors import ConfigError
+from paceline.runtime.course import OUTSIDE, ScriptCourse
+from paceline.runtime.feed_requests import check_number
+from paceline.runtime.job_life import JobLife
+from paceline.runtime.state.packed import packed, unpacked
+from paceline.runtime.strategy import Reached, Strategy
+
+MAX_VALUE_BYTES = 1 << 20
+"""Of what workers tell each other by `Job.agree` and its like."""
+
+
+class JobCourse(JobLife):
+    """One worker's way through its script."""
+
+    def __init__(self, strategy: Strategy) -> None:
+        super().__init__(strategy)
+        self._looping = False
+        self._course = ScriptCourse(self._step_of_body, self._step_in_hand)
+        self._begun: Reached | None = None
+        """How far the state was when this script asked, before its first loop over epochs."""
+        self._has_asked = False
+        self._calls: tuple[int, ...] = ()
+        """Steps of schedulers between loops when the epoch in hand began."""
+
+    def _check_prepared(self, caller: str) -> None:
+        if not self._modules:
+            raise ConfigError(
+                f"{caller} was called before job.prepare; call "
+                "model, optimizer = job.prepare(model, optimizer) first"
+            )
+
+    def _step_of_body(self) -> int:
+        """The step of the body in hand, where all workers compute each step together."""
+        return OUTSIDE if self._strategy.takes_growth else self._strategy.step or 0
+
+    def epochs(self, epochs: int) -> Iterator[int]:
+        """Number the epochs of a script that goes through its data more than once, from 0.
+
+            for epoch in job.epochs(12):
+                for batch in job.batches(dataset, batch_size=4096):
+                    ...
+                validate(model)
+
+        A worker that joins, and a job that is resumed, begin with the epoch that the model is in:
+        what the body does between its loops is not done again for epochs that are over. An epoch
+        has begun when a step of its first loop is in the model. If the job is resumed before that,
+        the end of the epoch before is done again, with the model and `state` as they were then.
+        What the script keeps from one epoch to the next belongs into `state`.
+
+        Args:
+            epochs: how many; ``epochs`` in the job's spec takes its place.
+
+        Raises:
+            ConfigError: a value is out of range, nothing was prepared, or another such loop is
+                open.
+        """
+        self._check_prepared("job.epochs")
+        check_number("job.epochs", "epochs", epochs)
+        if self._course.epoch is not None or self._looping:
+            raise ConfigError(
+                "job.epochs was called within a loop over job.epochs or job.batches; finish that "
+                "loop first"
+            )
+        return self._epochs(self._strategy.spec.epochs or epochs)
+
+    def _epochs(self, count: int) -> Iterator[int]:
+        if not self._has_asked:
+            self._begun, self._has_asked = self._strategy.begun(), True
+        first = self._course.first_epoch(self._begun.place if self._begun else None, count)
+        try:
+            for epoch in range(first, count):
+                self._course.enter(epoch)
+                self._come_to(passed=epoch == first > 0)
+                yield epoch
+        finally:
+            self._course.leave()
+            self._come_to(passed=first == count)
+
+    def _come_to(self, *, passed: bool) -> None:
+        """The script is at its next place, or ``passed`` over what was done before."""
+        self._strategy.enter_place(self._course.place)
+        if passed and self._begun is not None and self._course.reaches_target:
+            self._strategy.pass_over(self._begun)
+        self._calls = self._strategy.calls
+
+    def agree(self, value: Any) -> Any:
+        """Decide something once for all workers: the value of the first one that calls.
+
+            if job.agree(bad_epochs >= 2):
+                break
+
+        All workers make the call, and get the same value, also those that come there later, or
+        again: after a resume, or where the step of a body comes again.
+
+        Args:
+            value: plain data or tensors, up to 1 MiB.
+
+        Raises:
+            ConfigError: something that cannot be sent, or in a loop body of mode asp or ssp.
+        """
+        self._check_prepared("job.agree")
+        apart = self._step_in_hand() == OUTSIDE and not self._strategy.is_alone
+        if self._course.in_body and apart:
+            raise ConfigError(
+                "job.agree was called within a loop over job.batches, whose workers share no step "
+                "in modes asp and ssp; call it between two loops, or run the job with --mode bsp"
+            )
+        return self._meet("job.agree", value, all_workers=False)[0]
+
+    def all_gather(self, value: Any) -> list[Any]:
+        """The values of all workers, by rank; all of them make the call, between two loops.
+
+        A worker that dies is no longer waited for, so there may be fewer values than workers. One
+        that comes later, or again, gets the same list.
+
+        Args:
+            value: plain data or tensors, up to 1 MiB.
+
+        Raises:
+            ConfigError: something that cannot be sent, or called in the body of a loop.
+        """
+        return self._meet_all("job.all_gather", value)
+
+    def broadcast(self, value: Any) -> Any:
+        """The value of the worker with the lowest rank that lives; see `all_gather`."""
+        return self._meet_all("job.broadcast", value)[0]
+
+    def barrier(self) -> None:
+        """Return when all workers that live have come here; see `all_gather`."""
+        self._meet_all("job.barrier", None)
+
+    def _meet_all(self, caller: str, value: Any) -> list[Any]:
+        self._check_prepared(caller)
+        if self._looping:
+            raise ConfigError(
+                f"{caller} was called within a loop over job.batches, where a worker that dies "
+                "would leave the others waiting; call it between two loops, or use job.agree or "
+                "job.evaluate"
+            )
+        return self._meet(caller, value, all_workers=True)
+
+    def _meet(self, caller: str, value: Any, *, all_workers: bool) -> list[Any]:
+        sent = packed(value, caller)
+        if len(sent) > MAX_VALUE_BYTES:
+            raise ConfigError(
+                f"{caller} got a value of {len(sent):,} bytes, and takes up to "
+                f"{MAX_VALUE_BYTES:,}; put what is larger into a file"
+            )
+        place = self._course.meeting()
+        return [*map(unpacked, self._strategy.meet(place, sent, all_workers=all_workers))]
+
+    def _step_in_hand(self) -> int:
+        return OUTSIDE if self._strategy.takes_growth else self._strategy.step_in_hand
+
+    @property
+    def epoch(self) -> int:
+        """The epoch of `epochs` in hand.
+
+        Raises:
+            ConfigError: outside of a loop over `epochs`.
+        """
+        if self._course.epoch is None:
+            raise ConfigError("job.epoch is known within a loop over job.epochs only")
+        return self._course.epoch
