@@ -14,6 +14,10 @@ from paceline.wire.spec import JobSpec
 
 WINDOW_SHARDS = 64
 """Shards that are mixed with each other where the epoch is too long to be counted first."""
+_NO_ACCUMULATION = (
+    "job.batches: accumulate={0}, and here each batch is a step; give {0} times the batch_size "
+    "without accumulate, or run the job with --strategy allreduce and without --deterministic"
+)
 LOOPBACK = "127.0.0.1"
 Growing = StreamGrowth | CountGrowth
 
@@ -25,6 +29,7 @@ def feed_to_train(
     *,
     batch_size: int | None,
     batch_per_worker: int | None,
+    accumulate: int,
     epochs: int,
     shuffle: bool,
 ) -> tuple[Feed, Growing | None]:
@@ -34,6 +39,10 @@ def feed_to_train(
         ConfigError: a value is out of range, or the dataset cannot be read so.
     """
     spec = strategy.spec
+    check_number("job.batches", "accumulate", accumulate)
+    if accumulate > 1 and not strategy.can_accumulate:
+        raise ConfigError(_NO_ACCUMULATION.format(accumulate))
+    size = _slice_size(spec, batch_size, batch_per_worker)
     shuffle = shuffle and spec.data.shuffle and not isinstance(dataset, StreamSource)
     window_shards = WINDOW_SHARDS if shuffle and is_long(dataset) else 0
     shard_size = spec.data.shard_size or DEFAULT_SHARD_SIZE
@@ -44,7 +53,7 @@ def feed_to_train(
         "train",
         dataset,
         growth,
-        batch_size=_slice_size(spec, batch_size, batch_per_worker),
+        batch_size=size * accumulate if size is not None else None,
         epochs=epochs,
         shuffle=shuffle,
         per_worker=batch_per_worker is not None,

@@ -175,6 +175,7 @@ class Job(JobCourse):
         epochs: int = 1,
         *,
         batch_per_worker: int | None = None,
+        accumulate: int = 1,
         shuffle: bool = True,
         num_workers: int = 0,
         collate_fn: CollateFn | None = None,
@@ -200,6 +201,8 @@ class Job(JobCourse):
             batch_per_worker: instead of ``batch_size`` (strategies allreduce and fsdp): the global
                 batch is so many samples for each worker that does the step, and follows their
                 number (`global_batch`). A slow worker may still have a smaller part of it.
+            accumulate: batches for each ``optimizer.step()``, as of a script that adds up gradients
+                (alone and with strategy allreduce). A step is of so many times ``batch_size``.
             shuffle: whether each epoch has a new order: of all records; in files and tables of the
                 shards and within each; in text of more than 256 MiB of 64 shards at a time.
             num_workers: loader processes; 0: this process reads, in a thread what is known to draw
@@ -227,9 +230,11 @@ class Job(JobCourse):
             reading.dataset,
             batch_size=reading.batch_size,
             batch_per_worker=batch_per_worker,
+            accumulate=accumulate,
             epochs=epochs,
             shuffle=reading.shuffle,
         )
+        self._strategy.accumulate = accumulate
         feed = self._opened(asked, growth)
         if self._first_feed is None:
             self._first_feed = feed.feed

@@ -30,6 +30,9 @@ NO_GRADIENT = (
     "and optimizer.zero_grad() after it"
 )
 
+PATIENCE_STEPS = 16
+"""So many batches may be left out before the first step: more is a script that never steps."""
+
 
 @dataclass(slots=True, kw_only=True)
 class StepInHand:
@@ -69,8 +72,10 @@ Step = TypeVar("Step", bound=StepInHand)
 class StepFrame(ABC, Generic[Step]):
     """One pass over one feed. The strategy calls ``on_step`` for every ``optimizer.step()``."""
 
-    def __init__(self, num_optimizers: int) -> None:
-        self.num_optimizers = num_optimizers
+    def __init__(self, num_optimizers: int, accumulate: int = 1) -> None:
+        self.num_optimizers, self.accumulate = num_optimizers, accumulate
+        self.has_taken = False
+        """Whether an optimizer has changed its parameters."""
         self.num_steps = 0
         """Steps that have begun."""
         self.excluded_s = 0.0
@@ -127,8 +132,23 @@ class StepFrame(ABC, Generic[Step]):
         return ConfigError(
             f"a batch went by without optimizer.step() ({missing} of {self.num_optimizers} "
             "prepared optimizers did not step), so its samples would never count; call it once "
-            "per batch, and use job.evaluate for batches that are not trained on"
+            "per batch, or say job.batches(..., accumulate=4) to call it for every 4th; use "
+            "job.evaluate for batches that are not trained on"
         )
+
+    def _may_miss_a_step(self) -> bool:
+        """Whether the script may leave this batch out: not if it has never stepped so far."""
+        return self.has_taken or self.num_steps < PATIENCE_STEPS
+
+    def _check_place(self, batch_no: int) -> None:
+        """Raise ConfigError for a step before all batches of one are there."""
+        count = batch_no % self.accumulate + 1
+        if count < self.accumulate:
+            raise ConfigError(
+                f"optimizer.step() was called after {count} of the {self.accumulate} batches that "
+                f"accumulate={self.accumulate} asks for; call it after the last one of each "
+                f"{self.accumulate}, counted from the first of the loop"
+            )
 
     def _complete(self) -> None:
         """All of the feed is in a model."""

@@ -34,6 +34,8 @@ class Stepping:
         """See `Strategy.script_state`."""
         self._optimizers: Sequence[Optimizer] = ()
         self._loop = None
+        self.accumulate = 1
+        """See `Strategy.accumulate`."""
         #: What the optimizers' own steps are.
         self._takes: list[Callable[[], Any]] = []
 

@@ -70,6 +70,10 @@ class Strategy(Protocol):
     rank: int
     is_alone: bool
     """Whether no other worker can be there."""
+    can_accumulate: bool
+    """Whether a step may be of several batches of the script's, with one ``optimizer.step()``."""
+    accumulate: int
+    """Batches of such a step, as the script says; set before `train`. 1: each batch has its own."""
     takes_growth: bool
     """Whether feeds of unknown length can be read: not where a step is one global batch for all."""
 

@@ -164,8 +164,9 @@ MISTAKES: list[tuple[Callable[[], object], str]] = [
         batch_without_step,
         (
             "a batch went by without optimizer.step() (1 of 1 prepared optimizers did not step), "
-            "so its samples would never count; call it once per batch, and use job.evaluate for "
-            "batches that are not trained on"
+            "so its samples would never count; call it once per batch, or say job.batches(..., "
+            "accumulate=4) to call it for every 4th; use job.evaluate for batches that are not "
+            "trained on"
         ),
     ),
     (

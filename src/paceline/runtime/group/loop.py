@@ -56,7 +56,7 @@ class GroupLoop(StepFrame[GroupStep]):
         watcher: Watcher,
         whole_steps: bool = False,
     ) -> None:
-        super().__init__(num_optimizers)
+        super().__init__(num_optimizers, shares.accumulate)
         self._client, self._reducer, self._watcher = client, reducer, watcher
         self._shares, self._sharing, self._feed = shares, shares.sharing, shares.feed
         self._reader, self._ahead = reader, ahead
@@ -65,8 +65,12 @@ class GroupLoop(StepFrame[GroupStep]):
         self._core = min(1.0, cpu_quota() or 1.0)
 
     def _batches(self, step: GroupStep) -> Iterator[Any]:
+        lost = False
         for number, work in enumerate(step.works):
-            if number and step.may_skip(number):
+            # A script that counts batches for its `optimizer.step()` gets all of a broken step.
+            if lost and number % self.accumulate == 0:
+                break
+            if number and self.accumulate == 1 and step.may_skip(number):
                 continue
             if number:
                 step.batch = self._read(step, work)
@@ -75,8 +79,7 @@ class GroupLoop(StepFrame[GroupStep]):
             self._client.in_body = True
             yield step.batch
             self._finish(step)
-            if self._is_lost(step):
-                break
+            lost = lost or self._is_lost(step)
         self._reducer.end()
         self._client.in_body = False
 
@@ -87,7 +90,40 @@ class GroupLoop(StepFrame[GroupStep]):
         step.close()
         self._reducer.drop()
         self._client.failed(step.run, "it was dropped")
+        step.settled = True
         return True
+
+    def _finish(self, step: GroupStep) -> None:
+        """The script asks for the next batch.
+
+        Raises:
+            ConfigError: an optimizer did not step, though its parameters have gradients.
+        """
+        whole = (step.batch_no + 1) % self.accumulate == 0
+        missing = len(step.stepped) < self.num_optimizers
+        if self.accumulate > 1 and not whole:
+            self._settle(step)
+            self._check_called_once()
+            self._reducer.forget()
+        elif missing and self._may_leave_out(step):
+            self._leave_out(step)
+        elif missing:
+            raise self._not_stepped(step)
+
+    def _may_leave_out(self, step: GroupStep) -> bool:
+        """Whether the script means to leave out a batch that it has not stepped on."""
+        if step.stepped or self.accumulate > 1 or self._sharing.blocks:
+            return False
+        return not self._reducer.has_gradients and self._may_miss_a_step()
+
+    def _leave_out(self, step: GroupStep) -> None:
+        """Have all members do this step without a change of the model."""
+        if not step.settled:
+            self._reducer.leave_out()
+            self._settle(step)
+        step.left_out = True
+        step.stepped.update(range(self.num_optimizers))
+        self.stepped()
 
     # ------------------------------------------------------------------ before the user computes
 
@@ -117,6 +153,7 @@ class GroupLoop(StepFrame[GroupStep]):
                     return None
                 continue
             step.works, *later = self._shares.upcoming(step, self._ahead)
+            step.num_idle = self._shares.num_idle(step.weight) if step.weight else 0
             if not self._begin_sums(step):
                 continue
             if not step.behind:
@@ -177,7 +214,8 @@ class GroupLoop(StepFrame[GroupStep]):
         step.stepped.clear()
         if step.num_profiled and step.batch_no <= step.num_profiled:
             self._client.mark(computing=True)  # a member that hangs does so in one of them
-        part = step.counting(work) / num_samples(step.whole)
+        # The script adds up the gradients of so many means, of which it makes one as it likes.
+        part = self.accumulate * step.counting(work) / num_samples(step.whole)
         settle = partial(self._settle, step)
         self._reducer.expect(part, settle, last=step.is_last_batch)
         if self._sharing.blocks:
@@ -185,6 +223,8 @@ class GroupLoop(StepFrame[GroupStep]):
 
     def _profile(self, step: GroupStep) -> None:
         """Put the batches before our share that are to be profiled."""
+        if self.accumulate > 1:
+            return
         size, step.num_profiled = self._client.profile_due()
         if step.num_profiled:
             times = range(step.num_profiled)
@@ -279,6 +319,7 @@ class GroupLoop(StepFrame[GroupStep]):
             raise InternalError(f"step {self._client.state.step + 1} is to be of no samples")
         step.num_batches = self._shares.steps_with(step.committed, step.global_batch)
         self._reducer.finish(num_samples(step.committed) / num_samples(step.whole))
+        step.left_out = self._reducer.left_out
         if joiners_of(step.run, self._client.state.step + 1):
             self.excluded_s += monotonic() - start_s  # waited for a copy, not for a slow peer
 
@@ -338,17 +379,23 @@ class GroupLoop(StepFrame[GroupStep]):
         return any(one.wants_out for one in told)
 
     def _take(self, step: GroupStep, optimizer: int) -> bool:
+        self._check_place(step.batch_no)
         self._settle(step)
+        self._check_called_once()
+        step.stepped.add(optimizer)
+        if step.holds:
+            self._watcher.stepping(optimizer, self._client.state.next_step)
+        changes = step.holds and not step.left_out
+        self.has_taken |= changes
+        return changes
+
+    def _check_called_once(self) -> None:
         if self._reducer.called_twice:
             raise ConfigError(
                 "loss.backward() was called again for one batch when its gradients were averaged "
                 "over all workers: add the losses up and call it once, or, with several "
                 "optimizers, call it before the first of them steps"
             )
-        step.stepped.add(optimizer)
-        if step.holds:
-            self._watcher.stepping(optimizer, self._client.state.next_step)
-        return step.holds
 
     def _all_stepped(self, step: GroupStep) -> None:
         """After the last batch the step is in the model."""

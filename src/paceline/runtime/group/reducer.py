@@ -26,6 +26,8 @@ from paceline.runtime.group.group import BREAKING, Collective, Group
 
 BUCKET_BYTES, FIRST_BUCKET_BYTES = 25 << 20, 1 << 20
 """As DDP's: the first is small, so that the first sum begins early."""
+LEFT_OUT = -1024.0
+"""In place of a mark: of fewer members than this the sum is negative, in any dtype."""
 FAIL_S, POLL_S = 0.05, 0.001
 """Within this all operations of a dropped group fail that were not forgotten."""
 
@@ -40,6 +42,8 @@ class Bucket:
     def __init__(self, params: Sequence[Tensor]) -> None:
         self.params = params
         self.sum: Collective | None = None
+        self.is_left_out = False
+        """Whether a member has left the step out that was summed last."""
         self._make()
         self.begin()
         self.expect()
@@ -109,9 +113,14 @@ class Bucket:
 
     def _complete(self) -> None:
         for has, view in zip(self._has, self._views, strict=True):
-            if not has:
+            if has <= 0.0:
                 view.zero_()
         self._marks.copy_(torch.tensor(self._has))
+
+    def leave_out(self) -> None:
+        """Put nothing in, and have all members see that the step is to be left out."""
+        self._missing.clear()
+        self._has = [LEFT_OUT] * len(self.params)
 
     def launch(self, group: Group) -> None:
         """Begin to sum what is in."""
@@ -131,8 +140,10 @@ class Bucket:
 
     def give(self) -> None:
         """Make the parameters' gradients what lies here now."""
-        for param, view, mark in zip(self.params, self._views, self._marks.tolist(), strict=True):
-            param.grad = view if mark else None
+        marks = self._marks.real.tolist()
+        self.is_left_out = min(marks) < 0
+        for param, view, mark in zip(self.params, self._views, marks, strict=True):
+            param.grad = view if mark > 0 else None
 
     @property
     def is_idle(self) -> bool:
@@ -177,11 +188,13 @@ class Reducer:
         self._last = True
         self._next = 0
         self._on_end: Callable[[], None] = lambda: None
-        self._ends = False
+        self._ends = self._has_run = False
         self.called_twice = False
         """A parameter got a second gradient for one batch."""
         self._may_be_early = self._early = early
         self._handed_in = False
+        self.left_out = False
+        """A member has left the step out that was finished last."""
         for param in params:
             param.register_post_accumulate_grad_hook(self._on_gradient)
 
@@ -211,13 +224,14 @@ class Reducer:
             last: whether no other batch of ours follows in this step.
         """
         self._part, self._on_end, self._last = part, on_end, last
-        self.called_twice = self._ends = False
+        self.called_twice = self._ends = self._has_run = False
         for bucket in self._buckets:
             bucket.expect()
             if not last:
                 bucket.keep()
 
     def _on_gradient(self, param: Tensor) -> None:
+        self._has_run = True
         bucket, k = self._place[param]
         if self._group is not None and self._may_be_early and not self._ends:
             # Also where nothing has left: the script may clip the mean before it steps.
@@ -288,6 +302,26 @@ class Reducer:
             if part != 1.0:
                 bucket.flat.div_(part)
             bucket.give()
+        self.left_out = any(bucket.is_left_out for bucket in self._buckets)
+
+    def leave_out(self) -> None:
+        """Do without this member's gradients, and let all members see it."""
+        for bucket in self._buckets:
+            bucket.leave_out()
+
+    def forget(self) -> None:
+        """The gradients of a batch are taken: what the next backward adds to is nothing."""
+        for bucket in self._buckets:
+            for param in bucket.params:
+                param.grad = None
+
+    @property
+    def has_gradients(self) -> bool:
+        """Whether a backward of this batch has left a gradient that is not zero."""
+        if not self._has_run:
+            return False
+        grads = (param.grad for bucket in self._buckets for param in bucket.params)
+        return any(bool(grad.any()) for grad in grads if grad is not None)
 
     def update(self) -> None:
         """The optimizers have changed the parameters: change what else the step changes."""

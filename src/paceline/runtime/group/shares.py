@@ -22,12 +22,18 @@ class StepShares:
         feed: what is trained on.
         state: of this member.
         largest: samples that a batch has at most; None: a share is one batch if nobody divides it.
+        accumulate: batches that every share is computed in, however small it is; 1: any number.
     """
 
     def __init__(
-        self, sharing: Sharing, feed: Feed, state: MemberState, largest: int | None = None
+        self,
+        sharing: Sharing,
+        feed: Feed,
+        state: MemberState,
+        largest: int | None = None,
+        accumulate: int = 1,
     ) -> None:
-        self.sharing, self.feed = sharing, feed
+        self.sharing, self.feed, self.accumulate = sharing, feed, accumulate
         self._state, self._largest = state, largest
         #: Works that were shown to the reader, by step and samples.
         self._shown: dict[tuple[int, Slice], Work] = {}
@@ -80,10 +86,27 @@ class StepShares:
         # Without samples of our own we compute on those of somebody else, so that the script takes
         # the same way in all members.
         mine = mine or sharing.stand_in(whole)
+        if self.accumulate > 1:
+            return [self._work(number, spans) for spans in self._accumulated(whole, mine)]
         size = num_samples(sharing.samples(whole, mine))
         fewest = math.ceil(size / self._largest) if self._largest else 1
         shares = sharing.batches(whole, mine, max(accumulation, fewest))
         return [self._work(number, spans) for spans in shares]
+
+    def _accumulated(self, whole: Slice, mine: range) -> list[Slice]:
+        """A share in exactly as many batches as the script takes for a step.
+
+        One of fewer samples has its first one more than once; see `num_idle`.
+        """
+        idle = [range(mine.start, mine.start + 1)] * self.num_idle(len(mine))
+        count = self.accumulate - len(idle)
+        edges = [mine.start + len(mine) * k // count for k in range(count + 1)]
+        runs = [*idle, *map(range, edges, edges[1:])]
+        return [tuple(self.sharing.samples(whole, run)) for run in runs]
+
+    def num_idle(self, size: int) -> int:
+        """How many batches of a share of so many samples come first, and count for nothing."""
+        return max(0, self.accumulate - max(size, 1))
 
     def _work(self, number: int, spans: Slice) -> Work:
         found = self._shown.pop((number, spans), None)
@@ -94,7 +117,8 @@ class StepShares:
         # Of one sample BatchNorm could not make a mean.
         size = min(2, self._largest or 2, num_samples(whole))
         shares = self.sharing.batches(whole, range(size), 1)
-        return [self._work(self._state.step + 1, spans) for spans in shares]
+        number = self._state.step + 1
+        return [self._work(number, spans) for spans in shares for _ in range(self.accumulate)]
 
     def profiled(self, step: GroupStep, size: int) -> Work:
         """A batch of this size to profile, of samples that are our own as far as possible."""

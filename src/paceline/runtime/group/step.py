@@ -66,6 +66,8 @@ class GroupStep(StepInHand):
     """The batches that we compute it in."""
     num_profiled: int = 0
     """So many of them come before our share, are timed, and count for nothing."""
+    num_idle: int = 0
+    """So many of them come first, and count for nothing."""
     num_timed: int = 0
     batch_no: int = 0
     """Of them, that in the script's hands."""
@@ -73,6 +75,8 @@ class GroupStep(StepInHand):
     """The newest batch of which all gradients are there."""
     settled: bool = False
     """Gradients were averaged, or cannot be."""
+    left_out: bool = False
+    """A member has not stepped: its samples are done, and no parameter changes."""
     holds: bool = False
     """The averaged gradients are to change the model."""
     last: bool = False
@@ -94,6 +98,11 @@ class GroupStep(StepInHand):
         return self.division.lacking.of_slice(num_samples(self.whole), self.global_batch)
 
     @property
+    def changes(self) -> bool:
+        """Whether the step changes the model."""
+        return self.holds and not self.left_out
+
+    @property
     def is_last_batch(self) -> bool:
         """Whether the step ends with the batch in the script's hands."""
         return self.batch_no == len(self.works) - 1
@@ -105,7 +114,7 @@ class GroupStep(StepInHand):
 
     def counting(self, work: Work) -> int:
         """Samples of the batch in the script's hands that count."""
-        counts = self.weight > 0 and self.batch_no >= self.num_profiled
+        counts = self.weight > 0 and self.batch_no >= max(self.num_profiled, self.num_idle)
         return work.num_samples if counts else 0
 
     def close(self) -> None:

@@ -27,7 +27,7 @@ from paceline.wire.messages.group import NO_STEP
 class Together(Stepping, WayOfMember):
     """The part of a member's `Strategy` that makes ``optimizer.step()`` a step of all members."""
 
-    takes_growth = is_alone = False
+    takes_growth = is_alone = can_accumulate = False
     _loop: GroupLoop | None
 
     def __init__(self, client: MemberClient) -> None:
@@ -57,8 +57,8 @@ class Together(Stepping, WayOfMember):
                 "batch; call it after it, or between two loops over job.batches"
             )
         if step is None or isinstance(scheduler, ReduceLROnPlateau):
-            return None if self._loop is None else int(step is None or step.holds)
-        return step.num_batches if step.holds else 0
+            return None if self._loop is None else int(step is None or step.changes)
+        return step.num_batches if step.changes else 0
 
     @property
     def global_batch(self) -> int | None:
@@ -101,7 +101,7 @@ class Together(Stepping, WayOfMember):
             # The body of a step that broke runs again, with the weights of the step before.
             # So does the body for each batch of a step, of which only the last changes them.
             now = self._loop.step if self._loop is not None else None
-            unchanged = now is not None and bool(now.stepped) and not now.holds
+            unchanged = now is not None and bool(now.stepped) and not now.changes
             if unchanged or (self.num_steps is not None and self.num_steps == last):
                 return False
             last = self.num_steps
@@ -121,7 +121,7 @@ class Together(Stepping, WayOfMember):
         self._loop = GroupLoop(
             self._member,
             reducer,
-            StepShares(sharing, feed, self._member.state, self.largest),
+            StepShares(sharing, feed, self._member.state, self.largest, self.accumulate),
             reader,
             ahead,
             len(self._optimizers),

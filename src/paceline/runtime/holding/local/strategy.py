@@ -5,6 +5,7 @@ with sparse tables, whose rows torch's optimizers do not know, go to `holding.se
 """
 
 from collections.abc import Callable, Iterator, Sequence
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -15,10 +16,11 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from paceline.base.errors import ConfigError
+from paceline.base.samples import between, num_samples
 from paceline.runtime.data.growth import Growth
 from paceline.runtime.data.local_feed import Dealing
 from paceline.runtime.data.reader import Reader
-from paceline.runtime.data.work import Array
+from paceline.runtime.data.work import Array, Work
 from paceline.runtime.step_frame import NO_GRADIENT, StepFrame, StepInHand
 from paceline.runtime.stepping import Stepping, clip_whole, params_of, trained_by
 from paceline.runtime.strategy import Evaluation, Reached, Readers, Results
@@ -30,7 +32,7 @@ from paceline.wire.spec import JobSpec
 class Local(Stepping):
     """`Strategy` of the only worker there is."""
 
-    takes_growth = is_alone = True
+    takes_growth = is_alone = can_accumulate = True
     _loop: "LocalLoop | None"
 
     def __init__(self, spec: JobSpec) -> None:
@@ -79,8 +81,8 @@ class Local(Stepping):
         """Nobody keeps it."""
 
     def train(self, feed: Feed, reader: Reader, ahead: int) -> Iterator[Any]:
-        batches = self._batches(feed, reader, ahead)
-        self._loop = LocalLoop(batches, self._optimizers, self._count)
+        steps = self._steps(feed, reader, ahead)
+        self._loop = LocalLoop(steps, reader, self._optimizers, self._count, self.accumulate)
         self.global_batch = feed.batch_size
         try:
             yield from self._loop.run()
@@ -96,6 +98,29 @@ class Local(Stepping):
             batch = reader.get(work)
             reader.ask(self._dealing.upcoming(feed.feed, ahead))
             yield batch, work.num_samples
+
+    def _steps(self, feed: Feed, reader: Reader, ahead: int) -> Iterator[list[Work]]:
+        """All steps of a feed: the batches of each. The first one is made when it is yielded."""
+        known: dict[Work, list[Work]] = {}
+        while (work := self._dealing.next_work(feed.feed)) is not None:
+            mine = known.pop(work, None) or self._parts(work)
+            coming = self._dealing.upcoming(feed.feed, -(-ahead // self.accumulate))
+            for one in coming:
+                known.setdefault(one, self._parts(one))
+            reader.ask([*mine, *(part for one in coming for part in known[one])])
+            yield mine
+
+    def _parts(self, work: Work) -> list[Work]:
+        """The batches of a step, as many as the script takes; small ones are of all its samples."""
+        count, size = self.accumulate, work.num_samples
+        if count == 1:
+            return [work]
+        if size < count:
+            parts = [work.spans] * count
+        else:
+            edges = [size * k // count for k in range(count + 1)]
+            parts = [tuple(between(work.spans, low, high)) for low, high in pairwise(edges)]
+        return [Work(work.feed, spans, num_samples(spans), work.step) for spans in parts]
 
     def evaluate(self, fn: Evaluation, feed: Feed, readers: Readers) -> Results:
         found: dict[str, list[Array]] = {}
@@ -116,30 +141,104 @@ class Local(Stepping):
 
 
 class LocalLoop(StepFrame[StepInHand]):
-    """One pass over one feed, whose every batch is a step; ``on_step``: called after each."""
+    """One pass over one feed; torch adds up the gradients of a step's batches.
+
+    Args:
+        steps: the batches of each step.
+        reader: makes them.
+        optimizers: all.
+        on_step: called after each step.
+        accumulate: batches of a step.
+    """
 
     def __init__(
         self,
-        batches: Iterator[tuple[Any, int]],
+        steps: Iterator[list[Work]],
+        reader: Reader,
         optimizers: Sequence[Optimizer],
         on_step: Callable[[], None],
+        accumulate: int = 1,
     ) -> None:
-        super().__init__(len(optimizers))
-        self._feed, self._optimizers, self._on_step = batches, optimizers, on_step
+        super().__init__(len(optimizers), accumulate)
+        self._steps, self._reader = steps, reader
+        self._optimizers, self._on_step = optimizers, on_step
+        self._works: list[Work] = []
+        self._batch_no = 0
         self._has_gradient = False
+        #: Gradients of the batches of a step that are not alike, by parameter, times what they are
+        #: worth.
+        self._sums: dict[Tensor, Tensor] = {}
+        #: Gradients that were there when the batch began, and their versions.
+        self._before: list[tuple[int, int]] = []
 
     def _begin_next(self) -> StepInHand | None:
-        found = next(self._feed, None)
+        works = next(self._steps, None)
         self._has_gradient = False
-        self.step = None if found is None else StepInHand(batch=found[0])
+        self._sums.clear()
+        self.step = None
+        if works is not None:
+            self._works = works
+            self.step = StepInHand(batch=self._reader.get(works[0]))
+            self.num_steps += 1
         return self.step
 
+    def _batches(self, step: StepInHand) -> Iterator[Any]:
+        for number, work in enumerate(self._works):
+            if number:
+                step.batch = self._reader.get(work)
+            self._batch_no, self._before = number, self._gradients()
+            yield step.batch
+            self._finish(step)
+
+    def _gradients(self) -> list[tuple[int, int]]:
+        """What tells whether a backward has changed a gradient."""
+        found = (param.grad for one in self._optimizers for param in params_of(one))
+        return [(id(grad), grad._version) for grad in found if grad is not None]
+
+    def _finish(self, step: StepInHand) -> None:
+        if self._batch_no + 1 < self.accumulate:
+            self._weigh()
+            return
+        if len(step.stepped) == self.num_optimizers:
+            return
+        # A batch that the script leaves out, as of a loss that is not finite.
+        left = self.accumulate == 1 and not step.stepped and self._may_miss_a_step()
+        if not left or self._has_new_gradient():
+            raise self._not_stepped(step)
+        self._on_step()
+
+    def _has_new_gradient(self) -> bool:
+        """Whether a backward of this batch has left a gradient that is not zero."""
+        if self._gradients() == self._before:
+            return False
+        params = (param for one in self._optimizers for param in params_of(one))
+        return any(bool(param.grad.any()) for param in params if param.grad is not None)
+
+    def _weigh(self) -> None:
+        """Have a batch count for its samples, where those of the step differ in size."""
+        sizes = [work.num_samples for work in self._works]
+        if len(set(sizes)) == 1:
+            return
+        worth = self.accumulate * sizes[self._batch_no] / sum(sizes)
+        for param in (param for one in self._optimizers for param in params_of(one)):
+            if param.grad is not None:
+                held = self._sums.get(param)
+                value = param.grad * worth
+                self._sums[param] = value if held is None else held.add_(value)
+                param.grad = None
+
     def _take(self, step: StepInHand, optimizer: int) -> bool:
+        self._check_place(self._batch_no)
+        if not step.stepped:
+            self._weigh()
+            for param, value in self._sums.items():
+                param.grad = value
         step.stepped.add(optimizer)
         params = params_of(self._optimizers[optimizer])
         self._has_gradient |= any(param.grad is not None for param in params)
         if not self._has_gradient and len(step.stepped) == self.num_optimizers:
             raise ConfigError(NO_GRADIENT)
+        self.has_taken = True
         return True
 
     def _all_stepped(self, step: StepInHand) -> None:

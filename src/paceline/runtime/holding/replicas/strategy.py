@@ -48,6 +48,7 @@ class Replicated(Together):
         super().__init__(self.client)
         self._reducer: Reducer | None = None
         keep_to_network(self.spec, "NCCL_SOCKET_IFNAME", "=")
+        self.can_accumulate = not self.spec.deterministic
         if self.spec.deterministic:
             _be_deterministic()
 

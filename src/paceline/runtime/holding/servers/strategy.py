@@ -47,6 +47,7 @@ class OnServers:
         self.trainer = trainer
         self.spec, self.rank = trainer.spec, trainer.rank
         self.takes_growth, self.is_alone = trainer.takes_growth, trainer.is_alone
+        self.can_accumulate, self.accumulate = False, 1
         self.script_state = ScriptState() if script_state is None else script_state
         """See `Strategy.script_state`."""
         self._model: Model | None = None

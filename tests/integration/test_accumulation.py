@@ -1,0 +1,64 @@
+"""A script's own accumulation, and steps that it skips, end as in one process, whoever dies."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from paceline.jobs.launch import launch
+from paceline.wire.spec import JobSpec, NodeSpec, RestartSpec
+from tests.integration.running import RunningJob
+
+SCRIPT = Path(__file__).with_name("jobs") / "accumulated.py"
+
+
+def found(out: Path) -> list[list[float]]:
+    lines = [path.read_text().split() for path in sorted(out.glob("*.end"))]
+    return [[int(one[0]), *map(float.fromhex, one[1:])] for one in lines]
+
+
+def plain(out: Path, *flags: str) -> list[float]:
+    out.mkdir()
+    env = {name: value for name, value in os.environ.items() if not name.startswith("PACELINE_")}
+    command = [sys.executable, str(SCRIPT), "--out", str(out), *flags]
+    subprocess.run(command, env=env, check=True, timeout=100)
+    (values,) = found(out)
+    return values
+
+
+@pytest.mark.parametrize(
+    ("accumulate", "steps"), [(4, 32), pytest.param(1, 126, marks=pytest.mark.soak)]
+)
+def test_with_a_death_it_is_the_model_of_one_process(
+    accumulate: int, steps: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PACELINE_HOME", str(tmp_path))
+    flags = ("--accumulate", str(accumulate))
+    expected = plain(tmp_path / "alone", *flags)
+    assert expected[0] == steps
+    out = tmp_path / "job"
+    out.mkdir()
+    spec = JobSpec(
+        script=str(SCRIPT),
+        args=("--out", str(out), *flags, "--die", "1:5", "--step-s", "0.02"),
+        name="accumulated",
+        strategy="allreduce",
+        workers=NodeSpec(count=3),
+        restart=RestartSpec(backoff_s=0.1),
+        solution="none",
+        preflight=False,
+    )
+    job = RunningJob(launch(spec), out)
+    try:
+        outcome = job.end()
+        assert outcome.state == "finished", outcome
+        assert len(job.events("relaunch")) == 1
+        assert not job.events("diverged")
+    finally:
+        job.close()
+    ends = found(out)
+    assert len(ends) == 3
+    for values in ends:
+        assert values == pytest.approx(expected, rel=1e-9)
