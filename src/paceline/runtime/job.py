@@ -238,7 +238,11 @@ class Job(JobCourse):
         feed = self._opened(asked, growth)
         if self._first_feed is None:
             self._first_feed = feed.feed
-        make_loader = partial(
+        ahead = reading.prefetch * max(reading.num_workers, 1)
+        return self._run(feed, self._loader_of(reading, feed), growth, ahead)
+
+    def _loader_of(self, reading: Selection, feed: Feed) -> Callable[[], BatchLoader]:
+        return partial(
             loader_of,
             reading.dataset,
             feed,
@@ -248,7 +252,6 @@ class Job(JobCourse):
             prefetch=reading.prefetch,
             process_seed=self._process_seed(feed),
         )
-        return self._run(feed, make_loader, growth, reading.prefetch * max(reading.num_workers, 1))
 
     def _check_may_train(self) -> None:
         self._check_prepared("job.batches")
@@ -345,14 +348,7 @@ class Job(JobCourse):
 
         @contextmanager
         def reader() -> Iterator[Reader]:
-            seed = self._process_seed(feed)
-            with loader_of(
-                reading.dataset,
-                feed,
-                num_workers=reading.num_workers,
-                collate_fn=reading.collate_fn,
-                process_seed=seed,
-            ) as loader:
+            with self._loader_of(reading, feed)() as loader:
                 yield Reader(loader, feed, self._strategy.source_line)
 
         def compute(batch: Any, num_samples: int) -> dict[str, Array]:
