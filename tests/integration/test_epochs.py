@@ -82,7 +82,9 @@ def check_lives(out: Path) -> None:
     assert later, lives
 
 
-STRATEGIES = {
+# On servers a worker that evaluates in mid-step may wait long for a step that others lost.
+FLAGS: dict[str, tuple[str, ...]] = {"allreduce": (), "servers": ("--evaluate-every", "0")}
+STRATEGIES: dict[str, dict[str, Any]] = {
     "allreduce": {"strategy": "allreduce"},
     "servers": {"strategy": "ps", "mode": "bsp", "servers": NodeSpec(count=1)},
 }
@@ -92,9 +94,7 @@ STRATEGIES = {
 def test_a_worker_and_the_master_die_and_no_epoch_ends_twice(strategy: str, tmp_path: Path) -> None:
     expected = plain(tmp_path / "alone")
     assert len(expected) == 2 + EPOCHS - 1  # it stops early, by agreement
-    # On servers a worker that evaluates in mid-step may wait long for a step that others lost.
-    flags = ("--evaluate-every", "0") if strategy == "servers" else ()
-    with job_of(tmp_path / "job", 0.06, *flags, **STRATEGIES[strategy]) as job:
+    with job_of(tmp_path / "job", 0.06, *FLAGS[strategy], **STRATEGIES[strategy]) as job:
         job.until_committed(2 * SAMPLES + 40)
         os.kill(job.node("worker-1").pid, signal.SIGKILL)
         until(lambda: len(epochs_of(job.out)) == 3, "a new life")
@@ -111,7 +111,7 @@ def test_all_die_and_the_job_goes_on_with_the_epoch_of_its_cut(
     strategy: str, at: int, tmp_path: Path
 ) -> None:
     expected = plain(tmp_path / "alone")
-    with job_of(tmp_path / "job", 0.08, **STRATEGIES[strategy]) as job:
+    with job_of(tmp_path / "job", 0.08, *FLAGS[strategy], **STRATEGIES[strategy]) as job:
         job.until_committed(at, cuts=1)
         job.kill_everything()
         job.resume()
