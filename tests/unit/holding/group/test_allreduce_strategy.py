@@ -83,7 +83,9 @@ class Member(Together):
 
     def take(self, num_batches: int, *, holds: bool = True) -> None:
         """A step that completes so many global batches."""
-        self._loop.step = SimpleNamespace(holds=holds, num_batches=num_batches, stepped={0})
+        self._loop.step = SimpleNamespace(
+            holds=holds, changes=holds, num_batches=num_batches, stepped={0}
+        )
         if holds:
             state = self._member.state
             state.position.advance(state.step, num_batches)
@@ -122,7 +124,7 @@ def test_a_scheduler_that_is_stepped_before_its_optimizer_is_refused() -> None:
     member, model = Member(), nn.Linear(1, 1)
     scheduler = torch.optim.lr_scheduler.StepLR(torch.optim.SGD(model.parameters(), lr=1.0), 1)
     Outside([scheduler], member._num_schedules)
-    member._loop.step = SimpleNamespace(holds=False, num_batches=0, stepped=set())
+    member._loop.step = SimpleNamespace(holds=False, changes=False, num_batches=0, stepped=set())
     with pytest.raises(ConfigError, match=r"StepLR\.step\(\) was called before .*; call it after"):
         scheduler.step()
 
