@@ -33,6 +33,9 @@ from paceline.runtime.stepping import clip_whole, trained_by
 from paceline.runtime.strategy import Evaluation, Readers, Results
 from paceline.wire.messages.feeds import Feed, SourceLine, feed_of
 
+OWN = 1 << 30
+"""The number of the first feed of which each member knows by itself."""
+
 
 def begin(process: Process) -> "Sharded":
     """Make the strategy of a job's process."""
@@ -92,9 +95,11 @@ class Sharded(Together):
 
     def open_feed(self, feed: Feed, growth: Growth | None = None) -> Feed:
         """Open a feed; the master need not know of an evaluation."""
-        self._feeds[feed.feed] = feed
         if feed.purpose != "train":
-            return feed
+            # By a number that the master, which does not know it, gives to no other.
+            own = feed.numbered(OWN + feed.feed)
+            self._feeds[own.feed] = own
+            return own
         size = self._group.size
         if feed.global_batch(size) % size:
             more = feed.batch_size + size - feed.batch_size % size
@@ -103,7 +108,9 @@ class Sharded(Together):
                 f"workers, as strategy fsdp needs it; make batch_size a multiple of {size}, as "
                 f"{more}, give batch_per_worker instead, or run the job with another --workers"
             )
-        return super().open_feed(feed, growth)
+        feed = super().open_feed(feed, growth)
+        self._feeds[feed.feed] = feed
+        return feed
 
     def source_line(self, line: int) -> SourceLine:
         return SourceLine(line, "", self._feeds[feed_of(line)].num_samples)
