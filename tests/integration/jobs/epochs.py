@@ -10,6 +10,7 @@ from pathlib import Path
 
 import torch
 from torch import nn
+from torch.distributed.fsdp import fully_shard
 from torch.optim.lr_scheduler import StepLR
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -19,6 +20,7 @@ parser = argparse.ArgumentParser()
 parser.add_argument("--out", type=Path, required=True)
 parser.add_argument("--epochs", type=int, default=6)
 parser.add_argument("--evaluate-every", type=int, default=5, help="steps; 0: between loops only")
+parser.add_argument("--sharded", action="store_true")
 parser.add_argument("--step-s", type=float, default=0.0)
 args = parser.parse_args()
 
@@ -28,6 +30,8 @@ data = TensorDataset(x, x.sum(1, keepdim=True))
 loader = DataLoader(data, batch_size=32, shuffle=True, generator=generator)
 job = pl.init()
 model = nn.Linear(8, 1).double()
+if args.sharded:
+    fully_shard(model)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.02, momentum=0.9)
 scheduler = StepLR(optimizer, 1, 0.8)
 job.prepare(model, optimizer, scheduler)
@@ -52,5 +56,10 @@ for epoch in job.epochs(args.epochs):
     job.barrier()
     if job.agree(epoch == args.epochs - 2):
         break
-values = [model.weight.detach().sum().item(), optimizer.param_groups[0]["lr"], *losses]
+total = model.weight.detach().sum()
+values = [
+    getattr(total, "full_tensor", lambda: total)().item(),
+    optimizer.param_groups[0]["lr"],
+    *losses,
+]
 life.with_suffix(".end").write_text(" ".join(value.hex() for value in values))

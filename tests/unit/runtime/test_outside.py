@@ -54,14 +54,18 @@ def test_in_a_loop_it_follows_the_job() -> None:
     assert script.outside.counts() == [0]
 
 
+@pytest.mark.parametrize("early", [False, True])
 @pytest.mark.parametrize("ahead", [0, 1])
-def test_a_script_that_passes_over_epochs_has_made_their_calls(ahead: int) -> None:
+def test_a_script_that_passes_over_epochs_has_made_their_calls(ahead: int, early: bool) -> None:
     source, own = Script(), Script()
     for epoch in range(3 + ahead):
         source.outside.place = 0, epoch + 1
         source.scheduler.step()
+    if early:
+        own.take_over(source)
     own.outside.pass_over((0, 3), [3])
-    own.take_over(source)
+    if not early:
+        own.take_over(source)
     for _ in range(2):
         own.scheduler.step()
     assert (own.rate, own.outside.counts()) == (0.5**5, [5])

@@ -78,8 +78,11 @@ class Outside:
     def pass_over(self, place: ScriptPlace, calls: Sequence[int]) -> None:
         """The script begins here, where others had made so many calls."""
         self._begun = self.place = place
+        held = self.counts()  # with strategy fsdp the state is here already
         self._passed = [*calls] if len(calls) == len(self._calls) else [0] * len(self._calls)
         self._calls = [[] for _ in self._calls]
+        pairs = zip(held, self._passed, strict=True)
+        self._ahead = [max(0, count - passed) for count, passed in pairs]
 
     def check(self, place: ScriptPlace | None) -> None:
         """Look whether this script can go on from a state of this place.
