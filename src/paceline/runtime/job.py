@@ -29,7 +29,7 @@ from paceline.runtime.data.work import Array
 from paceline.runtime.evaluation import as_tensor, checked_values
 from paceline.runtime.feed_requests import Growing, feed_to_evaluate, feed_to_train
 from paceline.runtime.given import check_given, flatten, takes_norm_alone
-from paceline.runtime.job_course import JobCourse
+from paceline.runtime.job_course import BatchLoop, JobCourse
 from paceline.runtime.seeding import seed_all
 from paceline.runtime.state.script_state import ScriptState
 from paceline.runtime.strategy import Strategy
@@ -181,7 +181,7 @@ class Job(JobCourse):
         collate_fn: CollateFn | None = None,
         pin_memory: bool = False,
         prefetch: int = 2,
-    ) -> Iterator[Any]:
+    ) -> BatchLoop:
         """The batches that this worker computes; call ``optimizer.step()`` once for each.
 
         The loss must be a mean over the yielded batch. A share of a step may come as several
@@ -239,7 +239,9 @@ class Job(JobCourse):
         if self._first_feed is None:
             self._first_feed = feed.feed
         ahead = reading.prefetch * max(reading.num_workers, 1)
-        return self._run(feed, self._loader_of(reading, feed), growth, ahead)
+        bodies = self._run(feed, self._loader_of(reading, feed), growth, ahead)
+        counts = feed.num_samples and not feed.per_worker
+        return BatchLoop(bodies, feed.num_slices * accumulate if counts else 0)
 
     def _loader_of(self, reading: Selection, feed: Feed) -> Callable[[], BatchLoader]:
         return partial(
@@ -272,7 +274,7 @@ class Job(JobCourse):
         make_loader: Callable[[], BatchLoader],
         growth: Growing | None,
         ahead: int,
-    ) -> Iterator[Any]:
+    ) -> Generator[Any, None, None]:
         if self._looping:
             raise ConfigError("two loops over job.batches run at once; finish one, then the other")
         from paceline.runtime.process import OpenLoop, current

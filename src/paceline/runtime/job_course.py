@@ -1,6 +1,6 @@
 """The part of `Job` around its loops over batches: epochs, and what workers tell each other."""
 
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from typing import Any
 
 from paceline.base.errors import ConfigError
@@ -12,6 +12,33 @@ from paceline.runtime.strategy import Reached, Strategy
 
 MAX_VALUE_BYTES = 1 << 20
 """Of what workers tell each other by `Job.agree` and its like."""
+
+
+class BatchLoop(Iterator[Any]):
+    """The batches of one loop.
+
+    ``len`` is the number of those that a worker gets if every share is one batch and no step comes
+    again: what a progress bar shows.
+    """
+
+    def __init__(self, bodies: Generator[Any, None, None], count: int) -> None:
+        """``count``: 0: it is not known."""
+        self._bodies, self._count = bodies, count
+
+    def __next__(self) -> Any:
+        return next(self._bodies)
+
+    def __len__(self) -> int:
+        if not self._count:
+            raise TypeError(
+                "the number of batches is not known: the dataset has no length yet, or the steps "
+                "follow the number of workers (batch_per_worker)"
+            )
+        return self._count
+
+    def close(self) -> None:
+        """Leave the loop."""
+        self._bodies.close()
 
 
 class JobCourse(JobLife):

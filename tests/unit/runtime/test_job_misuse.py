@@ -54,6 +54,19 @@ def test_clipping_as_torch_does_it_is_told_what_is_taken(
 
 
 @pytest.mark.usefixtures("held_both_ways")
+@pytest.mark.usefixtures("held_both_ways")
+def test_a_progress_bar_sees_how_many_batches_come() -> None:
+    job, model, optimizer = _prepared()
+    batches = job.batches(DATA, 3, epochs=2)
+    assert len(batches) == 8
+    seen = 0
+    for batch in batches:
+        _backward(model, batch)
+        optimizer.step()
+        seen += 1
+    assert seen == 8
+
+
 def test_a_left_loop_lets_another_begin() -> None:
     job, model, optimizer = _prepared()
     for batch in job.batches(DATA, 4):
