@@ -1,5 +1,6 @@
 """Who belongs to the job, in which life: facts in, instructions out, the clock by hand."""
 
+import random
 from typing import TypeVar
 
 import pytest
@@ -1179,6 +1180,33 @@ def test_a_server_that_joins_by_the_name_of_one_that_has_left_survives_the_maste
     due = later.members.change_due()
     assert due is not None
     assert [server.node for server in due[0]] == ["server-1"]
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_who_reads_the_journal_has_the_servers_that_its_writer_had(seed: int) -> None:
+    rng = random.Random(seed)
+    job = scaling(2, 2)
+    for number in range(8):
+        if job.members.change is None:
+            job.note(NodeOrders(job.members).scale_servers(rng.randint(1, 5), 0.0))
+        elif rng.random() < 0.3:
+            job.note(job.members.not_changed())
+        else:
+            for place, name in enumerate(job.members.change.joining):
+                job.hello(name, 100 * number + place + 20)
+                job.up(name, f"shm://{name}")
+            job.note(job.members.changed())
+
+        for records in ([keep.record for keep in job.kept], job.members.snapshot()):
+            again = job.fresh()
+            for record in records:
+                again.apply(record)
+            again.begin(0.0)
+            assert again.change == job.members.change
+            again.change_due()
+            for servers in (Membership.in_place, lambda members: members.of_role("server")):
+                there = {node.name for node in servers(again)}
+                assert there == {node.name for node in servers(job.members)}
 
 
 @pytest.mark.parametrize("counts", [(1, 3), (3, 1)])
