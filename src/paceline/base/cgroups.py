@@ -3,7 +3,8 @@
 One group ``paceline/<job_id>/<node>`` below the caller's own group, so that limits set from
 outside stay in force; version 1 (a tree per controller) or 2 (one tree), whichever the machine
 has. Where making groups is not permitted the caller gets a note instead, and the job goes on
-without limits. All functions take ``mounts`` and ``own`` for the tests; nothing here is cached.
+without limits. Beside the nodes' groups there is one of processes that come after all nodes of the
+job (`come_last`). All functions take ``mounts`` and ``own`` for the tests; nothing here is cached.
 """
 
 import contextlib
