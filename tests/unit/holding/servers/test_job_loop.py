@@ -565,3 +565,17 @@ def test_a_life_that_had_no_batch_goes_on_with_the_trained_model() -> None:
     trainer = Alone(JobSpec(script="train.py"))
     model = trained(trainer)
     assert torch.equal(trained(Late(trainer)).weight, model.state_dict()["weight"])
+
+
+def test_a_backward_between_the_steps_of_two_optimizers_is_refused() -> None:
+    generator, judge = nn.Linear(4, 4), nn.Linear(4, 1)
+    optimizers = [SGD(one.parameters(), lr=0.1) for one in (judge, generator)]
+    job = pl.Job(OnServers(Alone(JobSpec(script="train.py"))))
+    job.prepare([generator, judge], optimizers)
+    batches = job.batches(TensorRows(x=torch.ones(4, 4)), 4)
+    batch = next(batches)
+    judge(batch.x).mean().backward()
+    optimizers[0].step()
+    judge(generator(batch.x)).mean().backward()
+    with pytest.raises(ConfigError, match=r"call loss\.backward\(\) for all optimizers before"):
+        optimizers[1].step()
