@@ -72,14 +72,13 @@ def check_end(job: RunningJob, expected: list[float], *, exact: float = 1e-9) ->
         assert values == pytest.approx(expected, rel=exact), life
 
 
-def check_lives(out: Path) -> None:
-    """Every life has begun each epoch once, without a gap; none has gone back to the first."""
+def check_lives(out: Path, *, passing: bool = True) -> None:
+    """Every life has begun each epoch once, without a gap; ``passing``: some not with the first."""
     lives = epochs_of(out)
     assert len(lives) > 2
     for life, begun in lives.items():
         assert begun == list(range(begun[0], begun[0] + len(begun))), life
-    later = [begun[0] for life, begun in lives.items() if begun[0]]
-    assert later, lives
+    assert any(begun[0] for begun in lives.values()) or not passing, lives
 
 
 # On servers a worker that evaluates in mid-step may wait long for a step that others lost.
@@ -124,4 +123,4 @@ def test_all_die_and_the_job_goes_on_with_the_epoch_of_its_cut(
         job.kill_everything()
         job.resume()
         check_end(job, expected)
-        check_lives(job.out)
+        check_lives(job.out, passing=at > 2 * SAMPLES)  # an epoch ends in a cut on disk
