@@ -38,6 +38,10 @@ from paceline.policy.resources.steering_state import (
 
 BATCH = 100
 WINDOW_S = 10.0
+BURST = 0.6
+"""Of the rate that a job has while a neighbour works."""
+LEAST_CORES = 0.01
+"""For its work, of a node whose quota is not more than what it needs for itself."""
 
 
 @dataclass(frozen=True)
@@ -59,6 +63,11 @@ class Job:
     """How much more than its share the first server has."""
     network_s: float = 0.01
     """Of the one network, for a step."""
+    worker_own: float = 0.0
+    """Cores that a worker needs before it computes: its threads that wait, its agent."""
+    server_own: float = 0.0
+    message: float = 0.0
+    """Core-seconds of each server for a worker's request, however little is in it."""
 
 
 @dataclass(frozen=True)
@@ -74,7 +83,7 @@ class Speed:
 @cache
 def speed(job: Job, size: JobSize, first_cpu: float = 0.0) -> Speed:
     """Mean value analysis of the closed network, exact; the first server may have other cores."""
-    cores = min(size.worker_cpu, job.threads)
+    cores = max(min(size.worker_cpu - job.worker_own, job.threads), LEAST_CORES)
     if cores < 1.0:
         compute_s = job.compute / cores
     else:
@@ -82,8 +91,10 @@ def speed(job: Job, size: JobSize, first_cpu: float = 0.0) -> Speed:
     share = job.serve / size.servers
     first = min(share * (1.0 + job.skew), job.serve)
     work = [first, *[(job.serve - first) / max(size.servers - 1, 1)] * (size.servers - 1)]
+    work = [each + job.message for each in work]
     quotas = [first_cpu or size.server_cpu, *[size.server_cpu] * (size.servers - 1)]
-    rates = [min(each, job.server_threads) for each in quotas]
+    left = [max(each - job.server_own, LEAST_CORES) for each in quotas]
+    rates = [min(each, job.server_threads) for each in left]
     # Servers are asked at the same time; the busiest one and the network are queues.
     demands = [max(map(truediv, work, rates)), job.network_s * size.servers**0.2]
     queues = [0.0, 0.0]
@@ -94,7 +105,7 @@ def speed(job: Job, size: JobSize, first_cpu: float = 0.0) -> Speed:
         response = think_s + sum(times)
         per_step = customers / response
         queues = [per_step * each for each in times]
-    used = job.compute * per_step / size.workers
+    used = job.compute * per_step / size.workers + job.worker_own
     return Speed(
         per_s=per_step * BATCH,
         parts=StepParts(
@@ -105,7 +116,8 @@ def speed(job: Job, size: JobSize, first_cpu: float = 0.0) -> Speed:
         ),
         worker_cores=min(used, size.worker_cpu),
         server_cores=tuple(
-            min(each * per_step, quota) for each, quota in zip(work, quotas, strict=True)
+            min(each * per_step + job.server_own, quota)
+            for each, quota in zip(work, quotas, strict=True)
         ),
     )
 
@@ -143,6 +155,12 @@ class World:
     first_cpu: float = 0.0
     """Cores of the first server; 0: as the others."""
     measures_parts: bool = True
+    bounds: ResourceBounds | None = None
+    """None: only `cores`."""
+    bursts: float = 0.0
+    """Part of all windows in which a neighbour of the job's machine begins to work."""
+    slowed: int = 0
+    """Windows from now on in which hardly anything is done."""
     now_s: float = 0.0
     acts: list[tuple[float, AnySteeringAct]] = field(default_factory=list)
     sizes: list[JobSize] = field(default_factory=list)
@@ -151,6 +169,8 @@ class World:
     def __post_init__(self) -> None:
         self._draw = random.Random(self.seed)
         self._level = 0.0
+        self._burst = 0
+        """Windows until the neighbour is done."""
         self._windows: list[RateWindow] = []
         self.sizes.append(self.size)
 
@@ -210,7 +230,8 @@ class World:
             batch_size=BATCH,
             samples_done=int(self.now_s * 100),
             size=self.size,
-            bounds=ResourceBounds(cores=self.cores, core_step=0.1, min_node_cores=0.1),
+            bounds=self.bounds
+            or ResourceBounds(cores=self.cores, core_step=0.1, min_node_cores=0.1),
             nodes=(*workers, *servers) if measured else (),
             parts=parts if measured else StepParts(),
             windows=tuple(self._windows[-64:]),
@@ -226,7 +247,13 @@ class World:
     def _window(self, *, disturbed: bool) -> None:
         self.now_s += WINDOW_S
         self._level = 0.5 * self._level + self._draw.gauss(0.0, self.noise * math.sqrt(0.75))
-        rate = self.per_s * math.exp(self._level)
+        if self.bursts and not self._burst and self._draw.random() < self.bursts:
+            self._burst = self._draw.randint(1, 3)
+        rate = self.per_s * math.exp(self._level) * (BURST if self._burst else 1.0)
+        self._burst = max(self._burst - 1, 0)
+        if self.slowed:
+            self.slowed -= 1
+            rate *= 0.02
         window = RateWindow(
             end_s=self.now_s, seconds=WINDOW_S, samples=rate * WINDOW_S, disturbed=disturbed
         )

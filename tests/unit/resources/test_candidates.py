@@ -99,7 +99,6 @@ def offer(cores: float, gain: float) -> SizeOffer:
         size=size,
         per_s=100.0 + gain,
         error=0.0,
-        least_per_s=100.0 + gain,
         gain=gain,
         cost=cores - 1.0,
         stall_s=0.0,

@@ -1,5 +1,6 @@
 """The model of a job's steps: fitted, chosen by held-out error, honest about what it does not know."""
 
+import dataclasses
 import itertools
 import math
 import random
@@ -69,7 +70,7 @@ def seen(job: Job, size: JobSize, draw: random.Random) -> MeasuredSize:
 
 
 def test_the_linear_form_is_recovered_from_times_alone() -> None:
-    true = [0.01, 0.05, 0.02, 0.001, 0.0, 0.03]
+    true = [0.01, 0.0, 0.0005, 0.01, 0.02, 0.001, 0.0, 0.03]
     sizes = [measured(each, by_form(each, StepForm(), true)) for each in GRID]
     model = fit(SizingHistory(measured=tuple(sizes[:-1])), sizes[-1], "bsp")
     assert not model.form.saturating
@@ -79,7 +80,7 @@ def test_the_linear_form_is_recovered_from_times_alone() -> None:
 def test_cores_beyond_what_the_graph_uses_bring_nothing() -> None:
     """DLRover's Eq. 1: a worker that uses 1.2 cores at most."""
     form = StepForm(saturating=True, worker_cores=1.0)
-    true = [0.01, 0.05, 0.02, 0.0, 0.0, 0.03]
+    true = [0.01, 0.0, 0.0005, 0.01, 0.02, 0.0, 0.0, 0.03]
     sizes = [measured(each, by_form(each, form, true)) for each in GRID]
     model = fit(SizingHistory(measured=tuple(sizes[:-1])), sizes[-1], "asp")
     assert model.form.worker_cores == 1.0
@@ -113,9 +114,22 @@ def test_one_server_alone_has_no_busiest_and_two_have() -> None:
     one, two = GRID[1], GRID[3]
     model = fit(SizingHistory(measured=(seen(job, one, draw),)), seen(job, two, draw), "asp")
     assert model.form.skew == pytest.approx(1.6, rel=0.05)
-    assert model.form.server_work == pytest.approx(0.5, rel=0.1)
+    assert BATCH * model.form.server_rows == pytest.approx(0.5, rel=0.1)
     bounds = model.form.bound_s(table(one, replace(one, servers=2)))
     assert bounds[0] / bounds[1] == pytest.approx(2.0 / 1.6, rel=0.05)
+
+
+def test_cores_that_a_node_uses_while_it_waits_are_found_from_two_sizes() -> None:
+    job, draw = Job(compute=0.007, worker_own=0.08, server_own=0.1), random.Random(4)
+    job = dataclasses.replace(job, serve=0.0002, network_s=0.0, fixed_s=0.0)
+    small = JobSize(workers=1, servers=1, worker_cpu=0.15, server_cpu=0.15)
+    large = replace(small, worker_cpu=0.75, server_cpu=0.75)
+    model = fit(SizingHistory(measured=(seen(job, small, draw),)), seen(job, large, draw), "asp")
+    assert model.form.worker_own == pytest.approx(0.08, abs=0.03)
+    # More nodes of the same cores do less.
+    split = replace(large, workers=4, worker_cpu=0.1875)
+    rates = model.per_s(table(large, split))
+    assert rates[1] < 0.85 * rates[0]
 
 
 def test_one_size_with_its_parts_and_use_foretells_others() -> None:

@@ -44,8 +44,6 @@ class SizeOffer(msgspec.Struct, frozen=True, kw_only=True):
     """Samples per second that are expected."""
     error: float
     """Relative error of that."""
-    least_per_s: float
-    """The same if cores of one node beyond all that was measured bring nothing."""
     gain: float
     """TG: samples per second that are won until the end, after what the change costs."""
     cost: float
@@ -115,12 +113,15 @@ class Valuation:
         seen: the job now; its measured rate corrects the model's level.
         model: of its steps.
         per_s: samples per second now.
+        least: see `offers`.
     """
 
-    def __init__(self, seen: ResourceObservation, model: SizeModel, per_s: float) -> None:
-        self._seen, self._model, self.per_s = seen, model, per_s
-        now = SizeTable.of([seen.size], [seen.batch_at(seen.size.workers)])
-        self._level = per_s / float(model.per_s(now)[0])
+    def __init__(
+        self, seen: ResourceObservation, model: SizeModel, per_s: float, least: float
+    ) -> None:
+        self._seen, self._model, self.per_s, self._least = seen, model, per_s, least
+        self._now = SizeTable.of([seen.size], [seen.batch_at(seen.size.workers)])
+        self._level = per_s / float(model.per_s(self._now)[0])
         left = seen.samples_left
         self.left_s = _HORIZON_S if left is None else max(left / per_s, 1.0)
 
@@ -144,11 +145,18 @@ class Valuation:
 
     def rates(self, sizes: SizeTable) -> tuple[Floats, Floats]:
         """Expected samples per second and their relative errors."""
-        return self._level * self._model.per_s(sizes), self._model.errors(sizes)
+        return self._level * self._model.per_s(sizes), self._model.errors(sizes, self._now)
 
     def least_rates(self, sizes: SizeTable) -> Floats:
         """The same, if cores of one node beyond all that was measured bring nothing."""
         return np.asarray(self._level * self._model.least_per_s(sizes))
+
+    def beyond(self, points: Ints, step: float) -> Floats:
+        """How far sizes are beyond each of the bounds; 0 or less: within."""
+        cores, memory, cost = _needs(points, step, self._seen)
+        beyond = _beyond(cores, memory, cost, self._seen.bounds)
+        slow = self._least / self.least_rates(self.table(points, step)) - 1.0
+        return np.concatenate([beyond, slow[:, np.newaxis]], axis=1)
 
     def stalls_s(self, points: Ints, now: tuple[int, ...]) -> Floats:
         """Work that each change costs, in seconds."""
@@ -165,7 +173,12 @@ class Valuation:
 
 
 def offers(
-    seen: ResourceObservation, model: SizeModel, per_s: float, reach: float = 4.0, seed: int = 0
+    seen: ResourceObservation,
+    model: SizeModel,
+    per_s: float,
+    reach: float = 4.0,
+    seed: int = 0,
+    least: float = 0.0,
 ) -> list[SizeOffer]:
     """Find the sizes on the Pareto front of cost and gain, by increasing cost.
 
@@ -175,9 +188,11 @@ def offers(
         per_s: samples per second now.
         reach: factor by which each count and quota may change at most.
         seed: of the search.
+        least: samples per second that a size must have if cores of one node beyond all that was
+            measured bring nothing.
     """
     space = SearchSpace.around(seen, reach)
-    value = Valuation(seen, model, per_s)
+    value = Valuation(seen, model, per_s, least)
     now = space.clipped(seen.size)
     points = _front(seen, space, value, now, seed)
     for _ in range(_ROUNDS):
@@ -185,7 +200,6 @@ def offers(
         points = _better(thinned, seen, space, value, now)
     table = value.table(points, space.step)
     rates, errors = value.rates(table)
-    least = value.least_rates(table)
     stalls_s = value.stalls_s(points, now)
     gains = value.gains(rates, errors, stalls_s)
     found = []
@@ -198,7 +212,6 @@ def offers(
                 size=size,
                 per_s=float(rates[place]),
                 error=float(errors[place]),
-                least_per_s=float(least[place]),
                 gain=float(gains[place]),
                 cost=size.cost(seen.prices) - seen.size.cost(seen.prices),
                 stall_s=float(stalls_s[place]),
@@ -248,13 +261,13 @@ def _front(
             table = value.table(points, space.step)
             rates, errors = value.rates(table)
             gains = value.gains(rates, errors, value.stalls_s(points, now))
-            cores, memory, cost = _needs(points, space.step, seen)
+            _, _, cost = _needs(points, space.step, seen)
             out["F"] = np.stack([cost, -gains], axis=1)
-            out["G"] = _beyond(cores, memory, cost, seen.bounds)
+            out["G"] = value.beyond(points, space.step)
 
     start = _start(space, now, np.random.default_rng(seed))
     result = minimize(
-        Sizes(n_var=4, n_obj=2, n_ieq_constr=3, xl=space.lows, xu=space.highs, vtype=int),
+        Sizes(n_var=4, n_obj=2, n_ieq_constr=4, xl=space.lows, xu=space.highs, vtype=int),
         NSGA2(
             pop_size=_POPULATION,
             sampling=start,
@@ -282,11 +295,10 @@ def _better(
     steps = np.array(list(itertools.product((-1, 0, 1), repeat=4)))
     near = (points[:, np.newaxis, :] + steps).reshape(-1, 4)
     near = np.unique(np.clip(near, space.lows, space.highs), axis=0)
-    cores, memory, cost = _needs(near, space.step, seen)
-    within = (_beyond(cores, memory, cost, seen.bounds) <= 0.0).all(axis=1)
-    near, cost = near[within], cost[within]
+    near = near[(value.beyond(near, space.step) <= 0.0).all(axis=1)]
     if not len(near):
         return points
+    _, _, cost = _needs(near, space.step, seen)
     rates, errors = value.rates(value.table(near, space.step))
     gains = value.gains(rates, errors, value.stalls_s(near, now))
     order = np.lexsort((-gains, cost))

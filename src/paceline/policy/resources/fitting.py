@@ -11,16 +11,19 @@ Reference: DLRover-RM section 4.3 (online model fitting), DLRover section 4.1 (u
 """
 
 import math
-import statistics
 from collections.abc import Sequence
 
 import msgspec
 import numpy as np
 from msgspec.structs import replace
 
-from paceline.policy.resources.history import MeasuredSize, SizingHistory
+from paceline.policy.resources.history import MeasuredSize, PlanOutcome, SizingHistory
+from paceline.policy.resources.node_use import used_by
 from paceline.policy.resources.step_model import (
+    SENT,
+    SERVED,
     TERMS,
+    WORK,
     Floats,
     SizeModel,
     SizeTable,
@@ -31,7 +34,7 @@ from paceline.policy.resources.step_model import (
 
 _NEWEST = 16
 """Measured sizes that are fitted, at most."""
-_WHOLE, _PART, _SERVICE, _WORK = 0.03, 0.15, 0.5, 0.4
+_WHOLE, _PART, _SERVICE, _WORK = 0.03, 0.15, 0.5, 0.25
 """Relative errors: of a step's time; of a measured part; of a server's service time as the work for
 all workers, since it does not have the wait for the others' requests; of core-seconds as work."""
 _SIMILAR = 0.5
@@ -44,6 +47,8 @@ _UNKNOWN_FORM = 0.15
 _LEAST_FORM = 0.02
 _PLANS = 4
 """Newest plans whose outcomes count for the form's error."""
+_LUCK = 0.33
+"""Of its error that counts of a plan that brought more than it promised: it did no harm."""
 _FEW = 4
 """Sizes from which on some are held out."""
 _FULL_USE = 0.85
@@ -96,46 +101,47 @@ def _form_error(
     similar: Sequence[MeasuredSize],
     form: StepForm,
 ) -> float:
-    """The relative error of the model's form: by sizes held out, and by what plans have brought."""
-    few = len(own) < _FEW
-    squares = [(_UNKNOWN_FORM if few else _held_out(own, similar, form)) ** 2]
+    """The relative error of the model's form: by sizes held out, or by what plans have brought.
+
+    A plan's size is among those that are held out, so with enough of them its error counts there.
+    """
+    if len(own) >= _FEW:
+        return max(_held_out(own, similar, form), _LEAST_FORM)
+    squares = [_UNKNOWN_FORM**2]
     squares += [
-        math.log(each.after_per_s / each.expected_per_s) ** 2
+        _surprise(each) ** 2
         for each in history.outcomes[-_PLANS:]
         if each.after_per_s > 0.0 and each.expected_per_s > 0.0 and each.relieves in TERMS[:-1]
     ]
     return max(math.sqrt(sum(squares) / len(squares)), _LEAST_FORM)
 
 
+def _surprise(outcome: PlanOutcome) -> float:
+    """How far a plan's outcome was from what it promised; more is less bad."""
+    off = math.log(outcome.after_per_s / outcome.expected_per_s)
+    return off * (_LUCK if off > 0.0 else 1.0)
+
+
 def _forms(own: Sequence[MeasuredSize]) -> list[StepForm]:
     """The forms that are worth a try: both, with each limit of useful cores."""
-    workers, servers, works = {math.inf}, {math.inf}, []
-    skews = [each.skew for each in own if each.skew is not None and each.size.servers > 1]
+    basic = used_by(own)
+    workers, servers = {math.inf}, {math.inf}
     for each in own:
         granted, used = each.size.worker_cpu, each.worker_cores
-        compute_s = each.parts.compute_s
-        if granted and used is not None and compute_s:
-            while_busy = used * each.step_s / compute_s
+        if granted and used is not None and each.parts.compute_s:
+            while_busy = used * each.step_s / each.parts.compute_s
             if while_busy < _FULL_USE * granted:
                 workers |= {while_busy * factor for factor in _STEPS}
-        work = _served_work(each)
-        if work is None:
-            continue
-        works.append(work)
-        if each.parts.server_s:
+        granted, used = each.size.server_cpu, each.server_cores
+        if granted and used is not None and each.parts.server_s:
             # The busiest one's, which is waited for.
-            busiest = work * (each.skew or 1.0) / each.size.servers
-            while_busy = busiest / each.parts.server_s
-            if while_busy < _FULL_USE * each.size.server_cpu:
+            work = max(used - basic.server_own, 0.0) * each.step_s / each.size.workers
+            while_busy = work * (each.skew or 1.0) / each.parts.server_s + basic.server_own
+            if work > 0.0 and while_busy < _FULL_USE * granted:
                 servers |= {while_busy * factor for factor in _STEPS}
     if len(own) >= _FEW:
         # Enough sizes to see by their times where more cores stopped to help.
         workers |= {each.size.worker_cpu for each in own if each.size.worker_cpu}
-    basic = StepForm(
-        server_work=statistics.median(works) if works else 0.0,
-        # One server alone has no busiest.
-        skew=max(statistics.median(skews), 1.0) if skews else 1.0,
-    )
     return [
         replace(basic, saturating=saturating, worker_cores=worker, server_cores=server)
         for saturating in (False, True)
@@ -143,13 +149,6 @@ def _forms(own: Sequence[MeasuredSize]) -> list[StepForm]:
         for server in sorted(servers, reverse=True)[:6]
         if worker > 0.0 and server > 0.0
     ]
-
-
-def _served_work(seen: MeasuredSize) -> float | None:
-    """Core-seconds of all servers for a worker's step; None: not measured."""
-    if seen.server_cores is None or not seen.size.server_cpu or not seen.size.servers:
-        return None
-    return seen.server_cores * seen.size.servers * seen.step_s / seen.size.workers
 
 
 def _quality(own: Sequence[MeasuredSize], similar: Sequence[MeasuredSize], form: StepForm) -> float:
@@ -198,6 +197,7 @@ def _solve(
         coefficients=tuple((found * scale).tolist()),
         covariance=tuple(tuple(row) for row in spread.tolist()),
         form_error=0.0,
+        num_sizes=len(own),
         lows=tuple(dimensions.min(axis=1).tolist()),
         highs=tuple(dimensions.max(axis=1).tolist()),
     )
@@ -213,7 +213,16 @@ def _ceilings(own: Sequence[MeasuredSize]) -> Floats:
         rest_s = None
         if parts.compute_s is not None and served_s is not None:
             rest_s = max(each.step_s - parts.compute_s - served_s, 0.0) + 0.1 * each.step_s
-        ceilings = (parts.compute_s, served_s, sent_s, sent_s, sent_s, rest_s)
+        ceilings = (
+            parts.compute_s,
+            sent_s,
+            served_s,
+            served_s,
+            sent_s,
+            sent_s,
+            sent_s,
+            rest_s,
+        )
         found.append([1.0 if one is None else one / each.step_s for one in ceilings])
     return np.asarray(np.clip(np.array(found).mean(axis=0), _FLOOR, 1.0))
 
@@ -250,15 +259,14 @@ def _equations(seen: MeasuredSize, form: StepForm, doubt: float) -> _Equations:
     waited_s = seen.step_s - free_s
     add((0,), parts.compute_s, _PART)
     if served_s is not None and served_s > 2.0 * waited_s:
-        add((1, 2, 3, 4), served_s - waited_s, _PART * served_s / (served_s - waited_s))
-    add((1,), parts.server_s, _PART if form.saturating else _SERVICE)
+        add(SENT, served_s - waited_s, _PART * served_s / (served_s - waited_s))
+    add(SERVED, parts.server_s, _PART if form.saturating else _SERVICE)
     if seen.worker_cores is not None and seen.size.worker_cpu:
-        work = seen.worker_cores * seen.step_s
-        add((0,), work / min(seen.size.worker_cpu, form.worker_cores), _WORK)
-    work_of_servers = _served_work(seen)
-    if work_of_servers is not None and not form.saturating:
-        at_once = seen.size.workers * work_of_servers
-        add((1,), at_once / float(form.even_cores(table)[0]), _WORK)
+        work = max(seen.worker_cores - form.worker_own, 0.0) * seen.step_s
+        add(WORK, work / float(form.worker_cpu(table)[0]), _WORK)
+    if seen.server_cores is not None and seen.size.server_cpu and not form.saturating:
+        work = max(seen.server_cores * (seen.skew or 1.0) - form.server_own, 0.0) * seen.step_s
+        add(SERVED, work / float(form.server_cpu(table)[0]), _WORK)
     rows = np.array([chosen / (value * error) for chosen, value, error in found])
     return _Equations(rows=rows, values=np.array([1.0 / error for _, _, error in found]))
 

@@ -19,6 +19,8 @@ from paceline.policy.resources.step_model import SizeModel, SizeTable, columns, 
 
 _MEASURED = 0.05
 """Relative error with which the step's time would be known at a size that is tried."""
+_NO_LOSS = 0.95
+"""Of the present rate that is expected of a size which is tried, at least."""
 _LEARNS = 0.8
 """Of the variance of what is expected at the plan's target, at most so much must be left."""
 
@@ -37,13 +39,17 @@ def probe(
     covariance = np.array(model.covariance)
     target = columns(_table(seen, plan.target), model.form)[0]
     spread = float(target @ covariance @ target)
+    now = _table(seen, seen.size)
     best: tuple[float, JobSize] | None = None
     for size in _near(seen, plan.target):
         if seen.bounds.excess(size, seen.prices) or history.avoids(size, seen.now_s):
             continue
         if any(not each.size.differing(size) for each in history.measured):
             continue
-        row = columns(_table(seen, size), model.form)[0]
+        table = _table(seen, size)
+        if float(model.per_s(table)[0] / model.per_s(now)[0]) < _NO_LOSS:
+            continue
+        row = columns(table, model.form)[0]
         step_s = float(row @ np.array(model.coefficients))
         noise = (_MEASURED * step_s) ** 2
         known = target @ covariance @ row
@@ -54,7 +60,6 @@ def probe(
         return None
     size = best[1]
     table = _table(seen, size)
-    now = _table(seen, seen.size)
     ratio = float(model.per_s(table)[0] / model.per_s(now)[0])
     error = float(model.errors(table)[0])
     return ResourcePlan(

@@ -10,6 +10,9 @@ Differs: the constants M / B and D are part of the coefficients. DLRover has the
 constraint that a plan must keep; here it is a part of the time, so that sizes beyond it have one. A
 job without servers has no work of servers, and a ring's transfer instead of theirs. What all
 workers share whatever the number of servers (one link, one machine's memory) is one more term.
+Work is told apart that each message costs, however little is in it: where workers divide a global
+batch, it does not become less with more of them. And a node uses some cores while it waits, which
+the papers' nodes of whole cores do not show.
 """
 
 import math
@@ -25,13 +28,29 @@ from paceline.policy.resources.plan import Relief
 
 Floats = NDArray[np.float64]
 
-TERMS: tuple[Relief, ...] = ("compute", "server_work", "sync", "lookup", "shared", "no_term")
-"""What each coefficient makes dear, in the order of the columns; the last is the constant."""
-_SERVED = TERMS.index("server_work")
+TERMS: tuple[Relief, ...] = (
+    "compute",
+    "compute",
+    "server_work",
+    "server_work",
+    "sync",
+    "lookup",
+    "shared",
+    "no_term",
+)
+"""What each coefficient makes dear, in the order of the columns. Work of workers and of servers has
+two each: for a sample, and for a message. The last is the constant."""
+WORK, SERVED, SENT = (0, 1), (2, 3), (1, 2, 3, 4, 5, 6)
+"""Columns of a worker's work, of the servers', and of all that a worker waits for."""
 _KNEE = 3.0
 """How sharply the two times of the saturating form join."""
 _BOUND_ERROR = 0.15
 """Relative error of the bound by the servers' cores."""
+_LEAST_PART = 0.1
+"""Of its cores that a node has for its work, whatever it uses while it waits."""
+_FEW_SIZES = 3
+"""Sizes from which on they say how the speed changes from one to the next; with fewer it is the
+form alone that says it, and a form may be wrong of close sizes, too."""
 _LOG_STEP = 0.1
 """Expected relative error of a model for each factor e outside of what was measured."""
 
@@ -44,22 +63,39 @@ class StepForm(msgspec.Struct, frozen=True, kw_only=True):
     """Cores of a worker beyond which more bring nothing (the paper's w hat)."""
     server_cores: float = math.inf
     """The same of a server, for one request."""
-    server_work: float = 0.0
-    """Core-seconds that a worker's step costs all servers; 0: not known, so servers do not bound
-    the rate."""
+    server_rows: float = 0.0
+    """Core-seconds that a sample costs all servers; with the next 0: not known, so servers do not
+    bound the rate."""
+    server_message: float = 0.0
+    """Core-seconds that a worker's step costs each server, however little it is asked for."""
     skew: float = 1.0
     """Work of the busiest of several servers, for each second of their mean."""
+    worker_own: float = 0.0
+    """Cores that a worker uses while it waits."""
+    server_own: float = 0.0
 
     def bound_s(self, sizes: "SizeTable") -> Floats:
         """Seconds of a step below which the servers' cores do not suffice."""
-        work = self.server_work * sizes.workers
-        return np.asarray(np.where(sizes.servers > 0.0, work / self.even_cores(sizes), 0.0))
+        work = self.server_rows * self.busiest(sizes) + self.server_message
+        bound_s = work * sizes.workers / self.server_cpu(sizes)
+        return np.asarray(np.where(sizes.servers > 0.0, bound_s, 0.0))
 
-    def even_cores(self, sizes: "SizeTable") -> Floats:
-        """Cores for the work of all servers: as many as if each had as much as the busiest."""
+    def busiest(self, sizes: "SizeTable") -> Floats:
+        """Samples of a worker's step that are the busiest server's."""
         servers = np.maximum(sizes.servers, 1.0)
-        granted = np.minimum(sizes.server_cpu, self.server_cores)
-        return np.asarray(servers / np.minimum(self.skew, servers) * granted)
+        return np.asarray(sizes.batch * np.minimum(self.skew, servers) / servers)
+
+    def worker_cpu(self, sizes: "SizeTable") -> Floats:
+        """Cores of each worker for its steps."""
+        return _for_work(np.minimum(sizes.worker_cpu, self.worker_cores), self.worker_own)
+
+    def server_cpu(self, sizes: "SizeTable") -> Floats:
+        """Cores of each server for requests."""
+        return _for_work(np.minimum(sizes.server_cpu, self.server_cores), self.server_own)
+
+
+def _for_work(granted: Floats, own: float) -> Floats:
+    return np.asarray(np.maximum(granted - own, _LEAST_PART * granted))
 
 
 class SizeTable(msgspec.Struct, frozen=True, kw_only=True):
@@ -97,10 +133,12 @@ def columns(sizes: SizeTable, form: StepForm) -> Floats:
     servers = np.maximum(sizes.servers, 1.0)
     at_once = 1.0 if form.saturating else sizes.workers
     ring = 2.0 * (sizes.workers - 1.0) / sizes.workers
-    served = at_once / form.even_cores(sizes)
+    worker_cpu, served = form.worker_cpu(sizes), at_once / form.server_cpu(sizes)
     return np.stack(
         [
-            sizes.batch / np.minimum(sizes.worker_cpu, form.worker_cores),
+            sizes.batch / worker_cpu,
+            np.where(has_servers, sizes.servers, 1.0) / worker_cpu,
+            np.where(has_servers, served * form.busiest(sizes), 0.0),
             np.where(has_servers, served, 0.0),
             np.where(has_servers, sizes.workers / servers, ring),
             np.where(has_servers, sizes.batch / servers, 0.0),
@@ -139,6 +177,8 @@ class SizeModel(msgspec.Struct, frozen=True, kw_only=True):
     """Of the coefficients, as far as the measurements determine them."""
     form_error: float
     """Relative error of its form: what it was wrong by at sizes that were held out."""
+    num_sizes: int
+    """That were measured."""
     lows: tuple[float, ...]
     """Least and largest of each dimension among the measured sizes."""
     highs: tuple[float, ...]
@@ -151,16 +191,34 @@ class SizeModel(msgspec.Struct, frozen=True, kw_only=True):
         """Samples per second of the job at each size."""
         return np.asarray(sizes.workers * sizes.batch / self.step_s(sizes))
 
-    def errors(self, sizes: SizeTable) -> Floats:
-        """Relative error to expect of each: of the coefficients, the form, and the distance."""
-        rows = columns(sizes, self.form)
+    def errors(self, sizes: SizeTable, now: SizeTable | None = None) -> Floats:
+        """Relative error to expect of each: of the coefficients, the form, and the distance.
+
+        Args:
+            sizes: one or more.
+            now: the size at which the level of all rates is measured: close to it, an error of the
+                model is the same in both. None: the errors are of the rates alone.
+        """
+        rows = self._relative(sizes)
+        of_form, of_bound = np.full(len(sizes), self.form_error), self._bound_part(sizes)
+        if now is not None:
+            rows = rows - self._relative(now)
+            apart, of_now = np.minimum(_apart(sizes, now), 1.0), self._bound_part(now)
+            of_bound = np.maximum(np.abs(of_bound - of_now), apart * np.minimum(of_bound, of_now))
+            if self.num_sizes >= _FEW_SIZES:
+                of_form = of_form * apart
         spread = np.einsum("ij,jk,ik->i", rows, np.array(self.covariance), rows)
-        free_s, bound_s = self._free_s(sizes), self.form.bound_s(sizes)
-        step_s = joined(free_s, bound_s, self.form)
-        of_free = np.sqrt(np.maximum(spread, 0.0)) / step_s * (free_s / step_s) ** (_KNEE - 1.0)
-        of_bound = _BOUND_ERROR * (bound_s / step_s) ** _KNEE
-        squares = of_free**2 + of_bound**2 + self.form_error**2 + self._distance(sizes) ** 2
-        return np.asarray(np.sqrt(squares))
+        squares = np.maximum(spread, 0.0) + (_BOUND_ERROR * of_bound) ** 2
+        return np.asarray(np.sqrt(squares + of_form**2 + self._distance(sizes) ** 2))
+
+    def _relative(self, sizes: SizeTable) -> Floats:
+        """What a coefficient's error is in the step's time, for each second of it."""
+        free_s, step_s = self._free_s(sizes), self.step_s(sizes)
+        part = (free_s / step_s) ** (_KNEE - 1.0) / step_s
+        return np.asarray(columns(sizes, self.form) * part[:, np.newaxis])
+
+    def _bound_part(self, sizes: SizeTable) -> Floats:
+        return np.asarray((self.form.bound_s(sizes) / self.step_s(sizes)) ** _KNEE)
 
     def least_per_s(self, sizes: SizeTable) -> Floats:
         """Samples per second if cores of one node beyond the most that was measured bring nothing.
@@ -177,7 +235,7 @@ class SizeModel(msgspec.Struct, frozen=True, kw_only=True):
     def terms(self, sizes: SizeTable) -> Floats:
         """Seconds of each term of a step, one row for each size; waiting is the servers'."""
         terms = columns(sizes, self.form) * np.array(self.coefficients)
-        terms[:, _SERVED] += self.step_s(sizes) - terms.sum(axis=1)
+        terms[:, SERVED[0]] += self.step_s(sizes) - terms.sum(axis=1)
         return np.asarray(terms)
 
     def outside(self, size: JobSize) -> tuple[Dimension, ...]:
@@ -200,6 +258,16 @@ class SizeModel(msgspec.Struct, frozen=True, kw_only=True):
         highs = np.log(np.maximum(np.array(self.highs), 1e-3))[:, np.newaxis]
         beyond = np.maximum(logs - highs, 0.0) + np.maximum(lows - logs, 0.0)
         return np.asarray(_LOG_STEP * np.sqrt((beyond**2).sum(axis=0)))
+
+
+def _apart(sizes: SizeTable, now: SizeTable) -> Floats:
+    """How far sizes are from another, in factors e over all dimensions."""
+    squares = [
+        np.log(getattr(sizes, name) / getattr(now, name)) ** 2
+        for name in ("workers", "servers", "worker_cpu", "server_cpu")
+        if getattr(now, name)[0] > 0.0
+    ]
+    return np.asarray(np.sqrt(sum(squares)))
 
 
 def confidence(error: float) -> float:

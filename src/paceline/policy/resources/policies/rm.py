@@ -69,13 +69,12 @@ class DlroverRm(ResourcePolicy, frozen=True):
         if cured and not history.avoids(cured.target, seen.now_s, cured.node_names):
             return cured
         model = fit(history, present, seen.mode)
+        # Fewer nodes of more cores each: no harm if a node has no use for so many.
+        least = (1.0 - self.loss) * per_s
         found = [
             each
-            for each in offers(seen, model, per_s, self.reach, self.seed)
-            if each.size.differing(seen.size)
-            and not history.avoids(each.size, seen.now_s)
-            # Fewer nodes of more cores each: no harm if a node has no use for so many.
-            and each.least_per_s >= (1.0 - self.loss) * per_s
+            for each in offers(seen, model, per_s, self.reach, self.seed, least)
+            if each.size.differing(seen.size) and not history.avoids(each.size, seen.now_s)
         ]
         best = self._fastest(seen, found, per_s)
         if best is not None and best.per_s >= (1.0 + self.least_gain) * per_s:

@@ -1,0 +1,74 @@
+"""What nodes use their cores for, by the cores that they used at several sizes.
+
+A node uses some cores while it waits: to be woken for each message costs more than to go on with
+the next one. That is dear where quotas are parts of a core: then more nodes do less. One size
+cannot tell it from work, and then it counts as work.
+
+Reference: none; DLRover-RM's nodes have whole cores.
+"""
+
+import statistics
+from collections.abc import Sequence
+
+import numpy as np
+
+from paceline.policy.resources.history import MeasuredSize
+from paceline.policy.resources.step_model import StepForm
+
+_ERROR = 0.1
+"""Relative error of the cores that a node used."""
+_OWN = 0.1
+"""Cores that a node may be expected to use while it waits."""
+_MESSAGES = 0.5
+"""Part of its use that a server may be expected to need for messages, however little is in them."""
+
+
+def used_by(own: Sequence[MeasuredSize]) -> StepForm:
+    """What the measured use of cores says of a form.
+
+    Args:
+        own: measured sizes of the job.
+    """
+    skews = [each.skew for each in own if each.skew is not None and each.size.servers > 1]
+    workers, servers = [], []
+    for each in own:
+        steps = 1.0 / each.step_s if each.step_s else 0.0
+        if each.worker_cores and each.size.worker_cpu:
+            row = (1.0, steps * max(each.size.servers, 1), steps * each.batch)
+            workers.append((each.worker_cores, row))
+        if each.server_cores and each.size.server_cpu and each.size.servers:
+            requests = steps * each.size.workers
+            row = (1.0, requests, requests * each.batch / each.size.servers)
+            servers.append((each.server_cores, row))
+    worker_own, _, _ = _parted(workers)
+    server_own, message, rows = _parted(servers)
+    return StepForm(
+        server_rows=rows,
+        server_message=message,
+        # One server alone has no busiest.
+        skew=max(statistics.median(skews), 1.0) if skews else 1.0,
+        worker_own=worker_own,
+        server_own=server_own,
+    )
+
+
+def _parted(seen: list[tuple[float, tuple[float, float, float]]]) -> tuple[float, float, float]:
+    """Part used cores into those of waiting, of messages, and of samples.
+
+    Args:
+        seen: used cores, and what each part is multiplied by; one for each size.
+
+    Returns:
+        Cores, core-seconds of a message, core-seconds of a sample; 0 without sizes.
+    """
+    from scipy.optimize import nnls  # 0.4 s, and needed only here
+
+    if not seen:
+        return 0.0, 0.0, 0.0
+    used = np.array([cores for cores, _ in seen])
+    rows = np.array([row for _, row in seen]) / used[:, np.newaxis]
+    # Without other sizes all use is that of samples.
+    prior = np.diag([1.0 / _OWN, rows[:, 1].mean() / _MESSAGES, 0.0])
+    values = np.append(np.full(len(used), 1.0 / _ERROR), np.zeros(3))
+    found, _ = nnls(np.concatenate([rows / _ERROR, prior]), values)
+    return float(found[0]), float(found[1]), float(found[2])
