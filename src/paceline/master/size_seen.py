@@ -112,15 +112,17 @@ class SizeWindows:
             return None
         workers = [self._worker(name, now_s) for name in job.shares]
         servers = [self._server(name, now_s) for name in job.servers]
-        # Without steps a contribution of each worker is as large as one worker's batch.
+        # Without steps `job` has the samples of one worker's contribution; all divide the script's
+        # batch in either case.
         has_steps = job.mode == "bsp" or not job.servers
-        batch_size = job.global_batch // len(job.shares) if has_steps else job.global_batch
+        divided = job.global_batch * (1 if has_steps else max(1, self._members.num_workers))
+        batch_size = divided // len(job.shares) if has_steps else job.global_batch
         absent = max(0, size.workers - len(workers)) + max(0, size.servers - len(servers))
         return ResourceObservation(
             now_s=now_s,
             mode=job.mode,
             batch_size=max(1, batch_size),
-            global_batch=job.global_batch if has_steps and not job.batch_per_worker else 0,
+            global_batch=0 if job.batch_per_worker else divided,
             samples_done=samples,
             samples_total=total,
             size=size,

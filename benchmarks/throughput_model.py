@@ -1,0 +1,199 @@
+"""The model of a job's speed at sizes that it has not seen, on real jobs.
+
+    python benchmarks/throughput_model.py [--quick] [--models wide_deep xdeepfm] [--cores 1.5]
+                                          [--settings 24] [--folds 6] [--seconds 10]
+
+A real job (mode asp, this machine, quotas of control groups) goes through sizes that are drawn: one
+to four workers, one or two servers, and cores of each, within the quota. The master measures
+what a resource policy sees at each. The sizes are divided into folds, and the model is fitted to
+all but one fold, and foretells the samples per second of that one. Printed is the root of the mean
+squared log error (RMSLE) over all sizes. Beside it: a model of two constants (so many samples for
+each core of a worker, whatever else), fitted to the same sizes.
+Floor: 0.1 on at least 20 sizes.
+
+Reference: DLRover-RM section 4.3, which gives no figure of the kind for its own model.
+"""
+
+import math
+import os
+import random
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import harness
+import msgspec
+import numpy as np
+from auto_size import ROWS, SCRIPTS, START_S, until_training
+
+from paceline.base.jobdir import JobDir
+from paceline.jobs.history import Tail
+from paceline.jobs.launch import ask
+from paceline.policy.resources.fitting import fit, rmsle
+from paceline.policy.resources.history import MeasuredSize, SizingHistory
+from paceline.policy.resources.observation import JobSize
+from paceline.policy.resources.steering import SteeringLine
+from paceline.studies.data.ctr import CtrSettings
+from paceline.studies.data.make_ctr import make_ctr
+from paceline.wire.client import ResizeNodes, Scale
+from paceline.wire.spec import JobSpec, NodeSpec, ResourcesSpec
+
+EXAMPLES = Path(__file__).parents[1] / "examples"
+FLOOR = 0.1
+MOST_WORKERS, MOST_SERVERS = 4, 2
+LEAST = 0.075
+"""Cores of a node."""
+WINDOW_S, SETTLE_S, BETWEEN_S = 1.0, 2.0, 2.0
+MEASURE_S = 120.0
+PLUGIN = "keeps"
+"""A resource policy that only has the job measured, installed for these jobs alone."""
+
+
+def install(folder: Path) -> None:
+    """Put a package with the policy where the processes of a job find packages."""
+    about = folder / f"{PLUGIN}-0.dist-info"
+    about.mkdir(parents=True)
+    (about / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {PLUGIN}\nVersion: 0\n")
+    (about / "entry_points.txt").write_text(f"[paceline.resources]\n{PLUGIN} = {PLUGIN}:Keeps\n")
+    (folder / f"{PLUGIN}.py").write_text(
+        "from paceline.policy.resources.policies.none import KeepSize\n"
+        "class Keeps(KeepSize, frozen=True): pass\n"
+    )
+    sys.path.insert(0, str(folder))
+    os.environ["PYTHONPATH"] = os.pathsep.join(
+        [str(folder), *filter(None, [os.environ.get("PYTHONPATH")])]
+    )
+
+
+def drawn(count: int, cores: float, seed: int) -> list[JobSize]:
+    """Sizes within the quota, all with other cores."""
+    rng, found = random.Random(seed), []
+    while len(found) < count:
+        workers, servers = rng.choice([1, 1, 2, 3, 4]), rng.choice([1, 1, 2])
+        total = cores * rng.uniform(0.4, 1.0)
+        of_servers = total * rng.uniform(0.1, 0.6)
+        size = JobSize(
+            workers=workers,
+            servers=servers,
+            worker_cpu=round((total - of_servers) / workers, 3),
+            server_cpu=round(of_servers / servers, 3),
+        )
+        if min(size.worker_cpu, size.server_cpu) >= LEAST:
+            found.append(size)
+    # A node's start takes long with few cores: as few starts as can be.
+    return sorted(found, key=lambda size: (size.servers, size.workers))
+
+
+def measured(options: Any, model: str, data: Path, sizes: list[JobSize]) -> list[MeasuredSize]:
+    """What the master of a real job measures at each size."""
+    first = sizes[0]
+    spec = JobSpec(
+        script=str(EXAMPLES / SCRIPTS[model]),
+        args=("--data", str(data), "--epochs", "10000"),
+        name="sizes",
+        mode="asp",
+        solution="none",
+        history="off",
+        workers=NodeSpec(count=first.workers, cpu=(first.worker_cpu,)),
+        servers=NodeSpec(count=first.servers, cpu=(first.server_cpu,)),
+        resources=ResourcesSpec(
+            policy=PLUGIN,
+            cores=options.cores,
+            workers=MOST_WORKERS,
+            servers=MOST_SERVERS,
+            window_s=WINDOW_S,
+            settle_s=SETTLE_S,
+            between_s=BETWEEN_S,
+        ),
+    )
+    with harness.running(spec) as job:
+        harness.require(job, lambda: harness.status(job).committed > 0, START_S, "no step")
+        found = []
+        for size in sizes:
+            ask(job, ResizeNodes(role="worker", cpu=(size.worker_cpu,)))
+            ask(job, ResizeNodes(role="server", cpu=(size.server_cpu,)))
+            ask(job, Scale(workers=size.workers, servers=size.servers))
+            until_training(job, size.workers, size.servers)
+            found.append(_measured(job, size, options.seconds))
+    return found
+
+
+def _measured(job: JobDir, size: JobSize, seconds: float) -> MeasuredSize:
+    """Wait until the size was measured for so long."""
+    tail, found = Tail(job.sizing), []
+
+    def is_known() -> bool:
+        time.sleep(1.0)
+        for line in tail.lines():
+            for each in msgspec.json.decode(line, type=SteeringLine).before.history.measured:
+                if not each.size.differing(size) and each.rate.windows * WINDOW_S >= seconds:
+                    found[:] = [each]
+        return bool(found)
+
+    harness.require(job, is_known, MEASURE_S, f"not measured at {size}")
+    print(f"  {size}: {found[0].rate.per_s:,.0f} samples/s", flush=True)
+    return found[0]
+
+
+def held_out(seen: list[MeasuredSize], folds: int) -> float:
+    """RMSLE of the model, over all sizes, each by the fit to the other folds."""
+    squares = 0.0
+    for fold in range(folds):
+        mine = seen[fold::folds]
+        others = [each for place, each in enumerate(seen) if place % folds != fold]
+        model = fit(SizingHistory(measured=tuple(others)), others[-1], "asp")
+        squares += rmsle(model, mine) ** 2 * len(mine)
+    return math.sqrt(squares / len(seen))
+
+
+def by_cores(seen: list[MeasuredSize], folds: int) -> float:
+    """The same of a rate that is a constant times a power of the workers' cores."""
+    rates = np.log([each.rate.per_s for each in seen])
+    cores = np.log([each.size.workers * each.size.worker_cpu for each in seen])
+    places, off = np.arange(len(seen)), []
+    for fold in range(folds):
+        others = places % folds != fold
+        power, level = np.polyfit(cores[others], rates[others], 1)
+        off += list(rates[~others] - level - power * cores[~others])
+    return float(np.sqrt(np.mean(np.square(off))))
+
+
+def main() -> int:
+    parser = harness.parser(__doc__, "four sizes of one model for a moment, no floor")
+    parser.add_argument("--models", nargs="+", choices=sorted(SCRIPTS), default=sorted(SCRIPTS))
+    parser.add_argument("--cores", type=float, default=1.5)
+    parser.add_argument("--settings", type=int, default=24)
+    parser.add_argument("--folds", type=int, default=6)
+    parser.add_argument("--seconds", type=float, default=10.0, help="at each size")
+    parser.add_argument("--seed", type=int, default=0, help="of the sizes")
+    parser.add_argument("--keep", type=Path, help="also write what was measured to this folder")
+    options = parser.parse_args()
+    if options.quick:
+        options.models, options.settings, options.folds = options.models[:1], 4, 2
+    found: dict[str, Any] = {}
+    with harness.scratch() as out:
+        install(out / "plugin")
+        data = out / "data"
+        make_ctr(data, ROWS, CtrSettings())
+        for model in options.models:
+            sizes = drawn(options.settings, options.cores, options.seed)
+            seen = measured(options, model, data, sizes)
+            if options.keep:
+                options.keep.mkdir(parents=True, exist_ok=True)
+                (options.keep / f"{model}.json").write_bytes(msgspec.json.encode(seen))
+            found[model] = {
+                "sizes": float(len(seen)),
+                "rmsle": held_out(seen, options.folds),
+                "rmsle_by_cores": by_cores(seen, options.folds),
+                "least_per_s": min(each.rate.per_s for each in seen),
+                "most_per_s": max(each.rate.per_s for each in seen),
+            }
+    harness.report("throughput_model", found, file=options.json)
+    if options.quick:
+        return 0
+    return int(any(each["rmsle"] > FLOOR for each in found.values()))
+
+
+if __name__ == "__main__":
+    harness.run(main)
