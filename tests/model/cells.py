@@ -16,6 +16,7 @@ import msgspec
 from paceline.base.samples import Intervals, SampleSet, Span
 from paceline.policy.straggler.actions import AdjustBatch, Partial, Share
 from paceline.protocol import acts as master
+from paceline.protocol.agreements import Agreements
 from paceline.protocol.cuts.valid import Cuts
 from paceline.protocol.holding.servers import server_acts as ps
 from paceline.protocol.holding.servers import worker_acts as worker
@@ -84,7 +85,7 @@ MOVED = -3
 FEED = 0
 SCHEMA = ModelSchema(dense=(), tables=(), groups=())
 MACHINES = (
-    *(MasterState, Cuts, Ledger, Moving),
+    *(MasterState, Agreements, Cuts, Ledger, Moving),
     *(ServerState, ServerContents, Log, Readiness, WaitingPulls),
     *(WorkerState, Leases),
 )
