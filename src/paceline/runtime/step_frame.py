@@ -30,6 +30,8 @@ NO_GRADIENT = (
     "and optimizer.zero_grad() after it"
 )
 
+BY_HAND = ", or say job.batches(..., accumulate=4) to call it for every 4th"
+
 PATIENCE_STEPS = 16
 """So many batches may be left out before the first step: more is a script that never steps."""
 
@@ -71,6 +73,9 @@ Step = TypeVar("Step", bound=StepInHand)
 
 class StepFrame(ABC, Generic[Step]):
     """One pass over one feed. The strategy calls ``on_step`` for every ``optimizer.step()``."""
+
+    may_accumulate = False
+    """Whether a script could ask for several batches of a step."""
 
     def __init__(self, num_optimizers: int, accumulate: int = 1) -> None:
         self.num_optimizers, self.accumulate = num_optimizers, accumulate
@@ -132,8 +137,7 @@ class StepFrame(ABC, Generic[Step]):
         return ConfigError(
             f"a batch went by without optimizer.step() ({missing} of {self.num_optimizers} "
             "prepared optimizers did not step), so its samples would never count; call it once "
-            "per batch, or say job.batches(..., accumulate=4) to call it for every 4th; use "
-            "job.evaluate for batches that are not trained on"
+            f"per batch{BY_HAND if self.may_accumulate else ''}, and use job.evaluate for batches that are not trained on"
         )
 
     def _may_miss_a_step(self) -> bool:

@@ -317,7 +317,9 @@ class Reducer:
 
     @property
     def has_gradients(self) -> bool:
-        """Whether a backward of this batch has left a gradient that is not zero."""
+        """Whether a backward of this batch has left a gradient that is not zero, or may have."""
+        if not self._buckets:
+            return True  # another one averages them
         if not self._has_run:
             return False
         grads = (param.grad for bucket in self._buckets for param in bucket.params)

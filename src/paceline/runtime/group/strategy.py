@@ -128,6 +128,7 @@ class Together(Stepping, WayOfMember):
             watcher=self._watcher,
             whole_steps=self.whole_steps,
         )
+        self._loop.may_accumulate = self.can_accumulate
         try:
             yield from self._loop.run()
         finally:

@@ -392,6 +392,22 @@ def test_gradients_that_are_changed_between_two_optimizers_are_refused(
         second.step()
 
 
+def test_gradients_that_no_other_worker_adds_to_may_be_changed_between_two_optimizers() -> None:
+    trainer = Alone(JobSpec(script="train.py"))
+    trainer.sums_workers = False
+    job, model = Job(OnServers(trainer)), _model()
+    first, second = (SGD(layer.parameters(), lr=0.1) for layer in model)
+    job.prepare(model, first, second)
+    batches = job.batches(DATA, 4)
+    for _ in range(2):
+        batch = next(batches)
+        ((model(batch.x) - batch.y) ** 2).mean().backward()
+        first.step()
+        _clip(model[1])
+        second.step()
+    batches.close()
+
+
 def test_gradients_that_nobody_changes_are_taken_in_every_step() -> None:
     trainer = Alone(JobSpec(script="train.py"))
     trainer.sums_workers = True

@@ -151,6 +151,8 @@ class LocalLoop(StepFrame[StepInHand]):
         accumulate: batches of a step.
     """
 
+    may_accumulate = True
+
     def __init__(
         self,
         steps: Iterator[list[Work]],

@@ -2,6 +2,10 @@
 
 In a step that several workers share, servers sum the gradients of all: what a worker does to its
 own (clipping above all) is not what torch does to the sum.
+
+And whether all optimizers of a batch step on gradients of the same values. torch changes an
+optimizer's parameters when it steps, servers change all when the batch is over. So a backward that
+comes between two steps, as in a GAN, would see other values than with torch.
 """
 
 from collections.abc import Iterable, Sequence
@@ -11,6 +15,9 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from paceline.base.errors import ConfigError
+
+_OUTSIDE = -1
+"""torch's number of a backward where none runs."""
 
 
 class GradientEdits:
@@ -77,3 +84,53 @@ def _bits(grad: Tensor) -> int | None:
     if plain.is_complex():
         plain = torch.view_as_real(plain)
     return int(plain.view(_INTEGERS[plain.element_size()]).sum())
+
+
+class Turns:
+    """Notices backwards between the steps of two optimizers.
+
+    Args:
+        params: of all optimizers, each with its optimizer's number.
+    """
+
+    def __init__(self, params: Iterable[tuple[Tensor, int]]) -> None:
+        self._stepped: set[int] = set()
+        self._backward, self._is_torn = _OUTSIDE, False
+        self._hooks: list[RemovableHandle] = []
+        for param, optimizer in params:
+            self._watch(param, optimizer)
+
+    def _watch(self, param: Tensor, optimizer: int) -> None:
+        def note(_param: Tensor) -> None:
+            if self._stepped and optimizer not in self._stepped:
+                # Optimizers that step in the course of one backward have it in common.
+                self._is_torn |= torch._C._current_graph_task_id() != self._backward
+
+        self._hooks.append(param.register_post_accumulate_grad_hook(note))
+
+    def step(self, optimizer: int) -> None:
+        """An optimizer steps.
+
+        Raises:
+            ConfigError: a backward has come since another one stepped on the same batch.
+        """
+        if self._is_torn:
+            raise ConfigError(
+                "gradients were computed after another optimizer had stepped on this batch, and "
+                "parameter servers change the values for both at once, when the batch is over; "
+                "call loss.backward() for all optimizers before the first of them steps, or train "
+                "a model that needs the alternation (a GAN) without servers, as python train.py"
+            )
+        if not self._stepped:
+            self._backward = torch._C._current_graph_task_id()
+        self._stepped.add(optimizer)
+
+    def end_batch(self) -> None:
+        """All have stepped, or the batch is given up."""
+        self._stepped.clear()
+        self._is_torn = False
+
+    def end(self) -> None:
+        """The loop is left."""
+        while self._hooks:
+            self._hooks.pop().remove()

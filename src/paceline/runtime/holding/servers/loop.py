@@ -16,7 +16,7 @@ from paceline.base.errors import ConfigError
 from paceline.runtime.data.reader import Reader
 from paceline.runtime.data.work import Work
 from paceline.runtime.holding.servers.accumulation import Accumulation
-from paceline.runtime.holding.servers.gradient_edits import GradientEdits
+from paceline.runtime.holding.servers.gradient_edits import GradientEdits, Turns
 from paceline.runtime.holding.servers.joining import Joining
 from paceline.runtime.holding.servers.lookup import Call, Foreseen, Lookups, foresee
 from paceline.runtime.holding.servers.model import Flat, Model
@@ -49,8 +49,6 @@ class ServersStep(StepInHand):
     staged: Staged
     grads: dict[int, Flat] = field(default_factory=dict)
     """Optimizer -> what its parameters' gradients were when it stepped."""
-    found: list[tuple[Tensor | None, int]] = field(default_factory=list)
-    """All gradients, and their versions, when the first optimizer stepped."""
     pushed: bool = False
     is_over: bool = False
     """The script is through with its body."""
@@ -88,6 +86,9 @@ class ServersLoop(StepFrame[ServersStep]):
         self._edits: GradientEdits | None = None
         if trainer.sums_workers:
             self._edits = GradientEdits((one.param for one in model.dense), FIRST_STEPS)
+        self._turns: Turns | None = None
+        if len(model.optimizers) > 1:
+            self._turns = Turns((one.param, one.optimizer) for one in model.dense)
 
     # ------------------------------------------------------------------ before the user computes
 
@@ -216,38 +217,15 @@ class ServersLoop(StepFrame[ServersStep]):
         if not step.stepped:
             aside_s = self._lookups.waited_s + self.excluded_s
             step.compute_s = monotonic() - step.start_s - aside_s
-            step.found = self._found()
-        else:
-            self._check_alike(step)
         if self._edits is not None:
             self._edits.check(
                 [one.param for one in self._model.dense if one.optimizer == optimizer]
             )
+        if self._turns is not None:
+            self._turns.step(optimizer)
         step.grads[optimizer] = self._model.gradient_of(optimizer)
         step.stepped.add(optimizer)
         return False
-
-    def _found(self) -> list[tuple[Tensor | None, int]]:
-        grads = (one.param.grad for one in self._model.dense)
-        return [(grad, 0 if grad is None else grad._version) for grad in grads]
-
-    def _check_alike(self, step: ServersStep) -> None:
-        """Look whether a backward has come between the steps of two optimizers.
-
-        Raises:
-            ConfigError: it was computed with values that torch would have changed before.
-        """
-        for one, (grad, version), (now, newer) in zip(
-            self._model.dense, step.found, self._found(), strict=True
-        ):
-            if one.optimizer not in step.stepped and (grad is not now or version != newer):
-                raise ConfigError(
-                    "gradients were computed after another optimizer had stepped on this batch, "
-                    "and parameter servers change the values for both at once, when the batch is "
-                    "over; call loss.backward() for all optimizers before the first of them "
-                    "steps, or train a model that needs the alternation (a GAN) without servers, "
-                    "as python train.py"
-                )
 
     def _all_stepped(self, step: ServersStep) -> None:
         self._push(step)
@@ -295,6 +273,8 @@ class ServersLoop(StepFrame[ServersStep]):
         self._model.check_values()
         if self._edits is not None:
             self._edits.stepped()
+        if self._turns is not None:
+            self._turns.end_batch()
 
     def _stop_recording(self) -> None:
         if self._recorder is not None:
@@ -312,6 +292,8 @@ class ServersLoop(StepFrame[ServersStep]):
         self._schedule.end()
         if self._edits is not None:
             self._edits.end()
+        if self._turns is not None:
+            self._turns.end()
         if self.step is not None and not self.step.pushed:
             self._trainer.give_back(self.step.staged.work)
         step = self.step
