@@ -1,4 +1,4 @@
-"""A script's own accumulation, and steps that it skips, end as in one process, whoever dies."""
+"""A script's own accumulation, and steps that it skips, end as in one process when workers die."""
 
 import os
 import subprocess

@@ -19,7 +19,7 @@ from paceline.wire.messages.feeds import ScriptPlace
 from paceline.wire.messages.node import AgreedOn, AgreeOn, AskCut, AskPlace, CutMade, PlaceIs
 
 NOTICE_S = 20.0
-"""Whoever waits longer says so."""
+"""A worker that waits longer than so many seconds for the others says so, once."""
 
 
 class Asking:

@@ -24,7 +24,7 @@ class QuotaThreads:
 
     Args:
         spec: says how many threads suit a quota.
-        group: of the node; the kernel's word counts, whoever has changed the quota.
+        group: of the node. The quota is read from the kernel, so all changes of it are seen.
         begun_with: threads that the process was started with. If torch has another number, the
             script has set it, which then stays.
     """

@@ -134,10 +134,11 @@ class StepFrame(ABC, Generic[Step]):
 
     def _not_stepped(self, step: Step) -> ConfigError:
         missing = self.num_optimizers - len(step.stepped)
+        or_else = BY_HAND if self.may_accumulate else ""
         return ConfigError(
             f"a batch went by without optimizer.step() ({missing} of {self.num_optimizers} "
             "prepared optimizers did not step), so its samples would never count; call it once "
-            f"per batch{BY_HAND if self.may_accumulate else ''}, and use job.evaluate for batches that are not trained on"
+            f"per batch{or_else}, and use job.evaluate for batches that are not trained on"
         )
 
     def _may_miss_a_step(self) -> bool:

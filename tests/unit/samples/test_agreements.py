@@ -1,4 +1,4 @@
-"""What workers agree on is one thing for all, whoever comes late, again, or dies."""
+"""Workers agree on one value, also if some come late, ask again, or die."""
 
 from paceline.base.numbering import Inc
 from paceline.protocol.agreements import Agreements

@@ -10,7 +10,7 @@ Differs: the constants M / B and D are part of the coefficients. DLRover has the
 constraint that a plan must keep; here it is a part of the time, so that sizes beyond it have one. A
 job without servers has no work of servers, and a ring's transfer instead of theirs. What all
 workers share whatever the number of servers (one link, one machine's memory) is one more term.
-Work is told apart that each message costs, however little is in it: where workers divide a global
+A message has a cost of its own, however little is in it: where workers divide a global
 batch, it does not become less with more of them. And a node uses some cores while it waits, which
 the papers' nodes of whole cores do not show.
 """
