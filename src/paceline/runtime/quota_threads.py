@@ -1,13 +1,13 @@
 """Threads of torch that follow the cpu quota of their node, which may change while it trains.
 
 A node begins with as many as its quota has cores (`paceline.agent.process`). torch has the number
-for each thread of its own, so only the thread that trains can change it: between two steps.
+for each thread of its own, so only the thread that trains can change it: between two steps. The
+quota is read in another thread.
 """
 
-import math
 import os
 import sys
-from time import monotonic
+import threading
 
 import torch
 
@@ -16,7 +16,7 @@ from paceline.runtime.process import Process
 from paceline.wire.spec import JobSpec
 
 EVERY_S = 1.0
-"""The quota is read so often at most."""
+"""From one look at the quota to the next."""
 
 
 class QuotaThreads:
@@ -32,18 +32,28 @@ class QuotaThreads:
     def __init__(self, spec: JobSpec, group: NodeGroup, begun_with: int) -> None:
         self._spec, self._group, self._num = spec, group, begun_with
         self._cores = len(os.sched_getaffinity(0))
-        self._due_s = 0.0
+        self._quota: float | None = None
+        self._wanted = begun_with
+        self._is_left = threading.Event()
+
+    def look(self) -> None:
+        """Read the quota."""
+        self._quota = self._group.quota
+        self._wanted = self._spec.threads(self._cores, self._quota)
+
+    def keep_looking(self) -> None:
+        """Read the quota again and again, until the script has set the threads itself."""
+        while not self._is_left.wait(EVERY_S):
+            self.look()
 
     def follow(self) -> None:
-        """Give torch the threads that suit the quota now; called before each step."""
-        if (now_s := monotonic()) < self._due_s:
+        """Give torch the threads that suit the quota seen last; called before each step."""
+        if self._is_left.is_set():
             return
-        self._due_s = now_s + EVERY_S
         if torch.get_num_threads() != self._num:
-            self._due_s = math.inf
+            self._is_left.set()
             return
-        quota = self._group.quota
-        wanted = self._spec.threads(self._cores, quota)
+        wanted, quota = self._wanted, self._quota
         if wanted != self._num:
             torch.set_num_threads(wanted)
             allowed = "no cpu quota" if quota is None else f"a cpu quota of {quota:g} cores"
@@ -65,4 +75,6 @@ def follow_quota(process: Process) -> None:
     group = find_node_group(process.job.job_id, process.node)
     if group.has_cpu:
         begun_with = int(os.environ["OMP_NUM_THREADS"])
-        process.between_steps = QuotaThreads(spec, group, begun_with).follow
+        threads = QuotaThreads(spec, group, begun_with)
+        process.between_steps = threads.follow
+        threading.Thread(target=threads.keep_looking, name="quota", daemon=True).start()

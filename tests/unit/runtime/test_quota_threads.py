@@ -1,6 +1,8 @@
 """Threads of torch follow a quota, but never a number that was set otherwise."""
 
 import os
+import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -19,7 +21,6 @@ from paceline.wire.spec import JobSpec, NodeSpec
 @pytest.fixture(autouse=True)
 def _threads(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     before = torch.get_num_threads()
-    monkeypatch.setattr(quota_threads, "EVERY_S", 0.0)
     monkeypatch.setattr(os, "sched_getaffinity", lambda _pid: set(range(6)))
     yield
     torch.set_num_threads(before)
@@ -41,35 +42,43 @@ def test_threads_follow_the_quota_up_to_those_of_a_node_without_one(group: NodeG
     seen = []
     for quota in (0.5, 1.5, 2.0, 4.0, None, 0.3):
         group.set_cpu(quota)
+        threads.look()
         threads.follow()
         seen.append(torch.get_num_threads())
     assert seen == [1, 2, 2, 3, 3, 1]
 
 
-def test_the_quota_is_read_once_a_second(group: NodeGroup, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(quota_threads, "EVERY_S", 1.0)
-    now_s = [100.0]
-    monkeypatch.setattr(quota_threads, "monotonic", lambda: now_s[0])
+def test_the_quota_is_read_again_and_again_until_the_script_sets_the_threads(
+    group: NodeGroup, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(quota_threads, "EVERY_S", 0.01)
     torch.set_num_threads(1)
     threads = QuotaThreads(job(), group, begun_with=1)
-    threads.follow()
+    looking = threading.Thread(target=threads.keep_looking)
+    looking.start()
     group.set_cpu(2.0)
-    seen = []
-    for after_s in (0.5, 0.4, 0.2):
-        now_s[0] += after_s
+    deadline_s = time.monotonic() + 10.0
+    while torch.get_num_threads() == 1 and time.monotonic() < deadline_s:
         threads.follow()
-        seen.append(torch.get_num_threads())
-    assert seen == [1, 1, 2]
+        time.sleep(0.01)
+    assert torch.get_num_threads() == 2
+    torch.set_num_threads(1)
+    threads.follow()
+    looking.join(10.0)
+    assert not looking.is_alive()
 
 
 def test_threads_that_a_script_has_set_stay(group: NodeGroup) -> None:
     torch.set_num_threads(1)
     threads = QuotaThreads(job(), group, begun_with=1)
+    threads.look()
     threads.follow()
     torch.set_num_threads(5)
     group.set_cpu(2.0)
+    threads.look()
     threads.follow()
     torch.set_num_threads(1)  # as at the beginning, but the script's word all the same
+    threads.look()
     threads.follow()
     assert torch.get_num_threads() == 1
 
