@@ -1,5 +1,6 @@
 """Starting and resuming: nobody is told that a job runs before its master answers."""
 
+import asyncio
 import errno
 import os
 import shutil
@@ -12,13 +13,15 @@ from pathlib import Path
 
 import pytest
 
-from paceline.base.errors import PermanentError
+from paceline.base.errors import PermanentError, TransientError
 from paceline.base.jobdir import JobDir
 from paceline.base.processes import JOB_DIR, is_locked, start_detached, try_lock
 from paceline.jobs import launch, leftovers
 from paceline.jobs.leftovers import clear_leftovers
 from paceline.jobs.outcome import Outcome, write_outcome
 from paceline.jobs.resize import Resize
+from paceline.wire.client import Call, Done, Reply, Scale
+from paceline.wire.control import ControlServer
 from paceline.wire.events.job import DiskRefusesEvent
 from paceline.wire.spec import JobSpec, save
 
@@ -166,3 +169,43 @@ class Played:
 
     def poll(self) -> int | None:
         return self.code
+
+
+@pytest.fixture
+def supervised(job: JobDir) -> Iterator[JobDir]:
+    job.make_run_dir()
+    lock = try_lock(job.supervisor_lock)
+    assert lock is not None
+    yield job
+    os.close(lock)
+
+
+def test_an_order_waits_for_a_master_that_is_being_restarted(supervised: JobDir) -> None:
+    orders: list[Call] = []
+    ordered = asyncio.Event()
+
+    async def answer(call: Call) -> Reply:
+        if isinstance(call, Scale):
+            orders.append(call)
+            ordered.set()
+        return Done()
+
+    async def restart() -> None:
+        server = ControlServer(supervised.secret(), lambda _: asyncio.sleep(0), answer)
+        supervised.master_address.write_text(f"127.0.0.1:{await server.start()}\n")
+        await ordered.wait()
+        await server.stop()
+
+    late = threading.Timer(0.5, lambda: asyncio.run(restart()))
+    late.start()
+    assert launch.ask_running(supervised, Scale(workers=2)) == Done()
+    late.join()
+    assert orders == [Scale(workers=2)]
+
+
+def test_a_master_that_does_not_come_again_is_said_in_words(
+    supervised: JobDir, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(launch, "RESTART_S", 0.3)
+    with pytest.raises(TransientError, match=r"has not answered .* try again"):
+        launch.ask_running(supervised, Scale(workers=2))

@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 
 from paceline.base.disk import describe
-from paceline.base.errors import ConfigError, PacelineError, PermanentError
+from paceline.base.errors import ConfigError, PacelineError, PermanentError, TransientError
 from paceline.base.jobdir import JobDir
 from paceline.base.processes import (
     FoundProcess,
@@ -37,6 +37,9 @@ CLEAN_UP_S = 10.0
 AS_BEFORE = Resize()
 ANSWER_S = 5.0
 """For one answer of the master; it is asked again as long as there is a supervisor."""
+
+RESTART_S = 20.0
+"""For a master that is being restarted to answer an order."""
 
 _supervisors: list[subprocess.Popen[bytes]] = []
 """Those of this process, to be reaped; a Popen that is forgotten warns that its process lives."""
@@ -197,17 +200,31 @@ def _keeps_up(process: FoundProcess) -> bool:
 
 
 def ask_running(job: JobDir, call: Call) -> Reply:
-    """Ask the master of a job that must be running.
+    """Ask the master of a job that must be running; one that is being restarted is waited for.
+
+    An order is sent once, to a master that answers: what a lost answer leaves open is not repeated.
 
     Raises:
         ConfigError: it has ended, or is interrupted.
-        TransientError: nobody answers: it is being restarted.
+        TransientError: nobody answers.
     """
-    outcome = read_outcome(job.outcome)
-    if outcome or not is_kept_up(job):
-        state = outcome.state if outcome else "interrupted"
-        raise ConfigError(f"job {job.job_id} does not run: it is {state}; see `paceline status`")
-    return ask(job, call)
+    start_s = time.monotonic()
+    while True:
+        outcome = read_outcome(job.outcome)
+        if outcome or not is_kept_up(job):
+            state = outcome.state if outcome else "interrupted"
+            raise ConfigError(
+                f"job {job.job_id} does not run: it is {state}; see `paceline status`"
+            )
+        if _answers(job):
+            return ask(job, call)
+        waited_s = time.monotonic() - start_s
+        if waited_s > RESTART_S:
+            raise TransientError(
+                f"job {job.job_id}: its master has not answered for {waited_s:.0f} s; it is being "
+                f"restarted, or too busy: see {job.logs / 'master.log'}, and try again"
+            )
+        time.sleep(0.2)
 
 
 def ask(job: JobDir, call: Call, timeout_s: float = 5.0) -> Reply:
