@@ -122,6 +122,8 @@ class World:
         """Cleared: workers do not go on."""
         self.hold.set()
         self.script_error: ScriptError | None = None
+        self.batch_sizes: list[int] = []
+        """What workers get to know of their batches, in order."""
 
     def apply(self, epoch_no: int, inc: int, spans: tuple[Span, ...]) -> bool:
         if epoch_no != self.epoch_no or inc in self.fenced:
@@ -228,6 +230,7 @@ class FakeWorker(FakeProcess):
                 self.epoch_no, self.n = message.epoch_no, 0
             case Grant() if message.epoch_no == self.epoch_no and message.n == self.n + 1:
                 self.n = message.n
+                self.world.batch_sizes.append(message.batch_size)
                 if message.end:
                     self.say(Finished(inc=inc))
                     self.exit = ExitEvidence(exit_code=0)
@@ -764,10 +767,14 @@ def test_scaling_up_and_down_changes_who_works_and_nothing_else(tmp_path: Path) 
         await bench.until(lambda: bench.progress > 50)
         assert await bench.call(Scale(workers=4)) == Done()
         await bench.until(lambda: len(bench.master.rooms.training.state.workers) == 4)
+        await bench.until(lambda: 2 in bench.world.batch_sizes)
         assert await bench.call(Scale(workers=1)) == Done()
         await bench.until(lambda: len(bench.master.rooms.training.state.workers) == 1)
         await bench.done()
         bench.assert_each_sample_once()
+        # As many as there are divide the script's batch of 10.
+        assert set(bench.world.batch_sizes) == {5, 2, 10}
+        assert (bench.world.batch_sizes[0], bench.world.batch_sizes[-1]) == (5, 10)
 
     play(tmp_path, body)
 

@@ -88,10 +88,13 @@ class Leasing:
         speeds = map(self._monitor.speed, workers.values())
         num_workers = max(1, len(workers))
         together = self._spec.mode == "bsp" or feed.purpose != "train"
+        # Of all workers that there are to be: one that is being restarted changes no batch.
+        sharing = 1 if together else max(1, self._members.num_workers)
+        batch_size = max(1, feed.batch_size // sharing)
         return Sizing(
             samples=lease_samples(
                 speed=planned_speed(own, share, speeds),
-                batch_size=feed.batch_size if together else max(1, feed.batch_size // num_workers),
+                batch_size=batch_size,
                 remaining=self._state.ledger.num_to_do(request.feed, request.ends),
                 num_workers=num_workers,
                 shard_size=self._spec.data.shard_size,
@@ -100,6 +103,7 @@ class Leasing:
             ),
             steps=lease_steps(self._monitor.step_s(), complete=self._is_complete()),
             speed=own,
+            batch_size=0 if together else batch_size,
         )
 
     def _is_complete(self) -> bool:

@@ -367,6 +367,7 @@ class MasterState:
             feed=feed,
             spans=tuple(spans),
             end=end,
+            batch_size=sizing.batch_size,
             lines=self.ledger.source_lines(spans) if feed in self.ledger.names else (),
             batching=deal.batching(),
             rate=self.plans.newest.rate_of(self.workers[inc]),

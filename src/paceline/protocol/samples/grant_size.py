@@ -38,6 +38,8 @@ class Sizing(msgspec.Struct, frozen=True, kw_only=True):
     """Synchronous: slices that a grant may reach beyond the undecided step."""
     speed: float | None = None
     """Samples per second of the worker; None: not measured."""
+    batch_size: int = 0
+    """Asynchronous: samples of one of its batches; 0: as many as when it was started."""
 
 
 def planned_speed(

@@ -40,6 +40,8 @@ class Leases:
         self.lines: dict[int, SourceLine] = {}
         #: Feed -> partition -> how far the master is known to know that it reaches.
         self.told: dict[int, dict[str, int]] = {}
+        #: Feed -> samples of a batch, where the newest grant said it.
+        self.batch_sizes: dict[int, int] = {}
         self._reset()
 
     def _reset(self) -> None:
@@ -91,6 +93,8 @@ class Leases:
         self.told.setdefault(message.feed, {}).update(self.telling)
         self.lines.update({line.line: line for line in message.lines})
         self._add(message.feed, message.spans)
+        if message.batch_size:
+            self.batch_sizes[message.feed] = message.batch_size
         if message.end:
             self.ended.add(message.feed)
         return True

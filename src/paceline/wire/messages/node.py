@@ -380,7 +380,8 @@ class Grant(Message, frozen=True):
     """master -> worker: the answer to request n. ``end``: the feed is complete.
 
     ``lines`` (a feed of unknown length): the lines of the spans. ``batching`` (BSP): from the
-    undecided step on, by ``start``; empty: all of a share at once.
+    undecided step on, by ``start``; empty: all of a share at once. ``batch_size`` (without steps):
+    samples of a batch of this worker from now on, its part of the script's; 0: not said.
     """
 
     epoch_no: EpochNo
@@ -389,6 +390,7 @@ class Grant(Message, frozen=True):
     feed: int
     spans: tuple[Span, ...] = ()
     end: bool = False
+    batch_size: int = 0
     lines: tuple[SourceLine, ...] = ()
     batching: tuple[Batching, ...] = ()
     rate: Rate = Rate()

@@ -23,7 +23,7 @@ class Works:
 
     Args:
         spec: of the job.
-        num_workers: of the job.
+        num_workers: of the job when this one was started; grants say what has become of it.
         leases: of this worker.
     """
 
@@ -56,7 +56,8 @@ class Works:
         definition = self._leases.feeds[feed]
         if not self.trains(feed) or self.synchronous(feed):
             return definition.batch_size
-        return max(1, definition.batch_size // self._num_workers)
+        granted = self._leases.batch_sizes.get(feed)
+        return granted or max(1, definition.batch_size // self._num_workers)
 
     # ------------------------------------------------------------------ requests
 
