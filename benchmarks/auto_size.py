@@ -3,7 +3,8 @@
     python benchmarks/auto_size.py [--quick] [--model wide_deep] [--cores 1.5] [--policies rm ...]
                                    [--from-large rm sample_optimise_adjust]
                                    [--seeds 3] [--rival-seeds 3]
-                                   [--changes 10] [--seconds 15] [--at-once 1] [--healthy MINUTES]
+                                   [--changes 10] [--seconds 15] [--at-once 1]
+                                   [--healthy MINUTES] [--good WORKERS SERVERS SHARE]
 
 Real jobs on this machine, mode asp; each node's cores are a quota of its control group, so one core
 of the paper is a part of one here. First one job goes through the sizes of a fixed table, live
@@ -14,9 +15,10 @@ samples/s that it has at the end, as a part of the best of the table; how many c
 after how many seconds it was first within 0.9 of the best (-1: never).
 Floor: 0.9 of the best in at most 10 changes.
 
-With ``--healthy`` no job begins at a bad size. Instead one begins at the best of the table, and
-trains for so many minutes with policy `rm` and its default windows. Beside it other processes
-compute, which come and go every few seconds. Floor: no change.
+With ``--healthy`` no job begins at a bad size. Instead one begins at the best of the table, or at
+the size that ``--good`` names (numbers of nodes, and the servers' share of the quota), and trains
+for so many minutes with policy `rm` and its default windows. Beside it other processes compute,
+which come and go every few seconds. Floor: no change.
 
 A machine with more processors can run several jobs ``--at-once``: the quota of each is the same.
 """
@@ -226,7 +228,10 @@ def main() -> int:
     parser.add_argument("--limit", type=float, default=300.0)
     parser.add_argument("--at-once", type=int, default=1, help="jobs")
     parser.add_argument("--healthy", type=float, metavar="MINUTES", help="only a job of good size")
+    parser.add_argument("--good", type=float, nargs=3, help="with --healthy: its size")
     options = parser.parse_args()
+    if options.good and not options.healthy:
+        parser.error("--good is for --healthy")
     if options.quick:
         options.policies, options.from_large = options.policies[:1], []
         options.seconds, options.calm, options.limit, options.seeds = 2.0, 8.0, 15.0, 1
@@ -235,9 +240,13 @@ def main() -> int:
     with harness.scratch() as out:
         data = out / "data"
         make_ctr(data, ROWS, CtrSettings())
-        table = by_hand(options, data)
-        best, most = max(table, key=lambda one: one[1])
-        found["by_hand"] = {"best_samples_per_s": most, "worst": min(one[1] for one in table)}
+        if options.good:
+            workers, servers, share = options.good
+            best, most = Setting(int(workers), int(servers), share), 0.0
+        else:
+            table = by_hand(options, data)
+            best, most = max(table, key=lambda one: one[1])
+            found["by_hand"] = {"best_samples_per_s": most, "worst": min(one[1] for one in table)}
         print(f"best by hand: {best}", flush=True)
         if options.healthy:
             found["healthy"] = healthy(options, data, best)

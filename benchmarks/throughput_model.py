@@ -1,14 +1,17 @@
 """The model of a job's speed at sizes that it has not seen, on real jobs.
 
     python benchmarks/throughput_model.py [--quick] [--models wide_deep xdeepfm] [--cores 1.5]
-                                          [--settings 24] [--folds 6] [--seconds 10]
+                                          [--settings 24] [--visits 2] [--folds 6]
+                                          [--seconds 10]
 
 A real job (mode asp, this machine, quotas of control groups) goes through sizes that are drawn: one
-to four workers, one or two servers, and cores of each, within the quota. The master measures
-what a resource policy sees at each. The sizes are divided into folds, and the model is fitted to
-all but one fold, and foretells the samples per second of that one. Printed is the root of the mean
-squared log error (RMSLE) over all sizes. Beside it: a model of two constants (so many samples for
-each core of a worker, whatever else), fitted to the same sizes.
+to four workers, one or two servers, and cores of each, within the quota. The master measures what a
+resource policy sees at each. It comes to each size several times, on the way there and back, so
+that it shows how far the machine itself repeats a figure. The sizes are divided into folds, and the
+model is fitted to all but one fold, and foretells the samples per second of that one. Printed is
+the root of the mean squared log error (RMSLE) over all sizes. Also printed: the error of a model of
+two constants (so many samples for each core of a worker, whatever else), fitted to the same sizes;
+and the noise, the same error if each visit of a size is foretold by the mean of all its visits.
 Floor: 0.1 on at least 20 sizes.
 
 Reference: DLRover-RM section 4.3, which gives no figure of the kind for its own model.
@@ -26,6 +29,7 @@ import harness
 import msgspec
 import numpy as np
 from auto_size import ROWS, SCRIPTS, START_S, until_training
+from msgspec.structs import replace
 
 from paceline.base.jobdir import JobDir
 from paceline.jobs.history import Tail
@@ -85,8 +89,10 @@ def drawn(count: int, cores: float, seed: int) -> list[JobSize]:
     return sorted(found, key=lambda size: (size.servers, size.workers))
 
 
-def measured(options: Any, model: str, data: Path, sizes: list[JobSize]) -> list[MeasuredSize]:
-    """What the master of a real job measures at each size."""
+def measured(
+    options: Any, model: str, data: Path, sizes: list[JobSize]
+) -> list[list[MeasuredSize]]:
+    """What the master of a real job measures at each size, at each visit."""
     first = sizes[0]
     spec = JobSpec(
         script=str(EXAMPLES / SCRIPTS[model]),
@@ -109,31 +115,50 @@ def measured(options: Any, model: str, data: Path, sizes: list[JobSize]) -> list
     )
     with harness.running(spec) as job:
         harness.require(job, lambda: harness.status(job).committed > 0, START_S, "no step")
-        found = []
-        for size in sizes:
-            ask(job, ResizeNodes(role="worker", cpu=(size.worker_cpu,)))
-            ask(job, ResizeNodes(role="server", cpu=(size.server_cpu,)))
-            ask(job, Scale(workers=size.workers, servers=size.servers))
-            until_training(job, size.workers, size.servers)
-            found.append(_measured(job, size, options.seconds))
+        found: list[list[MeasuredSize]] = [[] for _ in sizes]
+        places = [*range(len(sizes))]
+        for visit in range(options.visits):
+            for place in reversed(places) if visit % 2 else places:
+                found[place].append(_visited(job, sizes[place], options.seconds))
     return found
 
 
-def _measured(job: JobDir, size: JobSize, seconds: float) -> MeasuredSize:
-    """Wait until the size was measured for so long."""
+def _visited(job: JobDir, size: JobSize, seconds: float) -> MeasuredSize:
+    """Have the job come to a size, and wait until that was measured for so long."""
+    begun_s = time.monotonic()
+    ask(job, ResizeNodes(role="worker", cpu=(size.worker_cpu,)))
+    ask(job, ResizeNodes(role="server", cpu=(size.server_cpu,)))
+    ask(job, Scale(workers=size.workers, servers=size.servers))
+    until_training(job, size.workers, size.servers)
     tail, found = Tail(job.sizing), []
 
     def is_known() -> bool:
         time.sleep(1.0)
         for line in tail.lines():
             for each in msgspec.json.decode(line, type=SteeringLine).before.history.measured:
-                if not each.size.differing(size) and each.rate.windows * WINDOW_S >= seconds:
+                is_long = each.rate.windows * WINDOW_S >= seconds
+                if not each.size.differing(size) and is_long and each.at_s > begun_s:
                     found[:] = [each]
         return bool(found)
 
     harness.require(job, is_known, MEASURE_S, f"not measured at {size}")
     print(f"  {size}: {found[0].rate.per_s:,.0f} samples/s", flush=True)
     return found[0]
+
+
+def mean_of(visits: list[MeasuredSize]) -> MeasuredSize:
+    """The size at the mean rate of its visits."""
+    last = visits[-1]
+    per_s = math.exp(np.mean(np.log([each.rate.per_s for each in visits])))
+    return replace(last, rate=replace(last.rate, per_s=per_s))
+
+
+def noise(seen: list[list[MeasuredSize]]) -> float:
+    """Log error of a visit, from the visits of the same size; NaN: there is one of each."""
+    logs = np.log([[each.rate.per_s for each in visits] for visits in seen])
+    if logs.shape[1] < 2:
+        return math.nan
+    return float(np.sqrt(np.mean(logs.var(axis=1, ddof=1))))
 
 
 def held_out(seen: list[MeasuredSize], folds: int) -> float:
@@ -164,6 +189,7 @@ def main() -> int:
     parser.add_argument("--models", nargs="+", choices=sorted(SCRIPTS), default=sorted(SCRIPTS))
     parser.add_argument("--cores", type=float, default=1.5)
     parser.add_argument("--settings", type=int, default=24)
+    parser.add_argument("--visits", type=int, default=2, help="of each size")
     parser.add_argument("--folds", type=int, default=6)
     parser.add_argument("--seconds", type=float, default=10.0, help="at each size")
     parser.add_argument("--seed", type=int, default=0, help="of the sizes")
@@ -171,6 +197,7 @@ def main() -> int:
     options = parser.parse_args()
     if options.quick:
         options.models, options.settings, options.folds = options.models[:1], 4, 2
+        options.visits = 1
     found: dict[str, Any] = {}
     with harness.scratch() as out:
         install(out / "plugin")
@@ -178,14 +205,16 @@ def main() -> int:
         make_ctr(data, ROWS, CtrSettings())
         for model in options.models:
             sizes = drawn(options.settings, options.cores, options.seed)
-            seen = measured(options, model, data, sizes)
+            visits = measured(options, model, data, sizes)
+            seen = [mean_of(each) for each in visits]
             if options.keep:
                 options.keep.mkdir(parents=True, exist_ok=True)
-                (options.keep / f"{model}.json").write_bytes(msgspec.json.encode(seen))
+                (options.keep / f"{model}.json").write_bytes(msgspec.json.encode(visits))
             found[model] = {
                 "sizes": float(len(seen)),
                 "rmsle": held_out(seen, options.folds),
                 "rmsle_by_cores": by_cores(seen, options.folds),
+                "noise": noise(visits),
                 "least_per_s": min(each.rate.per_s for each in seen),
                 "most_per_s": max(each.rate.per_s for each in seen),
             }

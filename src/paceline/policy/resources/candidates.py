@@ -28,8 +28,6 @@ Ints = NDArray[np.int64]
 
 _HORIZON_S = 1800.0
 """Until the end of a job of which it is not known."""
-_CAUTION = 0.5
-"""Of its relative error, so much is taken from what a size is expected to bring."""
 _POPULATION = 40
 _GENERATIONS = 25
 _ROUNDS = 6
@@ -114,12 +112,19 @@ class Valuation:
         model: of its steps.
         per_s: samples per second now.
         least: see `offers`.
+        caution: see `offers`.
     """
 
     def __init__(
-        self, seen: ResourceObservation, model: SizeModel, per_s: float, least: float
+        self,
+        seen: ResourceObservation,
+        model: SizeModel,
+        per_s: float,
+        least: float,
+        caution: float,
     ) -> None:
-        self._seen, self._model, self.per_s, self._least = seen, model, per_s, least
+        self._seen, self._model, self.per_s = seen, model, per_s
+        self._least, self._caution = least, caution
         self._now = SizeTable.of([seen.size], [seen.batch_at(seen.size.workers)])
         self._level = per_s / float(model.per_s(self._now)[0])
         left = seen.samples_left
@@ -167,7 +172,7 @@ class Valuation:
 
     def gains(self, rates: Floats, errors: Floats, stalls_s: Floats) -> Floats:
         """TG of each, with caution where little is known."""
-        careful = rates * np.exp(-_CAUTION * errors)
+        careful = rates * np.exp(-self._caution * errors)
         worked_s = np.maximum(self.left_s - stalls_s, 0.0)
         return np.asarray((careful * worked_s - self.per_s * self.left_s) / self.left_s)
 
@@ -179,6 +184,7 @@ def offers(
     reach: float = 4.0,
     seed: int = 0,
     least: float = 0.0,
+    caution: float = 0.5,
 ) -> list[SizeOffer]:
     """Find the sizes on the Pareto front of cost and gain, by increasing cost.
 
@@ -190,9 +196,10 @@ def offers(
         seed: of the search.
         least: samples per second that a size must have if cores of one node beyond all that was
             measured bring nothing.
+        caution: part of its relative error that is taken from what a size is expected to bring.
     """
     space = SearchSpace.around(seen, reach)
-    value = Valuation(seen, model, per_s, least)
+    value = Valuation(seen, model, per_s, least, caution)
     now = space.clipped(seen.size)
     points = _front(seen, space, value, now, seed)
     for _ in range(_ROUNDS):

@@ -8,6 +8,7 @@ are tried where too little is known; a size that costs less at a small loss is a
 from typing import Annotated
 
 from msgspec import Meta
+from msgspec.structs import replace
 
 from paceline.policy.resources.candidates import SizeOffer, offers
 from paceline.policy.resources.causes import ALGORITHMS, diagnose
@@ -52,6 +53,8 @@ class DlroverRm(ResourcePolicy, frozen=True):
     """Confidence below which a size is tried that tells the terms apart."""
     learn_gain: Ratio = 0.25
     """Relative gain that a plan must promise to be worth such a trial."""
+    trials: AnyNumber = 3
+    """Sizes of one job that are tried although, with caution, no plan is worth it."""
     seed: AnyNumber = 0
     """Of the search for plans."""
 
@@ -69,13 +72,7 @@ class DlroverRm(ResourcePolicy, frozen=True):
         if cured and not history.avoids(cured.target, seen.now_s, cured.node_names):
             return cured
         model = fit(history, present, seen.mode)
-        # Fewer nodes of more cores each: no harm if a node has no use for so many.
-        least = (1.0 - self.loss) * per_s
-        found = [
-            each
-            for each in offers(seen, model, per_s, self.reach, self.seed, least)
-            if each.size.differing(seen.size) and not history.avoids(each.size, seen.now_s)
-        ]
+        found = self._found(seen, history, model, per_s)
         best = self._fastest(seen, found, per_s)
         if best is not None and best.per_s >= (1.0 + self.least_gain) * per_s:
             plan = _plan(seen, model, per_s, best)
@@ -83,9 +80,51 @@ class DlroverRm(ResourcePolicy, frozen=True):
             if plan.confidence < self.sure and is_worth:
                 return probe(seen, history, model, plan) or plan
             return plan
-        return self._cheaper(seen, model, per_s, found) or Hold(
-            cause="no_gain",
-            detail=f"the best of {len(found)} sizes: {_describe(best, per_s)}",
+        return (
+            self._cheaper(seen, model, per_s, found)
+            or self._trial(seen, history, model, per_s)
+            or Hold(
+                cause="no_gain",
+                detail=f"the best of {len(found)} sizes: {_describe(best, per_s)}",
+            )
+        )
+
+    def _found(
+        self,
+        seen: ResourceObservation,
+        history: SizingHistory,
+        model: SizeModel,
+        per_s: float,
+        caution: float = 0.5,
+    ) -> list[SizeOffer]:
+        """Other sizes on the Pareto front."""
+        # Fewer nodes of more cores each: no harm if a node has no use for so many.
+        least = (1.0 - self.loss) * per_s
+        return [
+            each
+            for each in offers(seen, model, per_s, self.reach, self.seed, least, caution)
+            if each.size.differing(seen.size) and not history.avoids(each.size, seen.now_s)
+        ]
+
+    def _trial(
+        self, seen: ResourceObservation, history: SizingHistory, model: SizeModel, per_s: float
+    ) -> ResourcePlan | None:
+        """A size to learn from, where a plan without caution promises much; None: there is none.
+
+        Sizes that have the same numbers of nodes leave open what fewer nodes would bring, so with
+        caution none of fewer is a plan.
+        """
+        if history.probes >= self.trials:
+            return None
+        found = self._found(seen, history, model, per_s, caution=0.0)
+        best = max(found, key=lambda each: each.per_s, default=None)
+        if best is None or best.per_s < (1.0 + self.learn_gain) * per_s:
+            return None
+        plan = _plan(seen, model, per_s, best)
+        if plan.confidence >= self.sure:
+            return None
+        return probe(seen, history, model, plan) or replace(
+            plan, aim="learn", relieves="too_little_known"
         )
 
     def _fastest(
