@@ -303,7 +303,7 @@ class JobDir:
             )
         what = f"no job matches {name!r}" if name else "there is no job yet"
         listed = _listed(known) or "none"
-        raise ConfigError(f"{what} in {home() / 'jobs'} (known: {listed}); see `paceline jobs`")
+        raise ConfigError(f"{what} in {home() / 'jobs'} (known: {listed}); see `paceline ps`")
 
 
 def _listed(jobs: list[Path]) -> str:

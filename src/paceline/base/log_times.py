@@ -6,6 +6,8 @@ with the process that would pass it on. The node's agent notes now and then how 
 
 import os
 import struct
+from bisect import bisect_left
+from collections.abc import Callable
 from pathlib import Path
 
 _POINT = struct.Struct("<dQ")
@@ -41,15 +43,40 @@ class LogTimes:
             return  # no log yet, or no room: what is not noted counts as printed later
 
 
+def printed_by(log: Path) -> Callable[[int], float | None]:
+    """When what is in a log up to a byte had been printed, as a function of the byte.
+
+    Unix time, at most `EVERY_S` late; None: nobody has noted it, or not yet.
+    """
+    try:
+        points = _read(log)
+    except FileNotFoundError:
+        return lambda _: None
+    # Of a log that was cut off, what is there now came later.
+    first = max((n for n in range(1, len(points)) if points[n][1] < points[n - 1][1]), default=0)
+    times_s, sizes_bytes = [t for t, _ in points[first:]], [size for _, size in points[first:]]
+
+    def printed_s(end_bytes: int) -> float | None:
+        place = bisect_left(sizes_bytes, end_bytes)
+        return times_s[place] if place < len(times_s) else None
+
+    return printed_s
+
+
+def _read(log: Path) -> list[tuple[float, int]]:
+    data = times_of(log).read_bytes()
+    # The last point may have lost its end with its writer.
+    return list(_POINT.iter_unpack(data[: len(data) // _POINT.size * _POINT.size]))
+
+
 def start_since(log: Path, unix_s: float) -> int | None:
     """The byte of the log at which what was printed since begins; None: nobody noted its times."""
     try:
-        data = times_of(log).read_bytes()
+        points = _read(log)
     except FileNotFoundError:
         return None
     start, size_bytes = 0, log.stat().st_size
-    # The last point may have lost its end with its writer.
-    for t, seen_bytes in _POINT.iter_unpack(data[: len(data) // _POINT.size * _POINT.size]):
+    for t, seen_bytes in points:
         if t <= unix_s:
             start = seen_bytes
         elif seen_bytes < start:

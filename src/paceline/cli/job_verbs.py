@@ -22,30 +22,53 @@ def status(
     ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Show all jobs, or one in detail."""
+    """Show all jobs, the newest first, or one in detail."""
     from paceline.cli import show
+    from paceline.cli.listing import JobSelection
 
     if observation:
         show.show_observation(JobDir.find(job))
     elif job is None:
-        show.show_jobs(console(), as_json=as_json)
+        show.show_jobs(console(), JobSelection(), as_json=as_json)
     elif as_json:
         show.show_job_json(JobDir.find(job))
     else:
         show.show_job(JobDir.find(job), console())
 
 
-def jobs(as_json: AsJson = False) -> None:
-    """Show all jobs, the oldest first."""
+def ps(
+    state: Annotated[
+        str | None,
+        typer.Option(metavar="STATE", help="Only those; running: whatever has not ended."),
+    ] = None,
+    name: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Only those whose name begins so.")
+    ] = None,
+    last: Annotated[
+        int | None,
+        typer.Option(
+            "--last", "-n", metavar="N", help="The newest N.", parser=whole_number("--last")
+        ),
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Show jobs, the newest first."""
     from paceline.cli import show
+    from paceline.cli.listing import JobSelection
 
-    show.show_jobs(console(), as_json=as_json)
+    show.show_jobs(console(), JobSelection(state=state, name=name, last=last), as_json=as_json)
 
 
 def logs(
     job: Job = None,
     node: Annotated[
         str | None, typer.Option(help="worker-1, server-0, master, …; default: all.")
+    ] = None,
+    worker: Annotated[
+        int | None, typer.Option(metavar="N", help="That one.", parser=whole_number("--worker"))
+    ] = None,
+    server: Annotated[
+        int | None, typer.Option(metavar="N", help="That one.", parser=whole_number("--server"))
     ] = None,
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on as it grows.")] = False,
     tail: Annotated[
@@ -64,15 +87,29 @@ def logs(
             metavar="T", help="What was printed in the last 10m, or since 2026-11-25T15:27."
         ),
     ] = None,
+    timestamps: Annotated[
+        bool, typer.Option("--timestamps", "-t", help="When each line was printed.")
+    ] = False,
     as_json: Annotated[
-        bool, typer.Option("--json", help="A JSON object for each line: node, line.")
+        bool, typer.Option("--json", help="A JSON object for each line: node, line, time_s.")
     ] = False,
 ) -> None:
     """Print what a job's processes have printed."""
     from paceline.cli.logs import LogFilter, parse_since, show_logs
 
-    since_s = None if since is None else parse_since(since, time.time())
-    wanted = LogFilter(node=node, tail=tail, since_s=since_s, as_json=as_json, follow=follow)
+    numbered = [("worker", worker), ("server", server)]
+    named = [node, *(f"{role}-{n}" for role, n in numbered if n is not None)]
+    nodes = [each for each in named if each is not None]
+    if len(nodes) > 1:
+        raise ConfigError("logs: expected one of --node, --worker and --server")
+    wanted = LogFilter(
+        node=nodes[0] if nodes else None,
+        tail=tail,
+        since_s=None if since is None else parse_since(since, time.time()),
+        as_json=as_json,
+        timestamps=timestamps,
+        follow=follow,
+    )
     show_logs(JobDir.find(job), wanted)
 
 

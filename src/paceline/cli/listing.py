@@ -3,7 +3,7 @@
 from msgspec import Struct
 from msgspec.structs import replace
 
-from paceline.base.errors import PacelineError
+from paceline.base.errors import ConfigError, PacelineError
 from paceline.base.jobdir import JobDir
 from paceline.jobs.history import read_last_metrics
 from paceline.jobs.launch import ask, is_supervised
@@ -51,6 +51,47 @@ class JobRow(Struct, frozen=True, kw_only=True):
         """Whether paceline counts the job's samples."""
         row = STRATEGIES.get(self.strategy or "")
         return row is None or row.trains
+
+
+class JobSelection(Struct, frozen=True, kw_only=True):
+    """Which jobs are listed."""
+
+    state: str | None = None
+    """As in `state_of`; ``running``: whatever has not ended."""
+    name: str | None = None
+    """The beginning of their names."""
+    last: int | None = None
+    """The newest ones, at most so many."""
+
+
+RUNNING = "running"
+OVER = ("interrupted", UNREADABLE)
+"""States without an outcome in which nothing runs."""
+
+
+def listed(wanted: JobSelection) -> list[JobRow]:
+    """The jobs that fit, the newest first.
+
+    Raises:
+        ConfigError: no job is in that state; names those that there are.
+    """
+    jobs = [job for job in reversed(JobDir.all()) if job.job_id.startswith(wanted.name or "")]
+    if wanted.state is None:
+        return [read_row(job) for job in jobs[: wanted.last]]
+    rows = [read_row(job) for job in jobs]
+    found = [row for row in rows if _is_in(row, wanted.state)]
+    states = sorted({row.state for row in rows})
+    if not found and states and wanted.state != RUNNING:
+        raise ConfigError(
+            f"--state: no job is {wanted.state!r}; there are: {', '.join(states)}, and {RUNNING} "
+            "for all that have not ended"
+        )
+    return found[: wanted.last]
+
+
+def _is_in(row: JobRow, state: str) -> bool:
+    runs = row.exit_code is None and row.state not in OVER
+    return runs if state == RUNNING else row.state == state
 
 
 def current_status(job: JobDir) -> JobStatus | None:

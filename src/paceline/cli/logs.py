@@ -10,7 +10,7 @@ from msgspec import Struct
 
 from paceline.base.errors import ConfigError
 from paceline.base.jobdir import JobDir
-from paceline.base.log_times import start_since
+from paceline.base.log_times import printed_by, start_since
 from paceline.jobs.history import Tail
 from paceline.jobs.launch import is_supervised
 from paceline.jobs.spec_values import parse_duration_s
@@ -35,6 +35,8 @@ class LogFilter(Struct, frozen=True, kw_only=True):
     since_s: float | None = None
     """Unix time."""
     as_json: bool = False
+    timestamps: bool = False
+    """When each line was printed, as far as the node's agent noted it."""
     follow: bool = False
 
 
@@ -43,6 +45,8 @@ class LogLine(Struct, frozen=True):
 
     node: str
     line: str
+    time_s: float | None = None
+    """Unix time by which it was printed, at most a second late; None: not noted."""
 
 
 def parse_since(text: str, now_s: float) -> float:
@@ -89,18 +93,39 @@ def show_logs(job: JobDir, wanted: LogFilter) -> None:
             if path not in tails:
                 tails[path] = Tail(path, start=_start(path, wanted))
             lines = tails[path].lines()
-            for line in lines if goes_on else [*lines, *tails[path].rest()]:
-                print(_printed(path.stem, line.decode(errors="replace"), wanted))
+            ends = tails[path].read_bytes
+            _print(path, lines, ends, wanted)
+            if not goes_on:
+                _print(path, tails[path].rest(), tails[path].read_bytes, wanted, ended=False)
         sys.stdout.flush()
         if not goes_on:
             return
         time.sleep(FOLLOW_S)  # noqa: TID251
 
 
-def _printed(node: str, line: str, wanted: LogFilter) -> str:
+def _print(
+    log: Path, lines: list[bytes], read_bytes: int, wanted: LogFilter, *, ended: bool = True
+) -> None:
+    """Print lines that end at a byte of their log; ``ended``: each with an end of line."""
+    has_times = lines and (wanted.timestamps or wanted.as_json)
+    printed_s = printed_by(log) if has_times else lambda _: None
+    at = read_bytes - sum(len(line) + ended for line in lines)
+    for line in lines:
+        at += len(line) + ended
+        print(_printed(_node_of(log), line.decode(errors="replace"), printed_s(at), wanted))
+
+
+def _node_of(log: Path) -> str:
+    return log.name.removesuffix(CUT_OFF).removesuffix(".log")
+
+
+def _printed(node: str, line: str, time_s: float | None, wanted: LogFilter) -> str:
     if wanted.as_json:
-        return msgspec.json.encode(LogLine(node, line)).decode()
-    return line if wanted.node else f"{node} | {line}"
+        return msgspec.json.encode(LogLine(node, line, time_s)).decode()
+    stamp = ""
+    if wanted.timestamps and time_s is not None:
+        stamp = f"{datetime.fromtimestamp(time_s).strftime(STAMP)} "  # noqa: DTZ006
+    return f"{stamp}{line}" if wanted.node else f"{node} | {stamp}{line}"
 
 
 def _show_cut_off(log: Path, wanted: LogFilter) -> None:
@@ -114,7 +139,7 @@ def _show_cut_off(log: Path, wanted: LogFilter) -> None:
         start, _ = find_last(path, missing)
     tail = Tail(path, start=start)
     for line in [*tail.lines(), *tail.rest()]:
-        print(_printed(log.stem, line.decode(errors="replace"), wanted))
+        print(_printed(log.stem, line.decode(errors="replace"), None, wanted))
 
 
 def _logs(job: JobDir) -> list[Path]:

@@ -94,7 +94,7 @@ app.command(
 for verb in (
     run_verbs.attach,
     job_verbs.status,
-    job_verbs.jobs,
+    job_verbs.ps,
     job_verbs.logs,
     job_verbs.rm,
     job_verbs.prune,

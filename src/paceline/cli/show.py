@@ -14,10 +14,11 @@ from paceline.base.jobdir import JobDir, home, role_of
 from paceline.cli import checks
 from paceline.cli.listing import (
     JobRow,
+    JobSelection,
     age,
     current_status,
+    listed,
     make_row,
-    read_row,
     read_spec,
     state_of,
 )
@@ -54,11 +55,13 @@ class JobDetail(JobRow, frozen=True, kw_only=True):
     """Nodes and links that are slow; of a job that has ended, that were so at its end."""
 
 
-def show_jobs(console: Console, *, as_json: bool = False) -> None:
-    """A table of all jobs, or a JSON list; the oldest first."""
-    rows = [read_row(job) for job in JobDir.all()]
+def show_jobs(console: Console, wanted: JobSelection, *, as_json: bool = False) -> None:
+    """A table of jobs, or a JSON list; the newest first."""
+    rows = listed(wanted)
     if as_json:
         _print_json(rows)
+    elif not rows and wanted != JobSelection():
+        console.print("no such job; `paceline ps` lists all", markup=False)
     elif not rows:
         console.print(f"no job in {home() / 'jobs'}; start one with `paceline run`", markup=False)
     else:

@@ -38,7 +38,7 @@ class ClusterKeeper:
         self.loads = CoreLoads(config.devices)
         #: Why jobs wait, by id.
         self.held: dict[str, str] = {}
-        remedy = "move it away, and stop the jobs that `paceline jobs` shows"
+        remedy = "move it away, and stop the jobs that `paceline ps` shows"
         self._journal = RecordLog(folder.journal, _decode, "a cluster", remedy)
         for record in self._journal.replay():
             self.book.apply(record)

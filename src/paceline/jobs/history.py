@@ -60,6 +60,11 @@ class Tail:
         self._read_bytes += len(whole) + len(end)
         return whole.split(b"\n") if end else []
 
+    @property
+    def read_bytes(self) -> int:
+        """The byte up to which it was read."""
+        return self._read_bytes
+
     def rest(self) -> list[bytes]:
         """What was printed last and has no end of line: at most one. It is not to grow any more."""
         if not self._path.exists():

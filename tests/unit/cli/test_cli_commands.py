@@ -19,6 +19,7 @@ from paceline.base.errors import ConfigError
 from paceline.base.jobdir import JobDir
 from paceline.base.processes import try_lock
 from paceline.cli import run
+from paceline.cli.listing import JobSelection
 from paceline.cli.main import app
 from paceline.cli.report import drawing
 from paceline.cli.report.page import write_report
@@ -156,7 +157,7 @@ def test_status_of_nothing_says_how_to_begin() -> None:
 
 
 def test_status_lists_all_jobs_with_how_they_ended() -> None:
-    failed, dead = ended_job(**FAILED), ended_job("dead")
+    dead, failed = ended_job("dead"), ended_job(**FAILED)
     first, second = paceline("status").stdout.splitlines()[1:]
     assert first.split()[:5] == [failed.job_id, "failed", "50", "%", "500"]
     assert second.split()[:2] == [dead.job_id, "interrupted"]
@@ -183,7 +184,7 @@ def test_an_end_that_cannot_be_read_is_named_and_hides_no_other_job() -> None:
     ended_job("whole", **FAILED)
     damaged = ended_job("damaged", **FAILED)
     damaged.outcome.write_bytes(damaged.outcome.read_bytes()[:37])
-    rows = msgspec.json.decode(paceline("jobs", "--json").stdout)
+    rows = msgspec.json.decode(paceline("ps", "--json").stdout)
     assert sorted(row["state"] for row in rows) == ["failed", "unreadable"]
     for args in (("status",), ("report",), ("stop",), ("attach",), ("run", "--resume")):
         told = paceline(*args, damaged.job_id)
@@ -194,9 +195,12 @@ def test_an_end_that_cannot_be_read_is_named_and_hides_no_other_job() -> None:
 
 def test_json_of_jobs_keeps_its_names() -> None:
     assert read_json("status", "--json") == []
+    dead = ended_job("dead")
     job = ended_job(**FAILED, jct_s=50.0)
-    ended_job("dead").spec.write_text("{}")  # of another version
-    first, second = read_json("jobs", "--json")
+    created = dead.spec.stat()
+    dead.spec.write_text("{}")  # of another version
+    os.utime(dead.spec, ns=(created.st_atime_ns, created.st_mtime_ns))
+    first, second = read_json("ps", "--json")
     assert read_json("status", "--json") == [first, second]
     assert tuple(first) == tuple(second) == JSON_OF_A_JOB
     told = (first["job_id"], first["state"], first["exit_code"], first["samples_per_s"])
@@ -210,6 +214,23 @@ def test_json_of_jobs_keeps_its_names() -> None:
     assert tuple(node) == JSON_OF_A_NODE
     assert (node["node"], node["samples"]) == ("worker-0", 600)
     assert detail["events"][0]["event"] == "killed"
+
+
+def test_ps_lists_the_newest_first_and_only_those_that_fit() -> None:
+    oldest, dead, newest = ended_job("a", **FAILED), ended_job("b"), ended_job("ac", **FAILED)
+
+    def shown(*args: str) -> list[str]:
+        return [row["job_id"] for row in read_json("ps", "--json", *args)]
+
+    assert shown() == [newest.job_id, dead.job_id, oldest.job_id]
+    assert shown("-n", "2") == [newest.job_id, dead.job_id]
+    assert shown("--state", "failed", "--last", "1") == [newest.job_id]
+    assert shown("--name", "a") == [newest.job_id, oldest.job_id]
+    assert shown("--state", "running") == []
+    assert "lists all" in paceline("ps", "--state", "running").stdout
+    wrong = paceline("ps", "--state", "done")
+    assert wrong.exit_code == 2
+    assert "there are: failed, interrupted, and running" in wrong.stderr
 
 
 def test_a_beginning_that_fits_several_jobs_names_them() -> None:
@@ -227,7 +248,7 @@ def test_ids_of_jobs_are_whole_on_narrow_terminals() -> None:
     job = ended_job(**FAILED)
     for width in (22, 30, 45, 60, 80):
         console = Console(file=io.StringIO(), width=width)
-        show_jobs(console)
+        show_jobs(console, JobSelection())
         lines = console.file.getvalue().splitlines()  # type: ignore[attr-defined]
         assert lines[1].startswith(job.job_id)
         assert max(map(len, lines)) <= width

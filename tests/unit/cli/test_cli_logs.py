@@ -4,6 +4,7 @@ import os
 import time
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from paceline.agent.facts import end_last_line
@@ -195,7 +196,34 @@ def test_lines_of_paceline_itself_are_found_by_their_stamps(
 
 def test_json_has_a_line_for_each_line(job: JobDir, capsys: pytest.CaptureFixture[str]) -> None:
     (job.logs / "worker-0.log").write_bytes(b'"\xff"\n')
-    assert printed(job, capsys, as_json=True) == ['{"node":"worker-0","line":"\\"\ufffd\\""}']
+    (line,) = printed(job, capsys, as_json=True)
+    assert line == '{"node":"worker-0","line":"\\"\ufffd\\"","time_s":null}'
+
+
+def test_lines_have_the_time_by_which_they_were_printed(
+    job: JobDir, capsys: pytest.CaptureFixture[str]
+) -> None:
+    log = job.logs / "worker-0.log"
+    times, begun_s = LogTimes(log), 1_750_000_000.0
+    for seconds, text in ((0.0, "one\ntwo\n"), (2.0, "three\n"), (4.0, "four\n")):
+        with log.open("a") as file:
+            file.write(text)
+        if seconds < 4.0:
+            times.note(begun_s + seconds)
+    stamps = [time.strftime(logs.STAMP, time.localtime(begun_s + each)) for each in (0.0, 2.0)]
+    assert printed(job, capsys, timestamps=True, node="worker-0") == [
+        f"{stamps[0]} one",
+        f"{stamps[0]} two",
+        f"{stamps[1]} three",
+        "four",  # not noted yet
+    ]
+    assert f"worker-0 | {stamps[1]} three" in printed(job, capsys, timestamps=True, tail=2)
+    found = [msgspec.json.decode(line) for line in printed(job, capsys, as_json=True)]
+    assert [each["time_s"] for each in found] == [begun_s, begun_s, begun_s + 2.0, None]
+    log.write_text("cut\n")
+    times.note(begun_s + 6.0)
+    again = time.strftime(logs.STAMP, time.localtime(begun_s + 6.0))
+    assert printed(job, capsys, timestamps=True, node="worker-0") == [f"{again} cut"]
 
 
 def test_times_are_ago_or_absolute() -> None:
