@@ -56,7 +56,7 @@ def check_given(flat: list[Any], modules: list[nn.Module], optimizers: list[Opti
         if not isinstance(one, nn.Module | Optimizer | LRScheduler | GradScaler):
             raise ConfigError(
                 f"job.prepare got a {type(one).__name__}; it takes nn.Modules, torch optimizers, "
-                "learning rate schedulers and GradScalers (and lists of them)"
+                "learning rate schedulers, GradScalers and DataLoaders (and lists of them)"
             )
         if isinstance(one, LRScheduler) and one.optimizer not in optimizers:
             raise ConfigError(

@@ -21,11 +21,13 @@ from torch import Tensor, nn
 from torch.amp import GradScaler
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
+from torch.utils.data import DataLoader
 
 from paceline.base.errors import ConfigError
 from paceline.runtime.data.reader import BatchLoader, Reader, loader_of
 from paceline.runtime.data.torch_loader import DEFAULTS, Loaders, Selection
 from paceline.runtime.data.work import Array
+from paceline.runtime.dealt import DealtLoader, as_prepared, without_loaders
 from paceline.runtime.evaluation import as_tensor, checked_values
 from paceline.runtime.feed_requests import Growing, feed_to_evaluate, feed_to_train
 from paceline.runtime.given import check_given, flatten, takes_norm_alone
@@ -34,7 +36,6 @@ from paceline.runtime.seeding import seed_all
 from paceline.runtime.state.script_state import ScriptState
 from paceline.runtime.strategy import Strategy
 from paceline.runtime.strategy_choice import fitting, strategy_here
-from paceline.runtime.wrapped import unwrapped
 from paceline.wire.messages.feeds import Feed
 
 CollateFn = Callable[[Any], Any]
@@ -135,18 +136,21 @@ class Job(JobCourse):
         """
         return self._strategy.script_state
 
-    def prepare(self, *objects: Any) -> Any:
+    def prepare(self, *objects: Any, accumulate: int = 1) -> Any:
         """Hand models, optimizers, schedulers and scalers over to the job, all in one call.
 
         Args:
             objects: ``nn.Module``s, torch optimizers and schedulers, and, with strategy allreduce
                 or alone without sparse tables, ``torch.amp.GradScaler``s, also in lists and tuples.
+                A ``DataLoader`` of training data may be among them.
+            accumulate: of the loops over such DataLoaders; see `batches`.
 
         Returns:
             What was given, in the same form (one object: that object); of a module that is wrapped
-            in torch's DistributedDataParallel the module. Models and optimizers are changed in
-            place. Embeddings with ``sparse=True`` no longer hold their weight here,
-            and what is frozen now (``requires_grad=False``, or in no optimizer) stays as it is.
+            in torch's DistributedDataParallel the module; of a DataLoader one in its place, over
+            which a loop is a loop over `batches`. Models and optimizers are changed in place.
+            Embeddings with ``sparse=True`` no longer hold their weight here, and what is frozen
+            now (``requires_grad=False``, or in no optimizer) stays as it is.
 
         Raises:
             ConfigError: something that the job cannot hold or run.
@@ -156,8 +160,8 @@ class Job(JobCourse):
                 "job.prepare was called twice; give it everything in one call, and train another "
                 "model in another job"
             )
-        objects = unwrapped(objects)
-        flat = list(flatten(objects))
+        objects = as_prepared(objects, partial(self._dealt, accumulate=accumulate))
+        flat = without_loaders(flatten(objects), accumulate)
         modules = [one for one in flat if isinstance(one, nn.Module)]
         optimizers = [one for one in flat if isinstance(one, Optimizer)]
         check_given(flat, modules, optimizers)
@@ -167,6 +171,10 @@ class Job(JobCourse):
         self._strategy.prepare(modules, optimizers, schedulers, scalers)
         self._modules, self._optimizers = modules, optimizers
         return objects[0] if len(objects) == 1 else objects
+
+    def _dealt(self, loader: DataLoader[Any], accumulate: int) -> DealtLoader:
+        read = partial(self.batches, accumulate=accumulate)
+        return DealtLoader(loader, read, lambda: any(one.training for one in self._modules))
 
     def batches(  # noqa: PLR0913
         self,

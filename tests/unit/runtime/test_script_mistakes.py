@@ -330,7 +330,7 @@ MISTAKES: list[tuple[Callable[[], object], str]] = [
         lambda: prepare(lambda m: (m, DATA)),
         (
             "job.prepare got a TensorRows; it takes nn.Modules, torch optimizers, learning rate "
-            "schedulers and GradScalers (and lists of them)"
+            "schedulers, GradScalers and DataLoaders (and lists of them)"
         ),
     ),
     (

@@ -26,6 +26,7 @@ from paceline.runtime.data.drawing import kept
 from paceline.runtime.data.listed import Iterated, Listed, Order
 from paceline.runtime.data.order import EpochOrder
 from paceline.runtime.data.permutation import IntArray
+from paceline.runtime.dealt import DealtLoader
 from paceline.runtime.seeding import seed_cpu, seed_of
 from paceline.wire.spec import JobSpec
 
@@ -79,6 +80,8 @@ class Loaders:
             ConfigError: see `as_read`; or what it reads is another selection in each pass, and
                 there are several.
         """
+        if isinstance(given.dataset, DealtLoader):
+            given = given._replace(dataset=given.dataset.loader)
         if not isinstance(given.dataset, DataLoader):
             return as_read(given, caller, Pass())
         loader = given.dataset
