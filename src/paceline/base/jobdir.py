@@ -159,6 +159,8 @@ class JobDir:
         self.journal = path / "journal.sqlite"
         self.events = path / "events.jsonl"
         self.metrics = path / "metrics.jsonl"
+        self.curves = path / "curves.jsonl"
+        """What the script has logged."""
         self.metrics_address = path / "metrics.address"
         """``host:port`` of the Prometheus endpoint, where the spec asks for one."""
         self.decisions = path / "decisions.jsonl"

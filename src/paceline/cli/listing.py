@@ -5,11 +5,12 @@ from msgspec.structs import replace
 
 from paceline.base.errors import ConfigError, PacelineError
 from paceline.base.jobdir import JobDir
+from paceline.jobs.curves import last_logged
 from paceline.jobs.history import read_last_metrics
 from paceline.jobs.launch import ask, is_supervised
 from paceline.jobs.outcome import Outcome, read_outcome
 from paceline.wire import spec as specs
-from paceline.wire.client import GetStatus, JobStatus
+from paceline.wire.client import GetStatus, JobStatus, LastLogged
 from paceline.wire.spec import JobSpec
 from paceline.wire.strategies import STRATEGIES
 
@@ -101,6 +102,11 @@ def current_status(job: JobDir) -> JobStatus | None:
     except (PacelineError, FileNotFoundError):
         return None
     return reply if isinstance(reply, JobStatus) else None
+
+
+def logged_of(job: JobDir, status: JobStatus | None) -> tuple[LastLogged, ...]:
+    """The newest value of each name that a job's script has logged."""
+    return status.logged if status else last_logged(job.curves)
 
 
 def state_of(job: JobDir, outcome: Outcome | None, status: JobStatus | None) -> str:

@@ -12,7 +12,7 @@ from rich.text import Text
 from paceline.base.node_files import CHIEF
 from paceline.cli.watch import Look
 from paceline.jobs.slowness import headline
-from paceline.jobs.wording import clock, mib, milliseconds, percent, progress, speed
+from paceline.jobs.wording import clock, logged, mib, milliseconds, percent, progress, speed
 from paceline.wire.client import JobStatus, NodeStatus
 from paceline.wire.events.base import Event
 from paceline.wire.events.nodes import (
@@ -92,7 +92,7 @@ def draw(
     return Group(
         _headline(status, now_s, answers=answers),
         _progress(status),
-        Text(),
+        Text(logged(status.logged, size.width), "cyan", no_wrap=True),
         node_table(status.nodes, rows, size.width),
         _legend(),
         Text(),

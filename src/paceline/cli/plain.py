@@ -6,7 +6,7 @@ from collections.abc import Callable
 from paceline.base.node_files import CHIEF
 from paceline.cli.watch import Look
 from paceline.jobs.slowness import headline
-from paceline.jobs.wording import clock, percent, progress, speed
+from paceline.jobs.wording import clock, logged, percent, progress, speed
 from paceline.wire.client import JobStatus
 
 EVERY_S = 10.0
@@ -15,6 +15,8 @@ PATIENCE = 3
 """Progress is printed when both have passed, else when we have watched 1 + PATIENCE times as long
 as at the line before. A healthy job of any length so stays below 20 lines."""
 MAX_NAMED = 8
+LOGGED_WIDTH = 60
+"""Room for what the script has logged."""
 UP_S = 10.0
 """So long after the first worker we wait for the other nodes, before we name those that are up."""
 
@@ -117,4 +119,6 @@ def progress_line(status: JobStatus) -> str:
     left = f", {clock(status.eta_s)} left" if status.eta_s is not None else ""
     done = f"{percent(status.committed, status.total or 0):>5}  " if status.total else ""
     text = progress(status.committed, status.total)
-    return f"{done}{text}, {speed(status.samples_per_s)}{left}"
+    values = logged(status.logged, LOGGED_WIDTH)
+    shown = f"  ({values})" if values else ""
+    return f"{done}{text}, {speed(status.samples_per_s)}{left}{shown}"

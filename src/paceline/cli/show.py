@@ -18,6 +18,7 @@ from paceline.cli.listing import (
     age,
     current_status,
     listed,
+    logged_of,
     make_row,
     read_spec,
     state_of,
@@ -30,8 +31,15 @@ from paceline.jobs.outcome import read_outcome
 from paceline.jobs.slowness import COLUMNS as SLOW_COLUMNS
 from paceline.jobs.slowness import rows as slow_rows
 from paceline.jobs.slowness import slownesses
-from paceline.jobs.wording import clock, percent, progress, speed
-from paceline.wire.client import GetObservation, JobStatus, NodeStatus, Observed, SlowPart
+from paceline.jobs.wording import clock, logged, percent, progress, speed
+from paceline.wire.client import (
+    GetObservation,
+    JobStatus,
+    LastLogged,
+    NodeStatus,
+    Observed,
+    SlowPart,
+)
 from paceline.wire.events.base import Event
 from paceline.wire.events.nodes import RelaunchEvent
 
@@ -53,6 +61,8 @@ class JobDetail(JobRow, frozen=True, kw_only=True):
     """As lines of ``events.jsonl``."""
     slow: tuple[SlowPart, ...]
     """Nodes and links that are slow; of a job that has ended, that were so at its end."""
+    logged: tuple[LastLogged, ...]
+    """The newest value of each name that the script has logged."""
 
 
 def show_jobs(console: Console, wanted: JobSelection, *, as_json: bool = False) -> None:
@@ -114,6 +124,7 @@ def show_job_json(job: JobDir) -> None:
         valid_cuts=status.valid_cuts if status else (),
         nodes=status.nodes if status else _ended_nodes(job, events),
         events=tuple(event.line() for event in events[-NUM_EVENTS:]),
+        logged=logged_of(job, status),
         slow=_slow(job, status, events),
     )
     _print_json(detail)
@@ -174,6 +185,8 @@ def show_job(job: JobDir, console: Console) -> None:
         console.print(f"  {took}, exit code {outcome.exit_code}", highlight=False)
         if outcome.error:
             console.print(f"  {outcome.error}", highlight=False, markup=False)
+    if values := logged(logged_of(job, status)):
+        console.print(f"  {values}", highlight=False, markup=False)
     if nodes := _ended_nodes(job, all_events):
         console.print(node_table(nodes, ALL_ROWS.height, console.width))
     _print_slow(job, status, all_events, console)

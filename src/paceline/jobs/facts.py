@@ -16,6 +16,7 @@ from paceline.base.jobdir import JobDir
 from paceline.base.node_files import CHIEF
 from paceline.base.numbering import Inc
 from paceline.base.processes import is_locked
+from paceline.jobs.curves import CurvePoint, read_curves
 from paceline.jobs.decisions import Story, read_log, stories
 from paceline.jobs.history import MetricsPoint, read_events, read_metrics
 from paceline.jobs.outcome import Outcome, read_outcome
@@ -133,6 +134,8 @@ class Facts(msgspec.Struct, frozen=True):
     """What was decided about stragglers, action by action."""
     stacks: tuple[tuple[str, str], ...] = ()
     """By node what the threads of its processes that hung were doing."""
+    curves: dict[str, list[CurvePoint]] = {}
+    """What the script has logged, by name."""
     runs: bool = False
     """Whether it has not ended and its supervisor lives."""
 
@@ -169,7 +172,8 @@ def read_facts(job: JobDir) -> Facts:
     )
     stacks = sorted((path.stem, path.read_text()) for path in job.logs.glob("*.stacks"))
     runs = facts.outcome is None and is_locked(job.supervisor_lock)
-    facts = structs.replace(facts, stacks=tuple(stacks), runs=runs)
+    curves = read_curves(job.curves).points
+    facts = structs.replace(facts, stacks=tuple(stacks), runs=runs, curves=curves)
     if not job.decisions.exists():
         return facts
     return structs.replace(facts, decisions=tuple(stories(read_log(job.decisions))))

@@ -1,5 +1,9 @@
 """Numbers as people read them."""
 
+from collections.abc import Iterable
+
+from paceline.wire.client import LastLogged
+
 
 def clock(seconds: float) -> str:
     """``1:05``, ``2:03:04``: time on a stopwatch."""
@@ -48,6 +52,18 @@ def counted(number: int, noun: str) -> str:
 def speed(samples_per_s: float) -> str:
     """``34,100 samples/s``."""
     return f"{samples_per_s:,.0f} samples/s"
+
+
+def logged(values: Iterable[LastLogged], width: int = 1000) -> str:
+    """``loss 0.2314  val/auc 0.8123``: as many of them as there is room for."""
+    text = ""
+    for one in values:
+        value = f"{one.value:.4g}" if isinstance(one.value, float) else str(one.value)
+        longer = f"{text}  {one.name} {value}".strip()
+        if len(longer) > width:
+            break
+        text = longer
+    return text
 
 
 def progress(committed: int, total: int | None) -> str:

@@ -27,7 +27,14 @@ from paceline.wire.messages.agent import (
     SharingTold,
 )
 from paceline.wire.messages.group import GroupStopped
-from paceline.wire.messages.node import Finished, NodeUp, ProcessUp, ScriptError, TablesHeld
+from paceline.wire.messages.node import (
+    Finished,
+    Logged,
+    NodeUp,
+    ProcessUp,
+    ScriptError,
+    TablesHeld,
+)
 
 MAX_REFUSALS_LOGGED = 1_000
 NONSENSE = (ArithmeticError, LookupError, TypeError, ValueError)
@@ -52,6 +59,7 @@ class Agents:
         self._members, self._monitor = parts.members, parts.monitor
         self._times, self._inbox = times, inbox
         self._training, self._act, self._measuring = training, members.act, measuring
+        self._curves = parts.curves
         self._served = CutsServed(parts.job, training.cuts.folders)
         self.sharing = DeviceSharing(parts, times)
         self.memory = MemoryWatch(parts, training.state)
@@ -174,6 +182,8 @@ class Agents:
                 self._act(self._members.script_returned(body))
             case TablesHeld():
                 self.memory.told(name, body)
+            case Logged():
+                self._curves.heard(body, self._times.steady(), self._training.edge.place)
             case _ if isinstance(body, OfMeasuring):
                 self._measuring.from_process(name, body, self._times.steady())
             case _:

@@ -57,6 +57,7 @@ class JobCollector(Collector):
         exposed = self.exposed
         if exposed is not None:
             yield from _of_job(exposed)
+            yield from _of_script(exposed)
             yield from _of_nodes(exposed)
             yield from _of_slowness(exposed)
             if exposed.observation is not None:
@@ -80,6 +81,18 @@ def _of_job(exposed: Exposed) -> Iterator[Metric]:
     for action, count in exposed.actions.items():
         actions.add_metric([action], count)
     yield actions
+
+
+def _of_script(exposed: Exposed) -> Iterator[Metric]:
+    """What the script logs."""
+    text = "The newest value that the script has logged: the mean over the workers."
+    values = GaugeMetricFamily("paceline_logged_value", text, labels=["name"])
+    text = "The step of the newest value that the script has logged."
+    steps = GaugeMetricFamily("paceline_logged_steps", text, labels=["name"])
+    for one in exposed.logged:
+        values.add_metric([one.name], float(one.value))
+        steps.add_metric([one.name], one.step)
+    yield from (values, steps)
 
 
 def _of_nodes(exposed: Exposed) -> Iterator[Metric]:

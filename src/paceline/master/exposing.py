@@ -13,6 +13,7 @@ from paceline.master.monitor import Metrics, Monitor
 from paceline.policy.straggler.observation import Observation
 from paceline.protocol.nodes.membership import Membership
 from paceline.protocol.training import MasterState
+from paceline.wire.client import LastLogged
 from paceline.wire.events.base import Event
 from paceline.wire.events.job import NoMetricsEndpointEvent
 
@@ -34,6 +35,8 @@ class Exposed(msgspec.Struct, frozen=True, kw_only=True):
     """By node, those of KILL_RESTART."""
     decisions: int
     actions: dict[str, int]
+    logged: tuple[LastLogged, ...] = ()
+    """The newest value of each name that the script has logged."""
     observation: Observation | None = None
     """As a solution sees the job; None: nobody trains."""
     pace: ScriptPace | None = None
@@ -70,6 +73,7 @@ class Exposing:
         metrics: Metrics,
         controller: Controller | None,
         observe: Callable[[], Observation | None],
+        logged: Callable[[], tuple[LastLogged, ...]] = tuple,
     ) -> None:
         """Show this from now on, if anyone can see it."""
         if self._exporter is None:
@@ -86,6 +90,7 @@ class Exposing:
                 decided={node.name: node.past.decided for node in nodes},
                 decisions=controller.num_decisions if controller else 0,
                 actions=dict(controller.num_actions) if controller else {},
+                logged=logged(),
                 observation=observe(),
                 pace=self._pace.copy() if self._members.runs_by_itself else None,
             )

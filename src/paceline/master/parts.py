@@ -4,6 +4,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from paceline.base.jobdir import JobDir
+from paceline.master.curve_keeping import CurveKeeping
 from paceline.master.job_clock import JobClock
 from paceline.master.journal import Journal
 from paceline.master.meeting import make_rounds
@@ -26,6 +27,8 @@ class MasterParts(NamedTuple):
     monitor: Monitor
     """What nodes measure."""
     outbox: Outbox
+    curves: CurveKeeping
+    """What scripts log."""
 
 
 class Times(NamedTuple):
@@ -65,6 +68,6 @@ def make_parts(
     )
     members.min_workers = spec.min_workers
     outbox = Outbox(job, members, backend, times.wall, journal)
-    return MasterParts(
-        job, spec, backend, members, Monitor(lengths_of(spec.windows)), outbox
-    ), times
+    monitor = Monitor(lengths_of(spec.windows))
+    curves = CurveKeeping(job.curves, outbox, times.wall)
+    return MasterParts(job, spec, backend, members, monitor, outbox, curves), times

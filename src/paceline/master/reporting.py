@@ -11,6 +11,7 @@ from paceline.jobs.jsonl import LineFile, last_line
 from paceline.jobs.outcome import Outcome
 from paceline.jobs.slowness import ScriptPace
 from paceline.master.controller import Controller
+from paceline.master.curve_keeping import CurveKeeping
 from paceline.master.ending import Ending
 from paceline.master.exposing import Exposing
 from paceline.master.monitor import Metrics, Monitor
@@ -44,7 +45,9 @@ class Reporting:
         members: Membership,
         monitor: Monitor,
         pace: ScriptPace,
+        curves: CurveKeeping,
     ) -> None:
+        self._curves = curves
         self._job, self._launched_s, self._pace = job, job.launched_s(), pace
         self._state, self._members, self._monitor = state, members, monitor
         self._file = LineFile(job.metrics)
@@ -62,6 +65,7 @@ class Reporting:
         observe: Callable[[], Observation | None],
     ) -> None:
         """Count what is in the model, and write all of it down."""
+        self._curves.tick(now_s)
         committed = count_committed(self._state)
         self._monitor.committed(committed, now_s)
         self._monitor.keep(self._members.nodes)
@@ -69,10 +73,11 @@ class Reporting:
         if now_s >= self._next_line_s:
             self._next_line_s = now_s + self._line_every_s
             self._write(metrics)
-        self.exposing.show(metrics, controller, observe)
+        self.exposing.show(metrics, controller, observe, self._curves.last)
 
     def measure_last(self, unix_s: float) -> None:
         """Write down what the job has come to."""
+        self._curves.close()
         self._monitor.keep(self._members.nodes)
         committed = count_committed(self._state)
         self._write(self._monitor.metrics(unix_s, committed, self._state.epoch_no))
@@ -97,7 +102,8 @@ class Reporting:
             ending=ending,
         )
         slow = self._pace.now
-        return status if slow is None else msgspec.structs.replace(status, slow=slow.parts)
+        parts = slow.parts if slow is not None else ()
+        return msgspec.structs.replace(status, slow=parts, logged=self._curves.last())
 
     def outcome(self, ending: Ending) -> Outcome:
         """The job as it has ended."""

@@ -55,7 +55,9 @@ def build(parts: MasterParts, times: Times) -> Rooms:
     decisions = SolutionSeat(parts, times, inbox, training, members, agents.memory)
     shutdown = Shutdown(parts, times, end, training, members)
     pace = parts.outbox.pace
-    reporting = Reporting(parts.job, training.state, parts.members, parts.monitor, pace)
+    reporting = Reporting(
+        parts.job, training.state, parts.members, parts.monitor, pace, parts.curves
+    )
     recovery = JournalRecovery(
         parts, times.wall, checks, training, decisions.sizing, agents.sizes, decisions.past
     )

@@ -26,8 +26,9 @@ from paceline.runtime.process import Process
 from paceline.runtime.reaching import Unheard
 from paceline.wire.data_plane import DataClient
 from paceline.wire.messages.checks import Checked, CheckKept
+from paceline.wire.messages.curves import LogKept
 from paceline.wire.messages.data import Data
-from paceline.wire.messages.node import NodeDown
+from paceline.wire.messages.node import NodeDown, WorkersNow
 from paceline.wire.shm import DEFAULT_ARENA_BYTES
 
 TICK_S = 0.5
@@ -139,6 +140,26 @@ class Exchange:
         finally:
             self.data.close()
 
+    def _take(self, order: NodeDown) -> None:
+        match order:
+            case CheckKept():
+                self._untold = None
+            case LogKept():
+                if self._process.log is not None:
+                    self._process.log.kept(order)
+            case WorkersNow():
+                self._process.num_workers = order.count
+            case _:
+                self._owner.from_master(order)
+
+    def _tell_again(self, now_s: float) -> None:
+        """Leave what the master does not keep yet to be sent."""
+        log = self._process.log
+        for message in log.due(now_s) if log is not None else ():
+            self.leave(partial(self._process.link.send, message))
+        if self._untold is not None:
+            self.leave(partial(self._process.link.send, self._untold))
+
     def _fail(self, error: BaseException) -> None:
         with self.changed:
             self._failure = error
@@ -157,13 +178,9 @@ class Exchange:
                 self.unheard.heard(Inc(server))
                 self._owner.from_server(Inc(server), message, frames)
             for order in orders:
-                if isinstance(order, CheckKept):
-                    self._untold = None
-                else:
-                    self._owner.from_master(order)
+                self._take(order)
             if due:
-                if self._untold is not None:
-                    self.leave(partial(link.send, self._untold))
+                self._tell_again(now_s)
                 self._owner.tick()
                 self._tick_at_s = now_s + TICK_S
             if arrived or orders:

@@ -303,6 +303,7 @@ class Job(JobCourse):
         finally:
             loop.leave()
             self._looping = False
+            self._settle_log()
 
     def _bodies(self, batches: Iterator[Any]) -> Iterator[Any]:
         self._course.enter_loop()

@@ -6,7 +6,7 @@ from typing import Any
 from paceline.base.errors import ConfigError
 from paceline.runtime.course import OUTSIDE, ScriptCourse
 from paceline.runtime.feed_requests import check_number
-from paceline.runtime.job_life import JobLife
+from paceline.runtime.job_log import JobLog
 from paceline.runtime.state.packed import packed, unpacked
 from paceline.runtime.strategy import Reached, Strategy
 
@@ -41,7 +41,7 @@ class BatchLoop(Iterator[Any]):
         self._bodies.close()
 
 
-class JobCourse(JobLife):
+class JobCourse(JobLog):
     """One worker's way through its script."""
 
     def __init__(self, strategy: Strategy) -> None:
@@ -53,13 +53,6 @@ class JobCourse(JobLife):
         self._has_asked = False
         self._calls: tuple[int, ...] = ()
         """Steps of schedulers between loops when the epoch in hand began."""
-
-    def _check_prepared(self, caller: str) -> None:
-        if not self._modules:
-            raise ConfigError(
-                f"{caller} was called before job.prepare; call "
-                "model, optimizer = job.prepare(model, optimizer) first"
-            )
 
     def _step_of_body(self) -> int:
         """The step of the body in hand, where all workers compute each step together."""

@@ -6,6 +6,7 @@ from functools import partial
 import torch
 from torch import nn
 
+from paceline.base.errors import ConfigError
 from paceline.runtime.data.work import Work
 from paceline.runtime.preflight import check_node
 from paceline.runtime.seeding import seed_all, seed_of
@@ -25,6 +26,13 @@ class JobLife:
         """Whether a batch was trained on in this life."""
         self._first_feed: int | None = None
         """That was opened to train on."""
+
+    def _check_prepared(self, caller: str) -> None:
+        if not self._modules:
+            raise ConfigError(
+                f"{caller} was called before job.prepare; call "
+                "model, optimizer = job.prepare(model, optimizer) first"
+            )
 
     def _process_seed(self, feed: Feed) -> int:
         from paceline.runtime.process import current

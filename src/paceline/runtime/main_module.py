@@ -15,6 +15,7 @@ import io
 import os
 import reprlib
 import runpy
+import signal
 import sys
 import threading
 import traceback
@@ -24,6 +25,7 @@ from types import FrameType, FunctionType, ModuleType, TracebackType
 
 import paceline
 from paceline.base.numbering import Inc
+from paceline.base.processes import die_with_parent
 from paceline.runtime.reaching import Unreachable
 from paceline.runtime.unreadable import unreadable_path
 from paceline.wire.messages.node import ScriptError
@@ -235,3 +237,16 @@ def user_line(trace: TracebackType | None) -> str:
 
 def _is_user_s(name: str) -> bool:
     return not name.startswith(_LIBRARIES) and not name.startswith("<")
+
+
+def leave_to_script() -> None:
+    """Make this fork of a warm process look like a fresh Python."""
+    import torch  # a server does without
+
+    # Nobody reads the link while the script runs, so nobody would see that the agent is gone: the
+    # kernel ends the process with its parent, which ends with the agent.
+    die_with_parent()
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    # A fresh torch draws its first seed; forks of one process would all have the same.
+    torch.seed()

@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 from types import FrameType
-from typing import assert_never
+from typing import TYPE_CHECKING, assert_never
 
 import msgspec
 
@@ -23,7 +23,6 @@ from paceline.base.errors import ConfigError
 from paceline.base.jobdir import JobDir
 from paceline.base.node_files import STACKS_SIGNAL, NodeFiles
 from paceline.base.numbering import Inc
-from paceline.base.processes import die_with_parent
 from paceline.cuts.reach import cuts_of
 from paceline.runtime import additions, main_module
 from paceline.runtime.data.work import StepTimes
@@ -32,6 +31,9 @@ from paceline.wire.messages.node import Finished, ProcessUp
 from paceline.wire.node_link import NodeLink
 from paceline.wire.spec import JobSpec, load
 from paceline.wire.step_ledger import StepLedgerWriter
+
+if TYPE_CHECKING:
+    from paceline.runtime.logged import LogBook
 
 AGENT_WAIT_S = 10.0
 """How long a process goes on without an agent: a new one is there within two seconds."""
@@ -90,6 +92,7 @@ class Process:
         self.role = up.role
         self.rank = rank
         self.num_workers = num_workers
+        """When it started; on servers those that train, as the master says."""
         self.check = check
         """Its node is to be measured before the first step."""
         self.spec: JobSpec = load(job.spec)
@@ -117,6 +120,8 @@ class Process:
         """Called in the training thread before it begins a step."""
         self.gaps: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
         """Entered while the process waits for its next batch."""
+        self.log: LogBook | None = None
+        """What the script has logged; None: nothing so far."""
         self.is_fork = False
         """A process that the script forked has this copy."""
         # Before the hello: from then on it may come.
@@ -234,6 +239,11 @@ class Process:
         self.link.close()
         self.at_fork()
 
+    def tell_log(self) -> None:
+        """Send what was logged and the master does not keep; after ``at_end``."""
+        for message in self.log.rest() if self.log is not None else ():
+            self.link.send(message)
+
     def _up(self, address: str) -> ProcessUp:
         return ProcessUp(
             node=self.node, inc=self.inc, pid=os.getpid(), role=self.role, address=address
@@ -328,7 +338,7 @@ def run_script(process: Process) -> int:
     try:
         if not process.spec.traits.trains:
             process.step = -1  # not known, until its optimizer steps
-            _leave_to_script()
+            main_module.leave_to_script()
             if process.stop_requested:  # before it was left to the script
                 return EXIT_TERMINATED
         additions.add(process)
@@ -347,22 +357,10 @@ def run_script(process: Process) -> int:
     if process.stop_requested and not process.told_to_stop:
         return EXIT_TERMINATED  # somebody else's SIGTERM: the work is not finished
     process.at_end()
+    process.tell_log()
     left_step = process.open_loops[0].step() if process.open_loops else None
     process.link.send(Finished(inc=process.inc, joined=process.joined, left_step=left_step))
     return 0
-
-
-def _leave_to_script() -> None:
-    """Make this fork of a warm process look like a fresh Python."""
-    import torch  # a server does without
-
-    # Nobody reads the link while the script runs, so nobody would see that the agent is gone: the
-    # kernel ends the process with its parent, which ends with the agent.
-    die_with_parent()
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    signal.signal(signal.SIGINT, signal.default_int_handler)
-    # A fresh torch draws its first seed; forks of one process would all have the same.
-    torch.seed()
 
 
 def _enter(folder: str) -> None:
@@ -419,5 +417,6 @@ def report_error(process: Process, error: BaseException, code: int = 1) -> int:
     if not isinstance(error, SystemExit):
         print(last_words.traceback, end="", file=sys.stderr)
     process.at_end()
+    process.tell_log()
     process.link.send(last_words)
     return code

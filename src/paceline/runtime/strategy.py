@@ -20,6 +20,7 @@ from paceline.runtime.data.reader import Reader
 from paceline.runtime.data.work import Array
 from paceline.runtime.state.script_state import ScriptState
 from paceline.wire.messages.checks import Checked
+from paceline.wire.messages.curves import Attempt
 from paceline.wire.messages.feeds import Feed, ScriptPlace, SourceLine
 from paceline.wire.spec import JobSpec
 
@@ -33,6 +34,18 @@ Results = Mapping[str, Array]
 
 MEET_S = 1800.0
 """So long a worker waits for the others to come to the same place of the script."""
+
+
+class LogPlace(NamedTuple):
+    """Where what the script logs now belongs."""
+
+    attempt: Attempt
+    step: int
+    """That of the batch in hand; between loops the last one. `UNPLACED`: not known here."""
+    samples: int
+    """In the model with that step."""
+    between: bool = False
+    """No batch is in hand: the step is in the model."""
 
 
 class Reached(NamedTuple):
@@ -149,6 +162,18 @@ class Strategy(Protocol):
     @property
     def step(self) -> int | None:
         """Where the schedule is, in global batches; None: not known before the first batch."""
+
+    @property
+    def samples(self) -> int | None:
+        """Samples in the model where the schedule is; None: not known before the first batch."""
+
+    @property
+    def num_workers(self) -> int | None:
+        """Workers that train now; None: no loop has begun."""
+
+    @property
+    def log_place(self) -> LogPlace:
+        """Where what the script logs now belongs."""
 
     @property
     def step_in_hand(self) -> int:

@@ -126,6 +126,15 @@ class SlowPart(msgspec.Struct, frozen=True, kw_only=True):
         return blame(self.culprit, self.nodes, self.ratio)
 
 
+class LastLogged(msgspec.Struct, frozen=True):
+    """The newest value that the script has logged under a name."""
+
+    name: str
+    value: float | str
+    """``nan``, ``inf`` and ``-inf`` as text."""
+    step: int
+
+
 class JobStatus(Message, frozen=True):
     """A snapshot of the job."""
 
@@ -154,6 +163,7 @@ class JobStatus(Message, frozen=True):
     """Why workers that are ready do not train yet; empty: they do, or may."""
     room: dict[str, int] = {}
     """By role: further nodes that would get a place at once; absent where nobody counts that."""
+    logged: tuple[LastLogged, ...] = ()
     slow: tuple[SlowPart, ...] = ()
     """Strategy script: what makes the job slow now; empty: nothing is known to."""
 

@@ -2,6 +2,7 @@
 
 import fcntl
 import io
+import json
 import os
 import re
 import shutil
@@ -208,7 +209,7 @@ def test_json_of_jobs_keeps_its_names() -> None:
     assert first["started_s"] == 1.0, "the launch, as in every other view of the job"
     assert (second["state"], second["script"], second["committed"]) == ("interrupted", None, 500)
     detail = read_json("status", job.job_id, "--json")
-    more = ("eta_s", "valid_cuts", "nodes", "events", "slow")
+    more = ("eta_s", "valid_cuts", "nodes", "events", "slow", "logged")
     assert tuple(detail) == (*JSON_OF_A_JOB, *more)
     (node,) = detail["nodes"]
     assert tuple(node) == JSON_OF_A_NODE
@@ -265,6 +266,24 @@ def test_a_report_says_whether_its_job_runs() -> None:
     os.close(lock)
     assert re.search(r"result +running\b", shown)
     assert "1.00 s so far" in shown
+
+
+def test_what_the_script_logged_is_in_status_and_report() -> None:
+    job = ended_job(**FAILED)
+    lines = [
+        {"t": 3.0, "step": step, "samples": 8 * step, "values": {"loss": 0.5 / step, "auc": "nan"}}
+        for step in (1, 2)
+    ]
+    job.curves.write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+    assert "loss 0.25  auc nan" in paceline("status", job.job_id).stdout
+    assert read_json("status", job.job_id, "--json")["logged"] == [
+        {"name": "loss", "value": 0.25, "step": 2},
+        {"name": "auc", "value": "nan", "step": 2},
+    ]
+    assert re.search(r"logged last +loss 0\.25  auc nan", paceline("report", job.job_id).stdout)
+    page = job.report.read_text()
+    assert "What the script logged" in page
+    assert page.count(">loss<") == page.count(">auc<") == 1
 
 
 def test_status_of_an_ended_job_comes_from_its_files() -> None:

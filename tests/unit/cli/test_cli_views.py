@@ -12,10 +12,10 @@ from paceline.base.jobdir import JobDir
 from paceline.cli import run
 from paceline.cli.live import LiveView, draw
 from paceline.cli.order_verbs import without_room
-from paceline.cli.plain import PlainView
+from paceline.cli.plain import PlainView, progress_line
 from paceline.cli.watch import ChiefLog, Interrupts, Look, View
 from paceline.jobs.outcome import Outcome
-from paceline.wire.client import JobStatus, NodeStatus, SlowPart
+from paceline.wire.client import JobStatus, LastLogged, NodeStatus, SlowPart
 from paceline.wire.events.nodes import KilledEvent, NodeLostEvent, RelaunchEvent
 
 
@@ -120,6 +120,20 @@ def test_the_nodes_of_a_resumed_job_are_named_when_they_are_up(
     up = ("server-0 (pid 9)", "worker-0 (pid 10)", "worker-1 (pid 11)")
     there = [one for one in up if up_s.get(one.split()[0], 99) <= int(named)]
     assert lines[0].split(maxsplit=1) == [f"0:{int(named):02}", f"training: {', '.join(there)}"]
+
+
+def test_what_the_script_logs_is_shown_as_far_as_there_is_room() -> None:
+    values = [LastLogged(f"m{k}", 1.23456, 7) for k in range(30)]
+    logged = (LastLogged("loss", 0.125, 7), LastLogged("val/auc", "nan", 7), *values)
+    now = msgspec.structs.replace(status(500), logged=logged)
+    console = Console(width=80, height=24, file=io.StringIO(), force_terminal=False)
+    console.print(draw(now, [], 1.0, ConsoleDimensions(80, 24)))
+    assert isinstance(console.file, io.StringIO)
+    (line,) = [line for line in console.file.getvalue().splitlines() if "loss" in line]
+    assert line.startswith("loss 0.125  val/auc nan  m0 1.235")
+    assert len(line.rstrip()) <= 80
+    assert "  (loss 0.125  val/auc nan" in progress_line(now)
+    assert len(progress_line(now)) < 160
 
 
 def test_a_job_with_a_thousand_workers_names_a_few_of_them() -> None:

@@ -22,6 +22,7 @@ from paceline.master.exposing import Exposed
 from paceline.master.monitor import Metrics, NodeMetrics
 from paceline.policy.stats.windows import Pace
 from paceline.policy.straggler.observation import Observation, RestartCost, WorkerSeen
+from paceline.wire.client import LastLogged
 from paceline.wire.events.failslow import DiagnosedEvent, RelievedEvent, SlowedEvent
 
 SECRET = "ab" * 32
@@ -58,6 +59,7 @@ def exposed(num_workers: int = 2) -> Exposed:
         decided={"worker-1": 1},
         decisions=7,
         actions={"KillRestart": 1},
+        logged=(LastLogged("loss", 0.25, 19), LastLogged("val/auc", "inf", 18)),
         observation=Observation(
             now_s=9.0,
             step=20,
@@ -123,6 +125,9 @@ def test_a_scrape_shows_job_and_nodes(job: JobDir, exporter: Exporter) -> None:
     assert shown["paceline_node_samples_per_second", "worker-0", "worker"] == 50
     assert shown["paceline_node_restarts_total", "failure", "worker-1", "worker"] == 3
     assert shown["paceline_node_restarts_total", "decision", "worker-1", "worker"] == 1
+    assert shown["paceline_logged_value", "loss"] == 0.25
+    assert shown["paceline_logged_steps", "loss"] == 19
+    assert shown["paceline_logged_value", "val/auc"] == float("inf")
     window = ("worker-0", "worker", "short")
     assert shown["paceline_node_window_batch_seconds", *window] == 0.6
     assert shown["paceline_node_window_batch_samples", *window] == 32
@@ -231,7 +236,7 @@ def test_the_names_follow_the_conventions() -> None:
     registry.register(collector)
     units = ("seconds", "bytes", "samples", "per_second", "ratio")
     counted = ("steps", "decisions", "actions", "restarts", "onsets", "diagnoses")
-    states = ("paceline_job_slow",)  # 0 or 1
+    states = ("paceline_job_slow", "paceline_logged_value")  # 0 or 1; of the unit of the script
     families = list(registry.collect())
     assert len(families) >= 19
     for family in families:

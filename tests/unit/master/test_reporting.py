@@ -2,6 +2,7 @@
 
 import itertools
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
@@ -11,6 +12,7 @@ from paceline.jobs.jsonl import before
 from paceline.jobs.outcome import End
 from paceline.jobs.slowness import ScriptPace
 from paceline.master import reporting
+from paceline.master.curve_keeping import CurveKeeping
 from paceline.master.ending import Ending
 from paceline.master.monitor import Monitor
 from paceline.master.reporting import Reporting
@@ -29,7 +31,10 @@ class Job:
         self.job.events.write_text('{"t":-5.0,"event":"launched"}\n')
         self.members = Membership(num_workers=1, num_servers=0, restart=RestartSpec())
         state = MasterState(ServerHolder(), mode="bsp", samples="exactly-once")
-        self.reporting = Reporting(self.job, state, self.members, self.monitor, ScriptPace())
+        self.curves = CurveKeeping(self.job.curves, Mock(), lambda: self.now_s)
+        self.reporting = Reporting(
+            self.job, state, self.members, self.monitor, ScriptPace(), self.curves
+        )
         self.now_s = 0.0
 
     def seconds(self, count: int) -> None:

@@ -54,6 +54,13 @@ TOLD: list[tuple[Event, str, str]] = [
         "it",
     ),
     (
+        job.NotLoggedEvent(first="m100", most=100),
+        "job.log got more than 100 names; m100 and those after it are left out. Log fewer, or give "
+        "what differs from step to step no name of its own",
+        "job.log got more than 100 names; m100 and those after it are left out. Log fewer, or give "
+        "what differs from step to step no name of its own",
+    ),
+    (
         job.HistoryUnusableEvent(error="history x: no"),
         "history x: no; the job goes on, learns nothing from earlier ones, and is not kept",
         "history x: no; the job goes on, learns nothing from earlier ones, and is not kept",
@@ -531,6 +538,7 @@ LOST = {
     "move_given_up",
     "no_metrics_endpoint",
     "node_resized",
+    "not_logged",
     "not_kept",
     "relieved",
     "replacing",

@@ -8,14 +8,16 @@ import math
 import re
 import statistics
 from collections.abc import Sequence
+from itertools import pairwise, zip_longest
 from typing import TYPE_CHECKING, Any
 
 import matplotlib as mpl
 from matplotlib.figure import Figure
-from matplotlib.ticker import LogLocator, NullFormatter
+from matplotlib.ticker import LogLocator, MaxNLocator, NullFormatter
 
 from paceline.cli.report import slow
 from paceline.cli.report.size_story import size_rows
+from paceline.jobs.curves import CurvePoint
 from paceline.jobs.facts import Facts, speeds
 from paceline.jobs.slowness import slownesses
 from paceline.wire.events.base import Event
@@ -50,6 +52,10 @@ MARKS: dict[type[Event], tuple[str, str, str]] = {
 """What is marked in the times of steps: label, marker, colour."""
 WIDTH_IN = 9.0
 SMOOTH_S = 5.0
+MAX_CURVES, MAX_DRAWN, FEW = 12, 600, 30
+"""Drawings of what was logged, points of one, and points that are marked."""
+GAP = 5.0
+"""Points that are so many times as far apart as usual have a gap between them."""
 MAX_NODES = 40
 """Rows that can still be read; of a larger job the first ones are drawn."""
 STYLE: Any = {  # its key type is a list of 200 literals
@@ -188,6 +194,66 @@ def samples(facts: Facts) -> str:
         _finish(axes, facts, "samples so far", bottom=0)
         _legend(axes)
         return _svg(figure, "samples")
+
+
+def curves(facts: Facts) -> str:
+    """What the script has logged, a small drawing for each name."""
+    found = [(name, points) for name, points in facts.curves.items() if points][:MAX_CURVES]
+    rows = -(-len(found) // 2)
+    with mpl.rc_context(STYLE):
+        figure = Figure(figsize=(WIDTH_IN, 0.3 + 1.8 * rows), layout="constrained")
+        for number, (name, points) in enumerate(found):
+            axes = figure.add_subplot(rows, 2, number + 1)
+            _curve(axes, points, COLOURS[number % len(COLOURS)])
+            axes.set_title(name, fontsize=9, loc="left", color=INK)
+            axes.xaxis.set_major_formatter("{x:,g}")
+            axes.xaxis.set_major_locator(MaxNLocator(4))
+        figure.supxlabel("samples in the model", fontsize=9)
+        return _svg(figure, "curves")
+
+
+def _curve(axes: "Axes", points: Sequence[CurvePoint], colour: str) -> None:
+    drawn = broken(thinned(points, MAX_DRAWN))
+    marker = "o" if len(drawn) <= FEW else ""
+    axes.plot(
+        [samples for samples, _ in drawn],
+        [value if math.isfinite(value) else math.nan for _, value in drawn],
+        color=colour,
+        linewidth=1.5,
+        marker=marker,
+        markersize=3,
+    )
+    odd = [point.samples for point in points if not math.isfinite(point.value)]
+    axes.scatter(
+        odd[:MAX_DRAWN],
+        [0.04] * len(odd[:MAX_DRAWN]),
+        marker="x",
+        color=ENDED["killed"],
+        transform=axes.get_xaxis_transform(),
+        clip_on=False,
+        zorder=3,
+    )
+
+
+def thinned(points: Sequence[CurvePoint], most: int) -> Sequence[CurvePoint]:
+    """At most so many points, the first and the last among them."""
+    if len(points) <= most:
+        return points
+    last = len(points) - 1
+    return [points[last * k // (most - 1)] for k in range(most)]
+
+
+def broken(points: Sequence[CurvePoint]) -> list[tuple[float, float]]:
+    """Samples and value of each point, with one that is no number in each gap."""
+    widths = [later.samples - sooner.samples for sooner, later in pairwise(points)]
+    usual = statistics.median(widths) if widths else 0
+    found: list[tuple[float, float]] = []
+    for point, width in zip_longest(points, widths, fillvalue=0):
+        assert isinstance(point, CurvePoint)
+        found.append((point.samples, point.value))
+        if width > GAP * usual > 0:
+            found.append((point.samples + width / 2, math.nan))
+    return found
 
 
 def lives(facts: Facts) -> str:

@@ -243,7 +243,24 @@ def _of_training(facts: Facts) -> list[str]:
         if timed
         else "<p>No batch was timed.</p>",
         _drawing("Samples per worker", drawings.samples(facts), "handed to the training loop"),
+        *_of_curves(facts),
     ]
+
+
+def _of_curves(facts: Facts) -> list[str]:
+    """What the script has logged."""
+    from paceline.cli.report import figures as drawings
+
+    names = [name for name, points in facts.curves.items() if points]
+    if not names:
+        return []
+    caption = (
+        "the mean over the workers, by samples in the model; a cross: not a finite number; a line "
+        "is broken where much less was logged than else"
+    )
+    left = len(names) - drawings.MAX_CURVES
+    caption += f"; {left} more are in curves.jsonl" if left > 0 else ""
+    return [_drawing("What the script logged", drawings.curves(facts), caption)]
 
 
 def _drawing(title: str, svg: str, caption: str) -> str:

@@ -7,12 +7,23 @@ from rich.table import Table
 
 from paceline.cli import checks
 from paceline.cli.report import size_story, slow
+from paceline.jobs.curves import last_of
 from paceline.jobs.facts import Facts, Incident
 from paceline.jobs.outcome import End, Outcome
-from paceline.jobs.wording import clock, counted, milliseconds, percent, progress, seconds, speed
+from paceline.jobs.wording import (
+    clock,
+    counted,
+    logged,
+    milliseconds,
+    percent,
+    progress,
+    seconds,
+    speed,
+)
 from paceline.wire.events.state import CutValidEvent
 
 MAX_TOLD = 5
+LOGGED_WIDTH = 160
 
 
 def headline(facts: Facts) -> str:
@@ -137,6 +148,7 @@ def figures(facts: Facts) -> list[tuple[str, str]]:
         ("restores from a cut", str(facts.num_restores)),
         ("valid cuts made", str(sum(isinstance(event, CutValidEvent) for event in facts.events))),
         *_short_steps(outcome),
+        *_logged(facts),
     ]
 
 
@@ -151,6 +163,11 @@ def _short_steps(outcome: Outcome | None) -> list[tuple[str, str]]:
         return []
     told = f"{outcome.short_steps:,} ({outcome.left_out:,} samples came later in their epoch)"
     return [("steps declared short", told)]
+
+
+def _logged(facts: Facts) -> list[tuple[str, str]]:
+    last = [last_of(name, points[-1]) for name, points in facts.curves.items() if points]
+    return [("logged last", logged(last, LOGGED_WIDTH))] if last else []
 
 
 def worker_rows(facts: Facts) -> list[tuple[str, ...]]:

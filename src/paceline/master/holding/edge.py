@@ -5,13 +5,16 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from paceline.base.numbering import CutNo, Inc
+from paceline.jobs.curves import ModelPlace
 from paceline.master.cut_folders import CutChosen
+from paceline.master.status import count_committed
 from paceline.policy.straggler.actions import Profile
 from paceline.protocol.holding.holder import Holder
 from paceline.protocol.nodes.hangs import Hang
 from paceline.protocol.records import Records
 from paceline.wire.messages.agent import NodeFacts
 from paceline.wire.messages.base import Server
+from paceline.wire.messages.curves import Attempt
 from paceline.wire.messages.node import NodeUp
 from paceline.wire.spec import JobSpec
 
@@ -119,6 +122,18 @@ class HolderEdge(abc.ABC):
 
     def give_up_move(self) -> None:
         """Leave buckets where they are, unless they have moved meanwhile; again: nothing."""
+
+    def place(self) -> ModelPlace:
+        """Where the model is now."""
+        state = self.training.state
+        return ModelPlace(
+            Attempt(state.epoch_no, self.group_no), state.step, count_committed(state)
+        )
+
+    @property
+    def group_no(self) -> int:
+        """The number of the newest group that has trained; 0: there are none."""
+        return 0
 
     @property
     def group_broke(self) -> bool:

@@ -67,6 +67,10 @@ class GroupEdge(HolderEdge):
     def ended(self) -> None:
         self.holder.job_ended()
 
+    @property
+    def group_no(self) -> int:
+        return self.holder.group.number
+
     def known(self) -> set[Inc]:
         return set(self.holder.group.ready)
 

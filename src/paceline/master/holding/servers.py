@@ -34,9 +34,12 @@ from paceline.wire.messages.node import (
     NodeUp,
     Prepared,
     Restored,
+    WorkersNow,
 )
 from paceline.wire.spec import JobSpec
 
+TELL_S = 5.0
+"""Workers are told again how many they are so often."""
 SILENT_S = 60.0
 """A process that says nothing may come back for so long: nobody needs it for the next moment, and
 it may be blocked with its lock held (a page of slow storage)."""
@@ -58,6 +61,8 @@ class ServerEdge(HolderEdge):
         #: When each receiver has last answered, or when that began to matter.
         self._said_s: dict[Inc, float] = {}
         self._lost_work = LostWithLives()
+        #: When workers were last told how many they are, and which they were.
+        self._told: tuple[float, set[Inc]] = (0.0, set())
         #: When servers were last seen to load a cut.
         self._loading_s = 0.0
 
@@ -145,7 +150,8 @@ class ServerEdge(HolderEdge):
             self.training.do(self.holder.give_up_move())
 
     def watch(self, now_s: float) -> None:
-        """Give up a move that makes no progress."""
+        """Give up a move that makes no progress; tell the workers how many they are."""
+        self._tell_workers(now_s)
         moving, now = self.holder.moving, self.holder.map
         if moving.begun is None or now is None or moving.has_switched(now):
             self._move_progress, self._said_s = (None, now_s), {}
@@ -172,6 +178,14 @@ class ServerEdge(HolderEdge):
                 given_up = MoveGivenUpEvent(successor=successor, lacks=lacks, waited_s=patience_s)
                 self.training.outbox.tell(given_up)
                 self.training.do(self.holder.give_up_move())
+
+    def _tell_workers(self, now_s: float) -> None:
+        workers = self.training.state.training_workers()
+        if set(workers) == self._told[1] and now_s < self._told[0] + TELL_S:
+            return
+        self._told = now_s, set(workers)
+        for inc in workers:
+            self.training.outbox.to_process(inc, WorkersNow(inc=inc, count=len(workers)))
 
     # ------------------------------------------------------------------ processes that hang
 

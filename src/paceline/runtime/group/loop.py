@@ -162,7 +162,8 @@ class GroupLoop(StepFrame[GroupStep]):
             # Those that follow are made meanwhile.
             self._reader.ask([*step.works[1:], *(work for works in later for work in works)])
             self._start(step, asked_s)
-            step.waited_before_s = step.data_s
+            state = self._client.state
+            step.begins_at, step.waited_before_s = state.position.at(state.step), step.data_s
             return step
 
     def _read(self, step: GroupStep, work: Work) -> Any:

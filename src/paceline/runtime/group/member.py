@@ -12,7 +12,7 @@ from typing import NoReturn
 
 from paceline.base.numbering import START, step_after
 from paceline.base.processes import peak_memory_bytes, reset_peak_memory
-from paceline.base.samples import SampleSet, Span
+from paceline.base.samples import SampleSet, Span, num_samples
 from paceline.cuts.manifest import patience_s
 from paceline.runtime.data.work import StepTimes
 from paceline.runtime.group.edge import MemberEdge
@@ -21,7 +21,8 @@ from paceline.runtime.group.short import ShortStep
 from paceline.runtime.group.store import GroupOver
 from paceline.runtime.process import Stopped
 from paceline.wire.messages.checks import Checked
-from paceline.wire.messages.feeds import Feed, ScriptPlace, SourceLine
+from paceline.wire.messages.curves import Attempt
+from paceline.wire.messages.feeds import Feed, ScriptPlace, Slice, SourceLine
 from paceline.wire.messages.group import NO_STEP, Computed, Division, RunGroup
 from paceline.wire.messages.node import Leaving, NodeUp, OpenFeed, PlaceIs
 
@@ -48,6 +49,18 @@ class MemberClient(MemberEdge):
 
     def check(self, measure: Callable[[], Checked]) -> None:
         raise NotImplementedError
+
+    def samples_with(self, whole: Slice = ()) -> int:
+        """Samples in our model once this slice is in it."""
+        with self._changed:
+            done = self.state.done
+            return len(done) + sum(num_samples(done.missing(span)) for span in whole)
+
+    @property
+    def attempt(self) -> Attempt:
+        """The attempt at steps that we take part in."""
+        with self._changed:
+            return Attempt(self.state.epoch_no, self.state.ran)
 
     # ------------------------------------------------------------------ steps
 

@@ -58,6 +58,8 @@ class GroupStep(StepInHand):
     """What of it each member computes; see `Sharing`."""
     weight: int
     """Samples of ours; 0: what we compute on is another member's, and does not count."""
+    begins_at: int = 0
+    """The position of the schedule that it begins with."""
     committed: Sequence[Span] = ()
     """What of it is in the averaged gradients."""
     num_batches: int = 0

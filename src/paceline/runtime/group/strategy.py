@@ -14,6 +14,7 @@ from paceline.runtime.data.growth import Growth
 from paceline.runtime.data.reader import Reader
 from paceline.runtime.group.loop import GroupLoop
 from paceline.runtime.group.member import MemberClient
+from paceline.runtime.group.place import PlaceOfMember
 from paceline.runtime.group.reducer import Reducer
 from paceline.runtime.group.shares import StepShares
 from paceline.runtime.group.watcher import Watcher
@@ -21,10 +22,9 @@ from paceline.runtime.group.way import WayOfMember
 from paceline.runtime.stepping import Stepping
 from paceline.wire.messages.checks import Checked
 from paceline.wire.messages.feeds import Feed, SourceLine
-from paceline.wire.messages.group import NO_STEP
 
 
-class Together(Stepping, WayOfMember):
+class Together(Stepping, PlaceOfMember, WayOfMember):
     """The part of a member's `Strategy` that makes ``optimizer.step()`` a step of all members."""
 
     takes_growth = is_alone = can_accumulate = False
@@ -59,29 +59,6 @@ class Together(Stepping, WayOfMember):
         if step is None or isinstance(scheduler, ReduceLROnPlateau):
             return None if self._loop is None else int(step is None or step.changes)
         return step.num_batches if step.changes else 0
-
-    @property
-    def global_batch(self) -> int | None:
-        step = self._loop.step if self._loop is not None else None
-        return step.global_batch if step is not None else None
-
-    @property
-    def step_in_hand(self) -> int:
-        step = self._loop.step if self._loop is not None else None
-        return step.works[0].step if step is not None else 0
-
-    @property
-    def step(self) -> int | None:
-        state = self._member.state
-        if state.step == NO_STEP:  # at most a cut of the end was read, for which no group is needed
-            return state.position.value
-        return state.position.at(state.step)
-
-    @property
-    def num_steps(self) -> int | None:
-        """Steps in the model, those that completed no global batch too; None: not known yet."""
-        step = self._member.state.step
-        return None if step == NO_STEP else step
 
     def _keep(self, value: Any) -> None:
         if isinstance(value, AveragedModel):

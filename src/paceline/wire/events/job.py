@@ -110,6 +110,20 @@ class NoMetricsEndpointEvent(Event, frozen=True):
     clause_words = "metrics_port {0.port}: {0.error}; the job goes on without it"
 
 
+class NotLoggedEvent(Event, frozen=True):
+    """The script logs under more names than a job keeps."""
+
+    first: str
+    """The first one that is left out."""
+    most: int
+
+    clause_words = (
+        "job.log got more than {0.most} names; {0.first} and those after it are left out. Log "
+        "fewer, or give what differs from step to step no name of its own"
+    )
+    sentence_words = "{0.clause}"
+
+
 class HistoryUnusableEvent(Event, frozen=True):
     """The history of jobs cannot be read, or cannot be written."""
 

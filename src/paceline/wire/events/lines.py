@@ -27,6 +27,7 @@ KnownEvent = (
     | job.NoMetricsEndpointEvent
     | job.HistoryUnusableEvent
     | job.DiskRefusesEvent
+    | job.NotLoggedEvent
     | job.DiskHealsEvent
     | job.ScaledEvent
     | job.SizeChangedEvent

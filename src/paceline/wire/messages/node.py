@@ -6,6 +6,7 @@ from paceline.base.numbering import NO_EPOCH, START, CutNo, EntryNo, EpochNo, In
 from paceline.base.samples import Span
 from paceline.wire.messages.base import CutRef, Message, ServerMap
 from paceline.wire.messages.checks import Checked, CheckKept
+from paceline.wire.messages.curves import LoggedStep, LogKept
 from paceline.wire.messages.failslow import AtMeeting, GoOn, Measure, MeetAt, RankMeasured
 from paceline.wire.messages.feeds import Batching, Feed, Rate, ScriptPlace, Slice, SourceLine
 from paceline.wire.messages.group import (
@@ -280,6 +281,15 @@ class ScriptError(Message, frozen=True):
     """The peer that this machine cannot connect to, with its address and why."""
 
 
+class Logged(Message, frozen=True):
+    """worker -> master: what its script has logged; resent until `LogKept`."""
+
+    inc: Inc
+    n: int
+    steps: tuple[LoggedStep, ...] = ()
+    left_out: str = ""  # a name that was one too many
+
+
 class Leaving(Message, frozen=True):
     """member -> its agent: I must leave, and keep a cut first; that ends in time on its own.
 
@@ -325,6 +335,7 @@ NodeUp = (
     | Progress
     | Broken
     | Profiled
+    | Logged
     | Checked
     | AtMeeting
     | RankMeasured
@@ -535,6 +546,13 @@ class CutKept(Message, frozen=True):
     delayed: bool = False
 
 
+class WorkersNow(Message, frozen=True):
+    """master -> worker on servers: so many workers train; repeated every few seconds."""
+
+    inc: Inc
+    count: int
+
+
 class Stop(Message, frozen=True):
     """master -> process: finish the step and leave in order."""
 
@@ -567,6 +585,8 @@ NodeDown = (
     | RunGroup
     | ProfileBatches
     | CheckKept
+    | LogKept
+    | WorkersNow
     | MeetAt
     | Measure
     | GoOn

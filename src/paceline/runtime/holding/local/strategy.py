@@ -16,15 +16,16 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from paceline.base.errors import ConfigError
-from paceline.base.samples import between, num_samples
+from paceline.base.samples import SampleSet, between, num_samples
 from paceline.runtime.data.growth import Growth
 from paceline.runtime.data.local_feed import Dealing
 from paceline.runtime.data.reader import Reader
 from paceline.runtime.data.work import Array, Work
 from paceline.runtime.step_frame import NO_GRADIENT, StepFrame, StepInHand
 from paceline.runtime.stepping import Stepping, clip_whole, params_of, trained_by
-from paceline.runtime.strategy import Evaluation, Reached, Readers, Results
+from paceline.runtime.strategy import Evaluation, LogPlace, Reached, Readers, Results
 from paceline.wire.messages.checks import Checked
+from paceline.wire.messages.curves import Attempt
 from paceline.wire.messages.feeds import Feed, ScriptPlace, SourceLine
 from paceline.wire.spec import JobSpec
 
@@ -41,6 +42,8 @@ class Local(Stepping):
         self._dealing = Dealing()
         self.step = 0
         """See `Strategy.step`."""
+        self.samples = 0
+        """See `Strategy.samples`."""
         self.global_batch: int | None = None
         """See `Strategy.global_batch`."""
 
@@ -89,8 +92,17 @@ class Local(Stepping):
         finally:
             self._loop = self.global_batch = None
 
-    def _count(self) -> None:
-        self.step += 1
+    def _count(self, num_samples: int) -> None:
+        self.step, self.samples = self.step + 1, self.samples + num_samples
+
+    @property
+    def num_workers(self) -> int | None:
+        return None if self._loop is None else 1
+
+    @property
+    def log_place(self) -> LogPlace:
+        """Where the script is: nobody keeps what it logs."""
+        return LogPlace(Attempt(), self.step, self.samples)
 
     def _batches(self, feed: Feed, reader: Reader, ahead: int) -> Iterator[tuple[Any, int]]:
         """All batches of a feed, and the samples of each."""
@@ -147,7 +159,7 @@ class LocalLoop(StepFrame[StepInHand]):
         steps: the batches of each step.
         reader: makes them.
         optimizers: all.
-        on_step: called after each step.
+        on_step: called after each step, with the number of its samples.
         accumulate: batches of a step.
     """
 
@@ -158,7 +170,7 @@ class LocalLoop(StepFrame[StepInHand]):
         steps: Iterator[list[Work]],
         reader: Reader,
         optimizers: Sequence[Optimizer],
-        on_step: Callable[[], None],
+        on_step: Callable[[int], None],
         accumulate: int = 1,
     ) -> None:
         super().__init__(len(optimizers), accumulate)
@@ -207,7 +219,7 @@ class LocalLoop(StepFrame[StepInHand]):
         left = self.accumulate == 1 and not step.stepped and self._may_miss_a_step()
         if not left or self._has_new_gradient():
             raise self._not_stepped(step)
-        self._on_step()
+        self._all_stepped(step)
 
     def _has_new_gradient(self) -> bool:
         """Whether a backward of this batch has left a gradient that is not zero."""
@@ -244,4 +256,4 @@ class LocalLoop(StepFrame[StepInHand]):
         return True
 
     def _all_stepped(self, step: StepInHand) -> None:
-        self._on_step()
+        self._on_step(len(SampleSet(span for work in self._works for span in work.spans)))

@@ -36,12 +36,16 @@ class ServerTrainer(CheckedEdge):
 
     def __init__(self, process: Process) -> None:
         super().__init__(process)
-        self.rank, self.num_workers = process.rank, process.num_workers
+        self.rank = process.rank
         self.keeps_script, self.is_alone = True, False
         self.sums_workers = process.spec.mode == "bsp"
         self.overlap = self.takes_growth = not self.sums_workers
         #: Contributions in the model that the work in hand is computed on.
         self._seen: dict[Work, int] = {}
+
+    @property
+    def num_workers(self) -> int:
+        return self.process.num_workers
 
     # ------------------------------------------------------------------ set-up
 

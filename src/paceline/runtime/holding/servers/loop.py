@@ -49,6 +49,8 @@ class ServersStep(StepInHand):
     staged: Staged
     grads: dict[int, Flat] = field(default_factory=dict)
     """Optimizer -> what its parameters' gradients were when it stepped."""
+    restores: int = 0
+    """Of the trainer (`TrainingPort.restores`), before it was begun."""
     pushed: bool = False
     is_over: bool = False
     """The script is through with its body."""
@@ -68,6 +70,7 @@ class ServersLoop(StepFrame[ServersStep]):
         prefetch: int,
     ) -> None:
         super().__init__(len(model.optimizers))
+        self._restores = 0
         self._trainer, self._model, self._lookups = trainer, model, lookups
         self._schedule, self._definition = schedule, feed
         self._feed, self._reader, self._prefetch = feed.feed, reader, prefetch
@@ -96,7 +99,7 @@ class ServersLoop(StepFrame[ServersStep]):
         """Get work, batch and model ready."""
         asked_s, data_s = monotonic(), 0.0
         self._hand_in()
-        while (work := self._trainer.next_work(self._feed)) is not None:
+        while (work := self._next_work()) is not None:
             staged, self._staged = self._staged, None
             late = staged is None or staged.work is not work
             if staged is None or late:
@@ -118,6 +121,7 @@ class ServersLoop(StepFrame[ServersStep]):
             self._lookups.begin(staged.foreseen, pulled.rows)
             step = ServersStep(
                 staged,
+                restores=self._restores,
                 batch=staged.batch,
                 samples=work.num_samples,
                 data_s=data_s,
@@ -138,8 +142,14 @@ class ServersLoop(StepFrame[ServersStep]):
         self.step = None
         return None
 
+    def _next_work(self) -> Work | None:
+        # Asked before: if the model goes back meanwhile, what comes of the work counts as old.
+        self._restores = self._trainer.restores
+        return self._trainer.next_work(self._feed)
+
     def _enter(self, work: Work, pulled: PulledModel) -> None:
         """Bring the script where the model is."""
+        self._schedule.reckoning.begin(work, pulled.counted, pulled.whole)
         news = self._schedule.enter(self._definition, work, pulled.counted, pulled.whole)
         if news:
             self._handed_in = news
@@ -241,6 +251,7 @@ class ServersLoop(StepFrame[ServersStep]):
         lacking = self._model.lacking(grads)
         work = step.staged.work
         step.pushed = True
+        self._schedule.reckoning.took()
         step.grads = {}
         cold = any(table.num_cold for table in self._lookups.tables)
         self._cold = cold and self._recorder is None

@@ -58,7 +58,6 @@ class TrainingPort(Protocol):
     spec: JobSpec
     """The job as asked for; ``batch_size``, ``epochs``, ``seed`` and ``data`` are read here."""
     rank: int
-    num_workers: int
     overlap: bool
     """Whether the pull of the next work may start before this one's push (ASP, SSP)."""
     sums_workers: bool
@@ -96,6 +95,10 @@ class TrainingPort(Protocol):
 
     def wait_pull(self, work: Work) -> PulledModel | None:
         """Block for the answer to ``start_pull``; None: the work was withdrawn, take the next."""
+
+    @property
+    def num_workers(self) -> int:
+        """Workers that train now, as far as this one knows."""
 
     @property
     def restores(self) -> int:

@@ -27,12 +27,15 @@ from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from paceline.base.errors import ConfigError, PermanentError
 from paceline.runtime.data.work import Work
+from paceline.runtime.holding.servers.reckoning import Reckoning
 from paceline.runtime.holding.servers.settings import Setting, SettingsBetween, put
 from paceline.runtime.server.admission import MAX_SCRIPT_BYTES
 from paceline.runtime.state.begun import prepared, tell_differences
 from paceline.runtime.state.outside import START, Outside
 from paceline.runtime.state.packed import Tree, pack, unpack
 from paceline.runtime.state.script_state import ScriptState
+from paceline.runtime.strategy import LogPlace
+from paceline.wire.messages.curves import UNPLACED, Attempt
 from paceline.wire.messages.feeds import Feed, ScriptPlace
 
 
@@ -74,6 +77,8 @@ class Schedule:
     ) -> None:
         self._optimizers, self._schedulers, self._count = optimizers, schedulers, count
         self._script = ScriptState() if script is None else script
+        self.reckoning = Reckoning()
+        """Of the samples in the model."""
         self.position = 0
         self._is_known = False
         self.before = 0
@@ -135,6 +140,20 @@ class Schedule:
         if not self._is_known:
             return None
         return self.before if in_hand else self.position
+
+    def log_place(self, restores: int, *, in_body: bool) -> LogPlace:
+        """Where what the script logs now belongs.
+
+        Args:
+            restores: of the trainer, before the batch in hand was asked for.
+            in_body: there is one.
+        """
+        if in_body:
+            return LogPlace(Attempt(restores), self.before + 1, self.reckoning.with_step)
+        samples = self.reckoning.now
+        if not self._is_known or samples is None:
+            return LogPlace(Attempt(), UNPLACED, UNPLACED, between=True)
+        return LogPlace(Attempt(restores), self.position, samples, between=True)
 
     def enter(self, feed: Feed, work: Work, counted: int | None, whole: int = 0) -> bytes:
         """Bring the script where the model is that the next batch is computed with.
@@ -262,6 +281,7 @@ class Schedule:
         if feed.num_samples is None:
             return
         self._is_known = True
+        self.reckoning.complete(feed)
         if self._by_samples and feed.feed >= self._feed:
             self._catch_up(self.at(feed, feed.num_samples * feed.epochs) - self.position)
         self._ended[feed.feed] = feed.steps_in(feed.num_samples * feed.epochs)

@@ -21,7 +21,14 @@ from paceline.runtime.holding.servers.port import TrainingPort
 from paceline.runtime.holding.servers.preparing import refuse, take_over
 from paceline.runtime.holding.servers.schedule import Schedule, place_of
 from paceline.runtime.state.script_state import ScriptState
-from paceline.runtime.strategy import Evaluation, Reached, Readers, Results, begun_at
+from paceline.runtime.strategy import (
+    Evaluation,
+    LogPlace,
+    Reached,
+    Readers,
+    Results,
+    begun_at,
+)
 from paceline.wire.messages.checks import Checked
 from paceline.wire.messages.feeds import Feed, ScriptPlace, SourceLine
 
@@ -109,6 +116,7 @@ class OnServers:
         self._schedule.between.pass_over(begun.place, begun.calls)
         for feed in begun.feeds:
             self._schedule.opened(feed)
+            self._schedule.reckoning.complete(feed)
 
     def source_line(self, line: int) -> SourceLine:
         return self.trainer.source_line(line)
@@ -132,6 +140,21 @@ class OnServers:
         """The step; in a body before ``optimizer.step()`` where the batch begins."""
         step = self._loop.step if self._loop is not None else None
         return self._schedule.step(in_hand=step is not None and not step.pushed)
+
+    @property
+    def samples(self) -> int | None:
+        """See `Strategy.samples`."""
+        return self._schedule.reckoning.now
+
+    @property
+    def num_workers(self) -> int | None:
+        return self.trainer.num_workers if self._loop is not None else None
+
+    @property
+    def log_place(self) -> LogPlace:
+        step = self._loop.step if self._loop is not None else None
+        restores = self.trainer.restores if step is None else step.restores
+        return self._schedule.log_place(restores, in_body=step is not None)
 
     @property
     def step_in_hand(self) -> int:

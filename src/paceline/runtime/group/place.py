@@ -1,0 +1,58 @@
+"""The part of a member's `Strategy` that says how far training is."""
+
+from paceline.runtime.group.loop import GroupLoop
+from paceline.runtime.group.member import MemberClient
+from paceline.runtime.strategy import LogPlace
+from paceline.wire.messages.curves import UNPLACED, Attempt
+from paceline.wire.messages.group import NO_STEP
+
+
+class PlaceOfMember:
+    """Where a member is in the schedule of its job."""
+
+    _member: MemberClient
+    _loop: GroupLoop | None
+
+    @property
+    def global_batch(self) -> int | None:
+        step = self._loop.step if self._loop is not None else None
+        return step.global_batch if step is not None else None
+
+    @property
+    def step_in_hand(self) -> int:
+        step = self._loop.step if self._loop is not None else None
+        return step.works[0].step if step is not None else 0
+
+    @property
+    def step(self) -> int | None:
+        state = self._member.state
+        if state.step == NO_STEP:  # at most a cut of the end was read, for which no group is needed
+            return state.position.value
+        return state.position.at(state.step)
+
+    @property
+    def samples(self) -> int | None:
+        return None if self._member.state.step == NO_STEP else self._member.samples_with()
+
+    @property
+    def num_workers(self) -> int | None:
+        step = self._loop.step if self._loop is not None else None
+        return len(step.run.members) if step is not None else None
+
+    @property
+    def log_place(self) -> LogPlace:
+        step = self._loop.step if self._loop is not None else None
+        if step is not None:
+            # Not where the state is now: the group may be over, and the next one known.
+            attempt = Attempt(step.run.epoch_no, step.run.group)
+            return LogPlace(attempt, step.begins_at + 1, self._member.samples_with(step.whole))
+        at, samples = self.step, self.samples
+        if at is None or samples is None:
+            return LogPlace(Attempt(), UNPLACED, UNPLACED, between=True)
+        return LogPlace(self._member.attempt, at, samples, between=True)
+
+    @property
+    def num_steps(self) -> int | None:
+        """Steps in the model, those that completed no global batch too; None: not known yet."""
+        step = self._member.state.step
+        return None if step == NO_STEP else step

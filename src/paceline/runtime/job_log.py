@@ -1,0 +1,79 @@
+"""The part of `Job` that tells how far training is, and takes what the script logs of it."""
+
+from contextlib import suppress
+from time import monotonic
+
+from torch import Tensor
+
+from paceline.base.errors import ConfigError
+from paceline.runtime.job_life import JobLife
+from paceline.runtime.logged import LogBook, checked_log
+
+
+class JobLog(JobLife):
+    """What one worker knows, and says, of the training as a whole."""
+
+    @property
+    def samples(self) -> int:
+        """Samples in the model, as this worker knows: it changes where `step` does.
+
+        Raises:
+            ConfigError: before the first batch of `batches`.
+        """
+        samples = self._strategy.samples
+        if samples is None:
+            raise ConfigError(
+                "job.samples is known from the first batch of job.batches on; read it in the loop"
+            )
+        return samples
+
+    @property
+    def num_workers(self) -> int:
+        """Workers that train now: members of the step in hand; on servers those that are up.
+
+        Raises:
+            ConfigError: outside of a loop over `batches`.
+        """
+        count = self._strategy.num_workers
+        if count is None:
+            raise ConfigError("job.num_workers is known within a loop over job.batches only")
+        return count
+
+    def log(self, /, **values: float | Tensor) -> None:
+        """Have values of this step in the curves of the job: ``job.log(loss=loss, acc=acc)``.
+
+        Cheap enough for each batch: nothing is sent here, and a tensor on a GPU is not waited for.
+        A value belongs to the step whose batch is in hand, before and after ``optimizer.step()``;
+        between loops it belongs to the last one. The curve has the mean of all values that the
+        workers logged for a step. If a step comes again, what is logged then takes the place of
+        what was logged for it, and for later steps, before.
+
+        Without `paceline run` values are checked, and nobody keeps them.
+
+        Args:
+            values: name -> number or tensor of no dimensions; also what is not finite. Names are
+                plain, with ``/`` between parts (``**{"val/auc": auc}``), at most 100 in a job.
+
+        Raises:
+            ConfigError: nothing was prepared, a name that is not plain, or a value that is no
+                number.
+        """
+        self._check_prepared("job.log")
+        numbers = checked_log(values)
+        from paceline.runtime.process import current
+
+        process = current()
+        if process is None:
+            return
+        if process.log is None:
+            process.log = LogBook(process.inc)
+        process.log.add(self._strategy.log_place, numbers, monotonic())
+
+    def _settle_log(self) -> None:
+        """A loop is over, or left: what was logged in it is not to wait for the next call."""
+        from paceline.runtime.process import current
+
+        process = current()
+        if process is not None and process.log is not None:
+            with suppress(RuntimeError):  # a GPU that has failed: what the loop ends with says so
+                process.log.settle()
