@@ -14,14 +14,14 @@ def parse_args():
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path, default=Path("out-mlm"))
     parser.add_argument("--sentences", type=int, default=1600)
-    parser.add_argument("--length", type=int, default=20)
-    parser.add_argument("--vocab", type=int, default=64)
+    parser.add_argument("--length", type=int, default=16)
+    parser.add_argument("--vocab", type=int, default=24)
     parser.add_argument("--hidden", type=int, default=48)
     parser.add_argument("--layers", type=int, default=2)
     parser.add_argument("--dropout", type=float, default=0.1)
     parser.add_argument("--epochs", type=int, default=3)
     parser.add_argument("--batch-size", type=int, default=32)
-    parser.add_argument("--lr", type=float, default=2e-3)
+    parser.add_argument("--lr", type=float, default=4e-3)
     parser.add_argument("--warmup-steps", type=int, default=20)
     parser.add_argument("--order", choices=["random", "sequential"], default="random")
     parser.add_argument("--dtype", choices=["float32", "float64"], default="float32")
@@ -30,13 +30,13 @@ def parse_args():
 
 
 class MaskedSentences(Dataset):
-    """Sentences in which each word follows from the one before; 15 % are masked, as BERT was."""
+    """Sentences whose words follow from their neighbours; 15 % are masked, as for BERT."""
 
     def __init__(self, count, length, vocab, seed) -> None:
         generator = torch.Generator().manual_seed(seed)
         words = vocab - SPECIAL
-        steps = torch.randint(1, 4, (count, length), generator=generator)
-        starts = torch.randint(words, (count, 1), generator=generator)
+        steps = torch.randint(1, 3, (count, 1), generator=generator).expand(-1, length)
+        starts = torch.randint(4, (count, 1), generator=generator)
         self.labels = SPECIAL + (starts + steps.cumsum(1)) % words
         masked = torch.rand(count, length, generator=generator).argsort(1) < round(0.15 * length)
         self.inputs = self.labels.masked_fill(masked, MASK)
