@@ -16,6 +16,7 @@ from paceline.base.processes import can_enter
 from paceline.base.record_log import encode
 from paceline.cuts.manifest import verify
 from paceline.cuts.remote import Handover, RemoteCuts
+from paceline.jobs.modules import module_fault
 from paceline.jobs.sent import keep_sent
 from paceline.master.job_clock import MasterStarted
 from paceline.master.journal import Journal, decode
@@ -91,14 +92,20 @@ def fetch_job(
 def _here(spec: JobSpec, url: str, script: str | None) -> JobSpec:
     """The spec with what is of this machine; its cuts go where they were found."""
     checkpoint = replace(spec.checkpoint, dir=url)
-    script = os.path.abspath(script or spec.script)
-    cwd = spec.cwd if can_enter(spec.cwd) else os.getcwd()
-    spec = replace(spec, script=script, cwd=cwd, checkpoint=checkpoint)
-    if not Path(spec.script).is_file():
+    script = script or spec.script
+    cwd = spec.cwd if spec.cwd and can_enter(spec.cwd) else os.getcwd()
+    if spec.run_as == "module":
+        if fault := module_fault(script, cwd):
+            raise ConfigError(
+                f"the job's module {script}: got {fault} in {cwd}, expected it there; call this "
+                "command in the folder that has its package, or name it with --set script=MODULE"
+            )
+    elif not Path(script := os.path.abspath(script)).is_file():
         raise ConfigError(
-            f"the job's script {spec.script} is not on this machine; put it there, or say where it "
+            f"the job's script {script} is not on this machine; put it there, or say where it "
             "is with --set script=PATH"
         )
+    spec = replace(spec, script=script, cwd=cwd, checkpoint=checkpoint)
     missing = [name for name in spec.env if name not in os.environ]
     if missing:
         raise ConfigError(

@@ -13,6 +13,7 @@ from paceline.base.errors import ConfigError
 from paceline.cli.arguments import Options, Own, find_own
 from paceline.cli.run_verbs import options_of
 
+MODULE = frozenset({"-m", "--module"})
 PASS_ON = {"allow_extra_args": True, "ignore_unknown_options": True}
 """What the command does not know is for ``paceline run``."""
 
@@ -49,7 +50,13 @@ def submit(
         )
     own = find_own(words, _options_of_run(context))
     resumes = "--resume" in own.options.values()
-    folder, words = _packed(words, *(_setting(words, own) if resumes else (own.place, "")))
+    if own.place is not None and not resumes and MODULE.isdisjoint(own.options.values()):
+        folder, words = _packed(words, own.place, "")
+    elif resumes:
+        folder, words = _packed(words, *_setting(words, own))
+    else:
+        # Python finds modules from the folder that the command is called in.
+        folder = None if own.place is None else Path.cwd()
     if folder is None and not resumes:
         raise ConfigError("submit: got no script, expected one (.py) or a job spec (.yaml)")
     if home is None:

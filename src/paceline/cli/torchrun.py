@@ -43,7 +43,6 @@ TORCHRUN_FLAGS = (
     _flag("--master-port", "PORT", "Default: a fresh one."),
     _flag("--shutdown-timeout", "TIME", "After SIGTERM."),
     _flag("--log-dir", "DIR", "Gets a link to the logs."),
-    _flag("--module", "", "The script is a module, as for python -m.", "-m"),
     _flag("--no-python", "", "The script is any program."),
     _flag("--tee", "N", "", "-t"),
     _flag("--redirects", "N", "", "-r"),
@@ -89,7 +88,7 @@ def translate(given: Mapping[str, str], spec_flags: Mapping[str, str]) -> dict[s
         )
     if "nproc-per-node" in given and spec_flags.keys() & {"workers", "workers.count"}:
         raise ConfigError("--nproc-per-node and --workers: got both, expected one of them")
-    if {"module", "no-python"} <= given.keys():
+    if "no-python" in given and spec_flags.get("run_as") == "module":
         raise ConfigError("--module and --no-python: got both, expected one of them")
     found = {"strategy": "script"}
     for name, value in given.items():
@@ -196,7 +195,6 @@ _READERS: Mapping[str, Callable[[str, str], dict[str, str]]] = MappingProxyType(
         "master-addr": _master_addr,
         "master-port": _master_port,
         "log-dir": lambda _flag, _value: {},
-        "module": lambda _flag, _value: {"run_as": "module"},
         "no-python": lambda _flag, _value: {"run_as": "program"},
         **dict.fromkeys(IGNORED, lambda _flag, _value: {}),
         **dict.fromkeys((name.removeprefix("--") for name in OTHERS), _unknown),

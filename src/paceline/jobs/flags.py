@@ -109,13 +109,18 @@ def _of_spec(key: str) -> Flag:
     return Flag(names=(name,), help=help_, metavar=_metavar(key), panel=panel)
 
 
+MODULE = Flag(
+    names=("--module", "-m"),
+    help="The script is a module, as for python -m.",
+    panel=NODES,
+)
 AUTO = Flag(
     names=("--auto",),
     help="Find the numbers of nodes and the cores of each while it trains.",
     panel=SIZE,
 )
 OF_SPEC: Mapping[str, Flag] = MappingProxyType(
-    {key: _of_spec(key) for key in _OF_SPEC} | {"resources.policy": AUTO}
+    {key: _of_spec(key) for key in _OF_SPEC} | {"run_as": MODULE, "resources.policy": AUTO}
 )
 
 
@@ -123,6 +128,7 @@ def of_spec(given: Mapping[str, str | bool | None]) -> dict[str, str]:
     """Key of the spec -> text, of the options that were given (by parameter)."""
     found = {key: given[flag.parameter] for key, flag in OF_SPEC.items()}
     found |= {"resources.policy": AUTO_POLICY} if found["resources.policy"] else {}
+    found |= {"run_as": "module"} if found["run_as"] else {}
     return {key: _text(value) for key, value in found.items() if value not in (None, False)}
 
 

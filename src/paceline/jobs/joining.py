@@ -10,13 +10,20 @@ from paceline.base.errors import ConfigError
 from paceline.base.jobdir import JobDir
 from paceline.base.processes import can_enter
 from paceline.cuts.reach import keep_servers
+from paceline.jobs.modules import module_fault
 from paceline.wire import spec as specs
 from paceline.wire.messages.agent import FileServers
 from paceline.wire.spec import JobSpec
 
 
 def check_script(spec: JobSpec) -> None:
-    """Raises ConfigError if the job's script is not on this machine."""
+    """Raises ConfigError if the job's script, or module, is not on this machine."""
+    if spec.run_as == "module" and module_fault(spec.script, spec.cwd or "/"):
+        raise ConfigError(
+            f"the job's module {spec.script} is not found from {spec.cwd or '/'} on "
+            f"{socket.gethostname()}; put its package (and its data) at the same path there, on "
+            "storage that all machines share, or install it"
+        )
     if spec.run_as == "file" and not Path(spec.script).is_file():
         raise ConfigError(
             f"the job's script {spec.script} is not on {socket.gethostname()}; put it (and its "

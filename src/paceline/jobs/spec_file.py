@@ -22,6 +22,7 @@ from yaml.resolver import Resolver
 from paceline.base.errors import ConfigError
 from paceline.cuts.remote import RemoteCuts
 from paceline.jobs.flags import OF_SPEC, SHORT, flag_of
+from paceline.jobs.modules import module_fault
 from paceline.jobs.sizing import sized
 from paceline.jobs.spec_draft import (
     COMMAND_LINE,
@@ -158,6 +159,11 @@ def _check_script(draft: SpecDraft) -> None:
     elif draft.get("run_as") == "module":
         # Read like a path; it is looked for where the script is to run.
         draft.values[key] = path.name
+        if fault := module_fault(path.name, str(draft.get("cwd") or Path.cwd())):
+            expected = "a module that Python finds from the folder that the script runs in"
+            draft.complain(
+                key, f"{path.name!r}, {fault}", expected, "check the name and the folder"
+            )
     elif draft.get("run_as") == "program":
         _find_program(draft, path)
     elif path.is_dir():
@@ -227,8 +233,9 @@ def _check_strategy(draft: SpecDraft) -> None:  # noqa: C901
     if isinstance(most, int) and isinstance(workers, int) and most < workers:
         expected = f"at least workers.count, which is {workers}"
         draft.complain("max_workers", str(most), expected, f"write max_workers: {workers}")
-    for key, default in (("run_as", "file"), ("watch", True)):
-        if draft.get(key) != default:
+    ways: dict[str, tuple[object, ...]] = {"run_as": ("file", "module"), "watch": (True,)}
+    for key, taken in ways.items():
+        if draft.get(key) not in taken:
             got = f"{draft.get(key)!r} with strategy {draft.get('strategy')}".lower()
             draft.complain(key, got, "it with strategy script only", "remove it")
     strategy, least = draft.get("strategy"), draft.get("min_workers")
@@ -428,7 +435,9 @@ _CHECKS: tuple[tuple[Callable[[SpecDraft], None], tuple[str, ...]], ...] = (
 
 
 def _build(draft: SpecDraft) -> JobSpec:
-    stem = re.sub(r"[^A-Za-z0-9._-]+", "-", Path(str(draft.values["script"])).stem)
+    script = Path(str(draft.values["script"]))
+    stem = script.name if draft.get("run_as") == "module" else script.stem
+    stem = re.sub(r"[^A-Za-z0-9._-]+", "-", stem)
     tree: dict[str, Any] = {"name": stem.lstrip("._-")[:63] or "job", "sources": draft.places}
     for key, value in draft.values.items():
         *sections, name = key.split(".")

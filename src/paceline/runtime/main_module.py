@@ -37,6 +37,11 @@ _SCHEDULERS = os.path.join("torch", "optim", "lr_scheduler.py")
 _LIBRARIES = tuple({f"{prefix}/lib" for prefix in (sys.prefix, sys.base_prefix)})
 _PROCESS = str(Path(__file__).with_name("process.py"))
 
+_OF_PACKAGE = (
+    "paceline: as with python, a file that is run by its path belongs to no package; run it as a "
+    "module from the folder that has its package, e.g. paceline run -m pkg.train"
+)
+
 _shown = reprlib.Repr()
 """How files are named, also those of the script's own classes that cannot say what they are."""
 _shown.maxother = 200
@@ -52,12 +57,18 @@ def run_file(path: str) -> None:
     main = _fresh_main()
     main.__dict__.update(__file__=path, __cached__=None, __loader__=loader)
     _find_modules_in(os.path.dirname(os.path.realpath(path)))
-    exec(loader.source_to_code(Path(path).read_bytes(), path), main.__dict__)
+    try:
+        exec(loader.source_to_code(Path(path).read_bytes(), path), main.__dict__)
+    except ImportError as error:
+        if "no known parent package" in str(error):
+            error.add_note(_OF_PACKAGE)
+        raise
 
 
 def run_module(name: str) -> None:
-    """Run a module as ``python -m name`` does."""
+    """Run a module as ``python -m name`` does; the rest of ``sys.argv`` is set by the caller."""
     _fresh_main()
+    sys.argv[0] = "-m"  # for the packages around it; the module itself finds its file there
     _find_modules_in(os.getcwd())
     runpy._run_module_as_main(name)  # type: ignore[attr-defined]
 

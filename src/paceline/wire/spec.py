@@ -282,8 +282,8 @@ class JobSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     args: Annotated[tuple[str, ...], Meta(examples=[["--lr", "0.1"]])] = ()
     """Arguments of the script. Default none."""
     run_as: Literal["file", "module", "program"] = "file"
-    """Strategy script: what ``script`` names. Default file: a Python file. module: a module, as for
-    ``python -m``. program: anything that can be executed."""
+    """What ``script`` names. Default file: a Python file. module: a module, as for ``python -m``.
+    program: anything that can be executed (strategy script)."""
     cwd: Annotated[str, Meta(examples=["/data"])] | None = None
     """Folder that the script runs in. Default: where ``paceline run`` was called. Jobs that it did
     not start have none, and run in ``/``."""

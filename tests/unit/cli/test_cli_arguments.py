@@ -118,6 +118,27 @@ def test_flags_of_a_script_are_found_in_its_source_and_the_modules_beside_it(
     assert defined_in(str(script), {"--epochs", "--batch-size", "--name", "-d"}) == found
 
 
+@pytest.mark.parametrize(
+    "source",
+    [
+        "from .options import parse",
+        "from . import options",
+        "from pkg import (parse, options)",
+        "import pkg.options as o",
+        "from pkg.options import parse",
+        "from ..pkg.options import parse",
+    ],
+)
+def test_flags_of_a_module_are_found_in_its_package(source: str) -> None:
+    Path("pkg").mkdir()
+    Path("pkg", "__init__.py").touch()
+    Path("pkg", "train.py").write_text(source)
+    Path("pkg", "options.py").write_text('from . import train\np.add_argument("--name")')
+    assert defined_in("pkg.train", {"--epochs", "--name"}) == {"--name"}
+    Path("pkg", "__main__.py").write_text("from .train import main")
+    assert defined_in("pkg", {"--epochs", "--name"}) == {"--name"}
+
+
 def test_what_is_no_script_defines_nothing() -> None:
     assert defined_in("nowhere.py", {"--epochs"}) == set()
     assert defined_in("job-1", {"--epochs"}) == set()
@@ -142,6 +163,21 @@ def test_the_command_takes_its_flags_and_says_so_on_stderr() -> None:
     (line,) = done.stderr.splitlines()
     assert line.endswith(": paceline run --dry-run train.py -- --epochs 7 --name x")
     assert dry_run("--epochs", "7", "train.py").stderr == ""
+
+
+def test_a_module_runs_with_any_strategy_and_its_flags_follow_dashes() -> None:
+    done = dry_run("-m", "train", "--strategy", "allreduce", "--epochs", "7", "--", "--lr", "1")
+    assert "run_as = module  (--module)" in done.stdout
+    assert "name = train  " in done.stdout
+    assert "args = [--lr, 1]" in done.stdout
+    assert done.stderr.endswith(
+        ": paceline run --dry-run -m train --strategy allreduce -- --epochs 7 --lr 1\n"
+    )
+    done = dry_run("-m", "train", "--lr", "1")
+    assert done.exit_code == 2
+    assert "write paceline run --dry-run -m train -- --lr 1" in done.stderr
+    assert "strategy = ps" in dry_run("-m", "train").stdout
+    assert "strategy = script" in dry_run("--nproc-per-node", "2", "-m", "train").stdout
 
 
 def test_a_torchrun_command_needs_no_dashes() -> None:

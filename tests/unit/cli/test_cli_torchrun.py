@@ -97,7 +97,9 @@ def test_other_jobs_are_what_they_were() -> None:
 
 
 def test_a_module_and_a_program_can_be_run() -> None:
-    Path("pkg").mkdir()
+    for made in ("train.py", "__main__.py"):
+        Path("pkg").mkdir(exist_ok=True)
+        Path("pkg", made).touch()
     assert resolve("pkg", {"strategy": "script", "run_as": "module"}).script == "pkg"
     module = resolve("pkg.train", {"strategy": "script", "run_as": "module"})
     assert (module.script, module.run_as) == ("pkg.train", "module")
@@ -131,7 +133,7 @@ def test_flags_that_contradict_each_other_are_refused() -> None:
     for given, others in (
         ({"nproc-per-node": "2"}, {"strategy": "ps"}),
         ({"nproc-per-node": "2"}, {"workers": "2"}),
-        ({"module": "True", "no-python": "True"}, {}),
+        ({"no-python": "True"}, {"run_as": "module"}),
     ):
         with pytest.raises(ConfigError):
             translate(given, others)

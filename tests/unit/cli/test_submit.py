@@ -68,6 +68,16 @@ def test_the_script_is_the_first_word_that_is_no_options_value(
     assert folder == tmp_path / "code"
 
 
+@pytest.mark.parametrize("flag", ["-m", "--module"])
+def test_with_a_module_the_folder_of_the_command_travels(
+    sent: Sent, tmp_path: Path, flag: str
+) -> None:
+    words = [flag, "code.train", "--workers", "4", "--", "--lr", "0.1"]
+    done = CliRunner().invoke(app, ["submit", *ADDRESS, *words])
+    assert done.exit_code == 0, done.output
+    assert sent[0][1:3] == (shlex.join(["paceline", "run", "--backend", "ray", *words]), tmp_path)
+
+
 def test_a_resume_of_the_scripts_own_is_not_ours(sent: Sent) -> None:
     done = CliRunner().invoke(app, ["submit", *ADDRESS, "code/train.py", "--", "--resume"])
     assert done.exit_code == 0, done.output

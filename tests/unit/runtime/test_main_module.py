@@ -79,6 +79,61 @@ def test_a_script_ends_as_one_of_python_s_own(tmp_path: Path) -> None:
     assert zipfile.ZipFile(tmp_path / "archive").read("name") == b"kept"
 
 
+MODULE = """
+import sys
+from . import helper
+from .deep import helper as deeper
+print(__name__, __package__, __spec__.name, sys.argv, sys.path[0], helper.ARGV)
+"""
+ROUTE = """
+import os, sys
+from paceline.runtime import main_module
+sys.path.pop(0)
+sys.argv = [sys.argv[1], *sys.argv[2:]]
+main_module.run_module(sys.argv[0])
+"""
+
+
+def test_a_module_of_a_package_runs_as_python_runs_it(tmp_path: Path) -> None:
+    (tmp_path / "pkg" / "deep").mkdir(parents=True)
+    for place in ("pkg", "pkg/deep"):
+        (tmp_path / place / "__init__.py").touch()
+        (tmp_path / place / "helper.py").write_text("import sys; ARGV = sys.argv[:]")
+    (tmp_path / "pkg" / "__init__.py").write_text("import sys; assert sys.argv[0] == '-m'")
+    (tmp_path / "pkg" / "train.py").write_text(MODULE)
+
+    def said(*words: str) -> str:
+        done = subprocess.run(
+            [sys.executable, *words, "pkg.train", "--lr", "1"],
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+        assert done.stderr == ""
+        return done.stdout
+
+    expected = said("-m")
+    assert f"__main__ pkg pkg.train ['{tmp_path / 'pkg' / 'train.py'}', '--lr', '1']" in expected
+    assert said("-c", ROUTE) == expected
+
+
+def test_a_file_of_a_package_that_is_run_by_its_path_gets_the_remedy(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text("from .model import Model")
+    code = "from paceline.runtime import main_module; main_module.run_file('train.py')"
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert "no known parent package" in done.stderr
+    assert "paceline run -m pkg.train" in done.stderr
+
+
 FULL = """
 import ctypes, helper, io
 from paceline.runtime.output import replace_streams
