@@ -17,6 +17,7 @@ _CHANGED = "parameter '0.weight' was changed after job.prepare" + _INSTEAD
 _AVERAGE = "AveragedModel.update_parameters was given a model"
 _ROUNDED = "lr is a tensor of torch.float32, .* parameters of torch.float64 .* make it a number"
 _GROUP = "add_param_group was called after job.prepare.* with requires_grad=True, and call"
+_IN_LOOP = "add_param_group was called in a loop over job.batches; do it between two loops"
 
 
 class Refusal(NamedTuple):
@@ -34,8 +35,9 @@ def refusal(case: Case, holder: Holder) -> Refusal | None:
         found = _of_servers(case)
         if found is not None:
             return found
-    if case.edit == "group":
-        return Refusal(_GROUP, EDITED)
+    if case.edit == "group" and holder != "alone":
+        held_by_all = holder in ("allreduce", "deterministic")
+        return Refusal(_IN_LOOP if held_by_all else _GROUP, EDITED)
     return None
 
 

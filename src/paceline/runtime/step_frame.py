@@ -81,6 +81,8 @@ class StepFrame(ABC, Generic[Step]):
         self.num_optimizers, self.accumulate = num_optimizers, accumulate
         self.has_taken = False
         """Whether an optimizer has changed its parameters."""
+        self.has_closure = False
+        """Whether an optimizer computes gradients within its step."""
         self.num_steps = 0
         """Steps that have begun."""
         self.excluded_s = 0.0

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from types import MethodType
-from typing import Any
+from typing import Any, Literal
 
 from torch import Tensor, nn
 from torch.amp import GradScaler
@@ -21,12 +21,22 @@ BEGIN_LATER = (
     "gradient, and stays as it is"
 )
 """The remedy, which computes what torch does for a group that is added later."""
+BY_EPOCH = (
+    "do it between two loops over job.batches, by the number of the epoch, so that a worker that "
+    "joins later does it, too: if epoch >= 3"
+)
+"""The remedy of members that may change groups between two loops."""
+Regrouping = Literal["never", "between loops", "freely"]
 
 
 class Stepping:
     """The part of a `Strategy` that makes ``optimizer.step()`` a step of the job."""
 
     _loop: StepFrame[Any] | None
+    regrouping: Regrouping = "never"
+    """When scripts may add groups to an optimizer, or thaw what was frozen at ``prepare``."""
+    takes_closures = False
+    """Whether an optimizer may compute gradients within its step."""
 
     def __init__(self, spec: JobSpec, rank: int) -> None:
         self.spec, self.rank = spec, rank
@@ -37,7 +47,9 @@ class Stepping:
         self.accumulate = 1
         """See `Strategy.accumulate`."""
         #: What the optimizers' own steps are.
-        self._takes: list[Callable[[], Any]] = []
+        self._takes: list[Callable[..., Any]] = []
+        #: Of each optimizer, whether each parameter that the members know is trained; by its id.
+        self._known: list[dict[int, bool]] = []
 
     @property
     def step_in_hand(self) -> int:
@@ -52,48 +64,90 @@ class Stepping:
         self, optimizers: Sequence[Optimizer], scalers: Sequence[GradScaler] = ()
     ) -> None:
         self._optimizers = optimizers
+        self._know(trained_by(optimizers))
         for number, optimizer in enumerate(optimizers):
             self._follow(optimizer, number)
         for scaler in scalers:
             follow_steps(scaler, optimizers, lambda: self._loop)
 
+    def _know(self, trained: Sequence[nn.Parameter]) -> None:
+        """From here on members know all parameters of the optimizers, and train these."""
+        numbers = set(map(id, trained))
+        self._known = [
+            {id(param): id(param) in numbers for param in params_of(one)}
+            for one in self._optimizers
+        ]
+
     def _follow(self, optimizer: Optimizer, number: int) -> None:
         """Make ``optimizer.step()`` apply the mean over all workers, or nothing."""
-        if isinstance(optimizer, LBFGS):
-            raise ConfigError(
-                "job.prepare: LBFGS computes gradients again and again within a step, and a job "
-                "computes them once for each batch; use another optimizer"
-            )
+        if isinstance(optimizer, LBFGS) and not self.takes_closures:
+            raise ConfigError(f"job.prepare: LBFGS {_ONCE}")
         take = optimizer.step
-        known = {id(param): param.requires_grad for param in params_of(optimizer)}
         self._takes.append(take)
 
         def step(own: Optimizer, closure: Callable[[], Any] | None = None) -> Any:
-            if closure is not None:
-                raise ConfigError(
-                    f"{type(own).__name__}.step() was given a closure, which computes gradients "
-                    "again and again; a job takes optimizers that use them once"
-                )
+            if closure is not None and not self.takes_closures:
+                raise ConfigError(f"{type(own).__name__}.step() with a closure {_ONCE}")
             if self._loop is None:
                 raise ConfigError(OUTSIDE)
             own._opt_called = True  # type: ignore[attr-defined]
-            _check_known(own, known)
+            self._check_known(own, self._known[number])
+            self._loop.has_closure |= closure is not None
+            found = None
             if self._loop.on_step(number):
-                take()
+                found = take() if closure is None else take(closure)
             self._loop.stepped()
-            return None
+            return found
 
         # What schedulers made before look for, to see whether somebody took `step` away from them.
         step._wrapped_by_lr_sched = True  # type: ignore[attr-defined]
         optimizer.step = MethodType(step, optimizer)  # type: ignore[method-assign]
-        optimizer.add_param_group = MethodType(_refuse_group, optimizer)  # type: ignore[method-assign]
+        if self.regrouping != "freely":
+            self._guard_groups(optimizer)
+
+    def _guard_groups(self, optimizer: Optimizer) -> None:
+        add = optimizer.add_param_group
+
+        def add_param_group(own: Optimizer, group: dict[str, Any]) -> None:
+            said = f"{type(own).__name__}.add_param_group was called"
+            if self.regrouping == "never":
+                raise ConfigError(
+                    f"{said} after job.prepare; other workers, and cuts, have the groups of then: "
+                    f"{BEGIN_LATER}"
+                )
+            if self._loop is not None:
+                raise ConfigError(f"{said} in a loop over job.batches; {BY_EPOCH}")
+            add(group)
+
+        optimizer.add_param_group = MethodType(add_param_group, optimizer)  # type: ignore[method-assign]
+
+    def _check_known(self, optimizer: Optimizer, known: dict[int, bool]) -> None:
+        """Raises ConfigError: it would train something by the gradients of this worker alone."""
+        if self.regrouping == "freely":
+            return
+        then, remedy = "at job.prepare", BEGIN_LATER
+        if self.regrouping == "between loops":
+            then, remedy = "when the loop over job.batches began", f"{BY_EPOCH}; or {BEGIN_LATER}"
+        for param in params_of(optimizer):
+            shape = tuple(param.shape)
+            if id(param) not in known:
+                raise ConfigError(
+                    f"a parameter of shape {shape} was not in the groups of "
+                    f"{type(optimizer).__name__} {then}, so that no other worker, and no cut, "
+                    f"knows it; {remedy}"
+                )
+            if not known[id(param)] and param.grad is not None:
+                raise ConfigError(
+                    f"a parameter of shape {shape} has a gradient, but was frozen {then}, so that "
+                    f"it is not averaged over the workers; {remedy}"
+                )
 
 
-def _refuse_group(optimizer: Optimizer, *_: Any) -> None:
-    raise ConfigError(
-        f"{type(optimizer).__name__}.add_param_group was called after job.prepare; other workers, "
-        f"and cuts, have the groups of then: {BEGIN_LATER}"
-    )
+_ONCE = (
+    "computes gradients again and again within one step, and workers average them once for each "
+    "batch: train this script in one process (python train.py), or take an optimizer that steps "
+    "on the gradients of loss.backward()"
+)
 
 
 def params_of(optimizer: Optimizer) -> list[nn.Parameter]:
@@ -101,31 +155,22 @@ def params_of(optimizer: Optimizer) -> list[nn.Parameter]:
     return [param for group in optimizer.param_groups for param in group["params"]]
 
 
-def _check_known(optimizer: Optimizer, known: dict[int, bool]) -> None:
-    """Raises ConfigError: it would train something by the gradients of this worker alone."""
-    for param in params_of(optimizer):
-        if id(param) not in known:
-            raise ConfigError(
-                f"a parameter of shape {tuple(param.shape)} was not in the groups of "
-                f"{type(optimizer).__name__} at job.prepare, so that no other worker, and no cut, "
-                f"knows it; {BEGIN_LATER}"
-            )
-        if not known[id(param)] and param.grad is not None:
-            raise ConfigError(
-                f"a parameter of shape {tuple(param.shape)} has a gradient, but was frozen at "
-                f"job.prepare, so that it is not averaged over the workers; {BEGIN_LATER}"
-            )
-
-
-def trained_by(optimizers: Sequence[Optimizer]) -> list[nn.Parameter]:
+def trained_by(
+    optimizers: Sequence[Optimizer], before: Sequence[nn.Parameter] = ()
+) -> list[nn.Parameter]:
     """The parameters of all optimizers, each once, in their order.
+
+    Args:
+        optimizers: all.
+        before: parameters that count, though they may be frozen now.
 
     Raises:
         ConfigError: one that is not there, or is in two optimizers.
     """
-    params: list[nn.Parameter] = []
+    counting, params = set(map(id, before)), list[nn.Parameter]()
     for optimizer in optimizers:
-        params += [param for param in params_of(optimizer) if param.requires_grad]
+        of_one = params_of(optimizer)
+        params += [param for param in of_one if param.requires_grad or id(param) in counting]
     if len({id(param) for param in params}) < len(params):
         raise ConfigError("a parameter is in two optimizers (or twice in one); give it to one")
     return params

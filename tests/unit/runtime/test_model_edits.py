@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
-from torch.optim import LBFGS, SGD
+from torch.optim import SGD
 
 import paceline as pl
 from paceline.base.errors import ConfigError
@@ -25,12 +25,6 @@ def test_what_is_evaluated_keeps_its_dtype(dtype: torch.dtype) -> None:
     found = job.evaluate(lambda batch: {"p": batch.x.to(dtype)}, rows(), batch_size=24)
     assert found["p"].dtype == dtype
     assert torch.equal(found["p"], X.to(dtype))
-
-
-def test_lbfgs_is_refused_at_prepare() -> None:
-    model = nn.Linear(4, 1)
-    with pytest.raises(ConfigError, match=r"job.prepare: LBFGS computes gradients again and again"):
-        pl.init().prepare(model, LBFGS(model.parameters()))
 
 
 def test_job_step_counts_steps() -> None:

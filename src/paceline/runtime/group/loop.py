@@ -141,7 +141,7 @@ class GroupLoop(StepFrame[GroupStep]):
             self._client.mark(computing=True)
             whole = self._shares.next(run)
             step = self._try(run, group, whole)
-            if step is None:
+            if step is None or not (self.num_steps or self._trains_as_all(step)):
                 continue
             if not whole:
                 if self._prove(step):
@@ -245,6 +245,7 @@ class GroupLoop(StepFrame[GroupStep]):
                 self._client.ready_for_cut,
                 self._client.wants_out,
                 *self._watcher.word(held, joins=group.rank in joiners_of(run, number)),
+                *self._watcher.trained,
             )
             gathering = group.gather(told)
         except BREAKING as error:
@@ -254,6 +255,22 @@ class GroupLoop(StepFrame[GroupStep]):
         weight = num_samples(self._sharing.samples(whole, runs[group.rank]))
         global_batch = self._feed.global_batch(num_sharing(run, number))
         return GroupStep(run, group, gathering, division, heard, whole, global_batch, runs, weight)
+
+    def _trains_as_all(self, step: GroupStep) -> bool:
+        """Compare what members train, in our first step of a loop; False: the group is over.
+
+        What is trained changes between loops. So if two members differ, one of them has come to its
+        first step, and finds it before it sums anything.
+        """
+        self._client.mark(computing=False)
+        try:
+            told = [Told(*numbers) for numbers in step.gathering.wait()]
+        except BREAKING as error:
+            self._client.failed(step.run, f"entering a loop: {error}")
+            return False
+        self._client.mark(computing=True)
+        self._watcher.check_trained([(one.trained, one.of_trained) for one in told], step.group)
+        return True
 
     def _prove(self, step: GroupStep) -> bool:
         """All of the feed is in our model: wait until all others are as far."""

@@ -20,6 +20,7 @@ from time import monotonic, sleep  # noqa: TID251
 import torch
 from torch import Tensor, nn
 from torch.autograd import Variable
+from torch.utils.hooks import RemovableHandle
 
 from paceline.base.errors import ConfigError
 from paceline.runtime.group.group import BREAKING, Collective, Group
@@ -195,8 +196,19 @@ class Reducer:
         self._handed_in = False
         self.left_out = False
         """A member has left the step out that was finished last."""
-        for param in params:
-            param.register_post_accumulate_grad_hook(self._on_gradient)
+        self._hooks = [self._hook(param) for param in params]
+
+    def _hook(self, param: nn.Parameter) -> RemovableHandle:
+        trained = param.requires_grad
+        # One that is frozen for a while has no hook otherwise.
+        hook = param.requires_grad_(True).register_post_accumulate_grad_hook(self._on_gradient)
+        param.requires_grad_(trained)
+        return hook
+
+    def close(self) -> None:
+        """Another one averages from now on."""
+        for hook in self._hooks:
+            hook.remove()
 
     def begin(self, group: Group, runs: Sequence[range], *, whole: bool = True) -> None:
         """A step begins, whose gradients are summed in this group.

@@ -34,6 +34,9 @@ class Told(NamedTuple):
     checksum: int
     check_at: int
     every: int
+    trained: int
+    """This and what follows: see `Watcher.trained`."""
+    of_trained: int
 
     @property
     def word(self) -> Word:

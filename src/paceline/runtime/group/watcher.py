@@ -86,9 +86,33 @@ class Watcher:
         }
         self._settings = [OptimizerSettings(optimizer) for optimizer in optimizers]
         self._stepping: dict[int, int] = {}
+        self.trained = 0, 0
+        """How many parameters are trained, and a digest of them and of the optimizers' groups."""
         self._timed_from: tuple[int, float] | None = None
 
     # ------------------------------------------------------------------ as training goes on
+
+    def trains(self, params: Sequence[nn.Parameter]) -> None:
+        """From here on these are trained; all members must say the same."""
+        groups = [[len(one["params"]) for one in each.param_groups] for each in self._optimizers]
+        rows = [[self._names.get(id(one), ""), str(one.dtype), *one.shape] for one in params]
+        self.trained = len(params), _digest([groups, rows])
+
+    @staticmethod
+    def check_trained(told: Sequence[tuple[int, int]], group: Group) -> None:
+        """Compare what all members train.
+
+        Raises:
+            ConfigError: they differ: sums would be of different sizes.
+        """
+        if len(set(told)) > 1:
+            nodes = [member.node for member in group.run.members]
+            shown = [f"{count} tensors, {digest:016x}" for count, digest in told]
+            raise ConfigError(
+                "the workers train different parameters, or have different groups of them: "
+                f"{in_words(nodes, shown)}. Between two loops over job.batches all of them may "
+                "thaw parameters, or add groups, by the number of the epoch: if epoch >= 3"
+            )
 
     def stepping(self, number: int, step: StepNo) -> None:
         """An optimizer is about to change the model, which completes this step."""

@@ -27,6 +27,7 @@ from paceline.runtime.data.work import Array
 from paceline.runtime.state.begun import plain, prepared, tell_differences
 from paceline.runtime.state.outside import START, Outside
 from paceline.runtime.state.restoring import (
+    fits,
     restore_module,
     restore_optimizer,
     restore_unsaved,
@@ -99,6 +100,8 @@ class Replica:
     ) -> None:
         self._script = script
         self._position = position or Position()
+        self.is_whole = True
+        """Whether all that was loaded last is held; see `load_what_fits`."""
         self.modules, self.optimizers, self.schedulers = modules, optimizers, schedulers
         self.scalers = scalers
         self._outside = outside or Outside(schedulers, lambda _: 1)
@@ -167,8 +170,19 @@ class Replica:
         Raises:
             PermanentError: it is missing or damaged, or is no state.
         """
+        self._load_cut(places, whole=True)
+
+    def load_what_fits(self, *places: Path) -> None:
+        """The same, but an optimizer stays as it is whose groups the script is still to add.
+
+        Raises:
+            PermanentError: see `load_cut`.
+        """
+        self._load_cut(places, whole=False)
+
+    def _load_cut(self, places: Sequence[Path], *, whole: bool) -> None:
         ((name, expected),) = read_manifest(*places).files.items()
-        self.load_saved(read_file(name, expected, *places, into=self._arrays()))
+        self.load_saved(read_file(name, expected, *places, into=self._arrays()), whole=whole)
 
     def _arrays(self) -> dict[str, Array]:
         """Our tensors by their names in a cut, as far as they can be written to where they are."""
@@ -176,8 +190,10 @@ class Replica:
         named = zip(names_of(skeleton), tensors, strict=True)
         return {name: as_array(tensor) for name, tensor in named if _is_plain(tensor)}
 
-    def load_saved(self, saved: Mapping[str, Array]) -> None:
+    def load_saved(self, saved: Mapping[str, Array], *, whole: bool = True) -> None:
         """Become what a cut holds; its arrays become ours.
+
+        ``whole``: all of it, see `load_what_fits`.
 
         Raises:
             PermanentError: it is no state.
@@ -187,7 +203,7 @@ class Replica:
             torch.from_numpy(saved[name]).view(getattr(torch, dtype)).reshape(shape)
             for name, (dtype, shape) in zip(names_of(layout.skeleton), layout.tensors, strict=True)
         ]
-        self._become(put_together(layout.skeleton, tensors))
+        self._become(put_together(layout.skeleton, tensors), whole=whole)
 
     def load(self, arrived: "Arriving") -> None:
         """Become what arrived."""
@@ -210,7 +226,7 @@ class Replica:
                 found.append(torch.empty(shape, dtype=getattr(torch, dtype)))
         return found
 
-    def _become(self, state: Any) -> None:
+    def _become(self, state: Any, *, whole: bool = True) -> None:
         begun = state.get("begun", self._begun)
         tell_differences(self._begun, begun)
         self._begun = begun
@@ -219,8 +235,12 @@ class Replica:
                 restore_module(module, one)
             for module, others in zip(self.modules, state.get("unsaved", ()), strict=False):
                 restore_unsaved(module, others)
+        self.is_whole = True
         for optimizer, one in zip(self.optimizers, state["optimizers"], strict=True):
-            restore_optimizer(optimizer, one)
+            if whole or fits(optimizer, one):
+                restore_optimizer(optimizer, one)
+            else:
+                self.is_whole = False
         for scheduler, one in zip(self.schedulers, state["schedulers"], strict=True):
             scheduler.load_state_dict(one)
         for scaler, one in zip(self.scalers, state["scalers"], strict=True):

@@ -6,7 +6,7 @@ whatever they were when the state was taken.
 """
 
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -24,10 +24,15 @@ CPU = torch.device("cpu")
 def restore_optimizer(optimizer: Optimizer, state: dict[str, Any]) -> None:
     """Make an optimizer what `Optimizer.state_dict` gave, with the dtypes that it had.
 
+    Groups that the script has added since then stay as they are, without state.
+
     Raises:
         ConfigError: it has other groups of parameters.
     """
-    _check_groups(optimizer, state)
+    more = _more_groups(optimizer, state)
+    if more:
+        added = optimizer.state_dict()["param_groups"][-more:]
+        state = {**state, "param_groups": [*state["param_groups"], *added]}
     before = [dict(group) for group in optimizer.param_groups]
     optimizer.load_state_dict(state)
     params = [param for group in optimizer.param_groups for param in group["params"]]
@@ -44,14 +49,25 @@ def restore_optimizer(optimizer: Optimizer, state: dict[str, Any]) -> None:
                 group[key] = _kept(own.get(key), value)
 
 
-def _check_groups(optimizer: Optimizer, state: Mapping[str, Any]) -> None:
-    ours = [len(group["params"]) for group in optimizer.param_groups]
-    theirs = [len(group["params"]) for group in state["param_groups"]]
-    if ours != theirs:
+def fits(optimizer: Optimizer, state: Mapping[str, Any]) -> bool:
+    """Whether an optimizer has all groups of a state."""
+    ours, theirs = _sizes(optimizer.param_groups), _sizes(state["param_groups"])
+    return ours[: len(theirs)] == theirs
+
+
+def _more_groups(optimizer: Optimizer, state: Mapping[str, Any]) -> int:
+    ours, theirs = _sizes(optimizer.param_groups), _sizes(state["param_groups"])
+    if not fits(optimizer, state):
         raise ConfigError(
             f"{type(optimizer).__name__} has groups of {ours} parameters, and the state that it is "
-            f"to take over has {theirs}; give an optimizer all of its groups before job.prepare"
+            f"to take over has {theirs}; give an optimizer all of its groups before job.prepare, "
+            "or add them before the first loop of the epoch, by its number: if epoch >= 3"
         )
+    return len(ours) - len(theirs)
+
+
+def _sizes(groups: Sequence[Mapping[str, Any]]) -> list[int]:
+    return [len(group["params"]) for group in groups]
 
 
 def _exactly(value: Any, loaded: Any) -> Any:

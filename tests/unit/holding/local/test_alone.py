@@ -143,16 +143,7 @@ def _prepared() -> tuple[pl.Job, nn.Module, Optimizer]:
     return job, model, optimizer
 
 
-def test_what_workers_that_hold_the_model_could_not_do_is_refused() -> None:
-    job, model, optimizer = _prepared()
-    loop = job.batches(_data(), BATCH_SIZE)
-    batch = next(loop)
-    with pytest.raises(ConfigError, match="a closure, which computes gradients again and again"):
-        optimizer.step(lambda: 0.0)
-    model.bias.requires_grad_(True)
-    _loss(model, batch).backward()
-    with pytest.raises(ConfigError, match=r"was frozen at job\.prepare"):
-        optimizer.step()
+def test_a_parameter_in_two_optimizers_is_refused() -> None:
     other = nn.Linear(4, 1)
     twice = [SGD(other.parameters(), lr=0.1) for _ in range(2)]
     with pytest.raises(ConfigError, match="is in two optimizers"):

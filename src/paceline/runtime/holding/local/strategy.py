@@ -33,12 +33,12 @@ from paceline.wire.spec import JobSpec
 class Local(Stepping):
     """`Strategy` of the only worker there is."""
 
-    takes_growth = is_alone = can_accumulate = True
+    takes_growth = is_alone = can_accumulate = takes_closures = True
+    regrouping = "freely"
     _loop: "LocalLoop | None"
 
     def __init__(self, spec: JobSpec) -> None:
         super().__init__(spec, rank=0)
-        self._params: list[nn.Parameter] = []
         self._dealing = Dealing()
         self.step = 0
         """See `Strategy.step`."""
@@ -55,7 +55,6 @@ class Local(Stepping):
         scalers: Sequence[GradScaler] = (),
     ) -> None:
         """Prepare the model; schedulers stay as they are, since every batch is a step."""
-        self._params = trained_by(optimizers)
         self._follow_all(optimizers, scalers)
 
     def open_feed(self, feed: Feed, growth: Growth | None = None) -> Feed:
@@ -149,7 +148,7 @@ class Local(Stepping):
         """Nobody keeps cuts of a job of one process."""
 
     def clip_grad_norm_(self, max_norm: float) -> Tensor:
-        return clip_whole(self._params, max_norm)
+        return clip_whole(trained_by(self._optimizers), max_norm)
 
 
 class LocalLoop(StepFrame[StepInHand]):
@@ -250,7 +249,8 @@ class LocalLoop(StepFrame[StepInHand]):
         step.stepped.add(optimizer)
         params = params_of(self._optimizers[optimizer])
         self._has_gradient |= any(param.grad is not None for param in params)
-        if not self._has_gradient and len(step.stepped) == self.num_optimizers:
+        lacks = not (self._has_gradient or self.has_closure)
+        if lacks and len(step.stepped) == self.num_optimizers:
             raise ConfigError(NO_GRADIENT)
         self.has_taken = True
         return True

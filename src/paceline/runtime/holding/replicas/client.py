@@ -150,8 +150,10 @@ class GroupClient(MemberClient):
         assert self._replica is not None
         assert order.cut is not None
         replica, cuts, cut = self._replica, self.process.cuts, order.cut
+        # At the end of a feed the script is still to come to where it adds groups to optimizers.
+        load = replica.load_cut if isinstance(order, CatchUp) else replica.load_what_fits
         # Its files may have to be fetched first.
-        return self._aside(lambda: replica.load_cut(*cuts.places(cut)))
+        return self._aside(lambda: load(*cuts.places(cut)))
 
     def _aside(self, read: Callable[[], None]) -> "Future[None]":
         """Read a state in a thread of its own: with the lock held nobody would hear of us."""
@@ -209,7 +211,7 @@ class GroupClient(MemberClient):
                 self._exchange.wait()
             try:
                 read.result()
-                self._holds = self._loaded
+                self._holds = self._loaded if self._replica.is_whole else 0
             except PermanentError as error:
                 # A peer holds all of it. If none does, the master finds a cut that can be read.
                 self.await_state()

@@ -28,9 +28,10 @@ from paceline.runtime.group.watcher import Watcher
 from paceline.runtime.holding.replicas.blocks import BlockReducer
 from paceline.runtime.holding.replicas.buffers import Buffers
 from paceline.runtime.holding.replicas.client import GroupClient
+from paceline.runtime.prepared import check_parameters
 from paceline.runtime.process import Process
 from paceline.runtime.state.replica import Replica
-from paceline.runtime.stepping import trained_by
+from paceline.runtime.stepping import params_of, trained_by
 from paceline.runtime.strategy import Evaluation, Readers, Results
 from paceline.wire.messages.feeds import Feed
 
@@ -43,10 +44,16 @@ def begin(process: Process) -> "Replicated":
 class Replicated(Together):
     """`Strategy` of a member of an elastic group."""
 
+    regrouping = "between loops"
+
     def __init__(self, process: Process) -> None:
         self.client = GroupClient(process)
         super().__init__(self.client)
         self._reducer: Reducer | None = None
+        self._modules: Sequence[nn.Module] = ()
+        self._buffers: Buffers | None = None
+        #: What is trained though it may be frozen now: it was not when it was prepared.
+        self._first: Sequence[nn.Parameter] = ()
         keep_to_network(self.spec, "NCCL_SOCKET_IFNAME", "=")
         self.can_accumulate = not self.spec.deterministic
         if self.spec.deterministic:
@@ -62,20 +69,16 @@ class Replicated(Together):
         check_dense(modules)
         check_movable(modules)
         check_own_statistics(modules)
-        self._params = trained_by(optimizers)
-        self.client.device = device_of(self._params)
-        # With several optimizers a backward may belong to any of them: nothing leaves before all
-        # of them step.
-        early = len(optimizers) == 1
-        if self.spec.deterministic:
-            buffers = Buffers(modules)
-            self._reducer = BlockReducer(self._params, buffers, early=early)
-            self._watcher = Watcher(modules, optimizers, buffers.named)
-        else:
-            self._reducer = Reducer(self._params, early=early)
-            self._watcher = Watcher(modules, optimizers)
-        self.client.on_another = self._watcher.watch.copied
+        self._modules = modules
         self._follow_all(optimizers, scalers)
+        if self.spec.deterministic:
+            self._buffers = Buffers(modules)
+            self._watcher = Watcher(modules, optimizers, self._buffers.named)
+        else:
+            self._watcher = Watcher(modules, optimizers)
+        self._first = trained_by(optimizers)
+        self._begin_to_train(self._first, self._watcher)
+        self.client.on_another = self._watcher.watch.copied
         outside = self._outside(schedulers)
         self._average_once_per_step(modules)
         self.client.start(
@@ -90,10 +93,36 @@ class Replicated(Together):
             )
         )
 
+    def _begin_to_train(self, params: list[nn.Parameter], watcher: Watcher) -> None:
+        """From now on the members average the gradients of these."""
+        self._params = params
+        self.client.device = device_of(params)
+        self._know(params)
+        watcher.trains(params)
+        if self._reducer is not None:
+            self._reducer.close()
+        # With several optimizers a backward may belong to any of them: nothing leaves before all
+        # of them step.
+        early = len(self._optimizers) == 1
+        if self._buffers is not None:
+            self._reducer = BlockReducer(params, self._buffers, early=early)
+        else:
+            self._reducer = Reducer(params, early=early)
+
+    def _regroup(self) -> None:
+        """Take in what the script has thawed, or added to an optimizer, between two loops."""
+        params = trained_by(self._optimizers, self._first)
+        known = {id(param) for one in self._optimizers for param in params_of(one)}
+        if self._watcher is None or (_ids(params), known) == (_ids(self._params), {*self._known}):
+            return
+        check_parameters(self._modules, self._optimizers, alone=False)
+        self._begin_to_train(params, self._watcher)
+
     def train(self, feed: Feed, reader: Reader, ahead: int) -> Iterator[Any]:
         if self.client.is_complete(feed.feed):
             self.client.load_end(feed)
             return
+        self._regroup()
         if self.client.joins_others and not self.client.state.joining:
             self._make_room()
         yield from self._run(self._reducer, self._sharing(feed), feed, reader, ahead)
@@ -148,6 +177,10 @@ class Replicated(Together):
         if self._loop is not None:
             self._loop.settle()
         return clip_grad_norm_(self._params, max_norm)
+
+
+def _ids(params: Sequence[nn.Parameter]) -> list[int]:
+    return list(map(id, params))
 
 
 def _be_deterministic() -> None:
