@@ -27,7 +27,7 @@ from paceline.runtime.data.reader import Reader
 from paceline.runtime.data.work import Work
 from paceline.runtime.group.group import BREAKING, Group
 from paceline.runtime.group.member import MemberClient
-from paceline.runtime.group.reducer import Reducer
+from paceline.runtime.group.reducer import ALL, Reducer
 from paceline.runtime.group.shares import StepShares
 from paceline.runtime.group.short import Missing, ShortStep
 from paceline.runtime.group.step import GroupStep, Told, digest, joiners_of, num_sharing
@@ -60,7 +60,8 @@ class GroupLoop(StepFrame[GroupStep]):
         self._client, self._reducer, self._watcher = client, reducer, watcher
         self._shares, self._sharing, self._feed = shares, shares.sharing, shares.feed
         self._reader, self._ahead = reader, ahead
-        self._whole_steps = whole_steps or self._sharing.blocks > 0
+        # What a late member hands in at once would be of all turns.
+        self._whole_steps = whole_steps or self._sharing.blocks > 0 or reducer.takes_turns
         #: What one thread may have of a core.
         self._core = min(1.0, cpu_quota() or 1.0)
 
@@ -179,6 +180,10 @@ class GroupLoop(StepFrame[GroupStep]):
         may_lack = not self._whole_steps and max(lacking.left_out, lacking.late) > 0
         joiners = joiners_of(step.run, self._client.state.step + 1)
         joins, may_lack = step.group.rank in joiners, may_lack and not joiners
+        if joins and self._reducer.takes_turns:
+            # Nobody knows whose turn is next: it takes part in each one, with nothing of its own.
+            self._fall_behind(step)
+            joins = False
         self._reducer.begin(step.group, step.runs, whole=not (joins or may_lack))
         if may_lack:
             self._watch(step)
@@ -287,9 +292,16 @@ class GroupLoop(StepFrame[GroupStep]):
 
     # ------------------------------------------------------------------ after it
 
-    def _settle(self, step: GroupStep) -> None:
-        """Wait for the averaged gradients; whether they may change the model."""
+    def _settle(self, step: GroupStep, optimizer: int = ALL) -> None:
+        """Wait for the averaged gradients; whether they may change the model.
+
+        Args:
+            step: in hand.
+            optimizer: is about to step; `ALL`: none of them yet.
+        """
         if step.settled:
+            if step.on_trial and optimizer != ALL:
+                self._take_turn(step, optimizer)
             return
         self._reducer.await_device()  # what it took is what the policies go by
         waited_s = step.data_s - step.waited_before_s
@@ -313,6 +325,8 @@ class GroupLoop(StepFrame[GroupStep]):
             return
         step.settled, step.compute_s = True, took_s
         step.computed_cpu_s = process_time()
+        self._reducer.wants(optimizer)
+        start_s = monotonic()
         try:
             self._flush(step)
             self._client.mark(computing=False)
@@ -325,8 +339,46 @@ class GroupLoop(StepFrame[GroupStep]):
             self._client.failed(step.run, f"step {self._client.state.step + 1}: {error}")
             self._reducer.drop()
             return
+        step.turns_s = monotonic() - start_s
         self._client.mark(computing=True)
-        step.holds = self._client.begin_update(step.run)
+        self._hold(step, optimizer)
+
+    def _hold(self, step: GroupStep, optimizer: int) -> None:
+        """The gradients of an optimizer are there: it may step, for good or on trial."""
+        if step.left_out or self._reducer.is_last_turn(step.stepped, optimizer):
+            step.holds = self._client.begin_update(step.run)
+            if not step.holds:
+                self._take_back(step)
+            step.on_trial = False
+        elif self._client.begin_trial(step.run):
+            step.on_trial = True
+        else:
+            self._take_back(step)
+
+    def _take_turn(self, step: GroupStep, optimizer: int) -> None:
+        """Others have stepped on trial, and now this one is about to."""
+        if self._reducer.is_due(optimizer):
+            self._reducer.await_device()
+            waited_s = step.data_s - step.waited_before_s + step.turns_s
+            begun_s, step.computed_cpu_s = monotonic(), process_time()
+            step.compute_s = begun_s - step.start_s - self.excluded_s - waited_s
+            self._reducer.wants(optimizer)
+            self._client.mark(computing=False)
+            try:
+                self._reducer.finish()
+            except BREAKING as error:
+                self._client.failed(step.run, f"step {self._client.state.step + 1}: {error}")
+                self._reducer.drop()
+                self._take_back(step)
+                return
+            step.turns_s += monotonic() - begun_s
+            self._client.mark(computing=True)
+        self._hold(step, optimizer)
+
+    def _take_back(self, step: GroupStep) -> None:
+        """The step comes again: nothing of it is in the model."""
+        self._reducer.take_back()
+        step.on_trial = False
 
     def _await_sums(self, step: GroupStep) -> None:
         """Make the gradients the mean over all that is in the step."""
@@ -398,21 +450,25 @@ class GroupLoop(StepFrame[GroupStep]):
 
     def _take(self, step: GroupStep, optimizer: int) -> bool:
         self._check_place(step.batch_no)
-        self._settle(step)
+        self._settle(step, optimizer)
         self._check_called_once()
+        if step.on_trial:
+            self._reducer.keep(optimizer)
+        elif step.changes:
+            self._reducer.check_over(optimizer)
         step.stepped.add(optimizer)
-        if step.holds:
+        if step.holds or step.on_trial:
             self._watcher.stepping(optimizer, self._client.state.next_step)
-        changes = step.holds and not step.left_out
-        self.has_taken |= changes
-        return changes
+        self.has_taken |= step.changes
+        return step.changes
 
     def _check_called_once(self) -> None:
         if self._reducer.called_twice:
             raise ConfigError(
                 "loss.backward() was called again for one batch when its gradients were averaged "
                 "over all workers: add the losses up and call it once, or, with several "
-                "optimizers, call it before the first of them steps"
+                "optimizers, call it before the first of them steps (optimizers in turn, as of a "
+                "GAN, train with --strategy allreduce, without deterministic)"
             )
 
     def _all_stepped(self, step: GroupStep) -> None:
@@ -430,9 +486,15 @@ class GroupLoop(StepFrame[GroupStep]):
 
     def settle(self) -> bool:
         """Settle the averaged gradients."""
-        if self.step is not None:
-            self._settle(self.step)
-        return self.step is not None and self.step.holds
+        step = self.step
+        if step is not None:
+            self._settle(step)
+        return step is not None and (step.holds or step.on_trial)
+
+    @property
+    def in_step(self) -> bool:
+        """Whether a batch is in hand on which the optimizers have not all stepped."""
+        return super().in_step or (self.step is not None and self.step.on_trial)
 
     def _note(self, step: GroupStep, bpt_s: float) -> None:
         if step.behind:  # it took as long as next to nothing takes
@@ -451,6 +513,8 @@ class GroupLoop(StepFrame[GroupStep]):
         self._client.unmark()
         self._client.in_body = False
         step = self.step
+        if step is not None and step.on_trial:
+            self._take_back(step)
         if step is not None and step.holds and len(step.stepped) < self.num_optimizers:
             self._client.give_up_update(torn=bool(step.stepped))
         self._client.leave_step()

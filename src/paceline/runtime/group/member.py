@@ -148,6 +148,14 @@ class MemberClient(MemberEdge):
         with self._changed:
             return self.state.begin_update(run)
 
+    def begin_trial(self, run: RunGroup) -> bool:
+        """A part of an update comes, and may be taken back: nobody may copy what we hold."""
+        self._keeper.wait()
+        with self._changed:
+            if self.state.running is not run:
+                self._do(self.state.failed(run, "it is over"))
+            return self.state.running is run
+
     def give_up_update(self, *, torn: bool) -> None:
         """An update was begun and will not be finished; ``torn``: some of it is in the model."""
         with self._changed:

@@ -27,6 +27,8 @@ from paceline.runtime.group.group import BREAKING, Collective, Group
 
 BUCKET_BYTES, FIRST_BUCKET_BYTES = 25 << 20, 1 << 20
 """As DDP's: the first is small, so that the first sum begins early."""
+ALL = -1
+"""In place of an optimizer: any that has gradients."""
 LEFT_OUT = -1024.0
 """In place of a mark: of fewer members than this the sum is negative, in any dtype."""
 FAIL_S, POLL_S = 0.05, 0.001
@@ -196,14 +198,15 @@ class Reducer:
         self._handed_in = False
         self.left_out = False
         """A member has left the step out that was finished last."""
-        self._hooks = [self._hook(param) for param in params]
+        self._hooks: list[RemovableHandle] = []
+        for param in params:
+            trained = param.requires_grad
+            param.requires_grad_(True)  # one that is frozen for a while takes no hook otherwise
+            self._hooks += self._hook(param)
+            param.requires_grad_(trained)
 
-    def _hook(self, param: nn.Parameter) -> RemovableHandle:
-        trained = param.requires_grad
-        # One that is frozen for a while has no hook otherwise.
-        hook = param.requires_grad_(True).register_post_accumulate_grad_hook(self._on_gradient)
-        param.requires_grad_(trained)
-        return hook
+    def _hook(self, param: nn.Parameter) -> list[RemovableHandle]:
+        return [param.register_post_accumulate_grad_hook(self._on_gradient)]
 
     def close(self) -> None:
         """Another one averages from now on."""
@@ -336,6 +339,33 @@ class Reducer:
             return False
         grads = (param.grad for bucket in self._buckets for param in bucket.params)
         return any(bool(grad.any()) for grad in grads if grad is not None)
+
+    # ------------------------------------------------------------------ several optimizers
+
+    takes_turns = False
+    """Whether an optimizer may step on gradients that were computed after the step of another."""
+
+    def is_due(self, optimizer: int) -> bool:
+        """Whether gradients of an optimizer are still to be averaged before it steps."""
+        return False
+
+    def wants(self, optimizer: int) -> None:
+        """`finish` is called for the step of this optimizer next; `ALL`: for all of them."""
+
+    def is_last_turn(self, stepped: set[int], optimizer: int) -> bool:
+        """Whether nothing is to be averaged any more once this optimizer steps, after others."""
+        return True
+
+    def check_over(self, optimizer: int) -> None:
+        """The step of an optimizer is for good: raise ConfigError if its gradients are not."""
+
+    def keep(self, optimizer: int) -> None:
+        """Copy what an optimizer is about to change: `take_back` may follow."""
+
+    def take_back(self) -> None:
+        """Undo the steps of all optimizers that were kept."""
+
+    # ------------------------------------------------------------------ the end of a step
 
     def update(self) -> None:
         """The optimizers have changed the parameters: change what else the step changes."""

@@ -84,10 +84,14 @@ class GroupStep(StepInHand):
     """A member has not stepped: its samples are done, and no parameter changes."""
     holds: bool = False
     """The averaged gradients are to change the model."""
+    on_trial: bool = False
+    """What optimizers change is taken back, unless the gradients of all others come, too."""
     last: bool = False
     """Some member wants it to be the last one in this group."""
     waited_before_s: float = 0.0
     """Of ``data_s``, what lies before ``start_s``."""
+    turns_s: float = 0.0
+    """Spent on waiting for sums, before the script computed what others of its optimizers need."""
     computed_cpu_s: float = 0.0
     """Processor time of the process when all was computed."""
     short: ShortStep | None = None
@@ -104,8 +108,8 @@ class GroupStep(StepInHand):
 
     @property
     def changes(self) -> bool:
-        """Whether the step changes the model."""
-        return self.holds and not self.left_out
+        """Whether the step changes the model, maybe on trial."""
+        return (self.holds or self.on_trial) and not self.left_out
 
     @property
     def is_last_batch(self) -> bool:

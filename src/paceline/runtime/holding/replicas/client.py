@@ -179,10 +179,17 @@ class GroupClient(MemberClient):
         self._exchange.leave(partial(self._exchange.data.send, order.source.inc, ask))
 
     def begin_update(self, run: RunGroup) -> bool:
+        self._leave_rest()
+        return super().begin_update(run)
+
+    def begin_trial(self, run: RunGroup) -> bool:
+        self._leave_rest()
+        return super().begin_trial(run)
+
+    def _leave_rest(self) -> None:
         with self._changed:
             self._at_rest, self._holds = False, 0
             self._photographs.clear()
-        return super().begin_update(run)
 
     def load_end(self, feed: Feed) -> None:
         """Become what a cut holds, if a feed was over before all of it was in our model.

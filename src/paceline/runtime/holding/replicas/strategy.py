@@ -13,6 +13,7 @@ from torch.nn.utils import clip_grad_norm_
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
+from paceline.base.errors import ConfigError
 from paceline.protocol.holding.group.division import Sharing
 from paceline.runtime.data.reader import Reader
 from paceline.runtime.group.checks import (
@@ -21,17 +22,12 @@ from paceline.runtime.group.checks import (
     check_own_statistics,
     device_of,
 )
-from paceline.runtime.group.reducer import Reducer
 from paceline.runtime.group.strategy import Together
 from paceline.runtime.group.transports import keep_to_network
-from paceline.runtime.group.watcher import Watcher
-from paceline.runtime.holding.replicas.blocks import BlockReducer
-from paceline.runtime.holding.replicas.buffers import Buffers
+from paceline.runtime.holding.replicas.averaging import Averaging
 from paceline.runtime.holding.replicas.client import GroupClient
-from paceline.runtime.prepared import check_parameters
 from paceline.runtime.process import Process
 from paceline.runtime.state.replica import Replica
-from paceline.runtime.stepping import params_of, trained_by
 from paceline.runtime.strategy import Evaluation, Readers, Results
 from paceline.wire.messages.feeds import Feed
 
@@ -49,11 +45,7 @@ class Replicated(Together):
     def __init__(self, process: Process) -> None:
         self.client = GroupClient(process)
         super().__init__(self.client)
-        self._reducer: Reducer | None = None
-        self._modules: Sequence[nn.Module] = ()
-        self._buffers: Buffers | None = None
-        #: What is trained though it may be frozen now: it was not when it was prepared.
-        self._first: Sequence[nn.Parameter] = ()
+        self._averaging: Averaging | None = None
         keep_to_network(self.spec, "NCCL_SOCKET_IFNAME", "=")
         self.can_accumulate = not self.spec.deterministic
         if self.spec.deterministic:
@@ -69,15 +61,12 @@ class Replicated(Together):
         check_dense(modules)
         check_movable(modules)
         check_own_statistics(modules)
-        self._modules = modules
         self._follow_all(optimizers, scalers)
-        if self.spec.deterministic:
-            self._buffers = Buffers(modules)
-            self._watcher = Watcher(modules, optimizers, self._buffers.named)
-        else:
-            self._watcher = Watcher(modules, optimizers)
-        self._first = trained_by(optimizers)
-        self._begin_to_train(self._first, self._watcher)
+        self._averaging = Averaging(
+            modules, optimizers, schedulers, scalers, deterministic=self.spec.deterministic
+        )
+        self._take_in(self._averaging)
+        self._watcher = self._averaging.watcher
         self.client.on_another = self._watcher.watch.copied
         outside = self._outside(schedulers)
         self._average_once_per_step(modules)
@@ -93,39 +82,22 @@ class Replicated(Together):
             )
         )
 
-    def _begin_to_train(self, params: list[nn.Parameter], watcher: Watcher) -> None:
-        """From now on the members average the gradients of these."""
-        self._params = params
-        self.client.device = device_of(params)
-        self._know(params)
-        watcher.trains(params)
-        if self._reducer is not None:
-            self._reducer.close()
-        # With several optimizers a backward may belong to any of them: nothing leaves before all
-        # of them step.
-        early = len(self._optimizers) == 1
-        if self._buffers is not None:
-            self._reducer = BlockReducer(params, self._buffers, early=early)
-        else:
-            self._reducer = Reducer(params, early=early)
-
-    def _regroup(self) -> None:
-        """Take in what the script has thawed, or added to an optimizer, between two loops."""
-        params = trained_by(self._optimizers, self._first)
-        known = {id(param) for one in self._optimizers for param in params_of(one)}
-        if self._watcher is None or (_ids(params), known) == (_ids(self._params), {*self._known}):
-            return
-        check_parameters(self._modules, self._optimizers, alone=False)
-        self._begin_to_train(params, self._watcher)
+    def _take_in(self, averaging: Averaging) -> None:
+        """From now on the members train this."""
+        self._params = averaging.params
+        self.client.device = device_of(self._params)
+        self._know(self._params)
 
     def train(self, feed: Feed, reader: Reader, ahead: int) -> Iterator[Any]:
         if self.client.is_complete(feed.feed):
             self.client.load_end(feed)
             return
-        self._regroup()
+        if self._averaging is not None and self._averaging.regroup():
+            self._take_in(self._averaging)
         if self.client.joins_others and not self.client.state.joining:
             self._make_room()
-        yield from self._run(self._reducer, self._sharing(feed), feed, reader, ahead)
+        reducer = self._averaging.reducer if self._averaging is not None else None
+        yield from self._run(reducer, self._sharing(feed), feed, reader, ahead)
 
     def _sharing(self, feed: Feed) -> Sharing:
         if not self.spec.deterministic:
@@ -152,10 +124,7 @@ class Replicated(Together):
 
         It would not where another batch of the step follows, or all of it because the group broke.
         """
-        if self._loop is None:
-            return False
-        self._loop.settle()
-        return self._loop.step is not None and self._loop.step.holds
+        return self._loop is not None and self._loop.settle()
 
     def evaluate(self, fn: Evaluation, feed: Feed, readers: Readers) -> Results:
         start_s = monotonic()
@@ -175,12 +144,13 @@ class Replicated(Together):
     def clip_grad_norm_(self, max_norm: float) -> Tensor:
         """Clip the mean gradient over all members."""
         if self._loop is not None:
+            if self._loop.step is not None and self._loop.step.stepped and self._loop.in_step:
+                raise ConfigError(
+                    "job.clip_grad_norm_ was called between the steps of two optimizers on one "
+                    "batch: it clips the gradients of all of them, so call it before the first step"
+                )
             self._loop.settle()
         return clip_grad_norm_(self._params, max_norm)
-
-
-def _ids(params: Sequence[nn.Parameter]) -> list[int]:
-    return list(map(id, params))
 
 
 def _be_deterministic() -> None:

@@ -1,0 +1,234 @@
+"""Gradients of several optimizers, averaged whenever one of them steps on some that are not yet.
+
+A script that trains two models in turn (a GAN) steps the first one, and computes the gradients of
+the second with what that step has changed:
+
+    loss_of_first.backward(); first.step()      # turn 1: the gradients of the first are averaged
+    loss_of_second.backward(); second.step()    # turn 2: those of the second
+
+Until the last turn is over the step may come again: what optimizers did in it is taken back then
+(`Undo`). Members tell each other at each turn which optimizer steps, and whose gradients they have.
+"""
+
+from collections.abc import Callable, Sequence
+
+from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
+
+from paceline.base.errors import ConfigError
+from paceline.runtime.group.group import Group
+from paceline.runtime.group.reducer import ALL, Bucket, Reducer, in_buckets
+from paceline.runtime.holding.replicas.undo import Undo
+
+LEAVES = -2
+"""In place of an optimizer: this member steps none of them on its batch."""
+_NOT_CLEARED = (
+    "loss.backward() adds to gradients that were left after an optimizer had stepped, and that are "
+    "those of this worker alone; call zero_grad() of that optimizer before it"
+)
+_EDITED = (
+    "gradients were changed between loss.backward() and optimizer.step() (by torch's clipping, for "
+    "example), when they were those of this worker alone: with several optimizers they are "
+    "averaged when one steps; clip with job.clip_grad_norm_(max_norm) before the first step of a "
+    "batch"
+)
+_IN_PARTS = (
+    "an optimizer stepped on gradients that were computed after another one had stepped, on a part "
+    "of a worker's share of the batch: such steps need the whole share as one batch; leave out "
+    "accumulate, and limits of a batch's size"
+)
+_SCALED = (
+    "optimizers step in turn, and one of their gradients is scaled by a GradScaler, which does not "
+    "know of a step that is taken back; compute in bfloat16, which needs none"
+)
+_AFTER_ALL = (
+    "loss.backward() was called after an optimizer of this batch had stepped, though in the "
+    "batches before all optimizers stepped on gradients of one time; call it before the first of "
+    "them steps, or have them take turns from the first batch on"
+)
+
+
+class TurnReducer(Reducer):
+    """See the module.
+
+    Args:
+        params: of each optimizer, those that are trained.
+        undo: of the optimizers.
+        scaled: whether the script has a scaler.
+    """
+
+    takes_turns = True
+
+    def __init__(
+        self, params: Sequence[Sequence[nn.Parameter]], undo: Undo, *, scaled: bool = False
+    ) -> None:
+        self._of = [[Bucket(some) for some in in_buckets(of_one)] for of_one in params]
+        self._undo, self._scaled = undo, scaled
+        self._owner: dict[Tensor, int] = {
+            param: number for number, of_one in enumerate(params) for param in of_one
+        }
+        #: Parameters with gradients that were not averaged, and the versions of these.
+        self._late: dict[Tensor, int] = {}
+        #: Parameters whose gradients of this batch are taken, but not averaged.
+        self._left: set[Tensor] = set()
+        #: Parameters whose gradients another batch has left, and nobody averaged.
+        self._stale: set[Tensor] = set()
+        self._averaged: set[int] = set()
+        self._taken: set[int] = set()
+        self._stepped: set[int] = set()
+        self._has_taken = self._leaves = False
+        self._num_parts = self._num_turns = 0
+        self._optimizer = ALL
+        #: None: not known yet. A scaler does not know of a step that is taken back.
+        self._alternates: bool | None = False if scaled else None
+        every = [param for of_one in params for param in of_one]
+        buckets = [bucket for of_one in self._of for bucket in of_one]
+        super().__init__(every, early=False, buckets=buckets)
+
+    def _hook(self, param: nn.Parameter) -> list[RemovableHandle]:
+        return [*super()._hook(param), param.register_hook(self._before(param))]
+
+    def _before(self, param: Tensor) -> Callable[[Tensor], None]:
+        def check(_gradient: Tensor) -> None:
+            if param in self._stale:
+                self._stale.discard(param)
+                if param.grad is not None and bool(param.grad.any()):
+                    raise ConfigError(_NOT_CLEARED)
+
+        return check
+
+    def _on_gradient(self, param: Tensor) -> None:
+        self._has_run = True
+        assert param.grad is not None
+        self._late[param] = param.grad._version
+
+    # ------------------------------------------------------------------ a step
+
+    def begin(self, group: Group, runs: Sequence[range], *, whole: bool = True) -> None:
+        super().begin(group, runs, whole=whole)
+        for bucket in self._buckets:
+            bucket.keep()  # views of one tensor have one version
+        self._num_turns = self._num_parts = 0
+        self._leaves = False
+        for some in (self._averaged, self._taken, self._stepped):
+            some.clear()
+
+    def expect(self, part: float, on_end: Callable[[], None], *, last: bool) -> None:
+        super().expect(part, on_end, last=last)
+        self._stale.update(self._left, self._late)
+        self._left.clear()
+        self._late.clear()
+        self._has_taken = False
+        self._num_parts += part > 0
+
+    def take(self) -> None:
+        fresh = self._fresh()
+        if self._has_taken and fresh and self._part:
+            raise ConfigError(_IN_PARTS)
+        super().take()
+        self._has_taken = True
+        self._taken |= fresh
+        self._left.update(self._late)
+        self._late.clear()
+
+    def forget(self) -> None:
+        super().forget()
+        self._left.clear()
+        self._late.clear()
+
+    def leave_out(self) -> None:
+        self._leaves = True
+
+    def _fresh(self) -> set[int]:
+        return {self._owner[param] for param in self._late}
+
+    # ------------------------------------------------------------------ its turns
+
+    def is_due(self, optimizer: int) -> bool:
+        return optimizer not in self._averaged or optimizer in self._fresh()
+
+    def wants(self, optimizer: int) -> None:
+        self._optimizer = optimizer
+
+    def is_last_turn(self, stepped: set[int], optimizer: int) -> bool:
+        waiting = set(range(len(self._of))) - stepped
+        if waiting == {optimizer}:
+            return True
+        return self._alternates is False and not any(map(self.is_due, waiting))
+
+    def check_over(self, optimizer: int) -> None:
+        if self.is_due(optimizer):
+            raise ConfigError(_SCALED if self._scaled else _AFTER_ALL)
+
+    def flush(self) -> None:
+        """Nothing leaves before all members have told whose turn it is."""
+
+    def finish(self, part: float = 1.0) -> None:
+        group = self._group
+        if group is None:
+            return
+        if self._num_turns and self._num_parts > 1:
+            raise ConfigError(_IN_PARTS)
+        turn = self._agree(group)
+        buckets = [bucket for number in turn for bucket in self._of[number]]
+        for bucket in buckets:
+            if bucket.sum is not None:  # of a turn before
+                bucket.begin()
+                bucket.expect()
+            self._check_edits(bucket)
+            bucket.take(self._part)
+            bucket.launch(group)
+        for bucket in buckets:
+            assert bucket.sum is not None
+            bucket.sum.wait()
+            if part != 1.0:
+                bucket.flat.div_(part)
+            bucket.give()
+        self._num_turns += 1
+        self._averaged |= turn
+        self._taken -= turn
+        for param in [one for one in self._late if self._owner[one] in turn]:
+            del self._late[param]
+
+    def _agree(self, group: Group) -> set[int]:
+        """Agree on whose gradients are averaged: those that a member has, and of who steps."""
+        mine = (self._fresh() | self._taken) - self._stepped
+        flags = [int(number in mine) for number in range(len(self._of))]
+        told = group.gather([LEAVES if self._leaves else self._optimizer, *flags]).wait()
+        steps = [one[0] for one in told]
+        self.left_out = LEAVES in steps
+        if self.left_out:
+            return set()
+        if len(set(steps)) > 1:
+            nodes = [member.node for member in group.run.members]
+            pairs = zip(steps, nodes, strict=True)
+            shown = ", ".join(f"optimizer {step} in {node}" for step, node in pairs)
+            raise ConfigError(
+                f"the workers step different optimizers at one time: {shown}; have all of them "
+                "step in one order, whatever a worker's batch is like"
+            )
+        found = {k for k in range(len(self._of)) if any(flags[k] for _, *flags in told)}
+        return found | {step for step in steps if step != ALL}
+
+    def _check_edits(self, bucket: Bucket) -> None:
+        for param in bucket.params:
+            version, grad = self._late.get(param), param.grad
+            if version is None or grad is None or grad._is_view() or grad._version == version:
+                continue
+            if bool(grad.any()):
+                raise ConfigError(_EDITED)
+
+    # ------------------------------------------------------------------ for good, or not
+
+    def keep(self, optimizer: int) -> None:
+        self._stepped.add(optimizer)
+        self._undo.keep(optimizer)
+
+    def take_back(self) -> None:
+        self._undo.restore()
+
+    def update(self) -> None:
+        self._undo.drop()
+        self._group = None
+        if not self.left_out:
+            self._alternates = self._num_turns > 1 and not self._scaled

@@ -1,0 +1,51 @@
+"""Two models that train each other, one step each per batch; a worker dies between the two steps."""
+
+import argparse
+import os
+import signal
+import time
+from pathlib import Path
+
+import torch
+from torch import nn
+from torch.utils.data import TensorDataset
+
+import paceline as pl
+
+parser = argparse.ArgumentParser()
+parser.add_argument("--out", type=Path, required=True)
+parser.add_argument("--step-s", type=float, default=0.0)
+parser.add_argument("--die", default="")
+args = parser.parse_args()
+
+generator = torch.Generator().manual_seed(5)
+real = torch.randn(256, 8, generator=generator, dtype=torch.float64) + 1
+noise = torch.randn(256, 4, generator=generator, dtype=torch.float64)
+job = pl.init()
+maker = nn.Sequential(nn.Linear(4, 16), nn.Tanh(), nn.Linear(16, 8)).double()
+judge = nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 1)).double()
+of_maker = torch.optim.Adam(maker.parameters(), lr=0.01)
+of_judge = torch.optim.Adam(judge.parameters(), lr=0.02)
+rate = torch.optim.lr_scheduler.ExponentialLR(of_judge, 0.98)
+job.prepare([maker, judge], [of_maker, of_judge], rate)
+loss_of = nn.functional.binary_cross_entropy_with_logits
+for x, z in job.batches(TensorDataset(real, noise), batch_size=32, epochs=3):
+    ones, zeros = x.new_ones(len(x), 1), x.new_zeros(len(x), 1)
+    of_judge.zero_grad()
+    loss_of(judge(x), ones).backward()
+    fake = maker(z)
+    loss_of(judge(fake.detach()), zeros).backward()
+    of_judge.step()
+    rate.step()
+    time.sleep(args.step_s)
+    if f"{job.rank}:{job.step}" == args.die and not (args.out / "died").exists():
+        (args.out / "died").touch()
+        os.kill(os.getpid(), signal.SIGKILL)
+    of_maker.zero_grad()
+    loss_of(judge(fake), ones).backward()
+    of_maker.step()
+moments = [one["exp_avg_sq"] for opt in (of_maker, of_judge) for one in opt.state.values()]
+values = [*maker.state_dict().values(), *judge.state_dict().values(), *moments]
+values.append(torch.tensor(of_judge.param_groups[0]["lr"]))
+line = " ".join(value.double().sum().item().hex() for value in values)
+(args.out / f"{job.rank}-{os.getpid()}.end").write_text(f"{job.step} {line}")

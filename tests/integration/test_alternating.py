@@ -1,0 +1,76 @@
+"""Two optimizers in turn end as in one process, also if a worker dies between their steps."""
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from paceline.jobs.launch import launch
+from paceline.wire.spec import CheckpointSpec, JobSpec, NodeSpec, RestartSpec
+from tests.integration.running import RunningJob
+
+SCRIPT = Path(__file__).with_name("jobs") / "alternating.py"
+
+
+def found(out: Path) -> list[list[float]]:
+    lines = [path.read_text().split() for path in sorted(out.glob("*.end"))]
+    return [[int(one[0]), *map(float.fromhex, one[1:])] for one in lines]
+
+
+@pytest.fixture
+def expected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """Of one process."""
+    monkeypatch.setenv("PACELINE_HOME", str(tmp_path))
+    out = tmp_path / "alone"
+    out.mkdir()
+    env = {name: value for name, value in os.environ.items() if not name.startswith("PACELINE_")}
+    command = [sys.executable, str(SCRIPT), "--out", str(out)]
+    subprocess.run(command, env=env, check=True, timeout=100)
+    (values,) = found(out)
+    assert values[0] == 24
+    return values
+
+
+@pytest.mark.parametrize(
+    ("at", "all_die"),
+    [
+        (5, False),
+        *(pytest.param(at, False, marks=pytest.mark.soak) for at in (0, 1, 23)),
+        pytest.param(5, True, marks=pytest.mark.soak),
+    ],
+)
+def test_a_step_that_breaks_between_two_optimizers_is_done_once(
+    at: int, all_die: bool, tmp_path: Path, expected: list[float]
+) -> None:
+    out = tmp_path / "job"
+    out.mkdir()
+    spec = JobSpec(
+        script=str(SCRIPT),
+        args=("--out", str(out), "--die", f"1:{at}", "--step-s", "0.05"),
+        name="alternating",
+        strategy="allreduce",
+        workers=NodeSpec(count=3),
+        checkpoint=CheckpointSpec(every_s=0.3, share=0.5),
+        restart=RestartSpec(backoff_s=0.1),
+        solution="none",
+        preflight=False,
+    )
+    job = RunningJob(launch(spec), out)
+    try:
+        if all_die:
+            job.until_committed(32 * 10)
+            for node in job.status().nodes:
+                os.kill(node.pid, signal.SIGKILL)
+        outcome = job.end()
+        assert outcome.state == "finished", outcome
+        assert len(job.events("relaunch")) == 1 + 3 * all_die
+        assert not job.events("diverged")
+    finally:
+        job.close()
+    ends = found(out)
+    assert len(ends) == 3
+    for values in ends:
+        assert values == pytest.approx(expected, rel=1e-9)

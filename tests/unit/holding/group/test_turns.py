@@ -1,0 +1,314 @@
+"""Several optimizers that step in turn: each on the mean of its own gradients, or taken back."""
+
+import copy
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.optim import SGD, Adam, AdamW, Optimizer
+from torch.optim.lr_scheduler import CosineAnnealingLR, LambdaLR
+
+from paceline.base.errors import ConfigError
+from paceline.runtime.group.group import Group
+from paceline.runtime.group.reducer import ALL
+from paceline.runtime.holding.replicas.turns import TurnReducer
+from paceline.runtime.holding.replicas.undo import Undo
+from tests.parity.kinds import bits
+from tests.unit.holding.group.test_reducer import in_group
+
+X = torch.randn(4, 12, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+"""Of each step."""
+MAKER, JUDGE = nn.Linear(4, 4).double(), nn.Linear(4, 1).double()
+
+
+class Pair:
+    """Two models that train each other, in one member or in one process."""
+
+    def __init__(self, group: Group | None = None, **options: Any) -> None:
+        self.maker, self.judge = copy.deepcopy(MAKER), copy.deepcopy(JUDGE)
+        self.models = [self.maker, self.judge]
+        self.optimizers: list[Optimizer] = [Adam(one.parameters(), lr=0.1) for one in self.models]
+        self.group, self.stepped, self.over = group, set[int](), False
+        self.undo = Undo(self.optimizers)
+        params = [[*one.parameters()] for one in self.models]
+        self.reducer = TurnReducer(params, self.undo, **options)
+
+    def begin(self, part: float = 1.0, *, last: bool = True) -> None:
+        if self.group is not None:
+            self.reducer.begin(self.group, [])
+            self.stepped.clear()
+            self.over = False
+        self.expect(part, last=last)
+
+    def expect(self, part: float, *, last: bool = True) -> None:
+        self.reducer.expect(part, lambda: None, last=last)
+
+    def step(self, number: int) -> bool:
+        """As the loop does; whether it was for good."""
+        if self.group is not None:
+            if self.reducer.is_due(number) and not self.over:
+                self.reducer.wants(number)
+                self.reducer.finish()
+            self.over |= self.reducer.is_last_turn(self.stepped, number)
+            if self.over:
+                self.reducer.check_over(number)
+            else:
+                self.reducer.keep(number)
+            self.stepped.add(number)
+        self.optimizers[number].step()
+        return self.over
+
+    def judge_loss(self, x: Tensor, *, detach: bool = True) -> Tensor:
+        made = self.maker(x)
+        return (
+            self.judge(x) ** 2 + (self.judge(made.detach() if detach else made) - 1) ** 2
+        ).mean()
+
+    def maker_loss(self, x: Tensor) -> Tensor:
+        return (self.judge(self.maker(x)) ** 2).mean()
+
+    def train_judge(self, x: Tensor, *, detach: bool = True) -> bool:
+        self.optimizers[1].zero_grad()
+        self.judge_loss(x, detach=detach).backward()
+        return self.step(1)
+
+    def train_maker(self, x: Tensor, *, clears: bool = True) -> bool:
+        if clears:
+            self.optimizers[0].zero_grad()
+        self.maker_loss(x).backward()
+        return self.step(0)
+
+    def state(self) -> list[Any]:
+        return [one.state_dict() for one in (*self.models, *self.optimizers)]
+
+
+def shares(group: Group, sizes: list[int]) -> Iterator[tuple[Tensor, float]]:
+    start = sum(sizes[: group.rank])
+    for x in X:
+        mine = x[start : start + sizes[group.rank]]
+        yield (mine, len(mine) / sum(sizes)) if len(mine) else (x[:2], 0.0)
+
+
+@pytest.mark.parametrize(("detach", "clears"), [(True, True), (False, True), (False, False)])
+@pytest.mark.parametrize("sizes", [[5, 7], [1, 7, 4], [12, 0], [12]])
+def test_two_models_that_train_in_turn_are_those_of_one_process(
+    sizes: list[int], detach: bool, clears: bool
+) -> None:
+    one = Pair()
+    for x in X:
+        one.train_judge(x, detach=detach)
+        one.train_maker(x, clears=clears)
+        one.optimizers[0].zero_grad()
+
+    def act(group: Group) -> list[Any]:
+        pair = Pair(group)
+        for mine, part in shares(group, sizes):
+            pair.begin(part)
+            assert not pair.train_judge(mine, detach=detach)
+            assert pair.train_maker(mine, clears=clears)
+            pair.optimizers[0].zero_grad()
+            pair.reducer.update()
+        return pair.state()
+
+    for found in in_group(len(sizes), act):
+        for mine, theirs in zip(found[:2], one.state()[:2], strict=True):
+            torch.testing.assert_close(mine, theirs, rtol=1e-10, atol=1e-13)
+
+
+def test_optimizers_that_step_together_are_summed_once_and_soon_not_copied() -> None:
+    def act(group: Group) -> list[bool]:
+        pair, found = Pair(group), []
+        for mine, part in shares(group, [5, 7]):
+            pair.begin(part)
+            (pair.judge_loss(mine) + pair.maker_loss(mine)).backward()
+            found += [pair.step(0), pair.step(1)]
+            for optimizer in pair.optimizers:
+                optimizer.zero_grad()
+            pair.reducer.update()
+        # Now it is too late for turns: the first has stepped for good.
+        pair.begin(part)
+        (pair.judge_loss(mine) + pair.maker_loss(mine)).backward()
+        pair.step(0)
+        pair.judge_loss(mine).backward()
+        with pytest.raises(ConfigError, match="in the batches before all optimizers stepped"):
+            pair.step(1)
+        return found
+
+    assert in_group(2, act) == [[False, True, True, True, True, True, True, True]] * 2
+
+
+def test_gradients_that_are_wanted_before_a_step_are_those_of_all() -> None:
+    """For clipping: the first that steps finds them there."""
+
+    def act(group: Group) -> list[float]:
+        pair = Pair(group)
+        ((mine, part), *_) = shares(group, [5, 7])
+        pair.begin(part)
+        pair.judge_loss(mine).backward()
+        pair.reducer.wants(ALL)
+        pair.reducer.finish()
+        assert not pair.reducer.is_due(1)
+        assert pair.reducer.is_due(0)
+        assert pair.judge.weight.grad is not None
+        return pair.judge.weight.grad.flatten().tolist()
+
+    one = Pair()
+    one.judge_loss(X[0]).backward()
+    assert one.judge.weight.grad is not None
+    for found in in_group(2, act):
+        assert found == pytest.approx(one.judge.weight.grad.flatten().tolist(), rel=1e-12)
+
+
+def test_a_member_that_leaves_its_batch_out_leaves_it_out_for_all() -> None:
+    def act(group: Group) -> bool:
+        pair = Pair(group)
+        pair.begin(0.5)
+        if group.rank:
+            pair.reducer.leave_out()
+        else:
+            pair.judge_loss(X[0]).backward()
+        pair.reducer.wants(ALL if group.rank else 1)
+        pair.reducer.finish()
+        assert pair.judge.weight.grad is None or not group.rank
+        return pair.reducer.left_out
+
+    assert in_group(2, act) == [True, True]
+
+
+def test_workers_that_step_in_another_order_are_named() -> None:
+    def act(group: Group) -> None:
+        pair = Pair(group)
+        pair.begin(0.5)
+        (pair.judge_loss(X[0]) + pair.maker_loss(X[0])).backward()
+        with pytest.raises(
+            ConfigError, match="optimizer 0 in worker-0, optimizer 1 in worker-1; have all"
+        ):
+            pair.step(group.rank)
+
+    in_group(2, act)
+
+
+def _not_cleared(pair: Pair) -> None:
+    pair.train_judge(X[0])
+    pair.train_maker(X[0])
+    pair.reducer.update()
+    pair.begin()
+    pair.judge_loss(X[1]).backward()
+
+
+def _edited(pair: Pair) -> None:
+    pair.judge_loss(X[0]).backward()
+    torch.nn.utils.clip_grad_norm_(pair.judge.parameters(), 1.0)
+    pair.step(1)
+
+
+def _in_parts(pair: Pair) -> None:
+    pair.expect(0.5)
+    pair.train_judge(X[0])
+    pair.train_maker(X[0])
+
+
+def _stepped_on_a_part(pair: Pair) -> None:
+    pair.begin(0.5, last=False)
+    pair.judge_loss(X[0]).backward()
+    pair.reducer.take()
+    pair.maker_loss(X[0]).backward()
+    pair.reducer.take()
+
+
+def _scaled(pair: Pair) -> None:
+    pair.reducer = TurnReducer([[*one.parameters()] for one in pair.models], pair.undo, scaled=True)
+    pair.begin()
+    (pair.judge_loss(X[0]) + pair.maker_loss(X[0])).backward()
+    assert pair.step(1)
+    pair.maker_loss(X[0]).backward()
+    pair.step(0)
+
+
+@pytest.mark.parametrize(
+    ("act", "said"),
+    [
+        (_not_cleared, r"those of this worker alone; call zero_grad\(\) of that optimizer"),
+        (_edited, r"clip with job.clip_grad_norm_\(max_norm\) before the first step of a batch"),
+        (_in_parts, "need the whole share as one batch; leave out accumulate"),
+        (_stepped_on_a_part, "need the whole share as one batch; leave out accumulate"),
+        (_scaled, "GradScaler, which does not know .* compute in bfloat16"),
+    ],
+)
+def test_what_would_be_of_one_worker_alone_is_refused(act: Any, said: str) -> None:
+    def member(group: Group) -> None:
+        pair = Pair(group)
+        pair.begin()
+        with pytest.raises(ConfigError, match=said):
+            act(pair)
+
+    in_group(1, member)
+
+
+def test_a_batch_that_does_not_count_takes_turns_that_come_to_nothing() -> None:
+    def member(group: Group) -> None:
+        pair = Pair(group)
+        pair.begin(0.0, last=False)
+        pair.judge_loss(X[0]).backward()
+        pair.reducer.take()
+        pair.optimizers[0].zero_grad()
+        pair.maker_loss(X[0]).backward()
+        pair.reducer.take()
+        pair.expect(1.0)
+        assert not pair.train_judge(X[1])
+        assert pair.train_maker(X[1])
+        one = Pair()
+        one.train_judge(X[1])
+        one.train_maker(X[1])
+        torch.testing.assert_close(pair.state()[:2], one.state()[:2], rtol=1e-12, atol=1e-14)
+
+    in_group(1, member)
+
+
+@pytest.mark.parametrize("steps", [0, 2])
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda params: SGD(params, lr=0.1, momentum=0.9),
+        lambda params: AdamW(params, lr=torch.tensor(0.1), amsgrad=True),
+    ],
+)
+def test_what_is_taken_back_is_as_it_was_bit_for_bit(steps: int, make: Any) -> None:
+    model = nn.Linear(4, 2)
+    optimizer = make(model.parameters())
+    other = SGD([nn.Parameter(torch.ones(1))], lr=0.1)
+    schedulers = [CosineAnnealingLR(optimizer, 10), LambdaLR(optimizer, lambda step: 0.9**step)]
+    undo = Undo([other, optimizer], schedulers)
+
+    def step() -> None:
+        model(torch.ones(1, 4)).square().sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        for one in schedulers:
+            one.step()
+
+    def state() -> Any:
+        return bits(
+            {
+                "model": dict(model.state_dict()),
+                "optimizer": optimizer.state_dict(),
+                "schedulers": [one.state_dict() for one in schedulers],
+            }
+        )
+
+    for _ in range(steps):
+        undo.keep(1)
+        step()
+        undo.drop()
+    before = state()
+    for _ in range(2):
+        undo.keep(1)
+        step()
+        assert state() != before
+        undo.restore()
+        assert state() == before
+    undo.restore()
+    step()
+    assert state() != before
