@@ -81,12 +81,7 @@ def check_lives(out: Path, *, passing: bool = True) -> None:
     assert any(begun[0] for begun in lives.values()) or not passing, lives
 
 
-# On servers a worker that evaluates in mid-step may wait long for a step that others lost.
-FLAGS: dict[str, tuple[str, ...]] = {
-    "allreduce": (),
-    "servers": ("--evaluate-every", "0"),
-    "fsdp": ("--sharded",),
-}
+FLAGS: dict[str, tuple[str, ...]] = {"allreduce": (), "servers": (), "fsdp": ("--sharded",)}
 STRATEGIES: dict[str, dict[str, Any]] = {
     "allreduce": {"strategy": "allreduce"},
     "fsdp": {"strategy": "fsdp"},

@@ -79,6 +79,23 @@ class StepLeases(Leases):
         self.lease[feed] = deque(held)
         return [*self._give_back(back.spans()), *(self.want(feed) if back else [])]
 
+    def leave_step(self) -> list[Ask]:
+        """Give back what the lease has of the undecided step: its worker waits for that step.
+
+        A has computed its share of a step, and evaluates in the body of its loop; B dies, and A is
+        granted the rest of the step. A would wait for ever for what only A has. A contribution that
+        is begun keeps what it may still get, as on a recall.
+        """
+        feed = self.in_training
+        within = self._slice(feed.feed) if feed is not None else None
+        if feed is None or not within or self.taken:
+            return []
+        held = SampleSet(self.lease.get(feed.feed, ()))
+        back = SampleSet(part for span in within for part in held.overlap(span))
+        held.subtract(back)
+        self.lease[feed.feed] = deque(held)
+        return self._give_back(back.spans())
+
     # ------------------------------------------------------------------ steps
 
     @property

@@ -375,6 +375,25 @@ def test_a_contribution_that_is_begun_keeps_what_it_waits_for() -> None:
     assert state.leases.take(0, 1) == (Span(0, 1, 2),)
 
 
+def test_a_worker_that_waits_for_a_step_gives_back_what_it_was_granted_of_it() -> None:
+    state = worker("bsp")
+    lease(state, Span(0, 0, 2), Span(0, 4, 6))
+    offer(state)
+    assert state.leases.leased(0) > 0
+
+    assert given_back(state.leases.leave_step()) == [(1, (Span(0, 1, 2),))]
+    assert list(state.leases.lease[0]) == [Span(0, 4, 6)], "of the next step"
+    assert state.leases.leave_step() == []
+    lease(state, Span(0, 1, 2))
+    state.leases.take(0, 1)
+    assert state.leases.leave_step() == [], "it is begun"
+
+
+def test_without_steps_there_is_none_to_leave(state: WorkerState) -> None:
+    lease(state, Span(0, 4, 7))
+    assert state.leases.leave_step() == []
+
+
 def test_without_steps_the_next_samples_are_kept_and_the_rest_is_given_back(
     state: WorkerState,
 ) -> None:

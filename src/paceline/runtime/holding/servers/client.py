@@ -7,7 +7,7 @@ to bring news.
 
 import sys
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from paceline.base.errors import ConfigError
@@ -265,12 +265,19 @@ class ServerTrainer(CheckedEdge):
                 self._send(server, part)
 
     def drain(self, within_s: float = float("inf")) -> bool:
+        return self._drained(within_s, self._hurry)
+
+    def _drained(self, within_s: float, ask: Callable[[], Iterable[NodeUp]]) -> bool:
         until_s = time.monotonic() + within_s
-        self._until(lambda: not self.state.offers or time.monotonic() > until_s, ask=self._hurry)
+        self._until(lambda: not self.state.offers or time.monotonic() > until_s, ask=ask)
         return not self.state.offers
 
+    def _let_go(self) -> Iterable[NodeUp]:
+        """While the script is in the body of its loop, it computes nothing of the step."""
+        return [*self._hurry(), *(self.leases.leave_step() if self.state.offers else ())]
+
     def settle(self) -> None:
-        if self.drain(NOTICE_S):
+        if self._drained(NOTICE_S, self._let_go):
             return
         spans = [span for offer in self.state.offers.values() for span in offer.part.spans]
         node = self.process.node
@@ -280,7 +287,7 @@ class ServerTrainer(CheckedEdge):
             f"have left their loop; {node} waits up to {SETTLE_S:.0f} s for them. Leave the loop "
             "after the same step in all workers\n"
         )
-        if not self.drain(SETTLE_S):
+        if not self._drained(SETTLE_S, self._let_go):
             sys.stderr.write(f"{ours} not in the model: no worker has completed their step\n")
 
     def _hurry(self) -> Iterable[NodeUp]:
