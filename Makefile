@@ -33,8 +33,9 @@ test: check
 
 # The tests of the extras; from then on `make test` runs them as well.
 extras: setup
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[huggingface,lightning]'
-	$(BIN)/python -m pytest -q tests/unit/runtime/test_integrations.py tests/integration/test_integrations.py
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[huggingface,lightning,tensorboard]'
+	$(BIN)/python -m pytest -q tests/unit/runtime/test_integrations.py tests/integration/test_integrations.py \
+		tests/unit/master/test_sinks.py
 
 # One benchmark runs Ray Train as well.
 soak: setup

@@ -27,7 +27,7 @@ OF_USERS = {"train.py", "convnet.py", "leveling/leveling.py", "sitecustomize.py"
 OPTIONS_OF_SCRIPTS = {"--lr"}
 NO_COMMANDS = {"as", "torchrun"}
 """`import paceline as pl`; a command that decision 15 did not take."""
-NO_MODULES = {"paceline.resources", "paceline.schedulers", "paceline.solutions"}
+NO_MODULES = {"paceline.resources", "paceline.schedulers", "paceline.sinks", "paceline.solutions"}
 """Dotted names that look like modules: the groups of entry points."""
 
 

@@ -22,6 +22,8 @@ MAX_BYTES = 4 << 20
 """A larger file is thinned out to half of that."""
 LEAST_POINTS = 256
 """A curve of so few points stays as it is."""
+NEWEST_S = 60.0
+"""Lines of so many seconds may not have reached other places when a master dies."""
 
 _encode = msgspec.json.Encoder().encode
 
@@ -149,6 +151,8 @@ class CurveFile:
         self._path, self._file = path, LineFile(path)
         curves = read_curves(path)
         self.order = curves.order
+        self.newest = _newest(curves)
+        """The newest lines that were there at the beginning."""
         self.names = set(curves.points)
         self.last = {name: points[-1] for name, points in curves.points.items() if points}
         """The newest point of each curve, in the file or left out of it."""
@@ -215,20 +219,34 @@ class CurveFile:
 
     def _text(self, points: Mapping[str, list[CurvePoint]]) -> bytes:
         """Make the lines of these curves, all of the newest attempt."""
-        steps: dict[tuple[int, int, float], dict[str, float | str]] = {}
-        for name, found in points.items():
-            for point in found:
-                steps.setdefault(point[:3], {})[name] = as_json(point.value)
-        epoch_no, group = self.order.attempt.epoch_no, self.order.attempt.group
-        return b"".join(
-            _encode(
-                CurveLine(
-                    t=t, epoch_no=epoch_no, group=group, step=step, samples=samples, values=values
-                )
-            )
-            + b"\n"
-            for (step, samples, t), values in sorted(steps.items())
+        return b"".join(_encode(line) + b"\n" for line in _lines_of(points, self.order.attempt))
+
+
+def _newest(curves: Curves) -> list[CurveLine]:
+    last_s = max((points[-1].t for points in curves.points.values() if points), default=0.0)
+    newest = {
+        name: [point for point in points if point.t > last_s - NEWEST_S]
+        for name, points in curves.points.items()
+    }
+    return _lines_of(newest, curves.order.attempt)
+
+
+def _lines_of(points: Mapping[str, list[CurvePoint]], attempt: Attempt) -> list[CurveLine]:
+    steps: dict[tuple[int, int, float], dict[str, float | str]] = {}
+    for name, found in points.items():
+        for point in found:
+            steps.setdefault(point[:3], {})[name] = as_json(point.value)
+    return [
+        CurveLine(
+            t=t,
+            epoch_no=attempt.epoch_no,
+            group=attempt.group,
+            step=step,
+            samples=samples,
+            values=values,
         )
+        for (step, samples, t), values in sorted(steps.items())
+    ]
 
 
 def _spaced(points: list[CurvePoint], gap: int) -> list[CurvePoint]:

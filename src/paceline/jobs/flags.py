@@ -119,8 +119,15 @@ AUTO = Flag(
     help="Find the numbers of nodes and the cores of each while it trains.",
     panel=SIZE,
 )
+TENSORBOARD = Flag(
+    names=("--tensorboard",),
+    help="Write what the script logs for TensorBoard, too.",
+    metavar="DIR",
+    panel=NODES,
+)
 OF_SPEC: Mapping[str, Flag] = MappingProxyType(
-    {key: _of_spec(key) for key in _OF_SPEC} | {"run_as": MODULE, "resources.policy": AUTO}
+    {key: _of_spec(key) for key in _OF_SPEC}
+    | {"run_as": MODULE, "resources.policy": AUTO, "log_to.tensorboard": TENSORBOARD}
 )
 
 

@@ -38,6 +38,7 @@ def check_ground(spec: JobSpec) -> None:
         _metrics_complaint(spec),
         _share_complaint(spec),
         _history_complaint(spec),
+        _sink_complaint(spec),
     ]
     found = [complaint for complaint in complaints if complaint]
     if found:
@@ -81,6 +82,15 @@ def _history_complaint(spec: JobSpec) -> str:
     except ConfigError as error:
         return str(error)
     return ""
+
+
+def _sink_complaint(spec: JobSpec) -> str:
+    """Try the places to which curves are to go."""
+    if not spec.log_to:
+        return ""
+    from paceline.jobs.sinks.registry import sink_complaints
+
+    return "\n".join(sink_complaints(spec))
 
 
 def _listen_complaint(spec: JobSpec) -> str:

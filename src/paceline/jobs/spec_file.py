@@ -33,7 +33,7 @@ from paceline.jobs.spec_draft import (
     traits_of,
     where,
 )
-from paceline.jobs.spec_policies import check_resources, check_solution
+from paceline.jobs.spec_policies import check_resources, check_sinks, check_solution
 from paceline.jobs.spec_values import (
     FREE_SECTIONS,
     LEAVES,
@@ -429,6 +429,7 @@ _CHECKS: tuple[tuple[Callable[[SpecDraft], None], tuple[str, ...]], ...] = (
     (_check_windows, ()),
     (check_solution, ("solution",)),
     (check_resources, ("resources.policy",)),
+    (check_sinks, ("strategy",)),
     (_check_env, ()),
 )
 """What one value alone cannot show; skipped when a value it compares was refused already."""
@@ -496,6 +497,7 @@ def explain(spec: JobSpec) -> list[str]:
         for section, args in (
             ("solution_args", spec.solution_args),
             ("resources_args", spec.resources_args),
+            ("log_to", spec.log_to),
         )
         for name, value in args.items()
     ]

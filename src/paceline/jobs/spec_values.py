@@ -29,8 +29,8 @@ _PATHS = ("script", "cwd", "checkpoint.dir")
 _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/")
 """How a URL begins, also one that is misspelt."""
 
-FREE_SECTIONS = ("env", "solution_args", "resources_args")
-"""Sections whose keys are the user's, or a solution's."""
+FREE_SECTIONS = ("env", "solution_args", "resources_args", "log_to")
+"""Sections whose keys are the user's, or those of a solution, or of packages."""
 _LATER = {
     "mode": ("hybrid",),
     "backend": ("kubernetes",),
@@ -241,7 +241,7 @@ def read_value(leaf: SpecField, node: Node, folder: Path) -> object:
         raise Wrong(f"{text!r}, which comes in a later version of paceline")
     if leaf.key == "checkpoint.dir" and _URL.match(text):
         return text
-    if leaf.key in _PATHS:
+    if leaf.key in _PATHS or (leaf.key.startswith("log_to.") and not _URL.match(text)):
         return _path(text, folder)
     is_quoted_number = _is_quoted(node) and leaf.read in {_integer, _number, _boolean, parse_cores}
     value = None if is_quoted_number else leaf.read(text)

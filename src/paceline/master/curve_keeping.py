@@ -10,8 +10,9 @@ import msgspec
 from paceline.base.numbering import Inc
 from paceline.jobs.curves import CurveFile, CurveLine, ModelPlace, as_json, last_of
 from paceline.master.outbox import Outbox
+from paceline.master.sink_feeding import BeginFeed, SinkFeed
 from paceline.wire.client import LastLogged
-from paceline.wire.events.job import NotLoggedEvent
+from paceline.wire.events.job import NotLoggedEvent, SinkFailedEvent
 from paceline.wire.messages.curves import MAX_NAMES, UNPLACED, Attempt, LoggedStep, LogKept
 from paceline.wire.messages.node import Logged
 
@@ -51,10 +52,19 @@ class CurveKeeping:
         path: of the file.
         outbox: of the master.
         wall: Unix time.
+        sinks: begins to write the curves elsewhere; None: nowhere.
     """
 
-    def __init__(self, path: Path, outbox: Outbox, wall: Callable[[], float]) -> None:
+    def __init__(
+        self,
+        path: Path,
+        outbox: Outbox,
+        wall: Callable[[], float],
+        sinks: BeginFeed | None = None,
+    ) -> None:
         self._path, self._outbox, self._wall = path, outbox, wall
+        self._begin_feed = sinks
+        self._feed: SinkFeed | None = None
         self._file: CurveFile | None = None
         self._open: dict[tuple[Attempt, int], _Open] = {}
         #: By worker, the numbers of its newest messages. A master that has just begun hears what
@@ -135,17 +145,22 @@ class CurveKeeping:
             self._write(max(due))
         if self._file is not None:
             self._file.flush()
+        self._tell_failed()
         while self._unanswered and now_s - self._unanswered[0][0] >= SETTLE_S:
             _, inc, n = self._unanswered.popleft()
             self._outbox.to_process(inc, LogKept(inc=inc, n=n))
 
     def _write(self, upto: tuple[Attempt, int]) -> None:
+        if self._feed is None and self._begin_feed is not None:
+            self._feed = self._begin_feed(self.file.newest)
         keys = sorted(key for key in self._open if key <= upto)
         for before, after in pairwise(reversed(keys)):
             # What came a second time, since its master had died, came after later steps.
             self._open[after].t = min(self._open[after].t, self._open[before].t)
         for key in keys:
-            self.file.add(self._open.pop(key).line(*key))
+            taken = self.file.add(self._open.pop(key).line(*key))
+            if taken is not None and self._feed is not None:
+                self._feed.add(taken)
 
     def close(self) -> None:
         """Write what there is: the job has ended."""
@@ -153,6 +168,13 @@ class CurveKeeping:
             self._write(max(self._open))
         if self._file is not None:
             self._file.close()
+        if self._feed is not None:
+            self._feed.close()
+            self._tell_failed()
+
+    def _tell_failed(self) -> None:
+        for name, error in self._feed.take_failed() if self._feed is not None else ():
+            self._outbox.tell(SinkFailedEvent(sink=name, error=error))
 
     def last(self) -> tuple[LastLogged, ...]:
         """The newest value of each name."""

@@ -12,6 +12,7 @@ from paceline.master.monitor import Monitor, lengths_of
 from paceline.master.outbox import Outbox
 from paceline.master.own_time import OwnTime
 from paceline.master.ports import Backend
+from paceline.master.sink_feeding import feed_of
 from paceline.protocol.nodes.membership import Membership
 from paceline.wire.spec import JobSpec
 
@@ -69,5 +70,5 @@ def make_parts(
     members.min_workers = spec.min_workers
     outbox = Outbox(job, members, backend, times.wall, journal)
     monitor = Monitor(lengths_of(spec.windows))
-    curves = CurveKeeping(job.curves, outbox, times.wall)
+    curves = CurveKeeping(job.curves, outbox, times.wall, feed_of(spec, job.job_id))
     return MasterParts(job, spec, backend, members, monitor, outbox, curves), times

@@ -390,6 +390,10 @@ class JobSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Port on 127.0.0.1 where the master answers Prometheus, with the job's secret as bearer token.
     0: any free port, written to ``metrics.address`` in the job directory. Default none: no port."""
 
+    log_to: dict[str, str] = {}
+    """Where the curves of `job.log` go in addition to the job's own file, by sink: ``tensorboard:
+    runs`` writes TensorBoard's files into a folder of the job's id there. Default none."""
+
     history: Annotated[str, Meta(examples=["postgresql+psycopg://db.example/paceline"])] | None = (
         None
     )

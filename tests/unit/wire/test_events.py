@@ -61,6 +61,11 @@ TOLD: list[tuple[Event, str, str]] = [
         "what differs from step to step no name of its own",
     ),
     (
+        job.SinkFailedEvent(sink="tensorboard", error="OSError: no room"),
+        "log_to.tensorboard: OSError: no room; the job goes on without it, curves.jsonl has all",
+        "log_to.tensorboard: OSError: no room; the job goes on without it, curves.jsonl has all",
+    ),
+    (
         job.HistoryUnusableEvent(error="history x: no"),
         "history x: no; the job goes on, learns nothing from earlier ones, and is not kept",
         "history x: no; the job goes on, learns nothing from earlier ones, and is not kept",
@@ -539,6 +544,7 @@ LOST = {
     "no_metrics_endpoint",
     "node_resized",
     "not_logged",
+    "sink_failed",
     "not_kept",
     "relieved",
     "replacing",

@@ -200,12 +200,14 @@ def curves(facts: Facts) -> str:
     """What the script has logged, a small drawing for each name."""
     found = [(name, points) for name, points in facts.curves.items() if points][:MAX_CURVES]
     rows = -(-len(found) // 2)
+    end = max(1, *(points[-1].samples for _, points in found))
     with mpl.rc_context(STYLE):
         figure = Figure(figsize=(WIDTH_IN, 0.3 + 1.8 * rows), layout="constrained")
         for number, (name, points) in enumerate(found):
             axes = figure.add_subplot(rows, 2, number + 1)
             _curve(axes, points, COLOURS[number % len(COLOURS)])
             axes.set_title(name, fontsize=9, loc="left", color=INK)
+            axes.set_xlim(0, 1.02 * end)  # a curve without a finite value has crosses only
             axes.xaxis.set_major_formatter("{x:,g}")
             axes.xaxis.set_major_locator(MaxNLocator(4))
         figure.supxlabel("samples in the model", fontsize=9)

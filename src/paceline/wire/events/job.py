@@ -124,6 +124,16 @@ class NotLoggedEvent(Event, frozen=True):
     sentence_words = "{0.clause}"
 
 
+class SinkFailedEvent(Event, frozen=True):
+    """Curves no longer go to one of the places to which they were to go."""
+
+    sink: str
+    error: str
+
+    clause_words = "log_to.{0.sink}: {0.error}; the job goes on without it, curves.jsonl has all"
+    sentence_words = "{0.clause}"
+
+
 class HistoryUnusableEvent(Event, frozen=True):
     """The history of jobs cannot be read, or cannot be written."""
 

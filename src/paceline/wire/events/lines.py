@@ -28,6 +28,7 @@ KnownEvent = (
     | job.HistoryUnusableEvent
     | job.DiskRefusesEvent
     | job.NotLoggedEvent
+    | job.SinkFailedEvent
     | job.DiskHealsEvent
     | job.ScaledEvent
     | job.SizeChangedEvent
