@@ -190,6 +190,17 @@ def test_servers_are_held_against_the_usual_one() -> None:
     ), "what training stands still, and what the start takes of four nodes"
 
 
+def test_a_server_is_to_become_as_the_others_are() -> None:
+    """Of two, the usual time is the mean, which the slow one is half of."""
+    seen = job(servers=(server("s0", 0.1), server("s1", 1.9)))
+    (slow,) = server_candidates(seen, RestartRule(), step_s=2.0)
+    assert (slow.node, slow.slowness, slow.gain) == (
+        "s1",
+        pytest.approx(1.9),
+        pytest.approx(0.9),
+    )
+
+
 def test_what_a_server_costs_until_its_successor_is_there_is_not_saved() -> None:
     servers = (server("s0", 0.1), server("s1", 0.1), server("s2", 0.6))
     for pending_s, replaced in ((0.0, ["s2"]), (3600.0, [])):

@@ -184,7 +184,8 @@ def server_candidates(seen: Observation, rule: RestartRule, step_s: float) -> li
             regime=regime,
             restarts=server.restarts,
             slowness=time_s / usual_s,
-            gain=min((time_s - usual_s) / step_s, 1.0),
+            # Cured it would be as the others: of two servers the usual time is half its own.
+            gain=min((time_s - _of_others_s(times_s, server.node)) / step_s, 1.0),
             cost_s=max(cost_s, step_s),
             delay_s=latency_s(seen, cost),
         )
@@ -192,6 +193,10 @@ def server_candidates(seen: Observation, rule: RestartRule, step_s: float) -> li
         if is_slow_server(regime, time_s, usual_s, rule.slowness)
         and not _is_starved(server.short, regime, time_s - usual_s)
     ]
+
+
+def _of_others_s(times_s: dict[str, float], node: str) -> float:
+    return float(np.median([time_s for name, time_s in times_s.items() if name != node]))
 
 
 def is_slow_server(regime: Regime, time_s: float, usual_s: float, slowness: float) -> bool:
