@@ -154,10 +154,8 @@ def mean_of(visits: list[MeasuredSize]) -> MeasuredSize:
 
 
 def noise(seen: list[list[MeasuredSize]]) -> float:
-    """Log error of a visit, from the visits of the same size; NaN: there is one of each."""
+    """Log error of a visit, from the visits of the same size."""
     logs = np.log([[each.rate.per_s for each in visits] for visits in seen])
-    if logs.shape[1] < 2:
-        return math.nan
     return float(np.sqrt(np.mean(logs.var(axis=1, ddof=1))))
 
 
@@ -214,10 +212,11 @@ def main() -> int:
                 "sizes": float(len(seen)),
                 "rmsle": held_out(seen, options.folds),
                 "rmsle_by_cores": by_cores(seen, options.folds),
-                "noise": noise(visits),
                 "least_per_s": min(each.rate.per_s for each in seen),
                 "most_per_s": max(each.rate.per_s for each in seen),
             }
+            if options.visits > 1:
+                found[model]["noise"] = noise(visits)
     harness.report("throughput_model", found, file=options.json)
     if options.quick:
         return 0
