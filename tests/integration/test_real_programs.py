@@ -178,8 +178,6 @@ def apart(program: Program, plain: tuple[str, Path], other: tuple[str, Path]) ->
 def test_with_a_worker_and_the_master_killed_it_is_the_plain_program(
     program: Program, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    if program is GAN:
-        pytest.skip("no job trains two optimizers in turn yet")
     monkeypatch.setenv("PACELINE_HOME", str(tmp_path))
     plain = run(program, "plain.py", tmp_path / "plain"), tmp_path / "plain"
     out = tmp_path / "job"

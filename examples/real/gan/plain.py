@@ -76,7 +76,7 @@ def main():
 
     for epoch in range(opt.niter):
         dataset.epoch = epoch
-        for real, noise in dataloader:
+        for i, (real, noise) in enumerate(dataloader):
             # (1) Update D: maximise log(D(x)) + log(1 - D(G(z)))
             ones, zeros = torch.ones(len(real), 1), torch.zeros(len(real), 1)
             netD.zero_grad()
@@ -91,8 +91,10 @@ def main():
             errG = criterion(netD(fake), ones)
             errG.backward()
             optimizerG.step()
-        errD = errD_real.item() + errD_fake.item()
-        print(f"[{epoch}/{opt.niter}] Loss_D: {errD:.4f} Loss_G: {errG.item():.4f}", flush=True)
+            if i % 25 == 0:
+                errD = errD_real.item() + errD_fake.item()
+                where = f"[{epoch}/{opt.niter}][{i}/{len(dataloader)}]"
+                print(f"{where} Loss_D: {errD:.4f} Loss_G: {errG.item():.4f}", flush=True)
         with torch.no_grad():
             print({"epoch": epoch, **quality(netG(fixed_noise))}, flush=True)
 
