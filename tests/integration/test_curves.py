@@ -19,14 +19,21 @@ SCRIPT = Path(__file__).with_name("jobs") / "logged.py"
 EPOCHS, STEPS, BATCH = 3, 16, 16
 
 
-@pytest.mark.parametrize("strategy", ["allreduce", pytest.param("ps", marks=pytest.mark.soak)])
+@pytest.mark.parametrize(
+    "strategy",
+    [
+        "allreduce",
+        pytest.param("fsdp", marks=pytest.mark.soak),  # all go back to a cut
+        pytest.param("ps", marks=pytest.mark.soak),  # a server dies, too: steps come again
+    ],
+)
 def test_each_step_is_in_the_curve_once_though_a_worker_and_the_master_die(
     strategy: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PACELINE_HOME", str(tmp_path))
     fields: dict[str, Any] = {
         "script": str(SCRIPT),
-        "args": ("--epochs", str(EPOCHS)),
+        "args": ("--epochs", str(EPOCHS), *(["--sharded"] if strategy == "fsdp" else [])),
         "strategy": strategy,
         "workers": NodeSpec(count=2),
         "checkpoint": CheckpointSpec(every_s=0.5, share=0.5),
@@ -37,6 +44,8 @@ def test_each_step_is_in_the_curve_once_though_a_worker_and_the_master_die(
     with contextlib.closing(RunningJob(launch(JobSpec(**fields)), tmp_path)) as job:
         job.until_committed(2 * BATCH)
         job.tell(Kill(node="worker-1"))
+        if strategy == "ps":
+            job.tell(Kill(node="server-0"))
         until(lambda: job.events("process_exited"), "the end of worker-1")
         os.kill(job.status().master_pid, signal.SIGKILL)
         until(lambda: job.status().logged, "what the script has logged")
@@ -56,7 +65,7 @@ def test_each_step_is_in_the_curve_once_though_a_worker_and_the_master_die(
     assert [point.samples for point in points["loss"]] == [BATCH * step for step in every]
     assert all(one.t <= other.t for one, other in pairwise(points["loss"]))
     assert set(values(points["workers"])) <= {1.0, 1.5, 2.0}
-    if strategy == "allreduce":
+    if strategy != "ps":
         assert values(points["samples"]) == [BATCH * step for step in every]
 
 

@@ -42,11 +42,11 @@ class JobLog(JobLife):
     def log(self, /, **values: float | Tensor) -> None:
         """Have values of this step in the curves of the job: ``job.log(loss=loss, acc=acc)``.
 
-        Cheap enough for each batch: nothing is sent here, and a tensor on a GPU is not waited for.
-        A value belongs to the step whose batch is in hand, before and after ``optimizer.step()``;
-        between loops it belongs to the last one. The curve has the mean of all values that the
-        workers logged for a step. If a step comes again, what is logged then takes the place of
-        what was logged for it, and for later steps, before.
+        Cheap enough for each batch: nothing is sent here, and tensors on a GPU are waited for once
+        a second at most. A value belongs to the step whose batch is in hand, before and after
+        ``optimizer.step()``; between loops it belongs to the last one. The curve has the mean of
+        all values that the workers logged for a step. If a step comes again, what is logged then
+        takes the place of what was logged for it, and for later steps, before.
 
         Without `paceline run` values are checked, and nobody keeps them.
 

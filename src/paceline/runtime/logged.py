@@ -10,6 +10,7 @@ import re
 import threading
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import pairwise
 from numbers import Real
@@ -133,6 +134,7 @@ class LogBook:
         #: The training thread adds, the exchange's takes.
         self._lock = threading.Lock()
         self._steps: dict[int, _Step] = {}
+        self._newest = Attempt()
         self._names: set[str] = set()
         self._left_out = ""
         self._unkept: deque[tuple[float, Logged]] = deque(maxlen=MAX_UNKEPT)
@@ -149,7 +151,7 @@ class LogBook:
                     step.add(name, value)
             if len(self._steps) > MAX_PENDING:
                 self._thin(MAX_PENDING // 2)
-        if now_s >= self._settle_at_s:
+        if now_s >= self._settle_at_s or place.between:  # no loop may follow that would settle it
             self._settle_at_s = now_s + EVERY_S
             self.settle()
 
@@ -167,10 +169,14 @@ class LogBook:
             found.samples = max(found.samples, place.samples)
             found.between &= place.between
             return found
-        # A newer attempt takes the place of older ones, from this step on.
-        for step in [step for step, one in self._steps.items() if one.attempt < place.attempt]:
-            if step >= place.step + place.between > UNPLACED:
-                del self._steps[step]
+        if place.attempt > self._newest and place.step > UNPLACED:
+            # A newer attempt takes the place of older ones, from this step on.
+            self._newest, void_from = place.attempt, place.step + place.between
+            self._steps = {
+                step: one
+                for step, one in self._steps.items()
+                if step < void_from or one.attempt >= place.attempt
+            }
         fresh = _Step(place.attempt, place.samples, place.between)
         return self._steps.setdefault(place.step, fresh)
 
@@ -200,7 +206,9 @@ class LogBook:
             return [*again, *self._taken(now_s)]
 
     def rest(self) -> list[Logged]:
-        """All that the master does not keep: the process ends."""
+        """All that the master does not keep: the process ends; in the training thread."""
+        with suppress(RuntimeError):  # a GPU that has failed
+            self.settle()
         with self._lock:
             self._taken(0.0)
             return [one for _, one in self._unkept]

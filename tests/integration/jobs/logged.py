@@ -11,6 +11,7 @@ import paceline as pl
 
 parser = argparse.ArgumentParser()
 parser.add_argument("--epochs", type=int, default=3)
+parser.add_argument("--sharded", action="store_true")
 parser.add_argument("--step-s", type=float, default=0.05)
 args = parser.parse_args()
 
@@ -18,6 +19,10 @@ x = torch.arange(256.0).reshape(256, 1) / 256
 data = TensorDataset(x, 2 * x)
 job = pl.init()
 model = nn.Linear(1, 1)
+if args.sharded:
+    from torch.distributed.fsdp import fully_shard
+
+    fully_shard(model)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 job.prepare(model, optimizer)
 for epoch in job.epochs(args.epochs):

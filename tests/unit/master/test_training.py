@@ -15,7 +15,7 @@ from paceline.base.samples import Span
 from paceline.master.curve_keeping import CurveKeeping
 from paceline.master.cut_folders import CutChosen
 from paceline.master.holding.edge import GATHER_S
-from paceline.master.holding.servers import ANSWER_PATIENCE_S, MOVE_PATIENCE_S, ServerEdge
+from paceline.master.holding.servers import ANSWER_PATIENCE_S, MOVE_PATIENCE_S, TELL_S, ServerEdge
 from paceline.master.monitor import Monitor
 from paceline.master.outbox import Outbox
 from paceline.master.parts import MasterParts
@@ -48,6 +48,7 @@ from paceline.wire.messages.node import (
     ProcessUp,
     Recall,
     Restored,
+    WorkersNow,
 )
 from paceline.wire.schema import ModelSchema
 from paceline.wire.spec import CheckpointSpec, JobSpec, NodeSpec, RestartSpec, TimeoutSpec
@@ -601,6 +602,25 @@ def begin_copying(job: Job) -> None:
 def answer(job: Job, progress: int = 0) -> None:
     joined = Joined(epoch_no=job.state.epoch_no, inc=NEW, progress=progress)
     job.training.handle("server-2", joined, job.now_s)
+
+
+def test_workers_of_servers_hear_again_and_again_how_many_they_are(job: Job) -> None:
+    def told() -> list[tuple[int, int]]:
+        job.training.tick(job.now_s, cuts=False)
+        job.outbox.flush()
+        found = [(inc, one.count) for inc, one in job.outbox.sent if isinstance(one, WorkersNow)]
+        job.outbox.sent.clear()
+        return found
+
+    for inc in (WORKER, OTHER):
+        job.say(LeaseRequest(epoch_no=job.state.epoch_no, inc=inc, n=1, feed=0))
+    assert told() == [(WORKER, 2), (OTHER, 2)]
+    job.now_s += TELL_S / 2
+    assert told() == []
+    job.training.worker_lost(OTHER)
+    assert told() == [(WORKER, 1)]
+    job.now_s += TELL_S
+    assert told() == [(WORKER, 1)]
 
 
 @pytest.mark.parametrize("answers", [False, True])

@@ -213,6 +213,17 @@ def test_tensors_of_a_device_are_read_together_and_at_most_once_a_second() -> No
     assert all(one.values["grad"].total == 2.0 for one in message.steps)
 
 
+def test_what_is_logged_last_waits_for_no_later_call() -> None:
+    value = torch.tensor(1.0)  # stands for one on a GPU
+    book = LogBook(Inc(3))
+    book.add(place(1), {"loss": 1.0}, 100.0)
+    book.add(place(1), {"loss": value}, 100.1)
+    assert sent(book.due(100.2)) == {}, "its sum is still there"
+    assert sent(book.rest()) == {1: {"loss": (2.0, 2)}}
+    book.add(place(1, between=True), {"auc": value}, 100.3)
+    assert sent(book.due(101.3))[1]["auc"] == (1.0, 1)
+
+
 @pytest.fixture
 def alone() -> Any:
     job = pl.init()
