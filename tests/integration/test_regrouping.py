@@ -80,7 +80,7 @@ def test_a_worker_dies_and_the_next_one_has_all_groups(
 def test_all_die_and_the_cut_has_all_groups(
     flags: tuple[str, ...], epoch: int, tmp_path: Path, expected: list[float]
 ) -> None:
-    with job_of(tmp_path / "job", *flags) as job:
+    with job_of(tmp_path / "job", "--step-s", "0.1", *flags) as job:
         job.until_committed(256 * epoch + 100)
         for node in job.status().nodes:
             os.kill(node.pid, signal.SIGKILL)

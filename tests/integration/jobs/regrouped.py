@@ -33,6 +33,7 @@ for epoch in range(4) if args.ranges else job.epochs(4):
     if epoch >= 1 and not (args.differ and job.rank == 1):
         model[0].requires_grad_(True)
     if epoch >= 2 and len(optimizer.param_groups) == 1:
+        model[2].zero_grad()  # of the epochs in which no optimizer had it
         optimizer.add_param_group({"params": model[2].parameters(), "lr": 0.01})
     for features, target in job.batches(data, batch_size=32):
         if f"{job.rank}:{job.step}" == args.die and not (args.out / "died").exists():
@@ -42,7 +43,8 @@ for epoch in range(4) if args.ranges else job.epochs(4):
         time.sleep(args.step_s)
         optimizer.step()
         optimizer.zero_grad()
-moments = [one["exp_avg_sq"] for one in optimizer.state.values()]
+params = [param for group in optimizer.param_groups for param in group["params"]]
+moments = [optimizer.state[param]["exp_avg_sq"] for param in params]
 values = [*model.state_dict().values(), *moments]
 line = " ".join(value.double().sum().item().hex() for value in values)
 (args.out / f"{job.rank}-{os.getpid()}.end").write_text(line)

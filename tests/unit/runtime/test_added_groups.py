@@ -11,6 +11,7 @@ from torch.optim import LBFGS, SGD, Optimizer
 
 import paceline as pl
 from paceline.base.errors import ConfigError
+from paceline.runtime.holding.replicas.averaging import Averaging
 from paceline.runtime.state.restoring import fits, restore_optimizer
 from paceline.runtime.stepping import Regrouping, Stepping
 from paceline.wire.spec import JobSpec
@@ -144,6 +145,21 @@ def test_an_optimizer_takes_over_the_state_of_before_its_newest_group() -> None:
 
 
 # ---------------------------------------------------------------------------- closures
+
+
+def test_a_layer_with_a_gradient_from_before_is_refused_in_a_group() -> None:
+    """Torch adds it to the first step's, and a worker that joins later would not have it."""
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 1))
+    optimizer = SGD(model[1].parameters(), lr=0.1)
+    averaging = Averaging([model], [optimizer], (), (), deterministic=False)
+    assert not averaging.regroup()
+    model[0].weight.grad = torch.ones(4, 4)
+    optimizer.add_param_group({"params": model[0].parameters()})
+    with pytest.raises(ConfigError, match=r"'0.weight' begins to train, and has a gradient"):
+        averaging.regroup()
+    model[0].zero_grad()
+    assert averaging.regroup()
+    assert len(averaging.params) == 4
 
 
 def test_workers_refuse_closures_and_say_where_they_work() -> None:

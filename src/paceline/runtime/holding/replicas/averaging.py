@@ -7,6 +7,7 @@ from torch.amp import GradScaler
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
+from paceline.base.errors import ConfigError
 from paceline.runtime.group.reducer import Reducer
 from paceline.runtime.group.watcher import Watcher
 from paceline.runtime.holding.replicas.blocks import BlockReducer
@@ -75,14 +76,30 @@ class Averaging:
         """Take in what the script has thawed, or added to an optimizer; whether there is any.
 
         Raises:
-            ConfigError: it is in no model that was prepared, or in two optimizers.
+            ConfigError: it is in no model that was prepared, or in two optimizers, or has a
+                gradient already.
         """
         params, every = trained_by(self._optimizers, self._first), self._every()
         if [*map(id, params)] == [*map(id, self.params)] and every == self._known:
             return False
         check_parameters(self._modules, self._optimizers, alone=False)
+        self._check_fresh(params)
         self.params, self._known = params, every
         self.watcher.trains(params)
         self.reducer.close()
         self.reducer = self._reducing()
         return True
+
+    def _check_fresh(self, params: Sequence[nn.Parameter]) -> None:
+        """Refuse gradients from before parameters were trained: they are this life's alone."""
+        before = set(map(id, self.params))
+        stale = {id(one) for one in params if id(one) not in before and one.grad is not None}
+        named = [each for module in self._modules for each in module.named_parameters()]
+        found = next((name for name, param in named if id(param) in stale), None)
+        if found is not None:
+            raise ConfigError(
+                f"{found!r} begins to train, and has a gradient already: torch would add it to "
+                "that of the next step, and a worker that joins would not have it; clear it when "
+                "the layer is added to the optimizer (layer.zero_grad()), or freeze the layer "
+                "until then (layer.requires_grad_(False))"
+            )
