@@ -17,7 +17,7 @@ Floor: 0.9 of the best in at most 10 changes.
 
 With ``--healthy`` no job begins at a bad size. Instead one begins at the best of the table, or at
 the size that ``--good`` names (numbers of nodes, and the servers' share of the quota), and trains
-for so many minutes with policy `rm` and its default windows. Beside it other processes compute,
+for so many minutes with policy `rm` and its default windows. Other processes compute meanwhile,
 which come and go every few seconds. Floor: no change.
 
 A machine with more processors can run several jobs ``--at-once``: the quota of each is the same.

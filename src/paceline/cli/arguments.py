@@ -219,7 +219,7 @@ def _near(unknown: str, options: Options) -> str:
 
 
 def defined_in(script: str, names: Set[str]) -> Set[str]:
-    """Which flags a script seems to define, itself or in a module beside it.
+    """Which flags a script seems to define, itself or in a module of its folder.
 
     Args:
         script: a file, or a module that is found from this folder.

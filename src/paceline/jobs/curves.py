@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 import msgspec
 
+from paceline.base.disk import is_refusal
 from paceline.jobs.history import Tail
 from paceline.jobs.jsonl import LineFile
 from paceline.wire.client import LastLogged
@@ -80,6 +81,10 @@ class CurveOrder:
         """The first step that the newest attempt does."""
         self._last: dict[str, int] = {}
 
+    def is_void(self, attempt: Attempt, step: int) -> bool:
+        """Whether a newer attempt does this step."""
+        return attempt < self.attempt and step >= self._from
+
     def begins(self, line: CurveLine) -> int | None:
         """Take in whose turn a line is; the step from which older points are void, if any are."""
         if line.attempt <= self.attempt:
@@ -90,7 +95,7 @@ class CurveOrder:
 
     def takes(self, name: str, line: CurveLine) -> bool:
         """Whether a value belongs to the curve; it is its last one then."""
-        if line.attempt < self.attempt and line.step >= self._from:
+        if self.is_void(line.attempt, line.step):
             return False
         if line.step <= self._last.get(name, -1):
             return False
@@ -168,6 +173,7 @@ class CurveFile:
         if void_from is not None:
             self._kept = {name: min(step, void_from - 1) for name, step in self._kept.items()}
             self._left_out.clear()
+            self.last = {name: one for name, one in self.last.items() if one.step < void_from}
         taken = {name: value for name, value in line.values.items() if self.order.takes(name, line)}
         if not taken:
             return None
@@ -192,8 +198,8 @@ class CurveFile:
         """Write what was added, and thin the file out if it has grown large."""
         self._file.flush()
         if self._file.num_bytes > MAX_BYTES:
-            self._thin()
-            self._file.num_bytes = 0
+            # Without room for it the next try comes when it has grown by half.
+            self._file.num_bytes = 0 if self._thin() else MAX_BYTES // 2
 
     def close(self) -> None:
         """Write the end of each curve, if it was left out."""
@@ -202,8 +208,10 @@ class CurveFile:
         self._left_out.clear()
         self._file.flush()
 
-    def _thin(self) -> None:
+    def _thin(self) -> bool:
+        """Have the file hold half as much; False: the disk has no room for the new one."""
         points = {name: found for name, found in read_curves(self._path).points.items() if found}
+        gaps = dict(self._gaps)
         while True:
             text = self._text(points)
             long = {name: found for name, found in points.items() if len(found) > LEAST_POINTS}
@@ -212,10 +220,18 @@ class CurveFile:
             for name, found in long.items():
                 span = found[-1].step - found[0].step
                 gap = max(1, -(-2 * span // len(found)))
-                self._gaps[name], points[name] = gap, _spaced(found, gap)
+                gaps[name], points[name] = gap, _spaced(found, gap)
         fresh = self._path.with_suffix(".new")
-        fresh.write_bytes(text)
+        try:
+            fresh.write_bytes(text)
+        except OSError as error:
+            if not is_refusal(error):
+                raise
+            fresh.unlink(missing_ok=True)
+            return False
         fresh.replace(self._path)
+        self._gaps = gaps
+        return True
 
     def _text(self, points: Mapping[str, list[CurvePoint]]) -> bytes:
         """Make the lines of these curves, all of the newest attempt."""

@@ -17,7 +17,7 @@ def module_fault(name: str, folder: str) -> str:
     """
     first, *rest = name.split(".")
     odd = "no name of a module, which is like pkg.train"
-    if not all(part.isidentifier() for part in (first, *rest)):
+    if not all(part and "/" not in part for part in (first, *rest)):
         return odd
     absent = odd if rest[-1:] == ["py"] else "no such module"
     found = PathFinder.find_spec(first, [folder, *sys.path]) or _known(first)

@@ -94,7 +94,7 @@ class CurveKeeping:
         if message.n not in heard:
             heard.append(message.n)
             for step in message.steps:
-                self._add(_placed(step, place), now_s)
+                self._add(self._placed(step, place), now_s)
             if message.left_out:
                 self._tell(message.left_out)
         self._unanswered.append((now_s, message.inc, message.n))
@@ -179,12 +179,21 @@ class CurveKeeping:
     def last(self) -> tuple[LastLogged, ...]:
         """The newest value of each name."""
         written = {name: last_of(name, point) for name, point in self.file.last.items()}
-        return tuple((written | {name: one for name, (_, one) in self._newest.items()}).values())
+        newest = {
+            name: one
+            for name, (attempt, one) in self._newest.items()
+            if not self.file.order.is_void(attempt, one.step)
+        }
+        return tuple((written | newest).values())
 
+    def _placed(self, logged: LoggedStep, place: Callable[[], ModelPlace]) -> LoggedStep:
+        """Return the same, where the model is if the worker does not know.
 
-def _placed(logged: LoggedStep, place: Callable[[], ModelPlace]) -> LoggedStep:
-    """Return the same, where the model is if the worker does not know."""
-    if logged.step > UNPLACED:
-        return logged
-    now = place()
-    return LoggedStep(now.attempt, now.step, now.samples, logged.values, between=True)
+        It begins no attempt: the group before may still finish steps.
+        """
+        if logged.step > UNPLACED:
+            return logged
+        now = place()
+        known = max(self.file.order.attempt, *(attempt for attempt, _ in self._open), Attempt())
+        attempt = min(now.attempt, known)
+        return LoggedStep(attempt, now.step, now.samples, logged.values, between=True)

@@ -48,7 +48,8 @@ class JobLog(JobLife):
         all values that the workers logged for a step. If a step comes again, what is logged then
         takes the place of what was logged for it, and for later steps, before.
 
-        Without `paceline run` values are checked, and nobody keeps them.
+        Without `paceline run`, and in a process that the script forks, values are checked, and
+        nobody keeps them.
 
         Args:
             values: name -> number or tensor of no dimensions; also what is not finite. Names are
@@ -63,7 +64,7 @@ class JobLog(JobLife):
         from paceline.runtime.process import current
 
         process = current()
-        if process is None:
+        if process is None or process.is_fork:
             return
         if process.log is None:
             process.log = LogBook(process.inc)

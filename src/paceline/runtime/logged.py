@@ -189,8 +189,12 @@ class LogBook:
                 for name, (held, _) in step.values.items()
                 if isinstance(held, Tensor)
             ]
-            for (step, name, _), value in zip(waiting, _read([one for *_, one in waiting])):
-                step.values[name] = (value, step.values[name][1])
+        # Without the lock: the thread that talks to the master does not wait for a GPU.
+        values = _read([held for *_, held in waiting])
+        with self._lock:
+            for (step, name, held), value in zip(waiting, values, strict=True):
+                if name in step.values and step.values[name][0] is held:
+                    step.values[name] = (value, step.values[name][1])
 
     def due(self, now_s: float) -> list[Logged]:
         """What is to be sent (again) now."""

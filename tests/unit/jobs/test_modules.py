@@ -12,7 +12,16 @@ from paceline.jobs.modules import module_fault
 from paceline.jobs.spec_file import resolve
 from paceline.wire.spec import JobSpec
 
-RUNS = ("plain", "pkg", "pkg.train", "pkg.sub.deep", "space.inner", "own.anything", "timeit")
+RUNS = (
+    "plain",
+    "not-a-name",
+    "pkg",
+    "pkg.train",
+    "pkg.sub.deep",
+    "space.inner",
+    "own.anything",
+    "timeit",
+)
 DOES_NOT = ("absent", "pkg.absent", "flat.inner", "pkg.sub", "space", "pkg/train.py", "pkg..train")
 
 
@@ -21,6 +30,7 @@ def _folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in (
         *(
             "plain.py",
+            "not-a-name.py",
             "flat.py",
             "pkg/__init__.py",
             "pkg/__main__.py",

@@ -1,6 +1,8 @@
 """What workers log becomes one point for each step, whatever is lost, late or done again."""
 
+import errno
 import json
+import os
 from itertools import pairwise
 from pathlib import Path
 
@@ -144,6 +146,48 @@ def test_a_worker_that_does_not_know_where_it_is_logs_where_the_model_is(job: Jo
     job.logs(1, UNPLACED, test=0.5)
     job.seconds(SETTLE_S)
     assert job.curve("test") == {50: 0.5}
+
+
+def test_it_takes_no_step_away_from_the_group_that_goes_on(job: Job) -> None:
+    job.logs(1, 49, loss=1.0)
+    job.logs(2, UNPLACED, test=0.5)  # the model is in a newer group there
+    job.seconds(SETTLE_S)
+    job.logs(1, 50, loss=2.0)
+    job.logs(1, 51, loss=3.0)
+    job.seconds(SETTLE_S)
+    assert job.curve() == {49: 1.0, 50: 2.0, 51: 3.0}
+
+
+def test_what_the_job_has_gone_back_from_is_not_shown_any_more(job: Job) -> None:
+    job.logs(1, 40, loss=1.0, auc=0.7)
+    job.seconds(SETTLE_S)
+    job.logs(1, 20, (2, 1), loss=2.0)
+    job.seconds(SETTLE_S)
+    assert job.keeping.last() == (LastLogged("loss", 2.0, 20),)
+
+
+def test_a_full_disk_leaves_a_long_curve_as_it_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(curves, "MAX_BYTES", 4_000)
+    monkeypatch.setattr(curves, "LEAST_POINTS", 4)
+
+    def refuse(*_: object) -> int:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    path = tmp_path / "curves.jsonl"
+    file = CurveFile(path)
+    with monkeypatch.context() as full:
+        full.setattr(Path, "write_bytes", refuse)
+        for step in range(100):
+            file.add(CurveLine(t=1.0, step=step, samples=step, values={"loss": 1.0}))
+            file.flush()
+    assert len(read_curves(path).points["loss"]) == 100
+    for step in range(100, 200):
+        file.add(CurveLine(t=1.0, step=step, samples=step, values={"loss": 1.0}))
+        file.flush()
+    assert path.stat().st_size < 5_000
+    assert [each.name for each in tmp_path.iterdir()] == ["curves.jsonl"]
 
 
 def test_a_new_master_goes_on_with_the_file(job: Job) -> None:

@@ -39,7 +39,7 @@ from paceline.wire.messages.node import (
 from paceline.wire.spec import JobSpec
 
 TELL_S = 5.0
-"""Workers are told again how many they are so often."""
+"""The master repeats the number of workers after this time."""
 SILENT_S = 60.0
 """A process that says nothing may come back for so long: nobody needs it for the next moment, and
 it may be blocked with its lock held (a page of slow storage)."""

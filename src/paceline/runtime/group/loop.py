@@ -122,7 +122,9 @@ class GroupLoop(StepFrame[GroupStep]):
         if not step.settled:
             self._reducer.leave_out()
             self._settle(step)
-        step.left_out = True
+        step.left_out = self._reducer.left_out = True
+        if step.on_trial:  # for clipping all gradients were averaged, and no turn comes any more
+            self._hold(step, ALL)
         step.stepped.update(range(self.num_optimizers))
         self.stepped()
 

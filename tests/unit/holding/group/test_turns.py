@@ -2,6 +2,7 @@
 
 import copy
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ from torch.optim.lr_scheduler import CosineAnnealingLR, LambdaLR
 
 from paceline.base.errors import ConfigError
 from paceline.runtime.group.group import Group
+from paceline.runtime.group.loop import GroupLoop
 from paceline.runtime.group.reducer import ALL
 from paceline.runtime.holding.replicas.turns import TurnReducer
 from paceline.runtime.holding.replicas.undo import Undo
@@ -89,6 +91,54 @@ def shares(group: Group, sizes: list[int]) -> Iterator[tuple[Tensor, float]]:
     for x in X:
         mine = x[start : start + sizes[group.rank]]
         yield (mine, len(mine) / sum(sizes)) if len(mine) else (x[:2], 0.0)
+
+
+class Client:
+    """What a loop asks of its member."""
+
+    def __init__(self) -> None:
+        self.calls: list[str] = []
+        self.state = SimpleNamespace(step=0, position=SimpleNamespace(advance=lambda *_: None))
+
+    def begin_update(self, _: object) -> bool:
+        self.calls.append("update")
+        return True
+
+    def begin_trial(self, _: object) -> bool:
+        self.calls.append("trial")
+        return True
+
+    def updated(self, *_: object, **__: object) -> None:
+        self.calls.append("updated")
+
+    def unmark(self) -> None: ...
+
+
+def test_a_batch_that_is_left_out_after_clipping_is_done() -> None:
+    """`job.clip_grad_norm_` averages all gradients on trial; then the script passes the batch."""
+
+    def act(group: Group) -> list[str]:
+        pair, client = Pair(group), Client()
+        mine, part = next(shares(group, [5, 7]))
+        pair.begin(part)
+        pair.judge_loss(mine).backward()
+        loop: Any = GroupLoop.__new__(GroupLoop)
+        loop.num_optimizers, loop.accumulate, loop.has_taken, loop.num_steps = 2, 1, False, 1
+        loop._client, loop._reducer = client, pair.reducer
+        loop._sharing = SimpleNamespace(blocks=0)
+        step = SimpleNamespace(settled=True, on_trial=False, holds=False, left_out=False)
+        step.stepped, step.run, step.batch_no, step.num_batches = set(), None, 0, 1
+        step.committed, step.last, step.changes, step.is_last_batch = (), False, False, True
+        loop.step = step
+        pair.reducer.wants(ALL)
+        pair.reducer.finish()
+        loop._hold(step, ALL)
+        for optimizer in pair.optimizers:
+            optimizer.zero_grad()
+        loop._finish(step)
+        return client.calls
+
+    assert in_group(2, act) == [["trial", "update", "updated"]] * 2
 
 
 @pytest.mark.parametrize(("detach", "clears"), [(True, True), (False, True), (False, False)])

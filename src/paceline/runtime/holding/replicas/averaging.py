@@ -19,7 +19,7 @@ from paceline.runtime.stepping import params_of, trained_by
 
 
 class Averaging:
-    """Of one member.
+    """What one member trains, and its reducer.
 
     Args:
         modules: that were prepared.
@@ -93,7 +93,11 @@ class Averaging:
     def _check_fresh(self, params: Sequence[nn.Parameter]) -> None:
         """Refuse gradients from before parameters were trained: they are this life's alone."""
         before = set(map(id, self.params))
-        stale = {id(one) for one in params if id(one) not in before and one.grad is not None}
+        stale = {
+            id(one)
+            for one in params
+            if id(one) not in before and one.grad is not None and bool(one.grad.any())
+        }
         named = [each for module in self._modules for each in module.named_parameters()]
         found = next((name for name, param in named if id(param) in stale), None)
         if found is not None:

@@ -49,7 +49,7 @@ _AFTER_ALL = (
 
 
 class TurnReducer(Reducer):
-    """See the module.
+    """Averages the gradients of several optimizers, in as many turns as they take.
 
     Args:
         params: of each optimizer, those that are trained.
