@@ -157,6 +157,9 @@ def report(
         Path | None, typer.Option(metavar="PATH", help="Write the page there instead.")
     ] = None,
     open_: Annotated[bool, typer.Option("--open", help="Show the page in a browser.")] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Only the numbers, for programs; their names stay.")
+    ] = False,
 ) -> None:
     """Print what became of a job, and draw it as a page of its own (report.html)."""
     from paceline.cli.report.page import write_page, write_report
@@ -165,6 +168,14 @@ def report(
 
     found = JobDir.find(job)
     facts = read_facts(found)
+    if as_json:
+        from paceline.cli.report.numbers import numbers
+        from paceline.cli.show import print_json
+
+        if html is not None or open_:
+            raise ConfigError("report: --json draws no page; leave out --html and --open")
+        print_json(numbers(facts))
+        return
     show(facts, console())
     if html is None:
         write_report(facts, found)

@@ -69,7 +69,7 @@ def show_jobs(console: Console, wanted: JobSelection, *, as_json: bool = False) 
     """A table of jobs, or a JSON list; the newest first."""
     rows = listed(wanted)
     if as_json:
-        _print_json(rows)
+        print_json(rows)
     elif not rows and wanted != JobSelection():
         console.print("no such job; `paceline ps` lists all", markup=False)
     elif not rows:
@@ -108,7 +108,8 @@ def _cells(row: JobRow, now_s: float) -> tuple[str, ...]:
     )
 
 
-def _print_json(value: object) -> None:
+def print_json(value: object) -> None:
+    """Print a value for programs."""
     sys.stdout.write(msgspec.json.format(msgspec.json.encode(value), indent=2).decode() + "\n")
 
 
@@ -127,7 +128,7 @@ def show_job_json(job: JobDir) -> None:
         logged=logged_of(job, status),
         slow=_slow(job, status, events),
     )
-    _print_json(detail)
+    print_json(detail)
 
 
 def _slow(job: JobDir, status: JobStatus | None, events: Sequence[Event]) -> tuple[SlowPart, ...]:

@@ -544,3 +544,21 @@ def test_a_job_that_runs_is_not_resumed_and_the_message_says_since_when() -> Non
     os.close(lock)
     assert result.exit_code == 2
     assert "is running (supervisor pid 4711, since " in result.stderr
+
+
+def test_a_report_in_numbers_keeps_its_names() -> None:
+    job = ended_job(**FAILED, jct_s=50.0)
+    job.curves.write_text('{"t":1.0,"step":4,"samples":400,"values":{"loss":"nan"}}\n')
+    found = read_json("report", "--json")
+    assert tuple(found) == (
+        *("job_id", "state", "exit_code", "error", "started_s", "jct_s", "training_s"),
+        *("committed", "total", "samples_per_s", "relaunches", "restores", "valid_cuts"),
+        *("incidents", "workers", "logged"),
+    )
+    assert (found["job_id"], found["state"], found["exit_code"]) == (job.job_id, "failed", 3)
+    assert (found["jct_s"], found["committed"], found["total"]) == (50.0, 500, 1000)
+    assert found["logged"] == [{"name": "loss", "value": "nan", "step": 4}]
+    assert not job.report.exists()
+    assert "leave out --html" in paceline("report", "--json", "--open").stderr
+    interrupted = ended_job("dead")
+    assert read_json("report", interrupted.job_id, "--json")["state"] == "interrupted"
