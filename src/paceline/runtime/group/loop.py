@@ -470,7 +470,8 @@ class GroupLoop(StepFrame[GroupStep]):
                 "loss.backward() was called again for one batch when its gradients were averaged "
                 "over all workers: add the losses up and call it once, or, with several "
                 "optimizers, call it before the first of them steps (optimizers in turn, as of a "
-                "GAN, train with --strategy allreduce, without deterministic)"
+                "GAN, train with --strategy allreduce, without deterministic, backup_workers and "
+                "partial)"
             )
 
     def _all_stepped(self, step: GroupStep) -> None:

@@ -27,6 +27,7 @@ class Averaging:
         schedulers: that were prepared.
         scalers: that were prepared.
         deterministic: whether sums are the same, whichever member computes what.
+        in_turn: whether several optimizers may take turns.
 
     Attributes:
         params: what is trained.
@@ -42,13 +43,14 @@ class Averaging:
         scalers: Sequence[GradScaler],
         *,
         deterministic: bool,
+        in_turn: bool = True,
     ) -> None:
         self._modules, self._optimizers = modules, optimizers
         #: What is trained though it may be frozen now: it was not when it was prepared.
         self._first = self.params = trained_by(optimizers)
         self._buffers = Buffers(modules) if deterministic else None
         self._undo = Undo(optimizers, schedulers)
-        self._scaled = bool(scalers)
+        self._scaled, self._in_turn = bool(scalers), in_turn
         named = dict if self._buffers is None else self._buffers.named
         self.watcher = Watcher(modules, optimizers, named)
         self.watcher.trains(self.params)
@@ -64,8 +66,8 @@ class Averaging:
         early = len(self._optimizers) == 1
         if self._buffers is not None:
             return BlockReducer(self.params, self._buffers, early=early)
-        if early:
-            return Reducer(self.params)
+        if early or not self._in_turn:
+            return Reducer(self.params, early=early)
         trained = set(map(id, self.params))
         of_each = [
             [param for param in params_of(one) if id(param) in trained] for one in self._optimizers

@@ -31,6 +31,9 @@ from paceline.runtime.state.replica import Replica
 from paceline.runtime.strategy import Evaluation, Readers, Results
 from paceline.wire.messages.feeds import Feed
 
+SHORT_STEPS = ("backup_workers", "partial")
+"""Solutions whose steps do not wait for all workers: so several optimizers step at one time."""
+
 
 def begin(process: Process) -> "Replicated":
     """Make the strategy of a job's process."""
@@ -63,7 +66,12 @@ class Replicated(Together):
         check_own_statistics(modules)
         self._follow_all(optimizers, scalers)
         self._averaging = Averaging(
-            modules, optimizers, schedulers, scalers, deterministic=self.spec.deterministic
+            modules,
+            optimizers,
+            schedulers,
+            scalers,
+            deterministic=self.spec.deterministic,
+            in_turn=self.spec.solution not in SHORT_STEPS,
         )
         self._take_in(self._averaging)
         self._watcher = self._averaging.watcher
