@@ -109,10 +109,15 @@ def logged_of(job: JobDir, status: JobStatus | None) -> tuple[LastLogged, ...]:
     return status.logged if status else last_logged(job.curves)
 
 
+def end_of(outcome: Outcome) -> str:
+    """How a job has ended, in one word or two."""
+    return str(outcome.how) if outcome.state == "finished" else outcome.state
+
+
 def state_of(job: JobDir, outcome: Outcome | None, status: JobStatus | None) -> str:
     """One word or two."""
     if outcome:
-        return str(outcome.how) if outcome.state == "finished" else outcome.state
+        return end_of(outcome)
     if status:
         return status.state
     return "master away" if is_supervised(job) else "interrupted"

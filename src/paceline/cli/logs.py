@@ -93,8 +93,7 @@ def show_logs(job: JobDir, wanted: LogFilter) -> None:
             if path not in tails:
                 tails[path] = Tail(path, start=_start(path, wanted))
             lines = tails[path].lines()
-            ends = tails[path].read_bytes
-            _print(path, lines, ends, wanted)
+            _print(path, lines, tails[path].read_bytes, wanted)
             if not goes_on:
                 _print(path, tails[path].rest(), tails[path].read_bytes, wanted, ended=False)
         sys.stdout.flush()

@@ -69,7 +69,7 @@ def job_now(
         return None
     nodes = [members.node_of(inc) for inc in sorted(workers)]
     synchronous = state.mode == "bsp"
-    batch_size = feed.global_batch(len(workers)) if synchronous else _contribution(feed, members)
+    batch_size = feed.global_batch(len(workers)) if synchronous else contribution(feed, members)
     names = [node.name if node is not None else "" for node in nodes]
     sizes = part_sizes(Plan(), names, batch_size) if synchronous else [batch_size] * len(nodes)
     steps_left = None if total is None else -(-(total - committed) // batch_size)
@@ -114,11 +114,14 @@ def steps_done(state: MasterState, members: Membership, committed: int) -> int:
     feed = _feed(state)
     if state.mode == "bsp" or feed is None:
         return state.step
-    return committed // _contribution(feed, members)
+    return committed // contribution(feed, members)
 
 
-def _contribution(feed: Feed, members: Membership) -> int:
-    """Samples of one, in the asynchronous modes."""
+def contribution(feed: Feed, members: Membership) -> int:
+    """Samples of one contribution, in the asynchronous modes.
+
+    Of all workers that there are to be: one that is being restarted changes no batch.
+    """
     return max(1, feed.batch_size // max(1, members.num_workers))
 
 

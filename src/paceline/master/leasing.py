@@ -3,6 +3,7 @@
 from typing import assert_never
 
 from paceline.master.first_samples import FirstSamples
+from paceline.master.jobnow import contribution
 from paceline.master.parts import MasterParts
 from paceline.master.training_core import TrainingCore
 from paceline.protocol.records import Planned
@@ -88,9 +89,7 @@ class Leasing:
         speeds = map(self._monitor.speed, workers.values())
         num_workers = max(1, len(workers))
         together = self._spec.mode == "bsp" or feed.purpose != "train"
-        # Of all workers that there are to be: one that is being restarted changes no batch.
-        sharing = 1 if together else max(1, self._members.num_workers)
-        batch_size = max(1, feed.batch_size // sharing)
+        batch_size = feed.batch_size if together else contribution(feed, self._members)
         return Sizing(
             samples=lease_samples(
                 speed=planned_speed(own, share, speeds),

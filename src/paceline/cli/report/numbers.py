@@ -1,10 +1,8 @@
 """The report for programs: ``paceline report --json``."""
 
-from typing import NamedTuple
-
 from msgspec import Struct
 
-from paceline.cli.listing import RUNNING
+from paceline.cli.listing import RUNNING, end_of
 from paceline.jobs.curves import last_of
 from paceline.jobs.facts import Facts, Incident, Worker
 from paceline.wire.client import LastLogged
@@ -43,27 +41,20 @@ class JobNumbers(Struct, frozen=True, kw_only=True):
     """The newest value of each name that the script has logged."""
 
 
-class _End(NamedTuple):
-    state: str
-    exit_code: int | None = None
-    error: str = ""
-    total: int | None = None
-    jct_s: float | None = None
-
-
 def numbers(facts: Facts) -> JobNumbers:
     """The report of a job without its drawings."""
-    end = _end_of(facts)
+    outcome = facts.outcome
+    without_end = RUNNING if facts.runs else "interrupted"
     return JobNumbers(
         job_id=facts.job_id,
-        state=end.state,
-        exit_code=end.exit_code,
-        error=end.error,
+        state=end_of(outcome) if outcome else without_end,
+        exit_code=outcome.exit_code if outcome else None,
+        error=outcome.error if outcome else "",
         started_s=facts.started_s,
-        jct_s=end.jct_s or facts.ended_s - facts.started_s,
+        jct_s=outcome.jct_s if outcome else facts.ended_s - facts.started_s,
         training_s=facts.training_s,
         committed=facts.committed,
-        total=end.total,
+        total=(outcome.total or None) if outcome else None,
         samples_per_s=facts.samples_per_s,
         relaunches=facts.num_relaunches,
         restores=facts.num_restores,
@@ -72,11 +63,3 @@ def numbers(facts: Facts) -> JobNumbers:
         workers=facts.workers,
         logged=tuple(last_of(name, found[-1]) for name, found in facts.curves.items() if found),
     )
-
-
-def _end_of(facts: Facts) -> _End:
-    outcome = facts.outcome
-    if outcome is None:
-        return _End(RUNNING if facts.runs else "interrupted")
-    state = str(outcome.how) if outcome.state == "finished" else outcome.state
-    return _End(state, outcome.exit_code, outcome.error, outcome.total or None, outcome.jct_s)

@@ -28,6 +28,8 @@ Ints = NDArray[np.int64]
 
 _HORIZON_S = 1800.0
 """Until the end of a job of which it is not known."""
+CAUTION = 0.5
+"""Of its relative error, so much is taken from what a size is expected to bring."""
 _POPULATION = 40
 _GENERATIONS = 25
 _ROUNDS = 6
@@ -184,7 +186,7 @@ def offers(
     reach: float = 4.0,
     seed: int = 0,
     least: float = 0.0,
-    caution: float = 0.5,
+    caution: float = CAUTION,
 ) -> list[SizeOffer]:
     """Find the sizes on the Pareto front of cost and gain, by increasing cost.
 

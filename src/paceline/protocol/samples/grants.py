@@ -59,7 +59,7 @@ class Deal:
         if self._plans.has_fixed_parts(self._feed):
             parts = fixed_parts(self._plans.newest, *self._me, self._feed)
             return between(self._ledger.pick_parts(parts), 0, sizing.samples)
-        batch_size = max(1, self._feed.batch_size // len(self._workers))
+        batch_size = sizing.batch_size or max(1, self._feed.batch_size // len(self._workers))
         return self._ledger.pick(self._message.feed, sizing.samples, batch_size)
 
     def batching(self) -> tuple[Batching, ...]:

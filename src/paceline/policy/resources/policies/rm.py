@@ -10,7 +10,7 @@ from typing import Annotated
 from msgspec import Meta
 from msgspec.structs import replace
 
-from paceline.policy.resources.candidates import SizeOffer, offers
+from paceline.policy.resources.candidates import CAUTION, SizeOffer, offers
 from paceline.policy.resources.causes import ALGORITHMS, diagnose
 from paceline.policy.resources.choice import (
     JobOffers,
@@ -95,7 +95,7 @@ class DlroverRm(ResourcePolicy, frozen=True):
         history: SizingHistory,
         model: SizeModel,
         per_s: float,
-        caution: float = 0.5,
+        caution: float = CAUTION,
     ) -> list[SizeOffer]:
         """Other sizes on the Pareto front."""
         # Fewer nodes of more cores each: no harm if a node has no use for so many.
