@@ -42,11 +42,11 @@ def job_of(out: Path, step_s: float, *flags: str, **spec: Any) -> Iterator[Runni
         yield job
 
 
-def plain(out: Path) -> list[float]:
+def plain(out: Path, *flags: str) -> list[float]:
     """What the script holds at its end without a job."""
     out.mkdir()
     env = {name: value for name, value in os.environ.items() if not name.startswith("PACELINE_")}
-    command = [sys.executable, str(SCRIPT), "--out", str(out)]
+    command = [sys.executable, str(SCRIPT), "--out", str(out), *flags]
     subprocess.run(command, env=env, check=True, timeout=100)
     ((_, values),) = ends(out).items()
     return values
@@ -104,6 +104,27 @@ def test_a_worker_and_the_master_die_and_no_epoch_ends_twice(strategy: str, tmp_
         check_end(job, expected)
         assert job.deaths()
         check_lives(job.out)
+
+
+@pytest.mark.soak
+def test_who_joins_in_a_loop_that_its_peer_has_left_holds_up_nobody(tmp_path: Path) -> None:
+    expected = plain(tmp_path / "alone", "--breaks")
+    with job_of(tmp_path / "job", 0.0, "--late", "--breaks", strategy="allreduce") as job:
+        until((job.out / "late").exists, "the end of the second epoch")
+        os.kill(job.node("worker-1").pid, signal.SIGKILL)
+        assert job.end().state == "finished"
+        assert ends(job.out)["0-1"] == pytest.approx(expected, rel=1e-9)
+
+
+def test_who_joins_between_two_loops_takes_over_a_peer_s_state_at_its_own_place(
+    tmp_path: Path,
+) -> None:
+    expected = plain(tmp_path / "alone")
+    with job_of(tmp_path / "job", 0.0, "--late", strategy="allreduce") as job:
+        until((job.out / "late").exists, "the end of the second epoch")
+        os.kill(job.node("worker-1").pid, signal.SIGKILL)
+        check_end(job, expected)
+        assert job.deaths()
 
 
 @pytest.mark.soak

@@ -21,6 +21,8 @@ parser.add_argument("--out", type=Path, required=True)
 parser.add_argument("--epochs", type=int, default=6)
 parser.add_argument("--evaluate-every", type=int, default=5, help="steps; 0: between loops only")
 parser.add_argument("--sharded", action="store_true")
+parser.add_argument("--late", action="store_true", help="rank 0 notes a loss when others are on")
+parser.add_argument("--breaks", action="store_true", help="each loop after five steps")
 parser.add_argument("--step-s", type=float, default=0.0)
 args = parser.parse_args()
 
@@ -37,6 +39,16 @@ scheduler = StepLR(optimizer, 1, 0.8)
 job.prepare(model, optimizer, scheduler)
 job.state["losses"] = losses = []
 life = args.out / f"{job.rank}-{os.environ.get('PACELINE_INC', '')}"
+
+
+def await_another_life() -> None:
+    """Return when worker 1 lives again and has had time to come to the next loop."""
+    (args.out / "late").touch()
+    while len([*args.out.glob("1-*.epochs")]) < 2:
+        time.sleep(0.05)
+    time.sleep(1.5)
+
+
 for epoch in job.epochs(args.epochs):
     with life.with_suffix(".epochs").open("a") as file:
         file.write(f"{epoch} ")
@@ -47,13 +59,18 @@ for epoch in job.epochs(args.epochs):
         if args.evaluate_every and job.step % args.evaluate_every == 0:
             job.evaluate(lambda batch: {"y": model(batch[0])}, data, batch_size=64)
         time.sleep(args.step_s)
+        if args.breaks and job.step % 5 == 0:
+            break
     found = job.evaluate(lambda batch: {"loss": model(batch[0]) - batch[1]}, data)["loss"]
+    if args.late and job.rank == 0 and epoch == 1:
+        await_another_life()
     losses.append(found.square().mean().item())
     scheduler.step()
-    ranks = job.all_gather(job.rank)
-    assert ranks == sorted(ranks)
-    assert ranks
-    job.barrier()
+    if not args.late:  # they would wait for the one that is late
+        ranks = job.all_gather(job.rank)
+        assert ranks == sorted(ranks)
+        assert ranks
+        job.barrier()
     if job.agree(epoch == args.epochs - 2):
         break
 total = model.weight.detach().sum()

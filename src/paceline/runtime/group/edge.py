@@ -33,6 +33,7 @@ from paceline.runtime.process import Process
 from paceline.runtime.state.replica import Replica
 from paceline.wire.messages.data import Data
 from paceline.wire.messages.group import (
+    NO_FEED,
     AskState,
     CatchUp,
     Computed,
@@ -95,6 +96,10 @@ class MemberEdge:
         """That holds what we train."""
         self.joins_others = False
         """Whether a group trained already when we opened a feed."""
+        self._within = NO_FEED
+        """The feed that the script trains on or evaluates."""
+        self.left = NO_FEED
+        """The last feed whose loop the script has left."""
         self.in_body = False
         """The script has a batch in hand, or what follows from it to do: the state is its own."""
         process.at_end = self._end

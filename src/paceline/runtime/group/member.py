@@ -7,7 +7,8 @@ other half: master and peers. `GroupClient` is the client of a member that holds
 
 import logging
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import NoReturn
 
 from paceline.base.numbering import START, step_after
@@ -19,7 +20,7 @@ from paceline.runtime.group.edge import MemberEdge
 from paceline.runtime.group.group import BREAKING, Group
 from paceline.runtime.group.short import ShortStep
 from paceline.runtime.group.store import GroupOver
-from paceline.runtime.process import Stopped
+from paceline.runtime.process import Fenced, Stopped
 from paceline.wire.messages.checks import Checked
 from paceline.wire.messages.curves import Attempt
 from paceline.wire.messages.feeds import Feed, ScriptPlace, Slice, SourceLine
@@ -44,6 +45,11 @@ class MemberClient(MemberEdge):
         """
         raise NotImplementedError
 
+    @property
+    def _is_left_behind(self) -> bool:
+        """Whether those who hold the model have left the loop that our script is in."""
+        return False
+
     def _on_connected(self, run: RunGroup, group: Group) -> None:
         """The group has come together; raises as its operations."""
 
@@ -62,6 +68,29 @@ class MemberClient(MemberEdge):
         with self._changed:
             return Attempt(self.state.epoch_no, self.state.ran)
 
+    @contextmanager
+    def within(self, feed: int) -> Iterator[None]:
+        """The script trains on this feed, or evaluates it.
+
+        Only there our state is handed to peers, and another one taken over: between two loops the
+        script changes its own.
+        """
+        before = self._within
+        try:
+            self._move(feed)
+            yield
+        finally:
+            self._move(before)
+
+    def _move(self, feed: int) -> None:
+        with self._changed:
+            self._within = feed
+            self._moved()
+            self._changed.notify_all()
+
+    def _moved(self) -> None:
+        """The script is within another feed, or in none."""
+
     # ------------------------------------------------------------------ steps
 
     def enter(
@@ -79,6 +108,10 @@ class MemberClient(MemberEdge):
                     return None
                 over = self.state.is_proven and at_end(self.state.begins_with)
             # A member that is beyond the end does not come into the group before its next feed.
+            if over and self.state.step == NO_STEP:
+                # Peers may be beyond it with more than the model: its end is in a cut.
+                self.leave_step()
+                return None
             group = None if over else self._begun(run)
             if (group is None and not over) or not self._caught_up(run):
                 continue
@@ -110,6 +143,8 @@ class MemberClient(MemberEdge):
                 self.unmark()
                 self._check_stop()
                 self._rest(stays=True)
+                if self._is_left_behind:
+                    raise Fenced  # a fresh life begins where the others are
                 if state.step == NO_STEP:
                     self._exchange.wait()
             return state.running is run

@@ -112,9 +112,11 @@ class Together(Stepping, PlaceOfMember, WayOfMember):
         )
         self._loop.may_accumulate = self.can_accumulate
         try:
-            yield from self._loop.run()
+            with self._member.within(feed.feed):
+                yield from self._loop.run()
         finally:
             self._loop = None
+            self._member.left = feed.feed
 
     def open_feed(self, feed: Feed, growth: Growth | None = None) -> Feed:
         return self._member.open_feed(feed)

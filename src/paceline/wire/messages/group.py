@@ -14,6 +14,10 @@ NO_STEP = StepNo(-1)
 """The last complete step of a member that holds no state."""
 STILL = -1
 """Instead of the number of a part."""
+BEYOND = -2
+"""Instead of the number of a part that is handed out: our script has left the loop of who asks."""
+NO_FEED = -1
+"""A script is between two loops."""
 
 
 class Member(msgspec.Struct, frozen=True, array_like=True):
@@ -219,12 +223,17 @@ class AskState(Message, frozen=True):
     """member -> member: part ``part`` of the state of ``step``.
 
     `STILL`: is it still what the peer holds, at rest? Asked after its memory was read.
+
+    It is answered where both scripts are within the same feed: between two loops a script changes
+    its own state, and nobody knows how much of that another script has done.
     """
 
     epoch_no: EpochNo
     inc: Inc
     step: StepNo
     part: int
+    within: int
+    """The feed that our script trains on or evaluates; `NO_FEED`: none."""
 
 
 class StatePart(Message, frozen=True):
@@ -239,6 +248,7 @@ class StatePart(Message, frozen=True):
     inc: Inc
     step: StepNo
     part: int
+    within: int
     num_parts: int
     digest: int
     machine: str = ""

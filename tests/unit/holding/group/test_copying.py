@@ -15,9 +15,9 @@ from torch import nn
 from paceline.base.processes import this_machine
 from paceline.protocol.holding.group.member import MemberState
 from paceline.runtime.holding.replicas import copying
-from paceline.runtime.holding.replicas.copying import Copier
+from paceline.runtime.holding.replicas.copying import Copier, beyond
 from paceline.runtime.state.replica import Replica
-from paceline.wire.messages.group import STILL, CatchUp, Member, StatePart
+from paceline.wire.messages.group import STILL, AskState, CatchUp, Member, StatePart
 
 ORDER = CatchUp(epoch_no=1, inc=9, group=2, step=5, source=Member(1, "worker-0", ""))
 OTHER = msgspec.structs.replace(ORDER, group=3, source=Member(2, "worker-1", ""))
@@ -35,6 +35,7 @@ class Joiner:
         self.state = MemberState(9)
         self.asked: list[tuple[int, int]] = []
         self.reads: list[tuple[Callable[[], None], Future[None]]] = []
+        self.within = 3
         process: Any = SimpleNamespace(job=SimpleNamespace(path=Path("a job")))
         self.copier = Copier(process, self._ask, self._aside)
 
@@ -50,7 +51,9 @@ class Joiner:
         self.state.copying = order
         self.copier.follow(order)
 
-    def told(self, peer: nn.Module, *, pid: int = 0, part: int = 0, machine: str = "") -> None:
+    def told(
+        self, peer: nn.Module, *, pid: int = 0, part: int = 0, machine: str = "", within: int = 3
+    ) -> None:
         """The peer answers; its memory is that of this process."""
         photograph = Replica([peer], [], []).photograph()
         frame, digest = (b"", 0) if part == STILL else photograph.part(part)
@@ -59,13 +62,14 @@ class Joiner:
             inc=self.source.inc,
             step=5,
             part=part,
+            within=within,
             num_parts=photograph.num_parts,
             digest=digest,
             machine=machine or this_machine(),
             pid=pid or os.getpid(),
             addresses=photograph.addresses if part == 0 else (),
         )
-        self.copier.take(self.source.inc, answer, memoryview(bytearray(frame)))
+        self.copier.take(self.source.inc, answer, memoryview(bytearray(frame)), self.within)
 
     def read(self, order: CatchUp, peer: nn.Module) -> None:
         """Read the peer's memory to the end."""
@@ -100,6 +104,31 @@ class Joiner:
 @pytest.fixture
 def joiner(monkeypatch: pytest.MonkeyPatch) -> Joiner:
     return Joiner(monkeypatch)
+
+
+def test_what_comes_from_another_place_of_the_script_does_not_count(joiner: Joiner) -> None:
+    peer = nn.Linear(3, 2)
+    joiner.follow(ORDER)
+    joiner.told(peer, machine="another")
+    joiner.within = 4  # our script enters its next loop
+    joiner.copier.restart()
+    joiner.told(peer, machine="another", part=1)
+    joiner.told(peer, machine="another", within=4)
+    assert not joiner.load()
+    joiner.told(peer, machine="another", part=1, within=4)
+    assert joiner.load()
+    assert joiner.holds(peer)
+    assert [part for _, part in joiner.asked].count(0) == 2
+
+
+def test_who_is_in_a_loop_that_its_peers_have_left_hears_of_it(joiner: Joiner) -> None:
+    joiner.follow(ORDER)
+    asked = AskState(epoch_no=1, inc=9, step=5, part=0, within=3)
+    answer, frame = beyond(asked, joiner.source.inc)
+    joiner.copier.take(joiner.source.inc, answer, memoryview(frame), 3)
+    assert joiner.copier.is_left_behind
+    joiner.copier.restart()
+    assert not joiner.copier.is_left_behind
 
 
 def test_memory_is_read_in_place_and_counts_once_it_is_confirmed(joiner: Joiner) -> None:

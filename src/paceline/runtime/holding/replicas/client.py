@@ -1,6 +1,7 @@
 """The side of its group of a member that holds all of the model, which peers copy from it."""
 
 import threading
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from functools import partial
@@ -12,19 +13,37 @@ from paceline.protocol.holding.group.member import Connect, Copy, Instruction, L
 from paceline.runtime.data.work import Array, Work
 from paceline.runtime.evaluation_results import EvaluationResults
 from paceline.runtime.group.group import Group
-from paceline.runtime.group.member import MemberClient
+from paceline.runtime.group.member import RESEND_S, MemberClient
 from paceline.runtime.group.store import GroupOver
-from paceline.runtime.holding.replicas.copying import Copier, part_of
+from paceline.runtime.holding.replicas.copying import Copier, Photographs, beyond
 from paceline.runtime.process import Fenced, Process
-from paceline.runtime.state.replica import Photograph, Replica
+from paceline.runtime.state.replica import Replica
 from paceline.wire.messages.checks import Checked
 from paceline.wire.messages.data import Data
-from paceline.wire.messages.feeds import Feed
-from paceline.wire.messages.group import NO_STEP, STILL, AskState, CatchUp, RunGroup, StatePart
-from paceline.wire.messages.node import Evaluated, FeedOpened, Grant, NodeDown, Recall
+from paceline.wire.messages.feeds import Feed, feed_of
+from paceline.wire.messages.group import (
+    NO_FEED,
+    NO_STEP,
+    AskState,
+    CatchUp,
+    RunGroup,
+    StatePart,
+)
+from paceline.wire.messages.node import (
+    Evaluated,
+    FeedOpened,
+    Grant,
+    NodeDown,
+    OpenFeed,
+    Recall,
+)
 
 SCRIPT_S = 0.1
 """How long a peer's question waits for the script to come from its update to its next batch."""
+
+
+SAME_LOOP_S = 10.0
+"""How long a member that cannot read the cut of a feed's end waits for a peer in that loop."""
 
 
 class GroupClient(MemberClient):
@@ -34,8 +53,7 @@ class GroupClient(MemberClient):
         super().__init__(process)
         #: Nothing of the state changes before the next update: optimizers and schedulers are done.
         self._at_rest = True
-        #: Peer -> what it reads: also what a forward pass replaces is kept until then.
-        self._photographs: dict[int, Photograph] = {}
+        self._photographs = Photographs()
         self._copier = Copier(process, self._ask, self._aside)
         #: A cut that we are to begin with, and one that is being read: from storage that may stand
         #: still.
@@ -103,6 +121,13 @@ class GroupClient(MemberClient):
 
     # ------------------------------------------------------------------ state
 
+    @property
+    def _is_left_behind(self) -> bool:
+        return self._copier.is_left_behind
+
+    def _moved(self) -> None:
+        self._copier.restart()
+
     def _rest(self, *, stays: bool = False) -> None:
         assert self._replica is not None
         if self.in_body:
@@ -110,10 +135,12 @@ class GroupClient(MemberClient):
         if not self._at_rest:
             self._at_rest = True
             self._changed.notify_all()
-        self._load()
+        is_within = self._within != NO_FEED
+        if is_within:
+            self._load()
         if self._reading is not None or self._copier.go_on(self.state, self._replica, stays=stays):
             return
-        found = self._copier.arrived(self.state)
+        found = self._copier.arrived(self.state) if is_within else None
         if found is not None:
             order, arrived = found
             self._keeper.wait()
@@ -138,12 +165,20 @@ class GroupClient(MemberClient):
                 self.on_another()
         if self._loading is not None and self._reading is None and not self._copier.is_reading:
             order, self._loading = self._loading, None
-            if self.state.may_load(order) and order.cut and order.cut.cut_no == self._holds:
+            if self.state.may_load(order) and self._is_as_held(order):
                 # What the script has done between two loops since comes with it.
                 self._do(self.state.copied(order))
                 self.on_another()
             elif self.state.may_load(order):
                 self._reading = order, self._read_aside(order)
+
+    def _is_as_held(self, order: CatchUp) -> bool:
+        """Whether we hold what a cut does, or more.
+
+        It is another state if a script was further in that cut than we were when we loaded it.
+        """
+        is_held = order.cut is not None and order.cut.cut_no == self._holds
+        return is_held and all(feed_of(span.line) != self._within for span in order.committed)
 
     def _read_aside(self, order: CatchUp | FeedOpened) -> "Future[None]":
         """Read the cut that the master has named into what we hold."""
@@ -175,7 +210,13 @@ class GroupClient(MemberClient):
         return done
 
     def _ask(self, order: CatchUp, part: int) -> None:
-        ask = AskState(epoch_no=order.epoch_no, inc=self.state.inc, step=order.step, part=part)
+        ask = AskState(
+            epoch_no=order.epoch_no,
+            inc=self.state.inc,
+            step=order.step,
+            part=part,
+            within=self._within,
+        )
         self._exchange.leave(partial(self._exchange.data.send, order.source.inc, ask))
 
     def begin_update(self, run: RunGroup) -> bool:
@@ -220,19 +261,28 @@ class GroupClient(MemberClient):
                 read.result()
                 self._holds = self._loaded if self._replica.is_whole else 0
             except PermanentError as error:
-                # A peer holds all of it. If none does, the master finds a cut that can be read.
-                self.await_state()
+                until_s = time.monotonic() + SAME_LOOP_S
+                # A peer that is still here holds it. If none does, the master finds another cut.
+                with self.within(feed.feed):
+                    self._await_state(feed, lambda: time.monotonic() > until_s)
                 if feed.next_slice(self.state.done.line(feed.line())):
                     raise TransientError(str(error)) from error
 
-    def await_state(self) -> None:
-        """Return when we hold what the group holds."""
+    def await_state(self, feed: Feed) -> None:
+        """Return when we hold what the group holds, or the others have evaluated all of a feed."""
         with self._changed:
-            self._do(self.state.join())
-            while self.state.step == NO_STEP or not self._leases.epoch_no:
-                self._check_stop()
-                self._rest(stays=True)
-                self._exchange.wait()
+            self._await_state(feed, lambda: feed.feed in self._complete)
+
+    def _await_state(self, feed: Feed, is_over: Callable[[], bool]) -> None:
+        self._do(self.state.join())
+        ask_at_s = 0.0
+        while (self.state.step == NO_STEP or not self._leases.epoch_no) and not is_over():
+            self._check_stop()
+            self._rest(stays=True)
+            if (now_s := time.monotonic()) >= ask_at_s:
+                self._tell_master([OpenFeed(inc=self.process.inc, feed=feed)])
+                ask_at_s = now_s + RESEND_S
+            self._exchange.wait()
 
     def _catch_up(self, order: CatchUp) -> None:
         as_built = order.source.inc == self.state.inc and order.cut is None
@@ -259,25 +309,26 @@ class GroupClient(MemberClient):
     def from_server(self, server: int, message: Data, frames: Sequence[memoryview]) -> None:
         """Take in what a peer answers."""
         if isinstance(message, StatePart) and len(frames) == 1:
-            self._copier.take(server, message, frames[0])
+            self._copier.take(server, message, frames[0], self._within)
 
     def hand_out(self, message: AskState) -> tuple[StatePart, bytes] | None:
         """Hand out the state, only between two updates."""
         with self._changed:
             state = self.state
             # The script is a line or two from its next batch; schedulers may step there.
-            self._changed.wait_for(lambda: self._at_rest, SCRIPT_S)
+            self._changed.wait_for(
+                lambda: self._at_rest or self._within != message.within, SCRIPT_S
+            )
+            if self._within != message.within:  # see `AskState`
+                has_left = NO_FEED < message.within <= self.left
+                return beyond(message, state.inc) if has_left else None
             held = (state.epoch_no, state.step) == (message.epoch_no, message.step)
-            if not (held and state.at_rest and self._at_rest and self._replica):
+            is_whole = held and state.at_rest and self._at_rest
+            if self._replica is None or not is_whole or self._within == NO_FEED:
                 return None
             if self.in_body and self.spec.deterministic:
                 return None  # a forward pass changes buffers, which are each member's own otherwise
-            photograph = self._photographs.get(message.inc)
-            if photograph is None:
-                photograph = self._photographs[message.inc] = self._replica.photograph()
-            if not STILL <= message.part < photograph.num_parts:
-                return None
-            return part_of(photograph, message, state.inc)
+            return self._photographs.part(self._replica, message, state.inc)
 
     # ------------------------------------------------------------------ evaluation
 

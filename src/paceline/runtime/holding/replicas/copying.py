@@ -18,7 +18,7 @@ from paceline.protocol.holding.group.member import MemberState
 from paceline.runtime.holding.replicas.direct import read_memory
 from paceline.runtime.process import Process
 from paceline.runtime.state.replica import Arriving, Photograph, Replica
-from paceline.wire.messages.group import NO_STEP, STILL, AskState, CatchUp, StatePart
+from paceline.wire.messages.group import BEYOND, NO_STEP, STILL, AskState, CatchUp, StatePart
 
 PARTS_AHEAD = 4
 """Parts of a peer's state that are asked for at a time: beside the state, as it was built and as it
@@ -55,14 +55,22 @@ class Copier:
         #: What we copy, and whom from; it is loaded where the training thread waits.
         self._arriving: tuple[CatchUp, Arriving] | None = None
         self._reading: Reading | None = None
+        self.is_left_behind = False
+        """The script of who holds the state has left the loop that ours is in."""
 
     def follow(self, order: CatchUp) -> None:
         """Copy what it says; what has come of the same for a former group is kept."""
         arriving = Arriving()
         if self._arriving is not None and _is_of_one_state(self._arriving[0], order):
             arriving = self._arriving[1]
-        self._arriving = order, arriving
+        self._arriving, self.is_left_behind = (order, arriving), False
         self._ask_parts()
+
+    def restart(self) -> None:
+        """Copy the same from the start: what has come was of another place of the script."""
+        if self._arriving is not None:
+            self._arriving, self.is_left_behind = (self._arriving[0], Arriving()), False
+            self._ask_parts()
 
     def forget(self) -> None:
         """Nothing is to be copied."""
@@ -86,14 +94,17 @@ class Copier:
         if arriving.unconfirmed:
             self._ask(order, STILL)
 
-    def take(self, source: int, message: StatePart, frame: memoryview) -> None:
-        """A part has come."""
+    def take(self, source: int, message: StatePart, frame: memoryview, within: int) -> None:
+        """A part has come; ``within``: the feed that our script is in."""
         if self._arriving is None:
             return
         order, arriving = self._arriving
         # A former source may hold another model of an equal step.
         wanted = (order.source.inc, order.epoch_no, order.step)
-        if (source, message.epoch_no, message.step) != wanted:
+        if (source, message.epoch_no, message.step) != wanted or message.within != within:
+            return
+        if message.part == BEYOND:
+            self.is_left_behind = True
             return
         if message.part == STILL:
             arriving.unconfirmed = False
@@ -154,21 +165,62 @@ class Copier:
         return found
 
 
-def part_of(photograph: Photograph, asked: AskState, inc: Inc) -> tuple[StatePart, bytes]:
-    """Answer a peer that copies what we hold; ``inc``: ours."""
-    frame, digest = (b"", 0) if asked.part == STILL else photograph.part(asked.part)
+class Photographs:
+    """What peers read of us: taken when each asks first.
+
+    What a forward pass replaces meanwhile is kept for them.
+    """
+
+    def __init__(self) -> None:
+        #: By peer, and the feed that both scripts are within.
+        self._taken: dict[tuple[Inc, int], Photograph] = {}
+
+    def clear(self) -> None:
+        """What we hold becomes another state."""
+        self._taken.clear()
+
+    def part(self, replica: Replica, asked: AskState, inc: Inc) -> tuple[StatePart, bytes] | None:
+        """Answer a peer that copies what we hold; None: there is no such part.
+
+        Args:
+            replica: what we hold.
+            asked: by the peer.
+            inc: ours.
+        """
+        reader = asked.inc, asked.within
+        photograph = self._taken.get(reader)
+        if photograph is None:
+            photograph = self._taken[reader] = replica.photograph()
+        if not STILL <= asked.part < photograph.num_parts:
+            return None
+        frame, digest = (b"", 0) if asked.part == STILL else photograph.part(asked.part)
+        answer = StatePart(
+            epoch_no=asked.epoch_no,
+            inc=inc,
+            step=asked.step,
+            part=asked.part,
+            within=asked.within,
+            num_parts=photograph.num_parts,
+            digest=digest,
+            machine=this_machine(),
+            pid=os.getpid(),
+            addresses=() if asked.part else photograph.addresses,
+        )
+        return answer, frame
+
+
+def beyond(asked: AskState, inc: Inc) -> tuple[StatePart, bytes]:
+    """Answer a peer whose loop our script has left; ``inc``: ours."""
     answer = StatePart(
         epoch_no=asked.epoch_no,
         inc=inc,
         step=asked.step,
-        part=asked.part,
-        num_parts=photograph.num_parts,
-        digest=digest,
-        machine=this_machine(),
-        pid=os.getpid(),
-        addresses=() if asked.part else photograph.addresses,
+        part=BEYOND,
+        within=asked.within,
+        num_parts=0,
+        digest=0,
     )
-    return answer, frame
+    return answer, b""
 
 
 def _is_of_one_state(one: CatchUp, other: CatchUp) -> bool:

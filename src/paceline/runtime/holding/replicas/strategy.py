@@ -137,16 +137,21 @@ class Replicated(Together):
     def evaluate(self, fn: Evaluation, feed: Feed, readers: Readers) -> Results:
         start_s = monotonic()
         self.client.unmark()
+        with self.client.within(feed.feed):
+            results = self._evaluate(fn, feed, readers)
+        if self._loop is not None:
+            self._loop.excluded_s += monotonic() - start_s
+        return results
+
+    def _evaluate(self, fn: Evaluation, feed: Feed, readers: Readers) -> Results:
         results = None
         if not self.client.is_complete(feed.feed):
-            self.client.await_state()
+            self.client.await_state(feed)
         while results is None:
             with readers() as reader, torch.no_grad():
                 while (work := self.client.next_work(feed.feed)) is not None:
                     self.client.evaluate_put(work, fn(reader.get(work), work.num_samples))
             results = self.client.evaluate_get(feed.feed)
-        if self._loop is not None:
-            self._loop.excluded_s += monotonic() - start_s
         return results
 
     def clip_grad_norm_(self, max_norm: float) -> Tensor:
