@@ -145,6 +145,24 @@ class Facts(msgspec.Struct, frozen=True):
         return self.committed / self.training_s if self.training_s > 0 else 0.0
 
     @property
+    def stalled_s(self) -> float:
+        """Seconds in which no new sample came into the model, because of what went wrong.
+
+        Incidents at the same time count once. One after which the job never went on counts as none.
+        """
+        total_s, until_s = 0.0, 0.0
+        for incident in sorted(self.incidents, key=lambda one: one.t):
+            end_s = incident.t + (incident.stalled_s or 0.0)
+            total_s += max(0.0, end_s - max(incident.t, until_s))
+            until_s = max(until_s, end_s)
+        return total_s
+
+    @property
+    def undone(self) -> int:
+        """Samples that left the model again, to be trained again."""
+        return sum(incident.undone for incident in self.incidents)
+
+    @property
     def num_relaunches(self) -> int:
         """Training processes that were started again."""
         return sum(isinstance(event, RelaunchEvent | RestartAllEvent) for event in self.events)

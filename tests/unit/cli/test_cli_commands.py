@@ -553,7 +553,7 @@ def test_a_report_in_numbers_keeps_its_names() -> None:
     assert tuple(found) == (
         *("job_id", "state", "exit_code", "error", "started_s", "jct_s", "training_s"),
         *("committed", "total", "samples_per_s", "relaunches", "restores", "valid_cuts"),
-        *("incidents", "workers", "logged"),
+        *("stalled_s", "undone", "incidents", "workers", "logged"),
     )
     assert (found["job_id"], found["state"], found["exit_code"]) == (job.job_id, "failed", 3)
     assert (found["jct_s"], found["committed"], found["total"]) == (50.0, 500, 1000)

@@ -66,7 +66,7 @@ def script(*events: Event, end: str = "finished", timed: bool = True) -> Facts:
 def section(facts: Facts) -> str:
     page = render(facts)
     begin = page.index("<h2>What was slow</h2>")
-    return page[begin : page.index("<h2>Workers</h2>")]
+    return page[begin : page.index("<h2>Lives of the nodes</h2>")]
 
 
 def drawn(facts: Facts) -> str:

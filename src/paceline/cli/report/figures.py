@@ -7,7 +7,7 @@ import io
 import math
 import re
 import statistics
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import pairwise, zip_longest
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +19,7 @@ from paceline.cli.report import slow
 from paceline.cli.report.size_story import size_rows
 from paceline.jobs.curves import CurvePoint
 from paceline.jobs.facts import Facts, speeds
+from paceline.jobs.history import MetricsPoint, NodePoint
 from paceline.jobs.slowness import slownesses
 from paceline.wire.events.base import Event
 from paceline.wire.events.failslow import (
@@ -82,7 +83,7 @@ def throughput(facts: Facts) -> str:
     """Samples per second over time, with what went wrong marked."""
     with mpl.rc_context(STYLE):
         figure, axes = _figure(2.8)
-        seen = speeds(facts.points)
+        seen = _joined(speeds(part) for part in stretches(facts.points))
         axes.step(
             [t - facts.started_s for t, _ in seen],
             [value for _, value in seen],
@@ -92,7 +93,7 @@ def throughput(facts: Facts) -> str:
             linewidth=1,
             label="each second",
         )
-        smooth = speeds(facts.points, SMOOTH_S)
+        smooth = _joined(speeds(part, SMOOTH_S) for part in stretches(facts.points))
         axes.plot(
             [t - facts.started_s for t, _ in smooth],
             [value for _, value in smooth],
@@ -112,11 +113,10 @@ def batch_times(facts: Facts) -> str:
     with mpl.rc_context(STYLE):
         figure, axes = _figure(2.8)
         for name, colour in _named(facts):
-            seen = [p for p in facts.points if name in p.nodes]
+            seen = _of_node(facts, name, lambda node: node.bpt_s * 1e3 or math.nan)
             axes.plot(
-                [p.t - facts.started_s for p in seen],
-                # Where nothing was measured the line is broken.
-                [p.nodes[name].bpt_s * 1e3 or math.nan for p in seen],
+                [t - facts.started_s for t, _ in seen],
+                [value for _, value in seen],
                 color=colour,
                 label=name,
                 linewidth=1.5,
@@ -137,9 +137,11 @@ def step_times(facts: Facts) -> str:
     """The time of a step of a script, with what was found out about it marked."""
     with mpl.rc_context(STYLE):
         figure, axes = _figure(2.8)
-        times = slow.step_times(facts)
+        timed = dict(slow.step_times(facts))
+        top_s = 2.0 * statistics.median(timed.values())
+        dates = [[p.t - facts.started_s for p in part] for part in stretches(facts.points)]
+        times = _joined([(t, timed.get(t, math.nan)) for t in part] for part in dates)
         axes.plot([t for t, _ in times], [value * 1e3 for _, value in times], color=COLOURS[0])
-        top_s = 2.0 * statistics.median(value for _, value in times)
         begin_s = 0.0
         for one in slownesses(facts.events):
             until_s = (facts.ended_s if one.until_s is None else one.until_s) - facts.started_s
@@ -183,10 +185,10 @@ def samples(facts: Facts) -> str:
     with mpl.rc_context(STYLE):
         figure, axes = _figure(2.8)
         for name, colour in _named(facts):
-            seen = [p for p in facts.points if name in p.nodes]
+            seen = _of_node(facts, name, lambda node: node.samples)
             axes.plot(
-                [p.t - facts.started_s for p in seen],
-                [p.nodes[name].samples for p in seen],
+                [t - facts.started_s for t, _ in seen],
+                [value for _, value in seen],
                 color=colour,
                 label=name,
                 linewidth=1.5,
@@ -194,6 +196,30 @@ def samples(facts: Facts) -> str:
         _finish(axes, facts, "samples so far", bottom=0)
         _legend(axes)
         return _svg(figure, "samples")
+
+
+def stretches(points: Sequence[MetricsPoint]) -> list[Sequence[MetricsPoint]]:
+    """Divide measurements where none was made for much longer than usual."""
+    widths = [later.t - sooner.t for sooner, later in pairwise(points)]
+    usual = statistics.median(widths) if widths else 0.0
+    begins = [at for at, width in enumerate(widths, start=1) if width > GAP * usual > 0.0]
+    edges = [0, *begins, len(points)]
+    return [points[start:stop] for start, stop in pairwise(edges)]
+
+
+def _joined(lines: Iterable[Sequence[tuple[float, float]]]) -> list[tuple[float, float]]:
+    """One line with a gap between its parts."""
+    return [point for line in lines for point in (*line, (math.nan, math.nan))]
+
+
+def _of_node(
+    facts: Facts, name: str, value: Callable[[NodePoint], float]
+) -> list[tuple[float, float]]:
+    """A value of a node over time, with gaps where it was not measured."""
+    return _joined(
+        [(p.t, value(p.nodes[name]) if name in p.nodes else math.nan) for p in part]
+        for part in stretches(facts.points)
+    )
 
 
 def curves(facts: Facts) -> str:
@@ -331,6 +357,9 @@ def _mark_sizes(facts: Facts, axes: "Axes") -> None:
 
 
 def _finish(axes: "Axes", facts: Facts, label: str, bottom: float | None = None) -> None:
+    for sooner, later in pairwise(stretches(facts.points)):
+        since_s, until_s = sooner[-1].t - facts.started_s, later[0].t - facts.started_s
+        axes.axvspan(since_s, until_s, color="0.5", alpha=0.15, linewidth=0)
     axes.set_xlim(0, max(1.0, facts.ended_s - facts.started_s))
     axes.set_xlabel("seconds since the start")
     axes.set_ylabel(label)

@@ -34,6 +34,10 @@ class JobNumbers(Struct, frozen=True, kw_only=True):
     restores: int
     """Times that the job went back to a cut."""
     valid_cuts: int
+    stalled_s: float
+    """Without a new sample in the model, because of what went wrong."""
+    undone: int
+    """Samples that left the model again, to be trained again."""
     incidents: tuple[Incident, ...]
     """What went wrong, and what was done; their times are Unix times."""
     workers: tuple[Worker, ...]
@@ -59,6 +63,8 @@ def numbers(facts: Facts) -> JobNumbers:
         relaunches=facts.num_relaunches,
         restores=facts.num_restores,
         valid_cuts=sum(isinstance(event, CutValidEvent) for event in facts.events),
+        stalled_s=facts.stalled_s,
+        undone=facts.undone,
         incidents=facts.incidents,
         workers=facts.workers,
         logged=tuple(last_of(name, found[-1]) for name, found in facts.curves.items() if found),

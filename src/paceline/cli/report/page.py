@@ -11,6 +11,7 @@ from paceline.base.files import write_file
 from paceline.base.jobdir import JobDir
 from paceline.cli import checks
 from paceline.cli.report import size_story, slow, text
+from paceline.cli.report.tiles import tiles_as_html
 from paceline.jobs.facts import Facts
 
 STYLE = """
@@ -25,6 +26,13 @@ body { margin: 0 auto; max-width: 62rem; padding: 1.5rem; background: var(--pape
 h1 { font-size: 1.35rem; margin: 0 0 .25rem; overflow-wrap: anywhere; }
 h2 { font-size: 1rem; margin: 1.75rem 0 .4rem; }
 p { margin: .3rem 0; }
+.tiles { display: grid; grid-template-columns: repeat(auto-fit, minmax(9rem, 1fr)); gap: .6rem;
+  margin: .9rem 0 0; }
+.tiles div { border: 1px solid var(--line); border-radius: .3rem; padding: .45rem .7rem;
+  break-inside: avoid; }
+.tiles dt { font-size: .87rem; }
+.tiles dd { margin: 0; }
+.tiles dt + dd { font-size: 1.3rem; font-weight: 600; font-variant-numeric: tabular-nums; }
 .faint, figcaption { color: var(--faint); font-size: .87rem; }
 .scroll { overflow-x: auto; }
 table { border-collapse: collapse; width: 100%; font-variant-numeric: tabular-nums; }
@@ -47,11 +55,20 @@ svg text { font-family: system-ui, sans-serif !important; }
 pre { overflow-x: auto; border: 1px solid var(--line); padding: .6rem; font-size: .82rem; }
 .key::before { content: ""; display: inline-block; width: .7em; height: .7em;
   margin: 0 .35em 0 .6em; background: var(--key); print-color-adjust: exact; }
+@media screen and (max-width: 42rem) {
+  body { padding: .9rem; font-size: 14px; }
+  .tiles { grid-template-columns: 1fr 1fr; }
+  .tiles dt + dd { font-size: 1.1rem; }
+  .facts tr, .facts th, .facts td { display: block; width: auto; }
+  .facts th { border: 0; padding-bottom: 0; }
+  .scroll > table:not(.facts), .scroll > svg { min-width: 36rem; }
+}
 @page { margin: 14mm; }
 @media print {
   :root { --ink: #000; --paper: #fff; --faint: #444; --line: #bbb; }
   body { max-width: none; padding: 0; font-size: 10pt; }
   figure, tr, pre { break-inside: avoid; }
+  .scroll { overflow: visible; }
   h2 { break-after: avoid; }
   pre { white-space: pre-wrap; }
 }
@@ -67,7 +84,7 @@ PAGE = Template("""<!doctype html>
 </head>
 <body>
 <h1>$title</h1>
-<p>$summary</p>
+<p>$state</p>
 $body
 <p class="faint">$path</p>
 </body>
@@ -78,6 +95,7 @@ UNDRAWN = Template(
     "<h2>Drawings</h2><p>There are none so far; after a job's end a process of its own adds them. "
     "<code>paceline report $job</code> makes them at any time, or says why it cannot.</p>"
 )
+GREY = "grey: nothing was measured"
 COST_NOTE = (
     "Times of events are exact to milliseconds. Samples are counted once per second, so that "
     "&ldquo;within&rdquo; may be up to a second too long: until the worker&rsquo;s own count, "
@@ -135,26 +153,38 @@ def _mark_of(path: Path) -> str:
 
 def render(facts: Facts, *, drawn: bool = True) -> str:
     """The page as text."""
+    undrawn = [UNDRAWN.substitute(job=escape(facts.job_id))]
     parts = [
-        _facts_table(facts),
+        tiles_as_html(facts),
+        _traceback(facts),
+        _slow(facts, drawn=drawn),
+        *(_drawings(facts) if drawn else undrawn),
+        _story(facts),
         _incidents(facts),
         _stacks(facts),
-        _slow(facts, drawn=drawn),
         _decisions(facts),
         _sizes(facts),
         _workers(facts),
+        _facts_table(facts),
         _checks(facts),
     ]
-    parts += _drawings(facts) if drawn else [UNDRAWN.substitute(job=escape(facts.job_id))]
-    if facts.outcome and facts.outcome.traceback:
-        parts.insert(1, f"<h2>Traceback</h2><pre>{escape(facts.outcome.traceback)}</pre>")
     return PAGE.substitute(
         title=escape(facts.job_id),
         style=STYLE,
-        summary=escape(text.paragraph(facts)),
+        state=escape(text.headline(facts)),
         body="\n".join(parts),
         path=escape(facts.path),
     )
+
+
+def _traceback(facts: Facts) -> str:
+    if not facts.outcome or not facts.outcome.traceback:
+        return ""
+    return f"<h2>Traceback</h2><pre>{escape(facts.outcome.traceback)}</pre>"
+
+
+def _story(facts: Facts) -> str:
+    return f"<h2>In words</h2><p>{escape(text.paragraph(facts))}</p>"
 
 
 def _facts_table(facts: Facts) -> str:
@@ -205,7 +235,7 @@ def _slow(facts: Facts, *, drawn: bool) -> str:
     if drawn and slow.step_times(facts):
         from paceline.cli.report import figures as drawings
 
-        caption = "time of a step: median of the ranks; what rises above the picture is cut off"
+        caption = f"time of a step: median of the ranks; what rises above is cut off; {GREY}"
         picture = _figure(drawings.step_times(facts), caption)
     if well:
         return f"<h2>What was slow</h2><p>{escape(well)}</p>{picture}"
@@ -234,15 +264,15 @@ def _of_training(facts: Facts) -> list[str]:
         return []
     timed = any(one.bpt_s > 0 for point in facts.points for one in point.nodes.values())
     return [
-        _drawing("Throughput", drawings.throughput(facts), "by what got into the model"),
+        _drawing("Throughput", drawings.throughput(facts), f"samples into the model; {GREY}"),
         _drawing(
             "Batch processing time",
             drawings.batch_times(facts),
-            "mean of the newest steps; log scale",
+            f"mean of the newest steps; log scale; {GREY}",
         )
         if timed
         else "<p>No batch was timed.</p>",
-        _drawing("Samples per worker", drawings.samples(facts), "handed to the training loop"),
+        _drawing("Samples per worker", drawings.samples(facts), f"handed to the loop; {GREY}"),
         *_of_curves(facts),
     ]
 
@@ -264,11 +294,12 @@ def _of_curves(facts: Facts) -> list[str]:
 
 
 def _drawing(title: str, svg: str, caption: str) -> str:
-    return _figure(f"<h2>{title}</h2>{svg}", caption)
+    return f"<h2>{title}</h2>{_figure(svg, caption)}"
 
 
 def _figure(drawn: str, caption: str) -> str:
-    return f"<figure>{drawn}<figcaption>{caption}</figcaption></figure>"
+    scrolls = f'<div class="scroll">{drawn}</div>'
+    return f"<figure>{scrolls}<figcaption>{caption}</figcaption></figure>"
 
 
 def _workers(facts: Facts) -> str:

@@ -1,0 +1,148 @@
+"""The report's page: figures first, charts before prose, gaps as gaps, narrow screens and paper."""
+
+import itertools
+import re
+from pathlib import Path
+
+import msgspec
+from msgspec import structs
+
+from paceline.base.jobdir import JobDir
+from paceline.cli.report.figures import stretches
+from paceline.cli.report.numbers import numbers
+from paceline.cli.report.page import STYLE, render
+from paceline.cli.report.tiles import tiles
+from paceline.jobs.facts import Facts, Incident, work_out
+from paceline.jobs.history import MetricsPoint, NodePoint
+from paceline.jobs.outcome import Outcome
+from paceline.wire.events.nodes import NodeStartedEvent
+from paceline.wire.spec import JobSpec
+
+SPEC = JobSpec(script="/train.py")
+DONE = Outcome(state="finished", exit_code=0, jct_s=80.0, committed=3000, total=4000)
+
+
+def point(t: float, count: int) -> MetricsPoint:
+    return MetricsPoint(
+        t, count, 100.0, {"worker-0": NodePoint(samples=count, bpt_s=0.01, cpu_s=t)}
+    )
+
+
+BEFORE = [point(t, 100 * t) for t in range(1, 11)]
+AFTER = [point(t, 100 * t - 5000) for t in range(60, 81)]
+
+
+def facts(
+    points: list[MetricsPoint], outcome: Outcome | None = DONE, spec: JobSpec = SPEC
+) -> Facts:
+    born = [NodeStartedEvent(t=0.5, node="worker-0", inc=1)]
+    return work_out(JobDir(Path("/jobs/x")), spec, outcome, born, points, launched_s=0.0)
+
+
+# --------------------------------------------------------------------------- gaps
+
+
+def test_measurements_are_divided_where_none_was_made() -> None:
+    assert stretches([*BEFORE, *AFTER]) == [BEFORE, AFTER]
+    assert stretches(BEFORE) == [BEFORE]
+    rarer = [point(10.0 + 2 * k, 1000) for k in range(1, 11)]  # as in a job of weeks
+    assert stretches([*BEFORE, *rarer]) == [[*BEFORE, *rarer]]
+    assert stretches([]) == [[]]
+    assert stretches(BEFORE[:1]) == [BEFORE[:1]]
+
+
+def widths_of(svg: str) -> list[tuple[float, float]]:
+    """Of each line of data in a drawing: how wide it is, and its widest part without a gap."""
+    found = []
+    for path in re.findall(r'<path d="(M[^"]+)"', svg):
+        parts = [
+            [float(x) for x in re.findall(r"(-?[\d.]+) -?[\d.]+", part)] for part in path.split("M")
+        ]
+        drawn = [part for part in parts if len(part) > 1]
+        if drawn and "z" not in path:
+            every = [x for part in drawn for x in part]
+            steps = [abs(b - a) for part in drawn for a, b in itertools.pairwise(part)]
+            found.append((max(every) - min(every), max(steps)))
+    # Axes and keys are lines of two points.
+    return [(whole, widest) for whole, widest in found if whole > 200 and widest < whole]
+
+
+def test_no_line_crosses_a_time_without_measurements() -> None:
+    page = render(facts([*BEFORE, *AFTER]))
+    svgs = re.findall(r"<svg.*?</svg>", page, re.DOTALL)
+    assert len(svgs) == 4
+    for svg in svgs[:3]:
+        lines = widths_of(svg)
+        assert lines
+        for whole, widest in lines:
+            assert widest < whole / 4, "the gap is 50 of 80 seconds"
+    assert "grey: nothing was measured" in page
+
+
+# --------------------------------------------------------------------------- figures
+
+
+def test_the_figures_are_completion_samples_throughput_incidents_cost() -> None:
+    hurt = structs.replace(
+        facts([*BEFORE, *AFTER]),
+        training_s=30.0,
+        incidents=(
+            Incident(10.0, "a", "b", stalled_s=2.0),
+            Incident(11.0, "a", "b", stalled_s=2.5, undone=260),
+            Incident(50.0, "a", "b", stalled_s=None),
+        ),
+    )
+    shown = {one.name: (one.value, one.note) for one in tiles(hurt)}
+    assert shown == {
+        "job completion time": ("80.0 s", "from launch to end"),
+        "samples": ("3,000", "75 % of 4,000"),
+        "throughput": ("100 samples/s", "mean over 30.0 s of training"),
+        "incidents": ("3", "0 relaunches, 0 restores"),
+        "cost of incidents": ("3.50 s", "without a new sample; 260 samples again"),
+        "processor time": ("80.0 s", "of 1 worker"),
+    }
+    found = msgspec.to_builtins(numbers(hurt))
+    assert (found["stalled_s"], found["undone"]) == (3.5, 260)
+
+
+def test_a_job_without_incidents_lost_nothing_and_one_that_runs_has_no_end() -> None:
+    shown = {one.name: one.value for one in tiles(facts(BEFORE, None))}
+    assert shown["cost of incidents"] == "none"
+    assert shown["time so far"] == "10.0 s"
+    script = facts(BEFORE, spec=structs.replace(SPEC, strategy="script"))
+    names = {one.name for one in tiles(script)}
+    assert names == {"job completion time", "incidents", "processor time"}
+
+
+def test_figures_come_first_then_charts_then_prose() -> None:
+    failed = structs.replace(DONE, state="failed", exit_code=1, error="it broke", traceback="File")
+    page = render(facts(BEFORE, failed))
+    order = [
+        '<dl class="tiles">',
+        "<h2>Traceback</h2>",
+        "<svg",
+        "<h2>In words</h2>",
+        "<h2>What went wrong",
+        "<h2>Workers</h2>",
+        "<h2>The job</h2>",
+    ]
+    assert [page.index(part) for part in order] == sorted(page.index(part) for part in order)
+    assert page.rindex("<svg") < page.index("<h2>In words</h2>")
+
+
+# --------------------------------------------------------------------------- screens and paper
+
+
+def test_a_narrow_screen_and_paper_have_styles_of_their_own() -> None:
+    page = render(facts(BEFORE))
+    assert 'name="viewport" content="width=device-width' in page
+    narrow = STYLE[STYLE.index("@media screen and (max-width") : STYLE.index("@page")]
+    assert "grid-template-columns: 1fr 1fr" in narrow
+    assert ".facts th, .facts td { display: block" in narrow
+    # What is wider than the screen moves in a place of its own, and the page does not.
+    assert ".scroll > svg { min-width" in narrow
+    for wide in ("<svg", "<table"):
+        assert page.count(wide) == len(re.findall(rf'<div class="scroll">{wide}', page))
+    paper = STYLE[STYLE.index("@media print") :]
+    assert ".scroll { overflow: visible" in paper
+    assert "break-inside: avoid" in paper
