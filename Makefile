@@ -33,7 +33,7 @@ test: check
 
 # The tests of the extras; from then on `make test` runs them as well.
 extras: setup
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[huggingface,lightning,tensorboard]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[huggingface,lightning,tensorboard,wandb]'
 	$(BIN)/python -m pytest -q tests/unit/runtime/test_integrations.py tests/integration/test_integrations.py \
 		tests/unit/master/test_sinks.py
 

@@ -125,9 +125,16 @@ TENSORBOARD = Flag(
     metavar="DIR",
     panel=NODES,
 )
+WANDB = Flag(
+    names=("--wandb",),
+    help="Write it for Weights & Biases, too.",
+    metavar="DIR",
+    panel=NODES,
+)
 OF_SPEC: Mapping[str, Flag] = MappingProxyType(
     {key: _of_spec(key) for key in _OF_SPEC}
-    | {"run_as": MODULE, "resources.policy": AUTO, "log_to.tensorboard": TENSORBOARD}
+    | {"run_as": MODULE, "resources.policy": AUTO}
+    | {"log_to.tensorboard": TENSORBOARD, "log_to.wandb": WANDB}
 )
 
 

@@ -1,15 +1,21 @@
 """Curves go to other places as well: TensorBoard's files, and sinks of packages."""
 
+import os
+import struct
+import subprocess
+import sys
 import threading
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from paceline.base.errors import ConfigError
 from paceline.jobs.curves import CurveFile, CurveLine
 from paceline.jobs.ground import check_ground
-from paceline.jobs.sinks import registry, tensorboard
+from paceline.jobs.sinks import registry, sink, wandb
 from paceline.jobs.sinks.sink import Sink, SinkWriter
 from paceline.jobs.spec_file import resolve
 from paceline.master import sink_feeding
@@ -213,7 +219,7 @@ def test_a_flag_and_a_key_name_a_sink_and_paths_are_absolute(
         (
             {"log_to.tensorbord": "runs"},
             "--set log_to.tensorbord: got the sink 'tensorbord', expected one of mine, "
-            "tensorboard; did you mean tensorboard?",
+            "tensorboard, wandb; did you mean tensorboard?",
         ),
         (
             {"log_to.tensorboard": "runs", "strategy": "script"},
@@ -237,7 +243,7 @@ def test_what_a_sink_lacks_is_said_before_the_job_starts(script: Path) -> None:
 def test_tensorboard_without_its_package_is_refused_with_the_remedy(
     script: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(tensorboard.importlib.util, "find_spec", lambda _: None)
+    monkeypatch.setattr(sink.importlib.util, "find_spec", lambda _: None)
     spec = resolve(script, {"log_to.tensorboard": str(script.parent / "runs")})
     with pytest.raises(ConfigError) as caught:
         check_ground(spec)
@@ -246,7 +252,7 @@ def test_tensorboard_without_its_package_is_refused_with_the_remedy(
 
 
 def test_a_folder_that_cannot_be_is_refused(script: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tensorboard.importlib.util, "find_spec", lambda _: object())
+    monkeypatch.setattr(sink.importlib.util, "find_spec", lambda _: object())
     with pytest.raises(ConfigError, match="expected a folder to write to"):
         check_ground(resolve(script, {"log_to.tensorboard": str(script / "runs")}))
 
@@ -284,3 +290,85 @@ def test_tensorboard_reads_each_step_once(written: Path) -> None:
     assert values[4:6] + values[7:8] == [2.0] * 3
     assert values[8:] == [3.0] * 3
     assert [event.wall_time for event in events] == [100.0 + step for step in range(1, 12)]
+
+
+# --------------------------------------------------------------------------- Weights & Biases
+
+
+@pytest.fixture
+def no_key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Nobody has logged in, and the package is there; where keys are looked for."""
+    monkeypatch.setattr(sink.importlib.util, "find_spec", lambda _: object())
+    for name in [*wandb.KEYS, "WANDB_MODE", "WANDB_BASE_URL"]:
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("NETRC", str(tmp_path / "netrc"))
+    return tmp_path / "netrc"
+
+
+def test_weights_and_biases_without_a_key_is_refused_with_the_remedy(
+    script: Path, no_key: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spec = resolve(script, {"log_to.wandb": str(script.parent / "runs")})
+    with pytest.raises(ConfigError, match=r"--wandb: got .*; run `wandb login`, or set WANDB_MODE"):
+        check_ground(spec)
+    no_key.write_text("machine api.wandb.ai login user password secret\n")
+    no_key.chmod(0o600)
+    check_ground(spec)
+    monkeypatch.setenv("WANDB_BASE_URL", "https://wandb.example")
+    with pytest.raises(ConfigError, match="expected a key"):
+        check_ground(spec)
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    check_ground(spec)
+
+
+RUN = """
+import sys
+from paceline.jobs.curves import CurveLine
+from paceline.jobs.sinks.wandb import WeightsAndBiases
+
+def line(step, loss):
+    return CurveLine(t=1.0, group=1, step=step, samples=8 * step, values={"loss": loss})
+
+sink = WeightsAndBiases(to=sys.argv[1])
+sink.check()
+run = sink.open("j-1")
+for step in (1, 2, 3):
+    run.add(line(step, 0.5))
+run.go_back(2)
+for step in (2, 3, 4):
+    run.add(line(step, "nan" if step == 4 else 9.0))
+run.close()
+"""
+
+
+def test_weights_and_biases_has_each_step_once_under_the_job_s_id(tmp_path: Path) -> None:
+    pytest.importorskip("wandb", reason="the extra wandb; `make extras` installs it")
+    own = {name: str(tmp_path / name) for name in ("HOME", "WANDB_CONFIG_DIR", "WANDB_CACHE_DIR")}
+    own |= {"WANDB_MODE": "offline", "WANDB_PROJECT": "mine"}
+    command = [sys.executable, "-c", RUN, str(tmp_path / "runs")]
+    subprocess.run(command, check=True, env=os.environ | own, timeout=60, cwd=tmp_path)
+    (path,) = (tmp_path / "runs" / "wandb").glob("offline-run-*-j-1/run-j-1.wandb")
+    records = list(wandb_records(path.read_bytes()))
+    (run,) = [one.run for one in records if one.HasField("run")]
+    assert (run.run_id, run.display_name, run.project) == ("j-1", "j-1", "mine")
+    rows = [
+        {item.nested_key[0] if item.nested_key else item.key: item.value_json for item in found}
+        for one in records
+        if one.HasField("history")
+        for found in [one.history.item]
+    ]
+    assert [int(row["_step"]) for row in rows] == [1, 2, 3, 4]
+    assert [row["loss"].strip('"') for row in rows] == ["0.5", "0.5", "0.5", "NaN"]
+    assert [int(row["samples"]) for row in rows] == [8, 16, 24, 32]
+
+
+def wandb_records(data: bytes) -> Iterator[Any]:
+    """What such a file holds: after 7 bytes, records of a checksum, a length, and a type."""
+    from wandb.proto.wandb_internal_pb2 import Record
+
+    at = 7
+    while at + 7 < len(data):
+        _, length, kind = struct.unpack_from("<IHB", data, at)
+        assert kind == 1, "a record that is in one piece"
+        yield Record.FromString(data[at + 7 : at + 7 + length])
+        at += 7 + length

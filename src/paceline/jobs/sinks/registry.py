@@ -5,10 +5,11 @@ from collections.abc import Iterator, Mapping
 from paceline.base.errors import ConfigError
 from paceline.jobs.sinks.sink import GROUP, Sink
 from paceline.jobs.sinks.tensorboard import TensorBoard
+from paceline.jobs.sinks.wandb import WeightsAndBiases
 from paceline.policy.plugins import Plugins
 from paceline.wire.spec import JobSpec
 
-BUILT_IN: Mapping[str, type[Sink]] = {"tensorboard": TensorBoard}
+BUILT_IN: Mapping[str, type[Sink]] = {"tensorboard": TensorBoard, "wandb": WeightsAndBiases}
 SINKS: Plugins[Sink] = Plugins("sink", GROUP, Sink, BUILT_IN)
 
 

@@ -6,10 +6,14 @@ A package declares one by an entry point::
     mine = "my_package.sinks:Mine"
 """
 
+import importlib.util
+import tempfile
+from pathlib import Path
 from typing import Protocol
 
 import msgspec
 
+from paceline.base.errors import ConfigError
 from paceline.jobs.curves import CurveLine
 
 GROUP = "paceline.sinks"
@@ -47,3 +51,31 @@ class Sink(msgspec.Struct, frozen=True, kw_only=True):
     def open(self, job_id: str) -> SinkWriter:
         """Begin to write the curves of this job, or go on with them."""
         raise NotImplementedError
+
+
+def check_package(name: str, to: str) -> None:
+    """Check that the package of a sink is installed.
+
+    Raises:
+        ConfigError: it is not.
+    """
+    if importlib.util.find_spec(name) is None:
+        raise ConfigError(
+            f"got {to}, expected the package {name} to write there, which is not installed; run "
+            f"`pip install 'paceline[{name}]'`"
+        )
+
+
+def check_folder(to: str) -> None:
+    """Make the folder of a sink, and check that files can be written there.
+
+    Raises:
+        ConfigError: they cannot.
+    """
+    try:
+        Path(to).mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=to) as file:
+            file.write(b"paceline")
+    except OSError as error:
+        expected = f"a folder to write to ({error.strerror})"
+        raise ConfigError(f"got {to}, expected {expected}; name another") from error

@@ -1,31 +1,18 @@
 """Curves in TensorBoard's files: ``tensorboard --logdir DIR`` shows each job under its id."""
 
-import importlib.util
-import tempfile
 from pathlib import Path
 from typing import Any
 
-from paceline.base.errors import ConfigError
 from paceline.jobs.curves import CurveLine
-from paceline.jobs.sinks.sink import Sink, SinkWriter
+from paceline.jobs.sinks.sink import Sink, SinkWriter, check_folder, check_package
 
 
 class TensorBoard(Sink, frozen=True, kw_only=True):
     """TensorBoard's event files, in a folder for each job."""
 
     def check(self) -> None:
-        if importlib.util.find_spec("tensorboard") is None:
-            raise ConfigError(
-                f"got {self.to}, expected the package tensorboard to write there, which is not "
-                "installed; run `pip install 'paceline[tensorboard]'`"
-            )
-        try:
-            Path(self.to).mkdir(parents=True, exist_ok=True)
-            with tempfile.TemporaryFile(dir=self.to) as file:
-                file.write(b"paceline")
-        except OSError as error:
-            expected = f"a folder to write to ({error.strerror})"
-            raise ConfigError(f"got {self.to}, expected {expected}; name another") from error
+        check_package("tensorboard", self.to)
+        check_folder(self.to)
 
     def open(self, job_id: str) -> SinkWriter:
         return TensorBoardFiles(Path(self.to) / job_id)
