@@ -2,9 +2,10 @@
 
 import contextlib
 import json
+import math
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,8 @@ import pytest
 import torch
 from safetensors.numpy import load_file
 
+from paceline.base.jobdir import JobDir
+from paceline.jobs.curves import read_curves
 from paceline.jobs.launch import launch
 from paceline.runtime.data.order import EpochOrder
 from paceline.wire.spec import JobSpec, NodeSpec, RestartSpec
@@ -101,6 +104,7 @@ def check_killed(script: str, victim: str, at: int, out: Path) -> dict[str, Any]
         until(lambda: not leftovers(job.job), "a clean machine")
         assert [death["node"] for death in job.deaths()] == [victim]
         assert len(job.events("group_runs")) == 3, "its next life took no part"
+        check_curves(job.job, LOGGED.get(script, ()))
 
     expected = by_hand()
     finals = sorted(out.glob("*.final"))
@@ -114,6 +118,19 @@ def check_killed(script: str, victim: str, at: int, out: Path) -> dict[str, Any]
     assert len(logs) == 2
     assert all(log["largest"] <= 16 for log in logs.values())
     return {"joiner" if name.startswith(victim) else "survivor": log for name, log in logs.items()}
+
+
+LOGGED = {"hf_trained.py": ("loss", "learning_rate"), "lightning_trained.py": ("train_loss",)}
+"""What their Trainers log in each step."""
+
+
+def check_curves(job: JobDir, names: Sequence[str]) -> None:
+    """What the library logs in each step is in the job's curves, at that step, once."""
+    curves = read_curves(job.curves).points
+    for name in names:
+        steps = [point.step for point in curves[name]]
+        assert steps == list(range(1, NUM_STEPS + 1)), name
+        assert all(math.isfinite(float(point.value)) for point in curves[name])
 
 
 @pytest.mark.parametrize(

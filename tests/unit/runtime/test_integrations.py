@@ -48,6 +48,10 @@ class ScriptedJob:
         self.ended = 0
         self.prepared: list[Any] = []
         self.rates: list[float] = []
+        self.logged: list[dict[str, Any]] = []
+
+    def log(self, **values: Any) -> None:
+        self.logged.append(values)
 
     @property
     def holds(self) -> bool:

@@ -113,6 +113,7 @@ class _Following(transformers.TrainerCallback):
     def __init__(self, trainer: Trainer, member: ThisMember) -> None:
         self._trainer, self._member = trainer, member
         self._seen = 0
+        self._begun = False
 
     @property
     def _steps(self) -> Steps:
@@ -129,6 +130,11 @@ class _Following(transformers.TrainerCallback):
         scheduler.optimizer = optimizer
         self._member.job.prepare(kwargs["model"], optimizer, scheduler)
 
+    def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
+        """Have what the Trainer logs in the job's curves: of all workers, so the mean of theirs."""
+        if self._begun and logs:
+            self._member.log(logs)
+
     def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Say in accelerate's words whether optimizer and scheduler are to step."""
         copied = self._trainer._copied
@@ -137,6 +143,10 @@ class _Following(transformers.TrainerCallback):
 
     def on_optimizer_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """The Trainer adds 1 after this."""
+        if not self._begun:
+            # The mean loss that is logged first is over the steps of this process.
+            self._trainer._globalstep_last_logged = self._member.step - 1
+            self._begun = True
         self._seen += 1
         state.global_step = self._member.step - 1
 

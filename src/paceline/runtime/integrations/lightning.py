@@ -9,6 +9,7 @@ import signal
 from collections.abc import Callable
 from typing import Any
 
+from lightning.pytorch.loggers import Logger
 from lightning.pytorch.strategies import SingleDeviceStrategy
 from lightning.pytorch.trainer.states import RunningStage, TrainerFn
 from lightning.pytorch.utilities import rank_zero_only
@@ -16,7 +17,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from paceline.base.errors import ConfigError
-from paceline.runtime.integrations.steps import Steps, join
+from paceline.runtime.integrations.steps import Steps, ThisMember, join
 
 
 class PacelineStrategy(SingleDeviceStrategy):
@@ -56,6 +57,9 @@ class PacelineStrategy(SingleDeviceStrategy):
         self._check(trainer)
         schedulers = [config.scheduler for config in self.lr_scheduler_configs]
         self._member.job.prepare(self.model, *self.optimizers, *schedulers)
+        # A Trainer without loggers asked for no logs; and checkpoints go to the first one's folder.
+        if trainer.loggers and not any(isinstance(one, _Curves) for one in trainer.loggers):
+            trainer.loggers = [*trainer.loggers, _Curves(self._member)]
 
     def process_dataloader(self, dataloader: Any) -> Any:
         """One batch per step, of those that are trained on."""
@@ -165,3 +169,28 @@ class PacelineStrategy(SingleDeviceStrategy):
         for what, reason in wrong.items():
             if reason:
                 raise ConfigError(f"{what} in a job of paceline: {reason}")
+
+
+class _Curves(Logger):
+    """Has what the module logs in the job's curves, too: of all workers, so the mean of theirs."""
+
+    def __init__(self, member: ThisMember) -> None:
+        super().__init__()
+        self._member = member
+
+    @property
+    def name(self) -> str:
+        """What callbacks call it."""
+        return "paceline"
+
+    @property
+    def version(self) -> int:
+        """There is one only."""
+        return 0
+
+    def log_hyperparams(self, *args: Any, **kwargs: Any) -> None:
+        """Leave them to others: they are no curve."""
+
+    def log_metrics(self, metrics: Any, step: int | None = None) -> None:
+        """Give them to the job, which knows the step."""
+        self._member.log(metrics)

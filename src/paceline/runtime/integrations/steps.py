@@ -17,12 +17,14 @@ An epoch of the library is a feed of the job.
 
 import math
 import os
-from collections.abc import Iterator
+import re
+from collections.abc import Iterator, Mapping
 from functools import cache
 from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from torch import Tensor
 from torch.utils.data import (
     BatchSampler,
     DataLoader,
@@ -36,8 +38,12 @@ from paceline.base.errors import ConfigError
 from paceline.base.jobdir import JobDir
 from paceline.runtime.holding.replicas.strategy import Replicated
 from paceline.runtime.job import Job, begin
+from paceline.runtime.logged import PLAIN
 from paceline.runtime.process import Process, managed
 from paceline.wire.spec import SHORT_STEPS, load
+
+_UNPLAIN = re.compile(r"[^A-Za-z0-9_.\-/]+")
+"""What names of curves do not have."""
 
 
 class ThisMember(NamedTuple):
@@ -55,6 +61,15 @@ class ThisMember(NamedTuple):
     def step(self) -> int:
         """Steps that are in the model, over all epochs; the same in all members that hold it."""
         return self.strategy.client.state.step
+
+    def log(self, values: Mapping[str, Any]) -> None:
+        """Have the numbers that a library logs in the job's curves, under names that they allow."""
+        numbers: dict[str, float | Tensor] = {
+            _UNPLAIN.sub("_", name).strip("_/"): value
+            for name, value in values.items()
+            if isinstance(value, int | float | Tensor)
+        }
+        self.job.log(**{name: value for name, value in numbers.items() if PLAIN.fullmatch(name)})
 
 
 def join(library: str) -> ThisMember | None:
