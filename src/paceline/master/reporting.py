@@ -15,7 +15,7 @@ from paceline.master.curve_keeping import CurveKeeping
 from paceline.master.ending import Ending
 from paceline.master.exposing import Exposing
 from paceline.master.monitor import Metrics, Monitor
-from paceline.master.status import count_committed, count_kept, count_total, describe
+from paceline.master.status import count_committed, count_kept, describe, known_total
 from paceline.policy.straggler.observation import Observation
 from paceline.protocol.nodes.membership import Membership
 from paceline.protocol.training import MasterState
@@ -117,7 +117,7 @@ class Reporting:
             jct_s=max(0.0, ending.ended_s - self._launched_s),
             # What members hold beyond their last word is in the cut that they made at the end.
             committed=max(count_committed(self._state), kept),
-            total=count_total(self._state) or 0,
+            total=known_total(self._state, finished=ending.state == "finished") or 0,
             kept=kept,
             joined=self._members.joined,
             short_steps=self._state.holder.short_steps,

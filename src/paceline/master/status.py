@@ -10,7 +10,7 @@ from paceline.protocol.nodes.node import Node
 from paceline.protocol.training import MasterState
 from paceline.wire.client import JobStatus, NodeStatus
 from paceline.wire.messages.agent import NodeFacts
-from paceline.wire.messages.feeds import feed_of
+from paceline.wire.messages.feeds import feed_of, is_in_epochs
 
 
 def count_committed(state: MasterState) -> int:
@@ -49,6 +49,16 @@ def count_total(state: MasterState) -> int | None:
     return sum(known) if known and len(known) == len(totals) else None
 
 
+def known_total(state: MasterState, *, finished: bool) -> int | None:
+    """Samples that the job will have trained; None: its script may open more loops than it has.
+
+    That is so in a loop over epochs, and once a script has opened a second loop over batches.
+    """
+    feeds = [feed for feed in state.ledger.feeds.values() if feed.purpose == "train"]
+    may_go_on = len(feeds) > 1 or any(is_in_epochs(feed.place) for feed in feeds)
+    return None if may_go_on and not finished else count_total(state)
+
+
 def job_state(state: MasterState, members: Membership, ending: Ending | None) -> str:
     """One word for where the job is."""
     if ending is not None:
@@ -72,7 +82,8 @@ def describe(
     ending: Ending | None,
 ) -> JobStatus:
     """The whole job."""
-    committed, total = count_committed(state), count_total(state)
+    finished = ending is not None and ending.state == "finished"
+    committed, total = count_committed(state), known_total(state, finished=finished)
     speed = monitor.samples_per_s
     eta_s = (total - committed) / speed if total is not None and speed > 0 else None
     return JobStatus(

@@ -387,8 +387,8 @@ TOLD: list[tuple[Event, str, str]] = [
     ),
     (
         state.GroupRunsEvent(members=("worker-0",), step=7),
-        "worker-0 train from step 8 on",
-        "worker-0 train from step 8 on",
+        "worker-0 trains from step 8 on",
+        "worker-0 trains from step 8 on",
     ),
     (
         state.GroupBrokenEvent(**W, reason="worker-0 left the group"),

@@ -18,7 +18,7 @@ _WORDS = {
     "feed_complete": r"feed (?P<feed>\d+)",
     "feed_opened": r"feed (?P<feed>\d+) \((?P<purpose>\w+)\)",
     "group_forms": rf"group (?P<group>\d+) of {_MEMBERS}",
-    "group_runs": rf"{_MEMBERS} train from (?:the start|step (?P<next_step>\d+) on)",
+    "group_runs": rf"{_MEMBERS} trains? from (?:the start|step (?P<next_step>\d+) on)",
     "left_loop": r"at step (?P<step>\d+)",
     "master_started": r"(?P<restarted>from the journal)?",
     "not_uploaded": r"cut (?P<cut_no>\d+)",

@@ -188,7 +188,8 @@ class GroupRunsEvent(Event, frozen=True):
     @property
     def clause(self) -> str:
         place = f"from step {self.step + 1} on" if self.step else "from the start"
-        return f"{', '.join(self.members)} train {place}"
+        verb = "trains" if len(self.members) == 1 else "train"
+        return f"{', '.join(self.members)} {verb} {place}"
 
 
 class GroupBrokenEvent(ReasonedEvent, frozen=True):

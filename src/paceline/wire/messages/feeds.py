@@ -18,6 +18,11 @@ how many feeds it has opened there; in the body of a loop also the step, and how
 """
 
 
+def is_in_epochs(place: ScriptPlace) -> bool:
+    """Whether a place lies in a loop over ``job.epochs``."""
+    return len(place) > 1 and place[1] >= 0
+
+
 class Feed(msgspec.Struct, frozen=True, kw_only=True):
     """One call of ``job.batches`` or ``job.evaluate``: a source, read for some epochs.
 
