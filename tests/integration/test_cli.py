@@ -218,6 +218,7 @@ def test_a_detached_job_is_seen_and_steered_from_other_shells(shell: Shell) -> N
     log = job.logs / "worker-2.log"
     until(log.exists, "a third worker")
     assert "expected one of" in shell.run("kill")[2]
+    assert "expected one of" in shell.run("kill", "--worker", "0", "--master")[2]
     code, _, err = shell.run("kill", "--worker", "9")
     assert code == 2
     assert "no live node 'worker-9'" in err

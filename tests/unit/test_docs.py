@@ -22,7 +22,14 @@ IDS = [str(page.relative_to(ROOT)) for page in PAGES]
 GLOSSARY = (ROOT / "docs" / "glossary.md").read_text()
 FAILURES = (ROOT / "docs" / "failure-model.md").read_text()
 FOLDERS = sorted(path.name for path in PACKAGE.iterdir() if path.is_dir() and path.name[0] != "_")
-OF_USERS = {"train.py", "convnet.py", "leveling/leveling.py", "sitecustomize.py", "setup.py"}
+OF_USERS = {
+    "train.py",
+    "mine.py",
+    "convnet.py",
+    "leveling/leveling.py",
+    "sitecustomize.py",
+    "setup.py",
+}
 """Files that examples in the documentation give to their reader."""
 OPTIONS_OF_SCRIPTS = {"--lr"}
 NO_COMMANDS = {"as", "torchrun"}

@@ -117,13 +117,47 @@ def without_room(status: "JobStatus", wanted: int, role: str = "worker") -> tupl
     return (room, more) if room is not None and room < more else None
 
 
-def kill(job: Job = None, worker: Worker = None, server: Server = None) -> None:
-    """Kill a node's training process, as a crash would; it is started again."""
+def kill(
+    job: Job = None,
+    worker: Worker = None,
+    server: Server = None,
+    master: Annotated[
+        bool, typer.Option("--master", help="The master; training goes on without it.")
+    ] = False,
+) -> None:
+    """Kill a node's training process, or the master, as a crash would; it is started again."""
     from paceline.wire.client import Kill
 
-    node = _node("kill", worker, server)
-    job_id = _order(job, Kill(node=node))
+    if [worker, server, master or None].count(None) != 2:
+        raise ConfigError("kill: expected one of --worker N, --server N and --master")
+    if master:
+        job_id, node = _kill_master(JobDir.find(job)), "the master"
+    else:
+        node = _node("kill", worker, server)
+        job_id = _order(job, Kill(node=node))
     print(f"job {job_id}: {node} is killed and will be started again")
+
+
+def _kill_master(job: JobDir) -> str:
+    """End the master of a job with SIGKILL, if it is a process of this machine; the job's id.
+
+    Raises:
+        ConfigError: the job has ended, or its master is elsewhere.
+        TransientError: the master does not answer.
+    """
+    from paceline.base.processes import find_job_process, kill_quietly
+    from paceline.jobs.launch import ask_running
+    from paceline.wire.client import GetStatus, JobStatus
+
+    status = ask_running(job, GetStatus())
+    assert isinstance(status, JobStatus)
+    if find_job_process(status.master_pid, job.path) is None:
+        raise ConfigError(
+            f"job {job.job_id}: its master, process {status.master_pid}, is not on this machine; "
+            "run the command where it is"
+        )
+    kill_quietly(status.master_pid)
+    return job.job_id
 
 
 def replace(job: Job = None, worker: Worker = None, server: Server = None) -> None:
