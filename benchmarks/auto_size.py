@@ -217,7 +217,7 @@ def main() -> int:
     parser.add_argument("--model", choices=sorted(SCRIPTS), default="wide_deep")
     parser.add_argument("--cores", type=float, default=1.5)
     policies = ["rm", "es", "optimus", "sample_optimise_adjust"]
-    parser.add_argument("--policies", nargs="+", default=policies)
+    parser.add_argument("--policies", nargs="*", default=policies, help="from a small size")
     shrinking = ["rm", "sample_optimise_adjust"]
     parser.add_argument("--from-large", nargs="*", metavar="POLICY", default=shrinking)
     parser.add_argument("--seeds", type=int, default=3, help="of rm")

@@ -128,6 +128,19 @@ def test_who_joins_between_two_loops_takes_over_a_peer_s_state_at_its_own_place(
 
 
 @pytest.mark.soak
+@pytest.mark.parametrize("epoch", [0, 2])
+def test_the_only_worker_that_evaluates_dies_and_its_next_life_holds_up_nobody(
+    epoch: int, tmp_path: Path
+) -> None:
+    with job_of(tmp_path / "job", 0.0, "--first-only", strategy="allreduce") as job:
+        job.until_committed(epoch * SAMPLES)
+        (job.out / "evaluates").unlink(missing_ok=True)
+        until((job.out / "evaluates").exists, "an evaluation")
+        os.kill(job.node("worker-0").pid, signal.SIGKILL)
+        assert job.end().state == "finished"
+
+
+@pytest.mark.soak
 @pytest.mark.parametrize("strategy", list(STRATEGIES))
 @pytest.mark.parametrize("at", [SAMPLES + 1, 2 * SAMPLES + 100, 3 * SAMPLES])
 def test_all_die_and_the_job_goes_on_with_the_epoch_of_its_cut(

@@ -112,11 +112,10 @@ class Together(Stepping, PlaceOfMember, WayOfMember):
         )
         self._loop.may_accumulate = self.can_accumulate
         try:
-            with self._member.within(feed.feed):
+            with self._member.training(feed.feed):
                 yield from self._loop.run()
         finally:
             self._loop = None
-            self._member.left = feed.feed
 
     def open_feed(self, feed: Feed, growth: Growth | None = None) -> Feed:
         return self._member.open_feed(feed)

@@ -15,9 +15,11 @@ NO_STEP = StepNo(-1)
 STILL = -1
 """Instead of the number of a part."""
 BEYOND = -2
-"""Instead of the number of a part that is handed out: our script has left the loop of who asks."""
+"""Instead of the number of a part that is handed out: our script is further than who asks."""
 NO_FEED = -1
 """A script is between two loops."""
+ANYWHERE = -2
+"""Instead of a feed: the state is wanted wherever the script of who holds it is."""
 
 
 class Member(msgspec.Struct, frozen=True, array_like=True):
@@ -233,7 +235,9 @@ class AskState(Message, frozen=True):
     step: StepNo
     part: int
     within: int
-    """The feed that our script trains on or evaluates; `NO_FEED`: none."""
+    """The feed that our script trains on or evaluates; `NO_FEED`: none. `ANYWHERE`."""
+    position: int
+    """Twice the number of the last feed whose loop our script has entered; 1 more: it has left."""
 
 
 class StatePart(Message, frozen=True):

@@ -22,6 +22,7 @@ from paceline.wire.messages.checks import Checked
 from paceline.wire.messages.data import Data
 from paceline.wire.messages.feeds import Feed, feed_of
 from paceline.wire.messages.group import (
+    ANYWHERE,
     NO_FEED,
     NO_STEP,
     AskState,
@@ -54,6 +55,7 @@ class GroupClient(MemberClient):
         #: Nothing of the state changes before the next update: optimizers and schedulers are done.
         self._at_rest = True
         self._photographs = Photographs()
+        self._asks_anywhere = False
         self._copier = Copier(process, self._ask, self._aside)
         #: A cut that we are to begin with, and one that is being read: from storage that may stand
         #: still.
@@ -126,7 +128,12 @@ class GroupClient(MemberClient):
         return self._copier.is_left_behind
 
     def _moved(self) -> None:
+        self._asks_anywhere = False
         self._copier.restart()
+
+    @property
+    def _asked_within(self) -> int:
+        return ANYWHERE if self._asks_anywhere else self._within
 
     def _rest(self, *, stays: bool = False) -> None:
         assert self._replica is not None
@@ -215,7 +222,8 @@ class GroupClient(MemberClient):
             inc=self.state.inc,
             step=order.step,
             part=part,
-            within=self._within,
+            within=self._asked_within,
+            position=self._position,
         )
         self._exchange.leave(partial(self._exchange.data.send, order.source.inc, ask))
 
@@ -263,26 +271,40 @@ class GroupClient(MemberClient):
             except PermanentError as error:
                 until_s = time.monotonic() + SAME_LOOP_S
                 # A peer that is still here holds it. If none does, the master finds another cut.
-                with self.within(feed.feed):
-                    self._await_state(feed, lambda: time.monotonic() > until_s)
+                self._await_state(feed, lambda: time.monotonic() > until_s)
                 if feed.next_slice(self.state.done.line(feed.line())):
                     raise TransientError(str(error)) from error
 
     def await_state(self, feed: Feed) -> None:
-        """Return when we hold what the group holds, or the others have evaluated all of a feed."""
+        """Return when we hold what the group holds, or the others have evaluated all of a feed.
+
+        What we have loaded at the end of a loop does, too. Before there is such a thing, a peer may
+        be one that does not evaluate.
+        """
+        asks_s = time.monotonic() + SAME_LOOP_S
+
+        def is_over() -> bool:
+            if self._copier.is_left_behind or time.monotonic() > asks_s:
+                self._asks_anywhere = not self._has_model
+            return feed.feed in self._complete
+
         with self._changed:
-            self._await_state(feed, lambda: feed.feed in self._complete)
+            self._await_state(feed, is_over)
 
     def _await_state(self, feed: Feed, is_over: Callable[[], bool]) -> None:
         self._do(self.state.join())
         ask_at_s = 0.0
-        while (self.state.step == NO_STEP or not self._leases.epoch_no) and not is_over():
+        while not (is_over() or (self._has_model and self._leases.epoch_no)):
             self._check_stop()
             self._rest(stays=True)
             if (now_s := time.monotonic()) >= ask_at_s:
                 self._tell_master([OpenFeed(inc=self.process.inc, feed=feed)])
                 ask_at_s = now_s + RESEND_S
             self._exchange.wait()
+
+    @property
+    def _has_model(self) -> bool:
+        return self.state.step != NO_STEP or self._holds > 0
 
     def _catch_up(self, order: CatchUp) -> None:
         as_built = order.source.inc == self.state.inc and order.cut is None
@@ -309,26 +331,27 @@ class GroupClient(MemberClient):
     def from_server(self, server: int, message: Data, frames: Sequence[memoryview]) -> None:
         """Take in what a peer answers."""
         if isinstance(message, StatePart) and len(frames) == 1:
-            self._copier.take(server, message, frames[0], self._within)
+            self._copier.take(server, message, frames[0], self._asked_within)
 
     def hand_out(self, message: AskState) -> tuple[StatePart, bytes] | None:
         """Hand out the state, only between two updates."""
         with self._changed:
             state = self.state
             # The script is a line or two from its next batch; schedulers may step there.
-            self._changed.wait_for(
-                lambda: self._at_rest or self._within != message.within, SCRIPT_S
-            )
-            if self._within != message.within:  # see `AskState`
-                has_left = NO_FEED < message.within <= self.left
-                return beyond(message, state.inc) if has_left else None
+            self._changed.wait_for(lambda: self._at_rest or not self._is_at(message), SCRIPT_S)
+            if not self._is_at(message):  # see `AskState`
+                is_ahead = self._position > message.position
+                return beyond(message, state.inc) if is_ahead else None
             held = (state.epoch_no, state.step) == (message.epoch_no, message.step)
-            is_whole = held and state.at_rest and self._at_rest
-            if self._replica is None or not is_whole or self._within == NO_FEED:
+            if self._replica is None or not (held and state.at_rest and self._at_rest):
                 return None
             if self.in_body and self.spec.deterministic:
                 return None  # a forward pass changes buffers, which are each member's own otherwise
             return self._photographs.part(self._replica, message, state.inc)
+
+    def _is_at(self, asked: AskState) -> bool:
+        """Whether our script is where the script of who asks is."""
+        return asked.within == ANYWHERE or NO_FEED != self._within == asked.within
 
     # ------------------------------------------------------------------ evaluation
 

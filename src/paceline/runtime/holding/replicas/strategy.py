@@ -98,7 +98,8 @@ class Replicated(Together):
 
     def train(self, feed: Feed, reader: Reader, ahead: int) -> Iterator[Any]:
         if self.client.is_complete(feed.feed):
-            self.client.load_end(feed)
+            with self.client.training(feed.feed):
+                self.client.load_end(feed)
             return
         if self._averaging is not None and self._averaging.regroup():
             self._take_in(self._averaging)
