@@ -141,6 +141,7 @@ def reader(tmp_path: Path) -> Iterator[Reader]:
                 pass
 
 
+@pytest.mark.soak  # the first and the third are run by CI, and deaths by other tests
 def test_the_second_page(reader: Reader) -> None:
     (script,) = [b for b in blocks_of(PAGES / "1-first-job.md") if b.title == "train.py"]
     blocks = iter(blocks_of(PAGES / "2-break-it.md"))

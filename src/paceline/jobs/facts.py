@@ -146,7 +146,7 @@ class Facts(msgspec.Struct, frozen=True):
 
     @property
     def stalled_s(self) -> float:
-        """Seconds in which no new sample came into the model, because of what went wrong.
+        """Seconds, at most, in which no new sample came into the model, because of what went wrong.
 
         Incidents at the same time count once. One after which the job never went on counts as none.
         """

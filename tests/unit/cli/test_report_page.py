@@ -94,11 +94,11 @@ def test_the_figures_are_completion_samples_throughput_incidents_cost() -> None:
     )
     shown = {one.name: (one.value, one.note) for one in tiles(hurt)}
     assert shown == {
-        "job completion time": ("80.0 s", "from launch to end"),
+        "completion time": ("80.0 s", "from launch to end"),
         "samples": ("3,000", "75 % of 4,000"),
-        "throughput": ("100 samples/s", "mean over 30.0 s of training"),
+        "samples per second": ("100", "mean over 30.0 s of training"),
         "incidents": ("3", "0 relaunches, 0 restores"),
-        "cost of incidents": ("3.50 s", "without a new sample; 260 samples again"),
+        "cost of incidents": ("≤ 3.50 s", "without a new sample; 260 samples again"),
         "processor time": ("80.0 s", "of 1 worker"),
     }
     found = msgspec.to_builtins(numbers(hurt))
@@ -111,7 +111,7 @@ def test_a_job_without_incidents_lost_nothing_and_one_that_runs_has_no_end() -> 
     assert shown["time so far"] == "10.0 s"
     script = facts(BEFORE, spec=structs.replace(SPEC, strategy="script"))
     names = {one.name for one in tiles(script)}
-    assert names == {"job completion time", "incidents", "processor time"}
+    assert names == {"completion time", "incidents", "processor time"}
 
 
 def test_figures_come_first_then_charts_then_prose() -> None:

@@ -359,7 +359,7 @@ def _mark_sizes(facts: Facts, axes: "Axes") -> None:
 def _finish(axes: "Axes", facts: Facts, label: str, bottom: float | None = None) -> None:
     for sooner, later in pairwise(stretches(facts.points)):
         since_s, until_s = sooner[-1].t - facts.started_s, later[0].t - facts.started_s
-        axes.axvspan(since_s, until_s, color="0.5", alpha=0.15, linewidth=0)
+        axes.axvspan(since_s, until_s, color="0.5", alpha=0.15, linewidth=0, zorder=0)
     axes.set_xlim(0, max(1.0, facts.ended_s - facts.started_s))
     axes.set_xlabel("seconds since the start")
     axes.set_ylabel(label)

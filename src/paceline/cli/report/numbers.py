@@ -35,7 +35,7 @@ class JobNumbers(Struct, frozen=True, kw_only=True):
     """Times that the job went back to a cut."""
     valid_cuts: int
     stalled_s: float
-    """Without a new sample in the model, because of what went wrong."""
+    """At most without a new sample in the model, because of what went wrong."""
     undone: int
     """Samples that left the model again, to be trained again."""
     incidents: tuple[Incident, ...]

@@ -4,7 +4,7 @@ from html import escape
 from typing import NamedTuple
 
 from paceline.jobs.facts import Facts
-from paceline.jobs.wording import counted, percent, seconds, speed
+from paceline.jobs.wording import counted, percent, seconds
 
 
 class Tile(NamedTuple):
@@ -19,7 +19,7 @@ def tiles(facts: Facts) -> list[Tile]:
     """The figures of a job, the most asked for first."""
     outcome, spec = facts.outcome, facts.spec
     if outcome:
-        found = [Tile("job completion time", seconds(outcome.jct_s), "from launch to end")]
+        found = [Tile("completion time", seconds(outcome.jct_s), "from launch to end")]
     else:
         so_far = seconds(facts.ended_s - facts.started_s)
         found = [Tile("time so far", so_far, "since the launch")]
@@ -29,16 +29,17 @@ def tiles(facts: Facts) -> list[Tile]:
         trained = f"mean over {seconds(facts.training_s)} of training"
         found += [
             Tile("samples", f"{facts.committed:,}", share),
-            Tile("throughput", speed(facts.samples_per_s), trained),
+            Tile("samples per second", f"{facts.samples_per_s:,.0f}", trained),
         ]
     relaunches = "relaunch" if facts.num_relaunches == 1 else "relaunches"
     counts = f"{facts.num_relaunches} {relaunches}"
     if spec.traits.trains:
         counts += f", {counted(facts.num_restores, 'restore')}"
-        again = f"without a new sample; {facts.undone:,} samples again"
-        lost = Tile("cost of incidents", seconds(facts.stalled_s), again)
-        if not facts.incidents:
-            lost = Tile("cost of incidents", "none", "no sample twice")
+        again = f"{facts.undone:,} samples again" if facts.undone else "no sample again"
+        # Samples are counted once per second, and not while no master is there.
+        most = f"≤ {seconds(facts.stalled_s)}" if facts.incidents else "none"
+        standing = f"without a new sample; {again}" if facts.incidents else again
+        lost = Tile("cost of incidents", most, standing)
     incidents = Tile("incidents", f"{len(facts.incidents):,}", counts)
     cpu = sum(worker.cpu_s for worker in facts.workers)
     of_workers = f"of {counted(len(facts.workers), 'worker')}"
