@@ -18,7 +18,7 @@ from paceline.protocol.samples.plans import GlobalAction
 from paceline.wire.events.checks import PlanEvent
 from paceline.wire.events.state import FeedCompleteEvent, FeedOpenedEvent
 from paceline.wire.messages.feeds import Feed
-from paceline.wire.messages.node import AgreeOn, AskPlace, LeaseRequest, OpenFeed
+from paceline.wire.messages.node import AgreeOn, AskPlace, InNoStep, LeaseRequest, OpenFeed
 
 
 class Leasing:
@@ -30,13 +30,15 @@ class Leasing:
         self._state, self._do = core.state, core.do
         self._first = FirstSamples()
 
-    def asked(self, name: str, message: OpenFeed | AskPlace | AgreeOn) -> None:
+    def asked(self, name: str, message: OpenFeed | AskPlace | AgreeOn | InNoStep) -> None:
         """Answer a script that opens a feed, asks how far the model is in it, or meets others."""
         match message:
             case OpenFeed():
                 self._open(name, message)
             case AgreeOn():
                 self._do(self._state.meet(message))
+            case InNoStep():
+                self._do(self._state.in_no_step(message.inc))
             case AskPlace():
                 self._do(self._state.place_asked(message))
             case _:

@@ -34,7 +34,8 @@ from paceline.wire.events.nodes import (
     Verdict,
 )
 from paceline.wire.messages.agent import NodeFacts
-from paceline.wire.messages.node import TableHeld, TablesHeld
+from paceline.wire.messages.base import TableHeld
+from paceline.wire.messages.node import TablesHeld
 
 LOOK_S = 1.0
 KEPT = 200

@@ -40,6 +40,7 @@ from paceline.wire.messages.node import (
     CutDelayed,
     EvaluateResult,
     GiveBack,
+    InNoStep,
     LeaseRequest,
     NodeUp,
     OpenFeed,
@@ -107,7 +108,7 @@ class Training:
         match message:
             case LeaseRequest():
                 self.leasing.lease(node, message, now_s)
-            case OpenFeed() | AskPlace() | AgreeOn():
+            case OpenFeed() | AskPlace() | AgreeOn() | InNoStep():
                 self.leasing.asked(node, message)
             case GiveBack():
                 self.do(self.state.given_back(message))

@@ -3,9 +3,14 @@
 A meeting is known by its place in the script. Its outcome is journalled before a worker hears of
 it, so a worker that comes late, or a script that runs again, gets the same one. A worker that dies
 is no longer waited for.
+
+In the body of a loop a worker may wait for others that will not come. A has completed a step, and
+meets after it; then B, whose step broke, waits for A to copy that step. Or B waits at another
+meeting of a body: if it had passed this one, this one would be over. So those are not waited for.
 """
 
 from collections.abc import Iterator
+from collections.abc import Set as AbstractSet
 
 from paceline.base.numbering import Inc
 from paceline.protocol.records import Agreed
@@ -21,6 +26,8 @@ class Agreements:
         #: Workers that live, and so may come.
         self._present: set[Inc] = set()
         self._waiting: dict[ScriptPlace, dict[Inc, AgreeOn]] = {}
+        #: Workers that said that they wait for others, by meetings in bodies that were open then.
+        self._absent: dict[ScriptPlace, set[Inc]] = {}
 
     def apply(self, record: Agreed) -> None:
         self.agreed[record.place] = record.values
@@ -40,23 +47,42 @@ class Agreements:
         self._present.add(message.inc)
         self._waiting.setdefault(message.place, {})[message.inc] = message
 
-    def due(self) -> Iterator[Agreed]:
-        """The meetings that are decided now."""
+    def waits(self, inc: Inc) -> None:
+        """A worker is in no step, or waits for others in it: meetings in bodies do without it."""
+        for place, here in self._waiting.items():
+            if _in_body(here):
+                self._absent.setdefault(place, set()).add(inc)
+
+    def due(self, in_steps: AbstractSet[Inc]) -> Iterator[Agreed]:
+        """The meetings that are decided now; ``in_steps``: see `Holder.in_steps`."""
         for place, here in self._waiting.items():
             if place in self.agreed or not here:
                 continue
             first = next(iter(here.values()))
             if not first.all:
                 yield Agreed(place=place, values=(first.value,))
-            elif self._present <= here.keys():
+            elif self._awaited(place, in_steps) <= here.keys():
                 by_rank = sorted(here.values(), key=lambda one: one.rank)
                 yield Agreed(place=place, values=tuple(one.value for one in by_rank))
+
+    def _awaited(self, place: ScriptPlace, in_steps: AbstractSet[Inc]) -> AbstractSet[Inc]:
+        if not _in_body(self._waiting[place]):
+            return self._present
+        others = self._waiting.keys() - self.agreed.keys() - {place}
+        elsewhere = {inc for other in others for inc in self._waiting[other]}
+        return in_steps - self._absent.get(place, set()) - elsewhere
 
     def answers(self) -> list[AgreedOn]:
         """What those get that wait for meetings that are decided; they no longer wait."""
         over = [place for place in self._waiting if place in self.agreed]
+        for place in over:
+            self._absent.pop(place, None)
         return [
             AgreedOn(inc=inc, place=place, values=self.agreed[place])
             for place in over
             for inc in self._waiting.pop(place)
         ]
+
+
+def _in_body(here: dict[Inc, AgreeOn]) -> bool:
+    return any(one.in_body for one in here.values())

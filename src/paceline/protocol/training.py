@@ -293,9 +293,16 @@ class MasterState:
         self.ledger.agreements.meet(message)
         return self._meet()
 
+    def in_no_step(self, inc: Inc) -> list[Instruction]:
+        """Take in that a worker is in no step, or waits for others in it."""
+        self.ledger.agreements.waits(inc)
+        return self._meet()
+
     def _meet(self) -> list[Instruction]:
         """Say how those meetings ended that wait for nobody any more."""
-        done: list[Instruction] = [self.record(one) for one in [*self.ledger.agreements.due()]]
+        done: list[Instruction] = [
+            self.record(one) for one in [*self.ledger.agreements.due(self.holder.in_steps)]
+        ]
         return [*done, *(Send(one.inc, one) for one in self.ledger.agreements.answers())]
 
     def feed_opened(self, inc: Inc, feed: Feed) -> FeedOpened:

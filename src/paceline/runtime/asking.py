@@ -48,7 +48,13 @@ class Asking:
         return self._begun or PlaceIs(inc=ask.inc)
 
     def meet(
-        self, until: Until, place: ScriptPlace, value: bytes, *, all_workers: bool
+        self,
+        until: Until,
+        place: ScriptPlace,
+        value: bytes,
+        *,
+        all_workers: bool,
+        in_body: bool = False,
     ) -> Sequence[bytes]:
         """See `Strategy.meet`; ``until`` waits."""
         message = AgreeOn(
@@ -57,6 +63,7 @@ class Asking:
             value=value,
             rank=self._process.rank,
             all=all_workers,
+            in_body=in_body,
         )
         start_s, said = time.monotonic(), False
 
@@ -67,7 +74,7 @@ class Asking:
                 said = True
                 sys.stderr.write(
                     f"paceline: {self._process.node} waits for the other workers to make the same "
-                    f"call between their loops, up to {MEET_S:.0f} s\n"
+                    f"call, up to {MEET_S:.0f} s\n"
                 )
             if waited_s > MEET_S:
                 raise ConfigError(

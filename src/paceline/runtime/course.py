@@ -4,6 +4,7 @@ Workers call a feed by its place, since a worker that joins in epoch 5 has opene
 epochs 0 to 4, and one whose step broke runs the body of its loop twice.
 """
 
+from collections import Counter
 from collections.abc import Callable
 
 from paceline.wire.messages.feeds import ScriptPlace
@@ -21,15 +22,19 @@ class ScriptCourse:
     Args:
         step: how far the model is in the body in hand, the same in all workers that hold it;
             `OUTSIDE`: there is no such.
-        step_in_hand: the step that the body computes, whether or not the model has it by now.
+        place_in_body: see `Strategy.place_in_body`; the same where there is no such step.
     """
 
-    def __init__(self, step: Callable[[], int], step_in_hand: Callable[[], int]) -> None:
-        self._step, self._step_in_hand = step, step_in_hand
+    def __init__(
+        self, step: Callable[[], int], place_in_body: Callable[[], tuple[int, ...]]
+    ) -> None:
+        self._step, self._place_in_body = step, place_in_body
         self._loops, self._epoch = 0, OUTSIDE
         self._opened = 0
         self._in_body = False
-        self._calls = self._meetings = 0
+        self._calls = 0
+        #: How many there were in the body, or between two loops, by where in the body.
+        self._meetings = Counter[tuple[int, ...]]()
         self._target: ScriptPlace | None = None
 
     @property
@@ -45,7 +50,8 @@ class ScriptCourse:
     def next(self) -> ScriptPlace:
         """The place of what the script opens now."""
         if not self._in_body:
-            self._opened, self._meetings = self._opened + 1, 0
+            self._opened += 1
+            self._meetings.clear()
             return *self.place, self._opened - 1
         self._calls += 1
         return *self.place, self._opened - 1, self._step(), self._calls
@@ -55,10 +61,10 @@ class ScriptCourse:
 
         Such calls have numbers of their own: one that only some workers make moves no feed.
         """
-        self._meetings += 1
-        if not self._in_body:
-            return *self.place, self._opened, MEETING, self._meetings
-        return *self.place, self._opened - 1, self._step_in_hand(), MEETING, self._meetings
+        where = self._place_in_body() if self._in_body else ()
+        self._meetings[where] += 1
+        opened = self._opened - self._in_body
+        return *self.place, opened, *where, MEETING, self._meetings[where]
 
     @property
     def in_body(self) -> bool:
@@ -69,16 +75,19 @@ class ScriptCourse:
 
     def enter_loop(self) -> None:
         """A loop over batches begins."""
-        self._in_body, self._calls, self._meetings = True, 0, 0
+        self._in_body, self._calls = True, 0
+        self._meetings.clear()
 
     def enter_body(self) -> None:
         """A batch is given to the script."""
         if self._step() != OUTSIDE:
-            self._calls = self._meetings = 0
+            self._calls = 0
+            self._meetings.clear()
 
     def leave_loop(self) -> None:
         """The loop is over, or left."""
-        self._in_body, self._meetings = False, 0
+        self._in_body = False
+        self._meetings.clear()
 
     # ------------------------------------------------------------------ epochs
 
@@ -103,9 +112,10 @@ class ScriptCourse:
 
     def enter(self, epoch: int) -> None:
         """An epoch begins."""
-        self._epoch, self._opened, self._meetings = epoch, 0, 0
+        self._epoch, self._opened = epoch, 0
+        self._meetings.clear()
 
     def leave(self) -> None:
         """The loop over epochs is over."""
         self._loops, self._epoch, self._opened = self._loops + 1, OUTSIDE, 0
-        self._meetings = 0
+        self._meetings.clear()

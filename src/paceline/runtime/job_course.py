@@ -47,7 +47,7 @@ class JobCourse(JobLog):
     def __init__(self, strategy: Strategy) -> None:
         super().__init__(strategy)
         self._looping = False
-        self._course = ScriptCourse(self._step_of_body, self._step_in_hand)
+        self._course = ScriptCourse(self._step_of_body, self._place_in_body)
         self._begun: Reached | None = None
         """How far the state was when this script asked, before its first loop over epochs."""
         self._has_asked = False
@@ -124,7 +124,7 @@ class JobCourse(JobLog):
             ConfigError: something that cannot be sent, or in a loop body of mode asp or ssp.
         """
         self._check_prepared("job.agree")
-        apart = self._step_in_hand() == OUTSIDE and not self._strategy.is_alone
+        apart = self._strategy.takes_growth and not self._strategy.is_alone
         if self._course.in_body and apart:
             raise ConfigError(
                 "job.agree was called within a loop over job.batches, whose workers share no step "
@@ -133,16 +133,18 @@ class JobCourse(JobLog):
         return self._meet("job.agree", value, all_workers=False)[0]
 
     def all_gather(self, value: Any) -> list[Any]:
-        """The values of all workers, by rank; all of them make the call, between two loops.
+        """The values of all workers, by rank; all of them make the call.
 
         A worker that dies is no longer waited for, so there may be fewer values than workers. One
-        that comes later, or again, gets the same list.
+        that comes later, or again, gets the same list. With strategy allreduce the call may stand
+        in the body of a loop, too: there it hears the workers that are in the step.
 
         Args:
             value: plain data or tensors, up to 1 MiB.
 
         Raises:
-            ConfigError: something that cannot be sent, or called in the body of a loop.
+            ConfigError: something that cannot be sent, or called in the body of a loop (not
+                with strategy allreduce).
         """
         return self._meet_all("job.all_gather", value)
 
@@ -156,11 +158,11 @@ class JobCourse(JobLog):
 
     def _meet_all(self, caller: str, value: Any) -> list[Any]:
         self._check_prepared(caller)
-        if self._looping:
+        if self._looping and not self._strategy.meets_in_bodies:
             raise ConfigError(
                 f"{caller} was called within a loop over job.batches, where a worker that dies "
-                "would leave the others waiting; call it between two loops, or use job.agree or "
-                "job.evaluate"
+                "would leave the others waiting; call it between two loops, use job.agree or "
+                "job.evaluate, or run the job with --strategy allreduce"
             )
         return self._meet(caller, value, all_workers=True)
 
@@ -174,8 +176,8 @@ class JobCourse(JobLog):
         place = self._course.meeting()
         return [*map(unpacked, self._strategy.meet(place, sent, all_workers=all_workers))]
 
-    def _step_in_hand(self) -> int:
-        return OUTSIDE if self._strategy.takes_growth else self._strategy.step_in_hand
+    def _place_in_body(self) -> tuple[int, ...]:
+        return (OUTSIDE,) if self._strategy.takes_growth else self._strategy.place_in_body
 
     @property
     def epoch(self) -> int:

@@ -52,11 +52,6 @@ class Stepping:
         self._known: list[dict[int, bool]] = []
 
     @property
-    def step_in_hand(self) -> int:
-        """See `Strategy.step_in_hand`."""
-        return 0
-
-    @property
     def in_step(self) -> bool:
         return self._loop is not None and self._loop.in_step
 

@@ -85,6 +85,8 @@ class Strategy(Protocol):
     """Whether no other worker can be there."""
     can_accumulate: bool
     """Whether a step may be of several batches of the script's, with one ``optimizer.step()``."""
+    meets_in_bodies: bool
+    """Whether all workers may meet in the body of a loop, and none waits there in vain."""
     accumulate: int
     """Batches of such a step, as the script says; set before `train`. 1: each batch has its own."""
     takes_growth: bool
@@ -176,10 +178,12 @@ class Strategy(Protocol):
         """Where what the script logs now belongs."""
 
     @property
-    def step_in_hand(self) -> int:
-        """The number of the step whose batch the script has, the same in all that compute it.
+    def place_in_body(self) -> tuple[int, ...]:
+        """Where the script is in the body of its loop, the same in all that compute the step.
 
-        Only where all workers do each step together (not ``takes_growth``).
+        Only where all workers do each step together (not ``takes_growth``). In a group, after the
+        step: the number of complete ones. So a body whose step broke is where the one before it
+        was, and hears again what was said there.
         """
 
     @property

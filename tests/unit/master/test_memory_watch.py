@@ -28,8 +28,9 @@ from paceline.wire.events.nodes import (
     Verdict,
 )
 from paceline.wire.messages.agent import Hardware, LimitNode, NodeFacts, NodeLimited
+from paceline.wire.messages.base import TableHeld
 from paceline.wire.messages.feeds import Feed
-from paceline.wire.messages.node import TableHeld, TablesHeld
+from paceline.wire.messages.node import TablesHeld
 from paceline.wire.spec import JobSpec, NodeSpec, ResourcesSpec, load, save
 
 MIB = 1 << 20

@@ -64,7 +64,9 @@ def test_within_a_loop_nobody_is_waited_for(call: Callable[[pl.Job], Any], messa
         model(batch.x).mean().backward()
         optimizer.step()
         assert job.agree(3) == 3
+        assert job.all_gather(4) == [4]
         job._strategy.is_alone = False  # as on servers in mode asp
+        job._strategy.meets_in_bodies = False
         with pytest.raises(ConfigError, match=message):
             call(job)
         break

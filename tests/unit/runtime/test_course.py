@@ -23,7 +23,7 @@ def visited(course: ScriptCourse, begun: ScriptPlace | None, count: int) -> list
 
 
 def test_a_place_is_the_same_whatever_was_passed_over() -> None:
-    whole, late = ScriptCourse(lambda: 0, lambda: 0), ScriptCourse(lambda: 0, lambda: 0)
+    whole, late = ScriptCourse(lambda: 0, lambda: (0,)), ScriptCourse(lambda: 0, lambda: (0,))
     expected = [visited(whole, None, 2), [whole.next()], visited(whole, None, 3)]
     assert expected == [
         [(0, 0, 0), (0, 0, 1), (0, 1, 0), (0, 1, 1)],
@@ -37,7 +37,7 @@ def test_a_place_is_the_same_whatever_was_passed_over() -> None:
 
 
 def test_what_is_left_of_a_loop_is_nothing_once_the_model_is_beyond_it() -> None:
-    course = ScriptCourse(lambda: 0, lambda: 0)
+    course = ScriptCourse(lambda: 0, lambda: (0,))
     assert visited(course, (1, OUTSIDE), 5) == []
     assert course.reaches_target
     assert visited(course, (1, OUTSIDE), 1) == [(1, 0, 0), (1, 0, 1)]
@@ -45,7 +45,7 @@ def test_what_is_left_of_a_loop_is_nothing_once_the_model_is_beyond_it() -> None
 
 def test_in_a_body_the_step_counts_and_not_how_often_it_ran() -> None:
     step = 3
-    course = ScriptCourse(lambda: step, lambda: 4)
+    course = ScriptCourse(lambda: step, lambda: (4,))
     assert course.next() == (0, OUTSIDE, 0)
     course.enter_loop()
     for _ in range(2):
@@ -59,8 +59,26 @@ def test_in_a_body_the_step_counts_and_not_how_often_it_ran() -> None:
     assert course.meeting() == (0, OUTSIDE, 2, MEETING, 1)
 
 
+def test_meetings_are_counted_by_where_in_the_body_they_are() -> None:
+    where = (3, 0)
+    course = ScriptCourse(lambda: 3, lambda: where)
+    course.next()
+    course.enter_loop()
+    course.enter_body()
+    assert course.meeting() == (0, OUTSIDE, 0, 3, 0, MEETING, 1)
+    assert course.meeting() == (0, OUTSIDE, 0, 3, 0, MEETING, 2)
+    where = (4,)
+    after = course.meeting()
+    assert after == (0, OUTSIDE, 0, 4, MEETING, 1)
+    course.enter_body()
+    where = (4, 0)
+    assert course.meeting() == (0, OUTSIDE, 0, 4, 0, MEETING, 1)
+    where = (4,)  # its step broke
+    assert course.meeting() == after
+
+
 def test_where_workers_share_no_step_calls_in_bodies_are_counted() -> None:
-    course = ScriptCourse(lambda: OUTSIDE, lambda: OUTSIDE)
+    course = ScriptCourse(lambda: OUTSIDE, lambda: (OUTSIDE,))
     course.next()
     course.enter_loop()
     found = []

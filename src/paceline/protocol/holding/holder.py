@@ -55,6 +55,11 @@ class Holder(abc.ABC):
         return bool(self.core.cuts.valid)
 
     @property
+    def in_steps(self) -> frozenset[Inc]:
+        """Workers that may be in a step together, where they do each step together."""
+        return frozenset()
+
+    @property
     def short_steps(self) -> int:
         """Steps that were decided while something of them was missing, restored ones included."""
         return 0

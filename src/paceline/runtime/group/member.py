@@ -6,6 +6,7 @@ other half: master and peers. `GroupClient` is the client of a member that holds
 """
 
 import logging
+import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -20,7 +21,7 @@ from paceline.runtime.group.edge import MemberEdge
 from paceline.runtime.group.group import BREAKING, Group
 from paceline.runtime.group.short import ShortStep
 from paceline.runtime.group.store import GroupOver
-from paceline.runtime.process import Fenced, Stopped
+from paceline.runtime.process import Fenced, Process, Stopped
 from paceline.wire.messages.checks import Checked
 from paceline.wire.messages.curves import Attempt
 from paceline.wire.messages.feeds import Feed, ScriptPlace, Slice, SourceLine
@@ -29,12 +30,19 @@ from paceline.wire.messages.node import Leaving, NodeUp, OpenFeed, PlaceIs
 
 RESEND_S = 0.5
 """What is unanswered this long is asked again."""
+IN_NO_STEP_S = 1.0
+"""A member that waits longer for others is not waited for by those that meet in a body."""
 
 _log = logging.getLogger(__name__)
 
 
 class MemberClient(MemberEdge):
     """A member, for its training thread, which makes all public calls."""
+
+    def __init__(self, process: Process, *, together: bool = False) -> None:
+        super().__init__(process, together=together)
+        #: Since when it waits for others, in a step or for one; None: it goes on by itself.
+        self._waits_since_s: float | None = -math.inf
 
     # ------------------------------------------------------------------ what is held
 
@@ -112,6 +120,7 @@ class MemberClient(MemberEdge):
         """
         while True:
             self.unmark()
+            self._wait_for_others()
             with self._changed:
                 run = self._entered(feed)
                 if run is None:
@@ -254,16 +263,19 @@ class MemberClient(MemberEdge):
             self._keeper.agree(ready_for)
 
     def failed(self, run: RunGroup, reason: str) -> None:
+        self._waits_since_s = None
         with self._changed:
             self._do(self.state.failed(run, reason))
 
     def diverged(self, run: RunGroup, what: str, *, gives_up: bool) -> bool:
         """Say that values differ; return whether what we held is given up."""
+        self._waits_since_s = None
         with self._changed:
             self._do(self.state.diverged(run, what, gives_up=gives_up))
             return self.state.step == NO_STEP
 
     def leave_step(self) -> None:
+        self._wait_for_others()
         with self._changed:
             self._do(self.state.leave_step())
 
@@ -291,10 +303,27 @@ class MemberClient(MemberEdge):
         """Tell the agent what we are at: a part of a step all by ourselves, or not."""
         now_s = time.monotonic()
         self.process.ledger.mark(now_s if computing else -now_s)
+        if computing:
+            self._waits_since_s = None
+        else:
+            self._wait_for_others()
 
     def unmark(self) -> None:
         """Nobody waits for us as long as we do something else."""
         self.process.ledger.mark(0.0)
+
+    def _wait_for_others(self) -> None:
+        if self._waits_since_s is None:
+            self._waits_since_s = time.monotonic()
+
+    @property
+    def is_in_no_step(self) -> bool:
+        """Whether others that meet in the body of a loop are not to wait for us.
+
+        We do no step, or cannot go on in it before one of them has come from there.
+        """
+        since_s = self._waits_since_s
+        return since_s is not None and time.monotonic() > since_s + IN_NO_STEP_S
 
     def record(self, times: StepTimes) -> None:
         """Note what a finished step took."""
@@ -348,7 +377,9 @@ class MemberClient(MemberEdge):
 
     def meet(self, place: ScriptPlace, value: bytes, *, all_workers: bool) -> Sequence[bytes]:
         """See `Strategy.meet`."""
-        return self._asking.meet(self._until, place, value, all_workers=all_workers)
+        return self._asking.meet(
+            self._until, place, value, all_workers=all_workers, in_body=self.in_body
+        )
 
     def await_end(self, feed: Feed) -> None:
         """Return when all of a feed is in a cut on disk: nothing of it can come again."""

@@ -19,9 +19,15 @@ class PlaceOfMember:
         return step.global_batch if step is not None else None
 
     @property
-    def step_in_hand(self) -> int:
+    def place_in_body(self) -> tuple[int, ...]:
+        """See `Strategy.place_in_body`; before the step also which of its batches is in hand."""
         step = self._loop.step if self._loop is not None else None
-        return step.works[0].step if step is not None else 0
+        if self._loop is None or step is None:
+            return (0,)
+        begun = step.works[-1].step - 1
+        if self._loop.in_step:
+            return begun, step.batch_no - step.num_profiled
+        return (begun + (self._member.state.step > begun),)
 
     @property
     def step(self) -> int | None:

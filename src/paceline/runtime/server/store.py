@@ -21,8 +21,8 @@ from paceline.runtime.server.rules import Rule
 from paceline.runtime.server.scripts import Kept, Scripts, saved_in
 from paceline.runtime.server.snapshot_while_serving import Aside
 from paceline.runtime.server.tables import DynamicTable, FixedTable
+from paceline.wire.messages.base import TableHeld
 from paceline.wire.messages.data import Changed
-from paceline.wire.messages.node import TableHeld
 from paceline.wire.schema import ModelSchema
 
 

@@ -1,4 +1,4 @@
-"""What messages of more than one plane are made of: servers, their map, cuts."""
+"""What messages of more than one plane are made of: servers, their map, cuts, tables."""
 
 import msgspec
 
@@ -69,3 +69,12 @@ class CutRef(msgspec.Struct, frozen=True, kw_only=True):
     def in_memory(self) -> bool:
         """Whether it is not wholly on disk."""
         return bool(self.memory) and not self.stored
+
+
+class TableHeld(msgspec.Struct, frozen=True, array_like=True):
+    """What a server holds of a table that grows."""
+
+    table: str
+    rows: int
+    row_bytes: int
+    """Of the value and the optimizer's state of a row."""

@@ -1,10 +1,8 @@
 """Between a training process and the master, carried by the agent between them."""
 
-import msgspec
-
 from paceline.base.numbering import NO_EPOCH, START, CutNo, EntryNo, EpochNo, Inc, StepNo
 from paceline.base.samples import Span
-from paceline.wire.messages.base import CutRef, Message, ServerMap
+from paceline.wire.messages.base import CutRef, Message, ServerMap, TableHeld
 from paceline.wire.messages.checks import Checked, CheckKept
 from paceline.wire.messages.curves import LoggedStep, LogKept
 from paceline.wire.messages.failslow import AtMeeting, GoOn, Measure, MeetAt, RankMeasured
@@ -77,6 +75,17 @@ class AgreeOn(Message, frozen=True):
     value: bytes
     rank: int = 0
     all: bool = False
+    in_body: bool = False
+    """The place is in the body of a loop: workers that will not come to it are not waited for."""
+
+
+class InNoStep(Message, frozen=True):
+    """worker -> master: I am in no step, or wait for others in it; sent again while that lasts.
+
+    Those that meet in the body of a loop do not wait for this worker.
+    """
+
+    inc: Inc
 
 
 class LeaseRequest(Message, frozen=True):
@@ -211,15 +220,6 @@ class Restored(Message, frozen=True):
     inc: Inc
 
 
-class TableHeld(msgspec.Struct, frozen=True, array_like=True):
-    """What a server holds of a table that grows."""
-
-    table: str
-    rows: int
-    row_bytes: int
-    """Of the value and the optimizer's state of a row."""
-
-
 class TablesHeld(Message, frozen=True):
     """server -> master: what my tables that grow hold; about once a second."""
 
@@ -316,6 +316,7 @@ NodeUp = (
     | OpenFeed
     | AskPlace
     | AgreeOn
+    | InNoStep
     | LeaseRequest
     | GiveBack
     | AskCut

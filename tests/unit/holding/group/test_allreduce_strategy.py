@@ -10,12 +10,14 @@ from torch import nn
 import paceline as pl
 from paceline.base.errors import ConfigError
 from paceline.protocol.holding.group.member import MemberState
+from paceline.runtime.data.work import Work
 from paceline.runtime.group.checks import check_dense, device_of
 from paceline.runtime.group.strategy import Together
 from paceline.runtime.holding.replicas.strategy import Replicated, _be_deterministic
 from paceline.runtime.state.outside import Outside
 from paceline.runtime.state.replica import Replica
 from paceline.runtime.stepping import trained_by
+from paceline.wire.messages.group import NO_STEP
 
 
 @pytest.mark.parametrize(
@@ -118,6 +120,26 @@ def test_a_schedule_follows_the_global_batches_in_the_model() -> None:
         [other], [torch.optim.SGD(other.parameters(), lr=1.0)], [], position=position
     ).load_saved(replica.save())
     assert joins.step == 3
+
+
+def test_a_meeting_is_known_by_the_step_in_the_model_and_by_the_batch_in_hand() -> None:
+    strategy = Replicated.__new__(Replicated)
+    strategy._member, state = (one := Member())._member, one._member.state
+    strategy._loop = one._loop
+    assert strategy.place_in_body == (0,)
+    for held, batch_no in ((3, 0), (3, 1), (4, 0)):
+        state.step = held
+        one._loop.in_step = True
+        one._loop.step = SimpleNamespace(
+            works=[Work(0, (), 0, held + 1)] * 2, batch_no=batch_no, num_profiled=0
+        )
+        assert strategy.place_in_body == (held, batch_no)
+        one._loop.in_step = False
+        assert strategy.place_in_body == (held,), "its step broke, or another batch of it follows"
+        state.step = held + 1
+        assert strategy.place_in_body == (held + 1,)
+    state.step = NO_STEP  # what it held was given up
+    assert strategy.place_in_body == (4,)
 
 
 def test_a_scheduler_that_is_stepped_before_its_optimizer_is_refused() -> None:

@@ -188,6 +188,11 @@ class GroupHolder(Holder):
         return self.group.number > 0
 
     @property
+    def in_steps(self) -> frozenset[Inc]:
+        """See `Holder.in_steps`: the newest group's members, also while it forms."""
+        return frozenset(one.inc for one in self.group.members) - self.group.lost
+
+    @property
     def pace(self) -> str:
         return "allreduce"
 

@@ -33,7 +33,7 @@ from paceline.wire.spec import JobSpec
 class Local(Stepping):
     """`Strategy` of the only worker there is."""
 
-    takes_growth = is_alone = can_accumulate = takes_closures = True
+    takes_growth = is_alone = can_accumulate = takes_closures = meets_in_bodies = True
     regrouping = "freely"
     _loop: "LocalLoop | None"
 
@@ -90,6 +90,9 @@ class Local(Stepping):
             yield from self._loop.run()
         finally:
             self._loop = self.global_batch = None
+
+    place_in_body: tuple[int, ...] = ()
+    """See `Strategy.place_in_body`: nobody asks."""
 
     def _count(self, num_samples: int) -> None:
         self.step, self.samples = self.step + 1, self.samples + num_samples

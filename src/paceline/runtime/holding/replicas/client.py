@@ -34,6 +34,7 @@ from paceline.wire.messages.node import (
     Evaluated,
     FeedOpened,
     Grant,
+    InNoStep,
     NodeDown,
     OpenFeed,
     Recall,
@@ -396,6 +397,8 @@ class GroupClient(MemberClient):
     def tick(self) -> None:
         super().tick()
         self._copier.resend()
+        if self.is_in_no_step:
+            self._tell_master([InNoStep(inc=self.process.inc)])
 
     def from_master(self, message: NodeDown) -> None:
         match message:

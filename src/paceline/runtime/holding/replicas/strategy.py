@@ -29,7 +29,7 @@ from paceline.runtime.holding.replicas.client import GroupClient
 from paceline.runtime.process import Process
 from paceline.runtime.state.replica import Replica
 from paceline.runtime.strategy import Evaluation, Readers, Results
-from paceline.wire.messages.feeds import Feed
+from paceline.wire.messages.feeds import Feed, ScriptPlace
 
 SHORT_STEPS = ("backup_workers", "partial")
 """Solutions whose steps do not wait for all workers: so several optimizers step at one time."""
@@ -44,6 +44,7 @@ class Replicated(Together):
     """`Strategy` of a member of an elastic group."""
 
     regrouping = "between loops"
+    meets_in_bodies = True
 
     def __init__(self, process: Process) -> None:
         self.client = GroupClient(process)
@@ -134,6 +135,16 @@ class Replicated(Together):
         It would not where another batch of the step follows, or all of it because the group broke.
         """
         return self._loop is not None and self._loop.settle()
+
+    def meet(self, place: ScriptPlace, value: bytes, *, all_workers: bool) -> Sequence[bytes]:
+        start_s = monotonic()
+        self.client.unmark()
+        values = super().meet(place, value, all_workers=all_workers)
+        if self._loop is not None:
+            self._loop.excluded_s += monotonic() - start_s
+            if self._loop.in_step:
+                self.client.mark(computing=True)
+        return values
 
     def evaluate(self, fn: Evaluation, feed: Feed, readers: Readers) -> Results:
         start_s = monotonic()

@@ -55,6 +55,7 @@ class OnServers:
         self.spec, self.rank = trainer.spec, trainer.rank
         self.takes_growth, self.is_alone = trainer.takes_growth, trainer.is_alone
         self.can_accumulate, self.accumulate = False, 1
+        self.meets_in_bodies = trainer.is_alone
         self.script_state = ScriptState() if script_state is None else script_state
         """See `Strategy.script_state`."""
         self._model: Model | None = None
@@ -157,9 +158,10 @@ class OnServers:
         return self._schedule.log_place(restores, in_body=step is not None)
 
     @property
-    def step_in_hand(self) -> int:
+    def place_in_body(self) -> tuple[int, ...]:
+        """See `Strategy.place_in_body`: the number of the step whose batch the script has."""
         step = self._loop.step if self._loop is not None else None
-        return step.staged.work.step if step is not None else 0
+        return (step.staged.work.step if step is not None else 0,)
 
     @property
     def in_step(self) -> bool:

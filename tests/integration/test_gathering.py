@@ -1,0 +1,72 @@
+"""Calls that wait for all workers in the body of a loop, when a worker dies before its call."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from paceline.jobs.launch import launch
+from paceline.wire.spec import JobSpec, NodeSpec, RestartSpec
+from tests.integration.running import RunningJob
+
+SCRIPT = Path(__file__).with_name("jobs") / "gathering.py"
+
+
+def ends(out: Path) -> list[list[float]]:
+    lines = [path.read_text().split() for path in sorted(out.glob("*.end"))]
+    return [[int(one[0]), *map(float.fromhex, one[1:])] for one in lines]
+
+
+@pytest.mark.parametrize(
+    "die",
+    [
+        "1:after:9",
+        *(
+            pytest.param(one, marks=pytest.mark.soak)
+            for one in ("0:after:3", "2:after:24", "1:before:4", "0:within:0", "2:within:12")
+        ),
+    ],
+)
+def test_nobody_waits_for_a_worker_that_is_in_no_step(
+    die: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PACELINE_HOME", str(tmp_path))
+    alone, out = tmp_path / "alone", tmp_path / "job"
+    for folder in (alone, out):
+        folder.mkdir()
+    env = {name: value for name, value in os.environ.items() if not name.startswith("PACELINE_")}
+    command = [sys.executable, str(SCRIPT), "--out", str(alone)]
+    subprocess.run(command, env=env, check=True, timeout=100)
+    (expected,) = ends(alone)
+    spec = JobSpec(
+        script=str(SCRIPT),
+        args=("--out", str(out), "--die", die, "--step-s", "0.03"),
+        name="gathering",
+        strategy="allreduce",
+        workers=NodeSpec(count=3),
+        restart=RestartSpec(backoff_s=0.1),
+        solution="none",
+        preflight=False,
+    )
+    job = RunningJob(launch(spec), out)
+    try:
+        outcome = job.end()
+        assert outcome.state == "finished", outcome
+        assert len(job.events("relaunch")) == 1
+    finally:
+        job.close()
+    for values in ends(out):
+        assert values == pytest.approx(expected, rel=1e-9)
+    told: dict[str, set[str]] = {}
+    for path in out.glob("*.told"):
+        for line in path.read_text().splitlines():
+            step, rest = line.split(maxsplit=1)
+            told.setdefault(step, set()).add(rest)
+    assert {*map(int, told)} - {0} == set(range(3, 25, 3))
+    for said in told.values():
+        (one,) = said  # the same in all workers
+        values = one.split(maxsplit=1)[1].strip("[]").split(", ")
+        assert len(set(values)) == 1  # of one model
+        assert 1 <= len(values) <= 3
