@@ -6,8 +6,9 @@ from paceline.protocol.samples.ledger import Ledger
 from paceline.wire.messages.feeds import Feed
 from paceline.wire.schema import ModelSchema
 
-_OF_THE_FIRST = ("first_step", "calls", "place")
-"""Fields that nobody compares: they are as the first worker, or the master, has filled them in."""
+_OF_THE_FIRST = ("first_step", "calls", "place", "ends")
+"""Fields that nobody compares: they are as the first worker, or the master, has filled them in;
+``ends`` are in ``contents``."""
 _OF_DATA = ("num_samples", "contents")
 _SAME_FILES = "put the same files on all machines, or on storage that they share"
 

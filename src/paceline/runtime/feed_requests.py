@@ -2,10 +2,12 @@
 
 from typing import Any
 
+import msgspec
+
 from paceline.base.errors import ConfigError
 from paceline.runtime.data.contents import contents_of
 from paceline.runtime.data.growth import CountGrowth, Growth, StreamGrowth, is_long
-from paceline.runtime.data.listed import order_of_records
+from paceline.runtime.data.listed import ends_of_batches, order_of_records
 from paceline.runtime.data.order import DEFAULT_SHARD_SIZE
 from paceline.runtime.data.stream import StreamSource
 from paceline.runtime.strategy import Strategy
@@ -43,6 +45,9 @@ def feed_to_train(
     if accumulate > 1 and not strategy.can_accumulate:
         raise ConfigError(_NO_ACCUMULATION.format(accumulate))
     size = _slice_size(spec, batch_size, batch_per_worker)
+    ends = ends_of_batches(dataset)
+    if ends:
+        _check_ends(strategy, accumulate)
     shuffle = shuffle and spec.data.shuffle and not isinstance(dataset, StreamSource)
     window_shards = WINDOW_SHARDS if shuffle and is_long(dataset) else 0
     shard_size = spec.data.shard_size or DEFAULT_SHARD_SIZE
@@ -59,7 +64,27 @@ def feed_to_train(
         per_worker=batch_per_worker is not None,
         window_shards=window_shards,
     )
-    return feed, growth
+    return msgspec.structs.replace(feed, ends=ends), growth
+
+
+def _check_ends(strategy: Strategy, accumulate: int) -> None:
+    """Raise ConfigError where steps cannot be batches of several sizes."""
+    said = "job.batches: the DataLoader's batch_sampler makes batches of several sizes, "
+    spec = strategy.spec
+    if not strategy.takes_uneven_steps:
+        raise ConfigError(
+            f"{said}which are steps of several sizes: run the job with --strategy allreduce, or "
+            "give it batches of one size"
+        )
+    if spec.batch_size:
+        raise ConfigError(
+            f"{said}and the job's spec says batch_size={spec.batch_size}; leave that out"
+        )
+    if accumulate > 1:
+        raise ConfigError(
+            f"{said}and accumulate={accumulate} would mix them; leave accumulate out, and have the "
+            "sampler make larger batches"
+        )
 
 
 def feed_to_evaluate(strategy: Strategy, number: int, dataset: Any, batch_size: int) -> Feed:
@@ -68,6 +93,11 @@ def feed_to_evaluate(strategy: Strategy, number: int, dataset: Any, batch_size: 
     Raises:
         ConfigError: as `feed_to_train`.
     """
+    if ends_of_batches(dataset):
+        raise ConfigError(
+            "job.evaluate: the DataLoader's batch_sampler makes batches of several sizes; give "
+            "job.evaluate its dataset, with batch_size=1 if records differ in length"
+        )
     return _feed(
         strategy.spec,
         number,

@@ -89,6 +89,8 @@ class Strategy(Protocol):
     """Whether all workers may meet in the body of a loop, and none waits there in vain."""
     accumulate: int
     """Batches of such a step, as the script says; set before `train`. 1: each batch has its own."""
+    takes_uneven_steps: bool
+    """Whether the steps of a feed may be batches of several sizes (`Feed.ends`)."""
     takes_growth: bool
     """Whether feeds of unknown length can be read: not where a step is one global batch for all."""
 

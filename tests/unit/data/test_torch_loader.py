@@ -112,6 +112,8 @@ def weighted(*, own: bool) -> DataLoader[Any]:
         lambda: DataLoader(DATA, batch_size=4),
         lambda: DataLoader(DATA, batch_size=4, drop_last=True),
         lambda: DataLoader(DATA, batch_sampler=Buckets()),
+        lambda: DataLoader(DATA, batch_sampler=Ragged()),
+        lambda: DataLoader(DATA, batch_sampler=Ragged(), collate_fn=backwards),
         lambda: with_generator(shuffle=True),
         lambda: with_generator(shuffle=True, drop_last=True),
         with_generator,
@@ -154,10 +156,24 @@ def test_a_loader_is_evaluated_in_its_own_order() -> None:
         assert job.evaluate(lambda b: {"id": b[0]}, loader)["id"].tolist() == list(range(10))
 
 
+def test_the_global_batch_is_that_of_the_batch_in_hand() -> None:
+    job, model, optimizer = prepared()
+    found = []
+    for (ids,) in job.batches(loader := DataLoader(DATA, batch_sampler=Ragged())):
+        found.append((len(ids), job.global_batch))
+        model(ids[:, None].float()).mean().backward()
+        optimizer.step()
+    assert found == [(2, 2), (3, 3), (1, 1)]
+    with pytest.raises(ConfigError, match=r"give job\.evaluate its dataset, with batch_size=1"):
+        job.evaluate(lambda batch: {"id": batch[0]}, loader)
+
+
 @pytest.mark.parametrize(
     ("source", "named", "message"),
     [
-        (DataLoader(DATA, batch_sampler=Ragged()), {}, "makes batches of 1 to 3 records"),
+        (DataLoader(DATA, batch_sampler=Ragged()), {"accumulate": 2}, "leave accumulate out"),
+        (DataLoader(DATA, batch_sampler=[[1], []]), {}, "makes a batch of no records; give"),
+        (DataLoader(DATA, batch_sampler=[[1]] * 100_001), {}, "makes 100,001 batches; give"),
         (DataLoader(DATA, sampler=Unlimited()), {}, "a Unlimited without __len__"),
         (DataLoader(DATA, sampler=Lying()), {}, "has 7 entries, and yields 8 or more"),
         (DataLoader(DATA, batch_size=None), {}, "batch_size=None"),

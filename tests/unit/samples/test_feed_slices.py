@@ -1,5 +1,9 @@
 """What a synchronous step consists of is a function of what is in the model."""
 
+from collections.abc import Sequence
+from itertools import accumulate
+
+import msgspec
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -95,6 +99,39 @@ def test_whatever_is_left_out_all_samples_come_once_and_in_their_epoch(data: st.
             done.add(point, point + 1)
     assert len(done) == size * one.epochs
     assert steps >= one.num_slices
+
+
+def of_sizes(sizes: Sequence[int]) -> Feed:
+    one = feed(sum(sizes), batch_size=max(sizes), epochs=1)
+    return msgspec.structs.replace(one, ends=tuple(accumulate(sizes)))
+
+
+def test_slices_of_several_sizes_end_where_the_batches_do() -> None:
+    one, done, found = of_sizes([2, 5, 1, 3]), Intervals(), []
+    assert one.num_slices == one.last_step == 4
+    while whole := one.next_slice(done):
+        (span,) = whole
+        found.append((span.start, span.stop))
+        assert {one.number_at(k) for k in range(span.start, span.stop)} == {len(found)}
+        assert one.steps_between(span.start, span.stop, len(span)) == 1
+        done.add(span.start, span.stop)
+    assert found == [(0, 2), (2, 7), (7, 8), (8, 11)]
+    assert one.start_of(5) == 11
+
+
+@given(st.data())
+def test_what_is_left_out_of_slices_of_several_sizes_is_never_mixed(data: st.DataObject) -> None:
+    one, done = of_sizes(data.draw(st.lists(st.integers(1, 7), min_size=1, max_size=8))), Intervals()
+    while whole := one.next_slice(done):
+        points = [p for span in whole for p in range(span.start, span.stop)]
+        assert len({one.number_at(p) for p in points}) == 1
+        assert not any(list(done.within(p, p + 1)) for p in points)
+        before = one.steps_in(len(done))
+        for point in data.draw(st.sets(st.sampled_from(points), min_size=1)):
+            done.add(point, point + 1)
+        assert one.steps_in(len(done)) >= before
+    assert len(done) == one.num_samples
+    assert one.steps_in(len(done)) == one.num_slices
 
 
 def test_a_step_has_as_many_slices_of_one_epoch_as_workers_do_it() -> None:

@@ -17,12 +17,17 @@ Order = Sequence[int] | IntArray
 class Listed(Dataset[Any]):
     """The records of a dataset in an order that a sampler gave: some twice, some never.
 
+    Args:
+        dataset: that has the records.
+        order: their numbers.
+        ends: where its batches end, if they have several sizes.
+
     Raises:
         ConfigError: the order names a record by something else than its number.
     """
 
-    def __init__(self, dataset: Any, order: Order) -> None:
-        self.dataset, self.order = dataset, np.asarray(order)
+    def __init__(self, dataset: Any, order: Order, ends: Sequence[int] = ()) -> None:
+        self.dataset, self.order, self.ends = dataset, np.asarray(order), tuple(ends)
         if self.order.dtype.kind not in "iu" or self.order.ndim != 1:
             raise ConfigError(
                 f"job.batches: the sampler yields {order[0]!r} for a record; give a sampler that "
@@ -74,5 +79,12 @@ def order_of_records(dataset: Any) -> str:
     """
     if not isinstance(dataset, Listed):
         return ""
-    digest = hashlib.blake2b(dataset.order.tobytes(), digest_size=8).hexdigest()
-    return f"{len(dataset)} records in the order {digest}"
+    data = dataset.order.tobytes() + np.asarray(dataset.ends, np.int64).tobytes()
+    digest = hashlib.blake2b(data, digest_size=8).hexdigest()
+    batches = f" and {len(dataset.ends)} batches" if dataset.ends else ""
+    return f"{len(dataset)} records{batches} in the order {digest}"
+
+
+def ends_of_batches(dataset: Any) -> tuple[int, ...]:
+    """Where the batches end that a sampler gave; empty: they have one size."""
+    return dataset.ends if isinstance(dataset, Listed) else ()

@@ -5,7 +5,7 @@ taken from it is all that decides which records come in which order, in which ba
 batch size, sampler, batch sampler, generator, ``drop_last``, ``collate_fn``, loader processes.
 """
 
-from itertools import islice
+from itertools import accumulate, islice
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
@@ -44,6 +44,8 @@ class Selection(NamedTuple):
     drop_last: bool = False
 
 
+MAX_BATCHES = 100_000
+"""Of a batch sampler, in one pass: the job knows where each ends."""
 DEFAULTS = Selection(None, None, True, 0, None, False, 2)
 """Of ``job.batches``."""
 
@@ -171,14 +173,21 @@ def reading_of(loader: DataLoader[Any], caller: str, now: Pass) -> Selection:
         size = loader.batch_size
     elif loader.batch_sampler is not None:
         batches = _drawn(loader, loader.batch_sampler, caller, now)
-        order, shuffle, size = _joined(batches, caller), False, len(batches[0])
+        return _reading(loader, _joined(dataset, batches, caller), max(map(len, batches)))
     else:
         raise ConfigError(
             f"{caller}: the DataLoader has batch_size=None, so it makes no batches; give it the "
             "batch_size of a step"
         )
+    read = dataset if order is None else Listed(dataset, order)
+    return _reading(loader, read, size, shuffle=shuffle)
+
+
+def _reading(
+    loader: DataLoader[Any], dataset: Any, size: int | None, *, shuffle: bool = False
+) -> Selection:
     return Selection(
-        dataset if order is None else Listed(dataset, order),
+        dataset,
         size,
         shuffle,
         loader.num_workers,
@@ -198,9 +207,9 @@ def iterated(dataset: Any, caller: str) -> Iterated:
     if not hasattr(dataset, "__len__"):
         raise ConfigError(
             f"{caller}: a {type(dataset).__name__} is an IterableDataset without __len__, and the "
-            "job deals records out by their position; give it a __len__ if it always yields the "
-            "same records in the same order, or make it a dataset with __len__ and __getitem__, or "
-            "a paceline.StreamSource"
+            "job deals records out by their position; give list(dataset) if its records fit into "
+            "memory, give it a __len__ if it always yields the same records in the same order, or "
+            "make it a dataset with __len__ and __getitem__, or a paceline.StreamSource"
         )
     return Iterated(dataset)
 
@@ -274,13 +283,15 @@ def _drawn(loader: DataLoader[Any], sampler: Any, caller: str, now: Pass) -> lis
     return found
 
 
-def _joined(batches: list[list[int]], caller: str) -> Order:
-    """The records of equal batches, one after the other."""
-    sizes = [len(one) for one in batches]
-    if len(set(sizes[:-1])) > 1 or sizes[-1] > sizes[0]:
+def _joined(dataset: Any, batches: list[list[int]], caller: str) -> Listed:
+    """The records of batches, one after the other."""
+    sizes = [*map(len, batches)]
+    if not min(sizes) or len(sizes) > MAX_BATCHES:
+        said = f"{len(sizes):,} batches" if min(sizes) else "a batch of no records"
         raise ConfigError(
-            f"{caller}: the DataLoader's batch_sampler makes batches of {min(sizes)} to "
-            f"{max(sizes)} records, and all steps of a job but the last of an epoch have one "
-            "size; give it batches of one size, or a sampler and a batch_size"
+            f"{caller}: the DataLoader's batch_sampler makes {said}; give it batches of at least "
+            f"one record, and up to {MAX_BATCHES:,} of them for each pass"
         )
-    return [index for one in batches for index in one]
+    alike = len(set(sizes[:-1])) < 2 and sizes[-1] <= sizes[0]
+    order = [index for one in batches for index in one]
+    return Listed(dataset, order, () if alike else tuple(accumulate(sizes)))

@@ -65,6 +65,14 @@ class GroupLoop(StepFrame[GroupStep]):
         #: What one thread may have of a core.
         self._core = min(1.0, cpu_quota() or 1.0)
 
+    @property
+    def global_batch(self) -> int:
+        """Samples of a whole step like the one in hand; 0: there is none."""
+        step = self.step
+        if step is None:
+            return 0
+        return num_samples(step.whole) if self._feed.ends else step.global_batch
+
     def _batches(self, step: GroupStep) -> Iterator[Any]:
         lost = False
         for number, work in enumerate(step.works):

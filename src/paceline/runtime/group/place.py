@@ -15,8 +15,9 @@ class PlaceOfMember:
 
     @property
     def global_batch(self) -> int | None:
-        step = self._loop.step if self._loop is not None else None
-        return step.global_batch if step is not None else None
+        if self._loop is None or self._loop.step is None:
+            return None
+        return self._loop.global_batch
 
     @property
     def place_in_body(self) -> tuple[int, ...]:

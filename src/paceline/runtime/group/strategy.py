@@ -27,7 +27,7 @@ from paceline.wire.messages.feeds import Feed, SourceLine
 class Together(Stepping, PlaceOfMember, WayOfMember):
     """The part of a member's `Strategy` that makes ``optimizer.step()`` a step of all members."""
 
-    takes_growth = is_alone = can_accumulate = meets_in_bodies = False
+    takes_growth = is_alone = can_accumulate = meets_in_bodies = takes_uneven_steps = False
     _loop: GroupLoop | None
 
     def __init__(self, client: MemberClient) -> None:

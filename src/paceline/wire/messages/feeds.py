@@ -1,6 +1,7 @@
 """Feeds: what is read in which order, in which steps, and how a worker computes its share."""
 
 import sys
+from bisect import bisect_right
 from collections.abc import Iterator
 from itertools import pairwise
 
@@ -55,6 +56,9 @@ class Feed(msgspec.Struct, frozen=True, kw_only=True):
     """Where in the script it was opened: what workers know it by; empty: by its number."""
     calls: tuple[int, ...] = ()
     """Of each scheduler, the steps between loops that the script had taken when its epoch began."""
+    ends: tuple[int, ...] = ()
+    """Where slices of several sizes end, none larger than ``batch_size``, in the one epoch; empty:
+    all but the last of an epoch have ``batch_size`` samples."""
 
     def numbered(self, number: int) -> "Feed":
         """The same under this number. Another loop over the same data has another order."""
@@ -71,6 +75,8 @@ class Feed(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def steps_per_epoch(self) -> int:
         """Slices of one epoch; the last may be smaller. 0: not known (a stream)."""
+        if self.ends:
+            return len(self.ends)
         return -(-(self.num_samples or 0) // self.batch_size)
 
     def steps_in(self, num_samples: int) -> int:
@@ -78,6 +84,8 @@ class Feed(msgspec.Struct, frozen=True, kw_only=True):
 
         The last batch of an epoch, which may be smaller, counts when the epoch is complete.
         """
+        if self.ends:
+            return bisect_right(self.ends, num_samples)
         if not self.num_samples:
             return num_samples // self.batch_size
         epochs, rest = divmod(num_samples, self.num_samples)
@@ -113,6 +121,9 @@ class Feed(msgspec.Struct, frozen=True, kw_only=True):
 
     def slice_no(self, number: int) -> Span:
         """Slice ``number`` (1 ... num_slices) of the feed's order, as positions."""
+        if self.ends:
+            start = self.ends[number - 2] if number > 1 else 0
+            return Span(self.line(), start, self.ends[number - 1])
         epoch, k = divmod(number - 1, self.steps_per_epoch)
         size = self.num_samples or 0
         start = k * self.batch_size
@@ -125,6 +136,8 @@ class Feed(msgspec.Struct, frozen=True, kw_only=True):
 
     def number_at(self, position: int) -> int:
         """The number of the slice that holds this position."""
+        if self.ends:
+            return bisect_right(self.ends, position) + 1
         epoch, offset = divmod(position, self.num_samples or 1)
         return epoch * self.steps_per_epoch + offset // self.batch_size + 1
 
@@ -140,8 +153,8 @@ class Feed(msgspec.Struct, frozen=True, kw_only=True):
         """What the step consists of that follows a model with these samples of the feed.
 
         The slices come in order; after the last one of an epoch what short steps have left out of
-        it, in slices of the same size. ``per_worker``: as many of them, of one epoch, as
-        ``workers`` do the step. Empty: the model has all.
+        it, in slices of the same size, or, of several sizes, each of one slice. ``per_worker``: as
+        many of them, of one epoch, as ``workers`` do the step. Empty: the model has all.
         """
         found = self._next_one(done)
         if not self.per_worker or not found:
@@ -160,8 +173,11 @@ class Feed(msgspec.Struct, frozen=True, kw_only=True):
         size = self.num_samples or 0
         number = self.number_at(done.edges[-1] - 1) if done else 0
         if number and number % self.steps_per_epoch == 0:
-            left = done.gaps(0, number // self.steps_per_epoch * size)
-            spans = (Span(self.line(), start, stop) for start, stop in left)
+            end = number // self.steps_per_epoch * size
+            first = next(done.gaps(0, end), None)
+            if first is not None and self.ends:
+                end = self.slice_no(self.number_at(first[0])).stop
+            spans = (Span(self.line(), start, stop) for start, stop in done.gaps(0, end))
             if found := between(spans, 0, self.batch_size):
                 return tuple(found)
         return (self.slice_no(number + 1),) if number < self.num_slices else ()

@@ -33,7 +33,8 @@ from paceline.wire.spec import JobSpec
 class Local(Stepping):
     """`Strategy` of the only worker there is."""
 
-    takes_growth = is_alone = can_accumulate = takes_closures = meets_in_bodies = True
+    takes_growth = is_alone = can_accumulate = takes_closures = True
+    meets_in_bodies = takes_uneven_steps = True
     regrouping = "freely"
     _loop: "LocalLoop | None"
 
@@ -122,6 +123,8 @@ class Local(Stepping):
             for one in coming:
                 known.setdefault(one, self._parts(one))
             reader.ask([*mine, *(part for one in coming for part in known[one])])
+            if feed.ends:
+                self.global_batch = work.num_samples
             yield mine
 
     def _parts(self, work: Work) -> list[Work]:

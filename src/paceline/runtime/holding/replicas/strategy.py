@@ -44,7 +44,7 @@ class Replicated(Together):
     """`Strategy` of a member of an elastic group."""
 
     regrouping = "between loops"
-    meets_in_bodies = True
+    meets_in_bodies = takes_uneven_steps = True
 
     def __init__(self, process: Process) -> None:
         self.client = GroupClient(process)

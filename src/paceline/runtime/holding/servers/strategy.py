@@ -55,7 +55,7 @@ class OnServers:
         self.spec, self.rank = trainer.spec, trainer.rank
         self.takes_growth, self.is_alone = trainer.takes_growth, trainer.is_alone
         self.can_accumulate, self.accumulate = False, 1
-        self.meets_in_bodies = trainer.is_alone
+        self.meets_in_bodies, self.takes_uneven_steps = trainer.is_alone, False
         self.script_state = ScriptState() if script_state is None else script_state
         """See `Strategy.script_state`."""
         self._model: Model | None = None
