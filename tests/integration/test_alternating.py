@@ -1,4 +1,7 @@
-"""Two optimizers in turn end as in one process, also if a worker dies between their steps."""
+"""Two optimizers in turn end as in one process, also if a worker dies between their steps.
+
+One may step on every third batch only.
+"""
 
 import os
 import signal
@@ -20,14 +23,12 @@ def found(out: Path) -> list[list[float]]:
     return [[int(one[0]), *map(float.fromhex, one[1:])] for one in lines]
 
 
-@pytest.fixture
-def expected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    """Of one process."""
-    monkeypatch.setenv("PACELINE_HOME", str(tmp_path))
+def alone(tmp_path: Path, every: int) -> list[float]:
+    """What one process finds."""
     out = tmp_path / "alone"
     out.mkdir()
     env = {name: value for name, value in os.environ.items() if not name.startswith("PACELINE_")}
-    command = [sys.executable, str(SCRIPT), "--out", str(out)]
+    command = [sys.executable, str(SCRIPT), "--out", str(out), "--every", str(every)]
     subprocess.run(command, env=env, check=True, timeout=100)
     (values,) = found(out)
     assert values[0] == 24
@@ -35,21 +36,24 @@ def expected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[float]:
 
 
 @pytest.mark.parametrize(
-    ("at", "all_die"),
+    ("every", "at", "all_die"),
     [
-        (5, False),
-        *(pytest.param(at, False, marks=pytest.mark.soak) for at in (0, 1, 23)),
-        pytest.param(5, True, marks=pytest.mark.soak),
+        (3, 6, False),
+        *(pytest.param(1, at, False, marks=pytest.mark.soak) for at in (1, 2, 6, 24)),
+        *(pytest.param(3, at, False, marks=pytest.mark.soak) for at in (1, 5, 23, 24)),
+        *(pytest.param(every, 6, True, marks=pytest.mark.soak) for every in (1, 3)),
     ],
 )
 def test_a_step_that_breaks_between_two_optimizers_is_done_once(
-    at: int, all_die: bool, tmp_path: Path, expected: list[float]
+    every: int, at: int, all_die: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setenv("PACELINE_HOME", str(tmp_path))
+    expected = alone(tmp_path, every)
     out = tmp_path / "job"
     out.mkdir()
     spec = JobSpec(
         script=str(SCRIPT),
-        args=("--out", str(out), "--die", f"1:{at}", "--step-s", "0.05"),
+        args=("--out", str(out), "--every", str(every), "--die", f"1:{at}", "--step-s", "0.05"),
         name="alternating",
         strategy="allreduce",
         workers=NodeSpec(count=3),

@@ -16,8 +16,9 @@ from paceline.base.errors import ConfigError
 P = ParamSpec("P")
 R = TypeVar("R")
 NORM_ALONE = (
-    "expected the largest norm, a number above 0, and nothing else: job.clip_grad_norm_(1.0) clips "
-    "the gradients of all that was prepared, by their 2-norm"
+    "expected the largest norm, a number above 0: job.clip_grad_norm_(1.0) clips the gradients of "
+    "all that was prepared, by their 2-norm, and job.clip_grad_norm_(1.0, optimizer) those of what "
+    "one of several optimizers trains"
 )
 
 
@@ -28,13 +29,13 @@ def takes_norm_alone(clip: Callable[P, R]) -> Callable[P, R]:
     @functools.wraps(clip)
     def checked(*args: P.args, **kwargs: P.kwargs) -> R:
         given = [*args[1:], *kwargs.values()]
+        names = ", ".join(type(one).__name__ for one in given) or "nothing"
         try:
-            shape.bind(*args, **kwargs)
+            norm = shape.bind(*args, **kwargs).arguments["max_norm"]
         except TypeError as error:
-            names = ", ".join(type(one).__name__ for one in given) or "nothing"
             raise ConfigError(f"job.clip_grad_norm_: got {names}; {NORM_ALONE}") from error
-        if not (isinstance(given[0], Real | Tensor) and float(given[0]) > 0):
-            got = repr(given[0]) if isinstance(given[0], Real) else type(given[0]).__name__
+        if not (isinstance(norm, Real | Tensor) and float(norm) > 0):
+            got = repr(norm) if isinstance(norm, Real) else names
             raise ConfigError(f"job.clip_grad_norm_: got {got}; {NORM_ALONE}")
         return clip(*args, **kwargs)
 

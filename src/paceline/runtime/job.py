@@ -100,10 +100,11 @@ class Job(JobCourse):
         The same in all workers, also in one that joins or goes on. To set learning rates and the
         like by, where no scheduler does: what a script counts itself differs among workers, and
         begins again with each life of one. It grows with the last ``optimizer.step()`` of a step,
-        by one; after a step that lacks samples it may stay, or grow by more. On servers a worker
-        learns what a step lacked when the next batch comes, so set by its value at the beginning of
-        a batch what all workers of a step must have alike. In modes asp and ssp it is what the
-        model has, with what this worker has added, when the batch comes.
+        by one; after a step that lacks samples it may stay, or grow by more. Alone and with
+        all-reduce the first of several optimizers that step on one batch counts. On servers a
+        worker learns what a step lacked when the next batch comes, so set by its value at the
+        beginning of a batch what all workers of a step must have alike. In modes asp and ssp it is
+        what the model has, with what this worker has added, when the batch comes.
 
         Raises:
             ConfigError: before the first batch of `batches`.
@@ -346,6 +347,7 @@ class Job(JobCourse):
                 something else.
         """
         self._check_prepared("job.evaluate")
+        self._strategy.close_step()
         if self._strategy.in_step:
             raise ConfigError(
                 "job.evaluate was called between a batch and its optimizer.step(); call it after"
@@ -385,7 +387,7 @@ class Job(JobCourse):
         self._strategy.checkpoint()
 
     @takes_norm_alone
-    def clip_grad_norm_(self, max_norm: float) -> Tensor:
+    def clip_grad_norm_(self, max_norm: float, optimizer: Optimizer | None = None) -> Tensor:
         """Scale the gradients of the batch in hand to a norm of at most ``max_norm``.
 
         As ``torch.nn.utils.clip_grad_norm_`` over all that was prepared, looked-up rows included;
@@ -393,16 +395,26 @@ class Job(JobCourse):
 
         Args:
             max_norm: largest 2-norm of all gradients together, > 0.
+            optimizer: one of several; then only gradients of what it trains count, and are scaled.
+                Of optimizers that step in turn each is clipped so, before it steps.
 
         Returns:
             The norm before, a scalar.
 
         Raises:
             ConfigError: mode bsp, whose steps sum the gradients of all workers on the servers; or
-                something else than a positive ``max_norm`` is given.
+                something else than a positive ``max_norm`` and a prepared optimizer is given.
         """
         self._check_prepared("job.clip_grad_norm_")
-        return self._strategy.clip_grad_norm_(max_norm)
+        if optimizer is None:
+            return self._strategy.clip_grad_norm_(max_norm)
+        for number, one in enumerate(self._optimizers):
+            if one is optimizer:
+                return self._strategy.clip_grad_norm_(max_norm, number)
+        raise ConfigError(
+            f"job.clip_grad_norm_: got a {type(optimizer).__name__} that job.prepare did not get; "
+            "give one of the prepared optimizers, or none to clip the gradients of all"
+        )
 
     def state_dict(self) -> dict[str, Any]:
         """The prepared models' values as the job holds them now.

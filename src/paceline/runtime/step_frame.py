@@ -25,6 +25,11 @@ TWICE = (
     "optimizer.step() was called twice for one batch; a batch counts once: call it once, after all "
     "of loss.backward()"
 )
+CLOSED = (
+    "optimizer.step() was called after job.evaluate or AveragedModel.update_parameters, before "
+    "which another optimizer had stepped on this batch; call these after the last optimizer.step() "
+    "of a batch"
+)
 NO_GRADIENT = (
     "optimizer.step() was called, but no parameter has a gradient; call loss.backward() before it, "
     "and optimizer.zero_grad() after it"
@@ -43,6 +48,8 @@ class StepInHand:
     batch: Any = None
     stepped: set[int] = field(default_factory=set)
     """Optimizers that were told to step on this batch."""
+    closed: bool = False
+    """The optimizers that have not stepped on it will not."""
     samples: int = 0
     start_s: float = 0.0
     """When its batch was ready."""
@@ -174,7 +181,8 @@ class StepFrame(ABC, Generic[Step]):
         """
         step = self.step
         if step is None or optimizer in step.stepped:
-            raise ConfigError(BEFORE if step is None else TWICE)
+            said = BEFORE if step is None else CLOSED if step.closed else TWICE
+            raise ConfigError(said)
         return self._take(step, optimizer)
 
     @abstractmethod
@@ -190,6 +198,9 @@ class StepFrame(ABC, Generic[Step]):
     @abstractmethod
     def _all_stepped(self, step: Step) -> None:
         """The last optimizer has stepped on this batch."""
+
+    def close_step(self) -> None:
+        """Optimizers that have not stepped on the batch in hand will not, if others have."""
 
     def has_stepped(self, optimizer: int) -> bool:
         """Whether it was told to step on the batch in hand."""

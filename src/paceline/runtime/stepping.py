@@ -51,6 +51,11 @@ class Stepping:
         #: Of each optimizer, whether each parameter that the members know is trained; by its id.
         self._known: list[dict[int, bool]] = []
 
+    def close_step(self) -> None:
+        """See `Strategy.close_step`."""
+        if self._loop is not None:
+            self._loop.close_step()
+
     @property
     def in_step(self) -> bool:
         return self._loop is not None and self._loop.in_step
@@ -64,6 +69,10 @@ class Stepping:
             self._follow(optimizer, number)
         for scaler in scalers:
             follow_steps(scaler, optimizers, lambda: self._loop)
+
+    def _trained_by(self, optimizer: int) -> list[nn.Parameter]:
+        """What an optimizer trains."""
+        return trained_by([self._optimizers[optimizer]])
 
     def _know(self, trained: Sequence[nn.Parameter]) -> None:
         """From here on members know all parameters of the optimizers, and train these."""

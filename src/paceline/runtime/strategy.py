@@ -188,6 +188,9 @@ class Strategy(Protocol):
         was, and hears again what was said there.
         """
 
+    def close_step(self) -> None:
+        """The script is done with the batch in hand, if an optimizer has stepped on it."""
+
     @property
     def in_step(self) -> bool:
         """Whether a batch is in hand whose gradients were not taken yet."""
@@ -207,5 +210,5 @@ class Strategy(Protocol):
     def hand_over(self) -> None:
         """The script is over, perhaps within a loop: have all that it has trained kept; bounded."""
 
-    def clip_grad_norm_(self, max_norm: float) -> Tensor:
-        """See `Job.clip_grad_norm_`."""
+    def clip_grad_norm_(self, max_norm: float, optimizer: int | None = None) -> Tensor:
+        """See `Job.clip_grad_norm_`; ``optimizer``: its number, in the order of ``prepare``."""

@@ -1,4 +1,7 @@
-"""Two models that train each other, one step each per batch; a worker dies between the two steps."""
+"""Two models that train each other; a worker dies between the steps of the two.
+
+The second one trains on every batch, or on every n-th.
+"""
 
 import argparse
 import os
@@ -16,6 +19,7 @@ parser = argparse.ArgumentParser()
 parser.add_argument("--out", type=Path, required=True)
 parser.add_argument("--step-s", type=float, default=0.0)
 parser.add_argument("--die", default="")
+parser.add_argument("--every", type=int, default=1)
 args = parser.parse_args()
 
 generator = torch.Generator().manual_seed(5)
@@ -35,15 +39,18 @@ for x, z in job.batches(TensorDataset(real, noise), batch_size=32, epochs=3):
     loss_of(judge(x), ones).backward()
     fake = maker(z)
     loss_of(judge(fake.detach()), zeros).backward()
+    job.clip_grad_norm_(0.2, of_judge)
     of_judge.step()
     rate.step()
     time.sleep(args.step_s)
     if f"{job.rank}:{job.step}" == args.die and not (args.out / "died").exists():
         (args.out / "died").touch()
         os.kill(os.getpid(), signal.SIGKILL)
-    of_maker.zero_grad()
-    loss_of(judge(fake), ones).backward()
-    of_maker.step()
+    if job.step % args.every == 0:
+        of_maker.zero_grad()
+        loss_of(judge(fake), ones).backward()
+        job.clip_grad_norm_(0.1, of_maker)
+        of_maker.step()
 moments = [one["exp_avg_sq"] for opt in (of_maker, of_judge) for one in opt.state.values()]
 values = [*maker.state_dict().values(), *judge.state_dict().values(), *moments]
 values.append(torch.tensor(of_judge.param_groups[0]["lr"]))

@@ -121,7 +121,10 @@ def test_slices_of_several_sizes_end_where_the_batches_do() -> None:
 
 @given(st.data())
 def test_what_is_left_out_of_slices_of_several_sizes_is_never_mixed(data: st.DataObject) -> None:
-    one, done = of_sizes(data.draw(st.lists(st.integers(1, 7), min_size=1, max_size=8))), Intervals()
+    one, done = (
+        of_sizes(data.draw(st.lists(st.integers(1, 7), min_size=1, max_size=8))),
+        Intervals(),
+    )
     while whole := one.next_slice(done):
         points = [p for span in whole for p in range(span.start, span.stop)]
         assert len({one.number_at(p) for p in points}) == 1

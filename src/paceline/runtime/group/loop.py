@@ -15,7 +15,7 @@ Reference: docs/protocols/integrity.md, section 8.
 """
 
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from time import monotonic, process_time
 from typing import Any
@@ -114,6 +114,8 @@ class GroupLoop(StepFrame[GroupStep]):
             self._settle(step)
             self._check_called_once()
             self._reducer.forget()
+        elif missing and step.stepped and self._reducer.may_skip:
+            self.close_step()
         elif missing and self._may_leave_out(step):
             self._leave_out(step)
         elif missing:
@@ -134,6 +136,35 @@ class GroupLoop(StepFrame[GroupStep]):
         if step.on_trial:  # for clipping all gradients were averaged, and no turn comes any more
             self._hold(step, ALL)
         step.stepped.update(range(self.num_optimizers))
+        self.stepped()
+
+    @property
+    def half_done(self) -> GroupStep | None:
+        """The step in hand, if an optimizer has stepped on it, and others may."""
+        step = self.step
+        if step is None or not step.stepped or not step.is_last_batch:
+            return None
+        waits = len(step.stepped) < self.num_optimizers
+        return step if waits and (step.holds or step.on_trial) else None
+
+    def close_step(self) -> None:
+        """See `StepFrame.close_step`: what was on trial counts from here on, in all members."""
+        step = self.half_done
+        if step is None or not self._reducer.may_skip:
+            return
+        if step.on_trial:
+            if self._await_turn(step, self._reducer.no_more):
+                step.holds = self._client.begin_update(step.run)
+                if not step.holds:
+                    self._take_back(step)
+            step.on_trial = False
+        step.closed = True
+        missing = set(range(self.num_optimizers)) - step.stepped
+        step.stepped |= missing
+        if step.holds:
+            self._reducer.skip(missing)
+            for number in missing:
+                self._watcher.stepping(number, self._client.state.next_step, steps=False)
         self.stepped()
 
     # ------------------------------------------------------------------ before the user computes
@@ -373,17 +404,24 @@ class GroupLoop(StepFrame[GroupStep]):
             begun_s, step.computed_cpu_s = monotonic(), process_time()
             step.compute_s = begun_s - step.start_s - self.excluded_s - waited_s
             self._reducer.wants(optimizer)
-            self._client.mark(computing=False)
-            try:
-                self._reducer.finish()
-            except BREAKING as error:
-                self._client.failed(step.run, f"step {self._client.state.step + 1}: {error}")
-                self._reducer.drop()
-                self._take_back(step)
+            if not self._await_turn(step, self._reducer.finish):
                 return
-            step.turns_s += monotonic() - begun_s
-            self._client.mark(computing=True)
         self._hold(step, optimizer)
+
+    def _await_turn(self, step: GroupStep, wait: Callable[[], None]) -> bool:
+        """Wait for the others in a turn; False: the step comes again."""
+        begun_s = monotonic()
+        self._client.mark(computing=False)
+        try:
+            wait()
+        except BREAKING as error:
+            self._client.failed(step.run, f"step {self._client.state.step + 1}: {error}")
+            self._reducer.drop()
+            self._take_back(step)
+            return False
+        step.turns_s += monotonic() - begun_s
+        self._client.mark(computing=True)
+        return True
 
     def _take_back(self, step: GroupStep) -> None:
         """The step comes again: nothing of it is in the model."""
@@ -495,11 +533,11 @@ class GroupLoop(StepFrame[GroupStep]):
             state.position.advance(state.step, step.num_batches)
             self._client.updated(step.committed, last=step.last)
 
-    def settle(self) -> bool:
-        """Settle the averaged gradients."""
+    def settle(self, optimizer: int = ALL) -> bool:
+        """Settle the averaged gradients: of all optimizers, or as for the step of one."""
         step = self.step
         if step is not None:
-            self._settle(step)
+            self._settle(step, optimizer)
         return step is not None and (step.holds or step.on_trial)
 
     @property

@@ -2,6 +2,7 @@
 
 from paceline.runtime.group.loop import GroupLoop
 from paceline.runtime.group.member import MemberClient
+from paceline.runtime.group.step import GroupStep
 from paceline.runtime.strategy import LogPlace
 from paceline.wire.messages.curves import UNPLACED, Attempt
 from paceline.wire.messages.group import NO_STEP
@@ -35,11 +36,20 @@ class PlaceOfMember:
         state = self._member.state
         if state.step == NO_STEP:  # at most a cut of the end was read, for which no group is needed
             return state.position.value
-        return state.position.at(state.step)
+        step = self._half_done
+        return state.position.at(state.step) + (step.num_batches if step is not None else 0)
+
+    @property
+    def _half_done(self) -> GroupStep | None:
+        """The step in hand, if an optimizer has stepped on it, and others may."""
+        return self._loop.half_done if self._loop is not None else None
 
     @property
     def samples(self) -> int | None:
-        return None if self._member.state.step == NO_STEP else self._member.samples_with()
+        if self._member.state.step == NO_STEP:
+            return None
+        step = self._half_done
+        return self._member.samples_with(step.whole if step is not None else ())
 
     @property
     def num_workers(self) -> int | None:

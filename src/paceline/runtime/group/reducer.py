@@ -345,6 +345,17 @@ class Reducer:
     takes_turns = False
     """Whether an optimizer may step on gradients that were computed after the step of another."""
 
+    @property
+    def may_skip(self) -> bool:
+        """Whether an optimizer may step on some batches only."""
+        return False
+
+    def no_more(self) -> None:
+        """Agree that no other optimizer steps on this batch; raises as `finish`."""
+
+    def skip(self, optimizers: set[int]) -> None:
+        """These do not step on this batch."""
+
     def is_due(self, optimizer: int) -> bool:
         """Whether gradients of an optimizer are still to be averaged before it steps."""
         return False

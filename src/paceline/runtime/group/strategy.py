@@ -78,11 +78,7 @@ class Together(Stepping, PlaceOfMember, WayOfMember):
             # The body of a step that broke runs again, with the weights of the step before.
             # So does the body for each batch of a step, of which only the last changes them.
             now = self._loop.step if self._loop is not None else None
-            if now is not None and now.on_trial:
-                raise ConfigError(
-                    "AveragedModel.update_parameters was called between the steps of two "
-                    "optimizers on one batch; call it after the last of them"
-                )
+            self.close_step()
             unchanged = now is not None and bool(now.stepped) and not now.changes
             if unchanged or (self.num_steps is not None and self.num_steps == last):
                 return False

@@ -86,6 +86,8 @@ class Watcher:
         }
         self._settings = [OptimizerSettings(optimizer) for optimizer in optimizers]
         self._stepping: dict[int, int] = {}
+        #: Whether each optimizer has stepped on the newest batch.
+        self._steps: dict[int, bool] = {}
         self.trained = 0, 0
         """How many parameters are trained, and a digest of them and of the optimizers' groups."""
         self._timed_from: tuple[int, float] | None = None
@@ -114,9 +116,11 @@ class Watcher:
                 "thaw parameters, or add groups, by the number of the epoch: if epoch >= 3"
             )
 
-    def stepping(self, number: int, step: StepNo) -> None:
-        """An optimizer is about to change the model, which completes this step."""
-        self._stepping[number] = self._settings[number].digest()
+    def stepping(self, number: int, step: StepNo, *, steps: bool = True) -> None:
+        """An optimizer is about to change the model, which completes this step; or it does not."""
+        digest = self._settings[number].digest()
+        self._stepping[number] = digest if steps else _digest([digest, "it does not step"])
+        self._steps[number] = steps
         if len(self._stepping) == len(self._optimizers):
             whole = tuple(self._stepping[one] for one in sorted(self._stepping))
             self._stepping.clear()
@@ -199,6 +203,8 @@ class Watcher:
 
     def _settings_table(self) -> Iterator[tuple[str, str]]:
         for number, optimizer in enumerate(self._optimizers):
+            steps = "yes" if self._steps.get(number, True) else "no"
+            yield f"whether {type(optimizer).__name__} {number} has stepped", steps
             for place, group in enumerate(optimizer.param_groups):
                 for key in sorted(group):
                     if key not in _STATIC:

@@ -81,7 +81,7 @@ class Member(Together):
 
     def __init__(self) -> None:
         self._member: Any = SimpleNamespace(state=MemberState(1))
-        self._loop: Any = SimpleNamespace(step=None)
+        self._loop: Any = SimpleNamespace(step=None, half_done=None)
 
     def take(self, num_batches: int, *, holds: bool = True) -> None:
         """A step that completes so many global batches."""

@@ -62,6 +62,15 @@ class Pair:
         self.optimizers[number].step()
         return self.over
 
+    def end_batch(self) -> None:
+        """As the loop does when the next batch is asked for."""
+        if self.group is not None:
+            missing = {0, 1} - self.stepped
+            if missing and not self.over:
+                self.reducer.no_more()
+            self.reducer.skip(missing) if missing else None
+            self.reducer.update()
+
     def judge_loss(self, x: Tensor, *, detach: bool = True) -> Tensor:
         made = self.maker(x)
         return (
@@ -71,16 +80,27 @@ class Pair:
     def maker_loss(self, x: Tensor) -> Tensor:
         return (self.judge(self.maker(x)) ** 2).mean()
 
-    def train_judge(self, x: Tensor, *, detach: bool = True) -> bool:
+    def train_judge(self, x: Tensor, *, detach: bool = True, clips: bool = False) -> bool:
         self.optimizers[1].zero_grad()
         self.judge_loss(x, detach=detach).backward()
+        if clips:
+            self.clip(1)
         return self.step(1)
 
-    def train_maker(self, x: Tensor, *, clears: bool = True) -> bool:
+    def train_maker(self, x: Tensor, *, clears: bool = True, clips: bool = False) -> bool:
         if clears:
             self.optimizers[0].zero_grad()
         self.maker_loss(x).backward()
+        if clips:
+            self.clip(0)
         return self.step(0)
+
+    def clip(self, number: int) -> None:
+        """Clip the mean gradient of what one optimizer trains."""
+        if self.group is not None and self.reducer.is_due(number):
+            self.reducer.wants(number)
+            self.reducer.finish()
+        nn.utils.clip_grad_norm_(self.models[number].parameters(), 0.05)
 
     def state(self) -> list[Any]:
         return [one.state_dict() for one in (*self.models, *self.optimizers)]
@@ -95,6 +115,8 @@ def shares(group: Group, sizes: list[int]) -> Iterator[tuple[Tensor, float]]:
 
 class Client:
     """What a loop asks of its member."""
+
+    def mark(self, *, computing: bool) -> None: ...
 
     def __init__(self) -> None:
         self.calls: list[str] = []
@@ -139,6 +161,38 @@ def test_a_batch_that_is_left_out_after_clipping_is_done() -> None:
         return client.calls
 
     assert in_group(2, act) == [["trial", "update", "updated"]] * 2
+
+
+@pytest.mark.parametrize("breaks", [False, True])
+def test_a_batch_is_done_when_the_script_evaluates_after_it(breaks: bool) -> None:
+    def act(group: Group) -> list[str]:
+        pair, client = Pair(group), Client()
+        mine, part = next(shares(group, [5, 7]))
+        pair.begin(part)
+        assert not pair.train_judge(mine)
+        loop: Any = GroupLoop.__new__(GroupLoop)
+        loop.num_optimizers, loop._client, loop._reducer = 2, client, pair.reducer
+        loop._watcher = SimpleNamespace(stepping=lambda *_, **__: None)
+        client.state.next_step = 1
+        step = SimpleNamespace(on_trial=True, holds=False, left_out=False, closed=False)
+        step.stepped, step.run, step.turns_s, step.num_batches = {1}, None, 0.0, 1
+        step.committed, step.last, step.is_last_batch = (), False, True
+        loop.step = step
+        if breaks:
+            client.begin_update = lambda _: False  # type: ignore[method-assign]
+            client.calls.append(str(bits(pair.state()) == bits(Pair().state())))
+        assert loop.half_done is step
+        loop.close_step()
+        assert loop.half_done is None
+        loop.close_step()
+        if breaks:
+            client.calls.append(str(bits(pair.state()) == bits(Pair().state())))
+        with pytest.raises(ConfigError, match=r"after job\.evaluate or Averaged.*; call these"):
+            loop.on_step(0)
+        return client.calls
+
+    expected = ["False", "True"] if breaks else ["update", "updated"]
+    assert in_group(2, act) == [expected] * 2
 
 
 @pytest.mark.parametrize(("detach", "clears"), [(True, True), (False, True), (False, False)])
@@ -227,6 +281,55 @@ def test_a_member_that_leaves_its_batch_out_leaves_it_out_for_all() -> None:
     assert in_group(2, act) == [True, True]
 
 
+@pytest.mark.parametrize("both", [[True, False, False, True], [False, False, True, False]])
+@pytest.mark.parametrize("clips", [False, True])
+def test_one_optimizer_may_step_on_some_batches_only(both: list[bool], clips: bool) -> None:
+    def train(pair: Pair, x: Tensor, *, maker_too: bool) -> None:
+        pair.train_judge(x, clips=clips)
+        if maker_too:
+            pair.train_maker(x, clips=clips)
+        pair.end_batch()
+
+    one = Pair()
+    for x, maker_too in zip(X, both, strict=True):
+        train(one, x, maker_too=maker_too)
+
+    def act(group: Group) -> list[Any]:
+        pair = Pair(group)
+        for (mine, part), maker_too in zip(shares(group, [5, 7]), both, strict=True):
+            pair.begin(part)
+            train(pair, mine, maker_too=maker_too)
+        return pair.state()
+
+    for found in in_group(2, act):
+        for mine, theirs in zip(found, one.state(), strict=True):
+            torch.testing.assert_close(mine, theirs, rtol=1e-10, atol=1e-13)
+
+
+def test_a_batch_that_lacks_a_step_is_taken_back_if_it_breaks() -> None:
+    def act(group: Group) -> None:
+        pair = Pair(group)
+        before = bits(pair.state())
+        pair.begin()
+        assert not pair.train_judge(X[0])
+        pair.reducer.no_more()
+        pair.reducer.take_back()
+        assert bits(pair.state()) == before
+
+    in_group(1, act)
+
+
+def test_workers_that_do_not_step_the_same_optimizers_are_named() -> None:
+    def act(group: Group) -> None:
+        pair = Pair(group)
+        pair.begin(0.5)
+        pair.train_judge(X[0])
+        with pytest.raises(ConfigError, match=r"optimizer 0 in worker-0, no other one in worker-1"):
+            pair.end_batch() if group.rank else pair.train_maker(X[0])
+
+    in_group(2, act)
+
+
 def test_workers_that_step_in_another_order_are_named() -> None:
     def act(group: Group) -> None:
         pair = Pair(group)
@@ -246,6 +349,14 @@ def _not_cleared(pair: Pair) -> None:
     pair.reducer.update()
     pair.begin()
     pair.judge_loss(X[1]).backward()
+
+
+def _left_without_step(pair: Pair) -> None:
+    (pair.judge_loss(X[0]) + pair.maker_loss(X[0])).backward()
+    pair.step(1)
+    pair.end_batch()
+    pair.begin()
+    pair.maker_loss(X[1]).backward()
 
 
 def _edited(pair: Pair) -> None:
@@ -280,8 +391,9 @@ def _scaled(pair: Pair) -> None:
 @pytest.mark.parametrize(
     ("act", "said"),
     [
-        (_not_cleared, r"those of this worker alone; call zero_grad\(\) of that optimizer"),
-        (_edited, r"clip with job.clip_grad_norm_\(max_norm\) before the first step of a batch"),
+        (_not_cleared, r"this worker alone, or of a batch before; call zero_grad\(\) of that opt"),
+        (_left_without_step, r"that an optimizer has not stepped on.*; call zero_grad\(\) of that"),
+        (_edited, r"clip with job.clip_grad_norm_\(max_norm, optimizer\) before it steps"),
         (_in_parts, "need the whole share as one batch; leave out accumulate"),
         (_stepped_on_a_part, "need the whole share as one batch; leave out accumulate"),
         (_scaled, "GradScaler, which does not know .* compute in bfloat16"),

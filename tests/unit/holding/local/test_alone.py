@@ -95,6 +95,38 @@ def test_it_equals_torch_bit_for_bit(
         assert torch.equal(held[name], values), name
 
 
+def test_one_of_two_optimizers_may_step_on_some_batches_only() -> None:
+    states, steps = [], []
+    for managed in (False, True):
+        job, model = pl.init(), _model()
+        often, seldom = Adam(model[0].parameters()), SGD(model[-1].parameters(), lr=0.1)
+        batches = _batches(_data())
+        if managed:
+            job.prepare(model, often, seldom)
+            batches = job.batches(_data(), BATCH_SIZE, EPOCHS)
+        torch.manual_seed(2)
+        for number, batch in enumerate(batches, 1):
+            _loss(model, batch).backward()
+            if managed:
+                job.clip_grad_norm_(MAX_NORM, often)
+            else:
+                nn.utils.clip_grad_norm_(model[0].parameters(), MAX_NORM)
+            often.step()
+            if number % 3 == 0:
+                seldom.step()
+                seldom.zero_grad()
+            often.zero_grad()
+            if managed:
+                steps.append(job.step)
+        states.append(job.state_dict() if managed else model.state_dict())
+    assert steps == [*range(1, 11)]
+    for name, values in states[0].items():
+        assert torch.equal(states[1][name], values), name
+    other = SGD([nn.Parameter(torch.ones(1))], lr=0.1)
+    with pytest.raises(ConfigError, match=r"a SGD that job\.prepare did not get; give one of"):
+        job.clip_grad_norm_(1.0, other)
+
+
 @pytest.mark.parametrize(
     ("module", "kind"),
     [

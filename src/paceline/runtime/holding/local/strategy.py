@@ -153,7 +153,9 @@ class Local(Stepping):
     def checkpoint(self) -> None:
         """Nobody keeps cuts of a job of one process."""
 
-    def clip_grad_norm_(self, max_norm: float) -> Tensor:
+    def clip_grad_norm_(self, max_norm: float, optimizer: int | None = None) -> Tensor:
+        if optimizer is not None:
+            return clip_whole(self._trained_by(optimizer), max_norm)
         return clip_whole(trained_by(self._optimizers), max_norm)
 
 
@@ -183,7 +185,7 @@ class LocalLoop(StepFrame[StepInHand]):
         self._optimizers, self._on_step = optimizers, on_step
         self._works: list[Work] = []
         self._batch_no = 0
-        self._has_gradient = False
+        self._counted = self._has_gradient = False
         #: Gradients of the batches of a step that are not alike, by parameter, times what they are
         #: worth.
         self._sums: dict[Tensor, Tensor] = {}
@@ -192,7 +194,7 @@ class LocalLoop(StepFrame[StepInHand]):
 
     def _begin_next(self) -> StepInHand | None:
         works = next(self._steps, None)
-        self._has_gradient = False
+        self._counted = self._has_gradient = False
         self._sums.clear()
         self.step = None
         if works is not None:
@@ -218,10 +220,10 @@ class LocalLoop(StepFrame[StepInHand]):
         if self._batch_no + 1 < self.accumulate:
             self._weigh()
             return
-        if len(step.stepped) == self.num_optimizers:
+        if step.stepped:
             return
         # A batch that the script leaves out, as of a loss that is not finite.
-        left = self.accumulate == 1 and not step.stepped and self._may_miss_a_step()
+        left = self.accumulate == 1 and self._may_miss_a_step()
         if not left or self._has_new_gradient():
             raise self._not_stepped(step)
         self._all_stepped(step)
@@ -259,7 +261,14 @@ class LocalLoop(StepFrame[StepInHand]):
         if lacks and len(step.stepped) == self.num_optimizers:
             raise ConfigError(NO_GRADIENT)
         self.has_taken = True
+        self._count()
         return True
 
     def _all_stepped(self, step: StepInHand) -> None:
-        self._on_step(len(SampleSet(span for work in self._works for span in work.spans)))
+        self._count()
+
+    def _count(self) -> None:
+        """The batch is done: an optimizer has stepped on it, or none will."""
+        if not self._counted:
+            self._counted = True
+            self._on_step(len(SampleSet(span for work in self._works for span in work.spans)))

@@ -166,16 +166,20 @@ class Replicated(Together):
             results = self.client.evaluate_get(feed.feed)
         return results
 
-    def clip_grad_norm_(self, max_norm: float) -> Tensor:
+    def clip_grad_norm_(self, max_norm: float, optimizer: int | None = None) -> Tensor:
         """Clip the mean gradient over all members."""
-        if self._loop is not None:
+        if self._loop is not None and optimizer is not None:
+            self._loop.settle(optimizer)
+        elif self._loop is not None:
             if self._loop.step is not None and self._loop.step.stepped and self._loop.in_step:
                 raise ConfigError(
                     "job.clip_grad_norm_ was called between the steps of two optimizers on one "
-                    "batch: it clips the gradients of all of them, so call it before the first step"
+                    "batch, and clips the gradients of all of them: call it before the first step, "
+                    "or name the optimizer that steps next: job.clip_grad_norm_(1.0, optimizer)"
                 )
             self._loop.settle()
-        return clip_grad_norm_(self._params, max_norm)
+        params = self._params if optimizer is None else self._trained_by(optimizer)
+        return clip_grad_norm_(params, max_norm)
 
 
 def _be_deterministic() -> None:

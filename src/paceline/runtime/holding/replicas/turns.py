@@ -20,17 +20,16 @@ from paceline.runtime.group.group import Group
 from paceline.runtime.group.reducer import ALL, Bucket, Reducer, in_buckets
 from paceline.runtime.holding.replicas.undo import Undo
 
-LEAVES = -2
-"""In place of an optimizer: this member steps none of them on its batch."""
+LEAVES, NO_MORE = -2, -3
+"""In place of an optimizer: this member steps none of them on its batch, or no other one."""
 _NOT_CLEARED = (
-    "loss.backward() adds to gradients that were left after an optimizer had stepped, and that are "
-    "those of this worker alone; call zero_grad() of that optimizer before it"
+    "loss.backward() adds to gradients that an optimizer has not stepped on, and that are those of "
+    "this worker alone, or of a batch before; call zero_grad() of that optimizer before it"
 )
 _EDITED = (
     "gradients were changed between loss.backward() and optimizer.step() (by torch's clipping, for "
     "example), when they were those of this worker alone: with several optimizers they are "
-    "averaged when one steps; clip with job.clip_grad_norm_(max_norm) before the first step of a "
-    "batch"
+    "averaged when one steps; clip with job.clip_grad_norm_(max_norm, optimizer) before it steps"
 )
 _IN_PARTS = (
     "an optimizer stepped on gradients that were computed after another one had stepped, on a part "
@@ -76,7 +75,7 @@ class TurnReducer(Reducer):
         self._averaged: set[int] = set()
         self._taken: set[int] = set()
         self._stepped: set[int] = set()
-        self._has_taken = self._leaves = False
+        self._has_taken = self._leaves = self._skips = False
         self._num_parts = self._num_turns = 0
         self._optimizer = ALL
         #: None: not known yet. A scaler does not know of a step that is taken back.
@@ -109,7 +108,7 @@ class TurnReducer(Reducer):
         for bucket in self._buckets:
             bucket.keep()  # views of one tensor have one version
         self._num_turns = self._num_parts = 0
-        self._leaves = False
+        self._leaves = self._skips = False
         for some in (self._averaged, self._taken, self._stepped):
             some.clear()
 
@@ -143,6 +142,21 @@ class TurnReducer(Reducer):
         return {self._owner[param] for param in self._late}
 
     # ------------------------------------------------------------------ its turns
+
+    @property
+    def may_skip(self) -> bool:
+        return not self._scaled
+
+    def no_more(self) -> None:
+        self._optimizer = NO_MORE
+        if self._group is not None:
+            self._agree(self._group)
+
+    def skip(self, optimizers: set[int]) -> None:
+        self._skips = True
+        of_them = (one for one, number in self._owner.items() if number in optimizers)
+        # A worker that joins would not have them.
+        self._stale.update(one for one in of_them if one.grad is not None)
 
     def is_due(self, optimizer: int) -> bool:
         return optimizer not in self._averaged or optimizer in self._fresh()
@@ -202,10 +216,14 @@ class TurnReducer(Reducer):
         if len(set(steps)) > 1:
             nodes = [member.node for member in group.run.members]
             pairs = zip(steps, nodes, strict=True)
-            shown = ", ".join(f"optimizer {step} in {node}" for step, node in pairs)
+            shown = ", ".join(
+                f"{'no other one' if step == NO_MORE else f'optimizer {step}'} in {node}"
+                for step, node in pairs
+            )
             raise ConfigError(
                 f"the workers step different optimizers at one time: {shown}; have all of them "
-                "step in one order, whatever a worker's batch is like"
+                "step in one order, whatever a worker's batch is like; for which batches one "
+                "steps, say by job.step: if job.step % 5 == 0"
             )
         found = {k for k in range(len(self._of)) if any(flags[k] for _, *flags in told)}
         return found | {step for step in steps if step != ALL}
@@ -230,5 +248,6 @@ class TurnReducer(Reducer):
     def update(self) -> None:
         self._undo.drop()
         self._group = None
-        if not self.left_out:
+        # If some have not stepped, they may yet take a turn of their own in other batches.
+        if not (self.left_out or (self._skips and self._num_turns < 2)):
             self._alternates = self._num_turns > 1 and not self._scaled

@@ -163,6 +163,9 @@ class OnServers:
         step = self._loop.step if self._loop is not None else None
         return (step.staged.work.step if step is not None else 0,)
 
+    def close_step(self) -> None:
+        """Do nothing: every optimizer steps on every batch."""
+
     @property
     def in_step(self) -> bool:
         return self._lookups.open
@@ -206,12 +209,19 @@ class OnServers:
     def checkpoint(self) -> None:
         self.trainer.checkpoint()
 
-    def clip_grad_norm_(self, max_norm: float) -> Tensor:
+    def clip_grad_norm_(self, max_norm: float, optimizer: int | None = None) -> Tensor:
         """Clip the gradient of a contribution.
 
         Raises:
-            ConfigError: mode bsp, whose steps sum the gradients of all workers on the servers.
+            ConfigError: mode bsp, whose steps sum the gradients of all workers on the servers; or
+                one optimizer is named.
         """
+        if optimizer is not None:
+            raise ConfigError(
+                "job.clip_grad_norm_: on servers, and with sparse tables, it clips the gradients "
+                "of all optimizers together; leave the optimizer out, or run the job with "
+                "--strategy allreduce"
+            )
         if self.trainer.sums_workers:
             raise ConfigError(
                 "job.clip_grad_norm_: in mode bsp a step is the sum of all workers' gradients, "

@@ -131,6 +131,7 @@ class Sharded(Together):
             self._loop.excluded_s += monotonic() - start_s
         return found
 
-    def clip_grad_norm_(self, max_norm: float) -> Tensor:
+    def clip_grad_norm_(self, max_norm: float, optimizer: int | None = None) -> Tensor:
         """Clip the whole gradient; all workers call it."""
-        return clip_whole(self._params, max_norm)
+        params = self._params if optimizer is None else self._trained_by(optimizer)
+        return clip_whole(params, max_norm)
