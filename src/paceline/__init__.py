@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from paceline.runtime.data.parquet import ParquetRows
     from paceline.runtime.data.stream import StreamSource
     from paceline.runtime.data.table import SqlTable
+    from paceline.runtime.data.tar import TarRows
     from paceline.runtime.data.text import CsvRows, TextLines
     from paceline.runtime.embedding import Embedding
     from paceline.runtime.job import Job, init
@@ -28,6 +29,7 @@ _HOMES = {
     "SqlTable": "paceline.runtime.data.table",
     "Stopped": "paceline.runtime.process",
     "StreamSource": "paceline.runtime.data.stream",
+    "TarRows": "paceline.runtime.data.tar",
     "TensorRows": "paceline.runtime.data.batch",
     "TextLines": "paceline.runtime.data.text",
     "init": "paceline.runtime.job",
@@ -42,6 +44,7 @@ __all__ = [
     "SqlTable",
     "Stopped",
     "StreamSource",
+    "TarRows",
     "TensorRows",
     "TextLines",
     "__version__",

@@ -209,7 +209,8 @@ def iterated(dataset: Any, caller: str) -> Iterated:
             f"{caller}: a {type(dataset).__name__} is an IterableDataset without __len__, and the "
             "job deals records out by their position; give list(dataset) if its records fit into "
             "memory, give it a __len__ if it always yields the same records in the same order, or "
-            "make it a dataset with __len__ and __getitem__, or a paceline.StreamSource"
+            "make it a dataset with __len__ and __getitem__ (of tar files: paceline.TarRows), or a "
+            "paceline.StreamSource"
         )
     return Iterated(dataset)
 
