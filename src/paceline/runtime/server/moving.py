@@ -9,11 +9,14 @@ switch, and the pause there does not depend on its size.
 
 Memory that a process touches first is what a move costs most: 0.1 to 2.5 s of a core for 1 GB,
 which depends on the machine. So a move touches only the new stores, and no serving thread does.
+On some machines the kernel takes 6 ms to make a huge page, of 2 MB, and who trains may have to wait
+for that. Where it is seen the rest of a store is made of small pages, and may have huge ones later.
 
 Reference: docs/protocols/integrity.md, section 3 ("moving buckets").
 """
 
 import ctypes
+import dataclasses
 import logging
 import mmap
 import os
@@ -48,6 +51,8 @@ PIECE_BYTES = 1 << 20
 """A server takes a piece between two messages of workers: half a millisecond."""
 WINDOW = 4
 """Pieces that may be unanswered; a receiver has so many of each owner before it."""
+ARENA_BYTES = 2 * WINDOW * PIECE_BYTES
+"""Of shared memory, on one host: out of a socket a receiver would have to copy what comes."""
 BYTES_PER_S = 100e6
 """No owner sends faster: training has the rest of the machine."""
 RESEND_S = 1.0
@@ -59,13 +64,18 @@ NICE = 10
 BURST_BYTES = 1 << 17
 """So much is put where it belongs at a time, and a rest follows: a thread that trains waits for a
 processor for no longer than that takes, 0.3 ms where memory is slow."""
-REST, LONGEST_REST_S = 3, 0.01
-"""The rest is so many times as long as the work before it, but no longer than that."""
+REST, LONGEST_REST_S = 15, 0.01
+"""The rest is so many times as long as the work before it, but no longer than that: a receiver
+takes a sixteenth of a processor."""
+LONG_BURST_S = 0.001
+"""A burst that takes so long has made a huge page, where that is slow."""
 CATCH_UP_S = 0.01
 """As long as there is much to catch up with, so much of a turn is spent on that."""
 
 RELEASE_BYTES = 16 << 20
 """Memory given back at a time."""
+LARGE_BYTES = 1 << 22
+"""Arrays of so many bytes have huge pages where the machine allows that: numpy asks for them."""
 
 _libc = ctypes.CDLL(None)
 _log = logging.getLogger(__name__)
@@ -147,7 +157,8 @@ def _send_all(
     ident = f"{process.node}-copy-{process.inc}"
     image = cutfile.Chunks(saved, PIECE_BYTES)
     piece = msgspec.structs.replace(piece, num_bytes=image.num_bytes)
-    client = DataClient({to.inc: to.address}, process.job.secret(), ident, arena_bytes=0)
+    arena_bytes = min(ARENA_BYTES, image.num_bytes)
+    client = DataClient({to.inc: to.address}, process.job.secret(), ident, arena_bytes=arena_bytes)
     waiting = deque(range(0, image.num_bytes, PIECE_BYTES))
     unanswered: dict[int, float] = {}
     begun_s, num_sent = time.monotonic(), 0
@@ -253,7 +264,10 @@ class ArrivingShare:
             start_s = time.thread_time()
             if not landings.take(burst):
                 return False
-            self._stopped.wait(min(REST * (time.thread_time() - start_s), LONGEST_REST_S))
+            took_s = time.thread_time() - start_s
+            self._stopped.wait(min(REST * took_s, LONGEST_REST_S))
+            if took_s > LONG_BURST_S:
+                landings.use_small_pages()
         return True
 
     def settle(self) -> bool:
@@ -270,7 +284,7 @@ class ArrivingShare:
     def apply(self, parts: list[Gradients], factor: float) -> None:
         """Apply one update, now or when all before it are applied."""
         if self.store is None or self._backlog:
-            self._backlog.append((parts, factor))
+            self._backlog.append(([_copied(part) for part in parts], factor))
             self._num_new += 1
         else:
             self.store.apply(parts, factor)
@@ -302,6 +316,23 @@ class ArrivingShare:
                 return
 
 
+def _copied(part: Gradients) -> Gradients:
+    """Gradients that keep little of the shared memory that a worker sends them in.
+
+    For each frame the worker looks through all that are kept. Large ones are few, and a copy of
+    them would hold up the thread that serves.
+    """
+
+    def own(array: Array) -> Array:
+        return array.copy() if array.nbytes <= PIECE_BYTES else array
+
+    return dataclasses.replace(
+        part,
+        dense={dtype: own(grads) for dtype, grads in part.dense.items()},
+        sparse={table: (own(ids), own(rows)) for table, (ids, rows) in part.sparse.items()},
+    )
+
+
 class _Arrived(NamedTuple):
     peer: bytes
     piece: Piece
@@ -321,6 +352,7 @@ class _Landings:
 
     def __init__(self, store: Store, now: ServerMap, me: Inc) -> None:
         self._store = store
+        self._has_small_pages = False
         pairs = zip(now.ownership, now.copies, strict=True)
         self._of: dict[Inc, cutfile.Landing | None] = {
             owner: None for owner, to in pairs if to == now.index(me)
@@ -341,9 +373,17 @@ class _Landings:
             landing = self._of[piece.server] = cutfile.Landing(piece.num_bytes, places)
         return landing.take(piece.offset, frame)
 
+    def use_small_pages(self) -> None:
+        """From here on the kernel makes no huge ones, until all is whole."""
+        if not self._has_small_pages:
+            self._has_small_pages = True
+            _advise(self._store, mmap.MADV_NOHUGEPAGE, LARGE_BYTES)
+
     def load(self) -> None:
         """What has no place in the store: counts, scripts, tables that grow."""
         self._store.load(one.arrays for one in self._of.values() if one is not None)
+        if self._has_small_pages:
+            _advise(self._store, mmap.MADV_HUGEPAGE, LARGE_BYTES)
 
 
 def free(stores: list[Store]) -> None:
@@ -352,21 +392,24 @@ def free(stores: list[Store]) -> None:
 
 
 def _free(stores: list[Store]) -> None:
-    for store in stores:
-        for name, array in store.save().items():
-            if name.startswith(("dense.", "table.")):  # what the script handed in is kept on
-                _release(array)
-    stores.clear()
-
-
-def _release(array: Array) -> None:
-    """Give the memory of an array back, whose values nobody reads any more.
+    """Give memory back whose values nobody reads any more.
 
     Python would do so with its lock held, while the server waits: 0.1 s for 1 GB. A call through
     ctypes is made without the lock.
     """
-    start = -(-array.ctypes.data // mmap.PAGESIZE) * mmap.PAGESIZE
-    stop = (array.ctypes.data + array.nbytes) // mmap.PAGESIZE * mmap.PAGESIZE
-    for at in range(start, stop, RELEASE_BYTES):
-        size = min(RELEASE_BYTES, stop - at)
-        _libc.madvise(ctypes.c_void_p(at), ctypes.c_size_t(size), mmap.MADV_DONTNEED)
+    for store in stores:
+        _advise(store, mmap.MADV_DONTNEED, 0)
+    stores.clear()
+
+
+def _advise(store: Store, advice: int, least_bytes: int) -> None:
+    """Say what is to become of the pages of a store's arrays; a kernel may not know all of it."""
+    for name, array in store.save().items():
+        # What the script handed in is kept on.
+        if not name.startswith(("dense.", "table.")) or array.nbytes < least_bytes:
+            continue
+        start = -(-array.ctypes.data // mmap.PAGESIZE) * mmap.PAGESIZE
+        stop = (array.ctypes.data + array.nbytes) // mmap.PAGESIZE * mmap.PAGESIZE
+        for at in range(start, stop, RELEASE_BYTES):
+            size = min(RELEASE_BYTES, stop - at)
+            _libc.madvise(ctypes.c_void_p(at), ctypes.c_size_t(size), advice)

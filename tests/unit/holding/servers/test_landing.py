@@ -2,6 +2,7 @@
 
 import random
 import time
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -162,6 +163,83 @@ def test_a_piece_is_answered_when_it_is_where_it_belongs_and_a_move_that_is_over
     arriving.stop()
     arriving.thread.join(PATIENCE_S)
     assert not arriving.thread.is_alive()
+
+
+LARGE = ModelSchema(
+    tables=(Table(name="t", dim=64, dtype="float32", num_rows=1 << 15, group=0),),
+    groups=(OptimizerGroup(kind="sgd"),),
+)
+
+
+@pytest.mark.skipif(
+    not Path("/sys/kernel/mm/transparent_hugepage").exists(), reason="no huge pages here"
+)
+@pytest.mark.parametrize(("long_s", "flag"), [(0.0, "nh"), (60.0, "")])
+def test_where_a_huge_page_takes_long_the_rest_is_made_of_small_ones_until_all_is_there(
+    monkeypatch: pytest.MonkeyPatch, long_s: float, flag: str
+) -> None:
+    monkeypatch.setattr(moving, "LONG_BURST_S", long_s)
+    monkeypatch.setattr(moving, "REST", 0)
+    made: list[Store] = []
+
+    def make(*args: Any) -> Store:
+        made.append(Store(*args))
+        return made[-1]
+
+    monkeypatch.setattr(moving, "Store", make)
+    owners = Server(OWNER, "a", "x://a"), Server(NEW, "b", "x://b")
+    now = ServerMap(version=2, servers=owners, owners=ALL, copies=(1,) * NUM_BUCKETS)
+    image = cutfile.Chunks(Store(LARGE, ALL, 0).save(), moving.PIECE_BYTES)
+    piece = msgspec.structs.replace(
+        PIECE, server=OWNER, inc=NEW, map=now, num_bytes=image.num_bytes
+    )
+    arriving = moving.ArrivingShare(LARGE, now, NEW)
+    whole = [*range(0, image.num_bytes, moving.PIECE_BYTES)]
+
+    def send(offsets: list[int]) -> str:
+        for at in offsets:
+            arriving.take(b"a", sent_at(piece, at), memoryview(image.at(at)))
+        deadline_s, answered = time.monotonic() + PATIENCE_S, 0
+        while answered < len(offsets):
+            assert time.monotonic() < deadline_s
+            answered += len([*arriving.answers()])
+        return pages_of(made[0].save()["table.t.value"])
+
+    assert (flag or "hg") in send(whole[:-1])
+    send(whole[-1:])
+    arriving.thread.join(PATIENCE_S)
+    assert arriving.settle()
+    assert "hg" in pages_of(made[0].save()["table.t.value"])
+
+
+def pages_of(array: Any) -> str:
+    """What the kernel was told about the memory in the middle of an array."""
+    found = array.ctypes.data + array.nbytes // 2
+    inside = False
+    for line in Path("/proc/self/smaps").read_text().splitlines():
+        if not line.startswith("VmFlags:"):
+            span = line.split(" ", 1)[0]
+            if "-" in span:
+                start, stop = (int(one, 16) for one in span.split("-"))
+                inside = start <= found < stop
+        elif inside:
+            return line
+    raise AssertionError("the array is in no mapping")
+
+
+def test_updates_that_wait_for_the_buckets_keep_nothing_of_the_memory_they_came_in() -> None:
+    now = ServerMap(version=2, servers=(Server(NEW, "b", "x://b"),), owners=ALL, copies=ALL)
+    arriving = moving.ArrivingShare(SCHEMA, now, NEW)
+    dense, ids, rows = np.ones(3000, "float32"), np.arange(3), np.ones((3, 4), "float32")
+    came_in = [weakref.ref(array) for array in (dense, ids, rows)]
+    arriving.apply(
+        [Gradients(dense={"float32": dense}, sparse={0: (ids, rows)}, weight=1, rates=(0.1,))], 1.0
+    )
+    arriving.stop()
+
+    assert not arriving.has_caught_up
+    del dense, ids, rows
+    assert [ref() for ref in came_in] == [None] * 3
 
 
 def sent_at(piece: Piece, offset: int) -> Piece:
