@@ -105,24 +105,31 @@ class _Iterations:
     def __init__(self, now_s: float) -> None:
         self._since_s = now_s
         self._count = 0.0
-        self._busy_s = self._stolen_s = 0.0
+        self._busy_s = self._stolen_s = self._throttled_s = 0.0
 
     def add(self, facts: NodeFacts, per_iteration: int, now_s: float) -> WindowMeans | None:
         """A report for the windows, once there is one."""
         self._count += facts.steps / per_iteration
         self._busy_s += facts.steps / per_iteration * facts.server_s
         self._stolen_s += facts.steps / per_iteration * facts.stolen_s
+        self._throttled_s += facts.steps / per_iteration * facts.throttled_s
         whole = int(self._count)
         if not whole:
             return None
-        server_s, bpt_s = self._busy_s / self._count, (now_s - self._since_s) / whole
-        stolen_s = self._stolen_s / self._count
+        report = WindowMeans(
+            t_s=now_s,
+            iterations=whole,
+            server_s=self._busy_s / self._count,
+            stolen_s=self._stolen_s / self._count,
+            throttled_s=self._throttled_s / self._count,
+            bpt_s=(now_s - self._since_s) / whole,
+        )
         self._since_s = now_s
         self._count -= whole
-        self._busy_s, self._stolen_s = self._count * server_s, self._count * stolen_s
-        return WindowMeans(
-            t_s=now_s, iterations=whole, server_s=server_s, stolen_s=stolen_s, bpt_s=bpt_s
-        )
+        self._busy_s = self._count * report.server_s
+        self._stolen_s = self._count * report.stolen_s
+        self._throttled_s = self._count * report.throttled_s
+        return report
 
 
 class NodeMetrics(msgspec.Struct, frozen=True):
@@ -214,6 +221,7 @@ class Monitor:
             server_s=facts.server_s * per_iteration,
             # A restart may cure that a machine has cut the quota of a node, not its load.
             stolen_s=max(facts.stolen_s - facts.throttled_s, 0.0) * per_iteration,
+            throttled_s=facts.throttled_s * per_iteration,
         )
         totals = self.nodes.get(node)
         if totals is None:
@@ -276,6 +284,7 @@ class Monitor:
                 message_s=facts.message_s,
                 data_s=facts.data_s,
                 stolen_s=facts.stolen_s,
+                throttled_s=facts.throttled_s,
                 bpt_s=facts.bpt_s,
             )
         if report is None:
@@ -463,4 +472,5 @@ def _with_means_of(facts: NodeFacts, before: NodeFacts) -> NodeFacts:
         message_s=before.message_s,
         data_s=before.data_s,
         stolen_s=before.stolen_s,
+        throttled_s=before.throttled_s,
     )

@@ -456,3 +456,21 @@ def test_what_a_node_waits_for_its_own_quota_is_no_load_of_its_machine() -> None
     (seen,) = monitor.observe(1.0, job("worker-0")).workers
     assert seen.short is not None
     assert seen.short.stolen_s == pytest.approx(0.1)
+
+
+@pytest.mark.parametrize(("throttled_s", "is_cut"), [(0.05, False), (0.2, True)])
+def test_a_server_whose_quota_its_machine_has_cut_is_known_by_it(
+    throttled_s: float, is_cut: bool
+) -> None:
+    """An iteration has a pull of each of two workers; what a report says is of one."""
+    monitor = Monitor(SHORT)
+    monitor.trains(2)
+    for second in range(1, 6):
+        facts = NodeFacts(
+            inc=1, steps=3, server_s=0.3, stolen_s=throttled_s, throttled_s=throttled_s
+        )
+        monitor.heartbeat("server-0", facts, float(second))
+    (seen,) = monitor.observe(5.0, job("worker-0", servers=("server-0",))).servers
+    assert seen.regime is not None
+    assert seen.regime.is_cut == is_cut
+    assert seen.regime.stolen_s == 0.0

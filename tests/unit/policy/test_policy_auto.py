@@ -619,3 +619,38 @@ def test_a_member_of_a_group_keeps_two_samples_so_that_its_recovery_is_seen() ->
     actions = Auto(max_restarts=0).decide(seen_job([2.0, 2.0, 5.0, 2.0], mode="allreduce"))
     (action,) = [each for each in actions if isinstance(each, AdjustBatch)]
     assert min(share.num_samples for share in action.shares.values()) == 2
+
+
+@pytest.mark.parametrize(("server_s", "replaced"), [(0.001, []), (0.1, ["s1"])])
+def test_what_is_left_of_an_asynchronous_job_has_its_requests(
+    server_s: float, replaced: list[str]
+) -> None:
+    """Of 900 batches that two workers compute in 0.01 s each, 5 s are left without them."""
+    pace = Pace(iterations=50, seconds=5.0, samples=1.0, compute_s=0.01, server_s=server_s)
+    points = (Point(1000, 100, 0.01),)
+    regime = Regime(since_s=0.0, iterations=100, points=points)
+    workers = tuple(
+        WorkerSeen(node=name, batch_size=1000, short=pace, regime=regime) for name in ("w0", "w1")
+    )
+    servers = tuple(
+        ServerSeen(
+            node=name,
+            regime=Regime(
+                since_s=96.0, iterations=30, points=(Point(0, 30, time_s),), is_cut=time_s > 0.05
+            ),
+        )
+        for name, time_s in (("s0", 0.005), ("s1", 0.1))
+    )
+    seen = Observation(
+        now_s=100.0,
+        step=100,
+        mode="asp",
+        global_batch=1000,
+        steps_left=900,
+        workers=workers,
+        servers=servers,
+        server_restart=RestartCost(start_s=8.0, stall_s=0.0),
+    )
+    assert [action.node for action in Auto().decide(seen) if isinstance(action, KillRestart)] == (
+        replaced
+    )

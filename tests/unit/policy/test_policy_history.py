@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from paceline.policy.stats.history import PAPER, Lengths, NodeHistory, WindowMeans
-from paceline.policy.stats.regimes import LATE
+from paceline.policy.stats.regimes import LATE, Regime
 
 
 class Node:
@@ -208,6 +208,36 @@ def test_a_server_is_followed_by_its_handlers_time() -> None:
     regime = history.regime(230.0)
     assert regime is not None
     assert regime.points[0].compute_s == pytest.approx(0.4)
+
+
+def test_a_cut_quota_begins_and_ends_a_regime_at_once() -> None:
+    """The kernel says what it is, so no third block has to agree; the block under way is dropped."""
+    history, t_s = NodeHistory(Lengths(block_s=2.0)), 0.0
+
+    def run(reports: int, server_s: float, throttled_s: float = 0.0) -> Regime:
+        nonlocal t_s
+        for _ in range(reports):
+            t_s += 0.5
+            history.report(
+                WindowMeans(
+                    t_s=t_s, iterations=1, server_s=server_s, throttled_s=throttled_s, bpt_s=0.5
+                )
+            )
+        regime = history.regime(t_s)
+        assert regime is not None
+        return regime
+
+    assert not run(25, 0.01, 0.004).is_cut, "most of its time is its own work"
+    cut_s = t_s
+    assert not run(1, 0.1, 0.09).is_cut, "of before and after"
+    assert not run(3, 0.4, 0.35).is_cut, "a block is not whole"
+    for number, server_s in enumerate((0.4, 0.8, 0.2), 1):
+        regime = run(1 if number == 1 else 4, server_s, 0.9 * server_s)
+        assert (regime.is_cut, regime.verified, regime.since_s) == (True, True, cut_s + 0.5)
+        assert regime.iterations == 4 * number, "however it goes up and down"
+    assert run(4, 0.01).is_cut
+    assert not run(1, 0.01).is_cut
+    assert history.take_spells() == [6.5]
 
 
 def test_the_scatter_of_single_iterations_is_seen_in_means_of_ten() -> None:

@@ -103,6 +103,18 @@ def test_whoever_is_slow_for_seconds_only_is_let_be() -> None:
     assert restarted(candidate(age_s=10.1, iterations=1000, cost_s=1.0)) == ["w0"]
 
 
+@pytest.mark.parametrize(("age_s", "due"), [(2.9, []), (3.1, ["w0"])])
+def test_whose_machine_has_cut_its_quota_is_slow_for_a_shorter_time(
+    age_s: float, due: list[str]
+) -> None:
+    slow = candidate(age_s=age_s, cost_s=0.1)
+    assert restarted(slow) == []
+    cut = msgspec.structs.replace(slow.regime, is_cut=True)
+    told = worth_while(job(), RestartRule(), [dataclasses.replace(slow, regime=cut)], 1e9, 10)
+    assert [action.node for action in told] == due
+    assert all("its machine has cut its cpu quota" in action.reason for action in told)
+
+
 def test_seconds_that_no_report_tells_of_do_not_count() -> None:
     """On a busy machine a report is late: the newest one was of the slow start of the job."""
     slow = candidate(age_s=14.0, iterations=1000, cost_s=1.0)
@@ -285,3 +297,12 @@ def test_a_server_stands_still_for_all_of_its_restart_unless_measured_otherwise(
         job(servers=servers, server_restart=restart), RestartRule(), step_s=2.0
     )
     assert slow.cost_s == 35.0
+
+
+def test_who_takes_a_servers_place_waits_for_no_script() -> None:
+    """The first servers of a job did: that is no part of what a replacement takes."""
+    servers = (server("s0", 0.1), server("s1", 0.6))
+    restart = RestartCost(pending_s=1.0, start_s=3.0, rebuild_s=50.0, restore_s=1.0, stall_s=0.5)
+    seen = job(servers=servers, server_restart=restart, pending_s=2.0)
+    (slow,) = server_candidates(seen, RestartRule(), step_s=2.0)
+    assert (slow.cost_s, slow.delay_s) == (0.5 + 4.0 / 2, 2.0 + 4.0)

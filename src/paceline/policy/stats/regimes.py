@@ -111,6 +111,8 @@ class Regime(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     the expected one (`LATE`), and last of iterations; none: not known."""
     trail: tuple[Stretch, ...] = ()
     """The newest of a worker, the oldest first, also of regimes before."""
+    is_cut: bool = False
+    """Its machine has cut the node's cpu quota, as the kernel says: it began when that did."""
     stolen_s: float = 0.0
     """Of an iteration, time in which the node could have run and other processes had the
     processors; a mean like those of its points. What its machine's load costs it, over the same
@@ -136,6 +138,8 @@ class Regimes:
         """At that size."""
         self._points = _Points([])
         """Of the present regime."""
+        self._is_cut = False
+        """In the present regime the node's cpu quota is cut."""
         self._doubt: list[WindowMeans] = []
         """Reports since a change that is suspected; they are in no regime yet."""
         self._settling = False
@@ -157,6 +161,9 @@ class Regimes:
         """Take in the newest report."""
         if report.compute_s:
             self._trail.append(_stretch(report))
+        if report.is_cut != self._is_cut:
+            self._begin_with_quota(report)
+            return
         moved = self._size is None or abs(report.samples - self._size) > SAME_SIZE * self._size
         if moved:
             self._size = report.samples
@@ -166,6 +173,9 @@ class Regimes:
                 self._changes.noise, self._late.deviation() / math.sqrt(report.iterations)
             )
         self._recent.append(report)
+        if self._is_cut:  # the wait for a quota goes up and down, which is no other behaviour
+            self._points.add(report)
+            return
         if report.compute_max_s:
             self._unjudged.append((self._points.lateness(report), report))
         judged = self._changes.ready
@@ -201,9 +211,19 @@ class Regimes:
             scatter=self._scatter.deviation(),
             late=self._late.counts(),
             trail=tuple(self._trail),
+            is_cut=self._is_cut,
             stolen_s=points.stolen_s(),
             reported_s=round(points.span_s, 2),
         )
+
+    def _begin_with_quota(self, report: WindowMeans) -> None:
+        """The machine has cut the node's quota, or given it back: nothing has to be verified."""
+        self._is_cut, self._size = report.is_cut, report.samples
+        self._recent.clear()
+        self._recent.append(report)
+        self._changes.rescale(_time_s(report))
+        self._begin([report])
+        self._burst.clear()  # it is no chance
 
     def _settle(self, report: WindowMeans) -> None:
         """Whether the node at another batch size is in the same regime."""

@@ -10,6 +10,9 @@ from collections import deque
 
 import msgspec
 
+_CUT = 0.5
+"""Of a node's own time."""
+
 
 class WindowMeans(msgspec.Struct, frozen=True, kw_only=True):
     """Means over the newest iterations of one node, since its report before."""
@@ -33,8 +36,15 @@ class WindowMeans(msgspec.Struct, frozen=True, kw_only=True):
     """T^d: wait for the batch, from when it was wanted until it was read; in no other part."""
     stolen_s: float = 0.0
     """Of the iteration, time in which it could have run and other processes had the processors."""
+    throttled_s: float = 0.0
+    """Of the iteration, its wait for a cpu quota that its machine has cut."""
     bpt_s: float = 0.0
     """Wall time of an iteration, waits included."""
+
+    @property
+    def is_cut(self) -> bool:
+        """Whether it is a cut quota that its time goes to: the kernel says so, no statistics."""
+        return self.throttled_s >= _CUT * (self.compute_s or self.server_s) > 0.0
 
     @property
     def throughput(self) -> float:
@@ -181,12 +191,18 @@ class Blocks:
         self._seconds, self._same_size = seconds, same_size
         self._begun: list[WindowMeans] = []
         self._span_s = 0.0
+        self._is_cut = False
 
     def add(self, report: WindowMeans) -> WindowMeans | None:
         """The block that this report completes; None: none.
 
-        A block that a change of batch size cuts short is dropped.
+        A block that a change of batch size ends early is dropped. So is one in which its machine
+        cuts the node's quota, or gives it back, with the report that has a part of both.
         """
+        if report.is_cut != self._is_cut:
+            self._is_cut = report.is_cut
+            self.clear()
+            return None
         begun = self._begun
         if begun and abs(report.samples - begun[0].samples) > self._same_size * begun[0].samples:
             self.clear()
@@ -221,6 +237,7 @@ def _together(reports: list[WindowMeans]) -> WindowMeans:
         message_s=mean("message_s"),
         data_s=mean("data_s"),
         stolen_s=mean("stolen_s"),
+        throttled_s=mean("throttled_s"),
         bpt_s=mean("bpt_s"),
     )
 

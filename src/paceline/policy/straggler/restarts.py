@@ -49,6 +49,8 @@ class RestartRule(msgspec.Struct, frozen=True, kw_only=True):
     """Iterations that it must have been seen for."""
     min_slow_s: Annotated[float, Meta(ge=0)] = 10.0
     """Seconds that it must have been slow for: load comes and goes."""
+    min_cut_s: Annotated[float, Meta(ge=0)] = 3.0
+    """The same where the kernel says that the node's machine has cut its cpu quota."""
     max_restarts: Annotated[int, Meta(ge=0)] = 3
     """Restarts of one node. Each doubles what the next must be worth."""
 
@@ -116,10 +118,11 @@ def is_ripe(seen: Observation, rule: RestartRule, candidate: Candidate) -> bool:
     """Whether it is surely slow, for long enough, and was not restarted too often."""
     regime = candidate.regime
     age_s = seen.now_s - regime.since_s if regime.reported_s is None else regime.reported_s
+    least_s = min(rule.min_cut_s, rule.min_slow_s) if regime.is_cut else rule.min_slow_s
     return (
         regime.verified
         and regime.iterations >= rule.min_iterations
-        and age_s >= rule.min_slow_s
+        and age_s >= least_s
         and candidate.restarts < rule.max_restarts
     )
 
@@ -149,7 +152,8 @@ def worth_while(
         if gain_s <= price_s:
             continue
         reason = (
-            f"{each.slowness:.2f} times the usual for {each.regime.iterations} iterations; "
+            f"{each.slowness:.2f} times the usual for {each.regime.iterations} iterations"
+            f"{', since its machine has cut its cpu quota' if each.regime.is_cut else ''}; "
             f"a restart, which cures {100 * cured:.0f} % of stragglers here, is expected to save "
             f"{gain_s:.3g} s and to cost {cost_s:.3g} s"
         )
@@ -173,8 +177,10 @@ def server_candidates(seen: Observation, rule: RestartRule, step_s: float) -> li
     if cost.stall_s is None:
         cost_s = latency_s(seen, cost) + cost.redo_s
     else:
-        start_s = cost.latency_s - cost.pending_s
+        start_s = cost.start_s + cost.restore_s
         cost_s = cost.stall_s + start_s / (len(seen.workers) + len(seen.servers))
+        # A successor waits for no script, as the first servers of a job did.
+        cost = msgspec.structs.replace(cost, rebuild_s=0.0)
     known = [(server, server.regime) for server in seen.servers if server.regime is not None]
     times_s, usual_s = server_times_s(seen)
     return [

@@ -67,6 +67,8 @@ class Auto(Solution, frozen=True):
     as with workers."""
     min_slow_s: Seconds = 10.0
     """A node that is restarted was slow for at least so many seconds."""
+    min_cut_s: Seconds = 3.0
+    """The same if its machine has cut its cpu quota: the kernel says so, and it is no load."""
     max_restarts: Annotated[int, Meta(ge=0)] = 3
     """Restarts of one node. Each doubles what the next must be worth."""
     changes_per_minute: Annotated[int, Meta(ge=1)] = 2
@@ -165,9 +167,9 @@ class Auto(Solution, frozen=True):
             cost_s=absence * latency_s + seen.worker_restart.redo_s / len(times_s) + usual_s,
             futile_s=np.zeros(len(times_s)),  # nobody has more to do for it
         )
-        iteration_s = float(np.median(times_s))
-        if seen.mode == "ssp":  # everybody goes at the pace of the slowest
-            iteration_s = float(times_s.max()) + _round_trip_s(seen)
+        # In SSP everybody goes at the pace of the slowest.
+        own_s = times_s.max() if seen.mode == "ssp" else np.median(times_s)
+        iteration_s = float(own_s) + _round_trip_s(seen)
         left_s = steps_left(seen) * iteration_s / len(seen.workers)
         return [*self._restarts(seen, candidates, left_s, iteration_s)]
 
@@ -191,6 +193,7 @@ class Auto(Solution, frozen=True):
             slowness=self.slowness,
             min_iterations=self.min_iterations,
             min_slow_s=self.min_slow_s,
+            min_cut_s=self.min_cut_s,
             max_restarts=self.max_restarts,
         )
 
