@@ -94,7 +94,8 @@ def trains(job: RunningJob) -> list[str]:
 def together(*ranks: int, step: int = 0) -> str:
     """What is told when these workers begin to train together."""
     names = ", ".join(f"worker-{rank}" for rank in ranks)
-    return f"{names} train " + (f"from step {step} on" if step else "from the start")
+    verb = "train" if len(ranks) > 1 else "trains"
+    return f"{names} {verb} " + (f"from step {step} on" if step else "from the start")
 
 
 def test_a_killed_member_costs_its_peers_no_step_and_its_next_life_takes_part(

@@ -141,11 +141,16 @@ class MemberClient(MemberEdge):
                 return run, group
 
     def _entered(self, feed: int) -> RunGroup | None:
+        behind_s = time.monotonic()
         with self._changed:
             self._do(self.state.join())
             while feed not in self._complete:
                 self._check_stop()
                 self._rest(stays=True)
+                if not self._is_left_behind:
+                    behind_s = time.monotonic()
+                elif time.monotonic() > behind_s + 2 * RESEND_S:  # nor is it over: see `_caught_up`
+                    raise Fenced
                 run = self.state.enter()
                 if run is not None:
                     self.process.step = max(run.step, self.state.step) + 1

@@ -144,8 +144,7 @@ class GroupClient(MemberClient):
             self._at_rest = True
             self._changed.notify_all()
         is_within = self._within != NO_FEED
-        if is_within:
-            self._load()
+        self._load(begins=stays and is_within)
         if self._reading is not None or self._copier.go_on(self.state, self._replica, stays=stays):
             return
         found = self._copier.arrived(self.state) if is_within else None
@@ -157,10 +156,12 @@ class GroupClient(MemberClient):
             self._holds = 0
             self._do(self.state.copied(order))
             self.on_another()
-        self._keeper.copy_if_asked(self.state, self._replica)
+        # A cut of between two loops would have what the script does there a second time.
+        if self._position % 2 == 0 or self._hands_over or self._leaving:
+            self._keeper.copy_if_asked(self.state, self._replica)
 
-    def _load(self) -> None:
-        """Begin to read the cut that we were told to begin with; once it is read, hold it."""
+    def _load(self, *, begins: bool) -> None:
+        """Hold the cut that we were told to begin with, once it is read; ``begins``: read it."""
         if self._reading is not None and self._reading[1].done():
             (order, read), self._reading = self._reading, None
             try:
@@ -171,7 +172,8 @@ class GroupClient(MemberClient):
             if self.state.may_load(order):
                 self._do(self.state.copied(order))
                 self.on_another()
-        if self._loading is not None and self._reading is None and not self._copier.is_reading:
+        is_free = self._reading is None and not self._copier.is_reading
+        if begins and self._loading is not None and is_free:
             order, self._loading = self._loading, None
             if self.state.may_load(order) and self._is_as_held(order):
                 # What the script has done between two loops since comes with it.
@@ -179,6 +181,10 @@ class GroupClient(MemberClient):
                 self.on_another()
             elif self.state.may_load(order):
                 self._reading = order, self._read_aside(order)
+
+    @property
+    def _is_reading(self) -> bool:
+        return self._reading is not None and not self._reading[1].done()
 
     def _is_as_held(self, order: CatchUp) -> bool:
         """Whether we hold what a cut does, or more.
@@ -260,8 +266,9 @@ class GroupClient(MemberClient):
             self._do(self.state.forget())
             self.on_another()
             self._copier.forget()
-            while self._copier.go_on(self.state, self._replica, stays=False):
+            while self._copier.go_on(self.state, self._replica, stays=False) or self._is_reading:
                 self._exchange.wait()
+            self._loading = self._reading = None
             read = self._read_aside(ended)
             while not read.done():
                 self._exchange.check()
@@ -285,8 +292,13 @@ class GroupClient(MemberClient):
         asks_s = time.monotonic() + SAME_LOOP_S
 
         def is_over() -> bool:
-            if self._copier.is_left_behind or time.monotonic() > asks_s:
-                self._asks_anywhere = not self._has_model
+            nonlocal asks_s
+            now_s = time.monotonic()
+            if self._copier.is_left_behind:  # unless we hear that all of the feed is evaluated
+                asks_s = min(asks_s, now_s + 2 * RESEND_S)
+            if now_s > asks_s and not (self._asks_anywhere or self._has_model):
+                self._asks_anywhere = True
+                self._copier.restart()
             return feed.feed in self._complete
 
         with self._changed:

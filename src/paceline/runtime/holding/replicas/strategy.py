@@ -157,9 +157,9 @@ class Replicated(Together):
 
     def _evaluate(self, fn: Evaluation, feed: Feed, readers: Readers) -> Results:
         results = None
-        if not self.client.is_complete(feed.feed):
-            self.client.await_state(feed)
         while results is None:
+            if not self.client.is_complete(feed.feed):
+                self.client.await_state(feed)
             with readers() as reader, torch.no_grad():
                 while (work := self.client.next_work(feed.feed)) is not None:
                     self.client.evaluate_put(work, fn(reader.get(work), work.num_samples))
