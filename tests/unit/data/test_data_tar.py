@@ -110,6 +110,49 @@ def test_a_file_that_cannot_be_read_is_named(
     assert str(path) in str(caught.value)
 
 
+@pytest.fixture
+def ten(tmp_path: Path) -> Path:
+    """Ten records, of a file each, whose header and content take a block each."""
+    return write(tmp_path / "0.tar", [(f"{k}.txt", b"a") for k in range(10)])
+
+
+@pytest.mark.parametrize(
+    ("end", "said"),
+    [
+        (8 * 512, "has lost its end: there is no block of zeros at byte 4096, .*; write it again"),
+        (8 * 512 + 100, "has lost its end: there is no block of zeros at byte 4096"),
+        (9 * 512 + 1, "4.txt is cut off|unexpected end"),
+    ],
+)
+def test_a_tar_file_that_has_lost_its_end_is_named(ten: Path, end: int, said: str) -> None:
+    ten.write_bytes(ten.read_bytes()[:end])
+    with pytest.raises(ConfigError, match=said) as caught:
+        pl.TarRows(ten)
+    assert str(ten) in str(caught.value)
+
+
+def test_a_tar_file_with_a_damaged_header_is_named(ten: Path) -> None:
+    data = bytearray(ten.read_bytes())
+    data[8 * 512 + 3] ^= 1
+    ten.write_bytes(data)
+    with pytest.raises(ConfigError, match=r"0.tar is damaged at byte 4096, .*; write it again"):
+        pl.TarRows(ten)
+
+
+def test_tar_files_that_were_joined_with_cat_are_named(ten: Path) -> None:
+    ten.write_bytes(ten.read_bytes() * 2)
+    said = r"0.tar goes on after its end at byte 10240, .*name all of them"
+    with pytest.raises(ConfigError, match=said):
+        pl.TarRows(ten)
+
+
+def test_a_tar_file_needs_no_more_than_one_block_of_zeros(ten: Path) -> None:
+    ten.write_bytes(ten.read_bytes()[: 21 * 512])
+    assert len(pl.TarRows(ten)) == 10
+    ten.write_bytes(ten.read_bytes() + bytes(3 << 20))
+    assert len(pl.TarRows(ten)) == 10
+
+
 def test_a_file_that_shrinks_while_the_job_runs_is_named(tmp_path: Path) -> None:
     path = write(tmp_path / "0.tar", [("7.txt", b"a" * 99)])
     rows = pl.TarRows(path)

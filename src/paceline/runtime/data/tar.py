@@ -18,6 +18,8 @@ KEY = "__key__"
 """The name of a record in itself."""
 _NAME = re.compile(r"((?:.*/)?[^./]+)\.([^/]+)", re.DOTALL)
 """What files of one record share, and what each is in it."""
+_PIECE = 1 << 20
+"""Bytes of a file that are looked at at once."""
 
 
 class _Part(NamedTuple):
@@ -113,7 +115,8 @@ def _parts_of(path: Path) -> Iterator[_Part]:
     """The files of the records of one tar file.
 
     Raises:
-        ConfigError: it is none, is compressed or has lost its end, or a record has a field twice.
+        ConfigError: it is none, is compressed, damaged or joined with another, or has lost its end;
+            or a record has a field twice.
     """
     size = path.stat().st_size
     seen = set[str]()
@@ -136,8 +139,38 @@ def _parts_of(path: Path) -> Iterator[_Part]:
                     raise tarfile.ReadError(f"record {key} has {part.field!r} twice")
                 seen.add(part.field)
                 yield part
+            _check_end(path, tar.offset)
     except tarfile.TarError as error:
         raise ConfigError(
             f"{path} cannot be read as a tar file that is not compressed: {error}; unpack a "
             "compressed one (gunzip), and write one again that has lost its end"
         ) from error
+
+
+def _check_end(path: Path, offset: int) -> None:
+    """Look at what follows the last header: `tarfile` takes a damaged one for the end.
+
+    Raises:
+        ConfigError: it is no end of a tar file, or not the end of this file.
+    """
+    with path.open("rb") as file:
+        file.seek(offset)
+        block = file.read(tarfile.BLOCKSIZE)
+        if len(block) < tarfile.BLOCKSIZE:
+            raise ConfigError(
+                f"{path} has lost its end: there is no block of zeros at byte {offset}, behind its "
+                "last whole file; write it again"
+            )
+        if any(block):
+            raise ConfigError(
+                f"{path} is damaged at byte {offset}, where the next file or the end of the tar "
+                "file should be; write it again"
+            )
+        while block:
+            if any(block):
+                raise ConfigError(
+                    f"{path} goes on after its end at byte {offset}, as tar files do that were "
+                    "joined with cat: keep them apart and name all of them, or join them with "
+                    "tar --concatenate"
+                )
+            block = file.read(_PIECE)
