@@ -34,6 +34,11 @@ GONE_S = 5.0
 LEAVE_S = 10.0
 """After the outcome is written the supervisor clears the machine."""
 TRACEBACK = "Traceback (most recent call last):"
+CHAINED = {
+    "The above exception was the direct cause of the following exception:",
+    "During handling of the above exception, another exception occurred:",
+}
+"""Between two tracebacks of one error, an empty line before and after it."""
 
 
 class Look(msgspec.Struct, frozen=True, kw_only=True):
@@ -85,11 +90,15 @@ class ChiefLog:
             # A progress bar rewrites its line: the last state of it counts.
             text = line.decode(errors="replace").rstrip("\r").rpartition("\r")[2]
             if text.startswith(TRACEBACK):
-                shown += self.release()
-                self._held, self._whole = [text], False
+                if CHAINED.isdisjoint(self._held[-2:]):
+                    shown += self.release()
+                self._held.append(text)
+                self._whole = False
             elif self._held and not self._whole:
                 self._held.append(text)
                 self._whole = not text.startswith(" ")
+            elif self._held and (not text or text in CHAINED):
+                self._held.append(text)
             else:
                 shown += [*self.release(), text]
         return shown

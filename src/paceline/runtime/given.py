@@ -32,8 +32,8 @@ def takes_norm_alone(clip: Callable[P, R]) -> Callable[P, R]:
         names = ", ".join(type(one).__name__ for one in given) or "nothing"
         try:
             norm = shape.bind(*args, **kwargs).arguments["max_norm"]
-        except TypeError as error:
-            raise ConfigError(f"job.clip_grad_norm_: got {names}; {NORM_ALONE}") from error
+        except TypeError:
+            raise ConfigError(f"job.clip_grad_norm_: got {names}; {NORM_ALONE}") from None
         if not (isinstance(norm, Real | Tensor) and float(norm) > 0):
             got = repr(norm) if isinstance(norm, Real) else names
             raise ConfigError(f"job.clip_grad_norm_: got {got}; {NORM_ALONE}")

@@ -13,7 +13,7 @@ from paceline.cli import run
 from paceline.cli.live import LiveView, draw
 from paceline.cli.order_verbs import without_room
 from paceline.cli.plain import PlainView, progress_line
-from paceline.cli.watch import ChiefLog, Interrupts, Look, View
+from paceline.cli.watch import CHAINED, ChiefLog, Interrupts, Look, View
 from paceline.jobs.outcome import Outcome
 from paceline.wire.client import JobStatus, LastLogged, NodeStatus, SlowPart
 from paceline.wire.events.nodes import KilledEvent, NodeLostEvent, RelaunchEvent
@@ -292,6 +292,17 @@ def test_a_traceback_that_the_script_lived_on_after_is_shown() -> None:
     assert log.feed(TRACE[:2]) == []
     assert log.feed(TRACE[2:]) == []
     assert log.feed([b"going on"]) == [*(line.decode() for line in TRACE), "going on"]
+
+
+@pytest.mark.parametrize("link", sorted(link.encode() for link in CHAINED))
+def test_tracebacks_of_one_error_stay_together(link: bytes) -> None:
+    chain = [*TRACE, b"", link, b"", *TRACE]
+    log = ChiefLog()
+    assert log.feed(chain) == []
+    log.drop()
+    assert log.feed([*chain, b"going on"]) == [*(line.decode() for line in chain), "going on"]
+    apart = [*TRACE, b"", b"once more", *TRACE]
+    assert log.feed(apart) == [line.decode() for line in apart[:5]]
 
 
 def test_of_a_line_that_is_rewritten_the_last_state_counts() -> None:
