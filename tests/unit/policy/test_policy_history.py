@@ -210,6 +210,21 @@ def test_a_server_is_followed_by_its_handlers_time() -> None:
     assert regime.points[0].compute_s == pytest.approx(0.4)
 
 
+def test_a_quota_cut_to_about_a_half_does_not_come_and_go() -> None:
+    history, regime = NodeHistory(Lengths(block_s=2.0)), None
+    for number in range(80):
+        throttled_s = 0.0 if number < 24 else 0.1 * (0.47, 0.53)[number % 2]
+        history.report(
+            WindowMeans(
+                t_s=0.5 * number, iterations=1, server_s=0.1, throttled_s=throttled_s, bpt_s=0.5
+            )
+        )
+        regime = history.regime(0.5 * number)
+    assert regime is not None
+    assert (regime.is_cut, regime.iterations) == (True, 52), "of one regime"
+    assert history.take_spells() == []
+
+
 def test_a_cut_quota_begins_and_ends_a_regime_at_once() -> None:
     """The kernel says what it is, so no third block has to agree; the block under way is dropped."""
     history, t_s = NodeHistory(Lengths(block_s=2.0)), 0.0

@@ -161,7 +161,7 @@ class Regimes:
         """Take in the newest report."""
         if report.compute_s:
             self._trail.append(_stretch(report))
-        if report.is_cut != self._is_cut:
+        if report.is_cut(before=self._is_cut) != self._is_cut:
             self._begin_with_quota(report)
             return
         moved = self._size is None or abs(report.samples - self._size) > SAME_SIZE * self._size
@@ -218,7 +218,7 @@ class Regimes:
 
     def _begin_with_quota(self, report: WindowMeans) -> None:
         """The machine has cut the node's quota, or given it back: nothing has to be verified."""
-        self._is_cut, self._size = report.is_cut, report.samples
+        self._is_cut, self._size = not self._is_cut, report.samples
         self._recent.clear()
         self._recent.append(report)
         self._changes.rescale(_time_s(report))

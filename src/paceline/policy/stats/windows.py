@@ -10,8 +10,9 @@ from collections import deque
 
 import msgspec
 
-_CUT = 0.5
-"""Of a node's own time."""
+_CUT, _CUT_STILL = 0.5, 0.25
+"""Parts of a node's own time. A node that waits longer than the first for its quota has a cut one,
+until it waits less than the second. With the first alone, half a quota would come and go."""
 
 
 class WindowMeans(msgspec.Struct, frozen=True, kw_only=True):
@@ -41,10 +42,13 @@ class WindowMeans(msgspec.Struct, frozen=True, kw_only=True):
     bpt_s: float = 0.0
     """Wall time of an iteration, waits included."""
 
-    @property
-    def is_cut(self) -> bool:
-        """Whether it is a cut quota that its time goes to: the kernel says so, no statistics."""
-        return self.throttled_s >= _CUT * (self.compute_s or self.server_s) > 0.0
+    def is_cut(self, *, before: bool) -> bool:
+        """Whether it is a cut quota that its time goes to: the kernel says so, no statistics.
+
+        ``before``: it was so in the report before.
+        """
+        least = _CUT_STILL if before else _CUT
+        return self.throttled_s >= least * (self.compute_s or self.server_s) > 0.0
 
     @property
     def throughput(self) -> float:
@@ -199,8 +203,9 @@ class Blocks:
         A block that a change of batch size ends early is dropped. So is one in which its machine
         cuts the node's quota, or gives it back, with the report that has a part of both.
         """
-        if report.is_cut != self._is_cut:
-            self._is_cut = report.is_cut
+        is_cut = report.is_cut(before=self._is_cut)
+        if is_cut != self._is_cut:
+            self._is_cut = is_cut
             self.clear()
             return None
         begun = self._begun
