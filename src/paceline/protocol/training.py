@@ -279,7 +279,7 @@ class MasterState:
     def place_asked(self, message: AskPlace) -> list[Instruction]:
         """Say how far the model is in the script: which feeds it has samples of."""
         begun = [
-            feed
+            msgspec.structs.replace(feed, ends=())
             for feed in self.ledger.feeds.values()
             if feed.purpose == "train" and self.ledger.is_begun(feed.feed)
         ]

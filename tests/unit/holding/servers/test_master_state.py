@@ -20,6 +20,7 @@ from paceline.protocol.training import MasterState
 from paceline.wire.messages.base import CutRef, Server
 from paceline.wire.messages.feeds import Feed
 from paceline.wire.messages.node import (
+    AskPlace,
     Committed,
     Copied,
     Fence,
@@ -174,6 +175,17 @@ def test_what_files_hold_is_compared_only_where_it_is_known(job: Job) -> None:
     named = structs.replace(FEED, contents="1 files, a")
     (opened,) = job.do(job.state.open_feed(OpenFeed(inc=TWO, feed=named)))
     assert isinstance(opened, Send)
+
+
+def test_where_the_model_is_needs_no_batch_of_feeds_that_are_begun(job: Job) -> None:
+    feed = structs.replace(FEED, feed=1, place=(0, 3, 0), calls=(2,), ends=(1, 5, 8))
+    job.do(job.state.open_feed(OpenFeed(inc=ONE, feed=feed)))
+    (opened,) = job.sent
+    assert opened.message.feed.ends == (1, 5, 8)
+    job.state.ledger.commit([Span(opened.message.feed.line(), 0, 5)])
+    job.do(job.state.place_asked(AskPlace(inc=TWO)))
+    ((begun,),) = [one.message.begun for one in job.sent]
+    assert begun == structs.replace(opened.message.feed, ends=())
 
 
 # ---------------------------------------------------------------------- start
