@@ -9,6 +9,7 @@ meets after it; then B, whose step broke, waits for A to copy that step. Or B wa
 meeting of a body: if it had passed this one, this one would be over. So those are not waited for.
 """
 
+from collections import Counter
 from collections.abc import Iterator
 from collections.abc import Set as AbstractSet
 
@@ -16,6 +17,9 @@ from paceline.base.numbering import Inc
 from paceline.protocol.records import Agreed
 from paceline.wire.messages.feeds import ScriptPlace
 from paceline.wire.messages.node import AgreedOn, AgreeOn
+
+TIMES_ABSENT = 2
+"""So often a worker says that it waits for others until a meeting does without it."""
 
 
 class Agreements:
@@ -26,8 +30,8 @@ class Agreements:
         #: Workers that live, and so may come.
         self._present: set[Inc] = set()
         self._waiting: dict[ScriptPlace, dict[Inc, AgreeOn]] = {}
-        #: Workers that said that they wait for others, by meetings in bodies that were open then.
-        self._absent: dict[ScriptPlace, set[Inc]] = {}
+        #: How often workers said that they wait for others, by meetings in bodies open then.
+        self._absent: dict[ScriptPlace, Counter[Inc]] = {}
 
     def apply(self, record: Agreed) -> None:
         self.agreed[record.place] = record.values
@@ -48,10 +52,14 @@ class Agreements:
         self._waiting.setdefault(message.place, {})[message.inc] = message
 
     def waits(self, inc: Inc) -> None:
-        """A worker is in no step, or waits for others in it: meetings in bodies do without it."""
+        """A worker is in no step, or waits for others in it; said again while that lasts.
+
+        Meetings in bodies do without it, once it has said so twice since they began: the first
+        time may be of just before it went on, and be here late.
+        """
         for place, here in self._waiting.items():
             if _in_body(here):
-                self._absent.setdefault(place, set()).add(inc)
+                self._absent.setdefault(place, Counter())[inc] += 1
 
     def due(self, in_steps: AbstractSet[Inc]) -> Iterator[Agreed]:
         """The meetings that are decided now; ``in_steps``: see `Holder.in_steps`."""
@@ -70,7 +78,8 @@ class Agreements:
             return self._present
         others = self._waiting.keys() - self.agreed.keys() - {place}
         elsewhere = {inc for other in others for inc in self._waiting[other]}
-        return in_steps - self._absent.get(place, set()) - elsewhere
+        said = self._absent.get(place, Counter[Inc]())
+        return {inc for inc in in_steps if said[inc] < TIMES_ABSENT} - elsewhere
 
     def answers(self) -> list[AgreedOn]:
         """What those get that wait for meetings that are decided; they no longer wait."""

@@ -78,10 +78,12 @@ def in_body(inc: Inc, rank: int, place: ScriptPlace = BODY) -> AgreeOn:
 
 def test_in_a_body_nobody_waits_for_a_worker_that_waits_for_others() -> None:
     machine = job_of(A, B, C)
-    machine.waits(B)  # before anybody waits for it: it may come yet
+    for _ in range(2):
+        machine.waits(B)  # before anybody waits for it: it may come yet
     machine.meet(in_body(A, 0))
-    machine.waits(B)
-    assert decided(machine) == []
+    for inc in (B, C, B):
+        machine.waits(inc)
+        assert decided(machine) == []
     machine.waits(C)
     (record,) = decided(machine)
     assert record == Agreed(place=BODY, values=(b"5",))
@@ -90,9 +92,26 @@ def test_in_a_body_nobody_waits_for_a_worker_that_waits_for_others() -> None:
     assert [(one.inc, one.values) for one in machine.answers()] == [(B, (b"5",))]
 
 
+def test_a_word_of_just_before_a_worker_went_on_does_not_make_it_absent() -> None:
+    machine = job_of(A, B, C)
+    machine.meet(in_body(A, 0))
+    machine.waits(B)  # sent before it completed the step, after which it meets, too
+    machine.meet(in_body(C, 2))
+    assert decided(machine) == []
+    machine.meet(in_body(B, 1))
+    (record,) = decided(machine)
+    assert record.values == (b"5", b"6", b"9")
+    machine.answers()
+    machine.meet(in_body(A, 0, NEXT))
+    machine.waits(B)  # of each meeting it says so twice
+    machine.meet(in_body(C, 2, NEXT))
+    assert decided(machine) == []
+
+
 def test_between_loops_all_are_waited_for() -> None:
     machine = job_of(A, B)
     machine.meet(word(A, rank=0))
+    machine.waits(B)
     machine.waits(B)
     assert decided(machine) == []
     machine.meet(word(B, rank=1))
@@ -111,6 +130,7 @@ def test_in_a_body_only_members_are_waited_for() -> None:
 def test_a_worker_that_comes_after_all_is_heard() -> None:
     machine = job_of(A, B, C)
     machine.meet(in_body(A, 0))
+    machine.waits(B)
     machine.waits(B)
     machine.meet(in_body(B, 1))
     machine.meet(in_body(C, 2))
