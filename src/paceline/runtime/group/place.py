@@ -22,14 +22,18 @@ class PlaceOfMember:
 
     @property
     def place_in_body(self) -> tuple[int, ...]:
-        """See `Strategy.place_in_body`; before the step also which of its batches is in hand."""
+        """See `Strategy.place_in_body`; before the step also which of its batches is in hand.
+
+        A profiled batch is where the first one of the share is: others do not have it.
+        """
         step = self._loop.step if self._loop is not None else None
         if self._loop is None or step is None:
             return (0,)
         begun = step.works[-1].step - 1
         if self._loop.in_step:
-            return begun, step.batch_no - step.num_profiled
-        return (begun + (self._member.state.step > begun),)
+            return begun, max(0, step.batch_no - step.num_profiled)
+        is_done = self._member.state.step > begun or self._half_done is not None
+        return (begun + is_done,)
 
     @property
     def step(self) -> int | None:

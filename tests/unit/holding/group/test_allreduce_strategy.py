@@ -142,6 +142,28 @@ def test_a_meeting_is_known_by_the_step_in_the_model_and_by_the_batch_in_hand() 
     assert strategy.place_in_body == (4,)
 
 
+def test_a_meeting_after_the_step_of_one_of_two_optimizers_is_not_the_one_before() -> None:
+    strategy = Replicated.__new__(Replicated)
+    strategy._member, state = (one := Member())._member, one._member.state
+    strategy._loop, one._loop.in_step, state.step = one._loop, False, 3
+    one._loop.step = SimpleNamespace(works=[Work(0, (), 0, 4)], batch_no=0, num_profiled=0)
+    one._loop.half_done = one._loop.step
+    assert strategy.place_in_body == (4,)
+    one._loop.half_done, state.step = None, 4  # the other has stepped, or will not
+    assert strategy.place_in_body == (4,)
+
+
+def test_a_profiled_batch_is_where_others_have_their_first() -> None:
+    strategy = Replicated.__new__(Replicated)
+    strategy._member = (one := Member())._member
+    strategy._loop, one._loop.in_step = one._loop, True
+    step = one._loop.step = SimpleNamespace(works=[Work(0, (), 0, 4)] * 4, num_profiled=2)
+    found = []
+    for step.batch_no in range(4):
+        found.append(strategy.place_in_body)
+    assert found == [(3, 0), (3, 0), (3, 0), (3, 1)]
+
+
 def test_a_scheduler_that_is_stepped_before_its_optimizer_is_refused() -> None:
     member, model = Member(), nn.Linear(1, 1)
     scheduler = torch.optim.lr_scheduler.StepLR(torch.optim.SGD(model.parameters(), lr=1.0), 1)
