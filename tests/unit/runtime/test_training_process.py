@@ -268,13 +268,15 @@ def test_an_error_of_a_scheduler_is_the_users_and_has_a_line(tmp_path: Path) -> 
     wrapped = (
         "import torch\n"
         "from paceline.runtime.given import takes_norm_alone\n"
-        "optimizer = torch.optim.SGD([torch.ones(1)], lr=1.0)\n"
+        "optimizer = torch.optim.SGD([torch.ones(1)], lr=1.0); import inspect; rate = type('Rate', "
+        "(torch.optim.lr_scheduler.OneCycleLR,), "
+        "{'__signature__': inspect.signature(lambda optimizer, max_norm: 0)})\n"
         "def steps(number):\n"
         "    return torch.optim.lr_scheduler.OneCycleLR(optimizer, 1.0, total_steps=-number)\n"
         "def reads(number):\n"
         "    return takes_norm_alone(number)\n"
         "def passes(number):\n"
-        "    takes_norm_alone(torch.optim.lr_scheduler.OneCycleLR)(optimizer, max_lr=1.0)\n"
+        "    takes_norm_alone(rate)(optimizer, 1.0)\n"
     )
     error = raised(f"{wrapped}steps(1)\n", script)
     assert raised_in_user_code(error.__traceback__)
