@@ -118,7 +118,7 @@ def test_the_rank_that_makes_a_script_slow_is_named(tmp_path: Path) -> None:
     run.end()
     code, out, _ = verb(tmp_path, "report", job.job_id)
     assert code == 0 and "Slow since" in job.report.read_text()
-    assert "<h2>What was slow</h2><figure><svg" in job.report.read_text()
+    assert '<h2>What was slow</h2><figure><div class="scroll"><svg' in job.report.read_text()
 
 
 def scrape(job: JobDir) -> dict[str, float]:
