@@ -199,6 +199,25 @@ class RunningJob:
             self.kill_everything()
 
 
+def of_three_with_a_death(script: Path, out: Path, *args: str) -> None:
+    """Run a job of three members, one of which dies, to the end that it should come to."""
+    spec = JobSpec(
+        script=str(script),
+        args=("--out", str(out), *args),
+        name=script.stem,
+        strategy="allreduce",
+        workers=NodeSpec(count=3),
+        restart=RestartSpec(backoff_s=0.1),
+        solution="none",
+        preflight=False,
+    )
+    with contextlib.closing(RunningJob(launch(spec), out)) as job:
+        outcome = job.end()
+        assert outcome.state == "finished", outcome
+        assert len(job.events("relaunch")) == 1
+        assert not job.events("diverged")
+
+
 def planted(out: Path, *flags: str, workers: int | NodeSpec = 2, **spec: Any) -> JobSpec:
     """The spec of a planted-count job on two servers, with a cut every half second.
 

@@ -7,9 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from paceline.jobs.launch import launch
-from paceline.wire.spec import JobSpec, NodeSpec, RestartSpec
-from tests.integration.running import RunningJob
+from tests.integration.running import of_three_with_a_death
 
 SCRIPT = Path(__file__).with_name("jobs") / "accumulated.py"
 
@@ -40,24 +38,7 @@ def test_with_a_death_it_is_the_model_of_one_process(
     assert expected[0] == steps
     out = tmp_path / "job"
     out.mkdir()
-    spec = JobSpec(
-        script=str(SCRIPT),
-        args=("--out", str(out), *flags, "--die", "1:5", "--step-s", "0.02"),
-        name="accumulated",
-        strategy="allreduce",
-        workers=NodeSpec(count=3),
-        restart=RestartSpec(backoff_s=0.1),
-        solution="none",
-        preflight=False,
-    )
-    job = RunningJob(launch(spec), out)
-    try:
-        outcome = job.end()
-        assert outcome.state == "finished", outcome
-        assert len(job.events("relaunch")) == 1
-        assert not job.events("diverged")
-    finally:
-        job.close()
+    of_three_with_a_death(SCRIPT, out, *flags, "--die", "1:5", "--step-s", "0.02")
     ends = found(out)
     assert len(ends) == 3
     for values in ends:

@@ -7,9 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from paceline.jobs.launch import launch
-from paceline.wire.spec import JobSpec, NodeSpec, RestartSpec
-from tests.integration.running import RunningJob
+from tests.integration.running import of_three_with_a_death
 
 SCRIPT = Path(__file__).with_name("jobs") / "gathering.py"
 
@@ -40,23 +38,7 @@ def test_nobody_waits_for_a_worker_that_is_in_no_step(
     command = [sys.executable, str(SCRIPT), "--out", str(alone)]
     subprocess.run(command, env=env, check=True, timeout=100)
     (expected,) = ends(alone)
-    spec = JobSpec(
-        script=str(SCRIPT),
-        args=("--out", str(out), "--die", die, "--step-s", "0.03"),
-        name="gathering",
-        strategy="allreduce",
-        workers=NodeSpec(count=3),
-        restart=RestartSpec(backoff_s=0.1),
-        solution="none",
-        preflight=False,
-    )
-    job = RunningJob(launch(spec), out)
-    try:
-        outcome = job.end()
-        assert outcome.state == "finished", outcome
-        assert len(job.events("relaunch")) == 1
-    finally:
-        job.close()
+    of_three_with_a_death(SCRIPT, out, "--die", die, "--step-s", "0.03")
     for values in ends(out):
         assert values == pytest.approx(expected, rel=1e-9)
     next_lives = {path.stem for path in out.glob(f"{die[0]}-*.end")}

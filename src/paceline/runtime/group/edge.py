@@ -98,7 +98,7 @@ class MemberEdge:
         """Whether a group trained already when we opened a feed."""
         self._within = NO_FEED
         """The feed that the script trains on or evaluates."""
-        self._position = -1
+        self._loop_edge = -1
         """See `AskState`."""
         self.in_body = False
         """The script has a batch in hand, or what follows from it to do: the state is its own."""

@@ -93,12 +93,12 @@ class MemberClient(MemberEdge):
     @contextmanager
     def training(self, feed: int) -> Iterator[None]:
         """The script is in the loop over a feed."""
-        self._position = 2 * feed
+        self._loop_edge = 2 * feed
         try:
             with self.within(feed):
                 yield
         finally:
-            self._position = 2 * feed + 1
+            self._loop_edge = 2 * feed + 1
 
     def _move(self, feed: int) -> None:
         with self._changed:

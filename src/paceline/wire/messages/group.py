@@ -236,8 +236,9 @@ class AskState(Message, frozen=True):
     part: int
     within: int
     """The feed that our script trains on or evaluates; `NO_FEED`: none. `ANYWHERE`."""
-    position: int
-    """Twice the number of the last feed whose loop our script has entered; 1 more: it has left."""
+    loop_edge: int
+    """The last beginning or end of a loop that our script has passed: twice the number of the
+    loop's feed, and one more if it was the end; -1: none."""
 
 
 class StatePart(Message, frozen=True):

@@ -123,7 +123,7 @@ def test_what_comes_from_another_place_of_the_script_does_not_count(joiner: Join
 
 def test_who_is_in_a_loop_that_its_peers_have_left_hears_of_it(joiner: Joiner) -> None:
     joiner.follow(ORDER)
-    asked = AskState(epoch_no=1, inc=9, step=5, part=0, within=3, position=6)
+    asked = AskState(epoch_no=1, inc=9, step=5, part=0, within=3, loop_edge=6)
     answer, frame = beyond(asked, joiner.source.inc)
     joiner.copier.take(joiner.source.inc, answer, memoryview(frame), 3)
     assert joiner.copier.is_left_behind

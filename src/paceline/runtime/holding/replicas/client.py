@@ -156,8 +156,9 @@ class GroupClient(MemberClient):
             self._holds = 0
             self._do(self.state.copied(order))
             self.on_another()
-        # A cut of between two loops would have what the script does there a second time.
-        if self._position % 2 == 0 or self._hands_over or self._leaving:
+        # After a cut of between two loops a script would do a second time what it has done there.
+        in_loop = self._loop_edge % 2 == 0
+        if in_loop or self._hands_over or self._leaving:
             self._keeper.copy_if_asked(self.state, self._replica)
 
     def _load(self, *, begins: bool) -> None:
@@ -187,9 +188,10 @@ class GroupClient(MemberClient):
         return self._reading is not None and not self._reading[1].done()
 
     def _is_as_held(self, order: CatchUp) -> bool:
-        """Whether we hold what a cut does, or more.
+        """Whether we have loaded this cut already, and the script may have added to it.
 
-        It is another state if a script was further in that cut than we were when we loaded it.
+        If the cut has samples of the loop that our script is in, it is loaded again: it was made
+        after what our script has done on its way here, and holds that already.
         """
         is_held = order.cut is not None and order.cut.cut_no == self._holds
         return is_held and all(feed_of(span.line) != self._within for span in order.committed)
@@ -230,7 +232,7 @@ class GroupClient(MemberClient):
             step=order.step,
             part=part,
             within=self._asked_within,
-            position=self._position,
+            loop_edge=self._loop_edge,
         )
         self._exchange.leave(partial(self._exchange.data.send, order.source.inc, ask))
 
@@ -353,7 +355,7 @@ class GroupClient(MemberClient):
             # The script is a line or two from its next batch; schedulers may step there.
             self._changed.wait_for(lambda: self._at_rest or not self._is_at(message), SCRIPT_S)
             if not self._is_at(message):  # see `AskState`
-                is_ahead = self._position > message.position
+                is_ahead = self._loop_edge > message.loop_edge
                 return beyond(message, state.inc) if is_ahead else None
             held = (state.epoch_no, state.step) == (message.epoch_no, message.step)
             if self._replica is None or not (held and state.at_rest and self._at_rest):
