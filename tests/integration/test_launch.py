@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from paceline.base.errors import PermanentError, TransientError
+from paceline.base.errors import ConfigError, PermanentError, TransientError
 from paceline.base.jobdir import JobDir
 from paceline.base.processes import JOB_DIR, is_locked, start_detached, try_lock
 from paceline.jobs import launch, leftovers
@@ -201,6 +201,41 @@ def test_an_order_waits_for_a_master_that_is_being_restarted(supervised: JobDir)
     assert launch.ask_running(supervised, Scale(workers=2)) == Done()
     late.join()
     assert orders == [Scale(workers=2)]
+
+
+@pytest.mark.parametrize("ends", [True, False], ids=["the job ends", "the master dies"])
+def test_an_order_whose_answer_is_lost_is_not_said_to_be_done(
+    supervised: JobDir, monkeypatch: pytest.MonkeyPatch, ends: bool
+) -> None:
+    monkeypatch.setattr(launch, "RESTART_S", 1.5)
+    ordered, up = threading.Event(), threading.Event()
+
+    async def answer(call: Call) -> Reply:
+        if isinstance(call, Scale):
+            ordered.set()
+            await asyncio.sleep(60.0)
+        return Done()
+
+    async def serve() -> None:
+        server = ControlServer(supervised.secret(), lambda _: asyncio.sleep(0), answer)
+        supervised.master_address.write_text(f"127.0.0.1:{await server.start()}\n")
+        up.set()
+        await asyncio.to_thread(ordered.wait)
+        if ends:
+            write_outcome(Outcome(state="finished", exit_code=0), supervised.outcome)
+        await server.stop()
+
+    master = threading.Thread(target=lambda: asyncio.run(serve()))
+    master.start()
+    assert up.wait(10.0)
+    expected = (
+        (ConfigError, r"^job \S+ has ended meanwhile: it is finished; see")
+        if ends
+        else (TransientError, r"^job \S+: its master took the order and was gone before")
+    )
+    with pytest.raises(expected[0], match=expected[1]):
+        launch.ask_running(supervised, Scale(workers=2))
+    master.join()
 
 
 def test_a_master_that_does_not_come_again_is_said_in_words(

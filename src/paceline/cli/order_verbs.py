@@ -146,15 +146,17 @@ def _kill_master(job: JobDir) -> str:
         TransientError: the master does not answer.
     """
     from paceline.base.processes import find_job_process, kill_quietly
-    from paceline.jobs.launch import ask_running
+    from paceline.jobs.launch import ask_running, check_runs
     from paceline.wire.client import GetStatus, JobStatus
 
     status = ask_running(job, GetStatus())
     assert isinstance(status, JobStatus)
-    if find_job_process(status.master_pid, job.path) is None:
+    found = find_job_process(status.master_pid, job.path)
+    check_runs(job, meanwhile=True)  # the master of a job that has ended leaves, and stays away
+    if found is None:
         raise ConfigError(
-            f"job {job.job_id}: its master, process {status.master_pid}, is not on this machine; "
-            "run the command where it is"
+            f"job {job.job_id}: its master, process {status.master_pid}, is not on this machine, "
+            "or has just died; run the command where the master is, or try again"
         )
     kill_quietly(status.master_pid)
     return job.job_id

@@ -1,5 +1,6 @@
 """Starting a job: a job directory, the spec in it, a supervisor of its own session."""
 
+import contextlib
 import os
 import shutil
 import subprocess
@@ -24,7 +25,7 @@ from paceline.jobs.resize import Resize, write_resize
 from paceline.jobs.resuming import alone, running_since
 from paceline.jobs.sent import keep_sent
 from paceline.wire import spec as specs
-from paceline.wire.client import Call, GetStatus, Reply
+from paceline.wire.client import Call, GetObservation, GetStatus, Reply
 from paceline.wire.control import ControlClient
 from paceline.wire.events.job import DiskHealsEvent, DiskRefusesEvent
 from paceline.wire.spec import JobSpec
@@ -206,18 +207,29 @@ def ask_running(job: JobDir, call: Call) -> Reply:
 
     Raises:
         ConfigError: it has ended, or is interrupted.
-        TransientError: nobody answers.
+        TransientError: nobody answers, or the answer to an order was lost.
     """
+    _await_answer(job)
+    try:
+        return ask(job, call)
+    except TransientError as error:
+        with contextlib.suppress(TransientError):
+            _await_answer(job, meanwhile=True)  # it ends, or has another master soon
+        if isinstance(call, GetStatus | GetObservation):
+            return ask(job, call)
+        raise TransientError(
+            f"job {job.job_id}: its master took the order and was gone before it answered; whether "
+            "the order was carried out is not known: look at `paceline status` before you repeat it"
+        ) from error
+
+
+def _await_answer(job: JobDir, *, meanwhile: bool = False) -> None:
+    """Wait until the master of a job answers; arguments and errors as for `check_runs`."""
     start_s = time.monotonic()
     while True:
-        outcome = read_outcome(job.outcome)
-        if outcome or not is_kept_up(job):
-            state = outcome.state if outcome else "interrupted"
-            raise ConfigError(
-                f"job {job.job_id} does not run: it is {state}; see `paceline status`"
-            )
+        check_runs(job, meanwhile=meanwhile)
         if _answers(job):
-            return ask(job, call)
+            return
         waited_s = time.monotonic() - start_s
         if waited_s > RESTART_S:
             raise TransientError(
@@ -225,6 +237,24 @@ def ask_running(job: JobDir, call: Call) -> Reply:
                 f"restarted, or too busy: see {job.logs / 'master.log'}, and try again"
             )
         time.sleep(0.2)
+
+
+def check_runs(job: JobDir, *, meanwhile: bool = False) -> None:
+    """Check that a job has not ended, and that its processes live, or are to come again.
+
+    Args:
+        job: the job.
+        meanwhile: it ran when the command began.
+
+    Raises:
+        ConfigError: it has ended, or is interrupted.
+    """
+    outcome = read_outcome(job.outcome)
+    if outcome is None and is_kept_up(job):
+        return
+    state = outcome.state if outcome else "interrupted"
+    what = "has ended meanwhile" if meanwhile else "does not run"
+    raise ConfigError(f"job {job.job_id} {what}: it is {state}; see `paceline status`")
 
 
 def ask(job: JobDir, call: Call, timeout_s: float = 5.0) -> Reply:
