@@ -1,11 +1,12 @@
 """Keeps a node's log from filling the disk."""
 
 import logging
+import time
 from pathlib import Path
 from typing import BinaryIO
 
 from paceline.base.disk import is_refusal, room_bytes
-from paceline.base.log_times import LogTimes
+from paceline.base.log_times import LogTimes, times_of
 
 SHARE = 4
 """All logs together take at most one part in so many of what their disk has left for them."""
@@ -59,8 +60,10 @@ class LogCap:
     def _cut(self, size: int, limit: int) -> None:
         kept = self._path.with_suffix(f".1{self._path.suffix}")
         fresh = kept.with_suffix(".new")
+        start = size - min(size, limit // KEPT_PART)
+        times_of(kept).unlink(missing_ok=True)  # those of the former one
         with self._path.open("r+b") as log:
-            log.seek(size - min(size, limit // KEPT_PART))
+            log.seek(start)
             tail = log.read(limit // KEPT_PART)
             # Before anything is removed: an agent that is killed in between loses no line.
             is_kept = _is_kept(tail, log, fresh, kept)
@@ -76,6 +79,7 @@ class LogCap:
             log.write(note.encode())
         if not is_kept:
             kept.write_bytes(tail)
+        self.times.cut(kept, start, time.time())
         _log.warning("log_cut path=%s bytes=%d limit=%d", self._path, size, limit)
 
 

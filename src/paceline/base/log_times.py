@@ -42,6 +42,29 @@ class LogTimes:
         except OSError:
             return  # no log yet, or no room: what is not noted counts as printed later
 
+    def cut(self, kept: Path, start_bytes: int, unix_s: float) -> None:
+        """Note that the log was cut.
+
+        Args:
+            kept: the file that has what was cut off.
+            start_bytes: the place in the log at which ``kept`` begins.
+            unix_s: Unix time of the cut.
+        """
+        self._size_bytes = 0
+        try:
+            times_s, sizes_bytes = _of_present(self._log)
+            points = [
+                _POINT.pack(t, size_bytes - start_bytes)
+                for t, size_bytes in zip(times_s, sizes_bytes, strict=True)
+                if size_bytes >= start_bytes
+            ]
+            end = _POINT.pack(unix_s, kept.stat().st_size)
+            times_of(kept).write_bytes(b"".join([*points, end]))
+            with times_of(self._log).open("ab", buffering=0) as file:
+                file.write(_POINT.pack(unix_s, 0))
+        except OSError:
+            return  # as above
+
 
 def printed_by(log: Path) -> Callable[[int], float | None]:
     """When what is in a log up to a byte had been printed, as a function of the byte.
@@ -49,18 +72,22 @@ def printed_by(log: Path) -> Callable[[int], float | None]:
     Unix time, at most `EVERY_S` late; None: nobody has noted it, or not yet.
     """
     try:
-        points = _read(log)
+        times_s, sizes_bytes = _of_present(log)
     except FileNotFoundError:
         return lambda _: None
-    # Of a log that was cut off, what is there now came later.
-    first = max((n for n in range(1, len(points)) if points[n][1] < points[n - 1][1]), default=0)
-    times_s, sizes_bytes = [t for t, _ in points[first:]], [size for _, size in points[first:]]
 
     def printed_s(end_bytes: int) -> float | None:
         place = bisect_left(sizes_bytes, end_bytes)
         return times_s[place] if place < len(times_s) else None
 
     return printed_s
+
+
+def _of_present(log: Path) -> tuple[list[float], list[int]]:
+    """Times and sizes that were noted of what is in the log now: a cut log begins again."""
+    points = _read(log)
+    first = max((n for n in range(1, len(points)) if points[n][1] < points[n - 1][1]), default=0)
+    return [t for t, _ in points[first:]], [size for _, size in points[first:]]
 
 
 def _read(log: Path) -> list[tuple[float, int]]:

@@ -132,13 +132,13 @@ def _show_cut_off(log: Path, wanted: LogFilter) -> None:
     path = log.with_suffix(CUT_OFF)
     if not path.exists() or (wanted.since_s or 0.0) > path.stat().st_mtime:
         return
-    start = 0
+    start = 0 if wanted.since_s is None else start_since(path, wanted.since_s) or 0
     if wanted.tail is not None:
         _, missing = find_last(log, wanted.tail)
-        start, _ = find_last(path, missing)
+        start = max(start, find_last(path, missing)[0])
     tail = Tail(path, start=start)
-    for line in [*tail.lines(), *tail.rest()]:
-        print(_printed(log.stem, line.decode(errors="replace"), None, wanted))
+    _print(path, tail.lines(), tail.read_bytes, wanted)
+    _print(path, tail.rest(), tail.read_bytes, wanted, ended=False)
 
 
 def _logs(job: JobDir) -> list[Path]:

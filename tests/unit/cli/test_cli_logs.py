@@ -8,6 +8,7 @@ import msgspec
 import pytest
 
 from paceline.agent.facts import end_last_line
+from paceline.agent.log_cap import LEAST_BYTES, LogCap
 from paceline.base.errors import ConfigError
 from paceline.base.jobdir import JobDir
 from paceline.base.log_times import LogTimes, start_since, times_of
@@ -224,6 +225,28 @@ def test_lines_have_the_time_by_which_they_were_printed(
     times.note(begun_s + 6.0)
     again = time.strftime(logs.STAMP, time.localtime(begun_s + 6.0))
     assert printed(job, capsys, timestamps=True, node="worker-0") == [f"{again} cut"]
+
+
+def test_what_was_cut_off_keeps_its_times(job: JobDir, capsys: pytest.CaptureFixture[str]) -> None:
+    log = job.logs / "worker-0.log"
+    cap = LogCap(log, LEAST_BYTES, num_nodes=1)
+    now_s = time.time() - 100.0
+    for seconds, text in ((0.0, "x" * LEAST_BYTES + "\none\n"), (40.0, "two\n")):
+        with log.open("a") as file:
+            file.write(text)
+        cap.times.note(now_s + seconds)
+    with log.open("a") as file:
+        file.write("three\n")
+    cap.look()
+    assert b"three" not in log.read_bytes()
+    with log.open("a") as file:
+        file.write("four\n")
+    cap.times.note(now_s + 102.0)
+    shown = [msgspec.json.decode(line) for line in printed(job, capsys, as_json=True)]
+    times = [(one["line"], round(one["time_s"] - now_s)) for one in shown if len(one["line"]) < 9]
+    assert times == [("one", 0), ("two", 40), ("three", 100), ("four", 102)]
+    since = printed(job, capsys, node="worker-0", since_s=now_s + 20.0)
+    assert [line for line in since if "cut off" not in line] == ["two", "three", "four"]
 
 
 def test_times_are_ago_or_absolute() -> None:
