@@ -487,6 +487,19 @@ def test_a_resumed_job_tries_again_who_was_refused() -> None:
     assert Launch("worker-1") in job.restarted().first
 
 
+def test_a_person_brings_back_who_was_left_out() -> None:
+    job = Job(num_workers=2)
+    job.run("worker-0")
+    job.run("worker-1")
+    lacks_a_source(job, "worker-1", any_committed=True)
+    acts = job.note(NodeOrders(job.members).scale(2, 1.0, grace_s=1.0))
+    assert of(Launch, acts) == [Launch("worker-1")]
+    job.hello("worker-1", 99)
+    assert [one.name for one in job.members.wanted_workers()] == ["worker-0", "worker-1"]
+    again = job.restarted().members
+    assert [one.name for one in again.wanted_workers()] == ["worker-0", "worker-1"]
+
+
 def test_a_dead_agent_alone_is_launched_again_and_the_life_goes_on() -> None:
     job = Job()
     inc = job.run("worker-0")

@@ -37,7 +37,7 @@ class NodeOrders:
         return acts
 
     def scale(self, count: int, now_s: float, grace_s: float) -> list[Act]:
-        """Set the number of workers; the highest ranks leave in order.
+        """Set the number of workers; the highest ranks leave in order, those left out come back.
 
         Those that live in rounds begin the next one.
         """
@@ -56,7 +56,7 @@ class NodeOrders:
         for node in list(self.members.of_role("worker")):
             if node.fate is Fate.LEAVES:
                 acts += self._send_away(node, now_s, grace_s)
-            elif node.name not in known:
+            elif node.name not in known or (node.fate is Fate.FAILED and not node.by_itself):
                 acts += self.members.launch(node, now_s)
         if self.members.rounds is not None:
             acts.append(self.members.keep(RoundSet(number=self.members.rounds.number + 1)))
