@@ -83,6 +83,7 @@ class Epochs:
                 cut_no=number,
                 undone=max(self._trained - count_committed(self._state), 0),
                 in_memory=cut is not None and cut.in_memory,
+                resumed=self._begins_anew,
             )
         )
         self._measured = 0

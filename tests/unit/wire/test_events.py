@@ -339,6 +339,11 @@ TOLD: list[tuple[Event, str, str]] = [
         "epoch 2 from cut 3 in memory",
         "a cut is loaded: epoch 2 from cut 3 in memory",
     ),
+    (
+        state.EpochEvent(epoch_no=3, cut_no=4, undone=0, resumed=True),
+        "epoch 3 from cut 4",
+        "a cut is loaded: epoch 3 from cut 4",
+    ),
     (state.RestoredEvent(epoch_no=2), "epoch 2", "training goes on: epoch 2"),
     (state.CutValidEvent(cut_no=3, step=7), "cut 3 at step 7", "cut valid: cut 3 at step 7"),
     (state.CutStoredEvent(cut_no=3), "cut 3", "cut stored: cut 3"),

@@ -34,18 +34,20 @@ class EpochEvent(Event, frozen=True):
     """Samples that this takes out of the model; they are trained again."""
     in_memory: bool = False
     """The cut is in the memory of nodes."""
+    resumed: bool = False
+    """The job had come to an end, and is resumed."""
 
     clause_words = "epoch {0.epoch_no} from {0.cut}"
     sentence_words = "a cut is loaded: {0.clause}"
 
     @property
     def is_restore(self) -> bool:
-        """Whether the model goes back to a cut, or to what the script has built."""
-        return self.undone > 0 or self.cut_no > 0
+        """Whether something was lost, and the model goes back to a cut, or to its beginning."""
+        return self.undone > 0 or (self.cut_no > 0 and not self.resumed)
 
     @property
     def is_news(self) -> bool:
-        return self.is_restore
+        return self.undone > 0 or self.cut_no > 0
 
     @property
     def cut(self) -> str:
