@@ -281,9 +281,11 @@ class JobDir:
     @classmethod
     def all(cls) -> list["JobDir"]:
         """All jobs of this user, the oldest first."""
-        found = (home() / "jobs").glob("*/job.json")
-        by_age = sorted(found, key=lambda path: path.stat().st_mtime_ns)
-        return [cls(path.parent) for path in by_age]
+        ages = {}
+        for spec in (home() / "jobs").glob("*/job.json"):
+            with contextlib.suppress(FileNotFoundError):  # one that is being removed now
+                ages[spec] = spec.stat().st_mtime_ns
+        return [cls(spec.parent) for spec in sorted(ages, key=lambda spec: ages[spec])]
 
     @classmethod
     def find(cls, name: str | None) -> "JobDir":

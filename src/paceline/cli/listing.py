@@ -4,7 +4,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from paceline.base.errors import ConfigError, PacelineError
-from paceline.base.jobdir import JobDir
+from paceline.base.jobdir import JobDir, role_of
 from paceline.jobs.curves import last_logged
 from paceline.jobs.history import read_last_metrics
 from paceline.jobs.launch import ask, is_supervised
@@ -39,7 +39,7 @@ class JobRow(Struct, frozen=True, kw_only=True):
     total: int | None
     """Of all epochs; None: not known."""
     samples_per_s: float | None
-    """Of the last seconds; None: it does not train."""
+    """Of the last seconds, of an ended job the mean over its training; None: not known."""
     started_s: float
     """Unix time of its launch."""
     ended_s: float | None
@@ -145,14 +145,17 @@ def make_row(job: JobDir, outcome: Outcome | None, status: JobStatus | None) -> 
     spec = read_spec(job)
     workers, servers = (spec.workers.count, spec.num_servers) if spec else (None, None)
     committed, total, rate = 0, None, None  # of a job that left nothing
+    last = None if status else read_last_metrics(job.metrics)
+    roles = [node.role for node in status.nodes] if status else []
+    if last:
+        committed, roles = last.committed, [*map(role_of, last.nodes)]
     if outcome:
         committed, total = outcome.committed, outcome.total or None
+        rate = outcome.samples_per_s
     elif status:
-        committed, total, rate = status.committed, status.total, status.samples_per_s or None
-        workers = sum(node.role == "worker" for node in status.nodes)
-        servers = sum(node.role == "server" for node in status.nodes)
-    elif last := read_last_metrics(job.metrics):
-        committed = last.committed
+        committed, total, rate = status.committed, status.total, status.samples_per_s
+    # A job may have other numbers of nodes than it was launched with.
+    workers, servers = roles.count("worker") or workers, roles.count("server") or servers
     return JobRow(
         job_id=job.job_id,
         state=state_of(job, outcome, status),

@@ -109,8 +109,8 @@ def _all_up(status: JobStatus) -> bool:
 
 
 def _map(status: JobStatus) -> str:
-    named = [f"{node.node} (pid {node.pid})" for node in status.nodes[:MAX_NAMED] if node.pid]
-    more = len(status.nodes) - MAX_NAMED
+    up = [f"{node.node} (pid {node.pid})" for node in status.nodes if node.pid]
+    named, more = up[:MAX_NAMED], len(up) - MAX_NAMED
     return ", ".join(named) + (f" and {more} more" if more > 0 else "")
 
 
@@ -121,4 +121,5 @@ def progress_line(status: JobStatus) -> str:
     text = progress(status.committed, status.total)
     values = logged(status.logged, LOGGED_WIDTH)
     shown = f"  ({values})" if values else ""
-    return f"{done}{text}, {speed(status.samples_per_s)}{left}{shown}"
+    rate = f", {speed(status.samples_per_s)}" if status.samples_per_s is not None else ""
+    return f"{done}{text}{rate}{left}{shown}"

@@ -102,7 +102,7 @@ def _cells(row: JobRow, now_s: float) -> tuple[str, ...]:
         row.state,
         percent(row.committed, row.total or 0),
         f"{row.committed:,}" if row.counts else "-",
-        speed(rate).removesuffix(" samples/s") + "/s" if rate else "-",
+        speed(rate).replace(" samples", ""),
         str(row.workers or "-"),
         age(now_s - row.started_s),
     )

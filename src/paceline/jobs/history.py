@@ -91,6 +91,9 @@ def read_metrics(path: Path) -> list[MetricsPoint]:
 
 
 def read_last_metrics(path: Path, tail_bytes: int = 1 << 16) -> MetricsPoint | None:
-    """The newest measurement; None: there is none."""
-    line = last_line(path, tail_bytes)
-    return None if line is None else msgspec.json.decode(line, type=MetricsPoint)
+    """The newest measurement; None: there is none, or its line is damaged."""
+    if (line := last_line(path, tail_bytes)) is None:
+        return None
+    with contextlib.suppress(msgspec.DecodeError, UnicodeDecodeError):
+        return msgspec.json.decode(line, type=MetricsPoint)
+    return None

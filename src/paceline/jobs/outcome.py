@@ -94,6 +94,8 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
     traceback: str = ""
     jct_s: float = 0.0
     """Job completion time: from the job's launch, interruptions included."""
+    training_s: float | None = None
+    """Of that, while the model was there and processes lived; None: not known."""
     committed: int = 0
     total: int = 0
     kept: int | None = None
@@ -104,6 +106,11 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
     """Steps that were decided while something of their slice was missing."""
     left_out: int = 0
     """Samples that were missing in them; they came later in the epoch."""
+
+    @property
+    def samples_per_s(self) -> float | None:
+        """Mean over the training; None: there was none, or it is not known how long it took."""
+        return self.committed / self.training_s if self.training_s and self.committed else None
 
     @property
     def how(self) -> End:

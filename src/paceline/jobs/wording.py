@@ -49,9 +49,12 @@ def counted(number: int, noun: str) -> str:
     return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
 
 
-def speed(samples_per_s: float) -> str:
-    """``34,100 samples/s``."""
-    return f"{samples_per_s:,.0f} samples/s"
+def speed(samples_per_s: float | None) -> str:
+    """``34,100 samples/s``, ``0.42 samples/s``; not known: ``-``."""
+    if samples_per_s is None:
+        return "-"
+    digits = f"{samples_per_s:.2g}" if 0 < samples_per_s < 9.95 else f"{samples_per_s:,.0f}"
+    return f"{digits} samples/s"
 
 
 def logged(values: Iterable[LastLogged], width: int = 1000) -> str:

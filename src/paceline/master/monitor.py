@@ -52,33 +52,55 @@ def lengths_of(windows: WindowSpec) -> Lengths:
 
 
 class RunningRate:
-    """Growth per second of a counter over the window."""
+    """Growth per second of a counter, from one time at which it grew to another.
+
+    A counter that grows by whole steps is compared where steps end, however long they take.
+    """
 
     def __init__(self) -> None:
+        #: When it was seen to grow, and to what.
         self._points: deque[tuple[float, int]] = deque()
+        self._looked_s, self._value = 0.0, -1
 
     def add(self, now_s: float, value: int) -> bool:
         """Note the counter; whether it has grown. A smaller value starts again."""
         points = self._points
-        if points and value < points[-1][1]:
+        if value < self._value:
             points.clear()
-        grown = bool(points) and value > points[-1][1]
-        if grown and points[0][1] == points[-1][1]:
-            # The wait before the first growth (starting up) says nothing about the speed after it.
-            for _ in range(len(points) - 1):
+            self._value = -1
+        # What lies before the first look and the first growth says nothing about the speed after.
+        grown = 0 <= self._value < value
+        if grown:
+            points.append((now_s, value))
+            if len(points) > 2 and _is_pause(points):
                 points.popleft()
-        points.append((now_s, value))
-        # Two points stay, so that a rate is known after a long silence, too.
+        self._looked_s, self._value = now_s, value
+        # Two points stay: a step may take longer than the window.
         while len(points) > 2 and points[1][0] < now_s - WINDOW_S:
             points.popleft()
         return grown
 
     def per_s(self) -> float | None:
-        """None: nothing was seen to grow yet."""
-        if len(self._points) < 2:
+        """None: it was not seen to grow twice, or has long stopped growing (`is_known`)."""
+        if not self.is_known:
             return None
         (t0, v0), (t1, v1) = self._points[0], self._points[-1]
-        return (v1 - v0) / (t1 - t0) if v1 > v0 and t1 > t0 else None
+        step_s = t1 - self._points[-2][0]
+        if self._looked_s - t1 > max(WINDOW_S, 2 * step_s):
+            return None
+        until_s = max(t1, self._looked_s - step_s)
+        return (v1 - v0) / (until_s - t0) if until_s > t0 else None
+
+    @property
+    def is_known(self) -> bool:
+        """Whether it was seen to grow twice; if so, one that has no rate stands still."""
+        return len(self._points) > 1
+
+
+def _is_pause(points: Sequence[tuple[float, int]]) -> bool:
+    """Whether the first two points have a pause between them, rather than a step."""
+    first_s, newest_s = points[1][0] - points[0][0], points[-1][0] - points[-2][0]
+    return first_s > max(WINDOW_S, 2 * newest_s)
 
 
 class NodeTotals(msgspec.Struct):
@@ -349,8 +371,13 @@ class Monitor:
 
     @property
     def samples_per_s(self) -> float:
-        """Samples per second of the job, by what got into the model."""
+        """Samples per second of the job, by what got into the model; 0: none, or not known."""
         return self._committed.per_s() or 0.0
+
+    @property
+    def knows_speed(self) -> bool:
+        """Whether enough was seen of the job to say what its speed is."""
+        return self._committed.is_known
 
     def speed(self, node: str) -> float | None:
         """Samples per second of a worker; None: not measured."""

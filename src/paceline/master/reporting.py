@@ -7,6 +7,8 @@ from collections.abc import Callable
 import msgspec
 
 from paceline.base.jobdir import JobDir
+from paceline.jobs.facts import trained_s
+from paceline.jobs.history import read_events, read_metrics
 from paceline.jobs.jsonl import LineFile, last_line
 from paceline.jobs.outcome import Outcome
 from paceline.jobs.slowness import ScriptPace
@@ -106,7 +108,7 @@ class Reporting:
         return msgspec.structs.replace(status, slow=parts, logged=self._curves.last())
 
     def outcome(self, ending: Ending) -> Outcome:
-        """The job as it has ended."""
+        """The job as it has ended; after `measure_last`."""
         kept = count_kept(self._state)
         return Outcome(
             state=ending.state,
@@ -115,6 +117,7 @@ class Reporting:
             error=ending.error,
             traceback=ending.traceback,
             jct_s=max(0.0, ending.ended_s - self._launched_s),
+            training_s=self._trained_s(),
             # What members hold beyond their last word is in the cut that they made at the end.
             committed=max(count_committed(self._state), kept),
             total=known_total(self._state, finished=ending.state == "finished") or 0,
@@ -123,3 +126,8 @@ class Reporting:
             short_steps=self._state.holder.short_steps,
             left_out=self._state.holder.left_out,
         )
+
+    def _trained_s(self) -> float | None:
+        with contextlib.suppress(OSError):
+            return trained_s(read_events(self._job.events), read_metrics(self._job.metrics))
+        return None

@@ -99,8 +99,8 @@ class Master:
             # Not before: a last cut may have been stored just now.
             outbox.tell(lost)
             outbox.events.flush()
-        outcome = rooms.reporting.outcome(ending)
         rooms.reporting.measure_last(self._times.wall())
+        outcome = rooms.reporting.outcome(ending)
         rooms.training.close()
         rooms.agents.close()
         rooms.reporting.exposing.close()

@@ -1,5 +1,8 @@
 """What people see of a job: pure views of the state machines."""
 
+from collections import Counter
+from collections.abc import Sequence
+
 from paceline.base.numbering import NO_INC
 from paceline.base.samples import num_samples
 from paceline.master.ending import Ending, ScriptsWork, Stage
@@ -10,7 +13,7 @@ from paceline.protocol.nodes.node import Node
 from paceline.protocol.training import MasterState
 from paceline.wire.client import JobStatus, NodeStatus
 from paceline.wire.messages.agent import NodeFacts
-from paceline.wire.messages.feeds import feed_of, is_in_epochs
+from paceline.wire.messages.feeds import Feed, feed_of, is_in_epochs
 
 
 def count_committed(state: MasterState) -> int:
@@ -52,11 +55,30 @@ def count_total(state: MasterState) -> int | None:
 def known_total(state: MasterState, *, finished: bool) -> int | None:
     """Samples that the job will have trained; None: its script may open more loops than it has.
 
-    That is so in a loop over epochs, and once a script has opened a second loop over batches.
+    That is so once a script has opened a second loop over batches, but for those of a loop over
+    ``job.epochs``: there each epoch is expected to be like the one before it.
     """
     feeds = [feed for feed in state.ledger.feeds.values() if feed.purpose == "train"]
-    may_go_on = len(feeds) > 1 or any(is_in_epochs(feed.place) for feed in feeds)
-    return None if may_go_on and not finished else count_total(state)
+    if finished or (len(feeds) == 1 and not is_in_epochs(feeds[0].place)):
+        return count_total(state)
+    return _total_of_epochs(state, feeds)
+
+
+def _total_of_epochs(state: MasterState, feeds: Sequence[Feed]) -> int | None:
+    """Samples of all epochs of the one loop over ``job.epochs``; None: there is more, or less."""
+    loops, num_epochs = {feed.place[:1] for feed in feeds}, {feed.of_epochs for feed in feeds}
+    if len(loops) != 1 or not all(is_in_epochs(feed.place) for feed in feeds):
+        return None
+    totals: Counter[int] = Counter()
+    for feed in feeds:
+        total = state.ledger.total(feed.feed)
+        if total is None:
+            return None
+        totals[feed.place[1]] += total
+    last, count = max(totals), max(num_epochs)
+    # The epoch in hand may not have opened all of its loops yet.
+    each = max(totals[last], totals[last - 1])
+    return totals.total() - totals[last] + each * (count - last) if count > last else None
 
 
 def job_state(state: MasterState, members: Membership, ending: Ending | None) -> str:
@@ -94,7 +116,7 @@ def describe(
         step=state.step,
         committed=committed,
         total=total,
-        samples_per_s=speed,
+        samples_per_s=speed if monitor.knows_speed else None,
         eta_s=eta_s,
         started_s=started_s,
         valid_cuts=tuple(cut.cut.cut_no for cut in state.cuts.valid),

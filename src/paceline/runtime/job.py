@@ -435,5 +435,6 @@ class Job(JobCourse):
     def _opened(self, feed: Feed, growth: Growing | None = None) -> Feed:
         self._num_feeds += 1
         place = self._course.next()
-        feed = msgspec.structs.replace(feed, place=place, calls=self._calls)
+        given = {"place": place, "of_epochs": self._of_epochs, "calls": self._calls}
+        feed = msgspec.structs.replace(feed, **given)
         return self._strategy.open_feed(feed, growth)

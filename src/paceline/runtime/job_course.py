@@ -51,6 +51,8 @@ class JobCourse(JobLog):
         self._begun: Reached | None = None
         """How far the state was when this script asked, before its first loop over epochs."""
         self._has_asked = False
+        self._of_epochs = 0
+        """Epochs of the loop over epochs in hand; 0: in none."""
         self._calls: tuple[int, ...] = ()
         """Steps of schedulers between loops when the epoch in hand began."""
 
@@ -92,12 +94,14 @@ class JobCourse(JobLog):
         if not self._has_asked:
             self._begun, self._has_asked = self._strategy.begun(), True
         first = self._course.first_epoch(self._begun.place if self._begun else None, count)
+        self._of_epochs = count
         try:
             for epoch in range(first, count):
                 self._course.enter(epoch)
                 self._come_to(passed=epoch == first > 0)
                 yield epoch
         finally:
+            self._of_epochs = 0
             self._course.leave()
             self._come_to(passed=first == count)
 

@@ -148,7 +148,8 @@ class JobStatus(Message, frozen=True):
     committed: int
     total: int | None
     """Samples in all opened feeds, all epochs; None while unknown or unbounded."""
-    samples_per_s: float
+    samples_per_s: float | None
+    """Of the last seconds; None: too little was seen since the master started."""
     eta_s: float | None
     started_s: float
     """Unix time of the job's launch."""

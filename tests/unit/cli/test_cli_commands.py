@@ -213,6 +213,10 @@ def test_json_of_jobs_keeps_its_names() -> None:
     assert tuple(detail) == (*JSON_OF_A_JOB, *more)
     (node,) = detail["nodes"]
     assert tuple(node) == JSON_OF_A_NODE
+    ended_job("timed", **FAILED, training_s=20.0)
+    (timed, *_) = read_json("ps", "--json")
+    assert timed["samples_per_s"] == 25.0, "the mean over its training"
+    assert "25/s" in paceline("ps", "--last", "1").stdout
     assert (node["node"], node["samples"]) == ("worker-0", 600)
     assert detail["events"][0]["event"] == "killed"
 
@@ -308,7 +312,14 @@ def test_logs_are_told_apart_and_one_is_printed_as_it_is() -> None:
 
 
 @pytest.mark.parametrize(
-    "args", [("kill", "--worker", "0"), ("scale", "--workers", "2"), ("stop",), ("stop", "--now")]
+    "args",
+    [
+        ("kill", "--worker", "0"),
+        ("kill", "--master"),
+        ("scale", "--workers", "2"),
+        ("stop",),
+        ("stop", "--now"),
+    ],
 )
 def test_orders_to_a_job_that_has_ended_are_refused(args: tuple[str, ...]) -> None:
     ended_job(**FAILED)

@@ -347,6 +347,24 @@ def test_a_model_that_goes_back_to_its_beginning_is_restored_too() -> None:
     assert [incident.undone for incident in told.incidents] == [200]
 
 
+def test_loading_the_cut_of_a_job_that_is_resumed_is_no_incident() -> None:
+    resumed = [
+        StoppedEvent(t=6.0, signal=0),
+        SupervisorStartedEvent(t=7.0, pid=7),
+        MasterStartedEvent(t=7.1, restarted=True),
+        ScaledEvent(t=7.1, role="worker", count=3),
+    ]
+    load = EpochEvent(t=8.5, epoch_no=2, cut_no=3, undone=0, resumed=True)
+    well = facts(*START, *resumed, load, RestoredEvent(t=8.6, epoch_no=2), *END, outcome=FINISHED)
+    assert (well.num_restores, well.incidents) == (0, ())
+    assert paragraph(well).endswith("Nothing went wrong.")
+    assert "2 workers, then 3, " not in dict(figures(QUIET))["asked for"]
+    assert dict(figures(well))["asked for"].startswith("1 worker, then 3, ")
+    lost = structs.replace(load, undone=40)
+    (told,) = facts(*START, *resumed, lost, *END, outcome=FINISHED).incidents
+    assert told.undone == 40
+
+
 def test_a_job_without_an_end_or_a_start_can_be_reported() -> None:
     assert "not ended" in paragraph(facts(*START)).lower()
     spec = JobSpec(script="/train.py")

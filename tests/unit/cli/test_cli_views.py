@@ -15,6 +15,7 @@ from paceline.cli.order_verbs import without_room
 from paceline.cli.plain import PlainView, progress_line
 from paceline.cli.watch import CHAINED, ChiefLog, Interrupts, Look, View
 from paceline.jobs.outcome import Outcome
+from paceline.jobs.wording import speed
 from paceline.wire.client import JobStatus, LastLogged, NodeStatus, SlowPart
 from paceline.wire.events.nodes import KilledEvent, NodeLostEvent, RelaunchEvent
 
@@ -139,6 +140,36 @@ def test_what_the_script_logs_is_shown_as_far_as_there_is_room() -> None:
 def test_a_job_with_a_thousand_workers_names_a_few_of_them() -> None:
     (first, *_) = watch_plainly(5, 1000, num_workers=1000)
     assert first.endswith("worker-6 (pid 16) and 993 more")
+
+
+def test_nodes_that_are_not_up_are_not_counted_among_those_that_are() -> None:
+    now = status(0, num_workers=12)
+    late = [
+        msgspec.structs.replace(node, pid=0) if node.node in ("server-0", "worker-9") else node
+        for node in now.nodes
+    ]
+    lines: list[str] = []
+    view = PlainView(0.0, lines.append)
+    for at_s in (1.0, 20.0):
+        view.show(Look(now_s=at_s, status=msgspec.structs.replace(now, nodes=tuple(late))))
+    (first, *_) = lines
+    assert "server-0" not in first
+    assert first.endswith("worker-7 (pid 17) and 3 more")
+
+
+def test_a_speed_that_is_not_known_is_no_zero() -> None:
+    now = msgspec.structs.replace(status(500), samples_per_s=None, eta_s=None)
+    assert progress_line(now) == " 50 %  500 of 1,000 samples"
+    console = Console(file=io.StringIO(), width=120, height=40)
+    console.print(draw(now, [], 1.0, console.size))
+    assert "samples/s" not in console.file.getvalue()  # type: ignore[attr-defined]
+    assert [speed(each) for each in (None, 0.0, 0.42, 3.0, 34_100.4)] == [
+        "-",
+        "0 samples/s",
+        "0.42 samples/s",
+        "3 samples/s",
+        "34,100 samples/s",
+    ]
 
 
 def test_plain_lines_tell_where_it_is_and_what_happened() -> None:

@@ -162,7 +162,33 @@ def test_a_rate_leaves_out_the_wait_before_the_first_growth() -> None:
     for second in range(9):
         rate.add(float(second), 0)
     rate.add(9.0, 50)
+    assert rate.per_s() is None
+    rate.add(10.0, 100)
     assert rate.per_s() == pytest.approx(50.0)
+
+
+def test_a_rate_counts_whole_steps_however_long_they_take() -> None:
+    rate, seen = RunningRate(), []
+    for second in range(100):
+        rate.add(float(second), 4000 * (second // 20))
+        seen.append(rate.per_s())
+    assert seen[:40] == [None] * 40, "one step has ended"
+    assert seen[40:] == [pytest.approx(200.0)] * 60
+
+
+def test_a_rate_ends_when_nothing_grows_and_is_soon_known_again_after_a_pause() -> None:
+    rate = RunningRate()
+    for second in range(20):
+        rate.add(float(second), 100 * second)
+    assert rate.per_s() == pytest.approx(100.0)
+    for second in range(20, 31):
+        rate.add(float(second), 1900)
+    assert (rate.per_s(), rate.is_known) == (None, True)
+    for second in range(31, 33):
+        rate.add(float(second), 1900 + 100 * (second - 30))
+    assert rate.per_s() == pytest.approx(100.0)
+    rate.add(33.0, 7)
+    assert not rate.is_known
 
 
 def test_totals_are_over_all_lives_of_a_node() -> None:
@@ -189,4 +215,5 @@ def test_progress_is_what_grows() -> None:
     monitor.heartbeat("worker-0", NodeFacts(inc=1, samples=200), 2.0)
     monitor.heartbeat("worker-0", NodeFacts(inc=1, samples=200), 3.0)
     assert monitor.progress_s == 2.0
+    monitor.heartbeat("worker-0", NodeFacts(inc=1, samples=300), 4.0)
     assert monitor.speed("worker-0") == pytest.approx(50.0)

@@ -20,6 +20,7 @@ from paceline.jobs.wording import (
     seconds,
     speed,
 )
+from paceline.wire.events.job import ScaledEvent
 from paceline.wire.events.state import CutValidEvent
 
 MAX_TOLD = 5
@@ -124,9 +125,11 @@ def figures(facts: Facts) -> list[tuple[str, str]]:
     """The job in numbers: (name, value)."""
     spec, outcome = facts.spec, facts.outcome
     mode = f"{spec.mode} (staleness {spec.staleness})" if spec.mode == "ssp" else spec.mode
-    sizes = counted(spec.workers.count, "worker")
+    sizes = _asked_for(facts, "worker", spec.workers.count)
     sizes += (
-        f", {counted(spec.num_servers, 'server')}" if spec.num_servers else f", {spec.strategy}"
+        f", {_asked_for(facts, 'server', spec.num_servers)}"
+        if spec.num_servers
+        else f", {spec.strategy}"
     )
     if not spec.traits.trains:
         return [
@@ -150,6 +153,13 @@ def figures(facts: Facts) -> list[tuple[str, str]]:
         *_short_steps(outcome),
         *_logged(facts),
     ]
+
+
+def _asked_for(facts: Facts, role: str, first: int) -> str:
+    """``2 workers``, ``2 workers, then 3``: a resume and `paceline scale` may ask for others."""
+    scaled = [one for one in facts.events if isinstance(one, ScaledEvent) and not one.host]
+    last = next((one.count for one in reversed(scaled) if one.role == role), first)
+    return counted(first, role) + (f", then {last}" if last != first else "")
 
 
 def _completed(facts: Facts) -> str:

@@ -54,6 +54,8 @@ class Feed(msgspec.Struct, frozen=True, kw_only=True):
     """What the files of its dataset hold, in short; empty: not known, and so not compared."""
     place: ScriptPlace = ()
     """Where in the script it was opened: what workers know it by; empty: by its number."""
+    of_epochs: int = 0
+    """Epochs of the loop over ``job.epochs`` that it lies in; 0: in none, or not known."""
     calls: tuple[int, ...] = ()
     """Of each scheduler, the steps between loops that the script had taken when its epoch began."""
     ends: tuple[int, ...] = ()
