@@ -306,8 +306,10 @@ class JobDir:
                 f"{name!r} is the beginning of {len(jobs)} jobs: {_listed(jobs)}; write more of it"
             )
         what = f"no job matches {name!r}" if name else "there is no job yet"
-        listed = _listed(known) or "none"
-        raise ConfigError(f"{what} in {home() / 'jobs'} (known: {listed}); see `paceline ps`")
+        where = home() / "jobs"
+        if not known:
+            raise ConfigError(f"{what} in {where}, which has no job yet")
+        raise ConfigError(f"{what} in {where} (known: {_listed(known)}); see `paceline ps`")
 
 
 def _listed(jobs: list[Path]) -> str:

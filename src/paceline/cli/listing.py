@@ -19,6 +19,10 @@ UNREADABLE = "unreadable"
 """The state of a job whose ``outcome.json`` is damaged or of another version."""
 
 
+MASTER_AWAY = "master away"
+"""The state of a job that lives, and whose master does not answer now."""
+
+
 class JobRow(Struct, frozen=True, kw_only=True):
     """One job. Its names are those of ``--json``: they stay."""
 
@@ -120,7 +124,7 @@ def state_of(job: JobDir, outcome: Outcome | None, status: JobStatus | None) -> 
         return end_of(outcome)
     if status:
         return status.state
-    return "master away" if is_supervised(job) else "interrupted"
+    return MASTER_AWAY if is_supervised(job) else "interrupted"
 
 
 def read_spec(job: JobDir) -> JobSpec | None:

@@ -46,7 +46,7 @@ class LogLine(Struct, frozen=True):
     node: str
     line: str
     time_s: float | None = None
-    """Unix time by which it was printed, at most a second late; None: not noted."""
+    """Unix time by which it was printed, at most a second late; None: neither noted nor stamped."""
 
 
 def parse_since(text: str, now_s: float) -> float:
@@ -111,7 +111,10 @@ def _print(
     at = read_bytes - sum(len(line) + ended for line in lines)
     for line in lines:
         at += len(line) + ended
-        print(_printed(_node_of(log), line.decode(errors="replace"), printed_s(at), wanted))
+        time_s = printed_s(at)
+        if time_s is None and wanted.as_json:
+            time_s = _stamp_s(line) or None
+        print(_printed(_node_of(log), line.decode(errors="replace"), time_s, wanted))
 
 
 def _node_of(log: Path) -> str:

@@ -13,6 +13,7 @@ from paceline.base.errors import ConfigError, PacelineError
 from paceline.base.jobdir import JobDir, home, role_of
 from paceline.cli import checks
 from paceline.cli.listing import (
+    MASTER_AWAY,
     JobRow,
     JobSelection,
     age,
@@ -123,7 +124,7 @@ def show_job_json(job: JobDir) -> None:
         **row,
         eta_s=status.eta_s if status else None,
         valid_cuts=status.valid_cuts if status else (),
-        nodes=status.nodes if status else _ended_nodes(job, events),
+        nodes=status.nodes if status else _nodes_last_seen(job, events, row["state"]),
         events=tuple(event.line() for event in events[-NUM_EVENTS:]),
         logged=logged_of(job, status),
         slow=_slow(job, status, events),
@@ -148,14 +149,14 @@ def _slow(job: JobDir, status: JobStatus | None, events: Sequence[Event]) -> tup
     return ()
 
 
-def _ended_nodes(job: JobDir, events: Sequence[Event]) -> tuple[NodeStatus, ...]:
-    """The nodes as they were measured last."""
+def _nodes_last_seen(job: JobDir, events: Sequence[Event], word: str) -> tuple[NodeStatus, ...]:
+    """The nodes as they were measured last; ``word``: their state."""
     last = read_last_metrics(job.metrics)
     return tuple(
         NodeStatus(
             node=name,
             role=role_of(name),
-            state="ended",
+            state="not known" if word == MASTER_AWAY else "ended",
             restarts=sum(isinstance(e, RelaunchEvent) and e.node == name for e in events),
             **msgspec.structs.asdict(point),
         )
@@ -178,7 +179,8 @@ def show_job(job: JobDir, console: Console) -> None:
             _print_table(sharing.COLUMNS, shared, console)
         _print_checks(all_events, console)
         return
-    console.print(f"{job.job_id}  {state_of(job, outcome, status)}", style="bold", highlight=False)
+    word = state_of(job, outcome, status)
+    console.print(f"{job.job_id}  {word}", style="bold", highlight=False)
     if outcome:
         spec, took = read_spec(job), f"after {clock(outcome.jct_s)}"
         if spec is None or spec.traits.trains:
@@ -188,16 +190,23 @@ def show_job(job: JobDir, console: Console) -> None:
             console.print(f"  {outcome.error}", highlight=False, markup=False)
     if values := logged(logged_of(job, status)):
         console.print(f"  {values}", highlight=False, markup=False)
-    if nodes := _ended_nodes(job, all_events):
+    if nodes := _nodes_last_seen(job, all_events, word):
         console.print(node_table(nodes, ALL_ROWS.height, console.width))
     _print_slow(job, status, all_events, console)
     _print_checks(all_events, console)
-    for event in events:
-        at = time.strftime("%H:%M:%S", time.localtime(event.t))
-        console.print(f"  {at}  {event.sentence()}", highlight=False, markup=False)
-    if not outcome:
+    _print_events(events, job.launched_s(), console)
+    if word == MASTER_AWAY:
+        console.print("  its master is being started again; ask again in a moment", highlight=False)
+    elif not outcome:
         console.print(f"  go on with `paceline run --resume {job.job_id}`", highlight=False)
     console.print(f"  files: {job.path}", highlight=False, markup=False, soft_wrap=True)
+
+
+def _print_events(events: Sequence[Event], launched_s: float, console: Console) -> None:
+    """What happened in a job, and when after its launch."""
+    for event in events:
+        at = clock(event.t - launched_s)
+        console.print(f"{at:>7}  {event.sentence()}", highlight=False, markup=False)
 
 
 def _print_slow(

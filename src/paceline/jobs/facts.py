@@ -228,6 +228,14 @@ def work_out(
     )
 
 
+def read_trained_s(job: JobDir) -> float | None:
+    """Read the same as `trained_s` from a job's files; None: they cannot be read."""
+    try:
+        return trained_s(read_events(job.events), read_metrics(job.metrics))
+    except OSError:
+        return None
+
+
 def trained_s(events: Sequence[Event], points: Sequence[MetricsPoint]) -> float:
     """Seconds in which the job trained, or would have but for what went wrong.
 

@@ -40,6 +40,8 @@ class Flag(Struct, frozen=True, kw_only=True):
     metavar: str = ""
     """Empty: a switch."""
     panel: str | None = None
+    choices: tuple[str, ...] = ()
+    """What a shell completes; empty: nothing is known."""
 
     @property
     def parameter(self) -> str:
@@ -85,15 +87,21 @@ def _metavar(key: str) -> str:
     leaf = LEAVES[SHORT.get(key, key)]
     match _bare(type_info(leaf.type)):
         case LiteralType():
-            values = get_args(leaf.type)  # in the order in which the spec explains them
-            words = "|".join(map(str, values))
-            return words if len(words) <= MAX_METAVAR else f"{values[0]}|…"
+            words = "|".join(_choices(key))
+            return words if len(words) <= MAX_METAVAR else f"{_choices(key)[0]}|…"
         case IntType():
             return "N"
         case FloatType():
             return "TIME" if key.endswith("_s") else "X"
         case _:
             return "" if isinstance(leaf.default, bool) else "TEXT"
+
+
+def _choices(key: str) -> tuple[str, ...]:
+    """The words that a value can be, in the order in which the spec explains them."""
+    kind = LEAVES[SHORT.get(key, key)].type
+    is_literal = isinstance(_bare(type_info(kind)), LiteralType)
+    return tuple(map(str, get_args(kind))) if is_literal else ()
 
 
 def _bare(kind: Type) -> Type:
@@ -106,7 +114,8 @@ def _bare(kind: Type) -> Type:
 def _of_spec(key: str) -> Flag:
     panel, help_ = _OF_SPEC[key]
     name = "--" + key.removesuffix("_s").replace("_", "-")
-    return Flag(names=(name,), help=help_, metavar=_metavar(key), panel=panel)
+    given = {"help": help_, "metavar": _metavar(key), "panel": panel}
+    return Flag(names=(name,), choices=_choices(key), **given)
 
 
 MODULE = Flag(
@@ -173,6 +182,7 @@ def _parameter(flag: Flag) -> inspect.Parameter:
         hidden=not flag.help,
         show_default=False,
         rich_help_panel=flag.panel,
+        autocompletion=(lambda: [*flag.choices]) if flag.choices else None,
     )
     kind: Any = Annotated[str | None, option] if flag.metavar else Annotated[bool, option]
     default = None if flag.metavar else False

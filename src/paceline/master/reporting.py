@@ -7,8 +7,7 @@ from collections.abc import Callable
 import msgspec
 
 from paceline.base.jobdir import JobDir
-from paceline.jobs.facts import trained_s
-from paceline.jobs.history import read_events, read_metrics
+from paceline.jobs.facts import read_trained_s
 from paceline.jobs.jsonl import LineFile, last_line
 from paceline.jobs.outcome import Outcome
 from paceline.jobs.slowness import ScriptPace
@@ -117,7 +116,7 @@ class Reporting:
             error=ending.error,
             traceback=ending.traceback,
             jct_s=max(0.0, ending.ended_s - self._launched_s),
-            training_s=self._trained_s(),
+            training_s=read_trained_s(self._job),
             # What members hold beyond their last word is in the cut that they made at the end.
             committed=max(count_committed(self._state), kept),
             total=known_total(self._state, finished=ending.state == "finished") or 0,
@@ -126,8 +125,3 @@ class Reporting:
             short_steps=self._state.holder.short_steps,
             left_out=self._state.holder.left_out,
         )
-
-    def _trained_s(self) -> float | None:
-        with contextlib.suppress(OSError):
-            return trained_s(read_events(self._job.events), read_metrics(self._job.metrics))
-        return None

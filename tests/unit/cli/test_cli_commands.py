@@ -302,6 +302,30 @@ def test_status_of_a_job_whose_processes_all_died_says_how_to_go_on() -> None:
     assert f"paceline run --resume {job.job_id}" in paceline("status", job.job_id).stdout
 
 
+def test_status_of_a_job_whose_master_is_away_does_not_call_it_ended() -> None:
+    job = ended_job()
+    lock = try_lock(job.supervisor_lock)
+    assert lock is not None
+    shown = paceline("status", job.job_id).stdout
+    os.close(lock)
+    assert "master away" in shown
+    assert "its master is being started again" in shown
+    assert "--resume" not in shown
+    assert re.search(r"worker-0 +not known", shown)
+    assert "\n   0:00  " in shown, "counted from the launch"
+
+
+def test_files_that_are_damaged_hide_no_job() -> None:
+    job = ended_job(**FAILED)
+    job.metrics.write_bytes(b"\0" * 100 + b"\n")
+    job.events.write_bytes(b"\0" * 100 + b"\n")
+    job.curves.write_bytes(b"{\n\xff\n")
+    for args in (("ps",), ("ps", "--json"), ("status",), ("status", "--json"), ("report",)):
+        shown = paceline(args[0], *([job.job_id] if args[0] != "ps" else []), *args[1:])
+        assert (shown.exit_code, shown.exception) == (0, None), args
+        assert job.job_id in shown.stdout
+
+
 def test_logs_are_told_apart_and_one_is_printed_as_it_is() -> None:
     ended_job(**FAILED)
     assert paceline("logs").stdout.splitlines() == ["worker-0 | loss 0.3", "server-0 | ready"]

@@ -195,6 +195,16 @@ def test_lines_of_paceline_itself_are_found_by_their_stamps(
     assert printed(job, capsys, node="master", since_s=since_s + 3600) == []
 
 
+def test_json_has_the_time_that_paceline_stamps_its_lines_with(
+    job: JobDir, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (job.logs / "master.log").write_text("2026-11-27 20:16:43,422 INFO started\nno stamp\n")
+    stamped, plain = printed(job, capsys, as_json=True)
+    expected_s = time.mktime((2026, 11, 27, 20, 16, 43, 0, 0, -1))
+    assert msgspec.json.decode(stamped)["time_s"] == expected_s
+    assert msgspec.json.decode(plain)["time_s"] is None
+
+
 def test_json_has_a_line_for_each_line(job: JobDir, capsys: pytest.CaptureFixture[str]) -> None:
     (job.logs / "worker-0.log").write_bytes(b'"\xff"\n')
     (line,) = printed(job, capsys, as_json=True)

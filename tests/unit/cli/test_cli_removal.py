@@ -258,13 +258,21 @@ def test_the_version_is_said() -> None:
 
 def test_a_shell_completes_ids_of_jobs() -> None:
     job = ended_job("one")
+    assert completed("paceline rm o") == [job.job_id]
+
+
+def test_a_shell_completes_the_words_that_a_flag_takes() -> None:
+    assert completed("paceline run --strategy ") == ["ps", "allreduce", "fsdp", "script"]
+    assert completed("paceline run --samples at-l") == ["at-least-once"]
+
+
+def completed(typed: str) -> list[str]:
     words = {
         "_PACELINE_COMPLETE": "complete_bash",
-        "COMP_WORDS": "paceline rm o",
-        "COMP_CWORD": "2",
+        "COMP_WORDS": typed,
+        "COMP_CWORD": str(typed.count(" ")),
     }
-    done = CliRunner().invoke(app, [], prog_name="paceline", env=words)
-    assert done.stdout.strip() == job.job_id
+    return CliRunner().invoke(app, [], prog_name="paceline", env=words).stdout.split()
 
 
 @pytest.mark.parametrize("args", [("jobs",), ("status", "one"), ("report", "one"), ("run", "-h")])
