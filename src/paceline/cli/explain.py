@@ -65,7 +65,7 @@ def explain(job: JobDir, console: Console) -> None:
     console.print(f"{job.job_id}: {name}", style="bold", highlight=False, markup=False)
     written = f"{counted(decided, 'decision')} written"
     if not planned:
-        written += f", {acted} with actions; of those without only one in a while is written"
+        written += f", {acted or 'none'} with actions (of the others, one in a while is written)"
     console.print(f"  {written}", highlight=False)
     launched_s = job.launched_s()
     for story in stories(lines):

@@ -3,6 +3,7 @@
 import importlib
 
 from paceline.cli.resume_from_url import check_unused
+from paceline.jobs.ground import note_on_memory
 from paceline.wire.spec import JobSpec
 
 
@@ -17,11 +18,11 @@ def fitted(spec: JobSpec) -> JobSpec:
     return found
 
 
-def prepared(spec: JobSpec) -> tuple[JobSpec, str]:
+def prepared(spec: JobSpec) -> tuple[JobSpec, list[str]]:
     """The spec of a job that is about to start; one that finds its size begins with a known one.
 
     Returns:
-        The spec, and what to say of its size; nothing was learned: empty.
+        The spec, and what to say of its size and of the machine.
 
     Raises:
         ConfigError: the platform is not there, the URL for cuts is in use, or the history that the
@@ -30,12 +31,13 @@ def prepared(spec: JobSpec) -> tuple[JobSpec, str]:
     if spec.checkpoint.url:
         check_unused(spec.checkpoint.url)
     spec = fitted(spec)
+    notes = [note] if (note := note_on_memory(spec)) else []
     if spec.resources.policy == "none":
-        return spec, ""
+        return spec, notes
     from paceline.jobs.past.beginning import warm_started
 
     spec, found = warm_started(spec)
     if found is None:
-        return spec, ""
+        return spec, notes
     like = ", ".join(one.job_id for one in found.similar[:3])
-    return spec, f"it begins with the size that jobs like it had: {like}"
+    return spec, [*notes, f"it begins with the size that jobs like it had: {like}"]

@@ -41,10 +41,10 @@ def start(spec: JobSpec, console: Console, log_dir: Path | None = None) -> JobDi
     """Start a job and say so; ``log_dir`` gets a link to its logs, under the job's id."""
     if log_dir is not None:
         _make_folder(log_dir)
-    spec, learned = prepared(spec)
+    spec, notes = prepared(spec)
     job = launch(spec)
-    if learned:
-        tell(console, learned)
+    for note in notes:
+        tell(console, note)
     if log_dir is not None:
         (log_dir / job.job_id).symlink_to(job.logs)
     sizes = counted(spec.workers.count, "worker")

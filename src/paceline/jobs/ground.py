@@ -11,7 +11,7 @@ from paceline.base.compiled import CPU_ARENA, CUDA_HOST, compiled
 from paceline.base.devices import cores_of, gpu_index, named_cores, shared_name
 from paceline.base.disk import room_bytes
 from paceline.base.errors import ConfigError
-from paceline.base.jobdir import home, run_place
+from paceline.base.jobdir import SHARED_MEMORY, home, run_place
 from paceline.jobs.past.place import history_place
 from paceline.jobs.sharing import pages_of_jobs
 from paceline.jobs.spec_values import show
@@ -21,6 +21,8 @@ from paceline.wire.spec import JobSpec
 METRICS_HOST = "127.0.0.1"
 LEAST_BYTES = 1 << 20
 """Room without which no job begins: its journal alone soon needs as much."""
+LITTLE_BYTES = 256 << 20
+"""Shared memory of a machine that has no more is that of a container which was given none."""
 
 
 def check_ground(spec: JobSpec) -> None:
@@ -43,6 +45,19 @@ def check_ground(spec: JobSpec) -> None:
     found = [complaint for complaint in complaints if complaint]
     if found:
         raise ConfigError("\n".join(found))
+
+
+def note_on_memory(spec: JobSpec) -> str:
+    """Say that this machine has little shared memory for a job that runs on it; empty: enough."""
+    found = os.statvfs(run_place())
+    total_bytes = found.f_blocks * found.f_frsize
+    if spec.backend != "local" or run_place() != SHARED_MEMORY or total_bytes >= LITTLE_BYTES:
+        return ""
+    return (
+        f"note: {SHARED_MEMORY} has {total_bytes >> 20} MiB in all. Without more, tensors go "
+        "through sockets, and cuts count when they are on disk; give a container more with e.g. "
+        "`docker run --shm-size 4g`"
+    )
 
 
 def _where(spec: JobSpec, key: str) -> str:

@@ -242,7 +242,7 @@ def test_explain_tells_all_stories_plainly_and_on_a_terminal(
     explain(JobDir(tmp_path), console)
     lines = [line.rstrip() for line in out.getvalue().splitlines()]
     assert lines[1] == (
-        "  2 decisions written, 1 with actions; of those without only one in a while is written"
+        "  2 decisions written, 1 with actions (of the others, one in a while is written)"
     )
     assert "   0:45  decision 4: KILL_RESTART worker-1" in lines
     parts = [line.split()[0] for line in lines if line.startswith("         ")]

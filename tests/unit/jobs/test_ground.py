@@ -10,8 +10,8 @@ import pytest
 from paceline.base import jobdir
 from paceline.base.disk import describe, is_refusal
 from paceline.base.errors import ConfigError
-from paceline.jobs import launch
-from paceline.jobs.ground import check_ground
+from paceline.jobs import ground, launch
+from paceline.jobs.ground import check_ground, note_on_memory
 from paceline.wire.spec import CheckpointSpec, JobSpec
 
 SPEC = JobSpec(script="/train.py", sources={"listen": "--set listen", "metrics_port": "job.yaml:3"})
@@ -51,6 +51,17 @@ def test_a_folder_for_cuts_that_cannot_be_made_is_refused() -> None:
     told = refusal(checkpoint=CheckpointSpec(dir="/proc/cuts"))
     assert told.startswith("checkpoint.dir: got /proc/cuts, expected a folder to write to")
     assert "\n" not in told
+
+
+def test_a_container_with_little_shared_memory_is_told_what_that_costs(
+    small_disk: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for module in (jobdir, ground):
+        monkeypatch.setattr(module, "SHARED_MEMORY", small_disk)
+    told = note_on_memory(SPEC)
+    assert told.startswith(f"note: {small_disk} has ")
+    assert "--shm-size" in told
+    assert not note_on_memory(JobSpec(script="/train.py", backend="ray"))
 
 
 def test_a_read_only_folder_is_refused(small_disk: Path) -> None:
