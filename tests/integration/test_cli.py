@@ -111,7 +111,7 @@ def test_a_healthy_job_says_little_and_leaves_a_report_and_nothing_else(shell: S
     assert "finished" in shell.run("status")[1]
     code, _, err = shell.run("status", "--observation")
     assert code == 2
-    assert "does not run: it is finished" in err
+    assert "does not run: it has finished" in err
     assert "job completion time" in shell.run("report", job.job_id)[1]
 
 

@@ -8,7 +8,7 @@ import os
 import select
 import signal
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from types import FrameType
 from typing import Protocol
 
@@ -82,6 +82,15 @@ class ChiefLog:
     def __init__(self) -> None:
         self._held: list[str] = []
         self._whole = False
+        #: The errors of tracebacks that are shown for themselves.
+        self._told: set[str] = set()
+
+    def tell(self, traceback: str) -> None:
+        """A traceback is shown for itself: the same in the log need not be, whichever life has it.
+
+        Lives may follow each other faster than looks.
+        """
+        self._told.add(_error_of(traceback.splitlines()))
 
     def feed(self, lines: list[bytes]) -> list[str]:
         """New lines of the log; returns those to be shown."""
@@ -106,11 +115,16 @@ class ChiefLog:
     def release(self) -> list[str]:
         """The traceback that was held back, to be shown after all."""
         held, self._held = self._held, []
-        return held
+        return [] if held and _error_of(held) in self._told else held
 
     def drop(self) -> None:
         """The life has ended: what was held back is why."""
         self._held = []
+
+
+def _error_of(traceback: Sequence[str]) -> str:
+    """The last line of a traceback that says anything."""
+    return next((line.strip() for line in reversed(traceback) if line.strip()), "")
 
 
 class JobWatcher:
@@ -131,6 +145,9 @@ class JobWatcher:
         outcome = read_outcome(self._job.outcome)
         status = None if outcome else self._status()
         events = decode_events(self._events.lines())
+        for event in events:
+            if isinstance(event, ProcessExitedEvent) and event.traceback:
+                self._chief.tell(event.traceback)
         said = self._chief.feed(self._log.lines())
         if any(isinstance(e, ProcessExitedEvent) and e.node == CHIEF for e in events):
             self._chief.drop()

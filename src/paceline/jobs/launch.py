@@ -252,9 +252,10 @@ def check_runs(job: JobDir, *, meanwhile: bool = False) -> None:
     outcome = read_outcome(job.outcome)
     if outcome is None and is_kept_up(job):
         return
-    state = outcome.state if outcome else "interrupted"
+    has = {"finished": "has finished", "failed": "has failed", "stopped": "was stopped"}
+    word = has[outcome.state] if outcome else "was interrupted"
     what = "has ended meanwhile" if meanwhile else "does not run"
-    raise ConfigError(f"job {job.job_id} {what}: it is {state}; see `paceline status`")
+    raise ConfigError(f"job {job.job_id} {what}: it {word}; see `paceline status`")
 
 
 def ask(job: JobDir, call: Call, timeout_s: float = 5.0) -> Reply:

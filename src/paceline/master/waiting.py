@@ -10,13 +10,24 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+import msgspec
+
 from paceline.base.disk import append_if_possible, describe, is_refusal
 from paceline.base.errors import PermanentError
 from paceline.base.record_log import JournalRefused
 from paceline.master.facts import Asked, Fact, FromAgent, StopAsked, Tick
 from paceline.master.journal import Journal
 from paceline.master.outbox import Outbox
-from paceline.wire.client import Call, Done, GetObservation, GetSpec, GetStatus, Reply, StopJob
+from paceline.wire.client import (
+    Call,
+    Done,
+    GetObservation,
+    GetSpec,
+    GetStatus,
+    JobStatus,
+    Reply,
+    StopJob,
+)
 from paceline.wire.events.job import DiskRefusesEvent
 from paceline.wire.messages.agent import Heartbeat
 
@@ -77,13 +88,20 @@ def _answer(inbox: list[Fact], why: str, reply: Callable[[Call], Reply]) -> None
     for fact in [fact for fact in inbox if isinstance(fact, Asked)]:
         match fact.call:
             case GetStatus() | GetObservation() | GetSpec():
-                fact.reply(reply(fact.call))
+                fact.reply(_as_waiting(reply(fact.call), why))
                 inbox.remove(fact)
             case StopJob():
                 fact.reply(Done(error=f"the job stops as soon as it can write: {why}"))
             case _:
                 fact.reply(Done(error=f"not now: {why}"))
                 inbox.remove(fact)
+
+
+def _as_waiting(reply: Reply, why: str) -> Reply:
+    """Say of the job that it stands still: what was measured is of before."""
+    if not isinstance(reply, JobStatus):
+        return reply
+    return msgspec.structs.replace(reply, samples_per_s=0.0, eta_s=None, waits_for=why)
 
 
 async def open_journal(path: Path, patience_s: float) -> Journal:

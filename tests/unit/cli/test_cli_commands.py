@@ -349,7 +349,7 @@ def test_orders_to_a_job_that_has_ended_are_refused(args: tuple[str, ...]) -> No
     ended_job(**FAILED)
     result = paceline(*args)
     assert result.exit_code == 2
-    assert "does not run: it is failed" in result.stderr
+    assert "does not run: it has failed" in result.stderr
 
 
 def test_a_report_can_be_made_of_a_job_long_ended(tmp_path: Path) -> None:

@@ -318,6 +318,12 @@ def test_a_traceback_that_ends_a_life_is_left_to_the_outcome() -> None:
     assert log.feed([b"loss 0.2"]) == ["loss 0.2"]
 
 
+def test_the_traceback_of_a_life_that_ended_as_the_one_before_is_not_shown_again() -> None:
+    log = ChiefLog()
+    log.tell("\n".join(line.decode() for line in TRACE) + "\n")
+    assert log.feed([*TRACE, *TRACE, b"the next life"]) == ["the next life"]
+
+
 def test_a_traceback_that_the_script_lived_on_after_is_shown() -> None:
     log = ChiefLog()
     assert log.feed(TRACE[:2]) == []

@@ -14,6 +14,7 @@ import pytest
 
 from paceline.base.errors import PermanentError
 from paceline.base.jobdir import JobDir
+from paceline.base.numbering import EpochNo, StepNo
 from paceline.base.processes import is_locked, try_lock
 from paceline.base.record_log import JournalRefused
 from paceline.jobs import jsonl as outlet
@@ -29,7 +30,7 @@ from paceline.master.ports import Backend
 from paceline.master.waiting import open_journal, until_written
 from paceline.protocol.nodes.membership import Membership
 from paceline.protocol.nodes.node import JobEnded, WorkersWanted
-from paceline.wire.client import Call, Done, GetStatus, Kill, Reply, StopJob
+from paceline.wire.client import Call, Done, GetStatus, JobStatus, Kill, Reply, StopJob
 from tests.conftest import fill
 
 RECORDS = [MasterStarted(started_s=float(number)) for number in range(4)]
@@ -76,9 +77,27 @@ class Scene:
 
     async def wait(self, patience_s: float = 60.0) -> str:
         def reply(_: Call) -> Reply:
-            return Done()
+            return STATUS
 
         return await until_written(self.outbox, self.inbox, reply, patience_s)
+
+
+STATUS = JobStatus(
+    job_id="job-1",
+    state="training",
+    master_pid=8,
+    epoch_no=EpochNo(1),
+    step=StepNo(7),
+    committed=500,
+    total=1000,
+    samples_per_s=100.0,
+    eta_s=5.0,
+    started_s=0.0,
+    valid_cuts=(),
+    nodes=(),
+    num_events=0,
+)
+"""As it was before the disk refused."""
 
 
 def in_loop(test: Callable[..., Coroutine[None, None, None]]) -> Callable[..., None]:
@@ -159,7 +178,9 @@ async def test_people_are_answered_meanwhile(scene: Scene) -> None:
     asked = [Asked(call, asyncio.get_running_loop().create_future()) for call in calls]
     scene.inbox += asked
     status, stop, kill = [await one.answer for one in asked]
-    assert status == Done()
+    told = cast("JobStatus", status)
+    assert (told.samples_per_s, told.eta_s, told.step) == (0.0, None, 7), "it stands still"
+    assert told.waits_for.startswith("no space left on ")
     assert "as soon as it can write: no space left" in cast("Done", stop).error
     assert "not now: no space left" in cast("Done", kill).error
     assert scene.inbox == [asked[1]]  # to be obeyed later
