@@ -102,8 +102,10 @@ def test_the_starter_goes_by_the_supervisor_that_there_is_and_by_what_the_master
 
     locks: list[int | None] = []
     monkeypatch.setattr(launch, "start_detached", start)
-    refuses = DiskRefusesEvent(t=1.0, error="no space left on /x", waits="master")
-    job.events.write_text(refuses.text())
+    soon_s = time.time() + 5.0
+    refuses = DiskRefusesEvent(t=soon_s, error="no space left on /x", waits="master")
+    of_before = DiskRefusesEvent(t=1.0, error="no space left on /old", waits="journal")
+    job.events.write_text(refuses.text() + of_before.text())
     timer = end_soon(job)
     launch.resume(job)
     timer.join()

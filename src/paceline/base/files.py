@@ -30,5 +30,8 @@ def write_file(path: Path, data: bytes) -> None:
         if path.exists():
             fresh.chmod(path.stat().st_mode & 0o777)
         fresh.replace(path)
+    except OSError as error:
+        error.filename = error.filename or str(path)  # a write that a full disk refuses has none
+        raise
     finally:
         fresh.unlink(missing_ok=True)

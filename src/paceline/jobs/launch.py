@@ -143,7 +143,8 @@ def start_supervisor(job: JobDir) -> None:
     log = job.logs / "supervisor.log"
     supervisor = start_detached("paceline.supervisor", [str(job.path)], job.path, log)
     _supervisors[:] = [supervisor, *(one for one in _supervisors if one.poll() is None)]
-    start_s = said_s = time.monotonic()
+    start_s, begun_s = time.monotonic(), time.time()
+    said_s = start_s
     try:
         while not _answers(job):
             # Asked before the lock: a supervisor that is on its way holds none yet.
@@ -156,20 +157,22 @@ def start_supervisor(job: JobDir) -> None:
             now_s = time.monotonic()
             if now_s - said_s >= SAY_S:
                 said_s = now_s
-                print(_waits_for(job, now_s - start_s), file=sys.stderr, flush=True)
+                print(_waits_for(job, now_s - start_s, begun_s), file=sys.stderr, flush=True)
             time.sleep(0.02)
     except KeyboardInterrupt:
         supervisor.terminate()
         raise
 
 
-def _waits_for(job: JobDir, since_s: float) -> str:
+def _waits_for(job: JobDir, since_s: float, begun_s: float) -> str:
+    """Say for what the start that began at that Unix time has waited so long."""
     what = "its supervisor to start"
     if is_supervised(job):
         up = is_locked(job.master_lock)
         what = "its master to answer" if up else "its master to start"
     disks = (DiskRefusesEvent, DiskHealsEvent)
-    told = [event for event in read_events(job.events) if isinstance(event, disks)][-1:]
+    events = [event for event in read_events(job.events) if event.t >= begun_s]
+    told = [event for event in events if isinstance(event, disks)][-1:]
     why = "".join(f" ({event.clause})" for event in told if isinstance(event, DiskRefusesEvent))
     return f"job {job.job_id}: waiting for {what}{why}, {since_s:.0f} s so far; logs: {job.logs}"
 

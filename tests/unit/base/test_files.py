@@ -1,5 +1,6 @@
 """Files that are written whole, or not at all."""
 
+import errno
 import os
 from pathlib import Path
 
@@ -18,11 +19,12 @@ def test_a_writer_that_is_cut_off_leaves_the_old_content(
 
     def fail(self: Path, data: bytes) -> int:
         write(self, data[:1])
-        raise OSError("disk full")
+        raise OSError(errno.ENOSPC, "disk full")  # as of a write, without the file's name
 
     monkeypatch.setattr(Path, "write_bytes", fail)
-    with pytest.raises(OSError, match="disk full"):
+    with pytest.raises(OSError, match="disk full") as refused:
         write_file(path, b"new")
+    assert refused.value.filename == str(path)
     assert path.read_bytes() == b"old"
     assert [*tmp_path.iterdir()] == [path]
 
