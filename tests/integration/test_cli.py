@@ -169,7 +169,7 @@ def test_ctrl_c_stops_in_order_and_resume_does_the_rest_exactly_once(shell: Shel
     command.send_signal(signal.SIGINT)
     out, _ = command.communicate(timeout=60)
     assert command.returncode == 130
-    assert "stopping in order" in out
+    assert "stopping gracefully" in out
     assert "Stopped by Ctrl-C after" in out
     assert f"paceline run --resume {job.job_id}" in out
     outcome = read_outcome(job.outcome)

@@ -242,7 +242,9 @@ class SignalOrders:
         try:
             reply = ask(self._job, StopJob(now=now, signal=signals.first), ASK_S)
         except (PacelineError, FileNotFoundError) as error:
-            self._view.say(f"cannot stop the job yet, trying again: {error}")
+            away = isinstance(error, TransientError | FileNotFoundError)
+            why = "its master does not answer" if away else str(error)
+            self._view.say(f"cannot stop the job yet, trying again: {why}")
             return
         self._obeyed = wanted
         if isinstance(reply, Done) and reply.error:
@@ -253,7 +255,7 @@ class SignalOrders:
             self._view.say("stopping: the scripts get SIGTERM, and time (Ctrl-C again: at once)")
         else:
             self._view.say(
-                "stopping in order: the workers finish their step, then one more cut "
+                "stopping gracefully: the workers finish their step, then one more cut "
                 "(Ctrl-C again: at once)"
             )
 
