@@ -232,4 +232,4 @@ def test_a_detached_job_is_seen_and_steered_from_other_shells(shell: Shell) -> N
     assert find_job_processes(job.path) == []
     code, _, err = shell.run("scale", "--workers", "2")
     assert code == 2
-    assert "it is stopped" in err
+    assert "it was stopped" in err
