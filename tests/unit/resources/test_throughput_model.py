@@ -70,7 +70,7 @@ def seen(job: Job, size: JobSize, draw: random.Random) -> MeasuredSize:
 
 
 def test_the_linear_form_is_recovered_from_times_alone() -> None:
-    true = [0.01, 0.0, 0.0005, 0.01, 0.02, 0.001, 0.0, 0.03]
+    true = [0.01, 0.004, 0.0, 0.0005, 0.01, 0.02, 0.001, 0.0, 0.03]
     sizes = [measured(each, by_form(each, StepForm(), true)) for each in GRID]
     model = fit(SizingHistory(measured=tuple(sizes[:-1])), sizes[-1], "bsp")
     assert not model.form.saturating
@@ -80,7 +80,7 @@ def test_the_linear_form_is_recovered_from_times_alone() -> None:
 def test_cores_beyond_what_the_graph_uses_bring_nothing() -> None:
     """DLRover's Eq. 1: a worker that uses 1.2 cores at most."""
     form = StepForm(saturating=True, worker_cores=1.0)
-    true = [0.01, 0.0, 0.0005, 0.01, 0.02, 0.0, 0.0, 0.03]
+    true = [0.01, 0.004, 0.0, 0.0005, 0.01, 0.02, 0.0, 0.0, 0.03]
     sizes = [measured(each, by_form(each, form, true)) for each in GRID]
     model = fit(SizingHistory(measured=tuple(sizes[:-1])), sizes[-1], "asp")
     assert model.form.worker_cores == 1.0

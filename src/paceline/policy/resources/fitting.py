@@ -20,6 +20,7 @@ from msgspec.structs import replace
 from paceline.policy.resources.history import MeasuredSize, PlanOutcome, SizingHistory
 from paceline.policy.resources.node_use import used_by
 from paceline.policy.resources.step_model import (
+    COMPUTED,
     SENT,
     SERVED,
     TERMS,
@@ -215,6 +216,7 @@ def _ceilings(own: Sequence[MeasuredSize]) -> Floats:
             rest_s = max(each.step_s - parts.compute_s - served_s, 0.0) + 0.1 * each.step_s
         ceilings = (
             parts.compute_s,
+            parts.compute_s,
             sent_s,
             served_s,
             served_s,
@@ -257,7 +259,7 @@ def _equations(seen: MeasuredSize, form: StepForm, doubt: float) -> _Equations:
     served_s = _sum(parts.server_s, parts.message_s, parts.lookup_s)
     # In the saturating form, what is waited for is in no term.
     waited_s = seen.step_s - free_s
-    add((0,), parts.compute_s, _PART)
+    add(COMPUTED, parts.compute_s, _PART)
     if served_s is not None and served_s > 2.0 * waited_s:
         add(SENT, served_s - waited_s, _PART * served_s / (served_s - waited_s))
     add(SERVED, parts.server_s, _PART if form.saturating else _SERVICE)

@@ -20,7 +20,8 @@ _ERROR = 0.1
 _OWN = 0.1
 """Cores that a node may be expected to use while it waits."""
 _MESSAGES = 0.5
-"""Part of its use that a server may be expected to need for messages, however little is in them."""
+"""Part of its use that a node may be expected to need for steps or for messages, however little is
+in them."""
 
 
 def used_by(own: Sequence[MeasuredSize]) -> StepForm:
@@ -34,14 +35,14 @@ def used_by(own: Sequence[MeasuredSize]) -> StepForm:
     for each in own:
         steps = 1.0 / each.step_s if each.step_s else 0.0
         if each.worker_cores and each.size.worker_cpu:
-            row = (1.0, steps * max(each.size.servers, 1), steps * each.batch)
-            workers.append((each.worker_cores, row))
+            steps_sent = steps * max(each.size.servers, 1)
+            workers.append((each.worker_cores, (1.0, steps, steps_sent, steps * each.batch)))
         if each.server_cores and each.size.server_cpu and each.size.servers:
             requests = steps * each.size.workers
-            row = (1.0, requests, requests * each.batch / each.size.servers)
-            servers.append((each.server_cores, row))
-    worker_own, _, _ = _parted(workers)
-    server_own, message, rows = _parted(servers)
+            of_rows = requests * each.batch / each.size.servers
+            servers.append((each.server_cores, (1.0, requests, of_rows)))
+    worker_own = _parted(workers)[0] if workers else 0.0
+    server_own, message, rows = _parted(servers) if servers else (0.0, 0.0, 0.0)
     return StepForm(
         server_rows=rows,
         server_message=message,
@@ -52,23 +53,22 @@ def used_by(own: Sequence[MeasuredSize]) -> StepForm:
     )
 
 
-def _parted(seen: list[tuple[float, tuple[float, float, float]]]) -> tuple[float, float, float]:
-    """Part used cores into those of waiting, of messages, and of samples.
+def _parted(seen: Sequence[tuple[float, tuple[float, ...]]]) -> list[float]:
+    """Part used cores into those of waiting, of steps and messages, and of samples.
 
     Args:
-        seen: used cores, and what each part is multiplied by; one for each size.
+        seen: used cores, and what each part is multiplied by; one for each size. The first part is
+            that of waiting, the last that of samples.
 
     Returns:
-        Cores, core-seconds of a message, core-seconds of a sample; 0 without sizes.
+        Of each part: cores, or core-seconds for each.
     """
     from scipy.optimize import nnls  # 0.4 s, and needed only here
 
-    if not seen:
-        return 0.0, 0.0, 0.0
     used = np.array([cores for cores, _ in seen])
     rows = np.array([row for _, row in seen]) / used[:, np.newaxis]
     # Without other sizes all use is that of samples.
-    prior = np.diag([1.0 / _OWN, rows[:, 1].mean() / _MESSAGES, 0.0])
-    values = np.append(np.full(len(used), 1.0 / _ERROR), np.zeros(3))
+    prior = np.diag([1.0 / _OWN, *(rows[:, 1:-1].mean(axis=0) / _MESSAGES), 0.0])
+    values = np.append(np.full(len(used), 1.0 / _ERROR), np.zeros(len(prior)))
     found, _ = nnls(np.concatenate([rows / _ERROR, prior]), values)
-    return float(found[0]), float(found[1]), float(found[2])
+    return [float(each) for each in found]

@@ -10,9 +10,9 @@ Differs: the constants M / B and D are part of the coefficients. DLRover has the
 constraint that a plan must keep; here it is a part of the time, so that sizes beyond it have one. A
 job without servers has no work of servers, and a ring's transfer instead of theirs. What all
 workers share whatever the number of servers (one link, one machine's memory) is one more term.
-A message has a cost of its own, however little is in it: where workers divide a global
-batch, it does not become less with more of them. And a node uses some cores while it waits, which
-the papers' nodes of whole cores do not show.
+A step and a message have costs of their own, however little is in them: where workers divide a
+global batch, they do not become less with more workers. And a node uses some cores while it waits,
+which the papers' nodes of whole cores do not show.
 """
 
 import math
@@ -31,6 +31,7 @@ Floats = NDArray[np.float64]
 TERMS: tuple[Relief, ...] = (
     "compute",
     "compute",
+    "compute",
     "server_work",
     "server_work",
     "sync",
@@ -38,10 +39,12 @@ TERMS: tuple[Relief, ...] = (
     "shared",
     "no_term",
 )
-"""What each coefficient makes dear, in the order of the columns. Work of workers and of servers has
-two each: for a sample, and for a message. The last is the constant."""
-WORK, SERVED, SENT = (0, 1), (2, 3), (1, 2, 3, 4, 5, 6)
-"""Columns of a worker's work, of the servers', and of all that a worker waits for."""
+"""What each coefficient makes dear, in the order of the columns. Workers' work has three: for a
+sample, for a step, and for a message to each server. Servers' work has two: for a sample, and for a
+message. The last is the constant."""
+COMPUTED, WORK, SERVED, SENT = (0, 1), (0, 1, 2), (3, 4), (2, 3, 4, 5, 6, 7)
+"""Columns of a worker's own part of a step, of its work, of the servers' work, and of all that a
+worker waits for."""
 _KNEE = 3.0
 """How sharply the two times of the saturating form join."""
 _BOUND_ERROR = 0.15
@@ -137,6 +140,7 @@ def columns(sizes: SizeTable, form: StepForm) -> Floats:
     return np.stack(
         [
             sizes.batch / worker_cpu,
+            1.0 / worker_cpu,
             np.where(has_servers, sizes.servers, 1.0) / worker_cpu,
             np.where(has_servers, served * form.busiest(sizes), 0.0),
             np.where(has_servers, served, 0.0),
