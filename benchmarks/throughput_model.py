@@ -2,7 +2,7 @@
 
     python benchmarks/throughput_model.py [--quick] [--models wide_deep xdeepfm] [--cores 1.5]
                                           [--settings 24] [--visits 2] [--folds 6]
-                                          [--seconds 10]
+                                          [--seconds 10] [--least 0.075] [--at-once 1]
 
 A real job (mode asp, this machine, quotas of control groups) goes through sizes that are drawn: one
 to four workers, one or two servers, and cores of each, within the quota. The master measures what a
@@ -12,6 +12,7 @@ model is fitted to all but one fold, and foretells the samples per second of tha
 the root of the mean squared log error (RMSLE) over all sizes. Also printed: the error of a model of
 two constants (so many samples for each core of a worker, whatever else), fitted to the same sizes;
 and the noise, the same error if each visit of a size is foretold by the mean of all its visits.
+A machine of many cores can run several jobs of a model at once, each with its part of the sizes.
 Floor: 0.1 on at least 20 sizes.
 
 Reference: DLRover-RM section 4.3, which gives no figure of the kind for its own model.
@@ -22,6 +23,7 @@ import os
 import random
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -46,8 +48,6 @@ from paceline.wire.spec import JobSpec, NodeSpec, ResourcesSpec
 EXAMPLES = Path(__file__).parents[1] / "examples"
 FLOOR = 0.1
 MOST_WORKERS, MOST_SERVERS = 4, 2
-LEAST = 0.075
-"""Cores of a node."""
 WINDOW_S, SETTLE_S, BETWEEN_S = 1.0, 2.0, 2.0
 MEASURE_S = 120.0
 PLUGIN = "keeps"
@@ -70,8 +70,8 @@ def install(folder: Path) -> None:
     )
 
 
-def drawn(count: int, cores: float, seed: int) -> list[JobSize]:
-    """Sizes within the quota, all with other cores."""
+def drawn(count: int, cores: float, least: float, seed: int) -> list[JobSize]:
+    """Sizes within the quota, all with other cores, of nodes with at least so many."""
     rng, found = random.Random(seed), []
     while len(found) < count:
         workers, servers = rng.choice([1, 1, 2, 3, 4]), rng.choice([1, 1, 2])
@@ -83,7 +83,7 @@ def drawn(count: int, cores: float, seed: int) -> list[JobSize]:
             worker_cpu=round((total - of_servers) / workers, 3),
             server_cpu=round(of_servers / servers, 3),
         )
-        if min(size.worker_cpu, size.server_cpu) >= LEAST:
+        if min(size.worker_cpu, size.server_cpu) >= least:
             found.append(size)
     # A node's start takes long with few cores: as few starts as can be.
     return sorted(found, key=lambda size: (size.servers, size.workers))
@@ -119,8 +119,25 @@ def measured(
         places = [*range(len(sizes))]
         for visit in range(options.visits):
             for place in reversed(places) if visit % 2 else places:
-                found[place].append(_visited(job, sizes[place], options.seconds))
+                seen = _visited(job, sizes[place], options.seconds)
+                found[place].append(seen)
+                if options.keep:
+                    with (options.keep / f"{model}.jsonl").open("ab") as file:
+                        file.write(msgspec.json.encode(seen) + b"\n")
     return found
+
+
+def measured_at_once(
+    options: Any, model: str, data: Path, sizes: list[JobSize]
+) -> list[list[MeasuredSize]]:
+    """The same by several jobs, each with its part of the sizes."""
+    jobs = options.at_once
+    with ThreadPoolExecutor(jobs) as pool:
+        parts = pool.map(
+            lambda part: measured(options, model, data, part),
+            [sizes[place::jobs] for place in range(jobs)],
+        )
+        return [each for part in parts for each in part]
 
 
 def _visited(job: JobDir, size: JobSize, seconds: float) -> MeasuredSize:
@@ -190,24 +207,25 @@ def main() -> int:
     parser.add_argument("--visits", type=int, default=2, help="of each size")
     parser.add_argument("--folds", type=int, default=6)
     parser.add_argument("--seconds", type=float, default=10.0, help="at each size")
+    parser.add_argument("--least", type=float, default=0.075, help="cores of a node")
+    parser.add_argument("--at-once", type=int, default=1, help="jobs of a model")
     parser.add_argument("--seed", type=int, default=0, help="of the sizes")
-    parser.add_argument("--keep", type=Path, help="also write what was measured to this folder")
+    parser.add_argument("--keep", type=Path, help="also add what was measured to files here")
     options = parser.parse_args()
     if options.quick:
         options.models, options.settings, options.folds = options.models[:1], 4, 2
         options.visits = 1
+    if options.keep:
+        options.keep.mkdir(parents=True, exist_ok=True)
     found: dict[str, Any] = {}
     with harness.scratch() as out:
         install(out / "plugin")
         data = out / "data"
         make_ctr(data, ROWS, CtrSettings())
         for model in options.models:
-            sizes = drawn(options.settings, options.cores, options.seed)
-            visits = measured(options, model, data, sizes)
+            sizes = drawn(options.settings, options.cores, options.least, options.seed)
+            visits = measured_at_once(options, model, data, sizes)
             seen = [mean_of(each) for each in visits]
-            if options.keep:
-                options.keep.mkdir(parents=True, exist_ok=True)
-                (options.keep / f"{model}.json").write_bytes(msgspec.json.encode(visits))
             found[model] = {
                 "sizes": float(len(seen)),
                 "rmsle": held_out(seen, options.folds),
