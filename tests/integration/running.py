@@ -91,6 +91,20 @@ class RunningJob:
         """One node, as the master sees it."""
         return next(node for node in self.status().nodes if node.node == name)
 
+    def living(self, name: str) -> NodeStatus:
+        """One node as soon as it has a process; until then its number is 0."""
+
+        def found() -> NodeStatus | None:
+            node = self.node(name)
+            return node if node.pid else None
+
+        node: NodeStatus = until(found, f"a process of {name}")
+        return node
+
+    def pid_of(self, name: str) -> int:
+        """The process of a node; waits for one that is being started."""
+        return self.living(name).pid
+
     def tell(self, call: Call) -> None:
         """Have the master do something."""
         reply = ask(self.job, call)
@@ -148,6 +162,12 @@ class RunningJob:
         return sum(len(times) for times in self.times().values())
 
     # ------------------------------------------------------------------ what is done to it
+
+    def kill_nodes(self) -> None:
+        """SIGKILL to the process of each node, as soon as all have one."""
+        pids = [self.pid_of(node.node) for node in self.status().nodes]
+        for pid in pids:
+            os.kill(pid, signal.SIGKILL)
 
     def kill_everything(self) -> None:
         """SIGKILL to every process of the job; none gets to run in between."""

@@ -278,9 +278,7 @@ def test_when_all_members_die_at_once_the_job_goes_on_from_a_cut(tmp_path: Path)
     checkpoint = CheckpointSpec(every_s=0.3, share=1.0)
     with group(tmp_path / "out", "--epochs", "2", checkpoint=checkpoint) as job:
         job.until_committed(N // 2, cuts=1)
-        pids = [node.pid for node in job.status().nodes]
-        for pid in pids:
-            os.kill(pid, signal.SIGKILL)
+        job.kill_nodes()
         check_finished(job, epochs=2)
         first, second = job.told(EpochEvent)
         assert (first.epoch_no, first.cut_no) == (1, 0)
@@ -308,8 +306,7 @@ def test_what_is_in_the_memory_of_two_nodes_is_not_read_from_disk(tmp_path: Path
         newest = job.cuts()[-1]
         for path in newest.glob("*.safetensors"):
             os.truncate(path, 100)
-        for node in job.status().nodes:
-            os.kill(node.pid, signal.SIGKILL)
+        job.kill_nodes()
         (job.out / "hurry").touch()
         check_finished(job, epochs=2)
         second = job.told(EpochEvent)[1]
@@ -349,7 +346,7 @@ def test_a_last_cut_that_cannot_be_read_costs_what_came_after_the_one_before(
         (part,) = newest.glob("*.safetensors")
         for copy in (part, *job.job.memory.glob(f"{newest.name}/*/{part.name}")):
             copy.write_bytes(copy.read_bytes()[:-1])
-        pids = [job.node(f"worker-{rank}").pid for rank in range(2)]
+        pids = [job.pid_of(f"worker-{rank}") for rank in range(2)]
         for pid in pids:
             os.kill(pid, signal.SIGKILL)
         (tmp_path / "out" / "go").touch()
@@ -393,7 +390,7 @@ def test_a_member_that_hangs_is_named_with_its_stacks_and_replaced(
     with group(tmp_path / "out", *flags, timeouts=TimeoutSpec(hang_s=1.0)) as job:
         if how == "stopped":
             job.until_committed(N // 4)
-            os.kill(job.node("worker-1").pid, signal.SIGSTOP)
+            os.kill(job.pid_of("worker-1"), signal.SIGSTOP)
         check_finished(job, epochs=1 if how == "asleep" else 2)
         (told,) = job.events("hung")
         assert told["node"] == "worker-1"

@@ -4,7 +4,6 @@ One may step on every third batch only.
 """
 
 import os
-import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -66,8 +65,7 @@ def test_a_step_that_breaks_between_two_optimizers_is_done_once(
     try:
         if all_die:
             job.until_committed(32 * 10)
-            for node in job.status().nodes:
-                os.kill(node.pid, signal.SIGKILL)
+            job.kill_nodes()
         outcome = job.end()
         assert outcome.state == "finished", outcome
         assert len(job.events("relaunch")) == 1 + 3 * all_die

@@ -75,7 +75,7 @@ def test_nd_restarts_a_slow_worker_elsewhere_and_the_log_replays(tmp_path: Path,
         pending_trace=((0.0, 0.0), (5.0, PENDING_S)),
     ) as job:
         job.until_committed(1500)
-        victim = until(lambda: one if (one := job.node("worker-1")).pid else None, "its process")
+        victim = job.living("worker-1")
         with slowed(victim.pid):
             until(lambda: job.events("kill_restart"), "a decision to restart it")
             until(lambda: job.node("worker-1").agent_pid not in (0, victim.agent_pid), "its place")

@@ -1,7 +1,6 @@
 """``deterministic: true``: the model is the same bit for bit, whoever computed what of it."""
 
 import os
-import signal
 from pathlib import Path
 from typing import Any
 
@@ -123,8 +122,7 @@ def test_after_the_death_of_all_the_bits_are_those_of_an_undisturbed_run(tmp_pat
     checkpoint = CheckpointSpec(every_s=0.3, share=1.0)
     with group(tmp_path / "out", *ROUGH, deterministic=True, checkpoint=checkpoint) as job:
         job.until_committed(1000, cuts=1)
-        for node in job.status().nodes:
-            os.kill(node.pid, signal.SIGKILL)
+        job.kill_nodes()
         check_same_bits(alone, end_of(job, lives=2))
         assert len(job.events("epoch")) == 2
 

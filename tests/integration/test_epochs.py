@@ -98,7 +98,7 @@ def test_a_worker_and_the_master_die_and_no_epoch_ends_twice(strategy: str, tmp_
     assert len(expected) == 2 + EPOCHS - 1  # it stops early, by agreement
     with job_of(tmp_path / "job", 0.06, *FLAGS[strategy], **STRATEGIES[strategy]) as job:
         job.until_committed(2 * SAMPLES + 40)
-        os.kill(job.node("worker-1").pid, signal.SIGKILL)
+        os.kill(job.pid_of("worker-1"), signal.SIGKILL)
         until(lambda: len(epochs_of(job.out)) > 2, "a new life")
         os.kill(job.status().master_pid, signal.SIGKILL)
         check_end(job, expected)
@@ -111,7 +111,7 @@ def test_who_joins_in_a_loop_that_its_peer_has_left_holds_up_nobody(tmp_path: Pa
     expected = plain(tmp_path / "alone", "--breaks")
     with job_of(tmp_path / "job", 0.0, "--late", "--breaks", strategy="allreduce") as job:
         until((job.out / "late").exists, "the end of the second epoch")
-        os.kill(job.node("worker-1").pid, signal.SIGKILL)
+        os.kill(job.pid_of("worker-1"), signal.SIGKILL)
         assert job.end().state == "finished"
         assert ends(job.out)["0-1"] == pytest.approx(expected, rel=1e-9)
 
@@ -122,7 +122,7 @@ def test_who_joins_between_two_loops_takes_over_a_peer_s_state_at_its_own_place(
     expected = plain(tmp_path / "alone")
     with job_of(tmp_path / "job", 0.0, "--late", strategy="allreduce") as job:
         until((job.out / "late").exists, "the end of the second epoch")
-        os.kill(job.node("worker-1").pid, signal.SIGKILL)
+        os.kill(job.pid_of("worker-1"), signal.SIGKILL)
         check_end(job, expected)
         assert job.deaths()
 
@@ -136,7 +136,7 @@ def test_the_only_worker_that_evaluates_dies_and_its_next_life_holds_up_nobody(
         job.until_committed(epoch * SAMPLES)
         (job.out / "evaluates").unlink(missing_ok=True)
         until((job.out / "evaluates").exists, "an evaluation")
-        os.kill(job.node("worker-0").pid, signal.SIGKILL)
+        os.kill(job.pid_of("worker-0"), signal.SIGKILL)
         assert job.end().state == "finished"
 
 

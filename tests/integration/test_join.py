@@ -92,7 +92,7 @@ def one_worker(tmp_path: Path) -> Iterator[tuple[RunningJob, Path]]:
 @contextmanager
 def standing_still(job: RunningJob, node: str) -> Iterator[None]:
     """Its process does nothing: the job is still there when a slow machine has joined."""
-    pid = job.node(node).pid
+    pid = job.pid_of(node)
     os.kill(pid, signal.SIGSTOP)
     try:
         yield

@@ -155,7 +155,7 @@ def test_a_machine_joins_holds_the_model_while_the_first_dies_and_vanishes(tmp_p
         job.until_committed(1)
         other.join()
         until(lambda: num_batches(job, JOINED) > 2, "batches of the other machine")
-        first = job.node("worker-0")
+        first = job.living("worker-0")
         os.kill(first.pid, signal.SIGKILL)
         fresh = f"worker-0.{first.inc + 2}"
         until(lambda: num_batches(job, fresh) > 2, "batches of the first machine's next worker")
@@ -285,12 +285,12 @@ def test_the_other_machine_alone_writes_cuts_reads_them_and_evaluates(tmp_path: 
         other.join()
         until(lambda: num_batches(job, JOINED) > 2, "batches of the other machine")
         (job.out / "held").touch()
-        os.kill(job.node("worker-0").pid, signal.SIGKILL)
+        os.kill(job.pid_of("worker-0"), signal.SIGKILL)
         together(job, JOINED)
         until(lambda: newest_by(job, JOINED), "a cut of the other machine")
         made = newest_by(job, JOINED)
         # Nobody holds the model now, and no process of the first machine can read a cut.
-        os.kill(job.node(JOINED).pid, signal.SIGKILL)
+        os.kill(job.pid_of(JOINED), signal.SIGKILL)
         until(lambda: len(job.events("epoch")) == 2, "an epoch from a cut")
         assert job.events("epoch")[1]["cut_no"] >= made > newest_by(job, "worker-0")
         together(job, JOINED)

@@ -196,7 +196,7 @@ def test_with_a_worker_and_the_master_killed_it_is_the_plain_program(
     job = RunningJob(launch(JobSpec(**(fields | dict(program.spec)))), out)
     try:
         job.until_committed(program.samples // 5)
-        killed = job.node("worker-1")
+        killed = job.living("worker-1")
         os.kill(killed.pid, signal.SIGKILL)
         until(lambda: job.node("worker-1").inc > killed.inc, "a new life")
         committed = job.until_committed(program.samples // 2)

@@ -40,7 +40,7 @@ def _home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_of_a_killed_worker_only_uncommitted_samples_are_redone(tmp_path: Path, mode: str) -> None:
     with running(tmp_path, mode=mode) as job:
         job.until_committed(N // 3)
-        victim = job.node("worker-1")
+        victim = job.living("worker-1")
         os.kill(victim.pid, signal.SIGKILL)
         job.check_finished()
         assert [e["node"] for e in job.deaths()] == ["worker-1"]
@@ -58,7 +58,7 @@ def test_of_a_killed_worker_only_uncommitted_samples_are_redone(tmp_path: Path, 
 def test_a_killed_server_brings_all_back_to_the_last_cut(tmp_path: Path, mode: str) -> None:
     with running(tmp_path, mode=mode) as job:
         job.until_committed(N // 3, cuts=1)
-        os.kill(job.node("server-1").pid, signal.SIGKILL)
+        os.kill(job.pid_of("server-1"), signal.SIGKILL)
         job.check_finished()
         first, second = job.told(EpochEvent)
         assert (first.epoch_no, first.cut_no) == (1, 0)
@@ -170,7 +170,7 @@ def test_a_cut_that_is_in_memory_only_is_restored_from_one_of_its_copies(
         job.until_committed(N // 3, cuts=1)
         assert not job.events("cut_stored"), "the disk is slow"
         (cut,) = (path for path in job.job.memory.iterdir() if path.name.isdigit())
-        server = job.node("server-1")
+        server = job.living("server-1")
         os.kill(server.agent_pid, signal.SIGKILL)
         os.kill(server.pid, signal.SIGKILL)
         shutil.rmtree(cut / "server-1")  # the node is gone with its memory
@@ -187,7 +187,7 @@ def test_without_any_of_its_copies_in_memory_the_cut_before_it_counts(
         job.until_committed(N // 3, cuts=1)
         for copies in job.job.memory.glob("*/server-*"):
             shutil.rmtree(copies)
-        os.kill(job.node("server-1").pid, signal.SIGKILL)
+        os.kill(job.pid_of("server-1"), signal.SIGKILL)
         job.check_finished()
         assert "epoch 2 from cut 0" in [e.clause for e in job.told(EpochEvent)]
         assert len(job.events("cut_damaged")) == 1

@@ -2,7 +2,6 @@
 
 import contextlib
 import os
-import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -82,8 +81,7 @@ def test_all_die_and_the_cut_has_all_groups(
 ) -> None:
     with job_of(tmp_path / "job", "--step-s", "0.1", *flags) as job:
         job.until_committed(256 * epoch + 100)
-        for node in job.status().nodes:
-            os.kill(node.pid, signal.SIGKILL)
+        job.kill_nodes()
         check(job, expected)
         assert len(job.events("relaunch")) == 2
 

@@ -33,7 +33,7 @@ def test_every_cut_holds_one_position_though_updates_go_on_and_a_server_dies_cop
         job.until_committed(1, cuts=2)
         before = copies(job, "server-1")
         until(lambda: copies(job, "server-1") - before, "the copy of the next cut")
-        os.kill(job.node("server-1").pid, signal.SIGKILL)
+        os.kill(job.pid_of("server-1"), signal.SIGKILL)
         (tmp_path / "hurry").touch()
         job.check_finished()
         assert [e["node"] for e in job.deaths()][:1] == ["server-1"]

@@ -93,7 +93,7 @@ def sharing(
 
 
 def cores_of(job: RunningJob) -> set[int]:
-    return os.sched_getaffinity(job.node("worker-0").pid)
+    return os.sched_getaffinity(job.pid_of("worker-0"))
 
 
 @pytest.mark.soak
@@ -163,7 +163,7 @@ def test_a_job_that_is_held_counts_each_sample_once(tmp_path: Path) -> None:
     ):
         until(lambda: kept.losses, "steps")
         held.until_committed(100)
-        first = held.node("worker-0")
+        first = held.living("worker-0")
         os.kill(first.pid, signal.SIGTERM)  # not by its agent, which would free it
         until(lambda: held.node("worker-0").inc != first.inc, "the end of its life", 10.0)
         held.check_finished()

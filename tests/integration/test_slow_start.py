@@ -49,7 +49,7 @@ def test_a_killed_worker_that_prepares_late_again_joins_in_again(tmp_path: Path)
     flags = ("--together", "3", "--together-at", "50", "--num-samples", str(N))
     with running(tmp_path, *flags, script=str(SCRIPT), mode="asp", servers=NodeSpec()) as job:
         until(lambda: any(map(len, lives_of(job, "worker-1"))), "a batch of the slow worker")
-        os.kill(job.node("worker-1").pid, signal.SIGKILL)
+        os.kill(job.pid_of("worker-1"), signal.SIGKILL)
         job.check_finished()
         assert [event["node"] for event in job.deaths()] == ["worker-1"]
         assert len(job.events("relaunch")) == 1

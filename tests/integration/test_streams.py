@@ -89,7 +89,7 @@ def test_a_stream_written_while_it_is_read_survives_the_death_of(
     ):
         status = job.until_committed(N // 4, cuts=1)
         assert status.total is None
-        pid = status.master_pid if victim == "master" else job.node(victim).pid
+        pid = status.master_pid if victim == "master" else job.pid_of(victim)
         os.kill(pid, signal.SIGKILL)
         rest.set()
         check_finished(job)
@@ -110,7 +110,7 @@ def test_workers_rest_while_a_stream_has_nothing_and_read_on(tmp_path: Path) -> 
     ):
         # What makes no whole batch of 16 is held back until more comes.
         job.until_committed(WRITTEN_BEFORE_REST // 16 * 16)
-        workers = [psutil.Process(job.node(f"worker-{rank}").pid) for rank in (0, 1)]
+        workers = [psutil.Process(job.pid_of(f"worker-{rank}")) for rank in (0, 1)]
         before = [worker.cpu_times() for worker in workers]
         start_s = time.monotonic()
         until(lambda: time.monotonic() > start_s + 2.0, "two seconds")
@@ -128,7 +128,7 @@ def test_lines_that_are_still_being_counted_are_read_for_two_epochs(tmp_path: Pa
     args = (str(source), "--num-samples", str(N), "--epochs", "2", "--step-s", "0.005")
     with running(tmp_path, script=str(SCRIPT), args=args, mode="asp") as job:
         job.until_committed(N)
-        os.kill(job.node("worker-0").pid, signal.SIGKILL)
+        os.kill(job.pid_of("worker-0"), signal.SIGKILL)
         check_finished(job, epochs=2)
 
 

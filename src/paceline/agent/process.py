@@ -274,7 +274,8 @@ class ProcessHost:
 
     def _on_watched_end(self) -> None:
         self._watch = None
-        kill_group_quietly(self._pid)
+        if self._pid:
+            kill_group_quietly(self._pid)
         self._finish(self._inc, None)
 
     def _finish(self, inc: Inc, code: int | None) -> None:

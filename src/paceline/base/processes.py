@@ -101,15 +101,31 @@ def _read_process(pid: int, job_dir: Path) -> FoundProcess | None:
 
 
 def kill_quietly(pid: int, number: int = signal.SIGKILL) -> None:
-    """Send a signal to a process that may be gone."""
+    """Send a signal to a process that may be gone.
+
+    Raises:
+        ValueError: it is the number of no process; see `_check_number`.
+    """
+    _check_number(pid)
     with contextlib.suppress(ProcessLookupError):
         os.kill(pid, number)
 
 
 def kill_group_quietly(group: int, number: int = signal.SIGKILL) -> None:
-    """Send a signal to a process group that may be gone."""
+    """Send a signal to a process group that may be gone.
+
+    Raises:
+        ValueError: as `kill_quietly`.
+    """
+    _check_number(group)
     with contextlib.suppress(ProcessLookupError):
         os.killpg(group, number)
+
+
+def _check_number(pid: int) -> None:
+    """Refuse what is no process: 0 stands for the caller's own group, -1 for everything."""
+    if pid < 2:
+        raise ValueError(f"got process number {pid}, expected that of a process: at least 2")
 
 
 def start_detached(

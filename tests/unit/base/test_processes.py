@@ -2,6 +2,7 @@
 
 import os
 import signal
+from collections.abc import Callable
 from pathlib import Path
 
 import psutil
@@ -10,6 +11,7 @@ import pytest
 from paceline.base.processes import (
     code_of_shell,
     find_job_process,
+    kill_group_quietly,
     kill_quietly,
     start_detached,
     start_grandchild,
@@ -68,3 +70,11 @@ def test_both_kinds_lead_a_session_of_their_own(tmp_path: Path) -> None:
             kill_quietly(one)
         child.wait()
         shell.wait()
+
+
+@pytest.mark.parametrize("kill", [kill_quietly, kill_group_quietly])
+@pytest.mark.parametrize("number", [-1, 0, 1])
+def test_what_is_no_process_is_not_signalled(kill: Callable[[int, int], None], number: int) -> None:
+    # By 0 the caller would end with its whole group, which of a test is that of `make`.
+    with pytest.raises(ValueError, match=f"got process number {number}, expected that of a proc"):
+        kill(number, signal.SIGCONT)
