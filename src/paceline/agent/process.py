@@ -114,11 +114,11 @@ class ProcessHost:
         """Start warming up; `run` may follow at once."""
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         ours.setblocking(False)
-        role, traits = self._environment["PACELINE_ROLE"], self._spec.traits
+        traits = self._spec.traits
         with theirs, self._files.log.open("ab") as log:
             self._zygote = subprocess.Popen(
                 [sys.executable, *SAFE_PATH, "-m", "paceline.runtime.zygote"]
-                + ["--fd", str(theirs.fileno()), "--role", role]
+                + ["--fd", str(theirs.fileno()), "--for", _kind_of(self._node, self._spec)]
                 + ([f"--preload={traits.module}"] if traits.preloaded else [])
                 + [f"--join={path}" for path in self._group.join_files]
                 + [f"--core={core}" for core in _bound_to(self._node, self._spec)],
@@ -297,6 +297,13 @@ class ProcessHost:
         if self._pidfd >= 0:
             os.close(self._pidfd)
         self._pid, self._pidfd = 0, -1
+
+
+def _kind_of(node: str, spec: JobSpec) -> str:
+    """What the node's warm process imports: what its lives need, for imports take seconds."""
+    if spec.traits.trains:
+        return role_of(node)
+    return "program" if spec.run_as == "program" else "script"
 
 
 def _bound_to(node: str, spec: JobSpec) -> frozenset[int]:
