@@ -7,7 +7,9 @@ timed = @echo '$(2)'; begun=$$(date +%s); $(2) || exit; echo "== $(1): $$(($$(da
 PYTEST := $(BIN)/python -m pytest -q --dist worksteal -m "not soak" --durations 30
 PURE := tests/model tests/unit tests/conformance tests/parity
 
-.PHONY: setup demo test check extras soak chaos bench clean
+PARTS := pages form rules types imports
+
+.PHONY: setup demo test check $(PARTS) extras soak chaos bench clean
 
 setup: $(STAMP)
 
@@ -19,12 +21,26 @@ $(STAMP): pyproject.toml constraints.txt
 demo: setup
 	$(BIN)/python examples/demo.py
 
+# Two parts at a time; what each says comes when it is over.
 check: setup
+	@$(MAKE) --no-print-directory --jobs 2 --output-sync=target $(PARTS)
+
+$(PARTS): setup
+
+pages:
+	$(call timed,pages,NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet)
+
+form:
 	$(call timed,form,$(BIN)/ruff format --check .)
+
+rules:
 	$(call timed,rules,$(BIN)/ruff check .)
+
+types:
 	$(call timed,types,$(BIN)/mypy)
+
+imports:
 	$(call timed,imports,$(BIN)/lint-imports)
-	$(call timed,docs,NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet)
 
 test: check
 	$(call timed,tests of parts,$(PYTEST) -n auto $(PURE))
