@@ -31,7 +31,8 @@ from tests.chaos.run import feed_of_job
 SCRIPT = Path(__file__).with_name("jobs") / "counted.py"
 PATIENCE_S = 45.0
 """For one thing to happen; a loaded machine needs a multiple of what a quiet one does."""
-POLL_S = 0.02
+POLL_S = 0.05
+"""The job that is asked needs the processors as well."""
 E = TypeVar("E", bound=Event)
 
 

@@ -331,6 +331,7 @@ def test_a_job_that_is_stopped_while_a_cut_is_written_makes_another(
         assert sum(len(ids) for ids in job.samples().values()) - kept <= 2 * BATCH
 
 
+@pytest.mark.soak  # CI has one that begins after an evaluation, which comes after the end
 def test_a_life_that_begins_after_the_end_holds_the_final_model(tmp_path: Path) -> None:
     with group(tmp_path / "out", "--die-at-end", "worker-1") as job:
         check_finished(job)

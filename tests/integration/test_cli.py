@@ -194,7 +194,7 @@ def workers_of(shell: Shell, job: JobDir) -> list[Any]:
 def test_a_detached_job_is_seen_and_steered_from_other_shells(shell: Shell) -> None:
     code, out, _ = shell.run(
         *("run", str(SCRIPT), "--detach", "--workers", "2", "--mode", "asp"),
-        *("--", "--num-samples", "400000", "--step-s", "0.02"),
+        *("--", "--num-samples", "400000", "--step-s", "0.2"),
     )
     job = shell.job()
     assert code == 0

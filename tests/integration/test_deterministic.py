@@ -147,6 +147,7 @@ def test_a_scaler_leaves_the_same_steps_out_and_who_joins_has_its_scale(
     check_same_bits(alone, disturbed)
 
 
+@pytest.mark.soak  # CI has the same death with blocks
 def test_a_scaler_without_blocks_leaves_the_same_steps_out_in_all_members(tmp_path: Path) -> None:
     flags = (*ROUGH, "--half", "--die", "worker-1:12", "--slow-until-told")
     with group(tmp_path / "out", *flags, workers=2) as job:

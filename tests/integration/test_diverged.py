@@ -44,6 +44,7 @@ def test_a_worker_whose_weights_differ_copies_from_the_others(
         assert len({weights for *_, weights in ends}) == 1
 
 
+@pytest.mark.soak
 def test_a_worker_that_goes_on_differing_ends_the_job(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -129,6 +129,7 @@ def test_members_that_leave_their_loop_early_leave_a_cut_of_what_they_hold(tmp_p
         assert line == f"LEFT rank 1 sum {total:.9f}"
 
 
+@pytest.mark.soak  # as the two that follow: CI has members with whole models
 def test_members_that_hold_shards_leave_a_cut_together(tmp_path: Path) -> None:
     args = ("--shard", "--steps", "6", "--how", "exit")
     with job_of(LEAVING, tmp_path, *args, strategy="fsdp") as job:

@@ -171,7 +171,7 @@ SOMETIMES = OnOff(mean_on=5.0, mean_off=20.0, delay_s=0.5, probability=0.5)
 @example(patterns=(SLOW_SERVER,), seed=683)
 @example(patterns=(LUCKY_SERVER,), seed=704)
 @example(patterns=(LUCKY_WORKER,), seed=4726)
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=6, deadline=None)
 def test_no_solution_is_faster_than_the_clairvoyant_schedule(
     mode: str, method: Method, patterns: tuple[AnyPattern, ...], seed: int
 ) -> None:
