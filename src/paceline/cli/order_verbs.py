@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from paceline.base.errors import ConfigError
+from paceline.base.errors import ConfigError, PacelineError
 from paceline.base.jobdir import JobDir
 from paceline.cli.shared_options import Job, console, whole_number
 
@@ -177,10 +177,18 @@ def stop(
 ) -> None:
     """End a job: the workers finish their step, then one more cut."""
     from paceline.cli import run as running
+    from paceline.jobs.outcome import read_outcome
     from paceline.wire.client import StopJob
 
-    job_id = _order(job, StopJob(now=now))
-    running.await_end(JobDir.find(job_id), console())
+    found = JobDir.find(job)
+    has_ended = read_outcome(found.outcome) is not None
+    try:
+        _order(job, StopJob(now=now))
+    except PacelineError:
+        if has_ended or read_outcome(found.outcome) is None:
+            raise
+        # It has ended meanwhile, which is what was asked for.
+    running.await_end(found, console())
 
 
 def agent(

@@ -8,6 +8,7 @@ import os
 import select
 import signal
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from types import FrameType
 from typing import Protocol
@@ -82,15 +83,17 @@ class ChiefLog:
     def __init__(self) -> None:
         self._held: list[str] = []
         self._whole = False
-        #: The errors of tracebacks that are shown for themselves.
-        self._told: set[str] = set()
+        #: The errors of tracebacks that are shown for themselves, and whose text may still come.
+        self._told: Counter[str] = Counter()
+        #: The error of the traceback before, which was not shown; empty: the script went on.
+        self._hidden = ""
 
     def tell(self, traceback: str) -> None:
-        """A traceback is shown for itself: the same in the log need not be, whichever life has it.
+        """A traceback is shown for itself: the same in the log, once, need not be.
 
         Lives may follow each other faster than looks.
         """
-        self._told.add(_error_of(traceback.splitlines()))
+        self._told[_error_of(traceback.splitlines())] += 1
 
     def feed(self, lines: list[bytes]) -> list[str]:
         """New lines of the log; returns those to be shown."""
@@ -110,15 +113,23 @@ class ChiefLog:
                 self._held.append(text)
             else:
                 shown += [*self.release(), text]
+                self._hidden = ""
         return shown
 
     def release(self) -> list[str]:
         """The traceback that was held back, to be shown after all."""
         held, self._held = self._held, []
-        return [] if held and _error_of(held) in self._told else held
+        error = _error_of(held)
+        if not held or (self._told[error] <= 0 and error != self._hidden):
+            return held
+        self._told[error] -= 1
+        self._hidden = error
+        return []
 
     def drop(self) -> None:
         """The life has ended: what was held back is why."""
+        if self._held:
+            self._told[_error_of(self._held)] -= 1
         self._held = []
 
 
@@ -146,7 +157,7 @@ class JobWatcher:
         status = None if outcome else self._status()
         events = decode_events(self._events.lines())
         for event in events:
-            if isinstance(event, ProcessExitedEvent) and event.traceback:
+            if isinstance(event, ProcessExitedEvent) and event.node == CHIEF and event.traceback:
                 self._chief.tell(event.traceback)
         said = self._chief.feed(self._log.lines())
         if any(isinstance(e, ProcessExitedEvent) and e.node == CHIEF for e in events):

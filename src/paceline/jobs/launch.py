@@ -221,8 +221,8 @@ def ask_running(job: JobDir, call: Call) -> Reply:
         if isinstance(call, GetStatus | GetObservation):
             return ask(job, call)
         raise TransientError(
-            f"job {job.job_id}: its master took the order and was gone before it answered; whether "
-            "the order was carried out is not known: look at `paceline status` before you repeat it"
+            f"job {job.job_id}: its master did not answer ({error}), so it is not known whether it "
+            "has the order; look at `paceline status` before you repeat it"
         ) from error
 
 

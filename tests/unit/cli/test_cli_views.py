@@ -322,6 +322,11 @@ def test_the_traceback_of_a_life_that_ended_as_the_one_before_is_not_shown_again
     log = ChiefLog()
     log.tell("\n".join(line.decode() for line in TRACE) + "\n")
     assert log.feed([*TRACE, *TRACE, b"the next life"]) == ["the next life"]
+    # Later the script lives on after the same error.
+    assert log.feed([*TRACE, b"trying again"]) == [
+        *(line.decode() for line in TRACE),
+        "trying again",
+    ]
 
 
 def test_a_traceback_that_the_script_lived_on_after_is_shown() -> None:

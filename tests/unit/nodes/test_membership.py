@@ -494,6 +494,8 @@ def test_a_person_brings_back_who_was_left_out() -> None:
     lacks_a_source(job, "worker-1", any_committed=True)
     acts = job.note(NodeOrders(job.members).scale(2, 1.0, grace_s=1.0))
     assert of(Launch, acts) == [Launch("worker-1")]
+    # A master that dies before the worker is there has it launched, too.
+    assert Launch("worker-1") in job.restarted().first
     job.hello("worker-1", 99)
     assert [one.name for one in job.members.wanted_workers()] == ["worker-0", "worker-1"]
     again = job.restarted().members

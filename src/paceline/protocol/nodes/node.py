@@ -61,6 +61,12 @@ class NodeRefused(Record, frozen=True):
     reason: str
 
 
+class NodeRecalled(Record, frozen=True):
+    """A node that was left out is to be tried again."""
+
+    node: str
+
+
 class WorkersWanted(Record, frozen=True):
     """The job was scaled."""
 
@@ -139,6 +145,7 @@ MemberRecords = (
     NodeStarted
     | NodeFinished
     | NodeRefused
+    | NodeRecalled
     | WorkersWanted
     | ServersWanted
     | NodeJoined

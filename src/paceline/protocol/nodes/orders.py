@@ -8,6 +8,7 @@ from paceline.protocol.nodes.node import (
     EndLife,
     Node,
     NodeJoined,
+    NodeRecalled,
     RestartOrdered,
     Retire,
     RoundSet,
@@ -56,7 +57,10 @@ class NodeOrders:
         for node in list(self.members.of_role("worker")):
             if node.fate is Fate.LEAVES:
                 acts += self._send_away(node, now_s, grace_s)
-            elif node.name not in known or (node.fate is Fate.FAILED and not node.by_itself):
+            elif node.fate is Fate.FAILED and not node.by_itself:
+                acts.append(self.members.keep(NodeRecalled(node=node.name)))
+                acts += self.members.launch(node, now_s)
+            elif node.name not in known:
                 acts += self.members.launch(node, now_s)
         if self.members.rounds is not None:
             acts.append(self.members.keep(RoundSet(number=self.members.rounds.number + 1)))

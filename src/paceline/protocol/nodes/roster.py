@@ -16,6 +16,7 @@ from paceline.protocol.nodes.node import (
     NodeDropped,
     NodeFinished,
     NodeJoined,
+    NodeRecalled,
     NodeRefused,
     NodeStarted,
     RestartOrdered,
@@ -89,6 +90,9 @@ class Roster:
                 node = self.nodes[record.node]
                 node.settle(Fate.FAILED)
                 node.life.note = record.reason
+            case NodeRecalled():
+                node = self.nodes[record.node]
+                node.fate, node.life.phase = Fate.STAYS, LifePhase.NONE
             case WorkersWanted():
                 self._next_inc = max(self._next_inc, record.next_inc)
                 self._resize(record.count)
