@@ -14,15 +14,19 @@ import pytest
 def pytest_configure(config: pytest.Config) -> None:
     """Let pytest-randomly choose the order of tests, and nothing that they compute."""
     config.option.randomly_reset_seed = False
-    os.kill = _kill
+    os.kill, os.killpg = _guarded(os.kill), _guarded(os.killpg)
     # Jobs of tests keep no history, which would take each of them half a second at its end.
     os.environ["PACELINE_HISTORY"] = "off"
 
 
-def _kill(pid: int, number: int, kill: Callable[[int, int], None] = os.kill) -> None:
-    """Signal one process: a node without one has the number 0, which is the group of all tests."""
-    assert pid > 1, f"got process number {pid}: wait until there is a process"
-    kill(pid, number)
+def _guarded(kill: Callable[[int, int], None]) -> Callable[[int, int], None]:
+    """Signals one process: a node without one has the number 0, which is the group of all tests."""
+
+    def guarded(pid: int, number: int) -> None:
+        assert pid > 1, f"got process number {pid}: wait until there is a process"
+        kill(pid, number)
+
+    return guarded
 
 
 @pytest.hookimpl(tryfirst=True)

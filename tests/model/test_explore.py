@@ -101,7 +101,6 @@ LARGE = (
     "bsp, short steps, the worker dies",
     "bsp, a server dies, with a cut",
     "bsp, short steps, the master dies",
-    "asp, one worker is taken for dead",
 )
 """They take a quarter of a minute of one free core, or more, or are much like others."""
 

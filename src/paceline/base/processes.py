@@ -124,8 +124,8 @@ def kill_group_quietly(group: int, number: int = signal.SIGKILL) -> None:
 
 def _check_number(pid: int) -> None:
     """Refuse what is no process: 0 stands for the caller's own group, -1 for everything."""
-    if pid < 2:
-        raise ValueError(f"got process number {pid}, expected that of a process: at least 2")
+    if pid < 1:
+        raise ValueError(f"got process number {pid}, expected that of a process: at least 1")
 
 
 def start_detached(
