@@ -220,14 +220,14 @@ class RunningJob:
             self.kill_everything()
 
 
-def of_three_with_a_death(script: Path, out: Path, *args: str) -> None:
-    """Run a job of three members, one of which dies, to the end that it should come to."""
+def run_group(script: Path, out: Path, *args: str, workers: int = 3, deaths: int = 1) -> None:
+    """Run a job of members, so many of which die, to the end that it should come to."""
     spec = JobSpec(
         script=str(script),
         args=("--out", str(out), *args),
         name=script.stem,
         strategy="allreduce",
-        workers=NodeSpec(count=3),
+        workers=NodeSpec(count=workers),
         restart=RestartSpec(backoff_s=0.1),
         solution="none",
         preflight=False,
@@ -235,7 +235,7 @@ def of_three_with_a_death(script: Path, out: Path, *args: str) -> None:
     with contextlib.closing(RunningJob(launch(spec), out)) as job:
         outcome = job.end()
         assert outcome.state == "finished", outcome
-        assert len(job.events("relaunch")) == 1
+        assert len(job.events("relaunch")) == deaths
         assert not job.events("diverged")
 
 

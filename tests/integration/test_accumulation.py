@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.integration.running import of_three_with_a_death
+from tests.integration.running import run_group
 
 SCRIPT = Path(__file__).with_name("jobs") / "accumulated.py"
 
@@ -38,7 +38,7 @@ def test_with_a_death_it_is_the_model_of_one_process(
     assert expected[0] == steps
     out = tmp_path / "job"
     out.mkdir()
-    of_three_with_a_death(SCRIPT, out, *flags, "--die", "1:5", "--step-s", "0.02")
+    run_group(SCRIPT, out, *flags, "--die", "1:5", "--step-s", "0.02")
     ends = found(out)
     assert len(ends) == 3
     for values in ends:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.integration.running import of_three_with_a_death
+from tests.integration.running import run_group
 
 SCRIPT = Path(__file__).with_name("jobs") / "gathering.py"
 
@@ -38,7 +38,7 @@ def test_nobody_waits_for_a_worker_that_is_in_no_step(
     command = [sys.executable, str(SCRIPT), "--out", str(alone)]
     subprocess.run(command, env=env, check=True, timeout=100)
     (expected,) = ends(alone)
-    of_three_with_a_death(SCRIPT, out, "--die", die, "--step-s", "0.03")
+    run_group(SCRIPT, out, "--die", die, "--step-s", "0.03")
     for values in ends(out):
         assert values == pytest.approx(expected, rel=1e-9)
     next_lives = {path.stem for path in out.glob(f"{die[0]}-*.end")}

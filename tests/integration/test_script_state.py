@@ -1,13 +1,10 @@
 """What a script keeps in ``job.state`` is that of an undisturbed run, whichever worker dies."""
 
-import contextlib
 from pathlib import Path
 
 import pytest
 
-from paceline.jobs.launch import launch
-from paceline.wire.spec import JobSpec, NodeSpec, RestartSpec
-from tests.integration.running import RunningJob
+from tests.integration.running import run_group
 
 SCRIPT = Path(__file__).with_name("jobs") / "averaged.py"
 
@@ -15,21 +12,7 @@ SCRIPT = Path(__file__).with_name("jobs") / "averaged.py"
 def ends(out: Path, *flags: str, workers: int, deaths: int = 0) -> list[list[float]]:
     """What each worker held at its end: numbers of rates and averages, and their sums."""
     out.mkdir()
-    spec = JobSpec(
-        script=str(SCRIPT),
-        args=("--out", str(out), *flags),
-        name="averaged",
-        strategy="allreduce",
-        workers=NodeSpec(count=workers),
-        restart=RestartSpec(backoff_s=0.1),
-        solution="none",
-        preflight=False,
-    )
-    with contextlib.closing(RunningJob(launch(spec), out)) as job:
-        outcome = job.end()
-        assert outcome.state == "finished", outcome
-        assert len(job.events("relaunch")) == deaths
-        assert not job.events("diverged")
+    run_group(SCRIPT, out, *flags, workers=workers, deaths=deaths)
     found = [path.read_text().split() for path in sorted(out.glob("*.end"))]
     assert len({tuple(one) for one in found}) == 1, found
     return [[int(one[0]), int(one[1]), *map(float.fromhex, one[2:])] for one in found]

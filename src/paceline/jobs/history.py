@@ -82,10 +82,10 @@ def read_events(path: Path) -> list[AnyEvent]:
 
 
 def read_metrics(path: Path) -> list[MetricsPoint]:
-    """Read all measurements of a job that are kept, in order, but for lines that are torn."""
+    """Read all measurements of a job that are kept, in order, but for torn or damaged lines."""
     found = []
     for line in [*Tail(before(path)).lines(), *Tail(path).lines()]:
-        with contextlib.suppress(msgspec.DecodeError):
+        with contextlib.suppress(msgspec.DecodeError, UnicodeDecodeError):
             found.append(msgspec.json.decode(line, type=MetricsPoint))
     return found
 

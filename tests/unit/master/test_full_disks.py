@@ -309,9 +309,10 @@ def test_lines_that_wait_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert (tmp_path / "file").read_text() == "7\n8\n9\n"
 
 
-def test_torn_lines_are_left_out(tmp_path: Path) -> None:
+def test_torn_and_damaged_lines_are_left_out(tmp_path: Path) -> None:
     path = tmp_path / "events.jsonl"
-    path.write_bytes(b'{"t": 1, "event": "one"}\n{"t": 2, "ev{"t": 3, "event": "x"}\n{"t": 4}\n')
+    torn = b'{"t": 2, "ev{"t": 3, "event": "x"}\n{"t": 4}\n{"t": 5, "event": "\xff"}\n'
+    path.write_bytes(b'{"t": 1, "event": "one"}\n' + torn)
     assert [event.name for event in read_events(path)] == ["one"]
 
 

@@ -135,9 +135,9 @@ def _of_another_version(line: bytes) -> AnyEvent:
 
 
 def decode_events(lines: Iterable[bytes]) -> list[AnyEvent]:
-    """Read whole lines, but for those that are torn."""
+    """Read whole lines, but for those that are torn or damaged."""
     found = []
     for line in lines:
-        with contextlib.suppress(msgspec.DecodeError):
+        with contextlib.suppress(msgspec.DecodeError, UnicodeDecodeError):
             found.append(decode_event(line))
     return found
