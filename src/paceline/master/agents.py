@@ -181,7 +181,7 @@ class Agents:
             case Finished():
                 self._act(self._members.script_returned(body))
             case TablesHeld():
-                self.memory.told(name, body)
+                self.memory.told(name, body.tables)
             case Logged():
                 self._curves.heard(body, self._times.steady(), self._training.edge.place)
             case _ if isinstance(body, OfMeasuring):

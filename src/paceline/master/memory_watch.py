@@ -11,6 +11,7 @@ from msgspec.structs import replace
 from paceline.base.errors import ConfigError
 from paceline.base.jobdir import role_of
 from paceline.base.numbering import NO_INC, Inc
+from paceline.master.machine_memory import MachineMemory
 from paceline.master.node_sizes import NodeSizes
 from paceline.master.parts import MasterParts
 from paceline.master.status import count_committed, count_total
@@ -35,7 +36,6 @@ from paceline.wire.events.nodes import (
 )
 from paceline.wire.messages.agent import NodeFacts
 from paceline.wire.messages.base import TableHeld
-from paceline.wire.messages.node import TablesHeld
 
 LOOK_S = 1.0
 KEPT = 200
@@ -88,6 +88,7 @@ class MemoryWatch:
         #: When how many samples were in the model, at the last two looks.
         self._progress = ((0.0, 0), (0.0, 0))
         self._short: set[tuple[str, int]] = set()
+        self._machine = MachineMemory(parts)
 
     # ------------------------------------------------------------------ what is told
 
@@ -104,9 +105,9 @@ class MemoryWatch:
             has_rows = any(table.rows for table in self._held.get(node, ()))
             used.add(facts.memory_bytes, now_s, has_rows=has_rows)
 
-    def told(self, node: str, message: TablesHeld) -> None:
+    def told(self, node: str, tables: tuple[TableHeld, ...]) -> None:
         """A server has said what its tables hold."""
-        self._held[node] = message.tables
+        self._held[node] = tables
 
     def note(self, event: Event) -> None:
         """Take in the end of a life; one out of memory has the next life get twice as much.
@@ -139,7 +140,10 @@ class MemoryWatch:
         self._progress = (self._progress[1], (now_s, committed))
         self._look(committed)
         limit = self.sizes.of("server").memory_bytes
-        if limit is None or self.sizes.is_changing or self._is_planned:
+        if limit is None:
+            self._look_at_machine(committed)
+            return
+        if self.sizes.is_changing or self._is_planned:
             return
         due = [one for one in self._forecasts(committed, limit) if one.is_due]
         if due:
@@ -188,7 +192,8 @@ class MemoryWatch:
         model = replace(seen.model, tables=tables, last_new=last)
         return replace(seen, model=model, nodes=tuple(nodes))
 
-    def _forecasts(self, committed: int, limit: int) -> list[MemoryForecast]:
+    def _forecasts(self, committed: int, limit: int | None, share: int = 0) -> list[MemoryForecast]:
+        """Forecast for each server, by its limit, or by its share of what its machine has left."""
         tables, last = self._tables(committed)
         ahead = JobAhead(
             done=committed,
@@ -201,7 +206,7 @@ class MemoryWatch:
             forecast(
                 ServerMemory(
                     node=node,
-                    limit_bytes=limit,
+                    limit_bytes=most_bytes + share if limit is None else limit,
                     used_bytes=most_bytes,
                     base_bytes=used.base_bytes,
                 ),
@@ -211,6 +216,13 @@ class MemoryWatch:
             if (used := self._used.get(node)) is not None
             and (most_bytes := used.most_bytes) is not None
         ]
+
+    def _look_at_machine(self, committed: int) -> None:
+        """Look ahead for servers that nothing limits but the machine."""
+        left = self._machine.left() if self._held else None
+        if left is not None:
+            share = left // len(self._held)
+            self._machine.judge(left, self._forecasts(committed, None, share))
 
     def _rate(self) -> float:
         """Samples per second since the last look: the mean of ten seconds lags at a start."""

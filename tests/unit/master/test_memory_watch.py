@@ -9,6 +9,7 @@ import pytest
 from paceline.base.jobdir import JobDir
 from paceline.base.numbering import Inc
 from paceline.base.samples import Intervals
+from paceline.master import machine_memory
 from paceline.master.memory_watch import FREEING_S, KEPT, MemoryWatch
 from paceline.master.parts import MasterParts
 from paceline.policy.resources.history import SizingHistory
@@ -21,6 +22,7 @@ from paceline.policy.resources.observation import (
 )
 from paceline.protocol.training import MasterState
 from paceline.wire.events.nodes import (
+    MachineShortEvent,
     MemoryRaisedEvent,
     MemoryShortEvent,
     ProcessExitedEvent,
@@ -30,7 +32,6 @@ from paceline.wire.events.nodes import (
 from paceline.wire.messages.agent import Hardware, LimitNode, NodeFacts, NodeLimited
 from paceline.wire.messages.base import TableHeld
 from paceline.wire.messages.feeds import Feed
-from paceline.wire.messages.node import TablesHeld
 from paceline.wire.spec import JobSpec, NodeSpec, ResourcesSpec, load, save
 
 MIB = 1 << 20
@@ -101,7 +102,7 @@ class Watched:
         self.done[0] = Intervals([0, samples] if samples else [])
         for node in servers:
             table = TableHeld("keys", rows, 1024 - 64)
-            self.watch.told(node, TablesHeld(inc=Inc(1), tables=(table,)))
+            self.watch.told(node, (table,))
             facts = NodeFacts(inc=Inc(1), memory_bytes=100 * MIB + rows * 1024)
             self.watch.heartbeat(node, facts, self.now_s)
         self.watch.tick(self.now_s)
@@ -195,6 +196,23 @@ def test_a_job_with_enough_memory_is_left_alone(tmp_path: Path, limit: int | Non
     assert job.events == []
 
 
+def test_servers_that_nothing_limits_may_need_more_than_their_machine_has(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = Watched(tmp_path, None, None)
+    # 500,000 rows of 1 KiB will be on each of two servers: with a doubled table, over 1 GiB in all.
+    monkeypatch.setattr(machine_memory, "memory_left", lambda: (700 - job.samples // 1000) * MIB)
+    job.grow_until_told(most=1_000_000)
+    (told,) = job.events
+    assert isinstance(told, MachineShortEvent)
+    assert 100_000 < job.samples < 500_000
+    assert told.left_bytes == (700 - job.samples // 1000) * MIB
+    assert 600 * MIB < told.need_bytes < 2000 * MIB
+    for _ in range(3):
+        job.grow(job.samples + 10_000)
+    assert len(job.events) == 1
+
+
 def test_nothing_is_forecast_while_a_server_is_missing(tmp_path: Path) -> None:
     job = Watched(tmp_path, 128 * MIB, None)
     for samples in range(0, 200_000, 10_000):
@@ -259,7 +277,7 @@ def test_what_servers_used_while_buckets_moved_does_not_count_afterwards(tmp_pat
 def test_a_server_that_has_left_is_not_waited_for(tmp_path: Path) -> None:
     job = Watched(tmp_path, 300 * MIB, 4096 * MIB)
     gone = TableHeld("keys", 10, 1024 - 64)
-    job.watch.told("server-9", TablesHeld(inc=Inc(1), tables=(gone,)))
+    job.watch.told("server-9", (gone,))
     job.grow_until_told()
     assert isinstance(job.events[0], MemoryRaisedEvent)
 

@@ -157,6 +157,13 @@ TOLD: list[tuple[Event, str, str]] = [
         "server gets 1 GiB",
     ),
     (
+        nodes.MachineShortEvent(need_bytes=30 << 30, left_bytes=5 << 30),
+        "the servers are expected to need 30 GiB more as tables grow, and their machine has 5 GiB "
+        "left: train on one with more memory",
+        "the servers are expected to need 30 GiB more as tables grow, and their machine has 5 GiB "
+        "left: train on one with more memory",
+    ),
+    (
         nodes.MemoryShortEvent(**W, limit_bytes=1 << 30, need_bytes=2 << 30, after_oom=True),
         "worker-1 ran out of 1 GiB; the spec allows no more: set workers.max_memory, or use more "
         "workers",
@@ -543,6 +550,7 @@ LOST = {
     "group_stuck",
     "history_unusable",
     "hung",
+    "machine_short",
     "memory_raised",
     "memory_short",
     "move_given_up",

@@ -42,6 +42,7 @@ KnownEvent = (
     | nodes.NotResizedEvent
     | nodes.MemoryRaisedEvent
     | nodes.MemoryShortEvent
+    | nodes.MachineShortEvent
     | nodes.NodeStartedEvent
     | nodes.ProcessUpEvent
     | nodes.WorksEvent

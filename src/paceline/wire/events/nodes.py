@@ -173,6 +173,28 @@ class MemoryShortEvent(_MemoryEvent, frozen=True):
         return self.why or allowed
 
 
+class MachineShortEvent(Event, frozen=True):
+    """Servers without a limit will need more memory than their machine has left."""
+
+    need_bytes: int
+    """By all of them together, beyond what they use, by the forecast."""
+    left_bytes: int
+
+    clause_words = (
+        "the servers are expected to need {0.need} more as tables grow, and their machine has "
+        "{0.left} left: train on one with more memory"
+    )
+    sentence_words = "{0.clause}"
+
+    @property
+    def need(self) -> str:
+        return size_of(self.need_bytes)
+
+    @property
+    def left(self) -> str:
+        return size_of(self.left_bytes)
+
+
 class NodeStartedEvent(Event, frozen=True):
     """A new life of the node."""
 

@@ -1,0 +1,31 @@
+"""Whether a machine has enough memory for servers that nothing limits."""
+
+from collections.abc import Sequence
+
+from paceline.cuts.memory import memory_left
+from paceline.master.parts import MasterParts
+from paceline.policy.resources.memory_forecast import MemoryForecast
+from paceline.wire.events.nodes import MachineShortEvent
+
+LOOPBACK = "127.0.0.1"
+
+
+class MachineMemory:
+    """What is left of the machine's memory, for one job whose nodes are all on it."""
+
+    def __init__(self, parts: MasterParts) -> None:
+        self._outbox = parts.outbox
+        #: No node can be on another machine than this one.
+        self._is_alone = parts.spec.backend == "local" and parts.spec.listen == LOOPBACK
+        self._is_told = False
+
+    def left(self) -> int | None:
+        """Bytes; None: it does not matter, or was said already."""
+        return memory_left() if self._is_alone and not self._is_told else None
+
+    def judge(self, left: int, found: Sequence[MemoryForecast]) -> None:
+        """Say once that it will not do, by forecasts with an even share of it as the limit."""
+        if any(one.near_bytes > one.limit_bytes for one in found):
+            self._is_told = True
+            need = sum(one.wanted_bytes - one.used_bytes for one in found)
+            self._outbox.tell(MachineShortEvent(need_bytes=need, left_bytes=left))
