@@ -15,9 +15,9 @@ from tests.chaos.moments import SUMS, WHATS
 from tests.chaos.run import SOLUTIONS, case_of, full_case_of, run, summary
 
 SLICE = (84, 85, 87, 89, 91, 92)
+"""Every mode and role, and most solutions, in few seeds."""
 IN_CI = (84, 87, 89)
 """One for each mode; the others are of the long suite."""
-"""Every mode and role, and most solutions, in few seeds; the last two are of the long suite."""
 ALL = range(200)
 SENDER = """
 import socket, sys, time

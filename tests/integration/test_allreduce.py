@@ -144,7 +144,8 @@ def test_an_edited_script_ends_the_worker_that_runs_it_and_not_the_job(tmp_path:
 
 
 @pytest.mark.parametrize(
-    "solution", ["none", pytest.param("backup_workers", marks=pytest.mark.soak)]
+    "solution",
+    [pytest.param(one, marks=pytest.mark.soak) for one in ("none", "backup_workers")],
 )
 def test_a_global_batch_follows_the_workers_if_asked_to(solution: str, tmp_path: Path) -> None:
     # A step of another size has another mean: what is counted are updates.
@@ -250,9 +251,10 @@ def test_steps_go_on_without_a_late_member_and_every_sample_counts_once(
     ("solution", "args"),
     [
         ("nd", {}),
-        pytest.param("auto", {"min_iterations": "8", "min_slow_s": "1"}, marks=pytest.mark.soak),
+        ("auto", {"min_iterations": "8", "min_slow_s": "1"}),
     ],
 )
+@pytest.mark.soak
 def test_a_slow_member_is_restarted_in_order_and_its_peers_go_on(
     tmp_path: Path, solution: str, args: dict[str, str]
 ) -> None:

@@ -112,6 +112,7 @@ def test_members_that_ask_for_a_cut_get_one(tmp_path: Path) -> None:
         job.close()
 
 
+@pytest.mark.soak
 def test_a_wish_for_a_cut_outlives_the_master(tmp_path: Path) -> None:
     flags = ("--num-samples", "2048", "--slow-until-told", "--keep-at", "3")
     with running(tmp_path, *flags, mode="bsp", checkpoint=SELDOM) as job:

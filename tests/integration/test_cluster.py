@@ -344,6 +344,7 @@ def survive(cluster: Cluster, num_kills: int, seed: int) -> None:
     assert Counter(one.job_id for one in records if isinstance(one, JobLaunched)) == Counter(names)
 
 
+@pytest.mark.soak
 def test_a_scheduler_is_killed_at_random_moments(cluster: Cluster) -> None:
     survive(cluster, 5, seed=random.randrange(2**32))
 

@@ -163,6 +163,7 @@ def test_servers_keep_what_a_worker_that_leaves_early_has_handed_in(
         check_left_early(job, 6, tmp_path)
 
 
+@pytest.mark.soak
 def test_the_rest_of_a_step_that_nobody_computes_is_not_waited_for_without_end(
     tmp_path: Path,
 ) -> None:

@@ -33,6 +33,7 @@ def test_it_is_short() -> None:
     assert len(block("python").splitlines()) <= 30
 
 
+@pytest.mark.soak
 def test_a_job_runs_it(package: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PACELINE_HOME", str(tmp_path))
     paths = [str(package), os.environ.get("PYTHONPATH", "")]

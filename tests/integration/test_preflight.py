@@ -60,6 +60,7 @@ def test_a_throttled_node_is_named_before_the_first_step(tmp_path: Path) -> None
         assert speeds(job)["worker-1"].cpu_share < 2 * QUOTA
 
 
+@pytest.mark.soak
 def test_all_members_are_checked_once_with_their_links_whatever_dies_later(tmp_path: Path) -> None:
     with group(tmp_path / "out", "--die", "worker-1:12", workers=3, preflight=True) as job:
         check_finished(job, lives=3)

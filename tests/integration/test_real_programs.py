@@ -93,7 +93,7 @@ PROGRAMS = [
     pytest.param(GAN, marks=SOAK),
     pytest.param(LANGUAGE, marks=SOAK),
     pytest.param(DLRM, marks=SOAK),
-    DEEP_FM,
+    pytest.param(DEEP_FM, marks=SOAK),
     pytest.param(MASKED, marks=[SOAK, TRAINER]),
     pytest.param(CLASSIFIER, marks=[SOAK, LIGHTNING]),
     pytest.param(SEQ2SEQ, marks=SOAK),
