@@ -89,14 +89,28 @@ STRATEGIES: dict[str, dict[str, Any]] = {
 }
 
 
+STREAM = ("--stream",)
+
+
 @pytest.mark.parametrize(
-    "strategy",
-    ["allreduce", *(pytest.param(one, marks=pytest.mark.soak) for one in ("servers", "fsdp"))],
+    ("strategy", "more"),
+    [
+        ("allreduce", STREAM),
+        *(
+            pytest.param(*one, marks=pytest.mark.soak)
+            for one in (
+                ("allreduce", ()),
+                *((one, more) for one in ("servers", "fsdp") for more in ((), STREAM)),
+            )
+        ),
+    ],
 )
-def test_a_worker_and_the_master_die_and_no_epoch_ends_twice(strategy: str, tmp_path: Path) -> None:
-    expected = plain(tmp_path / "alone")
+def test_a_worker_and_the_master_die_and_no_epoch_ends_twice(
+    strategy: str, more: tuple[str, ...], tmp_path: Path
+) -> None:
+    expected = plain(tmp_path / "alone", *more)
     assert len(expected) == 2 + EPOCHS - 1  # it stops early, by agreement
-    with job_of(tmp_path / "job", 0.06, *FLAGS[strategy], **STRATEGIES[strategy]) as job:
+    with job_of(tmp_path / "job", 0.06, *FLAGS[strategy], *more, **STRATEGIES[strategy]) as job:
         job.until_committed(2 * SAMPLES + 40)
         os.kill(job.pid_of("worker-1"), signal.SIGKILL)
         until(lambda: len(epochs_of(job.out)) > 2, "a new life")
@@ -141,13 +155,16 @@ def test_the_only_worker_that_evaluates_dies_and_its_next_life_holds_up_nobody(
 
 
 @pytest.mark.soak
-@pytest.mark.parametrize("strategy", list(STRATEGIES))
+@pytest.mark.parametrize(
+    ("strategy", "more"),
+    [(one, more) for one in STRATEGIES for more in ((), STREAM)],
+)
 @pytest.mark.parametrize("at", [SAMPLES + 1, 2 * SAMPLES + 100, 3 * SAMPLES])
 def test_all_die_and_the_job_goes_on_with_the_epoch_of_its_cut(
-    strategy: str, at: int, tmp_path: Path
+    strategy: str, more: tuple[str, ...], at: int, tmp_path: Path
 ) -> None:
-    expected = plain(tmp_path / "alone")
-    with job_of(tmp_path / "job", 0.08, *FLAGS[strategy], **STRATEGIES[strategy]) as job:
+    expected = plain(tmp_path / "alone", *more)
+    with job_of(tmp_path / "job", 0.08, *FLAGS[strategy], *more, **STRATEGIES[strategy]) as job:
         job.until_committed(at, cuts=1)
         job.kill_everything()
         job.resume()

@@ -132,6 +132,27 @@ def test_lines_that_are_still_being_counted_are_read_for_two_epochs(tmp_path: Pa
         check_finished(job, epochs=2)
 
 
+@pytest.mark.parametrize("mode", ["asp", "ssp"])
+def test_what_is_only_iterated_is_read_for_two_epochs(mode: str, tmp_path: Path) -> None:
+    args = (str(tmp_path / "no"), "--num-samples", str(N), "--epochs", "2", "--step-s", "0.01")
+    with running(tmp_path, script=str(SCRIPT), args=args, mode=mode) as job:
+        for name, at in (("worker-0", 600), ("worker-1", N - 100), ("worker-0", N + 900)):
+            job.until_committed(at)
+            os.kill(job.pid_of(name), signal.SIGKILL)
+        os.kill(job.status().master_pid, signal.SIGKILL)
+        check_finished(job, epochs=2)
+        assert len(job.events("relaunch")) >= 3
+
+
+def test_what_is_only_iterated_goes_on_after_all_have_died(tmp_path: Path) -> None:
+    args = (str(tmp_path / "no"), "--num-samples", str(N), "--step-s", "0.02")
+    with running(tmp_path, script=str(SCRIPT), args=args, mode="asp") as job:
+        job.until_committed(N // 2, cuts=1)
+        job.kill_everything()
+        job.resume()
+        check_finished(job)
+
+
 @pytest.mark.parametrize("num_loaders", [0, 2])
 def test_the_same_script_alone_reads_the_same_stream(tmp_path: Path, num_loaders: int) -> None:
     source = tmp_path / "stream"

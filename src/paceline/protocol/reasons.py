@@ -10,7 +10,10 @@ _OF_THE_FIRST = ("first_step", "of_epochs", "calls", "place", "ends")
 """Fields that nobody compares: they are as the first worker, or the master, has filled them in;
 ``ends`` are in ``contents``."""
 _OF_DATA = ("num_samples", "contents")
-_SAME_FILES = "put the same files on all machines, or on storage that they share"
+_SAME_FILES = (
+    "put the same files on all machines, or on storage that they share, and give a seed to what "
+    "shuffles them"
+)
 
 
 def schema_difference(known: ModelSchema, other: ModelSchema) -> str:

@@ -283,7 +283,8 @@ class MasterState:
             for feed in self.ledger.feeds.values()
             if feed.purpose == "train" and self.ledger.is_begun(feed.feed)
         ]
-        answer = PlaceIs(inc=message.inc, begun=tuple(begun), cut=self.holder.begins_with)
+        at = tuple(self.ledger.next_to_do(feed.feed) for feed in begun)
+        answer = PlaceIs(inc=message.inc, begun=tuple(begun), at=at, cut=self.holder.begins_with)
         return [Send(message.inc, answer)]
 
     def meet(self, message: AgreeOn) -> list[Instruction]:

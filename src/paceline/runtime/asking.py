@@ -15,11 +15,19 @@ from paceline.base.numbering import EpochNo, Inc, StepNo
 from paceline.runtime.evaluation_results import Until
 from paceline.runtime.process import Process
 from paceline.runtime.strategy import MEET_S
-from paceline.wire.messages.feeds import ScriptPlace
+from paceline.wire.messages.feeds import ScriptPlace, Underway
 from paceline.wire.messages.node import AgreedOn, AgreeOn, AskCut, AskPlace, CutMade, PlaceIs
 
 NOTICE_S = 20.0
 """A worker that waits longer than so many seconds for the others says so, once."""
+
+
+def underway_at(place: ScriptPlace, found: PlaceIs) -> Underway | None:
+    """How far the job is in the feed at a place; None: nobody has begun it."""
+    for feed, at in zip(found.begun, found.at, strict=True):
+        if feed.place == place and feed.num_samples is not None:
+            return Underway(feed.num_samples, feed.epochs, at)
+    return None
 
 
 class Asking:
@@ -46,6 +54,10 @@ class Asking:
         self._begun = None
         until(lambda: self._begun is not None, ask=lambda: [ask])
         return self._begun or PlaceIs(inc=ask.inc)
+
+    def underway(self, until: Until, place: ScriptPlace) -> Underway | None:
+        """See `Strategy.underway`."""
+        return underway_at(place, self.begun(until))
 
     def meet(
         self,

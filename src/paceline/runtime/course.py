@@ -47,14 +47,22 @@ class ScriptCourse:
         """The epoch in hand; None: in none."""
         return None if self._epoch == OUTSIDE else self._epoch
 
+    @property
+    def coming(self) -> ScriptPlace:
+        """The place of what the script is about to open."""
+        if not self._in_body:
+            return *self.place, self._opened
+        return *self.place, self._opened - 1, self._step(), self._calls + 1
+
     def next(self) -> ScriptPlace:
         """The place of what the script opens now."""
-        if not self._in_body:
+        place = self.coming
+        if self._in_body:
+            self._calls += 1
+        else:
             self._opened += 1
             self._meetings.clear()
-            return *self.place, self._opened - 1
-        self._calls += 1
-        return *self.place, self._opened - 1, self._step(), self._calls
+        return place
 
     def meeting(self) -> ScriptPlace:
         """The place of a call by which workers tell each other something.

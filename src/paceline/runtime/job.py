@@ -25,11 +25,11 @@ from torch.utils.data import DataLoader
 
 from paceline.base.errors import ConfigError
 from paceline.runtime.data.reader import BatchLoader, Reader, loader_of
-from paceline.runtime.data.torch_loader import DEFAULTS, Loaders, Selection
+from paceline.runtime.data.torch_loader import DEFAULTS, Loaders, ReadingLoop, Selection
 from paceline.runtime.data.work import Array
 from paceline.runtime.dealt import DealtLoader, as_prepared, without_loaders
 from paceline.runtime.evaluation import as_tensor, checked_values
-from paceline.runtime.feed_requests import Growing, feed_to_evaluate, feed_to_train
+from paceline.runtime.feed_requests import Growing, check_number, feed_to_evaluate, feed_to_train
 from paceline.runtime.given import check_given, flatten, takes_norm_alone
 from paceline.runtime.job_course import BatchLoop, JobCourse
 from paceline.runtime.seeding import seed_all
@@ -200,9 +200,10 @@ class Job(JobCourse):
         Args:
             dataset: anything with ``__len__`` and ``__getitem__`` (or ``__getitems__``), a torch
                 ``DataLoader``, which then says all the rest (its batch size is that of the global
-                batch), an ``IterableDataset`` with ``__len__``, which every worker reads whole, or
-                a ``StreamSource``: its records are read as they come, not shuffled, until it is
-                finished (not in mode bsp). ``TextLines`` and ``CsvRows`` of more than 256 MiB are
+                batch), an ``IterableDataset`` with ``__len__``, or with ``state_dict`` and
+                ``load_state_dict``, which every worker reads whole, or a ``StreamSource``: its
+                records are read as they come, not shuffled, until it is finished (in modes asp and
+                ssp, and alone). ``TextLines`` and ``CsvRows`` of more than 256 MiB are
                 read while their lines are still being counted (mode bsp waits for the count).
             batch_size: samples of the global batch; how many of them come here is the job's affair.
             epochs: passes over the dataset. To do something between them, write a loop over
@@ -229,10 +230,9 @@ class Job(JobCourse):
         given = Selection(
             dataset, batch_size, shuffle, num_workers, collate_fn, pin_memory, prefetch
         )
-        spec, epoch = self._strategy.spec, self._course.epoch
-        if epoch is None:
-            epochs = spec.epochs or epochs
-        reading = self._loaders.read(given, "job.batches", spec, epochs=epochs, epoch=epoch)
+        if self._course.epoch is None:
+            epochs = self._strategy.spec.epochs or epochs
+        reading = self._loaders.read(given, self._to_train(epochs, accumulate, batch_per_worker))
         asked, growth = feed_to_train(
             self._strategy,
             self._num_feeds,
@@ -251,6 +251,24 @@ class Job(JobCourse):
         bodies = self._run(feed, self._loader_of(reading, feed), growth, ahead)
         counts = feed.num_samples and not feed.per_worker
         return BatchLoop(bodies, feed.num_slices * accumulate if counts else 0)
+
+    def _to_train(self, epochs: int, accumulate: int, batch_per_worker: int | None) -> ReadingLoop:
+        check_number("job.batches", "accumulate", accumulate)
+        spec, place, of_workers = self._strategy.spec, self._course.coming, 1
+        if batch_per_worker is not None:
+            check_number("job.batches", "batch_per_worker", batch_per_worker)
+            of_workers = spec.workers.count * batch_per_worker
+        return ReadingLoop(
+            "job.batches",
+            spec,
+            place,
+            epochs,
+            self._course.epoch,
+            step=of_workers,
+            accumulate=accumulate,
+            underway=partial(self._strategy.underway, place),
+            passed=self._passed_over,
+        )
 
     def _loader_of(self, reading: Selection, feed: Feed) -> Callable[[], BatchLoader]:
         return partial(
@@ -352,12 +370,15 @@ class Job(JobCourse):
             raise ConfigError(
                 "job.evaluate was called between a batch and its optimizer.step(); call it after"
             )
+        check_number("job.evaluate", "batch_size", batch_size)
         given = DEFAULTS._replace(dataset=dataset, num_workers=num_workers, collate_fn=collate_fn)
-        reading = self._loaders.read(given, "job.evaluate", self._strategy.spec)
-        size = reading.batch_size or batch_size
-        feed = self._opened(
-            feed_to_evaluate(self._strategy, self._num_feeds, reading.dataset, size)
+        loop = ReadingLoop(
+            "job.evaluate", self._strategy.spec, self._course.coming, step=batch_size
         )
+        reading = self._loaders.read(given, loop)
+        size = reading.batch_size or batch_size
+        asked = feed_to_evaluate(self._strategy, self._num_feeds, reading.dataset, size)
+        feed = self._opened(asked)
 
         @contextmanager
         def reader() -> Iterator[Reader]:

@@ -41,6 +41,14 @@ class JobLife:
         life = process.inc if process is not None else 0
         return seed_of(feed.seed, self._strategy.rank, life)
 
+    def _passed_over(self, seconds: float) -> None:
+        """Data that is not ours was read for so long: a worker that comes late does not hang."""
+        from paceline.runtime.process import current
+
+        process = current()
+        if process is not None:
+            process.ledger.delay(seconds)
+
     def _begin_stream(self, feed: Feed, work: Work) -> None:
         """Have what the script draws from here on (dropout, say) be this life's own.
 

@@ -21,7 +21,7 @@ from paceline.runtime.data.work import Array
 from paceline.runtime.state.script_state import ScriptState
 from paceline.wire.messages.checks import Checked
 from paceline.wire.messages.curves import Attempt
-from paceline.wire.messages.feeds import Feed, ScriptPlace, SourceLine
+from paceline.wire.messages.feeds import Feed, ScriptPlace, SourceLine, Underway
 from paceline.wire.spec import JobSpec
 
 Evaluation = Callable[[Any, int], dict[str, Array]]
@@ -120,6 +120,9 @@ class Strategy(Protocol):
 
         Asked by a script that is about to pass over epochs.
         """
+
+    def underway(self, place: ScriptPlace) -> Underway | None:
+        """How far the job is in the feed to train on at this place; None: nobody has begun it."""
 
     @property
     def calls(self) -> tuple[int, ...]:

@@ -6,13 +6,14 @@ Each life notes the epochs that it begins, and what it held at its end.
 import argparse
 import os
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import torch
 from torch import nn
 from torch.distributed.fsdp import fully_shard
 from torch.optim.lr_scheduler import StepLR
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 import paceline as pl
 
@@ -24,13 +25,40 @@ parser.add_argument("--sharded", action="store_true")
 parser.add_argument("--late", action="store_true", help="rank 0 notes a loss when others are on")
 parser.add_argument("--breaks", action="store_true", help="each loop after five steps")
 parser.add_argument("--first-only", action="store_true", help="only rank 0 evaluates, slowly")
+parser.add_argument("--stream", action="store_true", help="of a length that it does not say")
 parser.add_argument("--step-s", type=float, default=0.0)
 args = parser.parse_args()
+
+
+class Stream(IterableDataset[tuple[torch.Tensor, ...]]):
+    """In each epoch other rows, and fewer; goes on from where its state says."""
+
+    def __init__(self, rows: TensorDataset) -> None:
+        self.rows, self.epoch, self.at = rows, 0, 0
+
+    def set_epoch(self, epoch: int) -> None:
+        self.epoch, self.at = epoch, 0
+
+    def state_dict(self) -> dict[str, int]:
+        return {"epoch": self.epoch, "at": self.at}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.epoch, self.at = state["epoch"], state["at"]
+
+    def __iter__(self) -> Iterator[tuple[torch.Tensor, ...]]:
+        order = torch.randperm(256, generator=torch.Generator().manual_seed(self.epoch))
+        while self.at < len(order) - self.epoch:
+            self.at += 1
+            yield self.rows[order[self.at - 1]]
+
 
 generator = torch.Generator().manual_seed(5)
 x = torch.randn(256, 8, generator=generator, dtype=torch.float64)
 data = TensorDataset(x, x.sum(1, keepdim=True))
 loader = DataLoader(data, batch_size=32, shuffle=True, generator=generator)
+stream = Stream(data)
+if args.stream:
+    loader = DataLoader(stream, batch_size=32)
 job = pl.init()
 model = nn.Linear(8, 1).double()
 if args.sharded:
@@ -63,6 +91,7 @@ found = torch.zeros(1)
 for epoch in job.epochs(args.epochs):
     with life.with_suffix(".epochs").open("a") as file:
         file.write(f"{epoch} ")
+    stream.set_epoch(epoch)
     for features, target in job.batches(loader):
         nn.functional.mse_loss(model(features), target).backward()
         optimizer.step()

@@ -3,9 +3,12 @@
 import argparse
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import torch
+from torch.utils.data import IterableDataset
 
 sys.path.insert(0, str(Path(__file__).parents[3]))
 
@@ -16,10 +19,30 @@ from paceline.runtime.data.text import TextLines
 from tests.chaos.planted import Counts
 
 
+class Numbers(IterableDataset[int]):
+    """Numbers of a length that it does not say, from where its state says."""
+
+    def __init__(self, count: int) -> None:
+        self.count, self.at = count, 0
+
+    def state_dict(self) -> dict[str, int]:
+        return {"at": self.at}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.at = state["at"]
+
+    def __iter__(self) -> Iterator[int]:
+        while self.at < self.count:
+            self.at += 1
+            yield self.at - 1
+
+
 def main() -> None:
     """Train as the arguments say."""
     parser = argparse.ArgumentParser()
-    parser.add_argument("source", type=Path, help="a directory of JSONL files, or one text file")
+    parser.add_argument(
+        "source", type=Path, help="a directory of JSONL files, or one text file; else numbers"
+    )
     parser.add_argument("--num-samples", type=int, required=True)
     parser.add_argument("--batch-size", type=int, default=32)
     parser.add_argument("--epochs", type=int, default=1)
@@ -33,7 +56,9 @@ def main() -> None:
     model = Counts(options.num_samples)
     model, optimizer = job.prepare(model, torch.optim.SGD(model.parameters(), lr=1.0))
     source = options.source
-    dataset = GrowingFiles(source) if source.is_dir() else TextLines(source, int)
+    dataset: Any = GrowingFiles(source) if source.is_dir() else None
+    if dataset is None:
+        dataset = TextLines(source, int) if source.exists() else Numbers(options.num_samples)
     for batch in job.batches(
         dataset, options.batch_size, options.epochs, num_workers=options.num_loaders
     ):

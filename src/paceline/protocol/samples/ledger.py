@@ -142,6 +142,13 @@ class Ledger:
         """Whether a sample of the feed is done."""
         return any(self.done.line(line) for line in self.lines if feed_of(line) == feed)
 
+    def next_to_do(self, feed: int) -> int:
+        """The first position that nobody has, of a feed of known length; else 0."""
+        line = self.lines.get(self.feeds[feed].line())
+        if line is None or feed in self.names:
+            return 0
+        return min([line.cursor, *line.returned.edges[:1]])
+
     def is_complete(self, feed: int) -> bool:
         """Whether every sample of the feed is done."""
         if self.feeds[feed].num_samples is None and feed not in self.finished:

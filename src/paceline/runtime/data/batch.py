@@ -15,6 +15,7 @@ import torch
 from torch.utils.data import TensorDataset, default_collate
 
 from paceline.base.errors import ConfigError
+from paceline.runtime.data.iterated import STRIDE
 from paceline.runtime.data.listed import Listed
 from paceline.runtime.data.permutation import IntArray
 
@@ -140,5 +141,5 @@ def _read_one(dataset: Any, index: int) -> Any:
     try:
         return dataset[index]
     except Exception as error:
-        error.add_note(f"while reading record {index}")
+        error.add_note(f"while reading record {index % STRIDE}")
         raise

@@ -18,10 +18,10 @@ from typing import Any
 import numpy as np
 import torch
 import xxhash
-from numpy.random import mtrand
 from torch.utils.data import ConcatDataset, Subset, TensorDataset, default_collate
 
 from paceline.runtime.data.batch import CollateFn
+from paceline.runtime.data.iterated import Iterated
 from paceline.runtime.data.listed import Listed
 from paceline.runtime.seeding import seed_cpu, seed_of
 
@@ -43,6 +43,8 @@ def never_draws(dataset: Any, collate_fn: CollateFn | None) -> bool:
         return never_draws(dataset.dataset, None)
     if type(dataset) is ConcatDataset:
         return all(never_draws(one, None) for one in dataset.datasets)
+    if isinstance(dataset, Iterated):  # reads a dataset of the user's
+        return False
     ours = type(dataset).__module__.startswith("paceline.runtime.data.")
     parses = getattr(dataset, "parse", None) is not None  # `TextLines`: a function of the user's
     return type(dataset) in _QUIET or (ours and not parses)
@@ -79,7 +81,7 @@ def _key(line: Any) -> int:
 class Drawing:
     """Reads batches, each record with its own random numbers; for one thread.
 
-    It leaves the generators of the process in any state: see `kept`.
+    It leaves the generators of the process in any state: see `seeding.kept`.
     """
 
     def __init__(self) -> None:
@@ -107,25 +109,6 @@ class Drawing:
                     return batch
             self._draws = True
         return read(lambda number: seed_cpu(seed_of(number)))
-
-
-def kept() -> Callable[[], None]:
-    """Keep the states of the process's generators; what is returned puts them back."""
-    python, own = random.getstate(), torch.default_generator.get_state()
-    # Another one takes its place meanwhile: to copy its state takes ten times as long as all else.
-    # Of a pair of normal numbers that numpy has made, the second one is lost that way.
-    numpy = mtrand.get_bit_generator()
-    mtrand.set_bit_generator(_SPARE)
-
-    def restore() -> None:
-        random.setstate(python)
-        mtrand.set_bit_generator(numpy)
-        torch.default_generator.set_state(own)
-
-    return restore
-
-
-_SPARE = np.random.MT19937(0)
 
 
 def _drawn() -> Sequence[float]:

@@ -13,9 +13,10 @@ from torch.utils.data._utils.pin_memory import pin_memory as pinned
 
 from paceline.base.errors import InternalError
 from paceline.runtime.data.batch import CollateFn
-from paceline.runtime.data.drawing import kept
+from paceline.runtime.data.iterated import Iterated
 from paceline.runtime.data.loader import NOT_ASKED, Batches, Ranges, Request
 from paceline.runtime.data.order import EpochOrder
+from paceline.runtime.seeding import kept
 
 
 class InlineLoader:
@@ -32,6 +33,7 @@ class InlineLoader:
     ) -> None:
         self.order = order
         self._pin = pin_memory and torch.accelerator.is_available()
+        self._dataset = dataset
         self._batches = Batches(dataset, collate_fn, seed)
         self._waiting: deque[Request] = deque()
         self._closed = False
@@ -58,7 +60,9 @@ class InlineLoader:
             self._waiting.pop()
 
     def close(self) -> None:
-        """Nothing is to be stopped."""
+        """Nothing is to be stopped, but what is iterated hears that the loop is over."""
+        if isinstance(self._dataset, Iterated) and not self._closed:
+            self._dataset.close()
         self._closed = True
 
     def __enter__(self) -> "InlineLoader":

@@ -1,14 +1,14 @@
-"""Datasets whose records come in another order, or one after the other only, read by position."""
+"""Datasets whose records come in another order than their own."""
 
 import hashlib
-from collections.abc import Iterator, Sequence
-from itertools import islice
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 from torch.utils.data import Dataset
 
 from paceline.base.errors import ConfigError
+from paceline.runtime.data.iterated import Iterated
 from paceline.runtime.data.permutation import IntArray
 
 Order = Sequence[int] | IntArray
@@ -41,42 +41,13 @@ class Listed(Dataset[Any]):
         return self.dataset[int(self.order[index])]
 
 
-class Iterated(Dataset[Any]):
-    """An ``IterableDataset`` with a length, read by position: what lies before is passed over.
-
-    Raises:
-        ConfigError: it yields fewer records than its length.
-    """
-
-    def __init__(self, dataset: Any) -> None:
-        self.dataset = dataset
-        self._records: Iterator[Any] = iter(())
-        self._next = -1
-
-    def __len__(self) -> int:
-        return len(self.dataset)
-
-    def __getitem__(self, index: int) -> Any:
-        if not 0 <= self._next <= index:
-            self._records, self._next = iter(self.dataset), 0
-        for record in islice(self._records, index - self._next, None):
-            self._next = index + 1
-            return record
-        self._next = -1
-        raise ConfigError(
-            f"job.batches: record {index} of a {type(self.dataset).__name__} was asked for, whose "
-            f"length is {len(self.dataset)}, and it ended before; correct its __len__"
-        )
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {"dataset": self.dataset, "_records": iter(()), "_next": -1}
-
-
 def order_of_records(dataset: Any) -> str:
     """The order that a sampler gave, in short, to be compared among workers; empty: there is none.
 
-    A sampler may draw from a generator that only this process has.
+    A sampler may draw from a generator that only this process has, and so may what is iterated.
     """
+    if isinstance(dataset, Iterated):
+        return f"records that begin with {dataset.beginning}" if dataset.beginning else ""
     if not isinstance(dataset, Listed):
         return ""
     data = dataset.order.tobytes() + np.asarray(dataset.ends, np.int64).tobytes()

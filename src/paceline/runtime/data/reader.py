@@ -9,6 +9,7 @@ from paceline.base.samples import Span
 from paceline.runtime.data.batch import CollateFn
 from paceline.runtime.data.drawing import never_draws
 from paceline.runtime.data.inline import InlineLoader
+from paceline.runtime.data.iterated import Iterated, IteratedOrder
 from paceline.runtime.data.loader import Loader, check_source
 from paceline.runtime.data.order import EpochOrder
 from paceline.runtime.data.stream import StreamSource
@@ -18,9 +19,11 @@ from paceline.wire.messages.feeds import Feed, SourceLine
 BatchLoader = Loader | InlineLoader
 
 
-def order_of(feed: Feed, num_samples: int | None) -> EpochOrder:
+def order_of(
+    feed: Feed, num_samples: int | None, kind: type[EpochOrder] = EpochOrder
+) -> EpochOrder:
     """The order of a feed's records, whose number may be known only later than the feed."""
-    return EpochOrder(
+    return kind(
         num_samples,
         shard_size=feed.shard_size,
         seed=feed.seed,
@@ -44,7 +47,8 @@ def loader_of(
     Raises:
         ConfigError: see `Loader`.
     """
-    order = None if isinstance(dataset, StreamSource) else order_of(feed, feed.num_samples)
+    kind = IteratedOrder if isinstance(dataset, Iterated) else EpochOrder
+    order = None if isinstance(dataset, StreamSource) else order_of(feed, feed.num_samples, kind)
     check_source(dataset, order, num_workers, prefetch)
     if num_workers == 0 and not never_draws(dataset, collate_fn):
         return InlineLoader(

@@ -5,6 +5,7 @@ taken from it is all that decides which records come in which order, in which ba
 batch size, sampler, batch sampler, generator, ``drop_last``, ``collate_fn``, loader processes.
 """
 
+from collections.abc import Callable
 from itertools import accumulate, islice
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
@@ -22,12 +23,17 @@ from torch.utils.data import (
 
 from paceline.base.errors import ConfigError
 from paceline.runtime.data.batch import CollateFn
-from paceline.runtime.data.drawing import kept
-from paceline.runtime.data.listed import Iterated, Listed, Order
+from paceline.runtime.data.iterated import (
+    Iterated,
+    has_state,
+    length_of,
+)
+from paceline.runtime.data.listed import Listed, Order
 from paceline.runtime.data.order import EpochOrder
 from paceline.runtime.data.permutation import IntArray
 from paceline.runtime.dealt import DealtLoader
-from paceline.runtime.seeding import seed_cpu, seed_of
+from paceline.runtime.seeding import kept, seed_cpu, seed_of
+from paceline.wire.messages.feeds import ScriptPlace, Underway
 from paceline.wire.spec import JobSpec
 
 
@@ -61,21 +67,32 @@ class Pass(NamedTuple):
     """State of its own generator before the first pass."""
 
 
+class ReadingLoop(NamedTuple):
+    """A loop that is about to begin."""
+
+    caller: str
+    """For messages."""
+    spec: JobSpec
+    place: ScriptPlace
+    epochs: int = 1
+    epoch: int | None = None
+    """Of the loop over ``job.epochs`` around it."""
+    step: int = 1
+    """Records that a step has at least, as far as ``accumulate`` and the batch size do not say."""
+    accumulate: int = 1
+    underway: Callable[[], Underway | None] = lambda: None
+    """See `Strategy.underway`."""
+    passed: Callable[[float], None] = lambda _: None
+    """See `Iterated`."""
+
+
 class Loaders:
     """The DataLoaders that a script has given so far, and how often each."""
 
     def __init__(self) -> None:
         self._passes: WeakKeyDictionary[DataLoader[Any], Pass] = WeakKeyDictionary()
 
-    def read(
-        self,
-        given: Selection,
-        caller: str,
-        spec: JobSpec,
-        *,
-        epochs: int = 1,
-        epoch: int | None = None,
-    ) -> Selection:
+    def read(self, given: Selection, loop: ReadingLoop) -> Selection:
         """What is read: as given, or as the DataLoader says that was given in place of a dataset.
 
         Raises:
@@ -85,34 +102,55 @@ class Loaders:
         if isinstance(given.dataset, DealtLoader):
             given = given._replace(dataset=given.dataset.loader)
         if not isinstance(given.dataset, DataLoader):
-            return as_read(given, caller, Pass())
-        loader = given.dataset
+            return _by_position(as_read(given, loop.caller, Pass()), loop)
+        now = self._next_pass(given.dataset, loop)
+        read = _by_position(as_read(given, loop.caller, now), loop)
+        if read.drop_last:
+            read = _without_rest(read, loop.spec.batch_size or read.batch_size or 1, now.seed)
+        if isinstance(read.dataset, Listed) and loop.epochs > 1:
+            raise ConfigError(
+                f"{loop.caller}: epochs={loop.epochs} with a DataLoader whose sampler, "
+                "batch_sampler or drop_last says what each pass reads; call job.batches once for "
+                "each epoch"
+            )
+        if loop.caller == "job.evaluate" and read.shuffle:
+            read = read._replace(shuffle=False)
+        return read
+
+    def _next_pass(self, loader: DataLoader[Any], loop: ReadingLoop) -> Pass:
         last = self._passes.get(loader)
         if last is None:
             begun = loader.generator.get_state() if loader.generator is not None else None
             last = Pass(-1, 0, begun)
         turn = last.turn + 1
-        if epoch is not None:
-            if epoch < turn:
+        if loop.epoch is not None:
+            if loop.epoch < turn:
                 raise ConfigError(
-                    f"{caller}: the same DataLoader was given twice in epoch {epoch} of "
+                    f"{loop.caller}: the same DataLoader was given twice in epoch {loop.epoch} of "
                     "job.epochs; make one for each loop"
                 )
-            turn = epoch
-        now = last._replace(turn=turn, seed=seed_of(spec.data_seed, turn))
+            turn = loop.epoch
+        now = last._replace(turn=turn, seed=seed_of(loop.spec.data_seed, turn))
         self._passes[loader] = now
-        read = as_read(given, caller, now)
-        if read.drop_last:
-            read = _without_rest(read, spec.batch_size or read.batch_size or 1, now.seed)
-        if isinstance(read.dataset, Listed) and epochs > 1:
-            raise ConfigError(
-                f"{caller}: epochs={epochs} with a DataLoader whose sampler, "
-                "batch_sampler or drop_last says what each pass reads; call job.batches once for "
-                "each epoch"
-            )
-        if caller == "job.evaluate" and read.shuffle:
-            read = read._replace(shuffle=False)
+        return now
+
+
+def _by_position(read: Selection, loop: ReadingLoop) -> Selection:
+    """The same, but a dataset that is only iterated as one that is read by position."""
+    if not isinstance(read.dataset, IterableDataset):
         return read
+    size = loop.spec.batch_size or read.batch_size or 1
+    iterated = Iterated(
+        read.dataset,
+        seed=seed_of(loop.spec.data_seed, *loop.place),
+        step=max(loop.step, size * loop.accumulate),
+        copies=read.collate_fn is not None,
+        passed=loop.passed,
+    )
+    iterated.open(loop.underway)
+    if read.drop_last:
+        iterated.leave_out_rest(size)
+    return read._replace(dataset=iterated, drop_last=False)
 
 
 def _without_rest(read: Selection, size: int, seed: int) -> Selection:
@@ -145,8 +183,8 @@ def as_read(given: Selection, caller: str, now: Pass) -> Selection:
             something else than the call.
     """
     if isinstance(given.dataset, IterableDataset):
-        _refuse_processes(given.dataset, caller, given.num_workers)
-        return given._replace(dataset=iterated(given.dataset, caller), shuffle=False)
+        _check_iterated(given.dataset, caller, given.num_workers)
+        return given._replace(shuffle=False)
     if not isinstance(given.dataset, DataLoader):
         return given
     read = reading_of(given.dataset, caller, now)
@@ -166,8 +204,8 @@ def reading_of(loader: DataLoader[Any], caller: str, now: Pass) -> Selection:
     _refuse_unknown(loader, caller)
     dataset: Any = loader.dataset
     if isinstance(dataset, IterableDataset):
-        _refuse_processes(dataset, caller, loader.num_workers)
-        dataset, order, shuffle, size = iterated(dataset, caller), None, False, loader.batch_size
+        _check_iterated(dataset, caller, loader.num_workers)
+        order, shuffle, size = None, False, loader.batch_size
     elif type(loader.batch_sampler) is BatchSampler:
         order, shuffle = _order_of(loader, loader.sampler, caller, now)
         size = loader.batch_size
@@ -198,24 +236,17 @@ def _reading(
     )
 
 
-def iterated(dataset: Any, caller: str) -> Iterated:
-    """An ``IterableDataset`` as one that is read by position.
-
-    Raises:
-        ConfigError: it has no length, so nobody knows which records are to be dealt out.
-    """
-    if not hasattr(dataset, "__len__"):
+def _check_iterated(dataset: Any, caller: str, num_workers: int) -> None:
+    """Raise ConfigError for an ``IterableDataset`` that cannot be dealt out by position."""
+    if length_of(dataset) is None and not has_state(dataset):
         raise ConfigError(
-            f"{caller}: a {type(dataset).__name__} is an IterableDataset without __len__, and the "
-            "job deals records out by their position; give list(dataset) if its records fit into "
-            "memory, give it a __len__ if it always yields the same records in the same order, or "
-            "make it a dataset with __len__ and __getitem__ (of tar files: paceline.TarRows), or a "
+            f"{caller}: a {type(dataset).__name__} is an IterableDataset without __len__, "
+            "state_dict and load_state_dict, and the job deals records out by their position; give "
+            "it a __len__ (so many of its records are read in each pass) if it always yields the "
+            "same records in the same order, give list(dataset) if they fit into memory, or make "
+            "it a dataset with __len__ and __getitem__ (of tar files: paceline.TarRows), or a "
             "paceline.StreamSource"
         )
-    return Iterated(dataset)
-
-
-def _refuse_processes(dataset: Any, caller: str, num_workers: int) -> None:
     if num_workers:
         raise ConfigError(
             f"{caller}: a {type(dataset).__name__} with num_workers={num_workers}: an "

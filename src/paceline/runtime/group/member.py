@@ -24,7 +24,7 @@ from paceline.runtime.group.store import GroupOver
 from paceline.runtime.process import Fenced, Process, Stopped
 from paceline.wire.messages.checks import Checked
 from paceline.wire.messages.curves import Attempt
-from paceline.wire.messages.feeds import Feed, ScriptPlace, Slice, SourceLine
+from paceline.wire.messages.feeds import Feed, ScriptPlace, Slice, SourceLine, Underway
 from paceline.wire.messages.group import NO_STEP, Computed, Division, RunGroup
 from paceline.wire.messages.node import Leaving, NodeUp, OpenFeed, PlaceIs
 
@@ -375,6 +375,10 @@ class MemberClient(MemberEdge):
         message = OpenFeed(inc=self.process.inc, feed=feed)
         self._until(lambda: self._leases.opened(feed) is not None, ask=lambda: [message])
         return self._leases.opened(feed) or feed
+
+    def underway(self, place: ScriptPlace) -> Underway | None:
+        """Return how far the job is in the feed at this place; see `Strategy.underway`."""
+        return self._asking.underway(self._until, place)
 
     def begun(self) -> PlaceIs:
         """Return how far the model is in the script, as the master knows."""

@@ -8,7 +8,7 @@ from paceline.runtime.group.member import MemberClient
 from paceline.runtime.state.outside import Outside
 from paceline.runtime.state.replica import place_in_cut
 from paceline.runtime.strategy import Reached, begun_at
-from paceline.wire.messages.feeds import ScriptPlace
+from paceline.wire.messages.feeds import ScriptPlace, Underway
 
 
 class WayOfMember:
@@ -35,6 +35,9 @@ class WayOfMember:
             # It may be of after the end of an epoch, and before a step of the next.
             place, counts = place_in_cut(*self._member.process.cuts.places(found.cut))
         return begun_at(place, counts, found.begun)
+
+    def underway(self, place: ScriptPlace) -> Underway | None:
+        return self._member.underway(place)
 
     @property
     def calls(self) -> tuple[int, ...]:

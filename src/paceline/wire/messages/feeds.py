@@ -4,6 +4,7 @@ import sys
 from bisect import bisect_right
 from collections.abc import Iterator
 from itertools import pairwise
+from typing import NamedTuple
 
 import msgspec
 
@@ -210,6 +211,21 @@ def _joined(spans: list[Span]) -> Iterator[Span]:
         if after is None or after.start != one.stop:
             yield Span(start.line, start.start, one.stop)
             start = after or start
+
+
+class Underway(NamedTuple):
+    """How far a job is in a feed."""
+
+    num_samples: int
+    """Of one epoch."""
+    epochs: int
+    at: int
+    """The first position that nobody has, in all epochs."""
+
+    @property
+    def is_over(self) -> bool:
+        """Whether somebody has had all of it."""
+        return self.at >= self.num_samples * self.epochs
 
 
 class Batching(msgspec.Struct, frozen=True, array_like=True):

@@ -373,11 +373,13 @@ class PlaceIs(Message, frozen=True):
     """master -> worker: the model has samples of these feeds to train on, in their order.
 
     ``begun``: where slices of several sizes end is left out, which are up to 100,000 numbers.
+    ``at``: the first position of each that nobody has; 0: not known.
     ``cut`` (all-reduce): in which the state is, if no group trains.
     """
 
     inc: Inc
     begun: tuple[Feed, ...] = ()
+    at: tuple[int, ...] = ()
     cut: CutRef | None = None
 
 

@@ -64,6 +64,9 @@ class Local(Stepping):
     def begun(self) -> None:
         """Nobody was here before."""
 
+    def underway(self, place: ScriptPlace) -> None:
+        """Nobody was here before."""
+
     calls: tuple[int, ...] = ()
     """See `Strategy.calls`: nobody makes up for any."""
 

@@ -21,7 +21,7 @@ from paceline.runtime.holding.servers.pulling import Pulling
 from paceline.runtime.process import Process, Stopped
 from paceline.runtime.server.store import Gradients
 from paceline.wire.messages.data import BARE, NEWEST, Also, Script, ScriptPart
-from paceline.wire.messages.feeds import Feed, ScriptPlace, SourceLine
+from paceline.wire.messages.feeds import Feed, ScriptPlace, SourceLine, Underway
 from paceline.wire.messages.node import NodeUp, OpenFeed, Prepared
 from paceline.wire.schema import ModelSchema
 
@@ -73,6 +73,10 @@ class ServerTrainer(CheckedEdge):
 
     def begun(self) -> tuple[Feed, ...]:
         return self._asking.begun(self._until).begun
+
+    def underway(self, place: ScriptPlace) -> Underway | None:
+        """See `Strategy.underway`."""
+        return self._asking.underway(self._until, place)
 
     def meet(self, place: ScriptPlace, value: bytes, *, all_workers: bool) -> Sequence[bytes]:
         """See `Strategy.meet`."""

@@ -63,6 +63,9 @@ class Alone(Dealing):
         """Nobody was here before."""
         return ()
 
+    def underway(self, place: ScriptPlace) -> None:
+        """Nobody was here before."""
+
     def meet(self, place: ScriptPlace, value: bytes, *, all_workers: bool) -> Sequence[bytes]:
         """Nobody else is there."""
         return [value]

@@ -16,7 +16,7 @@ from paceline.runtime.data.work import Array, StepTimes, Work
 from paceline.runtime.server.store import Gradients
 from paceline.wire.messages.checks import Checked
 from paceline.wire.messages.data import Script
-from paceline.wire.messages.feeds import Feed, ScriptPlace, SourceLine
+from paceline.wire.messages.feeds import Feed, ScriptPlace, SourceLine, Underway
 from paceline.wire.schema import ModelSchema
 from paceline.wire.spec import JobSpec
 
@@ -106,6 +106,9 @@ class TrainingPort(Protocol):
 
     def begun(self) -> Sequence[Feed]:
         """The feeds to train on that the model has samples of. Blocks."""
+
+    def underway(self, place: ScriptPlace) -> Underway | None:
+        """See `Strategy.underway`."""
 
     def meet(self, place: ScriptPlace, value: bytes, *, all_workers: bool) -> Sequence[bytes]:
         """See `Strategy.meet`."""

@@ -30,7 +30,7 @@ from paceline.runtime.strategy import (
     begun_at,
 )
 from paceline.wire.messages.checks import Checked
-from paceline.wire.messages.feeds import Feed, ScriptPlace, SourceLine
+from paceline.wire.messages.feeds import Feed, ScriptPlace, SourceLine, Underway
 
 if TYPE_CHECKING:
     from paceline.runtime.process import Process
@@ -102,6 +102,9 @@ class OnServers:
         feeds = self.trainer.begun()
         found = self.trainer.script(None) if feeds else None
         return None if found is None else begun_at(*place_of(found[1]), feeds)
+
+    def underway(self, place: ScriptPlace) -> Underway | None:
+        return self.trainer.underway(place)
 
     @property
     def calls(self) -> tuple[int, ...]:
