@@ -112,13 +112,18 @@ class DlroverRm(ResourcePolicy, frozen=True):
         """A size to learn from, where a plan without caution promises much; None: there is none.
 
         Sizes that have the same numbers of nodes leave open what fewer nodes would bring, so with
-        caution none of fewer is a plan.
+        caution none of fewer is a plan. While a job that began at a bad size is on its way, fewer
+        nodes are worth a trial for less: each node has some work of its own.
         """
         if history.probes >= self.trials:
             return None
         found = self._found(seen, history, model, per_s, caution=0.0)
         best = max(found, key=lambda each: each.per_s, default=None)
-        if best is None or best.per_s < (1.0 + self.learn_gain) * per_s:
+        if best is None:
+            return None
+        fewer = best.size.workers + best.size.servers < seen.size.workers + seen.size.servers
+        gain = self.least_gain if history.changes and fewer else self.learn_gain
+        if best.per_s < (1.0 + gain) * per_s:
             return None
         plan = _plan(seen, model, per_s, best)
         if plan.confidence >= self.sure:
