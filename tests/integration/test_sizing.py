@@ -1,26 +1,30 @@
 """A job changes its own size as a policy plans it: workers, servers, cores; whatever dies meanwhile."""
 
+import contextlib
 import os
 import signal
 import time
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
 from paceline.base.cgroups import create_node_group, remove_job
+from paceline.base.jobdir import JobDir
+from paceline.cli.main import app
 from paceline.jobs.past.book import PastJobs
 from paceline.jobs.past.place import history_place
 from paceline.jobs.sizing import read_sizing
 from paceline.policy.resources.observation import JobSize
-from paceline.policy.resources.steering_state import ApplyPlan
-from paceline.wire.events.job import SizeChangedEvent, SizeKeptEvent
+from paceline.policy.resources.steering_state import AnySteeringAct, ApplyPlan
+from paceline.wire.events.job import SizeChangedEvent, SizeKeptEvent, SizePlannedEvent
 from paceline.wire.events.nodes import (
     NodeResizedEvent,
     ServersChangedEvent,
     ServersNotChangedEvent,
 )
 from paceline.wire.spec import JobSpec, NodeSpec, ResourcesSpec
-from tests.integration.running import RunningJob, install, running, until
+from tests.integration.running import SCRIPT, RunningJob, install, running, until
 
 N = 4096
 SLOW = ("--num-samples", str(6 * N), "--slow-until-told")
@@ -70,6 +74,37 @@ def size(job: RunningJob) -> dict[str, int]:
     return {role: sum(node.role == role for node in nodes) for role in ("worker", "server")}
 
 
+def acts(job: RunningJob) -> list[AnySteeringAct]:
+    return [act for line in read_sizing(job.job.sizing) for act in line.acts]
+
+
+def test_auto_finds_another_size_and_each_sample_counts_once(tmp_path: Path) -> None:
+    """Begun as a person begins it, with one worker and one server that have a part of a core."""
+    times = ("resources.window_s=0.5s", "resources.settle_s=0.5s", "resources.between_s=1s")
+    bounds = ("resources.cores=1.5", "resources.workers=3", "resources.servers=1")
+    quotas = ("workers.cpu=0.4", "servers.cpu=0.4", "preflight=false", "history=off")
+    settings = [f"--set={setting}" for setting in (*times, *bounds, *quotas)]
+    flags = ["--auto", "--detach", "--workers=1", "--servers=1", "--mode=asp", *settings]
+    script = [f"--out={tmp_path}", "--num-samples=4096", "--batch-size=4", "--step-s=0"]
+    slow = ["--slow-until-told", "--slow-s=0.05"]
+    told = CliRunner().invoke(app, ["run", str(SCRIPT), *flags, "--", *script, *slow])
+    assert told.exit_code == 0, told.output
+    (spec,) = (tmp_path / "jobs").glob("*/job.json")
+    with contextlib.closing(RunningJob(JobDir(spec.parent), tmp_path)) as job:
+        until(lambda: job.told(SizeChangedEvent), "another size")
+        now = [node for node in job.status().nodes if node.state == "running"]
+        assert sum(node.cores or 0.0 for node in now) <= 1.5 + 1e-6
+        assert [node.cores for node in now] != [0.4, 0.4]
+        explained = CliRunner().invoke(app, ["explain", job.job.job_id]).output
+        (tmp_path / "hurry").touch()
+        job.check_finished()
+        assert not job.deaths()
+    planned = job.told(SizePlannedEvent)[0].plan
+    assert "relieves" in planned and "samples/s" in planned
+    assert f"planned: {planned}" in explained
+    assert "in effect: " in explained
+
+
 @pytest.mark.soak
 @pytest.mark.parametrize("killed", ["nobody", "master"])
 def test_a_plan_is_carried_out_and_each_sample_counts_once(tmp_path: Path, killed: str) -> None:
@@ -84,13 +119,7 @@ def test_a_plan_is_carried_out_and_each_sample_counts_once(tmp_path: Path, kille
         (tmp_path / "hurry").touch()
         job.check_finished()
         assert not job.deaths()
-        planned = [
-            act
-            for line in read_sizing(job.job.sizing)
-            for act in line.acts
-            if type(act) is ApplyPlan
-        ]
-        assert len(planned) == 1
+        assert sum(isinstance(act, ApplyPlan) for act in acts(job)) == 1
     place = history_place(JobSpec(script="t.py"))
     assert place is not None
     past = PastJobs(place).find(job.job.job_id)

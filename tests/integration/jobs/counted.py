@@ -20,7 +20,6 @@ import paceline as pl
 from tests.chaos.planted import Counts
 
 HOG_BYTES = 4 << 30
-SLOW_S = 0.3
 
 
 def hog_once(marker: Path) -> None:
@@ -41,6 +40,7 @@ def main() -> None:
     parser.add_argument("--batch-size", type=int, default=32)
     parser.add_argument("--step-s", type=float, default=0.02)
     parser.add_argument("--slow-until-told", action="store_true", help="by a file named hurry")
+    parser.add_argument("--slow-s", type=float, default=0.3, help="a step until then")
     parser.add_argument("--synchronous", action="store_true")
     parser.add_argument("--together", type=int, default=1, help="wait until so many are there")
     parser.add_argument("--together-at", type=int, default=1, help="in which batch")
@@ -75,7 +75,7 @@ def main() -> None:
             loss.backward()
             # Stands for compute, so that faults fall into a step.
             slow = options.slow_until_told and not (options.out / "hurry").exists()
-            time.sleep(SLOW_S if slow else options.step_s)
+            time.sleep(options.slow_s if slow else options.step_s)
             optimizer.step()
             optimizer.zero_grad()
             if num_batches == options.keep_at:
