@@ -26,6 +26,8 @@ class NodePoint(msgspec.Struct, frozen=True):
     data_s: float = 0.0
     rss_bytes: int = 0
     cpu_s: float = 0.0
+    cores: float | None = None
+    """Granted to it; None: there is no quota, or it is not known."""
 
 
 class MetricsPoint(msgspec.Struct, frozen=True):

@@ -170,6 +170,8 @@ class NodeMetrics(msgspec.Struct, frozen=True):
     life_samples: int = 0
     life_cpu_s: float = 0.0
     data_s: float = 0.0
+    cores: float | None = None
+    """Granted to it; None: there is no quota, or its agent has not said."""
 
 
 class Metrics(msgspec.Struct, frozen=True):
@@ -469,6 +471,7 @@ class Monitor:
                 inc=totals.facts.inc,
                 life_samples=totals.facts.samples,
                 life_cpu_s=totals.facts.cpu_s,
+                cores=self.hardware_of(name).cores,
             )
             for name, totals in self.nodes.items()
         }

@@ -1,13 +1,20 @@
-"""What the report says of changes of a job's size."""
+"""What the report says and shows of changes of a job's size."""
+
+import math
+import re
 
 from msgspec import structs
 
 from paceline.cli.report import figures
-from paceline.cli.report.size_story import size_rows, table_rows
+from paceline.cli.report.page import render
+from paceline.cli.report.size_story import SizePoint, has_changed, size_curve, size_rows, table_rows
+from paceline.jobs.facts import Facts
+from paceline.jobs.history import MetricsPoint, NodePoint
 from paceline.wire.events.base import Event
 from paceline.wire.events.job import ScaledEvent, SizeChangedEvent, SizePlannedEvent
 from paceline.wire.events.nodes import ServersChangedEvent, ServersNotChangedEvent
 from tests.unit.cli.test_cli_report import START, facts, points
+from tests.unit.cli.test_report_page import widths_of
 
 ORDERED = ScaledEvent(t=4.0, role="server", count=4, before=2)
 CHANGED = ServersChangedEvent(t=9.5, count=4, joined=("server-2", "server-3"))
@@ -63,3 +70,76 @@ def test_the_plots_over_time_show_the_letters() -> None:
 
     for drawing in (figures.throughput(told), figures.batch_times(told)):
         assert ">A</text>" in drawing
+
+
+# --------------------------------------------------------------------------- the curve
+
+
+def measured(t: float, workers: int, servers: int, cores: float | None) -> MetricsPoint:
+    names = [f"worker-{k}" for k in range(workers)] + [f"server-{k}" for k in range(servers)]
+    return MetricsPoint(t, int(100 * t), 100.0, {name: NodePoint(cores=cores) for name in names})
+
+
+SMALL = [measured(t, 1, 1, 0.25) for t in range(1, 11)]
+LARGE = [measured(t, 3, 2, 0.5) for t in range(60, 81)]
+
+
+def grown(*parts: list[MetricsPoint], events: tuple[Event, ...] = ()) -> Facts:
+    found = [point for part in parts for point in part]
+    return structs.replace(facts(*START, *events), points=tuple(found), ended_s=80.0)
+
+
+def test_each_measurement_has_the_nodes_of_the_job_and_their_cores() -> None:
+    assert size_curve([SMALL[0], LARGE[0]]) == [
+        SizePoint(1, 1, 1, 0.5),
+        SizePoint(60, 3, 2, 2.5),
+    ]
+    half = MetricsPoint(1.0, 0, 0.0, {"worker-0": NodePoint(cores=1.0), "server-0": NodePoint()})
+    (unknown,) = size_curve([half])
+    assert math.isnan(unknown.cores)
+
+
+def test_a_size_has_changed_by_a_letter_or_by_a_quota() -> None:
+    assert not has_changed(grown(SMALL))
+    assert has_changed(grown(SMALL, events=(ORDERED, CHANGED)))
+    more = [measured(t, 1, 1, 0.75) for t in range(11, 20)]
+    assert has_changed(grown(SMALL, more))
+    unlimited = [measured(t, 1, 1, None) for t in range(1, 11)]
+    assert not has_changed(grown(unlimited))
+
+
+def labels(svg: str) -> list[str]:
+    return re.findall(r">([^<>]+)</text>", svg)
+
+
+def test_the_size_is_drawn_below_the_throughput_if_it_changed() -> None:
+    events = (ORDERED, CHANGED)
+    drawn = labels(figures.throughput(grown(SMALL, LARGE, events=events)))
+    for label in ("nodes", "workers", "servers", "cores granted"):
+        assert label in drawn
+    # They share one axis of time, and the letters are above.
+    assert drawn.count("seconds since the start") == 1
+    assert drawn.count("A") == 1
+    kept = labels(figures.throughput(grown(SMALL)))
+    assert not {"nodes", "cores granted"} & set(kept)
+
+
+def test_without_quotas_the_nodes_are_drawn_alone() -> None:
+    unlimited = [measured(t, 1 + t // 5, 1, None) for t in range(1, 11)]
+    drawn = labels(figures.throughput(grown(unlimited, events=(ORDERED, CHANGED))))
+
+    assert "workers" in drawn
+    assert "cores granted" not in drawn
+
+
+def test_the_size_has_a_gap_where_nothing_was_measured() -> None:
+    svg = figures.throughput(grown(SMALL, LARGE, events=(ORDERED, CHANGED)))
+    lines = widths_of(svg)
+    assert len(lines) == 5  # two of the rate, then workers, servers, cores
+    for whole, widest in lines:
+        assert widest < whole / 2
+
+
+def test_the_page_says_what_is_below_the_throughput() -> None:
+    assert "below: the size of the job" in render(grown(SMALL, LARGE))
+    assert "below: the size of the job" not in render(grown(SMALL))

@@ -16,7 +16,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, MaxNLocator, NullFormatter
 
 from paceline.cli.report import slow
-from paceline.cli.report.size_story import size_rows
+from paceline.cli.report.size_story import has_changed, size_curve, size_rows
 from paceline.jobs.curves import CurvePoint
 from paceline.jobs.facts import Facts, speeds
 from paceline.jobs.history import MetricsPoint, NodePoint
@@ -51,7 +51,8 @@ MARKS: dict[type[Event], tuple[str, str, str]] = {
     RelievedEvent: ("faster again", "^", ENDED["finished"]),
 }
 """What is marked in the times of steps: label, marker, colour."""
-WIDTH_IN = 9.0
+WIDTH_IN, HEIGHT_IN, SIZE_IN = 9.0, 2.8, 1.1
+"""Of a drawing, and the height of a row about the job's size below it."""
 SMOOTH_S = 5.0
 MAX_CURVES, MAX_DRAWN, FEW = 12, 600, 30
 """Drawings of what was logged, points of one, and points that are marked."""
@@ -59,6 +60,8 @@ GAP = 5.0
 """Points that are so many times as far apart as usual have a gap between them."""
 MAX_NODES = 40
 """Rows that can still be read; of a larger job the first ones are drawn."""
+_Lines = list[tuple[str, str, list[tuple[float, float]]]]
+"""Name, colour and points of each line."""
 STYLE: Any = {  # its key type is a list of 200 literals
     "svg.fonttype": "none",
     "svg.hashsalt": "paceline",
@@ -80,9 +83,13 @@ STYLE: Any = {  # its key type is a list of 200 literals
 
 
 def throughput(facts: Facts) -> str:
-    """Samples per second over time, with what went wrong marked."""
+    """Samples per second over time, with what went wrong marked; below it the size that changed."""
+    rows = _size_rows(facts) if has_changed(facts) else []
+    heights = [HEIGHT_IN, *[SIZE_IN] * len(rows)]
     with mpl.rc_context(STYLE):
-        figure, axes = _figure(2.8)
+        figure = Figure(figsize=(WIDTH_IN, sum(heights)), layout="constrained")
+        grid = figure.subplots(len(heights), squeeze=False, sharex=True, height_ratios=heights)
+        axes, *below = grid[:, 0]
         seen = _joined(speeds(part) for part in stretches(facts.points))
         axes.step(
             [t - facts.started_s for t, _ in seen],
@@ -105,13 +112,54 @@ def throughput(facts: Facts) -> str:
         _mark_sizes(facts, axes)
         _finish(axes, facts, "samples/s", bottom=0)
         _legend(axes)
+        for row, (label, lines) in zip(below, rows, strict=True):
+            _size_row(facts, row, label, lines)
+        for upper in (axes, *below)[:-1]:
+            upper.label_outer()
         return _svg(figure, "throughput")
+
+
+def _size_rows(facts: Facts) -> list[tuple[str, _Lines]]:
+    """The rows about a job's size: the label of each, and its lines by name and colour."""
+    parts = [size_curve(part) for part in stretches(facts.points)]
+    roles = {
+        "workers": _joined([(one.t, one.workers) for one in part] for part in parts),
+        "servers": _joined([(one.t, one.servers) for one in part] for part in parts),
+    }
+    present = {name: line for name, line in roles.items() if any(n > 0 for _, n in line)}
+    nodes = [(name, COLOURS[1 + at], line) for at, (name, line) in enumerate(present.items())]
+    granted = _joined([(one.t, one.cores) for one in part] for part in parts)
+    cores = [("of all nodes", COLOURS[3], granted)]
+    has_quotas = any(math.isfinite(value) for _, value in granted)
+    rows = [("nodes", nodes if present else []), ("cores granted", cores if has_quotas else [])]
+    return [(label, lines) for label, lines in rows if lines]
+
+
+def _size_row(facts: Facts, axes: "Axes", label: str, lines: _Lines) -> None:
+    """Steps of the job's size, whose changes have their letters in the plot above."""
+    for name, colour, line in lines:
+        axes.step(
+            [t - facts.started_s for t, _ in line],
+            [value for _, value in line],
+            where="post",
+            color=colour,
+            linewidth=1.5,
+            label=name,
+        )
+    for _, at_s in _changes(facts):
+        axes.axvline(at_s, color="0.5", linewidth=1, linestyle=(0, (1, 2)))
+    _finish(axes, facts, label)
+    most = max(n for _, _, line in lines for _, n in line if math.isfinite(n))
+    axes.set_ylim(0, 1.15 * most)
+    axes.yaxis.set_major_locator(MaxNLocator(4, integer=label == "nodes"))
+    axes.yaxis.set_major_formatter("{x:g}")
+    _legend(axes)
 
 
 def batch_times(facts: Facts) -> str:
     """Batch processing time per worker over time."""
     with mpl.rc_context(STYLE):
-        figure, axes = _figure(2.8)
+        figure, axes = _figure(HEIGHT_IN)
         for name, colour in _named(facts):
             seen = _of_node(facts, name, lambda node: node.bpt_s * 1e3 or math.nan)
             axes.plot(
@@ -136,7 +184,7 @@ def batch_times(facts: Facts) -> str:
 def step_times(facts: Facts) -> str:
     """The time of a step of a script, with what was found out about it marked."""
     with mpl.rc_context(STYLE):
-        figure, axes = _figure(2.8)
+        figure, axes = _figure(HEIGHT_IN)
         timed = dict(slow.step_times(facts))
         top_s = 2.0 * statistics.median(timed.values())
         dates = [[p.t - facts.started_s for p in part] for part in stretches(facts.points)]
@@ -183,7 +231,7 @@ def _mark_slownesses(facts: Facts, axes: "Axes") -> None:
 def samples(facts: Facts) -> str:
     """Samples handed to each worker, over time."""
     with mpl.rc_context(STYLE):
-        figure, axes = _figure(2.8)
+        figure, axes = _figure(HEIGHT_IN)
         for name, colour in _named(facts):
             seen = _of_node(facts, name, lambda node: node.samples)
             axes.plot(
@@ -341,19 +389,23 @@ def _mark_incidents(facts: Facts, axes: "Axes") -> None:
 
 
 def _mark_sizes(facts: Facts, axes: "Axes") -> None:
-    for row in size_rows(facts):
-        if row.letter:
-            at_s = row.t - facts.started_s
-            axes.axvline(at_s, color="0.5", linewidth=1, linestyle=(0, (1, 2)))
-            axes.annotate(
-                row.letter,
-                (at_s, 1.0),
-                xycoords=("data", "axes fraction"),
-                ha="center",
-                va="bottom",
-                fontsize=8,
-                color="0.5",
-            )
+    for letter, at_s in _changes(facts):
+        axes.axvline(at_s, color="0.5", linewidth=1, linestyle=(0, (1, 2)))
+        axes.annotate(
+            letter,
+            (at_s, 1.0),
+            xycoords=("data", "axes fraction"),
+            ha="center",
+            va="bottom",
+            fontsize=8,
+            color="0.5",
+        )
+
+
+def _changes(facts: Facts) -> list[tuple[str, float]]:
+    """The letter of each change of size, and when it was in effect, in seconds after the start."""
+    rows = size_rows(facts)
+    return [(row.letter, row.t - facts.started_s) for row in rows if row.letter]
 
 
 def _finish(axes: "Axes", facts: Facts, label: str, bottom: float | None = None) -> None:
