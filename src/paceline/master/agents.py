@@ -114,7 +114,8 @@ class Agents:
         elif not node.by_itself:
             node.agent.is_remote = bool(hello.files)
             self._backend.adopt(name, hello.agent_pid)
-            self._monitor.restarts.joined(name, self._backend.waited_s(name))
+            waited_s = self._backend.waited_s(name)
+            self._monitor.restarts.joined(name, waited_s, hello.size.cpu)
         if node is not None:
             node.agent.host = _machine_of(hello)
             self.sizes.hello(hello)

@@ -46,6 +46,8 @@ class StartMeasured(Record, frozen=True):
     """It was given a place by the platform, as after a KILL_RESTART."""
     replaces: str = ""
     """The server whose place it has taken."""
+    cores: float | None = None
+    """That its place was asked for with; None: no quota, or an agent of before has not said."""
 
     @property
     def role(self) -> str:
@@ -74,6 +76,7 @@ class _Start(msgspec.Struct):
     first: bool
     launched: bool = False
     pending_s: float = 0.0
+    cores: float | None = None
     up_s: float | None = None
     built_s: float | None = None
     redo_s: float = 0.0
@@ -103,11 +106,11 @@ class Restarts:
         """Forget all other nodes: a later node of the same name is another one."""
         self._under_way = {name: one for name, one in self._under_way.items() if name in nodes}
 
-    def joined(self, node: str, waited_s: float) -> None:
-        """The node's agent is there, after so long a wait for its place."""
+    def joined(self, node: str, waited_s: float, cores: float | None = None) -> None:
+        """The node's agent is there, after so long a wait for its place with so many cores."""
         start = self._under_way.get(node)
         if start is not None and start.launched and start.up_s is None:
-            start.pending_s = waited_s
+            start.pending_s, start.cores = waited_s, cores
 
     def up(self, node: str, inc: Inc, now_s: float) -> None:
         """The process answers."""
@@ -152,6 +155,7 @@ class Restarts:
                 first=start.first and not replaces,
                 launched=start.launched,
                 replaces=replaces,
+                cores=start.cores,
             )
         )
 
@@ -170,6 +174,14 @@ class Restarts:
     def measured(self) -> Iterable[StartMeasured]:
         """The newest of each role and kind."""
         return (record for kept in self._measured.values() for record in kept)
+
+    def waits_s(self) -> dict[float, list[float]]:
+        """By cores what the newest launches of that quota have waited for a place."""
+        found: dict[float, list[float]] = {}
+        for one in self.measured():
+            if one.launched and one.cores is not None:
+                found.setdefault(one.cores, []).append(one.cost.pending_s)
+        return found
 
     def is_starting(self, node: str) -> bool:
         """Whether the node has ended, or never begun, and does not work yet."""

@@ -2,6 +2,7 @@
 
 import statistics
 from collections import deque
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from msgspec.structs import replace
@@ -133,7 +134,7 @@ class SizeWindows:
             parts=self._parts(job, now_s),
             model=_model_facts(state.model),
             windows=tuple(self._windows),
-            pending=_pending(job, size),
+            pending=pending_times(self._monitor.restarts.waits_s(), job.pending_s, size),
             transitions=tuple(map(self._transition, KINDS)),
         )
 
@@ -221,11 +222,25 @@ def ordered_size(sizes: NodeSizes, workers: list[str], servers: list[str]) -> Jo
     )
 
 
-def _pending(job: JobNow, size: JobSize) -> tuple[PendingTime, ...]:
-    if job.pending_s is None:
-        return ()
-    cores = {size.worker_cpu, size.server_cpu} - {0.0}
-    return tuple(PendingTime(cores=each, seconds=job.pending_s) for each in sorted(cores))
+def pending_times(
+    waits_s: Mapping[float, Sequence[float]], expected_s: float | None, size: JobSize
+) -> tuple[PendingTime, ...]:
+    """How long nodes wait for a place, by their cores.
+
+    Args:
+        waits_s: by cores, what launches of this job have waited.
+        expected_s: the platform's word for any node; it stands for present quotas that were never
+            launched with. None: the platform says nothing.
+        size: the job's.
+    """
+    known = {
+        cores: PendingTime(cores=cores, seconds=statistics.fmean(each), launches=len(each))
+        for cores, each in waits_s.items()
+    }
+    if expected_s is not None:
+        for cores in {size.worker_cpu, size.server_cpu} - {0.0, *known}:
+            known[cores] = PendingTime(cores=cores, seconds=expected_s, launches=0)
+    return tuple(known[cores] for cores in sorted(known))
 
 
 def _model_facts(model: ModelSchema) -> ModelFacts:

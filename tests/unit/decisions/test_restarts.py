@@ -1,5 +1,6 @@
 """What starts cost: five parts, from facts and the clock."""
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -36,6 +37,20 @@ def test_the_five_parts_are_the_times_between_the_facts() -> None:
     )
     assert restarts.cost("worker").total_s == pytest.approx(29.7)
     assert not restarts.is_starting("worker-1")
+
+
+def test_launches_of_each_quota_have_a_wait_of_their_own() -> None:
+    restarts = Restarts()
+    for number, (cores, waited_s) in enumerate([(0.5, 2.0), (0.5, 4.0), (4.0, 60.0), (None, 9.0)]):
+        node = f"worker-{number}"
+        restarts.launched(node, 0.0, first=True)
+        restarts.joined(node, waited_s, cores)
+        start(restarts, node, 70.0)
+    restarts.ended("worker-2", 80.0)  # a crash: agent and place stay
+    start(restarts, "worker-2", 81.0)
+    for one in measured(restarts):
+        assert msgspec.json.decode(msgspec.json.encode(one), type=StartMeasured) == one
+    assert restarts.waits_s() == {0.5: [2.0, 4.0], 4.0: [60.0]}
 
 
 def test_a_start_is_measured_once_and_repeated_messages_change_nothing() -> None:

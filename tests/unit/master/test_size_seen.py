@@ -1,4 +1,4 @@
-"""What a resource policy is shown of a job's size."""
+"""What a resource policy is shown of a job: its size, and how long its nodes wait for a place."""
 
 from types import SimpleNamespace
 from typing import cast
@@ -6,7 +6,8 @@ from typing import cast
 import pytest
 
 from paceline.master.node_sizes import NodeSizes
-from paceline.master.size_seen import ordered_size
+from paceline.master.size_seen import ordered_size, pending_times
+from paceline.policy.resources.observation import JobSize, PendingTime
 from paceline.wire.spec import NodeSpec
 
 
@@ -27,3 +28,17 @@ def test_one_node_with_another_quota_does_not_count_for_its_peers(
     servers = [f"server-{number}" for number in range(len(granted))]
 
     assert ordered_size(sizes, ["worker-0"], servers).server_cpu == usual
+
+
+def test_waits_of_real_launches_count_and_the_platform_speaks_for_quotas_without_any() -> None:
+    size = JobSize(workers=2, servers=1, worker_cpu=1.0, server_cpu=0.5)
+    measured = {1.0: [2.0, 4.0], 8.0: [60.0]}
+
+    assert pending_times(measured, 7.0, size) == (
+        PendingTime(cores=0.5, seconds=7.0, launches=0),
+        PendingTime(cores=1.0, seconds=3.0, launches=2),
+        PendingTime(cores=8.0, seconds=60.0, launches=1),
+    )
+    assert pending_times({}, None, size) == ()
+    unlimited = JobSize(workers=1, servers=1)
+    assert pending_times({}, 7.0, unlimited) == ()

@@ -256,6 +256,7 @@ class PendingTime(msgspec.Struct, frozen=True, kw_only=True):
     cores: float
     seconds: float
     launches: int = 1
+    """How many it is the mean of; 0: what the platform expects of the next one."""
 
 
 class TransitionTime(msgspec.Struct, frozen=True, kw_only=True):
