@@ -112,7 +112,9 @@ class RunningJob:
         assert isinstance(reply, Done)
         assert not reply.error, reply.error
 
-    def until_committed(self, count: int, *, cuts: int = 0) -> JobStatus:
+    def until_committed(
+        self, count: int, *, cuts: int = 0, patience_s: float = PATIENCE_S
+    ) -> JobStatus:
         """Wait until so many samples are in the model, and cuts beside the first are valid."""
         return until(  # type: ignore[no-any-return]
             lambda: (
@@ -121,11 +123,14 @@ class RunningJob:
                 and now
             ),
             f"{count} samples and {cuts} cuts",
+            patience_s,
         )
 
-    def end(self) -> Outcome:
+    def end(self, patience_s: float = PATIENCE_S) -> Outcome:
         """Wait for the end."""
-        found: Outcome = until(lambda: read_outcome(self.job.outcome), "the end of the job")
+        found: Outcome = until(
+            lambda: read_outcome(self.job.outcome), "the end of the job", patience_s
+        )
         return found
 
     def events(self, name: str) -> list[dict[str, Any]]:
@@ -169,6 +174,10 @@ class RunningJob:
         pids = [self.pid_of(node.node) for node in self.status().nodes]
         for pid in pids:
             os.kill(pid, signal.SIGKILL)
+
+    def kill_master(self) -> None:
+        """SIGKILL to the master; its supervisor starts another one."""
+        os.kill(self.status().master_pid, signal.SIGKILL)
 
     def kill_everything(self) -> None:
         """SIGKILL to every process of the job; none gets to run in between."""
@@ -220,8 +229,24 @@ class RunningJob:
             self.kill_everything()
 
 
-def run_group(script: Path, out: Path, *args: str, workers: int = 3, deaths: int = 1) -> None:
-    """Run a job of members, so many of which die, to the end that it should come to."""
+def run_group(
+    script: Path,
+    out: Path,
+    *args: str,
+    workers: int = 3,
+    deaths: int = 1,
+    master_dies_at: int | None = None,
+) -> None:
+    """Run a job of members, so many of which die, to the end that it should come to.
+
+    Args:
+        script: of jobs/.
+        out: its folder for what each life writes.
+        args: its others.
+        workers: how many.
+        deaths: of workers, each by its own hand.
+        master_dies_at: samples in the model at which the master is killed; None: it is not.
+    """
     spec = JobSpec(
         script=str(script),
         args=("--out", str(out), *args),
@@ -233,8 +258,12 @@ def run_group(script: Path, out: Path, *args: str, workers: int = 3, deaths: int
         preflight=False,
     )
     with contextlib.closing(RunningJob(launch(spec), out)) as job:
+        if master_dies_at is not None:
+            job.until_committed(master_dies_at)
+            job.kill_master()
         outcome = job.end()
         assert outcome.state == "finished", outcome
+        assert len(job.events("master_started")) == 1 + (master_dies_at is not None)
         assert len(job.events("relaunch")) == deaths
         assert not job.events("diverged")
 

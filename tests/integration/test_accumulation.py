@@ -1,4 +1,7 @@
-"""A script's own accumulation, and steps that it skips, end as in one process when workers die."""
+"""A script's own accumulation, and skipped steps, end as in one process.
+
+A worker dies, and the master.
+"""
 
 import os
 import subprocess
@@ -29,7 +32,7 @@ def plain(out: Path, *flags: str) -> list[float]:
 @pytest.mark.parametrize(
     ("accumulate", "steps"), [(4, 32), pytest.param(1, 126, marks=pytest.mark.soak)]
 )
-def test_with_a_death_it_is_the_model_of_one_process(
+def test_with_two_deaths_it_is_the_model_of_one_process(
     accumulate: int, steps: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PACELINE_HOME", str(tmp_path))
@@ -38,7 +41,8 @@ def test_with_a_death_it_is_the_model_of_one_process(
     assert expected[0] == steps
     out = tmp_path / "job"
     out.mkdir()
-    run_group(SCRIPT, out, *flags, "--die", "1:5", "--step-s", "0.02")
+    soon_after = 7 * 16 * accumulate  # the worker's next life comes
+    run_group(SCRIPT, out, *flags, "--die", "1:5", "--step-s", "0.02", master_dies_at=soon_after)
     ends = found(out)
     assert len(ends) == 3
     for values in ends:

@@ -1,16 +1,20 @@
 """Two optimizers in turn end as in one process, also if a worker dies between their steps.
 
-One may step on every third batch only.
+So may the master, or all workers, and one optimizer may step on every third batch only.
 """
 
+import contextlib
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from paceline.jobs.launch import launch
+from paceline.wire.events.nodes import RestartAllEvent
 from paceline.wire.spec import CheckpointSpec, JobSpec, NodeSpec, RestartSpec
 from tests.integration.running import RunningJob
 
@@ -34,45 +38,73 @@ def alone(tmp_path: Path, every: int) -> list[float]:
     return values
 
 
+@contextlib.contextmanager
+def job_of(out: Path, *flags: str, **spec: Any) -> Iterator[RunningJob]:
+    """Three workers with all-reduce, or what the spec says."""
+    out.mkdir()
+    fields: dict[str, Any] = {
+        "script": str(SCRIPT),
+        "args": ("--out", str(out), "--step-s", "0.05", *flags),
+        "name": "alternating",
+        "strategy": "allreduce",
+        "workers": NodeSpec(count=3),
+        "checkpoint": CheckpointSpec(every_s=0.3, share=0.5),
+        "restart": RestartSpec(backoff_s=0.1),
+        "solution": "none",
+        "preflight": False,
+    }
+    with contextlib.closing(RunningJob(launch(JobSpec(**(fields | spec))), out)) as job:
+        yield job
+
+
+def check(job: RunningJob, expected: list[float], *, lives: int) -> None:
+    """A good end, of what one process finds."""
+    outcome = job.end()
+    assert outcome.state == "finished", outcome
+    assert not job.events("diverged")
+    ends = found(job.out)
+    assert len(ends) == lives
+    for values in ends:
+        assert values == pytest.approx(expected, rel=1e-9)
+
+
 @pytest.mark.parametrize(
-    ("every", "at", "all_die"),
+    ("every", "at", "dies"),
     [
-        (3, 6, False),
-        *(pytest.param(1, at, False, marks=pytest.mark.soak) for at in (1, 2, 6, 24)),
-        *(pytest.param(3, at, False, marks=pytest.mark.soak) for at in (1, 5, 23, 24)),
-        *(pytest.param(every, 6, True, marks=pytest.mark.soak) for every in (1, 3)),
+        (3, 6, "the master"),
+        *(pytest.param(1, at, "", marks=pytest.mark.soak) for at in (1, 2, 6, 24)),
+        *(pytest.param(3, at, "", marks=pytest.mark.soak) for at in (1, 5, 23, 24)),
+        pytest.param(1, 6, "the master", marks=pytest.mark.soak),
+        *(pytest.param(every, 6, "all workers", marks=pytest.mark.soak) for every in (1, 3)),
     ],
 )
 def test_a_step_that_breaks_between_two_optimizers_is_done_once(
-    every: int, at: int, all_die: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    every: int, at: int, dies: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PACELINE_HOME", str(tmp_path))
     expected = alone(tmp_path, every)
-    out = tmp_path / "job"
-    out.mkdir()
-    spec = JobSpec(
-        script=str(SCRIPT),
-        args=("--out", str(out), "--every", str(every), "--die", f"1:{at}", "--step-s", "0.05"),
-        name="alternating",
-        strategy="allreduce",
-        workers=NodeSpec(count=3),
-        checkpoint=CheckpointSpec(every_s=0.3, share=0.5),
-        restart=RestartSpec(backoff_s=0.1),
-        solution="none",
-        preflight=False,
-    )
-    job = RunningJob(launch(spec), out)
-    try:
-        if all_die:
+    with job_of(tmp_path / "job", "--every", str(every), "--die", f"1:{at}") as job:
+        if dies == "all workers":
             job.until_committed(32 * 10)
             job.kill_nodes()
-        outcome = job.end()
-        assert outcome.state == "finished", outcome
-        assert len(job.events("relaunch")) == 1 + 3 * all_die
-        assert not job.events("diverged")
-    finally:
-        job.close()
-    ends = found(out)
-    assert len(ends) == 3
-    for values in ends:
-        assert values == pytest.approx(expected, rel=1e-9)
+        elif dies:
+            job.until_committed(32 * (at + 1))
+            job.kill_master()
+        check(job, expected, lives=3)
+        assert len(job.events("relaunch")) == 1 + 3 * (dies == "all workers")
+        assert len(job.events("master_started")) == 1 + (dies == "the master")
+
+
+@pytest.mark.soak
+def test_shards_of_two_models_train_each_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PACELINE_HOME", str(tmp_path))
+    expected = alone(tmp_path, 1)
+    flags = ("--sharded", "--die", "1:12")
+    with job_of(tmp_path / "job", *flags, strategy="fsdp", workers=NodeSpec(count=2)) as job:
+        job.until_committed(32 * 4)
+        job.kill_master()
+        check(job, expected, lives=2)
+        assert [event.node for event in job.told(RestartAllEvent)] == ["worker-1"]
+        assert len(job.events("master_started")) == 2

@@ -1,4 +1,7 @@
-"""Calls that wait for all workers in the body of a loop, when a worker dies before its call."""
+"""Calls that wait for all workers in the body of a loop, when a worker dies before its call.
+
+In the first case the master, by which they hear each other, dies as well.
+"""
 
 import os
 import subprocess
@@ -38,7 +41,8 @@ def test_nobody_waits_for_a_worker_that_is_in_no_step(
     command = [sys.executable, str(SCRIPT), "--out", str(alone)]
     subprocess.run(command, env=env, check=True, timeout=100)
     (expected,) = ends(alone)
-    run_group(SCRIPT, out, "--die", die, "--step-s", "0.03")
+    master = 256 // 2 if die == "1:after:9" else None
+    run_group(SCRIPT, out, "--die", die, "--step-s", "0.03", master_dies_at=master)
     for values in ends(out):
         assert values == pytest.approx(expected, rel=1e-9)
     next_lives = {path.stem for path in out.glob(f"{die[0]}-*.end")}

@@ -1,4 +1,7 @@
-"""Layers that begin to train in later epochs end as in one process when workers die."""
+"""Layers that begin to train in later epochs end as in one process when workers die.
+
+And the master.
+"""
 
 import contextlib
 import os
@@ -65,12 +68,15 @@ def check(job: RunningJob, expected: list[float]) -> None:
 
 @pytest.mark.parametrize("at", [28, pytest.param(12, marks=pytest.mark.soak)])
 @pytest.mark.parametrize("flags", [(), pytest.param(("--ranges",), marks=pytest.mark.soak)])
-def test_a_worker_dies_and_the_next_one_has_all_groups(
+def test_a_worker_and_the_master_die_and_the_next_life_has_all_groups(
     flags: tuple[str, ...], at: int, tmp_path: Path, expected: list[float]
 ) -> None:
     with job_of(tmp_path / "job", "--die", f"1:{at}", *flags) as job:
+        job.until_committed(32 * (at // 2))  # the next master may come after the worker's death
+        job.kill_master()
         check(job, expected)
         assert len(job.events("relaunch")) == 1
+        assert len(job.events("master_started")) == 2
 
 
 @pytest.mark.soak

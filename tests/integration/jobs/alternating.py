@@ -10,7 +10,8 @@ import time
 from pathlib import Path
 
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch.distributed.fsdp import fully_shard
 from torch.utils.data import TensorDataset
 
 import paceline as pl
@@ -20,7 +21,13 @@ parser.add_argument("--out", type=Path, required=True)
 parser.add_argument("--step-s", type=float, default=0.0)
 parser.add_argument("--die", default="")
 parser.add_argument("--every", type=int, default=1)
+parser.add_argument("--sharded", action="store_true")
 args = parser.parse_args()
+
+
+def whole(value: Tensor) -> Tensor:
+    return getattr(value, "full_tensor", lambda: value)()
+
 
 generator = torch.Generator().manual_seed(5)
 real = torch.randn(256, 8, generator=generator, dtype=torch.float64) + 1
@@ -28,6 +35,9 @@ noise = torch.randn(256, 4, generator=generator, dtype=torch.float64)
 job = pl.init()
 maker = nn.Sequential(nn.Linear(4, 16), nn.Tanh(), nn.Linear(16, 8)).double()
 judge = nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 1)).double()
+if args.sharded:
+    fully_shard(maker)
+    fully_shard(judge)
 of_maker = torch.optim.Adam(maker.parameters(), lr=0.01)
 of_judge = torch.optim.Adam(judge.parameters(), lr=0.02)
 rate = torch.optim.lr_scheduler.ExponentialLR(of_judge, 0.98)
@@ -54,5 +64,5 @@ for x, z in job.batches(TensorDataset(real, noise), batch_size=32, epochs=3):
 moments = [one["exp_avg_sq"] for opt in (of_maker, of_judge) for one in opt.state.values()]
 values = [*maker.state_dict().values(), *judge.state_dict().values(), *moments]
 values.append(torch.tensor(of_judge.param_groups[0]["lr"]))
-line = " ".join(value.double().sum().item().hex() for value in values)
+line = " ".join(whole(value).double().sum().item().hex() for value in values)
 (args.out / f"{job.rank}-{os.getpid()}.end").write_text(f"{job.step} {line}")
