@@ -219,7 +219,7 @@ class ServersLoop(StepFrame[ServersStep]):
         if self.num_steps == 1 or self._cold:
             self._recorder = Recorder(staged.batch)
             self._lookups.watch = self._recorder.note_lookup
-            self._recorder.__enter__()  # type: ignore[no-untyped-call]
+            self._recorder.__enter__()
 
     # ------------------------------------------------------------------ after it
 
@@ -289,7 +289,7 @@ class ServersLoop(StepFrame[ServersStep]):
 
     def _stop_recording(self) -> None:
         if self._recorder is not None:
-            self._recorder.__exit__(None, None, None)  # type: ignore[no-untyped-call]
+            self._recorder.__exit__(None, None, None)
             self._recipes.learned(self._recorder)
             self._lookups.watch = self._recorder = None
 

@@ -45,6 +45,11 @@ _EDITED = (
     "allreduce, where every worker holds the model"
 )
 
+_AS_IT_IS = (
+    "the rows of a sparse table come from parameter servers, batch by batch; compile the model "
+    "without fullgraph=True"
+)
+
 NOBODY = -1
 """Stands for the optimizer of parameters that are not trained."""
 
@@ -282,7 +287,9 @@ class Model:
                 forward: Callable[..., Tensor] = (
                     embed_bag if isinstance(module, nn.EmbeddingBag) else embed
                 )
-                module.forward = partial(forward, lookups, bound.lookup, module)
+                found = partial(forward, lookups, bound.lookup, module)
+                # In a model that is compiled it runs as it is: what it does differs by the batch.
+                module.forward = torch.compiler.disable(found, reason=_AS_IT_IS)
 
         pieces: dict[str, list[tuple[int, int]]] = {}
         for one in self.dense:

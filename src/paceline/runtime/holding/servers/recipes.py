@@ -6,6 +6,7 @@ runs, so that all rows arrive in one pull. Nothing depends on it: the look-up co
 """
 
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -99,10 +100,11 @@ class Recipes:
 
 
 class Recorder(TorchDispatchMode):
-    """Notes what is made of a batch's tensors, while active."""
+    """Notes what is made of a batch's tensors, while active; compiled models run as they were."""
 
     def __init__(self, batch: Any) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
+        self._stance: AbstractContextManager[Any] | None = None
         tensors = dict(tensors_in(batch))
         self.size_path = next((path for path, tensor in tensors.items() if tensor.dim()), ())
         """The first tensor's leading size stands for the batch's."""
@@ -112,6 +114,17 @@ class Recorder(TorchDispatchMode):
         self._alive: list[Any] = [batch]
         self.looked_up: list[tuple[int, Node | None]] = []
         """Each look-up: table, and where its ids come from if that is known."""
+
+    def __enter__(self) -> "Recorder":
+        # A model that torch is to compile, and calls first under such a mode, stays uncompiled.
+        self._stance = torch.compiler.set_stance("force_eager")
+        super().__enter__()  # type: ignore[no-untyped-call]
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        super().__exit__(*error)  # type: ignore[no-untyped-call]
+        if self._stance is not None:
+            self._stance.__exit__(*error)
 
     def note_lookup(self, table: int, ids: Tensor) -> None:
         """A table was asked for ``ids``."""
