@@ -89,7 +89,7 @@ STRATEGIES: dict[str, dict[str, Any]] = {
 }
 
 
-STREAM = ("--stream",)
+STREAM, SAMPLED = ("--stream",), ("--sampled",)
 
 
 @pytest.mark.parametrize(
@@ -101,6 +101,7 @@ STREAM = ("--stream",)
             for one in (
                 ("allreduce", ()),
                 *((one, more) for one in ("servers", "fsdp") for more in ((), STREAM)),
+                *((one, SAMPLED) for one in STRATEGIES),
             )
         ),
     ],

@@ -44,7 +44,19 @@ for (x,) in job.batches(data, batch_size=16, epochs=args.epochs, num_workers=1):
 said = __name__, __package__, __spec__.name, Path(sys.argv[0]).name, sys.argv[1:], parts.__name__
 Path(f"{job.rank}.said").write_text(repr(said))
 """
+ON_ITS_OWN = """
+import os, sys
+from pathlib import Path
+
+from .parts.model import make
+from . import parts
+
+make(4)
+said = __name__, __package__, __spec__.name, Path(sys.argv[0]).name, sys.argv[1:], parts.__name__
+Path(f"{os.environ['RANK']}.said").write_text(repr(said))
+"""
 FLAGS = {
+    "script": ("--strategy", "script"),
     "allreduce": ("--strategy", "allreduce"),
     "fsdp": ("--strategy", "fsdp"),
     "servers": ("--servers", "1", "--mode", "bsp"),
@@ -64,10 +76,15 @@ def _package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize(
     "strategy",
-    ["allreduce", *(pytest.param(one, marks=pytest.mark.soak) for one in ("servers", "fsdp"))],
+    [
+        "allreduce",
+        *(pytest.param(one, marks=pytest.mark.soak) for one in ("servers", "fsdp", "script")),
+    ],
 )
 def test_a_module_with_relative_imports_trains_as_python_would_run_it(strategy: str) -> None:
     own = ["--epochs", "2", *(["--sharded"] if strategy == "fsdp" else [])]
+    if strategy == "script":
+        Path("pkg", "train.py").write_text(ON_ITS_OWN)
     command = [sys.executable, "-c", LAUNCHER, "run", "-m", "pkg.train", "--workers", "2"]
     done = subprocess.run(
         [*command, *FLAGS[strategy], "--set", "preflight=false", "--", *own],

@@ -13,7 +13,8 @@ import torch
 from torch import nn
 from torch.distributed.fsdp import fully_shard
 from torch.optim.lr_scheduler import StepLR
-from torch.utils.data import DataLoader, IterableDataset, TensorDataset
+from torch.utils.data import DataLoader, IterableDataset, TensorDataset, WeightedRandomSampler
+from torch.utils.data import default_collate as collated
 
 import paceline as pl
 
@@ -26,6 +27,7 @@ parser.add_argument("--late", action="store_true", help="rank 0 notes a loss whe
 parser.add_argument("--breaks", action="store_true", help="each loop after five steps")
 parser.add_argument("--first-only", action="store_true", help="only rank 0 evaluates, slowly")
 parser.add_argument("--stream", action="store_true", help="of a length that it does not say")
+parser.add_argument("--sampled", action="store_true", help="a sampler, and a collate_fn of its own")
 parser.add_argument("--step-s", type=float, default=0.0)
 args = parser.parse_args()
 
@@ -52,6 +54,11 @@ class Stream(IterableDataset[tuple[torch.Tensor, ...]]):
             yield self.rows[order[self.at - 1]]
 
 
+def weighted(rows: list[tuple[torch.Tensor, torch.Tensor]]) -> list[torch.Tensor]:
+    features, target = collated(rows)
+    return [features, target, 1 + features[:, :1] ** 2]
+
+
 generator = torch.Generator().manual_seed(5)
 x = torch.randn(256, 8, generator=generator, dtype=torch.float64)
 data = TensorDataset(x, x.sum(1, keepdim=True))
@@ -59,6 +66,9 @@ loader = DataLoader(data, batch_size=32, shuffle=True, generator=generator)
 stream = Stream(data)
 if args.stream:
     loader = DataLoader(stream, batch_size=32)
+if args.sampled:
+    sampler = WeightedRandomSampler(1 + x[:, 0].abs(), len(x))
+    loader = DataLoader(data, batch_size=32, sampler=sampler, collate_fn=weighted)
 job = pl.init()
 model = nn.Linear(8, 1).double()
 if args.sharded:
@@ -92,8 +102,9 @@ for epoch in job.epochs(args.epochs):
     with life.with_suffix(".epochs").open("a") as file:
         file.write(f"{epoch} ")
     stream.set_epoch(epoch)
-    for features, target in job.batches(loader):
-        nn.functional.mse_loss(model(features), target).backward()
+    for features, target, *weights in job.batches(loader):
+        squares = (model(features) - target) ** 2
+        (squares * weights[0] if args.sampled else squares).mean().backward()
         optimizer.step()
         optimizer.zero_grad()
         if args.evaluate_every and job.step % args.evaluate_every == 0:
