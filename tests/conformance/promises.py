@@ -12,6 +12,7 @@ import msgspec
 import torch
 from torch import Tensor, nn
 from torch.optim import SGD
+from torch.utils.data import DataLoader
 
 import paceline as pl
 from paceline.base.errors import ConfigError
@@ -54,6 +55,8 @@ class Seen(msgspec.Struct, kw_only=True):
     no_clip: str = ""
     twice: str = ""
     not_at_all: str = ""
+    refusals: dict[str, str] = {}
+    """Of loops that not every holder can run, by their names."""
     refused: Now | None = None
     """After a loop that ended with an error."""
     left: list[float] = []
@@ -128,8 +131,16 @@ def observe(job: pl.Job, model: nn.Module, meet: Callable[[str], None]) -> Seen:
 def _go_wrong(
     job: pl.Job, model: nn.Module, optimizer: SGD, seen: Seen, meet: Callable[[str], None]
 ) -> None:
+    if not job._strategy.can_accumulate:
+        by_hand = refusal(lambda: job.batches(DATA, BATCH, accumulate=4))
+        seen.refusals["accumulation"] = by_hand
+    if not job._strategy.takes_uneven_steps:
+        uneven = DataLoader(DATA, batch_sampler=[[0], [1, 2, 3]])
+        seen.refusals["uneven batches"] = refusal(lambda: job.batches(uneven))
     batches = job.batches(DATA, BATCH)
     batch = next(batches)
+    seen.refusals["all_gather in a body"] = refusal(lambda: job.all_gather(job.rank))
+    seen.refusals["agree in a body"] = refusal(lambda: job.agree(job.rank))
     model(batch.id).backward()
 
     def clip() -> None:

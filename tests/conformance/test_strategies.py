@@ -76,12 +76,27 @@ HOLDERS: dict[str, See] = {
 }
 
 
-@pytest.mark.parametrize("see", HOLDERS.values(), ids=HOLDERS)
+ONE_EACH = {
+    "accumulation": "here each batch is a step; give 4 times the batch_size",
+    "uneven batches": "steps of several sizes: run the job with --strategy allreduce",
+}
+NOT_IN_A_BODY = {"all_gather in a body": "call it between two loops"}
+REFUSES: dict[str, dict[str, str]] = {
+    "local": {},
+    "tables": ONE_EACH,
+    "servers": ONE_EACH | NOT_IN_A_BODY,
+    "replicas": {},
+    "shards": ONE_EACH | NOT_IN_A_BODY,
+}
+"""The loops that a holder refuses, and the remedy that it names: as docs/howto/loops.md says."""
+
+
+@pytest.mark.parametrize("holder", HOLDERS)
 def test_a_holder_keeps_the_promises_of_the_port(
-    see: See, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    holder: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PACELINE_HOME", str(tmp_path / "home"))
-    workers = see(tmp_path)
+    workers = HOLDERS[holder](tmp_path)
     assert workers
     batches_cover_the_feed_once(workers)
     assert {body.begun.step for seen in workers for body in seen.bodies} == {*range(STEPS)}
@@ -92,6 +107,9 @@ def test_a_holder_keeps_the_promises_of_the_port(
         what_is_handed_over_is_kept(seen)
         clipping_is_torchs(seen)
         mistakes_are_refused_with_the_same_words(seen)
+        refused = {what: said for what, said in seen.refusals.items() if said}
+        assert refused.keys() == REFUSES[holder].keys()
+        assert all(remedy in refused[what] for what, remedy in REFUSES[holder].items())
 
 
 def batches_cover_the_feed_once(workers: Sequence[Seen]) -> None:

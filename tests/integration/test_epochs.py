@@ -122,6 +122,23 @@ def test_a_worker_and_the_master_die_and_no_epoch_ends_twice(
 
 
 @pytest.mark.soak
+@pytest.mark.parametrize("mode", ["asp", "ssp"])
+def test_where_no_run_is_another_each_sample_counts_once_in_each_epoch(
+    mode: str, tmp_path: Path
+) -> None:
+    on_servers = STRATEGIES["servers"] | {"mode": mode}
+    with job_of(tmp_path / "job", 0.06, *SAMPLED, **on_servers) as job:
+        job.until_committed(2 * SAMPLES + 40)
+        os.kill(job.pid_of("worker-1"), signal.SIGKILL)
+        until(lambda: len(epochs_of(job.out)) > 2, "a new life")
+        job.kill_master()
+        outcome = job.end()
+        assert outcome.state == "finished", outcome
+        assert outcome.committed == (EPOCHS - 1) * SAMPLES
+        check_lives(job.out)
+
+
+@pytest.mark.soak
 def test_who_joins_in_a_loop_that_its_peer_has_left_holds_up_nobody(tmp_path: Path) -> None:
     expected = plain(tmp_path / "alone", "--breaks")
     with job_of(tmp_path / "job", 0.0, "--late", "--breaks", strategy="allreduce") as job:
