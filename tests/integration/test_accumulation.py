@@ -3,6 +3,7 @@
 A worker dies, and the master.
 """
 
+import contextlib
 import os
 import subprocess
 import sys
@@ -10,7 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.integration.running import run_group
+from paceline.jobs.launch import launch
+from paceline.wire.spec import JobSpec, NodeSpec
+from paceline.wire.strategies import Strategy
+from tests.integration.running import RunningJob, run_group
 
 SCRIPT = Path(__file__).with_name("jobs") / "accumulated.py"
 
@@ -47,3 +51,39 @@ def test_with_two_deaths_it_is_the_model_of_one_process(
     assert len(ends) == 3
     for values in ends:
         assert values == pytest.approx(expected, rel=1e-9)
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize(
+    ("strategy", "flags"),
+    [("fsdp", ("--sharded",)), ("ps", ())],
+)
+@pytest.mark.parametrize(
+    ("accumulate", "said"),
+    [
+        (4, "accumulate=4, and here each batch is a step"),
+        (1, "a batch went by without optimizer.step()"),
+    ],
+)
+def test_where_each_batch_is_a_step_both_are_refused(
+    strategy: Strategy,
+    flags: tuple[str, ...],
+    accumulate: int,
+    said: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("PACELINE_HOME", str(tmp_path))
+    spec = JobSpec(
+        script=str(SCRIPT),
+        args=("--out", str(tmp_path), "--accumulate", str(accumulate), *flags),
+        name="refused",
+        strategy=strategy,
+        workers=NodeSpec(count=2),
+        solution="none",
+        preflight=False,
+    )
+    with contextlib.closing(RunningJob(launch(spec), tmp_path)) as job:
+        outcome = job.end()
+        assert outcome.state == "failed", outcome
+        assert said in outcome.error

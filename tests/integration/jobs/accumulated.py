@@ -8,6 +8,7 @@ from pathlib import Path
 
 import torch
 from torch import nn
+from torch.distributed.fsdp import fully_shard
 from torch.utils.data import DataLoader, TensorDataset
 
 import paceline as pl
@@ -17,6 +18,7 @@ parser.add_argument("--out", type=Path, required=True)
 parser.add_argument("--accumulate", type=int, default=4)
 parser.add_argument("--die", default="")
 parser.add_argument("--step-s", type=float, default=0.0)
+parser.add_argument("--sharded", action="store_true")
 args = parser.parse_args()
 
 generator = torch.Generator().manual_seed(5)
@@ -27,6 +29,8 @@ if args.accumulate == 1:
 loader = DataLoader(TensorDataset(x, y), batch_size=16, shuffle=True, generator=generator)
 job = pl.init()
 model = nn.Linear(8, 1).double()
+if args.sharded:
+    fully_shard(model)
 optimizer = torch.optim.Adam(model.parameters(), lr=0.05)
 scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.97)
 job.prepare(model, optimizer, scheduler)
