@@ -12,6 +12,7 @@ import pytest
 
 from paceline.jobs.launch import launch
 from paceline.wire.spec import CheckpointSpec, JobSpec, NodeSpec, RestartSpec
+from tests.chaos.oracle import leftovers
 from tests.integration.running import RunningJob, until
 
 SCRIPT = Path(__file__).with_name("jobs") / "compiled.py"
@@ -98,6 +99,7 @@ def test_with_a_worker_and_the_master_killed_it_is_the_model_that_nobody_compile
         assert job.deaths()
         assert len(job.events("master_started")) == 2
         assert not job.events("diverged")
+        until(lambda: not leftovers(job.job), "a clean machine")
     found = ends(out)
     assert len(found) == 2
     for count, values in found:
