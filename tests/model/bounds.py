@@ -39,6 +39,12 @@ class Bounds(msgspec.Struct, frozen=True, kw_only=True):
     """Servers that join in a move."""
     leaves: int = 1
     """Servers that leave in a move, whichever."""
+    moves_first: bool = False
+    """The first move is ordered before any sample is granted; later it may be at any moment."""
+    fails_in_moves: bool = False
+    """Failures happen only while servers join or leave."""
+    rests_in_moves: bool = False
+    """The master grants no samples meanwhile: workers ask, hear and die."""
     plans: int = 0
     """Changes of who computes what (bsp): by turns all of a step is one worker's."""
     left_out: int = 0

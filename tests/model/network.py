@@ -330,6 +330,8 @@ class Network:
                 del spots[at]
         env = msgspec.structs.replace(env, slots=tuple(slots), next_inc=next_inc)
         env = msgspec.structs.replace(env, joiners=(), leavers=(), joiners_dead=frozenset())
+        if self.bounds.fails_in_moves and not env.moves:
+            env = msgspec.structs.replace(env, failures=0)
         spots[0] = self.envs(env)
 
     def _exit(self, spots: list[int], inc: int) -> None:

@@ -30,6 +30,14 @@ def scaled(**bounds: Any) -> Bounds:
     return Bounds(**{**few, **bounds})
 
 
+def hurt(kind: str, **bounds: Any) -> Bounds:
+    """A change of servers that begins first, with one death in it, and no sample granted in it."""
+    one = {"moves_first": True, "fails_in_moves": True, "rests_in_moves": True}
+    return scaled(**{**one, "failures": 1, "kinds": (kind,), **bounds})
+
+
+OUT, IN = {"joins": 2}, {"servers": 2, "leaves": 1}
+"""One server becomes three, and two become one."""
 CLEAN = {
     "asp, a cut, no failure": Bounds(samples=2, cuts=1),
     "asp, one worker dies": Bounds(samples=1, cuts=0, failures=1, kinds=("worker",)),
@@ -56,6 +64,15 @@ CLEAN = {
     "asp, a server joins": scaled(joins=1),
     "asp, a server leaves": scaled(servers=2, leaves=1),
     "asp, a server joins, servers die": scaled(joins=1, failures=1, kinds=("server",)),
+    "asp, two servers join one, a server dies": hurt("server", **OUT),
+    "asp, two servers join one, the worker dies": hurt("worker", **OUT),
+    "asp, two servers join one, the master dies": hurt("master", **OUT),
+    "asp, one of two servers leaves, a server dies": hurt("server", **IN),
+    "asp, one of two servers leaves, the worker dies": hurt("worker", **IN),
+    "asp, one of two servers leaves, the master dies": hurt("master", **IN),
+    "asp, one of two servers leaves while a worker trains, a server dies": hurt(
+        "server", rests_in_moves=False, **IN
+    ),
     "asp, a lease is shared at the tail": Bounds(samples=3, leases=(3,), cuts=0),
     "asp, a lease is shared at the tail, a worker dies": Bounds(
         samples=3, leases=(3,), servers=1, cuts=0, failures=1, kinds=("worker",)
@@ -90,6 +107,8 @@ LARGE = (
     "asp, a server joins",
     "asp, a server leaves",
     "asp, a server joins, servers die",
+    "asp, two servers join one, the worker dies",
+    "asp, one of two servers leaves while a worker trains, a server dies",
     "bsp, short steps after a grace",
     "bsp, a plan, the master dies",
     "bsp, one worker dies",
@@ -115,6 +134,7 @@ def test_no_interleaving_breaks_an_invariant(name: str) -> None:
 
     assert not result.violation, "\n".join([*result.trace, result.violation])
     assert result.complete
+    assert result.states > 100, "the bounds let hardly anything happen"
 
 
 SLOW_FLAWS = ("cuts of two epochs share a directory",)

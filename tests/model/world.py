@@ -100,12 +100,18 @@ class World(Network):
         """All that may happen next, as (label, state)."""
         if self.is_done(state):
             return
+        if self.bounds.moves_first and self.envs.values[state[0]].moves == self.bounds.moves:
+            yield from self._changes(state)
+            return
         forced = self._forced_epoch(state)
         if forced is not None:
             yield forced
             return
+        rests = self.bounds.rests_in_moves and self._is_changing(state)
         for at in range(1, len(state)):
             for label, event, step in self._moves(state[at]):
+                if rests and at == 1 and isinstance(self.events.values[event], tuple):
+                    continue  # the size of a grant is chosen with the request for it
                 if step is None:
                     after = self.apply(state, self.pid_at[state[at]], event)
                 else:
@@ -119,7 +125,7 @@ class World(Network):
                 if pulled is not None:
                     yield ("act", self.pid_at[state[at]], self.pull), pulled
         yield from self._environment(state)
-        if self.envs.values[state[0]].failures:
+        if self._may_fail(state):
             yield from self._failures(state)
 
     def _moves(self, spot: int) -> tuple[tuple[Label, int, Step | None], ...]:
@@ -166,8 +172,7 @@ class World(Network):
 
     def _crashes(self, state: State, pid: int, event: int) -> Iterator[tuple[Label, State]]:
         """The master dies between two records of one event."""
-        env = self.envs.values[state[0]]
-        if pid != MASTER or not env.failures or "master" not in self.bounds.kinds:
+        if pid != MASTER or not self._may_fail(state) or "master" not in self.bounds.kinds:
             return
         for cell_id, outputs in self.handled(self.cell_at(state, 1), event).crashes:
             yield ("master dies in", pid, event), self._restarted(state, cell_id, outputs)
@@ -223,11 +228,7 @@ class World(Network):
             yield ("is started", env.next_inc, 0), self._start_worker(state)
         for inc in sorted(env.joiners_unseen):
             yield ("is seen dead", inc, 0), self._joiner_lost(state, inc)
-        moving = env.joiners or env.leavers or master.moving or master.restoring
-        if env.moves and not moving and tuple(sorted(env.slots)) == master.map:
-            for leaving in combinations(env.slots, self.bounds.leaves):
-                told = ("servers change, without", leaving[0] if leaving else 0, 0)
-                yield told, self._move(state, leaving)
+        yield from self._changes(state)
         if env.cuts and not (master.cutting or master.storing or master.restoring):
             cuts = self.envs(msgspec.structs.replace(env, cuts=env.cuts - 1))
             after = self.apply((cuts, *state[1:]), MASTER, self.events(("take_cut",)))
@@ -235,6 +236,16 @@ class World(Network):
         if env.plans and not master.restoring:
             for lead in self.bounds.leads:
                 yield (f"asks for a plan {lead} ahead", 0, 0), self._new_plan(state, lead)
+
+    def _changes(self, state: State) -> Iterator[tuple[Label, State]]:
+        """Servers join, or leave, or both."""
+        env = self.envs.values[state[0]]
+        master = self.facts[self.cell_at(state, 1)]
+        moving = env.joiners or env.leavers or master.moving or master.restoring
+        if env.moves and not moving and tuple(sorted(env.slots)) == master.map:
+            for leaving in combinations(env.slots, self.bounds.leaves):
+                told = ("servers change, without", leaving[0] if leaving else 0, 0)
+                yield told, self._move(state, leaving)
 
     def _new_plan(self, state: State, lead: int) -> State:
         """From some step on all of it is one worker's."""
@@ -316,6 +327,15 @@ class World(Network):
         return (self.envs(env), *state[1:], spot)
 
     # ------------------------------------------------------------------ failures
+
+    def _may_fail(self, state: State) -> bool:
+        is_time = not self.bounds.fails_in_moves or self._is_changing(state)
+        return is_time and self.envs.values[state[0]].failures > 0
+
+    def _is_changing(self, state: State) -> bool:
+        """Whether servers join or leave."""
+        env = self.envs.values[state[0]]
+        return bool(env.joiners or env.leavers)
 
     def _failures(self, state: State) -> Iterator[tuple[Label, State]]:
         env, kinds = self.envs.values[state[0]], self.bounds.kinds
