@@ -70,6 +70,12 @@ CLEAN = {
     "asp, one of two servers leaves, a server dies": hurt("server", **IN),
     "asp, one of two servers leaves, the worker dies": hurt("worker", **IN),
     "asp, one of two servers leaves, the master dies": hurt("master", **IN),
+    "asp, one of two servers leaves at any moment, a server dies": hurt(
+        "server", moves_first=False, **IN
+    ),
+    "asp, one of two servers leaves at any moment, the master dies": hurt(
+        "master", moves_first=False, **IN
+    ),
     "asp, one of two servers leaves while a worker trains, a server dies": hurt(
         "server", rests_in_moves=False, **IN
     ),
@@ -108,6 +114,8 @@ LARGE = (
     "asp, a server leaves",
     "asp, a server joins, servers die",
     "asp, two servers join one, the worker dies",
+    "asp, one of two servers leaves at any moment, a server dies",
+    "asp, one of two servers leaves at any moment, the master dies",
     "asp, one of two servers leaves while a worker trains, a server dies",
     "bsp, short steps after a grace",
     "bsp, a plan, the master dies",
