@@ -176,7 +176,8 @@ def test_a_deterministic_group_ends_with_the_bits_of_one_worker() -> None:
     grouped.run(grouped_case(106, deterministic=True), deterministic=True)
 
 
-@pytest.mark.parametrize("seed", [11, pytest.param(20, marks=pytest.mark.soak)])
+@pytest.mark.soak
+@pytest.mark.parametrize("seed", [11, 20])
 def test_a_model_ends_as_if_nothing_had_happened(seed: int) -> None:
     """Workers are killed on servers, and in a group, also as it forms."""
     models.run(models.case_of(seed))

@@ -141,9 +141,8 @@ def stop_at(job: RunningJob, committed: int) -> None:
     (job.out / "hurry").touch()
 
 
-@pytest.mark.parametrize(
-    ("workers", "servers"), [(2, 1), pytest.param(3, 3, marks=pytest.mark.soak)]
-)
+@pytest.mark.soak
+@pytest.mark.parametrize(("workers", "servers"), [(2, 1), (3, 3)])
 def test_a_cut_of_servers_is_loaded_by_others_of_another_number(
     tmp_path: Path, workers: int, servers: int
 ) -> None:

@@ -57,12 +57,13 @@ def alone(out: Path, *flags: str) -> tuple[int, list[float]]:
     return found
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize(
     ("strategy", "backend", "epochs", "flags"),
     [
         ("allreduce", "aot_eager", 3, ()),
         *(
-            pytest.param(strategy, "inductor", 6, flags, marks=pytest.mark.soak)
+            (strategy, "inductor", 6, flags)
             for strategy in STRATEGIES
             for flags in ((), ("--after",))
         ),

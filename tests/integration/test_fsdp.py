@@ -183,7 +183,8 @@ def test_who_is_preempted_costs_no_step(tmp_path: Path) -> None:
         assert sum(map(len, job.samples().values())) == N, "nothing is computed again"
 
 
-@pytest.mark.parametrize("how", ["--freeze", pytest.param("--sleep", marks=pytest.mark.soak)])
+@pytest.mark.soak
+@pytest.mark.parametrize("how", ["--freeze", "--sleep"])
 def test_a_worker_that_hangs_costs_a_restart_in_place(how: str, tmp_path: Path) -> None:
     flags = (how, "worker-1:10", "--step-s", "0.02")
     with sharded(tmp_path / "out", *flags, timeouts=TimeoutSpec(hang_s=3.0)) as job:

@@ -45,6 +45,7 @@ def test_a_worker_that_prepares_late_joins_in(tmp_path: Path) -> None:
         assert np.array_equal(everything, np.arange(N)), "a sample was computed twice"
 
 
+@pytest.mark.soak
 def test_a_killed_worker_that_prepares_late_again_joins_in_again(tmp_path: Path) -> None:
     flags = ("--together", "3", "--together-at", "50", "--num-samples", str(N))
     with running(tmp_path, *flags, script=str(SCRIPT), mode="asp", servers=NodeSpec()) as job:

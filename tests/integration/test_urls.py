@@ -51,6 +51,7 @@ def resumed(url: str, out: Path, *flags: str, told: str = "fetched cut") -> Runn
     return RunningJob(JobDir.find(None), out)
 
 
+@pytest.mark.soak
 def test_a_job_whose_machine_is_lost_goes_on_from_the_url(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, url: str
 ) -> None:
