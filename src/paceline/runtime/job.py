@@ -254,17 +254,17 @@ class Job(JobCourse):
 
     def _to_train(self, epochs: int, accumulate: int, batch_per_worker: int | None) -> ReadingLoop:
         check_number("job.batches", "accumulate", accumulate)
-        spec, place, of_workers = self._strategy.spec, self._course.coming, 1
+        spec, place, size = self._strategy.spec, self._course.coming, 0
         if batch_per_worker is not None:
             check_number("job.batches", "batch_per_worker", batch_per_worker)
-            of_workers = spec.workers.count * batch_per_worker
+            size = spec.workers.count * batch_per_worker
         return ReadingLoop(
             "job.batches",
             spec,
             place,
             epochs,
             self._course.epoch,
-            step=of_workers,
+            size=size,
             accumulate=accumulate,
             underway=partial(self._strategy.underway, place),
             passed=self._passed_over,
@@ -373,7 +373,7 @@ class Job(JobCourse):
         check_number("job.evaluate", "batch_size", batch_size)
         given = DEFAULTS._replace(dataset=dataset, num_workers=num_workers, collate_fn=collate_fn)
         loop = ReadingLoop(
-            "job.evaluate", self._strategy.spec, self._course.coming, step=batch_size
+            "job.evaluate", self._strategy.spec, self._course.coming, size=batch_size
         )
         reading = self._loaders.read(given, loop)
         size = reading.batch_size or batch_size

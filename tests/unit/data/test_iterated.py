@@ -1,6 +1,7 @@
 """Datasets that are only iterated, read by position: rewound, counted, drawn from alike."""
 
 import random
+import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -185,21 +186,6 @@ def test_what_was_just_read_stays_and_what_is_passed_over_is_said() -> None:
     assert dataset.read == before
 
 
-def test_a_step_of_few_records_is_not_kept_waiting_for_more() -> None:
-    dataset = Unsized(10)
-    read = opened(dataset, step=2)
-    taken = list[int]()
-    dataset.__class__ = type("Noting", (Unsized,), {"__iter__": lambda self: map(note, range(10))})
-
-    def note(number: int) -> int:
-        taken.append(number)
-        return number
-
-    assert read[1] == 1
-    assert taken == [0, 1]
-    assert [read[k] for k in range(10)] == taken == list(range(10))
-
-
 def test_what_is_drawn_follows_from_the_position_and_leaves_the_script_alone() -> None:
     torch.manual_seed(3)
     np.random.seed(3)
@@ -256,13 +242,13 @@ def test_a_loop_that_is_left_or_never_run_does_not_move_the_next_one() -> None:
     assert dataset.at == 0
     read = opened(dataset)
     assert [read[k] for k in range(40)] == list(range(40))
-    with pytest.raises(ConfigError, match="given to a second loop within the first"):
+    with pytest.raises(ConfigError, match="given to two loops at the same time"):
         opened(dataset)
     read.close()
     assert opened(dataset)[0] == 0
 
 
-@pytest.mark.parametrize("kind", [Unsized, Itself])
+@pytest.mark.parametrize("kind", [Unsized, Itself, AsHuggingFace])
 def test_two_readers_of_one_dataset_do_not_disturb_each_other(kind: Any) -> None:
     dataset = kind()
     one, other = opened(dataset), opened(dataset)
@@ -402,3 +388,64 @@ def test_a_worker_that_is_late_leaves_out_the_same_rest() -> None:
     assert len(first.dataset) == len(late.dataset) == 64
     assert order_of_records(first.dataset) == order_of_records(late.dataset)
     assert [first.dataset[k] for k in range(64)] == [late.dataset[k] for k in range(64)]
+
+
+def test_what_is_read_after_all_when_the_feed_was_over() -> None:
+    dataset = Numbers(200)
+    read = opened(dataset, Underway(200, 2, 400))
+    assert [read[k] for k in (100, 115, STRIDE, STRIDE + 2, 3)] == [100, 115, 0, 2, 3]
+    read.close()
+    assert dataset.at == 0
+
+
+class Measured(Numbers):
+    """With a length, too; goes on where it was left all the same."""
+
+    def __len__(self) -> int:
+        return self.count
+
+
+def test_one_with_a_length_and_a_state_is_rewound_too() -> None:
+    dataset = Measured(1000)
+    read = opened(dataset)
+    assert [read[k] for k in (200, 48, 199)] == [200, 48, 199]
+    read.close()
+    assert opened(dataset)[0] == 0
+
+
+def test_a_dataset_that_fails_while_its_state_is_looked_at_is_where_it_was() -> None:
+    class Failing(Numbers):
+        def record(self, index: int) -> Any:
+            if index == 20:
+                raise OSError("gone")
+            return index
+
+    dataset = Failing(100)
+    with pytest.raises(OSError, match="gone"):
+        opened(dataset)
+    assert dataset.at == 0
+
+
+def test_a_record_that_cannot_be_copied_is_read_again() -> None:
+    class Locks(Unsized):
+        def __iter__(self) -> Iterator[Any]:
+            return ({"lock": threading.Lock(), "at": k} for k in range(self.count))
+
+    read = opened(Locks(40), copies=True)
+    first = [read[k].pop("at") for k in range(40)]
+    assert first == [read[k].pop("at") for k in range(40)] == list(range(40))
+
+
+def test_the_order_does_not_depend_on_the_size_of_a_step() -> None:
+    reads = [opened(Shuffling(200), step=step, seed=3) for step in (4, 8, 12, 64)]
+    assert len({tuple(read[k] for k in range(200)) for read in reads}) == 1
+
+
+def test_a_missing_batch_size_is_said_before_records_are_counted() -> None:
+    job = pl.init()
+    model = torch.nn.Linear(1, 1)
+    job.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    dataset = Numbers(70)
+    with pytest.raises(ConfigError, match=r"batch_size"):
+        job.batches(dataset)
+    assert dataset.read == 0

@@ -25,7 +25,7 @@ from paceline.runtime.seeding import kept, seed_cpu, seed_of
 from paceline.wire.messages.feeds import Underway
 
 PIECE = 16
-"""Records that are read together, if a step has as many."""
+"""Records that are read together."""
 STRIDE = 1 << 44
 """Record k of epoch e has the number e * STRIDE + k."""
 STEPS_KEPT = 2
@@ -36,6 +36,7 @@ SAY_AFTER_S = 5.0
 DRAWN = 2
 """Sets these seeds apart from those of records."""
 
+_TAKEN = object()
 _SPARE = np.random.MT19937(0)
 _SAME = (
     "it must yield the same records in the same order each time: give its shuffle a seed, and draw "
@@ -78,9 +79,9 @@ class IteratedOrder(EpochOrder):
 class Iterated(Dataset[Any]):
     """An ``IterableDataset``, read by position in one loop; for one thread.
 
-    One that says its length is iterated again when it is to be read from the beginning. One that
-    does not must have a state. It may go on of its own accord from where it was left: then its
-    state of before the loop is loaded, and so it is after the loop.
+    It is iterated again when it is to be read from the beginning. One with a state may go on of its
+    own accord from where it was left: then its state of before the loop is loaded, and so it is
+    after the loop. One that does not say its length must have a state.
 
     Args:
         dataset: to read.
@@ -108,15 +109,14 @@ class Iterated(Dataset[Any]):
         self._name = f"a {type(dataset).__name__}"
         self.is_counted = self._length is None
         """Whether it does not say its length."""
-        self._piece = min(PIECE, step)
-        self._kept = STEPS_KEPT * -(-step // self._piece)
+        self._kept = STEPS_KEPT * -(-step // PIECE)
         self._may_be_longer = False
         self._epoch, self._next, self._at = 0, 0, 0
         self._records: Iterator[Any] | None = None
-        self._is_shared = False
         self._pieces: dict[int, list[Any]] = {}
         self._beginnings: dict[int, str] = {}
         self._state: Any = None
+        self._is_looked_at = not has_state(dataset)
         self._restore: finalize[..., Any] | None = None
         """Loads the state of before the loop, if the dataset goes on where it was left."""
 
@@ -132,16 +132,25 @@ class Iterated(Dataset[Any]):
 
     def __getitem__(self, number: int) -> Any:
         epoch, index = divmod(number, STRIDE)
-        self._read_to(epoch, index // self._piece)
-        records = self._pieces.get(index // self._piece, ())
-        if index % self._piece >= len(records):
+        self._read_to(epoch, index // PIECE)
+        records = self._pieces.get(index // PIECE, [])
+        if index % PIECE >= len(records):
             what = _SAME if self.is_counted else "correct its __len__"
             raise ConfigError(
                 f"record {index} of {self._name} was asked for, whose length is {self._length}, "
                 f"and it ended before; {what}"
             )
-        record = records[index % self._piece]
-        return deepcopy(record) if self._copies else record
+        record = records[index % PIECE]
+        if record is _TAKEN:
+            self._begin()
+            return self[number]
+        if not self._copies:
+            return record
+        try:
+            return deepcopy(record)
+        except Exception:  # noqa: BLE001 - of what cannot be copied there is this one
+            records[index % PIECE] = _TAKEN
+            return record
 
     def close(self) -> None:
         """The loop is over."""
@@ -159,9 +168,8 @@ class Iterated(Dataset[Any]):
             underway: says how far the job is in what is read here, if it has begun.
         """
         job = underway()
-        if self.is_counted and (job is None or not job.is_over):
-            self._look_at_state()
         if self.is_counted and job is None:
+            self._look_at_state()
             self._count()
             job = underway()  # others may have been faster
         if job is None:
@@ -170,7 +178,7 @@ class Iterated(Dataset[Any]):
             self._length, self._may_be_longer = job.num_samples, True
         if not job.is_over:
             epoch, index = divmod(job.at, job.num_samples)
-            self._read_to(epoch, index // self._piece)
+            self._read_to(epoch, index // PIECE)
 
     def leave_out_rest(self, size: int) -> None:
         """What makes no whole batch of this size does not count."""
@@ -182,9 +190,10 @@ class Iterated(Dataset[Any]):
         """Find out whether the dataset goes on of its own accord from where it was left."""
         if id(self.dataset) in _OPEN:
             raise ConfigError(
-                f"{self._name} was given to a second loop within the first, and has one state; "
-                "make another one for it"
+                f"{self._name} was given to two loops at the same time, and has one state; make "
+                "another one for the second"
             )
+        self._is_looked_at, goes_on = True, False
         try:
             self._state = deepcopy(self.dataset.state_dict())
             self._read_piece()
@@ -195,10 +204,14 @@ class Iterated(Dataset[Any]):
         except ConfigError:
             goes_on = True
         except Exception as error:
-            error.add_note(f"while the state of {self._name} was looked at, which has no __len__")
-            raise
-        _OPEN[id(self.dataset)] = self
+            if self._state is not None:
+                self.dataset.load_state_dict(deepcopy(self._state))
+            if self.is_counted:
+                error.add_note(f"while the state of {self._name} was looked at")
+                raise
+            self._begin()
         if goes_on:
+            _OPEN[id(self.dataset)] = self
             self._restore = finalize(self, self.dataset.load_state_dict, deepcopy(self._state))
             self._restore.atexit = False
             self._begin()
@@ -237,9 +250,13 @@ class Iterated(Dataset[Any]):
         if epoch != self._epoch:
             self._epoch = epoch
             self._begin()
+        if not self._is_looked_at:
+            self._look_at_state()
         if piece in self._pieces:
             return
-        if self._records is None or self._next > piece or self._is_moved():
+        # Another reader of the dataset may have moved what our iterator goes by.
+        is_moved = _READERS.get(id(self.dataset)) is not self
+        if self._records is None or self._next > piece or is_moved:
             self._begin()
         begun_s = monotonic()
         while piece not in self._pieces and self._read_piece():
@@ -248,13 +265,9 @@ class Iterated(Dataset[Any]):
                 self._passed(now_s - begun_s)
                 begun_s = now_s
 
-    def _is_moved(self) -> bool:
-        """Whether another reader has moved our iterator: the dataset is its own one."""
-        return self._is_shared and _READERS.get(id(self.dataset)) is not self
-
     def _read_piece(self) -> bool:
         """Read the piece that comes next; False: there is no whole one."""
-        number, wanted = self._next, self._piece
+        number, wanted = self._next, PIECE
         if self._length is not None:
             wanted = max(0, min(wanted, self._length - self._at))
         restore = kept(_SPARE)
@@ -263,8 +276,7 @@ class Iterated(Dataset[Any]):
             if self._records is None:
                 if self._restore is not None:
                     self.dataset.load_state_dict(deepcopy(self._state))
-                iterator = iter(self.dataset)
-                self._records, self._is_shared = _each(iterator), iterator is self.dataset
+                self._records = _each(iter(self.dataset))
                 _READERS[id(self.dataset)] = self
             records = list(islice(self._records, wanted))
             if self.is_counted:
@@ -278,7 +290,7 @@ class Iterated(Dataset[Any]):
         self._next, self._at = number + 1, self._at + len(records)
         for old in [one for one in self._pieces if one < number - self._kept]:
             del self._pieces[old]
-        return len(records) == self._piece
+        return len(records) == PIECE
 
     def _check(self, number: int, records: list[Any]) -> None:
         """Compare with what was read before, and with the length that was counted."""

@@ -32,6 +32,7 @@ from paceline.runtime.data.listed import Listed, Order
 from paceline.runtime.data.order import EpochOrder
 from paceline.runtime.data.permutation import IntArray
 from paceline.runtime.dealt import DealtLoader
+from paceline.runtime.feed_requests import check_number
 from paceline.runtime.seeding import kept, seed_cpu, seed_of
 from paceline.wire.messages.feeds import ScriptPlace, Underway
 from paceline.wire.spec import JobSpec
@@ -77,8 +78,8 @@ class ReadingLoop(NamedTuple):
     epochs: int = 1
     epoch: int | None = None
     """Of the loop over ``job.epochs`` around it."""
-    step: int = 1
-    """Records that a step has at least, as far as ``accumulate`` and the batch size do not say."""
+    size: int = 0
+    """Of a batch, where neither the spec nor what is read says it."""
     accumulate: int = 1
     underway: Callable[[], Underway | None] = lambda: None
     """See `Strategy.underway`."""
@@ -139,11 +140,12 @@ def _by_position(read: Selection, loop: ReadingLoop) -> Selection:
     """The same, but a dataset that is only iterated as one that is read by position."""
     if not isinstance(read.dataset, IterableDataset):
         return read
-    size = loop.spec.batch_size or read.batch_size or 1
+    size = loop.spec.batch_size or read.batch_size or loop.size
+    check_number(loop.caller, "batch_size", size or None)  # before records are counted
     iterated = Iterated(
         read.dataset,
         seed=seed_of(loop.spec.data_seed, *loop.place),
-        step=max(loop.step, size * loop.accumulate),
+        step=size * loop.accumulate,
         copies=read.collate_fn is not None,
         passed=loop.passed,
     )
@@ -239,6 +241,8 @@ def _reading(
 def _check_iterated(dataset: Any, caller: str, num_workers: int) -> None:
     """Raise ConfigError for an ``IterableDataset`` that cannot be dealt out by position."""
     if length_of(dataset) is None and not has_state(dataset):
+        if hasattr(dataset, "__len__"):
+            len(dataset)  # its own error says more
         raise ConfigError(
             f"{caller}: a {type(dataset).__name__} is an IterableDataset without __len__, "
             "state_dict and load_state_dict, and the job deals records out by their position; give "
