@@ -197,10 +197,7 @@ class SizeWindows:
 
 
 def ordered_size(sizes: NodeSizes, workers: list[str], servers: list[str]) -> JobSize:
-    """The size of a job as ordered.
-
-    Of nodes with different quotas it has the middle one, so a single node with less or more than
-    its peers does not count for them; of two in the middle the smaller.
+    """The size of a job as ordered; of nodes with different quotas it has the least.
 
     Args:
         sizes: what each node may use.
@@ -209,8 +206,9 @@ def ordered_size(sizes: NodeSizes, workers: list[str], servers: list[str]) -> Jo
     """
 
     def cores(role: str, names: list[str]) -> float:
+        # Single nodes may have more than their role.
         granted = [sizes.of(role).cpu_of(number_of(name)) or 0.0 for name in names]
-        return statistics.median_low(granted) if granted else 0.0
+        return min(granted, default=0.0)
 
     return JobSize(
         workers=len(workers),

@@ -18,18 +18,11 @@ from paceline.policy.resources.observation import (
 from paceline.policy.resources.plan import Hold, NodeTarget, ResourcePlan
 from paceline.policy.resources.policies.es import ElasticScaling
 from paceline.policy.resources.policies.optimus import Optimus
-from paceline.policy.resources.policies.rm import DlroverRm
 from paceline.policy.resources.policies.staged import SampleOptimiseAdjust
 from paceline.policy.resources.rates import JobRate
-from paceline.policy.resources.steering import steer
-from paceline.policy.resources.steering_state import (
-    ApplyPlan,
-    SizeSeen,
-    SteeringRules,
-    SteeringState,
-)
+from paceline.policy.resources.steering_state import SteeringRules
 from tests.unit.resources.job_world import Job, World, speed
-from tests.unit.resources.sizing import observation, windows
+from tests.unit.resources.sizing import observation
 from tests.unit.resources.test_throughput_model import seen as measured
 
 SIZE = JobSize(workers=4, servers=3, worker_cpu=1.0, server_cpu=1.0)
@@ -112,26 +105,6 @@ def test_a_hot_server_gets_no_more_than_is_free() -> None:
         assert (plan.nodes[0].cpu if plan else None) == expected
 
 
-@pytest.mark.parametrize(("free", "expected"), [(5.0, 1.0), (0.0, 1.0), (-0.5, None)])
-def test_a_server_with_less_than_its_peers_gets_what_they_have(
-    free: float, expected: float | None
-) -> None:
-    """The bound counts it as one of them; the size is beyond it in the last case."""
-    starved = replace(servers(0.5, 0.05, 0.5)[1], granted_cores=0.05)
-    even = servers(0.5, 0.05, 0.5)
-    seen = case((even[0], starved, even[2]), bounds=ResourceBounds(cores=SIZE.cores + free))
-    cause, server = diagnose(seen)
-    assert (cause, server) == ("hot_server", starved)
-    history = SizingHistory(measured=(at(SIZE),))
-    plan = ALGORITHMS[cause](seen, history, server)
-    assert (plan.nodes[0].cpu if plan else None) == expected
-    if plan is not None:
-        state = SteeringState(history=history, size=SIZE)
-        now = replace(seen, windows=windows([99.0, 100.0, 101.0, 100.0, 100.0]))
-        _, acts = steer(state, SizeSeen(seen=now), SteeringRules(), DlroverRm())
-        assert [act.plan.nodes for act in acts if isinstance(act, ApplyPlan)] == [plan.nodes]
-
-
 def test_a_slow_machine_is_left_and_the_size_stays() -> None:
     seen = case(servers(0.5, 0.5, 0.5, slow=2))
     plan = ALGORITHMS["slow_server"](seen, SizingHistory(measured=(at(SIZE),)), diagnose(seen)[1])
@@ -169,11 +142,6 @@ def test_workers_for_idle_server_cores_are_bounded_by_what_is_left() -> None:
     plan = ALGORITHMS["idle_server_cores"](seen, history, None)
     assert plan is not None
     assert plan.target.workers == 9  # five more cores are free
-    hot = replace(seen.nodes[4], granted_cores=2.5)
-    other = replace(seen, nodes=(*seen.nodes[:4], hot, *seen.nodes[5:]))
-    plan = ALGORITHMS["idle_server_cores"](other, history, None)
-    assert plan is not None
-    assert plan.target.workers == 7  # a server of its own size has one and a half of them
     soon = replace(seen, samples_total=13_600)  # 36 batches are left
     plan = ALGORITHMS["idle_server_cores"](soon, history, None)
     assert plan is not None

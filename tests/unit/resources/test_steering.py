@@ -8,12 +8,7 @@ import pytest
 from msgspec.structs import replace
 
 from paceline.policy.resources.history import AvoidedSize, SizingHistory
-from paceline.policy.resources.observation import (
-    JobSize,
-    NodeUse,
-    ResourceBounds,
-    ResourceObservation,
-)
+from paceline.policy.resources.observation import JobSize, NodeUse, ResourceObservation
 from paceline.policy.resources.plan import Hold, NodeTarget, ResourcePlan
 from paceline.policy.resources.planner import ResourcePolicy
 from paceline.policy.resources.policies.none import KeepSize
@@ -83,22 +78,6 @@ def test_a_plan_is_ordered_when_the_rate_is_known() -> None:
     assert acts == (ApplyPlan(plan=plan(), origin=SMALL),)
     assert state.history.changes == 1
     assert [each.size for each in state.history.measured] == [SMALL]
-
-
-def test_cores_that_one_node_has_beyond_its_peers_count() -> None:
-    """They do not if the plan gives its whole role another quota, or the node itself."""
-    hot = NodeUse(node="server-0", role="server", granted_cores=1.8)
-    bounds = ResourceBounds(cores=5.5)
-    fields: dict[str, Any] = {"nodes": (hot,), "bounds": bounds}
-    _, acts = look(SteeringState(), Fixed(plan=plan()), **fields)
-    assert held(acts) == "bounds"
-    assert acts[0].detail == "cores: 5.8, and the limit is 5.5"
-    for target, nodes in (
-        (replace(LARGE, server_cpu=1.5), ()),
-        (LARGE, (NodeTarget(node="server-0", cpu=1.5),)),
-    ):
-        _, acts = look(SteeringState(), Fixed(plan=plan(target, nodes=nodes)), **fields)
-        assert [type(act) for act in acts] == [ApplyPlan]
 
 
 def test_one_change_is_under_way_at_a_time() -> None:

@@ -12,7 +12,7 @@ from typing import Literal
 from msgspec.structs import replace
 
 from paceline.policy.resources.history import SizingHistory
-from paceline.policy.resources.observation import CLOSE, NodeUse, ResourceObservation
+from paceline.policy.resources.observation import NodeUse, ResourceObservation
 from paceline.policy.resources.plan import NodeTarget, ResourcePlan
 
 SizeCause = Literal["hot_server", "slow_server", "few_server_cores", "idle_server_cores", "none"]
@@ -60,24 +60,18 @@ def _is_slow(server: NodeUse, peers: list[NodeUse]) -> bool:
 def relieve_hot(
     seen: ResourceObservation, history: SizingHistory, server: NodeUse | None
 ) -> ResourcePlan | None:
-    """More cores for the hot server: its share of what all workers need of the servers.
-
-    A server that has less than its role's quota gets that at least: its load may be like theirs.
-    """
+    """More cores for the hot server: its share of what all workers need of the servers."""
     used = [each.used_cores or 0.0 for each in seen.of_role("server")]
     if server is None or not server.used_cores or not sum(used):
         return None
     alone = _served_by_one(history)
     needed = server.used_cores / sum(used) * alone * seen.size.workers if alone else 0.0
-    usual = seen.size.server_cpu
     # Without a sample of one worker: cores that lower its use to half.
-    cores = max(needed or 2.0 * server.used_cores, usual)
+    cores = needed or 2.0 * server.used_cores
     spare = math.inf if seen.bounds.cores is None else seen.bounds.cores - _granted(seen)
-    # The bound counts the role's quota for a server that has less.
-    most = max(server.granted_cores, usual) + spare
-    if spare < -CLOSE or most < server.granted_cores + seen.bounds.core_step - CLOSE:
+    if spare < seen.bounds.core_step:
         return None  # all cores are given away: the server's must come from other nodes
-    cores = min(cores, most, seen.bounds.max_node_cores or math.inf)
+    cores = min(cores, server.granted_cores + spare, seen.bounds.max_node_cores or math.inf)
     cores = round(math.floor(cores / seen.bounds.core_step + 1e-6) * seen.bounds.core_step, 9)
     if cores <= server.granted_cores * (1.0 + 1e-6):
         return None
@@ -156,7 +150,7 @@ def add_workers(
     if seen.samples_left is not None:
         workers = min(workers, math.sqrt(seen.samples_left / seen.batch_at(size.workers)))
     if bounds.cores is not None:
-        spare = (bounds.cores - _granted(seen)) / (size.worker_cpu or 1.0)
+        spare = (bounds.cores - size.cores) / (size.worker_cpu or 1.0)
         workers = min(workers, size.workers + spare + 1e-6)
     count = math.floor(min(workers, bounds.max_workers or math.inf))
     if count <= size.workers:

@@ -347,18 +347,11 @@ def _unfit(plan: ResourcePlan, seen: ResourceObservation, history: SizingHistory
 
 
 def _extra_cores(plan: ResourcePlan, seen: ResourceObservation) -> float:
-    """Cores of single nodes beyond what the target grants each of their role.
-
-    A node that the plan does not name keeps what it has, unless its role gets another quota.
-    """
+    """Cores of single nodes beyond what the target grants each of their role."""
     usual = {"worker": plan.target.worker_cpu, "server": plan.target.server_cpu}
-    changed = plan.target.differing(seen.size)
-    own = {each.node: each.cpu for each in plan.nodes}
-    total = 0.0
-    for each in seen.nodes:
-        kept = 0.0 if f"{each.role}_cpu" in changed else each.granted_cores
-        total += max(own.get(each.node, kept) - usual[each.role], 0.0)
-    return total
+    roles = {each.node: each.role for each in seen.nodes}
+    own = [(each.cpu, usual[roles[each.node]]) for each in plan.nodes if each.node in roles]
+    return sum(max(cpu - cores, 0.0) for cpu, cores in own)
 
 
 def _refusal(
