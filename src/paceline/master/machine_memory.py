@@ -19,13 +19,15 @@ class MachineMemory:
         self._is_alone = parts.spec.backend == "local" and parts.spec.listen == LOOPBACK
         self._is_told = False
 
-    def left(self) -> int | None:
-        """Bytes; None: it does not matter, or was said already."""
-        return memory_left() if self._is_alone and not self._is_told else None
+    @property
+    def matters(self) -> bool:
+        """Whether the servers are on this machine, and nobody has said that it will not do."""
+        return self._is_alone and not self._is_told
 
-    def judge(self, left: int, found: Sequence[MemoryForecast]) -> None:
-        """Say once that it will not do, by forecasts with an even share of it as the limit."""
-        if any(one.near_bytes > one.limit_bytes for one in found):
+    def judge(self, found: Sequence[MemoryForecast]) -> None:
+        """Tell once that the machine has less than the servers will soon need."""
+        left = memory_left()
+        if sum(one.near_bytes - one.used_bytes for one in found) > left:
             self._is_told = True
-            need = sum(one.wanted_bytes - one.used_bytes for one in found)
+            need = sum((one.end_bytes or one.near_bytes) - one.used_bytes for one in found)
             self._outbox.tell(MachineShortEvent(need_bytes=need, left_bytes=left))

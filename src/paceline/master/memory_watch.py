@@ -192,8 +192,7 @@ class MemoryWatch:
         model = replace(seen.model, tables=tables, last_new=last)
         return replace(seen, model=model, nodes=tuple(nodes))
 
-    def _forecasts(self, committed: int, limit: int | None, share: int = 0) -> list[MemoryForecast]:
-        """Forecast for each server, by its limit, or by its share of what its machine has left."""
+    def _forecasts(self, committed: int, limit: int) -> list[MemoryForecast]:
         tables, last = self._tables(committed)
         ahead = JobAhead(
             done=committed,
@@ -206,7 +205,7 @@ class MemoryWatch:
             forecast(
                 ServerMemory(
                     node=node,
-                    limit_bytes=most_bytes + share if limit is None else limit,
+                    limit_bytes=limit,
                     used_bytes=most_bytes,
                     base_bytes=used.base_bytes,
                 ),
@@ -219,10 +218,8 @@ class MemoryWatch:
 
     def _look_at_machine(self, committed: int) -> None:
         """Look ahead for servers that nothing limits but the machine."""
-        left = self._machine.left() if self._held else None
-        if left is not None:
-            share = left // len(self._held)
-            self._machine.judge(left, self._forecasts(committed, None, share))
+        if self._held and self._machine.matters:
+            self._machine.judge(self._forecasts(committed, 0))
 
     def _rate(self) -> float:
         """Samples per second since the last look: the mean of ten seconds lags at a start."""

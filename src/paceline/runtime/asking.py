@@ -24,7 +24,7 @@ NOTICE_S = 20.0
 
 def underway_at(place: ScriptPlace, found: PlaceIs) -> Underway | None:
     """How far the job is in the feed at a place; None: nobody has begun it."""
-    for feed, at in zip(found.begun, found.at, strict=True):
+    for feed, at in zip(found.begun, found.at, strict=False):
         if feed.place == place and feed.num_samples is not None:
             return Underway(feed.num_samples, feed.epochs, at)
     return None

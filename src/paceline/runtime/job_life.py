@@ -42,7 +42,7 @@ class JobLife:
         return seed_of(feed.seed, self._strategy.rank, life)
 
     def _passed_over(self, seconds: float) -> None:
-        """Data that is not ours was read for so long: a worker that comes late does not hang."""
+        """Others' records were read for so long: a worker that comes late does not hang."""
         from paceline.runtime.process import current
 
         process = current()

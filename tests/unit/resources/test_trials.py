@@ -3,7 +3,7 @@
 import pytest
 from msgspec.structs import replace
 
-from paceline.policy.resources.history import MeasuredSize, SizingHistory
+from paceline.policy.resources.history import MeasuredSize, PlanOutcome, SizingHistory
 from paceline.policy.resources.observation import (
     JobSize,
     ResourceBounds,
@@ -69,6 +69,15 @@ def test_a_job_on_its_way_tries_fewer_nodes_for_less() -> None:
     """As a real job measured them: xDeepFM, quota 1.2. With one worker it was faster by 14 %."""
     half = JobSize(workers=2, servers=1, worker_cpu=0.36, server_cpu=0.36)
     last = JobSize(workers=2, servers=1, worker_cpu=0.48, server_cpu=0.24)
+    helped = PlanOutcome(
+        origin=half,
+        target=last,
+        relieves="compute",
+        before_per_s=10575.0,
+        expected_per_s=13218.0,
+        after_per_s=13671.0,
+        verdict="better",
+    )
     before = SizingHistory(
         measured=(
             measured(MANY, 2263.0, (0.088, 0.054), (0.0673, 0.0009, 0.0458)),
@@ -76,7 +85,7 @@ def test_a_job_on_its_way_tries_fewer_nodes_for_less() -> None:
             replace(measured(half, 10575.0, (0.348, 0.101), (0.0186, 0.0006, 0.0063)), batch=128.0),
             replace(measured(last, 13671.0, (0.463, 0.138), (0.0152, 0.0006, 0.0054)), batch=128.0),
         ),
-        changes=3,
+        outcomes=(helped,),
         probes=1,
     )
     rates = [13600.0, 13700.0, 13650.0, 13680.0, 13671.0]
@@ -88,6 +97,7 @@ def test_a_job_on_its_way_tries_fewer_nodes_for_less() -> None:
     assert isinstance(plan, ResourcePlan)
     assert plan.aim == "learn"
     assert (plan.target.workers, plan.target.servers) == (1, 1)
-    # One that began there is well-sized, as far as anybody can tell.
-    assert isinstance(DlroverRm().decide(seen, replace(before, changes=0, probes=0)), Hold)
+    # One that no change has helped, but for more memory, is well-sized as far as anybody can tell.
+    for others in ((), (replace(helped, relieves="memory"),), (replace(helped, verdict="worse"),)):
+        assert isinstance(DlroverRm().decide(seen, replace(before, outcomes=others)), Hold)
     assert isinstance(DlroverRm().decide(seen, replace(before, probes=3)), Hold)

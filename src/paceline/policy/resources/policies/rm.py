@@ -112,8 +112,8 @@ class DlroverRm(ResourcePolicy, frozen=True):
         """A size to learn from, where a plan without caution promises much; None: there is none.
 
         Sizes that have the same numbers of nodes leave open what fewer nodes would bring, so with
-        caution none of fewer is a plan. While a job that began at a bad size is on its way, fewer
-        nodes are worth a trial for less: each node has some work of its own.
+        caution none of fewer is a plan. After a change that has made the job faster, fewer nodes
+        are worth a trial for less: each node has some work of its own.
         """
         if history.probes >= self.trials:
             return None
@@ -122,15 +122,15 @@ class DlroverRm(ResourcePolicy, frozen=True):
         if best is None:
             return None
         fewer = best.size.workers + best.size.servers < seen.size.workers + seen.size.servers
-        gain = self.least_gain if history.changes and fewer else self.learn_gain
+        is_way_down = fewer and _has_become_faster(history)
+        gain = self.least_gain if is_way_down else self.learn_gain
         if best.per_s < (1.0 + gain) * per_s:
             return None
         plan = _plan(seen, model, per_s, best)
         if plan.confidence >= self.sure:
             return None
-        return probe(seen, history, model, plan) or replace(
-            plan, aim="learn", relieves="too_little_known"
-        )
+        nearer = None if is_way_down else probe(seen, history, model, plan)
+        return nearer or replace(plan, aim="learn", relieves="too_little_known")
 
     def _fastest(
         self, seen: ResourceObservation, found: list[SizeOffer], per_s: float
@@ -190,6 +190,14 @@ class DlroverRm(ResourcePolicy, frozen=True):
             confidence=plan.confidence,
             extrapolates=plan.extrapolates,
         )
+
+
+def _has_become_faster(history: SizingHistory) -> bool:
+    """Whether a plan for speed has helped, so that the job did not begin well-sized."""
+    return any(
+        one.verdict == "better" and one.relieves not in ("memory", "too_little_known")
+        for one in history.outcomes
+    )
 
 
 def now_of(seen: ResourceObservation, history: SizingHistory) -> MeasuredSize | None:
