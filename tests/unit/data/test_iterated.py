@@ -66,7 +66,10 @@ class OfEpochs(Numbers):
 
 
 class AsHuggingFace(Numbers):
-    """Begins anew in each iteration, or from a state; its state is of its last iteration."""
+    """Each iteration begins at the first record, or where a loaded state says.
+
+    Its state tells how far the last iteration has come.
+    """
 
     epoch = 0
     begins: dict[str, Any] | None = None
@@ -424,6 +427,18 @@ def test_a_dataset_that_fails_while_its_state_is_looked_at_is_where_it_was() -> 
     with pytest.raises(OSError, match="gone"):
         opened(dataset)
     assert dataset.at == 0
+
+
+def test_a_state_that_is_none_is_not_loaded() -> None:
+    class Stateless(Noise):
+        def state_dict(self) -> Any:
+            return None
+
+        def load_state_dict(self, state: dict[str, Any]) -> None:
+            raise AssertionError(state)
+
+    with pytest.raises(ConfigError, match="began with other records"):
+        opened(Stateless())
 
 
 def test_a_record_that_cannot_be_copied_is_read_again() -> None:

@@ -263,7 +263,7 @@ def _of_training(facts: Facts) -> list[str]:
     if not facts.spec.traits.trains:
         return []
     timed = any(one.bpt_s > 0 for point in facts.points for one in point.nodes.values())
-    changed = size_story.has_changed(facts)
+    changed = bool(facts.points) and size_story.has_changed(facts)
     told = f"samples into the model{'; below: the size of the job' if changed else ''}; {GREY}"
     return [
         _drawing("Throughput", drawings.throughput(facts), told),

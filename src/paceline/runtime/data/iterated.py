@@ -210,10 +210,11 @@ class Iterated(Dataset[Any]):
                 error.add_note(f"while the state of {self._name} was looked at")
                 raise
             self._begin()
-        if goes_on:
+        if goes_on and self._state is not None:
             _OPEN[id(self.dataset)] = self
             self._restore = finalize(self, self.dataset.load_state_dict, deepcopy(self._state))
             self._restore.atexit = False
+        if goes_on:
             self._begin()
             self._read_piece()
 
