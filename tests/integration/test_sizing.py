@@ -16,7 +16,9 @@ from paceline.jobs.past.book import PastJobs
 from paceline.jobs.past.place import history_place
 from paceline.jobs.sizing import read_sizing
 from paceline.policy.resources.observation import JobSize
-from paceline.policy.resources.steering_state import AnySteeringAct, ApplyPlan
+from paceline.policy.resources.plan import NodeTarget
+from paceline.policy.resources.steering_state import AnySteeringAct, ApplyPlan, JudgePlan
+from paceline.wire.client import ResizeNodes
 from paceline.wire.events.job import SizeChangedEvent, SizeKeptEvent, SizePlannedEvent
 from paceline.wire.events.nodes import (
     NodeResizedEvent,
@@ -103,6 +105,41 @@ def test_auto_finds_another_size_and_each_sample_counts_once(tmp_path: Path) -> 
     assert "relieves" in planned and "samples/s" in planned
     assert f"planned: {planned}" in explained
     assert "in effect: " in explained
+
+
+@pytest.mark.soak
+def test_a_server_with_less_than_its_peers_gets_as_much(tmp_path: Path) -> None:
+    """Hot, since its quota is a tenth of theirs: `rm` gives cores to it alone, and that helps."""
+    spec = {"workers": NodeSpec(count=2, cpu=(0.5,)), "servers": NodeSpec(count=3, cpu=(0.5,))}
+    bounds = ResourcesSpec(
+        policy="rm",
+        cores=4.0,
+        workers=2,
+        servers=3,
+        window_s=0.5,
+        settle_s=0.5,
+        between_s=1.0,
+    )
+    flags = ("--num-samples", str(32 * N), "--step-s", "0.002")
+    with running(tmp_path, *flags, mode="asp", resources=bounds, **spec) as job:
+        job.until_committed(1)
+        job.tell(ResizeNodes(role="server", cpu=(0.05, 0.5, 0.5)))
+        until(lambda: job.told(SizeChangedEvent), "another size", 120.0)
+        (plan,) = [act.plan for act in acts(job) if isinstance(act, ApplyPlan)][:1]
+        assert plan.relieves == "hot_server"
+        assert plan.nodes == (NodeTarget(node="server-0", cpu=0.5),)
+        assert "server-0 to 0.5 cores: relieves a server with more load than its peers" in (
+            job.told(SizePlannedEvent)[0].plan
+        )
+        until(lambda: job.node("server-0").cores == 0.5, "its cores")
+        judged = until(
+            lambda: [act for act in acts(job) if isinstance(act, JudgePlan)],
+            "what it brought",
+            120.0,
+        )
+        assert judged[0].verdict == "better"
+        assert judged[0].after.per_s > 1.5 * judged[0].before.per_s
+        job.check_finished()
 
 
 @pytest.mark.soak

@@ -18,7 +18,7 @@ from paceline.master.size_seen import ordered_size
 from paceline.master.training import Training
 from paceline.policy.resources.observation import JobSize
 from paceline.policy.resources.plan import NodeTarget
-from paceline.policy.resources.stages import next_stage
+from paceline.policy.resources.stages import next_stage, quota
 from paceline.policy.resources.steering_state import FailedWhy
 from paceline.wire.client import ResizeNodes
 
@@ -140,12 +140,16 @@ class SizeOrders:
         )
         return not is_own or self._edge.withdraw_servers()
 
-    def give_up(self, origin: JobSize) -> None:
+    def give_up(self, origin: JobSize, nodes: tuple[NodeTarget, ...]) -> None:
         """Take back what of a change has not come; what was made smaller for it is as before.
 
         A job that has more servers than before keeps its quotas: both together may be too much.
+
+        Args:
+            origin: the size before.
+            nodes: what single nodes had.
         """
-        self._target = None
+        self._target, self._nodes = None, nodes
         if self.size.workers > origin.workers:
             self._edge.scale(origin.workers)
         now = self.size
@@ -175,7 +179,7 @@ class SizeOrders:
                 self._sizes.order(
                     ResizeNodes(
                         role=role,
-                        cpu=(cpu,) if f"{role}_cpu" in changed else None,
+                        cpu=self._quotas(role, cpu) if f"{role}_cpu" in changed else None,
                         memory_bytes=memory if f"{role}_memory" in changed else None,
                     )
                 )
@@ -187,20 +191,32 @@ class SizeOrders:
             self._edge.scale(stage.workers)
 
     def _own_sizes(self) -> ResizeNodes | None:
-        """The order that gives single nodes what they should have; None: they have it.
-
-        A role's quotas are given node by node, in turn, so all of them are named.
-        """
+        """The order that gives single nodes what they should have; None: they have it."""
         for role in ("worker", "server"):
-            own = {
-                number_of(each.node): each.cpu for each in self._nodes if each.node.startswith(role)
-            }
-            if not own:
+            if not self._own(role):
                 continue
-            present = self._sizes.of(role)
-            count = 1 + max(*own, *(node.rank for node in self._members.of_role(role)), 0)
-            usual = [present.cpu_of(number) or 0.0 for number in range(count)]
-            wanted = tuple(own.get(number, usual[number]) for number in range(count))
-            if all(wanted) and wanted != tuple(usual):
+            sizes = self._sizes.of(role)
+            wanted = self._quotas(role, getattr(self.size, f"{role}_cpu"))
+            if all(wanted) and replace(sizes, cpu=wanted) != sizes:
                 return ResizeNodes(role=role, cpu=wanted)
         return None
+
+    def _own(self, role: str) -> dict[int, float]:
+        """Cores of the nodes that get a size of their own, by their number."""
+        return {
+            number_of(each.node): each.cpu for each in self._nodes if each.node.startswith(role)
+        }
+
+    def _quotas(self, role: str, cpu: float) -> tuple[float, ...]:
+        """What the nodes of a role are to have, if its quota is to be ``cpu``.
+
+        They are given node by node, in turn, so all of them are named.
+        """
+        own, sizes = self._own(role), self._sizes.of(role)
+        usual = getattr(self.size, f"{role}_cpu")
+        ranks = {node.rank for node in self._members.of_role(role)}
+        wanted = tuple(
+            quota(sizes.cpu_of(number) or 0.0, usual, cpu, own.get(number), alone=bool(own))
+            for number in range(1 + max(*own, *ranks, 0))
+        )
+        return wanted[:1] if len(set(wanted)) == 1 else wanted

@@ -169,7 +169,7 @@ class SizingSeat:
         why, before = orders.go_on(now_s), loop.state
         if why is not None:
             detail = orders.detail
-            orders.give_up(change.origin)
+            orders.give_up(change.origin, change.nodes_before)
             self._outbox.tell(SizeKeptEvent(cause=f"a change was given up: {detail}"))
             fact = ResizeFailed(now_s=now_s, size=orders.size, why=why, detail=detail)
             self._do(loop, before, loop.changed(fact))

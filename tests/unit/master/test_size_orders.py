@@ -15,6 +15,7 @@ from paceline.master.training import Training
 from paceline.policy.resources.observation import JobSize
 from paceline.policy.resources.plan import NodeTarget
 from paceline.protocol.nodes.node import ServersChanging
+from paceline.wire.client import ResizeNodes
 from paceline.wire.spec import JobSpec, NodeSpec, ResourcesSpec
 
 PATIENCE_S = 10.0
@@ -23,7 +24,7 @@ PATIENCE_S = 10.0
 class Job:
     """A job of one worker and one server, whose other servers never come."""
 
-    def __init__(self, backend: Literal["local", "ray"] = "local") -> None:
+    def __init__(self, backend: Literal["local", "ray"] = "local", servers: int = 1) -> None:
         self.change: ServersChanging | None = None
         self.calls: list[str] = []
         self.is_over = True
@@ -32,13 +33,16 @@ class Job:
         spec = JobSpec(
             script="train.py", backend=backend, resources=ResourcesSpec(patience_s=PATIENCE_S)
         )
-        self.nodes = {
-            role: SimpleNamespace(name=f"{role}-0", rank=0, word="running")
-            for role in ("worker", "server")
+        self.all = {
+            role: [
+                SimpleNamespace(name=f"{role}-{rank}", rank=rank, word="running")
+                for rank in range(count)
+            ]
+            for role, count in (("worker", 1), ("server", servers))
         }
         parts = SimpleNamespace(spec=spec, members=self, backend=None)
-        nodes = NodeSpec(count=1, cpu=(1.0,))
-        sizes = SimpleNamespace(is_changing=False, of=lambda _role: nodes)
+        self.quotas: dict[str, tuple[float, ...]] = {"worker": (1.0,), "server": (1.0,)}
+        sizes = SimpleNamespace(is_changing=False, of=self._sizes_of, order=self._resize)
         self.orders = SizeOrders(
             cast(MasterParts, parts),
             cast(Training, None),
@@ -46,16 +50,29 @@ class Job:
             cast(NodeSizes, sizes),
         )
 
+    # of its sizes
+
+    def _sizes_of(self, role: str) -> NodeSpec:
+        return NodeSpec(count=1, cpu=self.quotas[role])
+
+    def _resize(self, wanted: ResizeNodes) -> None:
+        assert wanted.cpu is not None
+        self.quotas[wanted.role] = wanted.cpu
+
     # of its members
 
     def wanted_workers(self) -> list[SimpleNamespace]:
-        return [self.nodes["worker"]]
+        return self.all["worker"]
 
     def in_place(self) -> list[SimpleNamespace]:
-        return [self.nodes["server"]]
+        return self.all["server"]
 
     def of_role(self, role: str) -> list[SimpleNamespace]:
-        return [self.nodes[role]]
+        return self.all[role]
+
+    @property
+    def nodes(self) -> dict[str, SimpleNamespace]:
+        return {node.name: node for nodes in self.all.values() for node in nodes}
 
     # of their edge
 
@@ -144,3 +161,50 @@ def test_an_order_that_is_refused_fails_the_change_with_its_words(job: Job) -> N
     job.orders.begin(TWO, (), 0.0)
     assert job.orders.go_on(0.0) == "refused"
     assert job.orders.detail == "no room"
+
+
+def test_more_for_a_role_takes_nothing_from_a_node_that_has_more() -> None:
+    job = Job(servers=3)
+    job.quotas["server"] = (0.05, 1.0, 1.0)
+    origin = job.orders.size
+    assert origin.server_cpu == 0.05
+
+    job.orders.begin(replace(origin, server_cpu=0.1), (), 0.0)
+    job.orders.go_on(0.0)
+    assert job.quotas["server"] == (0.1, 1.0, 1.0)
+    assert job.orders.is_done
+
+
+def test_a_node_of_its_own_size_and_the_way_back() -> None:
+    job = Job(servers=3)
+    job.quotas["server"] = (0.05, 1.0, 1.0)
+    origin, before = (
+        job.orders.size,
+        tuple(
+            NodeTarget(node=f"server-{number}", cpu=cores)
+            for number, cores in enumerate((0.05, 1.0, 1.0))
+        ),
+    )
+
+    job.orders.begin(replace(origin, server_cpu=1.0), (NodeTarget(node="server-0", cpu=1.0),), 0.0)
+    job.orders.go_on(0.0)
+    assert job.quotas["server"] == (1.0,)
+    assert job.orders.is_done
+
+    job.orders.begin(origin, before, 1.0)
+    job.orders.go_on(1.0)
+    assert job.quotas["server"] == (0.05, 1.0, 1.0)
+    assert job.orders.is_done
+
+
+def test_a_change_that_is_given_up_leaves_each_node_what_it_had() -> None:
+    job = Job(servers=2)
+    job.quotas["server"] = (0.5, 1.0)
+    origin = job.orders.size
+    before = (NodeTarget(node="server-0", cpu=0.5), NodeTarget(node="server-1", cpu=1.0))
+
+    job.orders.begin(replace(origin, server_cpu=1.5, servers=2), (), 0.0)
+    job.orders.go_on(0.0)
+    assert job.quotas["server"] == (1.5,)
+    job.orders.give_up(origin, before)
+    assert job.quotas["server"] == (0.5, 1.0)

@@ -18,14 +18,22 @@ from paceline.policy.resources.observation import (
 from paceline.policy.resources.plan import Hold, NodeTarget, ResourcePlan
 from paceline.policy.resources.policies.es import ElasticScaling
 from paceline.policy.resources.policies.optimus import Optimus
+from paceline.policy.resources.policies.rm import DlroverRm
 from paceline.policy.resources.policies.staged import SampleOptimiseAdjust
 from paceline.policy.resources.rates import JobRate
-from paceline.policy.resources.steering_state import SteeringRules
+from paceline.policy.resources.steering import steer
+from paceline.policy.resources.steering_state import (
+    ApplyPlan,
+    SizeSeen,
+    SteeringRules,
+    SteeringState,
+)
 from tests.unit.resources.job_world import Job, World, speed
-from tests.unit.resources.sizing import observation
+from tests.unit.resources.sizing import observation, windows
 from tests.unit.resources.test_throughput_model import seen as measured
 
 SIZE = JobSize(workers=4, servers=3, worker_cpu=1.0, server_cpu=1.0)
+RULES, RM = SteeringRules(), DlroverRm()
 
 
 def servers(*used: float, slow: int = -1) -> tuple[NodeUse, ...]:
@@ -105,6 +113,27 @@ def test_a_hot_server_gets_no_more_than_is_free() -> None:
         assert (plan.nodes[0].cpu if plan else None) == expected
 
 
+@pytest.mark.parametrize(("free", "expected"), [(5.0, 1.0), (0.5, 0.5), (0.0, None)])
+def test_a_server_with_less_than_its_peers_gets_what_they_have(
+    free: float, expected: float | None
+) -> None:
+    nodes = [replace(each, used_cores=0.5) for each in servers(0.5, 0.5, 0.5)]
+    nodes[1] = replace(nodes[1], granted_cores=0.05, used_cores=0.05)
+    size = replace(SIZE, server_cpu=0.05)
+    bounds = ResourceBounds(cores=SIZE.cores - 0.95 + free)
+    seen = replace(case(tuple(nodes), bounds=bounds), size=size)
+    now = replace(seen, windows=windows([99.0, 100.0, 101.0, 100.0, 100.0]))
+    history = SizingHistory(measured=(at(size),))
+
+    _, acts = steer(SteeringState(history=history, size=size), SizeSeen(seen=now), RULES, RM)
+
+    plans = [act.plan for act in acts if isinstance(act, ApplyPlan)]
+    assert any(plan.relieves == "hot_server" for plan in plans) == (expected is not None)
+    if expected is not None:
+        assert plans[0].nodes == (NodeTarget(node="server-1", cpu=expected),)
+        assert plans[0].target == replace(size, server_cpu=expected)
+
+
 def test_a_slow_machine_is_left_and_the_size_stays() -> None:
     seen = case(servers(0.5, 0.5, 0.5, slow=2))
     plan = ALGORITHMS["slow_server"](seen, SizingHistory(measured=(at(SIZE),)), diagnose(seen)[1])
@@ -142,6 +171,11 @@ def test_workers_for_idle_server_cores_are_bounded_by_what_is_left() -> None:
     plan = ALGORITHMS["idle_server_cores"](seen, history, None)
     assert plan is not None
     assert plan.target.workers == 9  # five more cores are free
+    hot = replace(seen.nodes[4], granted_cores=2.5)
+    other = replace(seen, nodes=(*seen.nodes[:4], hot, *seen.nodes[5:]))
+    plan = ALGORITHMS["idle_server_cores"](other, history, None)
+    assert plan is not None
+    assert plan.target.workers == 7  # a server of its own size has one and a half of them
     soon = replace(seen, samples_total=13_600)  # 36 batches are left
     plan = ALGORITHMS["idle_server_cores"](soon, history, None)
     assert plan is not None

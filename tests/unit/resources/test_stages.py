@@ -1,10 +1,13 @@
 """The way between two sizes: it ends, and no stage has more than the larger end."""
 
+import math
+
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from paceline.policy.resources.observation import JobSize
-from paceline.policy.resources.stages import next_stage
+from paceline.policy.resources.stages import next_stage, quota
 
 SIZES = st.builds(
     JobSize,
@@ -48,3 +51,31 @@ def test_a_quota_of_nothing_is_the_largest() -> None:
     target = JobSize(workers=2, servers=1, worker_cpu=0.5, server_cpu=0.5)
     first = next_stage(origin, target)
     assert first == JobSize(workers=1, servers=1, worker_cpu=0.5, server_cpu=0.5)
+
+
+@pytest.mark.parametrize(
+    ("role", "target", "own", "wanted"),
+    [
+        ((0.5, 1.0), 0.6, {}, (0.6, 1.0)),
+        ((0.5, 1.0), 2.0, {}, (2.0, 2.0)),
+        ((0.5, 1.0), 0.4, {}, (0.4, 1.0)),
+        ((0.5, 0.5), 0.4, {}, (0.4, 0.4)),
+        ((0.05, 1.0, 1.0), 1.0, {0: 1.0}, (1.0, 1.0, 1.0)),
+        ((1.0, 1.0, 1.0), 0.05, {0: 0.05}, (0.05, 1.0, 1.0)),
+        ((1.0, 1.0), 1.0, {1: 1.8}, (1.0, 1.8)),
+        ((1.0, 1.8), 1.0, {1: 1.0}, (1.0, 1.0)),
+        ((0.0, 0.0), 1.0, {}, (1.0, 1.0)),
+        ((1.0, 1.0), 0.0, {}, (0.0, 0.0)),
+        ((1.0, 0.0), 1.5, {}, (1.5, 0.0)),
+    ],
+)
+def test_another_quota_of_a_role_cuts_no_node_that_has_more(
+    role: tuple[float, ...], target: float, own: dict[int, float], wanted: tuple[float, ...]
+) -> None:
+    least = min(each or math.inf for each in role)
+    least = 0.0 if least == math.inf else least
+    found = tuple(
+        quota(now, least, target, own.get(number), alone=bool(own))
+        for number, now in enumerate(role)
+    )
+    assert found == wanted

@@ -8,7 +8,12 @@ import pytest
 from msgspec.structs import replace
 
 from paceline.policy.resources.history import AvoidedSize, SizingHistory
-from paceline.policy.resources.observation import JobSize, NodeUse, ResourceObservation
+from paceline.policy.resources.observation import (
+    JobSize,
+    NodeUse,
+    ResourceBounds,
+    ResourceObservation,
+)
 from paceline.policy.resources.plan import Hold, NodeTarget, ResourcePlan
 from paceline.policy.resources.planner import ResourcePolicy
 from paceline.policy.resources.policies.none import KeepSize
@@ -78,6 +83,32 @@ def test_a_plan_is_ordered_when_the_rate_is_known() -> None:
     assert acts == (ApplyPlan(plan=plan(), origin=SMALL),)
     assert state.history.changes == 1
     assert [each.size for each in state.history.measured] == [SMALL]
+
+
+def test_cores_that_one_node_has_beyond_its_peers_count() -> None:
+    """They do not if the plan gives the whole role as many, or the node itself."""
+    hot = NodeUse(node="server-0", role="server", granted_cores=1.8)
+    bounds = ResourceBounds(cores=5.5)
+    fields: dict[str, Any] = {"nodes": (hot,), "bounds": bounds}
+    _, acts = look(SteeringState(), Fixed(plan=plan()), **fields)
+    assert held(acts) == "bounds"
+    assert acts[0].detail == "cores: 5.8, and the limit is 5.5"
+    own = plan(nodes=(NodeTarget(node="server-0", cpu=1.5),))
+    _, acts = look(SteeringState(), Fixed(plan=own), **fields)
+    assert [type(act) for act in acts] == [ApplyPlan]
+
+
+def test_a_taking_back_gives_each_node_what_it_had() -> None:
+    uneven = tuple(
+        NodeUse(node=f"worker-{number}", role="worker", granted_cores=cores)
+        for number, cores in enumerate((1.0, 1.5))
+    )
+    policy = Fixed(plan=plan())
+    state = ordered(policy, nodes=uneven)
+    state = steer(state, ResizeInEffect(now_s=60.0, size=LARGE), RULES, policy)[0]
+    _, acts = look(state, policy, size=LARGE, rates=[100.0] * 7 + [60.0] * 5, nodes=uneven)
+    (undo,) = [act for act in acts if isinstance(act, TakeBack)]
+    assert {each.node: each.cpu for each in undo.nodes} == {"worker-0": 1.0, "worker-1": 1.5}
 
 
 def test_one_change_is_under_way_at_a_time() -> None:

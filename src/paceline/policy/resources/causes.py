@@ -12,7 +12,7 @@ from typing import Literal
 from msgspec.structs import replace
 
 from paceline.policy.resources.history import SizingHistory
-from paceline.policy.resources.observation import NodeUse, ResourceObservation
+from paceline.policy.resources.observation import CLOSE, NodeUse, ResourceObservation
 from paceline.policy.resources.plan import NodeTarget, ResourcePlan
 
 SizeCause = Literal["hot_server", "slow_server", "few_server_cores", "idle_server_cores", "none"]
@@ -60,14 +60,17 @@ def _is_slow(server: NodeUse, peers: list[NodeUse]) -> bool:
 def relieve_hot(
     seen: ResourceObservation, history: SizingHistory, server: NodeUse | None
 ) -> ResourcePlan | None:
-    """More cores for the hot server: its share of what all workers need of the servers."""
+    """More cores for the hot server: its share of what all workers need of the servers.
+
+    One that has fewer than its peers gets as many at least: its load may be like theirs.
+    """
     used = [each.used_cores or 0.0 for each in seen.of_role("server")]
     if server is None or not server.used_cores or not sum(used):
         return None
     alone = _served_by_one(history)
     needed = server.used_cores / sum(used) * alone * seen.size.workers if alone else 0.0
     # Without a sample of one worker: cores that lower its use to half.
-    cores = needed or 2.0 * server.used_cores
+    cores = max(needed or 2.0 * server.used_cores, _usual_cores(seen, server))
     spare = math.inf if seen.bounds.cores is None else seen.bounds.cores - _granted(seen)
     if spare < seen.bounds.core_step:
         return None  # all cores are given away: the server's must come from other nodes
@@ -81,7 +84,24 @@ def relieve_hot(
     target = NodeTarget(node=server.node, cpu=cores, memory=server.granted_bytes)
     plan = _plan(seen, history, factor)
     extra = (cores - server.granted_cores) * seen.prices.core
-    return replace(plan, nodes=(target,), relieves="hot_server", cost_per_hour=extra)
+    others = (each.granted_cores for each in seen.of_role("server") if each is not server)
+    return replace(
+        plan,
+        target=replace(seen.size, server_cpu=min([cores, *others])),
+        nodes=(target,),
+        relieves="hot_server",
+        cost_per_hour=extra,
+    )
+
+
+def has_fewer_cores(seen: ResourceObservation, server: NodeUse) -> bool:
+    """Whether a server was granted less than its peers."""
+    return server.granted_cores < _usual_cores(seen, server) * (1.0 - CLOSE)
+
+
+def _usual_cores(seen: ResourceObservation, server: NodeUse) -> float:
+    peers = [each.granted_cores for each in seen.of_role("server") if each is not server]
+    return statistics.median_low(peers) if peers else 0.0
 
 
 def _granted(seen: ResourceObservation) -> float:
@@ -121,7 +141,7 @@ def add_server_cores(
     """Twice the cores for each server, or as many as the bounds allow."""
     del server
     size, bounds = seen.size, seen.bounds
-    spare = (bounds.cores - size.cores) / size.servers if bounds.cores is not None else math.inf
+    spare = (bounds.cores - _granted(seen)) / size.servers if bounds.cores is not None else math.inf
     cores = min(2.0 * size.server_cpu, size.server_cpu + spare, bounds.max_node_cores or math.inf)
     cores = round(math.floor(cores / bounds.core_step + 1e-6) * bounds.core_step, 9)
     if cores <= size.server_cpu:
@@ -150,7 +170,7 @@ def add_workers(
     if seen.samples_left is not None:
         workers = min(workers, math.sqrt(seen.samples_left / seen.batch_at(size.workers)))
     if bounds.cores is not None:
-        spare = (bounds.cores - size.cores) / (size.worker_cpu or 1.0)
+        spare = (bounds.cores - _granted(seen)) / (size.worker_cpu or 1.0)
         workers = min(workers, size.workers + spare + 1e-6)
     count = math.floor(min(workers, bounds.max_workers or math.inf))
     if count <= size.workers:

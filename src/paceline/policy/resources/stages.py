@@ -38,3 +38,25 @@ def next_stage(now: JobSize, target: JobSize) -> JobSize | None:
 def _smaller(now: float, target: float) -> float:
     """The smaller of two quotas; 0 is none, which is the largest."""
     return target if target and (not now or target < now) else now
+
+
+def quota(
+    now: float, role: float, target: float, own: float | None = None, *, alone: bool = False
+) -> float:
+    """Cores of a node whose role gets another quota; 0 is no limit.
+
+    A node that has more than its role keeps it, and more for the role takes nothing from any node.
+
+    Args:
+        now: cores of the node.
+        role: the least of its role's nodes.
+        target: what the role gets.
+        own: what the node gets, whatever its role does; None: as its role.
+        alone: whether single nodes of the role get something of their own. Then less for the role
+            is for them only.
+    """
+    if own is not None:
+        return own
+    if _smaller(now, target) == now:  # no less than it has
+        return target
+    return target if now == role and not alone and _smaller(role, target) == target else now

@@ -318,11 +318,7 @@ def _ordered(
         origin=seen.size,
         before=rate,
         begun_s=seen.now_s,
-        nodes_before=tuple(
-            NodeTarget(node=each.node, cpu=each.granted_cores, memory=each.granted_bytes)
-            for each in seen.nodes
-            if each.node in plan.node_names
-        ),
+        nodes_before=_nodes_now(plan, seen),
     )
     history = replace(
         state.history,
@@ -331,6 +327,20 @@ def _ordered(
     )
     after = replace(state, change=change, trial=None, history=history)
     return after, (ApplyPlan(plan=plan, origin=seen.size),)
+
+
+def _nodes_now(plan: ResourcePlan, seen: ResourceObservation) -> tuple[NodeTarget, ...]:
+    """What those nodes have whose size the size of the job does not tell once the plan is done."""
+    uneven = [
+        role
+        for role in ("worker", "server")
+        if len({each.granted_cores for each in seen.of_role(role)}) > 1
+    ]
+    return tuple(
+        NodeTarget(node=each.node, cpu=each.granted_cores, memory=each.granted_bytes)
+        for each in seen.nodes
+        if each.node in plan.node_names or each.role in uneven
+    )
 
 
 def _unfit(plan: ResourcePlan, seen: ResourceObservation, history: SizingHistory) -> Hold | None:
@@ -347,11 +357,19 @@ def _unfit(plan: ResourcePlan, seen: ResourceObservation, history: SizingHistory
 
 
 def _extra_cores(plan: ResourcePlan, seen: ResourceObservation) -> float:
-    """Cores of single nodes beyond what the target grants each of their role."""
+    """Cores of single nodes beyond what the target grants each of their role.
+
+    A node that the plan does not name keeps what it has beyond its role.
+    """
     usual = {"worker": plan.target.worker_cpu, "server": plan.target.server_cpu}
-    roles = {each.node: each.role for each in seen.nodes}
-    own = [(each.cpu, usual[roles[each.node]]) for each in plan.nodes if each.node in roles]
-    return sum(max(cpu - cores, 0.0) for cpu, cores in own)
+    before = {"worker": seen.size.worker_cpu, "server": seen.size.server_cpu}
+    own = {each.node: each.cpu for each in plan.nodes}
+    kept = {
+        each.node: each.granted_cores if each.granted_cores > before[each.role] else 0.0
+        for each in seen.nodes
+    }
+    granted = ((each.role, own.get(each.node, kept[each.node])) for each in seen.nodes)
+    return sum(max(cpu - usual[role], 0.0) for role, cpu in granted)
 
 
 def _refusal(

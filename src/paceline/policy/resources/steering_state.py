@@ -53,7 +53,7 @@ class ChangeUnderWay(msgspec.Struct, frozen=True, kw_only=True):
     """The rate when it was ordered; None: not measured (an urgent plan)."""
     begun_s: float
     nodes_before: tuple[NodeTarget, ...] = ()
-    """What the plan's nodes were granted before it."""
+    """What single nodes were granted before the plan."""
     back: bool = False
     """Whether it takes a plan back."""
 
@@ -125,7 +125,7 @@ class TakeBack(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     target: JobSize
     """The size before it."""
     nodes: tuple[NodeTarget, ...] = ()
-    """What the plan's nodes were granted before it."""
+    """What single nodes were granted before the plan."""
     before: JobRate
     after: JobRate
 

@@ -11,7 +11,7 @@ from msgspec import Meta
 from msgspec.structs import replace
 
 from paceline.policy.resources.candidates import CAUTION, SizeOffer, offers
-from paceline.policy.resources.causes import ALGORITHMS, diagnose
+from paceline.policy.resources.causes import ALGORITHMS, diagnose, has_fewer_cores
 from paceline.policy.resources.choice import (
     JobOffers,
     SpareResources,
@@ -65,9 +65,7 @@ class DlroverRm(ResourcePolicy, frozen=True):
         per_s = present.rate.per_s
         cause, server = diagnose(seen)
         # A server that is only uneven is the model's: it has more to give than one server's cores.
-        is_own = server is not None and (
-            cause == "slow_server" or server.granted_cores < seen.size.server_cpu
-        )
+        is_own = server is not None and (cause == "slow_server" or has_fewer_cores(seen, server))
         cured = ALGORITHMS[cause](seen, history, server) if is_own else None
         if cured and not history.avoids(cured.target, seen.now_s, cured.node_names):
             return cured
