@@ -137,6 +137,8 @@ def _go_wrong(
     if not job._strategy.takes_uneven_steps:
         uneven = DataLoader(DATA, batch_sampler=[[0], [1, 2, 3]])
         seen.refusals["uneven batches"] = refusal(lambda: job.batches(uneven))
+    if not job._strategy.takes_trainings:
+        seen.refusals["a next training"] = refusal(lambda: job.prepare(model, optimizer))
     batches = job.batches(DATA, BATCH)
     batch = next(batches)
     seen.refusals["all_gather in a body"] = refusal(lambda: job.all_gather(job.rank))

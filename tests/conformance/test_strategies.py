@@ -79,6 +79,7 @@ HOLDERS: dict[str, See] = {
 ONE_EACH = {
     "accumulation": "here each batch is a step; give 4 times the batch_size",
     "uneven batches": "steps of several sizes: run the job with --strategy allreduce",
+    "a next training": "another model in another job, or with --strategy allreduce",
 }
 NOT_IN_A_BODY = {"all_gather in a body": "call it between two loops"}
 REFUSES: dict[str, dict[str, str]] = {

@@ -6,7 +6,7 @@ from paceline.protocol.samples.ledger import Ledger
 from paceline.wire.messages.feeds import Feed
 from paceline.wire.schema import ModelSchema
 
-_OF_THE_FIRST = ("first_step", "of_epochs", "calls", "place", "ends")
+_OF_THE_FIRST = ("first_step", "of_epochs", "calls", "place", "ends", "after")
 """Fields that nobody compares: they are as the first worker, or the master, has filled them in;
 ``ends`` are in ``contents``."""
 _OF_DATA = ("num_samples", "contents")
@@ -50,7 +50,7 @@ def feed_difference(known: Feed, other: Feed, first: str = "", second: str = "")
         first: who has opened ``known``; empty: a life of before.
         second: who has opened ``other``.
     """
-    other = other.numbered(known.feed)
+    other = other.numbered(known.feed, known.first_feed)
     for field in [name for name in Feed.__struct_fields__ if name not in _OF_THE_FIRST]:
         mine, theirs = getattr(known, field), getattr(other, field)
         unknown = field == "contents" and not (mine and theirs)

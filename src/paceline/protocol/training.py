@@ -251,7 +251,7 @@ class MasterState:
         feed = message.feed
         known = self.known_feed(feed)
         if known is None:
-            feed = feed.numbered(self.number_of(feed))
+            feed = self.ledger.numbered(feed, self.number_of(feed))
             trained = [f for f in self.ledger.feeds.values() if f.purpose == "train"]
             before = [f.last_step for f in trained if not f.per_worker]
             known = msgspec.structs.replace(feed, first_step=max([self.step, *before]))
@@ -309,7 +309,9 @@ class MasterState:
     def feed_opened(self, inc: Inc, feed: Feed) -> FeedOpened:
         """Return the feed, and whether a worker that opens it has nothing to do with it."""
         kept = feed.purpose != "train" or feed.feed in self.cuts.safe
-        complete = kept and self.ledger.is_complete(feed.feed)
+        stored = [cut.step for cut in self.cuts.valid if not cut.cut.in_memory]
+        left = bool(stored) and self.ledger.is_left(feed, stored[-1])
+        complete = left or (kept and self.ledger.is_complete(feed.feed))
         return self.holder.opened(FeedOpened(inc=inc, feed=feed, complete=complete))
 
     def request(self, message: LeaseRequest, sizing: Sizing) -> list[Instruction]:

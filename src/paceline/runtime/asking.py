@@ -133,6 +133,19 @@ class CutAsker:
         """Whether a wish is unfulfilled."""
         return self._asked is not None
 
+    def is_met(self, waited_s: float) -> bool:
+        """Whether no wish is unfulfilled.
+
+        Raises:
+            ConfigError: it was waited for too long: others have not done its step.
+        """
+        if self.waits and waited_s > MEET_S:
+            raise ConfigError(
+                f"job.prepare: no cut of the training before was made within {MEET_S:.0f} s; leave "
+                "its loops over job.batches in all workers after the same step"
+            )
+        return not self.waits
+
     def made(self, message: CutMade) -> None:
         """The master's answer."""
         if self._asked is not None and message.n >= self._asked.n:

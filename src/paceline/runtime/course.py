@@ -30,6 +30,8 @@ class ScriptCourse:
     ) -> None:
         self._step, self._place_in_body = step, place_in_body
         self._loops, self._epoch = 0, OUTSIDE
+        #: Loops over epochs before the training in hand.
+        self._before = 0
         self._opened = 0
         self._in_body = False
         self._calls = 0
@@ -122,6 +124,17 @@ class ScriptCourse:
         """An epoch begins."""
         self._epoch, self._opened = epoch, 0
         self._meetings.clear()
+
+    def next_training(self) -> None:
+        """The script trains something else: its places follow those of the training before."""
+        self.leave()
+        self._before, self._target = self._loops, None
+
+    @property
+    def coming_in_training(self) -> ScriptPlace:
+        """The place of what comes next, as in a script that has only the training in hand."""
+        loops, *others = self.coming
+        return loops - self._before, *others
 
     def leave(self) -> None:
         """The loop over epochs is over."""

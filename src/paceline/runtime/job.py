@@ -46,8 +46,22 @@ def init() -> "Job":
 
     Seeds ``random``, numpy and torch from the job's seed, so that every worker builds the same
     initial model: call it before making the model.
+
+    Again, for the next of several trainings: with strategy allreduce the job goes on with what is
+    prepared then, and what this function returned before trains no more.
     """
-    return begin(strategy_here())
+    global _newest
+    before = _newest
+    strategy = strategy_here(None if before is None else before._strategy)
+    job = begin(strategy)
+    if before is not None and before._strategy is strategy:
+        job._follow(before)
+    _newest = None if strategy.is_alone else job
+    return job
+
+
+_newest: "Job | None" = None
+"""The last one that `init` returned in a job's process."""
 
 
 def begin(strategy: Strategy) -> "Job":
@@ -64,6 +78,15 @@ class Job(JobCourse):
         self._optimizers: Sequence[Optimizer] = ()
         self._num_feeds = 0
         self._loaders = Loaders()
+        self._has_trainings = False
+        """Something was prepared in this script."""
+
+    def _follow(self, before: "Job") -> None:
+        """Go on with the job of this process; the object of ``before`` is over."""
+        before._check_between("pl.init")
+        self._course, self._has_trainings = before._course, before._has_trainings
+        self._strategy.script_state.begin_again()
+        before._is_over, before._modules, before._optimizers = True, (), ()
 
     @property
     def is_chief(self) -> bool:
@@ -95,7 +118,7 @@ class Job(JobCourse):
 
     @property
     def step(self) -> int:
-        """The position of the job's schedule: global batches in the model.
+        """The position of the schedule: global batches in what was prepared last.
 
         The same in all workers, also in one that joins or goes on. To set learning rates and the
         like by, where no scheduler does: what a script counts itself differs among workers, and
@@ -146,6 +169,9 @@ class Job(JobCourse):
                 A ``DataLoader`` of training data may be among them.
             accumulate: of the loops over such DataLoaders; see `batches`.
 
+        Call it again, with a new model, for the next of several trainings (alone, and with strategy
+        allreduce). What was prepared before trains no more; `step` and `samples` begin at 0 again.
+
         Returns:
             What was given, in the same form (one object: that object); of a module that is wrapped
             in torch's DistributedDataParallel the module; of a DataLoader one in its place, over
@@ -156,11 +182,7 @@ class Job(JobCourse):
         Raises:
             ConfigError: something that the job cannot hold or run.
         """
-        if self._modules:
-            raise ConfigError(
-                "job.prepare was called twice; give it everything in one call, and train another "
-                "model in another job"
-            )
+        self._check_may_prepare()
         objects = as_prepared(objects, partial(self._dealt, accumulate=accumulate))
         flat = without_loaders(flatten(objects), accumulate)
         modules = [one for one in flat if isinstance(one, nn.Module)]
@@ -171,7 +193,21 @@ class Job(JobCourse):
         self._strategy = fitting(self._strategy, modules, optimizers)
         self._strategy.prepare(modules, optimizers, schedulers, scalers)
         self._modules, self._optimizers = modules, optimizers
+        if self._has_trainings:
+            self._num_feeds, self._loaders = 0, Loaders()
+            self._begin_course()
+        self._has_trainings = True
         return objects[0] if len(objects) == 1 else objects
+
+    def _check_may_prepare(self) -> None:
+        self._check_goes_on("job.prepare")
+        if self._modules and not self._strategy.takes_trainings:
+            raise ConfigError(
+                "job.prepare was called twice; give it everything in one call, and train another "
+                "model in another job, or with --strategy allreduce"
+            )
+        if self._has_trainings:
+            self._check_between("job.prepare")
 
     def _dealt(self, loader: DataLoader[Any], accumulate: int) -> DealtLoader:
         read = partial(self.batches, accumulate=accumulate)
@@ -254,19 +290,19 @@ class Job(JobCourse):
 
     def _to_train(self, epochs: int, accumulate: int, batch_per_worker: int | None) -> ReadingLoop:
         check_number("job.batches", "accumulate", accumulate)
-        spec, place, size = self._strategy.spec, self._course.coming, 0
+        spec, size = self._strategy.spec, 0
         if batch_per_worker is not None:
             check_number("job.batches", "batch_per_worker", batch_per_worker)
             size = spec.workers.count * batch_per_worker
         return ReadingLoop(
             "job.batches",
             spec,
-            place,
+            self._course.coming_in_training,
             epochs,
             self._course.epoch,
             size=size,
             accumulate=accumulate,
-            underway=partial(self._strategy.underway, place),
+            underway=partial(self._strategy.underway, self._course.coming),
             passed=self._passed_over,
         )
 
@@ -322,6 +358,7 @@ class Job(JobCourse):
         finally:
             loop.leave()
             self._looping = False
+            self._leave_stream()
             self._settle_log()
 
     def _bodies(self, batches: Iterator[Any]) -> Iterator[Any]:
@@ -373,7 +410,10 @@ class Job(JobCourse):
         check_number("job.evaluate", "batch_size", batch_size)
         given = DEFAULTS._replace(dataset=dataset, num_workers=num_workers, collate_fn=collate_fn)
         loop = ReadingLoop(
-            "job.evaluate", self._strategy.spec, self._course.coming, size=batch_size
+            "job.evaluate",
+            self._strategy.spec,
+            self._course.coming_in_training,
+            size=batch_size,
         )
         reading = self._loaders.read(given, loop)
         size = reading.batch_size or batch_size

@@ -105,6 +105,20 @@ class JobCourse(JobLog):
             self._course.leave()
             self._come_to(passed=first == count)
 
+    def _begin_course(self) -> None:
+        """What was prepared trains next."""
+        self._course.next_training()
+        self._begun, self._has_asked = None, False
+        self._come_to(passed=False)
+
+    def _check_between(self, caller: str) -> None:
+        """Raise ConfigError within a loop, whose training is not over."""
+        if self._course.epoch is not None or self._looping:
+            raise ConfigError(
+                f"{caller} was called within a loop over job.epochs or job.batches, and begins the "
+                "next training; finish that loop, or leave it, first"
+            )
+
     def _come_to(self, *, passed: bool) -> None:
         """The script is at its next place, or ``passed`` over what was done before."""
         self._strategy.enter_place(self._course.place)

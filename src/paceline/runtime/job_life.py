@@ -1,6 +1,6 @@
 """The part of `Job` that is of one life: its random numbers, and the check of its node."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 
 import torch
@@ -9,7 +9,7 @@ from torch import nn
 from paceline.base.errors import ConfigError
 from paceline.runtime.data.work import Work
 from paceline.runtime.preflight import check_node
-from paceline.runtime.seeding import seed_all, seed_of
+from paceline.runtime.seeding import all_kept, seed_all, seed_of
 from paceline.runtime.strategy import Strategy
 from paceline.wire.messages.feeds import Feed
 
@@ -22,12 +22,24 @@ class JobLife:
     def __init__(self, strategy: Strategy) -> None:
         self._strategy = strategy
         self._modules: Sequence[nn.Module] = ()
-        self._has_begun = False
-        """Whether a batch was trained on in this life."""
+        self._has_begun = self._is_over = False
+        """Whether a batch was trained on in this life; whether `paceline.init` was called again."""
+        self._draws_alone = False
+        """Whether the script draws what it would draw without a job."""
+        self._give_back: Callable[[], None] | None = None
+        """Puts back what all workers draw between loops."""
         self._first_feed: int | None = None
         """That was opened to train on."""
 
+    def _check_goes_on(self, caller: str) -> None:
+        if self._is_over:
+            raise ConfigError(
+                f"{caller} was called of a job that is over: pl.init() was called again, and "
+                "returned the one that goes on"
+            )
+
     def _check_prepared(self, caller: str) -> None:
+        self._check_goes_on(caller)
         if not self._modules:
             raise ConfigError(
                 f"{caller} was called before job.prepare; call "
@@ -50,19 +62,30 @@ class JobLife:
             process.ledger.delay(seconds)
 
     def _begin_stream(self, feed: Feed, work: Work) -> None:
-        """Have what the script draws from here on (dropout, say) be this life's own.
+        """Have what the script draws in a loop (dropout, say) be this life's own.
 
-        Until its first batch a life draws what all others have drawn, so that they build the same
-        model and divide their data alike. From then on they differ by who draws and by where the
-        life begins, and what a former life has drawn does not come again. The first life of the
-        first worker goes on as it began, as a script without a job would.
+        Elsewhere a life draws what all others draw, so that they build the same models and divide
+        their data alike. In a loop they differ by who draws and by where the life begins, and what
+        a former life has drawn does not come again. The first life of the first worker goes on as
+        it began, as a script without a job would.
         """
         rank, spec, first = self._strategy.rank, self._strategy.spec, work.spans[0]
-        is_first = rank == 0 and feed.feed == self._first_feed
-        is_first = is_first and (first.line, first.start) == (feed.line(), 0)
-        if not (self._has_begun or is_first or spec.deterministic):
-            seed_all(seed_of(spec.seed, rank, feed.feed, first.line, first.start))
+        if not self._has_begun:
+            is_first = rank == 0 and feed.feed == self._first_feed
+            is_first = is_first and (first.line, first.start) == (feed.line(), 0)
+            self._draws_alone = is_first and not spec.deterministic
         self._has_begun = True
+        if self._draws_alone:
+            return
+        self._give_back = all_kept()
+        if not spec.deterministic:
+            seed_all(seed_of(spec.seed, rank, feed.feed, first.line, first.start))
+
+    def _leave_stream(self) -> None:
+        """A loop is over: draw what all workers draw, also those that pass over the loop."""
+        if self._give_back is not None:
+            self._give_back()
+            self._give_back = None
 
     def _check_node(self) -> None:
         """Measure the node, if this is the first life there that trains."""

@@ -63,7 +63,7 @@ class Stepping:
     def _follow_all(
         self, optimizers: Sequence[Optimizer], scalers: Sequence[GradScaler] = ()
     ) -> None:
-        self._optimizers = optimizers
+        self._optimizers, self._takes = optimizers, []
         self._know(trained_by(optimizers))
         for number, optimizer in enumerate(optimizers):
             self._follow(optimizer, number)
@@ -86,12 +86,15 @@ class Stepping:
         """Make ``optimizer.step()`` apply the mean over all workers, or nothing."""
         if isinstance(optimizer, LBFGS) and not self.takes_closures:
             raise ConfigError(f"job.prepare: LBFGS {_ONCE}")
-        take = optimizer.step
+        # That of its class, also if a training before had this optimizer.
+        take = getattr(optimizer.step, "_takes", optimizer.step)
         self._takes.append(take)
 
         def step(own: Optimizer, closure: Callable[[], Any] | None = None) -> Any:
             if closure is not None and not self.takes_closures:
                 raise ConfigError(f"{type(own).__name__}.step() with a closure {_ONCE}")
+            if not any(one is own for one in self._optimizers):
+                raise ConfigError(_OVER.format(type(own).__name__))
             if self._loop is None:
                 raise ConfigError(OUTSIDE)
             own._opt_called = True  # type: ignore[attr-defined]
@@ -105,6 +108,7 @@ class Stepping:
 
         # What schedulers made before look for, to see whether somebody took `step` away from them.
         step._wrapped_by_lr_sched = True  # type: ignore[attr-defined]
+        step._takes = take  # type: ignore[attr-defined]
         optimizer.step = MethodType(step, optimizer)  # type: ignore[method-assign]
         if self.regrouping != "freely":
             self._guard_groups(optimizer)
@@ -147,6 +151,10 @@ class Stepping:
                 )
 
 
+_OVER = (
+    "{0}.step() was called after job.prepare has begun the next training, in which this optimizer "
+    "is not; models and optimizers that train together belong in one call of job.prepare"
+)
 _ONCE = (
     "computes gradients again and again within one step, and workers average them once for each "
     "batch: train this script in one process (python train.py), or take an optimizer that steps "

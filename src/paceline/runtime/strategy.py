@@ -91,6 +91,8 @@ class Strategy(Protocol):
     """Batches of such a step, as the script says; set before `train`. 1: each batch has its own."""
     takes_uneven_steps: bool
     """Whether the steps of a feed may be batches of several sizes (`Feed.ends`)."""
+    takes_trainings: bool
+    """Whether `prepare` may be called again, to train something else from then on."""
     takes_growth: bool
     """Whether feeds of unknown length can be read: not where a step is one global batch for all."""
 
@@ -102,6 +104,8 @@ class Strategy(Protocol):
         scalers: Sequence[GradScaler] = (),
     ) -> None:
         """Take them over; returns when the model is held.
+
+        Again, where ``takes_trainings``: from now on these are trained.
 
         Raises:
             ConfigError: something that cannot be held or run.

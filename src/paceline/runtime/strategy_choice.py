@@ -22,8 +22,12 @@ if TYPE_CHECKING:
     from paceline.runtime.process import Process
 
 
-def strategy_here() -> Strategy:
+def strategy_here(before: Strategy | None = None) -> Strategy:
     """Make the strategy of the job that this process was started for.
+
+    Args:
+        before: with which the script has joined that job already; returned if the script may train
+            something else with it.
 
     Raises:
         ConfigError: it can join no job, or not again.
@@ -35,10 +39,17 @@ def strategy_here() -> Strategy:
 
     process = managed()
     if process.joined:
+        if before is not None and before.takes_trainings:
+            return before
+        if before is None:
+            raise ConfigError(
+                "pl.init() was called in a script that trains with Lightning, Accelerate or "
+                "Hugging Face's Trainer, which has joined the job already; leave pl.init() out"
+            )
         raise ConfigError(
-            "pl.init() was called again in a job that `paceline run` started, which trains once: "
-            "its samples are counted, and its model is kept; start a job for each training, as in "
-            "`paceline run train.py -- --fold 1`"
+            f"pl.init() was called again in a job of strategy {process.spec.strategy}, which "
+            "trains once; run it with --strategy allreduce, or start a job for each training, as "
+            "in `paceline run train.py -- --fold 1`"
         )
     if not process.spec.traits.trains:
         raise ConfigError(

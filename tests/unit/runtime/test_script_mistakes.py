@@ -84,8 +84,9 @@ def two_loops_at_once() -> None:
 
 
 def prepare_twice() -> None:
-    script = Script()
-    script.job.prepare(script.model, script.optimizer)
+    table, job = nn.Embedding(10, 4, sparse=True), pl.init()
+    job.prepare(table, sgd(table))
+    job.prepare(table, sgd(table))
 
 
 def load_after_prepare() -> None:
@@ -205,7 +206,7 @@ MISTAKES: list[tuple[Callable[[], object], str]] = [
         prepare_twice,
         (
             "job.prepare was called twice; give it everything in one call, and train another model "
-            "in another job"
+            "in another job, or with --strategy allreduce"
         ),
     ),
     (

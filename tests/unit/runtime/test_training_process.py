@@ -22,6 +22,7 @@ import paceline as pl
 from paceline.base.errors import ConfigError
 from paceline.base.jobdir import JobDir
 from paceline.base.node_files import NodeFiles
+from paceline.runtime import job as job_module
 from paceline.runtime import process as process_module
 from paceline.runtime.exchange import Exchange
 from paceline.runtime.holding.local.strategy import Local
@@ -162,6 +163,10 @@ def test_a_job_is_begun_once_and_by_its_own_process(
     monkeypatch.setenv("PACELINE_NODE", "worker-0")
     monkeypatch.setattr(process_module, "_current", process)
     process.join(lambda: None)
+    with pytest.raises(ConfigError, match="Trainer, which has joined the job already"):
+        pl.init()
+    once = SimpleNamespace(_strategy=SimpleNamespace(takes_trainings=False))
+    monkeypatch.setattr(job_module, "_newest", once)
     with pytest.raises(ConfigError, match=r"called again .* `paceline run train.py -- --fold 1`"):
         pl.init()
     process.is_fork = True

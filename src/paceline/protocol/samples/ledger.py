@@ -107,6 +107,17 @@ class Ledger:
         else:
             self.lines[feed.line()] = LedgerLine(feed.num_samples * feed.epochs, feed.num_samples)
 
+    def numbered(self, feed: Feed, number: int) -> Feed:
+        """Return a feed that is to be opened under this number."""
+        known = self.feeds.values()
+        of_training = [one.feed for one in known if one.training == feed.training]
+        return feed.numbered(number, min([number, *of_training]) if feed.training else 0)
+
+    def is_left(self, feed: Feed, stored: int) -> bool:
+        """Whether all scripts have left the training of a feed; ``stored``: a cut has this step."""
+        later = (one.after for one in self.feeds.values() if one.training > feed.training)
+        return feed.purpose == "train" and any(one is not None and one <= stored for one in later)
+
     def news(self, feed: int, ends: Iterable[tuple[str, int]]) -> tuple[tuple[str, int], ...]:
         """Those of a feed's partitions that were not known to reach so far."""
         known = self.names.get(feed, {})

@@ -75,6 +75,7 @@ class ReadingLoop(NamedTuple):
     """For messages."""
     spec: JobSpec
     place: ScriptPlace
+    """In the training that it belongs to."""
     epochs: int = 1
     epoch: int | None = None
     """Of the loop over ``job.epochs`` around it."""

@@ -91,7 +91,7 @@ class MemberEdge:
         #: What the master has said of complete feeds: in which cut they are.
         self._complete: dict[int, FeedOpened] = {}
         self._asking = Asking(process)
-        self._leaving = self._hands_over = False
+        self._leaving = self._hands_over = self._keeps_end = False
         self.device = CPU
         """That holds what we train."""
         self.joins_others = False

@@ -315,7 +315,7 @@ class GroupLoop(StepFrame[GroupStep]):
             self._client.failed(step.run, f"entering a loop: {error}")
             return False
         self._client.mark(computing=True)
-        self._watcher.check_trained([(one.trained, one.of_trained) for one in told], step.group)
+        self._watcher.check_trained([one[-3:] for one in told], step.group)
         return True
 
     def _prove(self, step: GroupStep) -> bool:
@@ -530,7 +530,8 @@ class GroupLoop(StepFrame[GroupStep]):
             self._reducer.update()
             # Before others may copy what we hold, of which it is a part.
             state = self._client.state
-            state.position.advance(state.step, step.num_batches)
+            held, more = len(state.done), num_samples(step.committed)
+            state.position.advance(state.step, step.num_batches, held=held, more=more)
             self._client.updated(step.committed, last=step.last)
 
     def settle(self, optimizer: int = ALL) -> bool:

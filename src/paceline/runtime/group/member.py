@@ -364,6 +364,28 @@ class MemberClient(MemberEdge):
                 self._rest()
                 self._exchange.wait()
 
+    def keep_end(self) -> int:
+        """Return the step that we hold once it is in a cut on disk; the script is between loops.
+
+        Raises:
+            ConfigError: see `CutAsker.is_met`.
+        """
+        step, start_s = self.state.step, time.monotonic()
+
+        def is_kept() -> bool:
+            if self.state.step == NO_STEP:
+                raise Fenced  # the job has gone back, and our script is further than the model
+            return self._asker.is_met(time.monotonic() - start_s)
+
+        with self._changed:
+            self._tell_master(self._asker.ask(self.state.epoch_no, max(step, START)))
+            self._keeps_end = True
+            try:
+                self._until(is_kept)
+            finally:
+                self._keeps_end = False
+        return step
+
     @property
     def _hand_over_s(self) -> float:
         """How long a cut of what we hold is waited for when our script has returned."""

@@ -37,11 +37,19 @@ class PlaceOfMember:
 
     @property
     def step(self) -> int | None:
+        held, step = self._held, self._half_done
+        if held is None:
+            return None
+        count = self._member.state.position.of_training(held, 0)[0]
+        return count + (step.num_batches if step is not None else 0)
+
+    @property
+    def _held(self) -> int | None:
+        """Global batches in the model, those of trainings that are over included."""
         state = self._member.state
         if state.step == NO_STEP:  # at most a cut of the end was read, for which no group is needed
             return state.position.value
-        step = self._half_done
-        return state.position.at(state.step) + (step.num_batches if step is not None else 0)
+        return state.position.at(state.step)
 
     @property
     def _half_done(self) -> GroupStep | None:
@@ -50,10 +58,12 @@ class PlaceOfMember:
 
     @property
     def samples(self) -> int | None:
-        if self._member.state.step == NO_STEP:
+        state, step = self._member.state, self._half_done
+        held = state.position.samples if state.step == NO_STEP else self._member.samples_with()
+        if held is None:
             return None
-        step = self._half_done
-        return self._member.samples_with(step.whole if step is not None else ())
+        more = self._member.samples_with(step.whole) - held if step is not None else 0
+        return state.position.of_training(0, held)[1] + more
 
     @property
     def num_workers(self) -> int | None:
@@ -67,10 +77,10 @@ class PlaceOfMember:
             # Not where the state is now: the group may be over, and the next one known.
             attempt = Attempt(step.run.epoch_no, step.run.group)
             return LogPlace(attempt, step.begins_at + 1, self._member.samples_with(step.whole))
-        at, samples = self.step, self.samples
-        if at is None or samples is None:
+        at = self._held
+        if at is None or self._member.state.step == NO_STEP:
             return LogPlace(Attempt(), UNPLACED, UNPLACED, between=True)
-        return LogPlace(self._member.attempt, at, samples, between=True)
+        return LogPlace(self._member.attempt, at, self._member.samples_with(), between=True)
 
     @property
     def num_steps(self) -> int | None:

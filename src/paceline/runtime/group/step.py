@@ -34,8 +34,9 @@ class Told(NamedTuple):
     checksum: int
     check_at: int
     every: int
-    trained: int
+    training: int
     """This and what follows: see `Watcher.trained`."""
+    trained: int
     of_trained: int
 
     @property

@@ -28,6 +28,7 @@ class Together(Stepping, PlaceOfMember, WayOfMember):
     """The part of a member's `Strategy` that makes ``optimizer.step()`` a step of all members."""
 
     takes_growth = is_alone = can_accumulate = meets_in_bodies = takes_uneven_steps = False
+    takes_trainings = False
     _loop: GroupLoop | None
 
     def __init__(self, client: MemberClient) -> None:

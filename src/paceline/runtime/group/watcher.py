@@ -67,6 +67,7 @@ class Watcher:
         optimizers: that were prepared.
         buffers: others that must be alike in all members, by their names.
         checks: whether all members hold the same, and not shards of it.
+        training: of the script, from 0.
     """
 
     def __init__(
@@ -76,6 +77,7 @@ class Watcher:
         buffers: Callable[[], Mapping[str, Tensor]] = dict,
         *,
         checks: bool = True,
+        training: int = 0,
     ) -> None:
         self.watch = Watch()
         self._optimizers, self._buffers, self._checks = optimizers, buffers, checks
@@ -88,28 +90,35 @@ class Watcher:
         self._stepping: dict[int, int] = {}
         #: Whether each optimizer has stepped on the newest batch.
         self._steps: dict[int, bool] = {}
-        self.trained = 0, 0
-        """How many parameters are trained, and a digest of them and of the optimizers' groups."""
+        self.trained = training, 0, 0
+        """The training, how many parameters it trains, and a digest of them and of all groups."""
         self._timed_from: tuple[int, float] | None = None
 
     # ------------------------------------------------------------------ as training goes on
 
-    def trains(self, params: Sequence[nn.Parameter]) -> None:
-        """From here on these are trained; all members must say the same."""
+    def trains(self, params: Sequence[nn.Parameter], what: str = "") -> None:
+        """From here on these are trained; all members must say the same, also of ``what``."""
         groups = [[len(one["params"]) for one in each.param_groups] for each in self._optimizers]
         rows = [[self._names.get(id(one), ""), str(one.dtype), *one.shape] for one in params]
-        self.trained = len(params), _digest([groups, rows])
+        self.trained = self.trained[0], len(params), _digest([groups, rows, what])
 
     @staticmethod
-    def check_trained(told: Sequence[tuple[int, int]], group: Group) -> None:
+    def check_trained(told: Sequence[Sequence[int]], group: Group) -> None:
         """Compare what all members train.
 
         Raises:
             ConfigError: they differ: sums would be of different sizes.
         """
-        if len(set(told)) > 1:
-            nodes = [member.node for member in group.run.members]
-            shown = [f"{count} tensors, {digest:016x}" for count, digest in told]
+        nodes = [member.node for member in group.run.members]
+        trainings = [f"training {one[0]}" for one in told]
+        if len(set(trainings)) > 1:
+            raise ConfigError(
+                "the workers are in different trainings of the script: "
+                f"{in_words(nodes, trainings)}. Each job.prepare begins one: call it in all "
+                "workers, whatever their ranks"
+            )
+        if len(set(map(tuple, told))) > 1:
+            shown = [f"{count} tensors, {digest:016x}" for _, count, digest in told]
             raise ConfigError(
                 "the workers train different parameters, or have different groups of them: "
                 f"{in_words(nodes, shown)}. Between two loops over job.batches all of them may "

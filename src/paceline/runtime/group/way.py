@@ -16,6 +16,8 @@ class WayOfMember:
 
     _member: MemberClient
     _between: Outside
+    _training = 0
+    """The script's newest one: each ``job.prepare`` begins one."""
 
     def _num_schedules(self, scheduler: LRScheduler) -> int | None:
         """Of a call in the body of a loop; None: there is no loop."""
@@ -27,14 +29,15 @@ class WayOfMember:
 
     def begun(self) -> Reached | None:
         found = self._member.begun()
-        if not found.begun:
+        feeds = [one for one in found.begun if one.training == self._training]
+        if not feeds:
             return None
-        place: ScriptPlace = found.begun[-1].place[:2]
-        counts: Sequence[int] = found.begun[-1].calls
-        if found.cut is not None:
-            # It may be of after the end of an epoch, and before a step of the next.
-            place, counts = place_in_cut(*self._member.process.cuts.places(found.cut))
-        return begun_at(place, counts, found.begun)
+        if found.cut is None:
+            return begun_at(feeds[-1].place[:2], feeds[-1].calls, feeds)
+        # It may be of after the end of an epoch, and before a step of the next.
+        places = self._member.process.cuts.places(found.cut)
+        held = place_in_cut(self._training, *places)
+        return None if held is None else begun_at(*held, feeds)
 
     def underway(self, place: ScriptPlace) -> Underway | None:
         return self._member.underway(place)

@@ -13,7 +13,7 @@ from typing import Any
 from torch.optim.lr_scheduler import LRScheduler
 
 from paceline.runtime.process import Fenced
-from paceline.runtime.schedules import replace_step
+from paceline.runtime.schedules import kind_of, replace_step
 from paceline.wire.messages.feeds import ScriptPlace
 
 START: ScriptPlace = (0, -1)
@@ -38,7 +38,7 @@ class Outside:
     ) -> None:
         self._schedulers, self._num_steps = schedulers, num_steps
         self._steps = [
-            type(one).step if take is None else partial(take, number)
+            kind_of(one).step if take is None else partial(take, number)
             for number, one in enumerate(schedulers)
         ]
         #: What the script has called, and how much more of it the state has already.

@@ -24,6 +24,7 @@ from paceline.cuts.manifest import look_at, read_manifest
 from paceline.protocol.holding.group.position import Position
 from paceline.runtime.checkpoint.cutfile import read_file, unpack
 from paceline.runtime.data.work import Array
+from paceline.runtime.process import Fenced
 from paceline.runtime.state.begun import plain, prepared, tell_differences
 from paceline.runtime.state.outside import START, Outside
 from paceline.runtime.state.restoring import (
@@ -73,20 +74,45 @@ def decode_layout(data: bytes) -> Layout:
     return layout
 
 
-def place_in_cut(*places: Path) -> tuple[ScriptPlace, Sequence[int]]:
-    """Where the script was whose state a cut holds; and the steps of its schedulers between loops.
+def place_in_cut(training: int, *places: Path) -> tuple[ScriptPlace, Sequence[int]] | None:
+    """Where the script was in a training whose state a cut holds; None: it holds none of it.
+
+    Returns:
+        The place, and the steps of schedulers between loops.
 
     Raises:
         PermanentError: it is missing or damaged, or is no state.
     """
     name = next(iter(read_manifest(*places).files))
-    layout = look_at(name, lambda image: decode_layout(unpack(image)[LAYOUT].tobytes()), *places)
-    state = put_together(layout.skeleton, range(len(layout.tensors)))
+    state = _form_of(_layout_at(name, places))
+    over = _over(state)
+    if len(over) < training:
+        return None
+    state = [*over, state][training]
     return tuple(state.get("place", START)), state["outside"]
 
 
+def _layout_at(name: str, places: Sequence[Path]) -> Layout:
+    """The layout in a file of a cut, which is not verified."""
+    return look_at(name, lambda image: decode_layout(unpack(image)[LAYOUT].tobytes()), *places)
+
+
+def _form_of(layout: Layout) -> Any:
+    """The state of this form, with numbers in place of tensors."""
+    return put_together(layout.skeleton, range(len(layout.tensors)))
+
+
+def _over(state: Mapping[str, Any]) -> list[Any]:
+    """The trainings of a state that are over, as they ended."""
+    return list(state.get("over", ()))
+
+
 class Replica:
-    """The prepared objects of one member."""
+    """The prepared objects of one member: those of its newest training.
+
+    Of each training before, it holds the state that the last loop over batches ended with (in
+    ``over``), for scripts that come there later: docs/decisions/0040-trainings-in-turn.md.
+    """
 
     def __init__(
         self,
@@ -102,14 +128,60 @@ class Replica:
         self._position = position or Position()
         self.is_whole = True
         """Whether all that was loaded last is held; see `load_what_fits`."""
+        self.over: list[Any] = []
+        """The trainings before, as they ended."""
+        #: What the last loop ended with; memory is shared.
+        self._ended: tuple[Skeleton, list[Tensor]] | None = None
+        #: What a loop that is passed over has ended with, or the training in hand; see `end_again`.
+        self._found: tuple[Skeleton, list[Tensor]] | None = None
+        self._hold(modules, optimizers, schedulers, scalers, outside)
+
+    def _hold(
+        self,
+        modules: Sequence[nn.Module],
+        optimizers: Sequence[Optimizer],
+        schedulers: Sequence[LRScheduler],
+        scalers: Sequence[GradScaler],
+        outside: Outside | None,
+    ) -> None:
         self.modules, self.optimizers, self.schedulers = modules, optimizers, schedulers
         self.scalers = scalers
         self._outside = outside or Outside(schedulers, lambda _: 1)
-        #: Of the script of the job's beginning.
+        #: Of the script of the training's beginning.
         self._begun = plain(prepared(optimizers, schedulers))
         take_apart(self._state())  # what cannot be handed over is refused before any work
 
+    def enter_loop(self) -> None:
+        """The script trains, or is about to."""
+        self._ended = None
+
+    def leave_loop(self) -> None:
+        """The script has left a loop over batches, perhaps the last one of its training.
+
+        What is no tensor is kept as it is now, whatever the script does before the next training.
+        """
+        self._ended = take_apart(self._of_training())
+
+    def next_training(
+        self,
+        modules: Sequence[nn.Module],
+        optimizers: Sequence[Optimizer],
+        schedulers: Sequence[LRScheduler],
+        scalers: Sequence[GradScaler],
+        outside: Outside,
+    ) -> None:
+        """Hold these; the state of the training before becomes one of those that are over."""
+        skeleton, tensors = self._ended or take_apart(self._of_training())
+        kept = [one.detach().cpu().clone() for one in tensors]
+        self.over.append(put_together(skeleton, kept))
+        self._ended = self._found = None
+        self._position.next_training()
+        self._hold(modules, optimizers, schedulers, scalers, outside)
+
     def _state(self) -> dict[str, Any]:
+        return self._of_training() | ({"over": self.over} if self.over else {})
+
+    def _of_training(self) -> dict[str, Any]:
         return {
             "modules": [module.state_dict() for module in self.modules],
             "unsaved": [unsaved_buffers(module) for module in self.modules],
@@ -119,6 +191,8 @@ class Replica:
             "outside": self._outside.counts(),
             "place": self._outside.place,
             "position": self._position.value,
+            "began": self._position.began,
+            "samples": self._position.samples,
             "begun": self._begun,
             "script": self._script.state_of() if self._script is not None else {},
         }
@@ -182,7 +256,14 @@ class Replica:
 
     def _load_cut(self, places: Sequence[Path], *, whole: bool) -> None:
         ((name, expected),) = read_manifest(*places).files.items()
-        self.load_saved(read_file(name, expected, *places, into=self._arrays()), whole=whole)
+        # What has the same names in a cut of the training before is not ours.
+        ours = not self.over or self._may_write(_layout_at(name, places))
+        into = self._arrays() if ours else {}
+        self.load_saved(read_file(name, expected, *places, into=into), whole=whole)
+
+    def _may_write(self, layout: Layout) -> bool:
+        """Whether a state of this form is to take the place of what we hold."""
+        return len(_over(_form_of(layout))) >= len(self.over)
 
     def _arrays(self) -> dict[str, Array]:
         """Our tensors by their names in a cut, as far as they can be written to where they are."""
@@ -215,6 +296,7 @@ class Replica:
         ``in_place``: into those that we hold, where they fit; what we hold is lost then.
         """
         skeleton, tensors = take_apart(self._state())
+        in_place = in_place and self._may_write(layout)
         ours = dict(zip(names_of(skeleton), tensors, strict=True)) if in_place else {}
         found = []
         for name, (dtype, shape) in zip(names_of(layout.skeleton), layout.tensors, strict=True):
@@ -227,6 +309,23 @@ class Replica:
         return found
 
     def _become(self, state: Any, *, whole: bool = True) -> None:
+        over, number = _over(state), len(self.over)
+        if len(over) < number:
+            self._begin_after(state)
+            return
+        self.over, found = over[:number], [*over, state][number]
+        self._found = None if whole and number == len(over) else take_apart(found)
+        self._become_of_training(found, whole=whole)
+
+    def end_again(self) -> None:
+        """Be what was loaded at the end of a loop once more: the script passes over another one.
+
+        So each of them ends with it, whatever the script has done since the one before.
+        """
+        if self._found is not None:
+            self._become_of_training(put_together(*self._found), whole=False)
+
+    def _become_of_training(self, state: Any, *, whole: bool) -> None:
         begun = state.get("begun", self._begun)
         tell_differences(self._begun, begun)
         self._begun = begun
@@ -247,9 +346,25 @@ class Replica:
             scaler.load_state_dict(one)
         self._outside.became(state["outside"], state.get("place"))
         self._position.value = state.get("position")
+        began = state.get("began", (0, 0))
+        self._position.began = began if began is None else tuple(began)
+        self._position.samples = state.get("samples")
         if self._script is not None:
             with torch.no_grad():
                 self._script.become(state.get("script", {}))
+
+    def _begin_after(self, state: Mapping[str, Any]) -> None:
+        """A cut holds the end of a training before: ours begins as the script has built it.
+
+        Raises:
+            Fenced: it is of before that end, so the script is further than the model: A passed over
+                the training before, and a cut of its end was damaged. Another life begins there.
+        """
+        if state.get("position") != self.over[-1]["position"]:
+            raise Fenced
+        self.is_whole = True
+        self._position.value, self._position.samples = state["position"], state.get("samples")
+        self._position.began = None
 
 
 def _kind(value: Any) -> tuple[str, ...]:

@@ -59,6 +59,10 @@ class ScriptState(MutableMapping[str, Any]):
     def __len__(self) -> int:
         return len(self._held)
 
+    def begin_again(self) -> None:
+        """Be empty, as for a script that begins."""
+        self._held, self._waiting, self._deleted = {}, {}, set()
+
     def state_of(self) -> dict[str, Any]:
         """All of it, as nested data and tensors."""
         return {name: _state_of(value) for name, value in self._held.items()} | self._waiting

@@ -62,10 +62,24 @@ class Feed(msgspec.Struct, frozen=True, kw_only=True):
     ends: tuple[int, ...] = ()
     """Where slices of several sizes end, none larger than ``batch_size``, in the one epoch; empty:
     all but the last of an epoch have ``batch_size`` samples."""
+    training: int = 0
+    """Which training of the script it belongs to: each ``job.prepare`` begins one."""
+    first_feed: int = 0
+    """Number of the first feed of that training, whose orders are those of a job of its own; the
+    master fills it in."""
+    after: int | None = None
+    """The step with which the script left the training before, within a loop over batches; None:
+    it left none of them, or there is no training before."""
 
-    def numbered(self, number: int) -> "Feed":
-        """The same under this number. Another loop over the same data has another order."""
-        return msgspec.structs.replace(self, feed=number, seed=self.seed + number - self.feed)
+    def numbered(self, number: int, first: int = 0) -> "Feed":
+        """The same under this number. Another loop over the same data has another order.
+
+        Args:
+            number: of the feed.
+            first: see `first_feed`.
+        """
+        seed = self.seed + (number - first) - (self.feed - self.first_feed)
+        return msgspec.structs.replace(self, feed=number, first_feed=first, seed=seed)
 
     def global_batch(self, workers: int) -> int:
         """Samples of a step that so many workers do, if nothing is missing and no epoch ends."""

@@ -12,6 +12,8 @@ from torch.optim import SGD, Adam, AdamW, Optimizer
 from torch.optim.lr_scheduler import CosineAnnealingLR, LambdaLR
 
 from paceline.base.errors import ConfigError
+from paceline.base.samples import SampleSet
+from paceline.protocol.holding.group.position import Position
 from paceline.runtime.group.group import Group
 from paceline.runtime.group.loop import GroupLoop
 from paceline.runtime.group.reducer import ALL
@@ -120,7 +122,7 @@ class Client:
 
     def __init__(self) -> None:
         self.calls: list[str] = []
-        self.state = SimpleNamespace(step=0, position=SimpleNamespace(advance=lambda *_: None))
+        self.state = SimpleNamespace(step=0, position=Position(), done=SampleSet())
 
     def begin_update(self, _: object) -> bool:
         self.calls.append("update")

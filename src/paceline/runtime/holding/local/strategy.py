@@ -34,7 +34,7 @@ class Local(Stepping):
     """`Strategy` of the only worker there is."""
 
     takes_growth = is_alone = can_accumulate = takes_closures = True
-    meets_in_bodies = takes_uneven_steps = True
+    meets_in_bodies = takes_uneven_steps = takes_trainings = True
     regrouping = "freely"
     _loop: "LocalLoop | None"
 
@@ -57,6 +57,7 @@ class Local(Stepping):
     ) -> None:
         """Prepare the model; schedulers stay as they are, since every batch is a step."""
         self._follow_all(optimizers, scalers)
+        self._dealing, self.step, self.samples = Dealing(), 0, 0
 
     def open_feed(self, feed: Feed, growth: Growth | None = None) -> Feed:
         return self._dealing.open_feed(feed, growth)

@@ -28,6 +28,7 @@ class Averaging:
         scalers: that were prepared.
         deterministic: whether sums are the same, whichever member computes what.
         in_turn: whether several optimizers may take turns.
+        training: see `Watcher`.
 
     Attributes:
         params: what is trained.
@@ -44,6 +45,7 @@ class Averaging:
         *,
         deterministic: bool,
         in_turn: bool = True,
+        training: int = 0,
     ) -> None:
         self._modules, self._optimizers = modules, optimizers
         #: What is trained though it may be frozen now: it was not when it was prepared.
@@ -52,7 +54,7 @@ class Averaging:
         self._undo = Undo(optimizers, schedulers)
         self._scaled, self._in_turn = bool(scalers), in_turn
         named = dict if self._buffers is None else self._buffers.named
-        self.watcher = Watcher(modules, optimizers, named)
+        self.watcher = Watcher(modules, optimizers, named, training=training)
         self.watcher.trains(self.params)
         self._known = self._every()
         self.reducer = self._reducing()

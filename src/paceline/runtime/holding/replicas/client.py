@@ -2,8 +2,9 @@
 
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
+from contextlib import contextmanager
 from functools import partial
 
 import msgspec
@@ -78,6 +79,34 @@ class GroupClient(MemberClient):
         self._replica = replica
         self.state.replica = replica.describe()
         self._exchange.start()
+
+    @contextmanager
+    def training(self, feed: int) -> Iterator[None]:
+        assert self._replica is not None
+        self._replica.enter_loop()
+        try:
+            with super().training(feed):
+                yield
+        except GeneratorExit:  # the script leaves the loop
+            self._replica.leave_loop()
+            raise
+        self._replica.leave_loop()
+
+    def next_training(self, hold: Callable[[Replica], None]) -> None:
+        """Hold something else from now on; ``hold`` makes what we hold that."""
+        assert self._replica is not None
+        with self._changed:
+            self._copier.restart()
+            self._wait_for_copies(self._replica)
+            self._keeper.wait()
+            self._photographs.clear()
+            hold(self._replica)
+            self._loaded = 0
+
+    def _wait_for_copies(self, replica: Replica) -> None:
+        """Return when nothing is written into what we hold."""
+        while self._copier.go_on(self.state, replica, stays=False) or self._is_reading:
+            self._exchange.wait()
 
     def check(self, measure: Callable[[], Checked]) -> None:
         """Check the node.
@@ -158,7 +187,7 @@ class GroupClient(MemberClient):
             self.on_another()
         # After a cut of between two loops a script would do a second time what it has done there.
         in_loop = self._loop_edge % 2 == 0
-        if in_loop or self._hands_over or self._leaving:
+        if in_loop or self._hands_over or self._leaving or self._keeps_end:
             self._keeper.copy_if_asked(self.state, self._replica)
 
     def _load(self, *, begins: bool) -> None:
@@ -217,7 +246,7 @@ class GroupClient(MemberClient):
             try:
                 read()
                 done.set_result(None)
-            except Exception as error:  # noqa: BLE001 - raised where it is waited for
+            except BaseException as error:  # noqa: BLE001 - raised where it is waited for
                 done.set_exception(error)
             with self._changed:
                 self._changed.notify_all()
@@ -263,13 +292,13 @@ class GroupClient(MemberClient):
             if ended is None or ended.cut is None or not lacks or self._replica is None:
                 return
             if ended.cut.cut_no <= self._loaded:
+                self._replica.end_again()
                 return
             self._loaded = ended.cut.cut_no
             self._do(self.state.forget())
             self.on_another()
             self._copier.forget()
-            while self._copier.go_on(self.state, self._replica, stays=False) or self._is_reading:
-                self._exchange.wait()
+            self._wait_for_copies(self._replica)
             self._loading = self._reading = None
             read = self._read_aside(ended)
             while not read.done():

@@ -7,6 +7,7 @@ from time import monotonic
 from typing import Any
 
 import torch
+from msgspec.structs import replace
 from torch import Tensor, nn
 from torch.amp import GradScaler
 from torch.nn.utils import clip_grad_norm_
@@ -15,6 +16,7 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from paceline.base.errors import ConfigError
 from paceline.protocol.holding.group.division import Sharing
+from paceline.runtime.data.growth import Growth
 from paceline.runtime.data.reader import Reader
 from paceline.runtime.group.checks import (
     check_dense,
@@ -44,12 +46,15 @@ class Replicated(Together):
     """`Strategy` of a member of an elastic group."""
 
     regrouping = "between loops"
-    meets_in_bodies = takes_uneven_steps = True
+    meets_in_bodies = takes_uneven_steps = takes_trainings = True
 
     def __init__(self, process: Process) -> None:
         self.client = GroupClient(process)
         super().__init__(self.client)
         self._averaging: Averaging | None = None
+        #: Whether a loop of this training was left in its midst, and the step of the one before.
+        self._has_left = False
+        self._left_at: int | None = None
         keep_to_network(self.spec, "NCCL_SOCKET_IFNAME", "=")
         self.can_accumulate = not self.spec.deterministic
         if self.spec.deterministic:
@@ -65,6 +70,8 @@ class Replicated(Together):
         check_dense(modules)
         check_movable(modules)
         check_own_statistics(modules)
+        begun = self._averaging
+        self._training += begun is not None
         self._follow_all(optimizers, scalers)
         self._averaging = Averaging(
             modules,
@@ -73,12 +80,17 @@ class Replicated(Together):
             scalers,
             deterministic=self.spec.deterministic,
             in_turn=self.spec.solution not in SHORT_STEPS,
+            training=self._training,
         )
         self._take_in(self._averaging)
         self._watcher = self._averaging.watcher
         self.client.on_another = self._watcher.watch.copied
         outside = self._outside(schedulers)
         self._average_once_per_step(modules)
+        if begun is not None:
+            begun.reducer.close()
+            self._begin_next(modules, optimizers, schedulers, scalers, outside)
+            return
         self.client.start(
             Replica(
                 modules,
@@ -90,6 +102,24 @@ class Replicated(Together):
                 self.client.state.position,
             )
         )
+
+    def _begin_next(self, *prepared: Any) -> None:
+        """Hold this beside the state of the trainings before."""
+
+        def hold(replica: Replica) -> None:
+            replica.next_training(*prepared)
+            if self._averaging is not None:
+                self._averaging.watcher.trains(self._params, replica.describe())
+
+        self.client.next_training(hold)
+        # No cut need hold a loop that was left. With one that does, a worker that comes later can
+        # pass over it.
+        self._left_at = self.client.keep_end() if self._has_left else None
+        self._has_left = False
+
+    def open_feed(self, feed: Feed, growth: Growth | None = None) -> Feed:
+        given = replace(feed, training=self._training, after=self._left_at)
+        return super().open_feed(given, growth)
 
     def _take_in(self, averaging: Averaging) -> None:
         """From now on the members train this."""
@@ -107,7 +137,9 @@ class Replicated(Together):
         if self.client.joins_others and not self.client.state.joining:
             self._make_room()
         reducer = self._averaging.reducer if self._averaging is not None else None
+        self._has_left, before = True, self._has_left
         yield from self._run(reducer, self._sharing(feed), feed, reader, ahead)
+        self._has_left = before
 
     def _sharing(self, feed: Feed) -> Sharing:
         if not self.spec.deterministic:

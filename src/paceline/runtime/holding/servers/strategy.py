@@ -56,6 +56,7 @@ class OnServers:
         self.takes_growth, self.is_alone = trainer.takes_growth, trainer.is_alone
         self.can_accumulate, self.accumulate = False, 1
         self.meets_in_bodies, self.takes_uneven_steps = trainer.is_alone, False
+        self.takes_trainings = False
         self.script_state = ScriptState() if script_state is None else script_state
         """See `Strategy.script_state`."""
         self._model: Model | None = None
