@@ -84,7 +84,7 @@ CLASSIFIER = Program(
     weights="out-lightning/final.pt",
 )
 SEQ2SEQ = Program("seq2seq", 4 * 1920, ("--dropout", "0"))
-K_FOLD = Program("k_fold", 6 * 3000, ("--fold", "1"))
+K_FOLD = Program("k_fold", 4 * 3 * 3000)
 SOAK = pytest.mark.soak
 pytestmark = pytest.mark.timeout(300)
 PROGRAMS = [
