@@ -304,7 +304,9 @@ class Agent:
         running = self._state.running
         facts = self._facts.read(running) if running and running.pid else None
         if facts is not None:
+            # Without a group nothing is known, and what the zygote shares would pass for all.
             used = self._limits.group.memory_used()
+            used += self._host.shared_bytes if used else 0
             facts = msgspec.structs.replace(facts, memory_bytes=used)
         self._send(Heartbeat(node=self._node, facts=facts))
 

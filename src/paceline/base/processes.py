@@ -12,6 +12,8 @@ import fcntl
 import os
 import shlex
 import signal
+import socket
+import struct
 import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -25,6 +27,10 @@ from paceline.base.disk import is_refusal
 
 JOB_DIR = "PACELINE_JOB_DIR"
 NODE = "PACELINE_NODE"
+ROOM = "PACELINE_NODE_ROOM"
+"""A process that is started with it has room in its environment for `show_node`."""
+_ROOM_FOR = "." * 40
+_PEER = struct.Struct("3i")
 
 SAFE_PATH = ("-P",)
 """Options of our Python processes: a ``queue.py`` in the current directory must not become ours."""
@@ -98,6 +104,37 @@ def _read_process(pid: int, job_dir: Path) -> FoundProcess | None:
     prefix = f"{NODE}=".encode()
     node = next((pair[len(prefix) :] for pair in pairs if pair.startswith(prefix)), b"")
     return FoundProcess(pid, tuple(os.fsdecode(arg) for arg in argv), os.fsdecode(node))
+
+
+def room_for_node() -> dict[str, str]:
+    """What the environment of a process must have so that its forks can `show_node`."""
+    return {ROOM: _ROOM_FOR}
+
+
+def show_node(node: str) -> None:
+    """Have the kernel show this fork as a process of the node, to `find_job_processes`.
+
+    The kernel shows the environment that a process was started with, where it lies in memory; so
+    that is what changes here, not ``os.environ``.
+
+    Raises:
+        OSError: the environment has no room for it, or the kernel does not say where it lies.
+    """
+    fields = Path("/proc/self/stat").read_bytes().rpartition(b")")[2].split()
+    start, end = int(fields[47]), int(fields[48])
+    room = f"{ROOM}={_ROOM_FOR}\0".encode()
+    at = ctypes.string_at(start, end - start).find(room) if start else -1
+    shown = os.fsencode(f"{NODE}={node}\0")
+    if at < 0 or len(shown) > len(room):
+        raise OSError(f"the environment of process {os.getpid()} has no room for {node}")
+    ctypes.memmove(start + at, shown.ljust(len(room), b"\0"), len(room))
+
+
+def peer_of(connection: socket.socket) -> tuple[int, int]:
+    """Process and user at the other end of a unix socket."""
+    options = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER.size)
+    pid, uid, _ = _PEER.unpack(options)
+    return pid, uid
 
 
 def kill_quietly(pid: int, number: int = signal.SIGKILL) -> None:

@@ -1,10 +1,10 @@
 """The warm process of a node: imports what training needs, then forks training processes.
 
-Started by the agent before anything in it had threads; has one thread itself at every fork, which
-is what makes forking safe. ``python -m paceline.runtime.zygote --fd N --for KIND``: N is a socket
-of a pair shared with the agent (`paceline.wire.zygote`), and the kind says what is imported. Ends
-when the agent does; its children live on. That of a server, or of a program that is no script of
-Python, never imports torch.
+A fork of the job's template (`paceline.runtime.template`), or started by the agent before anything
+in it had threads; has one thread itself at every fork, which is what makes forking safe. ``python
+-m paceline.runtime.zygote --fd N --for KIND``: N is a socket of a pair shared with the agent
+(`paceline.wire.zygote`), and the kind says what is imported. Ends when the agent does; its children
+live on. That of a server, or of a program that is no script of Python, never imports torch.
 """
 
 import argparse
@@ -16,14 +16,16 @@ import signal
 import socket
 import sys
 import time
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import NoReturn
 
 from paceline.base.numbering import Inc
-from paceline.base.processes import kill_group_quietly
-from paceline.runtime import main_module
-from paceline.runtime.output import replace_streams
+from paceline.base.processes import ROOM, kill_group_quietly
+from paceline.jobs.zygotes import environment_digest
+from paceline.runtime import main_module, template
+from paceline.runtime.output import print_to, replace_streams
 from paceline.wire.zygote import Died, Fork, Forked, Warm, receive_fork, send
 
 PRELOAD = {
@@ -100,16 +102,15 @@ def run_child(request: Fork) -> NoReturn:
 def _become_node_process(request: Fork) -> None:
     # Where memory is short the kernel shall end the training process, not the zygote.
     Path("/proc/self/oom_score_adj").write_text("500")
-    log = os.open(request.log, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    os.dup2(log, 1)
-    os.dup2(log, 2)
-    os.close(log)
+    print_to(request.log)
     replace_streams()
     os.environ.update(request.env)
+    # Python reseeds its own generator after a fork, numpy and torch do not: two lives of a node, or
+    # the nodes of one template, would draw the same "random" numbers.
     if "numpy.random" in sys.modules:
-        # Python reseeds its own generator after a fork, numpy does not: two lives of a node
-        # would draw the same "random" numbers.
         sys.modules["numpy.random"].seed()
+    if "torch" in sys.modules:
+        sys.modules["torch"].default_generator.seed()
 
 
 def _leave(code: int) -> NoReturn:
@@ -123,7 +124,10 @@ def _leave(code: int) -> NoReturn:
 def main() -> None:
     """Entry point of ``python -m paceline.runtime.zygote``."""
     parser = argparse.ArgumentParser()
-    parser.add_argument("--fd", type=int, required=True)
+    role = parser.add_mutually_exclusive_group(required=True)
+    role.add_argument("--fd", type=int, help="socket of the agent")
+    role.add_argument("--listen", type=int, help="be the template; where agents connect")
+    parser.add_argument("--parent", type=int, help="the process that the template ends with")
     parser.add_argument("--for", choices=sorted(PRELOAD), required=True, dest="kind")
     parser.add_argument("--preload", action="append", default=[], help="a module beside those")
     parser.add_argument("--join", action="append", default=[], help="control group to enter")
@@ -131,33 +135,46 @@ def main() -> None:
     options = parser.parse_args()
     # The agent decides what an interrupt or an end means for its node.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    if options.listen is not None:
+        template.follow(options.parent)
     started_s = time.monotonic()
-    # Looking for garbage among what is imported took a quarter of the time, and freed nothing.
-    gc.disable()
-    pair = socket.socket(fileno=options.fd)
     # Here and not in each child: changing groups takes the kernel up to 20 ms, a fork inherits.
     for path in options.join:
         Path(path).write_text("0")
     if options.core:
         os.sched_setaffinity(0, options.core)
+    environment = environment_digest(os.environ)
+    os.environ.pop(ROOM, None)
+    warm_up(options.kind, options.preload)
+    if options.listen is not None:
+        pair, warm = template.fork_zygotes(socket.socket(fileno=options.listen), environment)
+    else:
+        pair = socket.socket(fileno=options.fd)
+        warm = Warm(pid=os.getpid(), import_s=time.monotonic() - started_s)
+    with suppress(BrokenPipeError, ConnectionResetError):  # as if it had hung up in between
+        send(pair, warm)
+        Zygote(pair).serve()
+    # Nothing is left to do, and to take apart what was imported would take 0.2 s of a processor.
+    os._exit(0)
+
+
+def warm_up(kind: str, preload: Sequence[str]) -> None:
+    """Import what lives of the kind need, and the modules to preload."""
+    # Looking for garbage among what is imported took a quarter of the time, and freed nothing.
+    gc.disable()
     # Read when torch is imported. Idle threads of OpenMP spin by default, on cores that the servers
     # and the other workers of this machine need: seen to double a worker's time.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     # Whether there are GPUs: asked of the driver's library, since a process that has asked CUDA
     # itself cannot hand it to its forks. Libraries ask while they are imported.
     os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
-    for name in (*PRELOAD[options.kind], *options.preload):
+    for name in (*PRELOAD[kind], *preload):
         importlib.import_module(name)
-    if options.kind in ("server", "worker"):
+    if kind in ("server", "worker"):
         rehearsal = importlib.import_module("paceline.runtime.server.rehearsal")
-        (rehearsal.rehearse_server if options.kind == "server" else rehearsal.rehearse_worker)()
+        (rehearsal.rehearse_server if kind == "server" else rehearsal.rehearse_worker)()
     gc.freeze()
     gc.enable()
-    with suppress(BrokenPipeError, ConnectionResetError):  # as if it had hung up in between
-        send(pair, Warm(import_s=time.monotonic() - started_s))
-        Zygote(pair).serve()
-    # Nothing is left to do, and to take apart what was imported would take 0.2 s of a processor.
-    os._exit(0)
 
 
 if __name__ == "__main__":

@@ -26,6 +26,7 @@ from paceline.base.processes import (
 from paceline.jobs.outcome import END_OF_SIGNAL, ENDS, End, Outcome, code_of, write_outcome
 from paceline.supervisor.restarts import Backoff
 from paceline.supervisor.signals import Signals
+from paceline.supervisor.templates import start_templates
 from paceline.wire import last_words
 from paceline.wire.events.base import Event
 from paceline.wire.events.job import MasterDiedEvent, StopAskedEvent, SupervisorStartedEvent
@@ -58,6 +59,8 @@ class Supervisor:
         self._master: subprocess.Popen[bytes] | None = None
         #: The end of the pipe by which it says what it dies of.
         self._words = -1
+        #: None: not started so far.
+        self._templates: list[subprocess.Popen[bytes]] | None = None
         self._started_s = 0.0
         self._num_stops = 0
         #: The number of the signal that came first.
@@ -90,6 +93,8 @@ class Supervisor:
             self._module, arguments, self._job.path, log, descriptors=[theirs]
         )
         os.close(theirs)
+        if self._templates is None:
+            self._templates = start_templates(self._job)
 
     def _collect(self) -> None:
         """Reap dead children; wait before a master is started again."""
@@ -181,6 +186,8 @@ class Supervisor:
     # ------------------------------------------------------------------ the end
 
     def _end(self) -> None:
+        for template in self._templates or ():
+            template.kill()
         if self._num_stops <= 1 and self._job.path.is_dir():
             self._wait_until_gone(self._module, END_GRACE_S)
             self._wait_until_gone("", LEAVE_GRACE_S)

@@ -32,6 +32,7 @@ from pathlib import Path
 from typing import cast
 
 from paceline.base.numbering import Inc
+from paceline.base.processes import peer_of
 from paceline.wire.codec import Garbage, decoder, encode
 from paceline.wire.messages.base import Message
 from paceline.wire.messages.node import NodeDown, NodeUp, ProcessUp
@@ -45,7 +46,6 @@ CLOSE_GRACE_S = 1.0
 MAX_REFUSALS_LOGGED = 100
 
 _LENGTH = struct.Struct("!I")
-_PEER = struct.Struct("3i")  # pid, uid, gid
 
 _log = logging.getLogger(__name__)
 _decode_up: Callable[[bytes], NodeUp] = decoder(NodeUp)
@@ -280,7 +280,7 @@ class NodeLinkServer:
         task = cast("asyncio.Task[None]", asyncio.current_task())
         self._tasks.add(task)
         inc = None
-        pid, uid = _peer_of(writer)
+        pid, uid = peer_of(writer.get_extra_info("socket"))
         try:
             hello = await _next(reader) if uid == os.getuid() else None
             if not isinstance(hello, ProcessUp) or hello.pid != pid:
@@ -311,14 +311,6 @@ class NodeLinkServer:
         if pid not in self._refused and len(self._refused) < MAX_REFUSALS_LOGGED:
             self._refused.add(pid)
             _log.warning("node_link_refused pid=%d reason=%s", pid, reason)
-
-
-def _peer_of(writer: asyncio.StreamWriter) -> tuple[int, int]:
-    """Process and user at the other end."""
-    peer: socket.socket = writer.get_extra_info("socket")
-    options = peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER.size)
-    pid, uid, _ = _PEER.unpack(options)
-    return pid, uid
 
 
 async def _next(reader: asyncio.StreamReader) -> NodeUp | None:

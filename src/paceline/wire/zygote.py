@@ -1,7 +1,8 @@
-"""Between an agent and its zygote: one datagram per message over a socket pair.
+"""Between an agent and its zygote: one datagram per message, over two connected sockets.
 
-The pair keeps message boundaries (``SOCK_SEQPACKET``), so no framing is needed; it is inherited,
-so nobody else can speak on it.
+They keep message boundaries (``SOCK_SEQPACKET``), so no framing is needed. A zygote that the agent
+starts inherits its end, so nobody else can speak on it. One that the job's template forks has the
+connection that the agent made to the template's socket, in a directory for this user alone.
 """
 
 import socket
@@ -14,10 +15,26 @@ from paceline.wire.messages.base import Message
 MAX_BYTES = 65536
 
 
+class BecomeZygote(Message, frozen=True):
+    """agent -> fork of the template: be the zygote of my node; the first message, if any."""
+
+    node: str
+    environment: str
+    """`environment_digest` of what the node's zygote must have; with another one it ends."""
+    join: tuple[str, ...]
+    """Control groups to enter: files to write ``0`` to."""
+    log: str
+    """File that stdout and stderr are appended to."""
+
+
 class Warm(Message, frozen=True):
     """zygote -> agent: everything is imported; a fork is a matter of milliseconds now."""
 
+    pid: int
     import_s: float
+    """Seconds that the imports took, or that becoming the zygote did."""
+    shared_bytes: int = 0
+    """Memory that it shares with the template, and that no control group of its node counts."""
 
 
 class Fork(Message, frozen=True):
@@ -50,15 +67,22 @@ FromZygote = Warm | Forked | Died
 
 _from_zygote = msgspec.msgpack.Decoder(FromZygote)
 _fork = msgspec.msgpack.Decoder(Fork)
+_become = msgspec.msgpack.Decoder(BecomeZygote)
 
 
-def send(pair: socket.socket, message: Fork | FromZygote) -> None:
+def send(pair: socket.socket, message: BecomeZygote | Fork | FromZygote) -> None:
     """Send one message.
 
     Raises:
         OSError: the other side is gone, or its queue is full.
     """
     pair.send(msgspec.msgpack.encode(message))
+
+
+def receive_node(pair: socket.socket) -> BecomeZygote | None:
+    """What a fork of the template must become; None: the agent is gone."""
+    data = pair.recv(MAX_BYTES)
+    return _become.decode(data) if data else None
 
 
 def receive_fork(pair: socket.socket) -> Fork | None:

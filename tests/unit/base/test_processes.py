@@ -2,6 +2,8 @@
 
 import os
 import signal
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -9,10 +11,13 @@ import psutil
 import pytest
 
 from paceline.base.processes import (
+    JOB_DIR,
     code_of_shell,
     find_job_process,
     kill_group_quietly,
     kill_quietly,
+    room_for_node,
+    show_node,
     start_detached,
     start_grandchild,
 )
@@ -78,3 +83,42 @@ def test_what_is_no_process_is_not_signalled(kill: Callable[[int, int], None], n
     # By 0 the caller would end with its whole group, which of a test is that of `make`.
     with pytest.raises(ValueError, match=f"got process number {number}, expected that of a proc"):
         kill(number, signal.SIGCONT)
+
+
+SHOWS = """
+import os, sys
+from paceline.base.processes import show_node
+assert os.environ.pop("PACELINE_NODE_ROOM")
+for node in ("worker-0", "server-12"):
+    if os.fork() == 0:
+        show_node(node)
+        print(node, os.getpid(), os.environ.get("PACELINE_NODE"), flush=True)
+        sys.stdin.read()
+        os._exit(0)
+print("template", os.getpid(), None, flush=True)
+sys.stdin.read()
+"""
+
+
+def test_a_fork_is_found_as_a_process_of_the_node_that_it_shows(tmp_path: Path) -> None:
+    with subprocess.Popen(
+        [sys.executable, "-c", SHOWS],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**os.environ, **room_for_node(), JOB_DIR: str(tmp_path)},
+    ) as template:
+        assert template.stdout is not None
+        told = [template.stdout.readline().split() for _ in range(3)]
+        nodes = {}
+        for name, pid, seen in told:
+            assert seen == "None", "what is shown changes nothing for the process itself"
+            found = find_job_process(int(pid), tmp_path)
+            assert found is not None
+            nodes[name] = found.node
+        assert nodes == {"worker-0": "worker-0", "server-12": "server-12", "template": ""}
+
+
+def test_a_process_without_room_shows_no_node() -> None:
+    with pytest.raises(OSError, match=f"process {os.getpid()} has no room for worker-0"):
+        show_node("worker-0")

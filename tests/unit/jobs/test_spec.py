@@ -8,7 +8,6 @@ import msgspec
 import pytest
 import typer
 
-from paceline.agent.process import process_environment
 from paceline.base.errors import PermanentError
 from paceline.base.jobdir import JobDir
 from paceline.cli.main import app
@@ -16,6 +15,7 @@ from paceline.jobs.flags import OF_SPEC, flag_of
 from paceline.jobs.joining import of_this_machine
 from paceline.jobs.spec_file import explain, resolve
 from paceline.jobs.spec_values import LEAVES, parse_duration_s, parse_size_bytes
+from paceline.jobs.zygotes import process_environment
 from paceline.wire.spec import JobSpec, NodeSpec, TimeoutSpec, load, save
 
 
