@@ -6,7 +6,7 @@ from typing import Protocol
 import numpy as np
 from safetensors import numpy as safetensors
 
-from paceline.base.numbering import EpochNo
+from paceline.base.numbering import NO_EPOCH, EpochNo
 from paceline.base.samples import Span
 from paceline.cuts.reach import evaluated
 from paceline.protocol.samples.leases import Leases
@@ -55,6 +55,11 @@ class EvaluationResults:
             start = stop
 
     def get(self, feed: int) -> Mapping[str, Array] | None:
+        """Return the results of all; None: they are void, and the feed is to be evaluated again.
+
+        A finds a feed complete when it comes; then an epoch begins, of which A does not hear before
+        it joins, and all others have their results.
+        """
         epoch_no = self._leases.epoch_no
         answer = self._hand_in(feed, Span(self._leases.feeds[feed].line(), 0, 0), b"", epoch_no)
         if answer is None:
@@ -84,10 +89,12 @@ class EvaluationResults:
             mine = found is not None and (found.feed, found.span) == (feed, span)
             return found if found is not None and mine and found.stored else None
 
-        self._until(
-            lambda: answer() is not None or leases.epoch_no != epoch_no,
-            ask=lambda: [message],
-        )
+        def is_void() -> bool:
+            """Whether who came when all was evaluated is told that it is not: see `get`."""
+            refused = self._answer is not None and not self._answer.stored
+            return leases.epoch_no != epoch_no or (epoch_no == NO_EPOCH and refused)
+
+        self._until(lambda: answer() is not None or is_void(), ask=lambda: [message])
         return answer() if leases.epoch_no == epoch_no else None
 
 

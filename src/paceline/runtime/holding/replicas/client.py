@@ -427,7 +427,11 @@ class GroupClient(MemberClient):
 
     def evaluate_get(self, feed: int) -> Mapping[str, Array] | None:
         """The results of all; None: an epoch has begun meanwhile, there is work again."""
-        return self._results.get(feed)
+        found = self._results.get(feed)
+        if found is None:
+            with self._changed:
+                self._complete.pop(feed, None)
+        return found
 
     def _follow_epoch(self) -> None:
         """Follow the epoch: in a newer one no work in hand counts."""
