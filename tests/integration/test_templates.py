@@ -2,11 +2,12 @@
 
 import asyncio
 import os
+import shutil
 import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import psutil
@@ -30,6 +31,14 @@ SERVED = JobSpec(script="/train.py")
 @pytest.fixture(autouse=True)
 def _home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PACELINE_HOME", str(tmp_path))
+
+
+@pytest.fixture
+def job() -> Iterator[JobDir]:
+    job = JobDir.create("alone")
+    yield job
+    # What a supervisor would remove at the end.
+    shutil.rmtree(job.run_dir)
 
 
 def warm_processes(job: RunningJob) -> dict[str, list[psutil.Process]]:
@@ -87,10 +96,9 @@ def is_gone(path: Path) -> socket.socket:
 
 @pytest.mark.parametrize("template", [hangs, dies, is_gone])
 def test_a_node_does_without_a_template_that_does_not_answer(
-    monkeypatch: pytest.MonkeyPatch, template: Callable[[Path], socket.socket]
+    job: JobDir, monkeypatch: pytest.MonkeyPatch, template: Callable[[Path], socket.socket]
 ) -> None:
     monkeypatch.setattr(zygote, "LOOK_S", 0.3)
-    job = JobDir.create("without")
 
     async def scenario() -> None:
         seen: asyncio.Queue[FromZygote] = asyncio.Queue()
@@ -110,11 +118,10 @@ def test_a_node_does_without_a_template_that_does_not_answer(
 
 
 def test_a_template_that_works_is_waited_for_but_not_forever(
-    monkeypatch: pytest.MonkeyPatch,
+    job: JobDir, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(zygote, "LOOK_S", 0.2)
     monkeypatch.setattr(zygote, "TEMPLATE_S", 1.0)
-    job = JobDir.create("slow")
 
     async def scenario() -> None:
         warm = asyncio.Event()
