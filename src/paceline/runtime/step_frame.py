@@ -34,6 +34,14 @@ NO_GRADIENT = (
     "optimizer.step() was called, but no parameter has a gradient; call loss.backward() before it, "
     "and optimizer.zero_grad() after it"
 )
+NO_BACKWARD = (
+    "the closure of optimizer.step() has left no gradient; call loss.backward() in each of its "
+    "calls, and to leave a batch out do so before optimizer.step()"
+)
+LEFT = (
+    "the script asks for the next batch, but optimizer.step(closure) was left by an error; do not "
+    "catch what a closure raises"
+)
 
 BY_HAND = ", or say job.batches(..., accumulate=4) to call it for every 4th"
 
@@ -48,6 +56,8 @@ class StepInHand:
     batch: Any = None
     stepped: set[int] = field(default_factory=set)
     """Optimizers that were told to step on this batch."""
+    evaluating: bool = False
+    """An optimizer is in its step, and may call its closure again."""
     closed: bool = False
     """The optimizers that have not stepped on it will not."""
     samples: int = 0
@@ -88,8 +98,6 @@ class StepFrame(ABC, Generic[Step]):
         self.num_optimizers, self.accumulate = num_optimizers, accumulate
         self.has_taken = False
         """Whether an optimizer has changed its parameters."""
-        self.has_closure = False
-        """Whether an optimizer computes gradients within its step."""
         self.num_steps = 0
         """Steps that have begun."""
         self.excluded_s = 0.0
@@ -179,11 +187,19 @@ class StepFrame(ABC, Generic[Step]):
         Raises:
             ConfigError: it steps twice for one batch, or what it would apply is not one gradient.
         """
+        return self._take(self.may_step(optimizer), optimizer)
+
+    def may_step(self, optimizer: int) -> Step:
+        """Return the step in hand, in which an optimizer is about to step.
+
+        Raises:
+            ConfigError: it has stepped on this batch, or there is none.
+        """
         step = self.step
         if step is None or optimizer in step.stepped:
             said = BEFORE if step is None else CLOSED if step.closed else TWICE
             raise ConfigError(said)
-        return self._take(step, optimizer)
+        return step
 
     @abstractmethod
     def _take(self, step: Step, optimizer: int) -> bool:
@@ -192,7 +208,10 @@ class StepFrame(ABC, Generic[Step]):
     def stepped(self) -> None:
         """An optimizer has changed its parameters, or was told not to."""
         step = self.step
-        if step is not None and len(step.stepped) == self.num_optimizers:
+        if step is None:
+            return
+        step.evaluating = False
+        if len(step.stepped) == self.num_optimizers:
             self._all_stepped(step)
 
     @abstractmethod

@@ -7,7 +7,7 @@ from typing import Any, Literal
 from torch import Tensor, nn
 from torch.amp import GradScaler
 from torch.nn.utils import clip_grad_norm_
-from torch.optim import LBFGS, Optimizer
+from torch.optim import Optimizer
 
 from paceline.base.errors import ConfigError
 from paceline.runtime.scaling import follow_steps
@@ -35,8 +35,6 @@ class Stepping:
     _loop: StepFrame[Any] | None
     regrouping: Regrouping = "never"
     """When scripts may add groups to an optimizer, or thaw what was frozen at ``prepare``."""
-    takes_closures = False
-    """Whether an optimizer may compute gradients within its step."""
 
     def __init__(self, spec: JobSpec, rank: int) -> None:
         self.spec, self.rank = spec, rank
@@ -84,25 +82,21 @@ class Stepping:
 
     def _follow(self, optimizer: Optimizer, number: int) -> None:
         """Make ``optimizer.step()`` apply the mean over all workers, or nothing."""
-        if isinstance(optimizer, LBFGS) and not self.takes_closures:
-            raise ConfigError(f"job.prepare: LBFGS {_ONCE}")
+        self._check_kind(optimizer)
         # That of its class, also if a training before had this optimizer.
         take = getattr(optimizer.step, "_takes", optimizer.step)
         self._takes.append(take)
 
         def step(own: Optimizer, closure: Callable[[], Any] | None = None) -> Any:
-            if closure is not None and not self.takes_closures:
-                raise ConfigError(f"{type(own).__name__}.step() with a closure {_ONCE}")
             if not any(one is own for one in self._optimizers):
                 raise ConfigError(_OVER.format(type(own).__name__))
             if self._loop is None:
                 raise ConfigError(OUTSIDE)
             own._opt_called = True  # type: ignore[attr-defined]
             self._check_known(own, self._known[number])
-            self._loop.has_closure |= closure is not None
-            found = None
-            if self._loop.on_step(number):
-                found = take() if closure is None else take(closure)
+            if closure is not None:
+                return self._step_by(closure, number)
+            found = take() if self._loop.on_step(number) else None
             self._loop.stepped()
             return found
 
@@ -112,6 +106,13 @@ class Stepping:
         optimizer.step = MethodType(step, optimizer)  # type: ignore[method-assign]
         if self.regrouping != "freely":
             self._guard_groups(optimizer)
+
+    def _check_kind(self, optimizer: Optimizer) -> None:
+        """Raise ConfigError if this strategy cannot have an optimizer step."""
+
+    def _step_by(self, closure: Callable[[], Any], number: int) -> Any:
+        """Have an optimizer step that calls a closure, which computes the gradients."""
+        raise NotImplementedError
 
     def _guard_groups(self, optimizer: Optimizer) -> None:
         add = optimizer.add_param_group
@@ -154,11 +155,6 @@ class Stepping:
 _OVER = (
     "{0}.step() was called after job.prepare has begun the next training, in which this optimizer "
     "is not; models and optimizers that train together belong in one call of job.prepare"
-)
-_ONCE = (
-    "computes gradients again and again within one step, and workers average them once for each "
-    "batch: train this script in one process (python train.py), or take an optimizer that steps "
-    "on the gradients of loss.backward()"
 )
 
 

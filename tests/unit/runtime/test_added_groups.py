@@ -29,9 +29,7 @@ class Member(Stepping):
         self.enter_loop()
 
     def enter_loop(self) -> None:
-        loop: Any = SimpleNamespace(
-            on_step=lambda _: False, stepped=lambda: None, has_closure=False
-        )
+        loop: Any = SimpleNamespace(on_step=lambda _: False, stepped=lambda: None)
         self._loop = loop
 
     def leave_loop(self) -> None:
@@ -160,18 +158,6 @@ def test_a_layer_with_a_gradient_from_before_is_refused_in_a_group() -> None:
     model[0].zero_grad()
     assert averaging.regroup()
     assert len(averaging.params) == 4
-
-
-def test_workers_refuse_closures_and_say_where_they_work() -> None:
-    layer = nn.Linear(2, 2)
-    with pytest.raises(ConfigError, match=r"LBFGS computes .*one process \(python train.py\)"):
-        Member(LBFGS(layer.parameters()))
-    optimizer = SGD(layer.parameters(), lr=0.1)
-    Member(optimizer)
-    with pytest.raises(
-        ConfigError, match=r"SGD.step\(\) with a closure computes .*python train.py"
-    ):
-        optimizer.step(lambda: 0.0)
 
 
 @pytest.mark.parametrize("make", [LBFGS, SGD])

@@ -32,7 +32,7 @@ from paceline.runtime.group.shares import StepShares
 from paceline.runtime.group.short import Missing, ShortStep
 from paceline.runtime.group.step import GroupStep, Told, digest, joiners_of, num_sharing
 from paceline.runtime.group.watcher import Diverged, Divergence, Watcher
-from paceline.runtime.step_frame import StepFrame
+from paceline.runtime.step_frame import LEFT, NO_BACKWARD, StepFrame
 from paceline.wire.messages.feeds import Slice
 from paceline.wire.messages.group import RunGroup
 
@@ -110,6 +110,8 @@ class GroupLoop(StepFrame[GroupStep]):
         """
         whole = (step.batch_no + 1) % self.accumulate == 0
         missing = len(step.stepped) < self.num_optimizers
+        if step.evaluating:
+            raise ConfigError(LEFT)
         if self.accumulate > 1 and not whole:
             self._settle(step)
             self._check_called_once()
@@ -142,7 +144,7 @@ class GroupLoop(StepFrame[GroupStep]):
     def half_done(self) -> GroupStep | None:
         """The step in hand, if an optimizer has stepped on it, and others may."""
         step = self.step
-        if step is None or not step.stepped or not step.is_last_batch:
+        if step is None or not step.stepped or not step.is_last_batch or step.evaluating:
             return None
         waits = len(step.stepped) < self.num_optimizers
         return step if waits and (step.holds or step.on_trial) else None
@@ -153,11 +155,7 @@ class GroupLoop(StepFrame[GroupStep]):
         if step is None or not self._reducer.may_skip:
             return
         if step.on_trial:
-            if self._await_turn(step, self._reducer.no_more):
-                step.holds = self._client.begin_update(step.run)
-                if not step.holds:
-                    self._take_back(step)
-            step.on_trial = False
+            self._end_trial(step)
         step.closed = True
         missing = set(range(self.num_optimizers)) - step.stepped
         step.stepped |= missing
@@ -166,6 +164,14 @@ class GroupLoop(StepFrame[GroupStep]):
             for number in missing:
                 self._watcher.stepping(number, self._client.state.next_step, steps=False)
         self.stepped()
+
+    def _end_trial(self, step: GroupStep) -> None:
+        """What was on trial counts from here on in all members, or is taken back."""
+        if self._await_turn(step, self._reducer.no_more):
+            step.holds = self._client.begin_update(step.run)
+            if not step.holds:
+                self._take_back(step)
+        step.on_trial = False
 
     # ------------------------------------------------------------------ before the user computes
 
@@ -270,7 +276,7 @@ class GroupLoop(StepFrame[GroupStep]):
 
     def _profile(self, step: GroupStep) -> None:
         """Put the batches before our share that are to be profiled."""
-        if self.accumulate > 1:
+        if self.accumulate > 1 or self._reducer.by_closure:
             return
         size, step.num_profiled = self._client.profile_due()
         if step.num_profiled:
@@ -524,6 +530,8 @@ class GroupLoop(StepFrame[GroupStep]):
         """After the last batch the step is in the model."""
         if not step.is_last_batch:
             return
+        if step.on_trial:  # the last one had a closure, and might have called it again
+            self._end_trial(step)
         # What the script does until its next batch is no part of a step.
         self._client.unmark()
         if step.holds:
@@ -533,6 +541,24 @@ class GroupLoop(StepFrame[GroupStep]):
             held, more = len(state.done), num_samples(step.committed)
             state.position.advance(state.step, step.num_batches, held=held, more=more)
             self._client.updated(step.committed, last=step.last)
+
+    def evaluate(self, optimizer: int, closure: Callable[[], Any], *, again: bool) -> Any:
+        """Call an optimizer's closure, by whose loss it goes on and may call it ``again``."""
+        step = self.step
+        assert step is not None
+        self._reducer.calling(optimizer)
+        loss = closure()
+        if step.counting(step.works[step.batch_no]) and not self._reducer.has_run(optimizer):
+            raise ConfigError(NO_BACKWARD)
+        self._reducer.loss = float(getattr(loss, "item", lambda: loss)()) if again else None
+        step.evaluating = again
+        return loss
+
+    @property
+    def evaluation(self) -> tuple[float, int]:
+        """After a turn: the mean loss over all members, and the fewest threads that one has."""
+        assert self._reducer.loss is not None
+        return self._reducer.loss, self._reducer.threads
 
     def settle(self, optimizer: int = ALL) -> bool:
         """Settle the averaged gradients: of all optimizers, or as for the step of one."""

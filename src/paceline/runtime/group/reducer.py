@@ -14,7 +14,7 @@ A member may come to its share in several batches: it expects each of them, and 
 has left (`Reducer.take`); gradients leave with the last one.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from time import monotonic, sleep  # noqa: TID251
 
 import torch
@@ -344,6 +344,19 @@ class Reducer:
 
     takes_turns = False
     """Whether an optimizer may step on gradients that were computed after the step of another."""
+    by_closure: Collection[int] = ()
+    """Optimizers that have gradients computed again and again within one step."""
+    loss: float | None = None
+    """What a closure has returned; after `finish` the mean over all members. None: no closure."""
+    threads = 1
+    """After `finish`: of torch in the member that has the fewest."""
+
+    def calling(self, optimizer: int) -> None:
+        """The closure of an optimizer is called next."""
+
+    def has_run(self, optimizer: int) -> bool:
+        """Whether its closure, which was called, may have left gradients by a backward."""
+        return self._has_run or not self._buckets
 
     @property
     def may_skip(self) -> bool:

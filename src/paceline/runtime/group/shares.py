@@ -23,6 +23,7 @@ class StepShares:
         state: of this member.
         largest: samples that a batch has at most; None: a share is one batch if nobody divides it.
         accumulate: batches that every share is computed in, however small it is; 1: any number.
+        divides: whether a division of the work may say that a share comes as several batches.
     """
 
     def __init__(
@@ -32,8 +33,11 @@ class StepShares:
         state: MemberState,
         largest: int | None = None,
         accumulate: int = 1,
+        *,
+        divides: bool = True,
     ) -> None:
         self.sharing, self.feed, self.accumulate = sharing, feed, accumulate
+        self._divides = divides
         self._state, self._largest = state, largest
         #: Works that were shown to the reader, by step and samples.
         self._shown: dict[tuple[int, Slice], Work] = {}
@@ -81,7 +85,7 @@ class StepShares:
     def _works(self, step: GroupStep, number: int, whole: Slice) -> list[Work]:
         """The batches in which we compute our share of a step, divided as this one is."""
         sharing, group, parts = self.sharing, step.group, step.division.parts
-        accumulation = parts[group.rank].accumulation if parts else 1
+        accumulation = parts[group.rank].accumulation if parts and self._divides else 1
         mine = self.runs(step.run, number, whole, step.division)[group.rank]
         # Without samples of our own we compute on those of somebody else, so that the script takes
         # the same way in all members.

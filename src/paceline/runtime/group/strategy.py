@@ -12,6 +12,7 @@ from paceline.protocol.holding.group.division import Sharing
 from paceline.runtime.averages import update_when
 from paceline.runtime.data.growth import Growth
 from paceline.runtime.data.reader import Reader
+from paceline.runtime.group.closures import ByClosure
 from paceline.runtime.group.loop import GroupLoop
 from paceline.runtime.group.member import MemberClient
 from paceline.runtime.group.place import PlaceOfMember
@@ -19,12 +20,11 @@ from paceline.runtime.group.reducer import Reducer
 from paceline.runtime.group.shares import StepShares
 from paceline.runtime.group.watcher import Watcher
 from paceline.runtime.group.way import WayOfMember
-from paceline.runtime.stepping import Stepping
 from paceline.wire.messages.checks import Checked
 from paceline.wire.messages.feeds import Feed, SourceLine
 
 
-class Together(Stepping, PlaceOfMember, WayOfMember):
+class Together(ByClosure, PlaceOfMember, WayOfMember):
     """The part of a member's `Strategy` that makes ``optimizer.step()`` a step of all members."""
 
     takes_growth = is_alone = can_accumulate = meets_in_bodies = takes_uneven_steps = False
@@ -97,10 +97,22 @@ class Together(Stepping, PlaceOfMember, WayOfMember):
         """Train on a feed; ``reducer``: averages the gradients, once there is a model."""
         if reducer is None or self._watcher is None:
             raise InternalError("the model was used before it was prepared")
+        if reducer.by_closure and (self.accumulate > 1 or self.largest):
+            raise ConfigError(
+                "LBFGS needs a worker's whole share of a batch at once: leave out accumulate, and "
+                "write the loop with job.batches, not with a Trainer or Accelerate"
+            )
         self._loop = GroupLoop(
             self._member,
             reducer,
-            StepShares(sharing, feed, self._member.state, self.largest, self.accumulate),
+            StepShares(
+                sharing,
+                feed,
+                self._member.state,
+                self.largest,
+                self.accumulate,
+                divides=not reducer.by_closure,
+            ),
             reader,
             ahead,
             len(self._optimizers),

@@ -151,6 +151,7 @@ def test_a_batch_that_is_left_out_after_clipping_is_done() -> None:
         loop._client, loop._reducer = client, pair.reducer
         loop._sharing = SimpleNamespace(blocks=0)
         step = SimpleNamespace(settled=True, on_trial=False, holds=False, left_out=False)
+        step.evaluating = False
         step.stepped, step.run, step.batch_no, step.num_batches = set(), None, 0, 1
         step.committed, step.last, step.changes, step.is_last_batch = (), False, False, True
         loop.step = step
@@ -177,6 +178,7 @@ def test_a_batch_is_done_when_the_script_evaluates_after_it(breaks: bool) -> Non
         loop._watcher = SimpleNamespace(stepping=lambda *_, **__: None)
         client.state.next_step = 1
         step = SimpleNamespace(on_trial=True, holds=False, left_out=False, closed=False)
+        step.evaluating = False
         step.stepped, step.run, step.turns_s, step.num_batches = {1}, None, 0.0, 1
         step.committed, step.last, step.is_last_batch = (), False, True
         loop.step = step

@@ -33,7 +33,7 @@ from paceline.wire.spec import JobSpec
 class Local(Stepping):
     """`Strategy` of the only worker there is."""
 
-    takes_growth = is_alone = can_accumulate = takes_closures = True
+    takes_growth = is_alone = can_accumulate = True
     meets_in_bodies = takes_uneven_steps = takes_trainings = True
     regrouping = "freely"
     _loop: "LocalLoop | None"
@@ -95,6 +95,13 @@ class Local(Stepping):
             yield from self._loop.run()
         finally:
             self._loop = self.global_batch = None
+
+    def _step_by(self, closure: Callable[[], Any], number: int) -> Any:
+        assert self._loop is not None
+        self._loop.has_closure = True
+        found = self._takes[number](closure) if self._loop.on_step(number) else None
+        self._loop.stepped()
+        return found
 
     place_in_body: tuple[int, ...] = ()
     """See `Strategy.place_in_body`: nobody asks."""
@@ -190,6 +197,8 @@ class LocalLoop(StepFrame[StepInHand]):
         self._works: list[Work] = []
         self._batch_no = 0
         self._counted = self._has_gradient = False
+        self.has_closure = False
+        """Whether an optimizer computes gradients within its step."""
         #: Gradients of the batches of a step that are not alike, by parameter, times what they are
         #: worth.
         self._sums: dict[Tensor, Tensor] = {}

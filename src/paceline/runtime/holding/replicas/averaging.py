@@ -8,6 +8,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from paceline.base.errors import ConfigError
+from paceline.runtime.group.closures import calls_again
 from paceline.runtime.group.reducer import Reducer
 from paceline.runtime.group.watcher import Watcher
 from paceline.runtime.holding.replicas.blocks import BlockReducer
@@ -68,13 +69,14 @@ class Averaging:
         early = len(self._optimizers) == 1
         if self._buffers is not None:
             return BlockReducer(self.params, self._buffers, early=early)
-        if early or not self._in_turn:
+        by_closure = {k for k, one in enumerate(self._optimizers) if calls_again(one)}
+        if not by_closure and (early or not self._in_turn):
             return Reducer(self.params, early=early)
         trained = set(map(id, self.params))
         of_each = [
             [param for param in params_of(one) if id(param) in trained] for one in self._optimizers
         ]
-        return TurnReducer(of_each, self._undo, scaled=self._scaled)
+        return TurnReducer(of_each, self._undo, scaled=self._scaled, by_closure=by_closure)
 
     def regroup(self) -> bool:
         """Take in what the script has thawed, or added to an optimizer; whether there is any.

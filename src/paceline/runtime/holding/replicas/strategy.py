@@ -24,6 +24,7 @@ from paceline.runtime.group.checks import (
     check_own_statistics,
     device_of,
 )
+from paceline.runtime.group.closures import calls_again
 from paceline.runtime.group.strategy import Together
 from paceline.runtime.group.transports import keep_to_network
 from paceline.runtime.holding.replicas.averaging import Averaging
@@ -56,7 +57,7 @@ class Replicated(Together):
         self._has_left = False
         self._left_at: int | None = None
         keep_to_network(self.spec, "NCCL_SOCKET_IFNAME", "=")
-        self.can_accumulate = not self.spec.deterministic
+        self.can_accumulate = self.has_turns = not self.spec.deterministic
         if self.spec.deterministic:
             _be_deterministic()
 
@@ -70,6 +71,11 @@ class Replicated(Together):
         check_dense(modules)
         check_movable(modules)
         check_own_statistics(modules)
+        if scalers and any(map(calls_again, optimizers)):
+            raise ConfigError(
+                "job.prepare: torch's GradScaler takes no closure, which LBFGS needs; compute in "
+                "bfloat16, which needs no scaler"
+            )
         begun = self._averaging
         self._training += begun is not None
         self._follow_all(optimizers, scalers)
@@ -155,8 +161,9 @@ class Replicated(Together):
         self.client.touched = True
         for param in self._params:
             param.grad = torch.zeros_like(param)
-        for take in self._takes:
-            take()
+        for optimizer, take in zip(self._optimizers, self._takes, strict=True):
+            if not calls_again(optimizer):
+                take()
         for param in self._params:
             param.grad = None
 
@@ -200,6 +207,8 @@ class Replicated(Together):
 
     def clip_grad_norm_(self, max_norm: float, optimizer: int | None = None) -> Tensor:
         """Clip the mean gradient over all members."""
+        if len(self._optimizers) == 1:
+            optimizer = 0
         if self._loop is not None and optimizer is not None:
             self._loop.settle(optimizer)
         elif self._loop is not None:

@@ -6,12 +6,17 @@ the second with what that step has changed:
     loss_of_first.backward(); first.step()      # turn 1: the gradients of the first are averaged
     loss_of_second.backward(); second.step()    # turn 2: those of the second
 
+An optimizer that calls a closure again and again within its step (LBFGS) takes a turn for each
+call. It goes on by the loss, so in these turns the losses are averaged, too.
+
 Until the last turn is over the step may come again: what optimizers did in it is taken back then
 (`Undo`). Members tell each other at each turn which optimizer steps, and whose gradients they have.
 """
 
-from collections.abc import Callable, Sequence
+import struct
+from collections.abc import Callable, Collection, Sequence
 
+import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
@@ -25,6 +30,15 @@ LEAVES, NO_MORE = -2, -3
 _NOT_CLEARED = (
     "loss.backward() adds to gradients that an optimizer has not stepped on, and that are those of "
     "this worker alone, or of a batch before; call zero_grad() of that optimizer before it"
+)
+_NOT_CLEARED_AGAIN = (
+    "loss.backward() in a closure adds to gradients that were averaged over all workers before; "
+    "call optimizer.zero_grad() in the closure, before it"
+)
+_CALLS_DIFFER = (
+    "the workers call the closure of an optimizer differently: {}; have the closure make the same "
+    "calls in all workers, and set nothing of the optimizer by what one worker counts, draws or "
+    "measures (processors of different kinds differ in last bits, and may differ in this, too)"
 )
 _EDITED = (
     "gradients were changed between loss.backward() and optimizer.step() (by torch's clipping, for "
@@ -54,13 +68,20 @@ class TurnReducer(Reducer):
         params: of each optimizer, those that are trained.
         undo: of the optimizers.
         scaled: whether the script has a scaler.
+        by_closure: see `Reducer.by_closure`.
     """
 
     takes_turns = True
 
     def __init__(
-        self, params: Sequence[Sequence[nn.Parameter]], undo: Undo, *, scaled: bool = False
+        self,
+        params: Sequence[Sequence[nn.Parameter]],
+        undo: Undo,
+        *,
+        scaled: bool = False,
+        by_closure: Collection[int] = (),
     ) -> None:
+        self.by_closure = by_closure
         self._of = [[Bucket(some) for some in in_buckets(of_one)] for of_one in params]
         self._undo, self._scaled = undo, scaled
         self._owner: dict[Tensor, int] = {
@@ -72,9 +93,13 @@ class TurnReducer(Reducer):
         self._left: set[Tensor] = set()
         #: Parameters whose gradients another batch has left, and nobody averaged.
         self._stale: set[Tensor] = set()
+        #: Parameters whose gradients each call of a closure must clear, whoever has left them.
+        self._cleared = {one for one, number in self._owner.items() if number in by_closure}
         self._averaged: set[int] = set()
         self._taken: set[int] = set()
         self._stepped: set[int] = set()
+        #: Optimizers for which a backward has left gradients since their closures were called.
+        self._ran: set[int] = set()
         self._has_taken = self._leaves = self._skips = False
         self._num_parts = self._num_turns = 0
         self._optimizer = ALL
@@ -92,7 +117,8 @@ class TurnReducer(Reducer):
             if param in self._stale:
                 self._stale.discard(param)
                 if param.grad is not None and bool(param.grad.any()):
-                    raise ConfigError(_NOT_CLEARED)
+                    again = self._owner[param] in self.by_closure
+                    raise ConfigError(_NOT_CLEARED_AGAIN if again else _NOT_CLEARED)
 
         return check
 
@@ -100,6 +126,7 @@ class TurnReducer(Reducer):
         self._has_run = True
         assert param.grad is not None
         self._late[param] = param.grad._version
+        self._ran.add(self._owner[param])
 
     # ------------------------------------------------------------------ a step
 
@@ -107,6 +134,7 @@ class TurnReducer(Reducer):
         super().begin(group, runs, whole=whole)
         for bucket in self._buckets:
             bucket.keep()  # views of one tensor have one version
+        self.loss = None  # of a step that broke before it was told
         self._num_turns = self._num_parts = 0
         self._leaves = self._skips = False
         for some in (self._averaged, self._taken, self._stepped):
@@ -115,10 +143,21 @@ class TurnReducer(Reducer):
     def expect(self, part: float, on_end: Callable[[], None], *, last: bool) -> None:
         super().expect(part, on_end, last=last)
         self._stale.update(self._left, self._late)
+        self._stale -= self._cleared
         self._left.clear()
         self._late.clear()
+        self._ran.clear()
         self._has_taken = False
         self._num_parts += part > 0
+
+    def calling(self, optimizer: int) -> None:
+        self._ran.discard(optimizer)
+        self._stale -= self._cleared
+        if optimizer in self.by_closure:
+            self._stale.update(one for one in self._cleared if self._owner[one] == optimizer)
+
+    def has_run(self, optimizer: int) -> bool:
+        return optimizer in self._ran
 
     def take(self) -> None:
         fresh = self._fresh()
@@ -159,12 +198,15 @@ class TurnReducer(Reducer):
         self._stale.update(one for one in of_them if one.grad is not None)
 
     def is_due(self, optimizer: int) -> bool:
-        return optimizer not in self._averaged or optimizer in self._fresh()
+        is_averaged = optimizer in self._averaged and optimizer not in self.by_closure
+        return not is_averaged or optimizer in self._fresh()
 
     def wants(self, optimizer: int) -> None:
         self._optimizer = optimizer
 
     def is_last_turn(self, stepped: set[int], optimizer: int) -> bool:
+        if optimizer in self.by_closure:
+            return False
         waiting = set(range(len(self._of))) - stepped
         if waiting == {optimizer}:
             return True
@@ -208,25 +250,46 @@ class TurnReducer(Reducer):
         """Agree on whose gradients are averaged: those that a member has, and of who steps."""
         mine = (self._fresh() | self._taken) - self._stepped
         flags = [int(number in mine) for number in range(len(self._of))]
-        told = group.gather([LEAVES if self._leaves else self._optimizer, *flags]).wait()
+        loss, self.loss = self._loss_in_words(), None
+        step = LEAVES if self._leaves else self._optimizer
+        told = group.gather([step, torch.get_num_threads(), *loss, *flags]).wait()
         steps = [one[0] for one in told]
         self.left_out = LEAVES in steps
         if self.left_out:
             return set()
-        if len(set(steps)) > 1:
-            nodes = [member.node for member in group.run.members]
-            pairs = zip(steps, nodes, strict=True)
-            shown = ", ".join(
-                f"{'no other one' if step == NO_MORE else f'optimizer {step}'} in {node}"
-                for step, node in pairs
-            )
-            raise ConfigError(
-                f"the workers step different optimizers at one time: {shown}; have all of them "
-                "step in one order, whatever a worker's batch is like; for which batches one "
-                "steps, say by job.step: if job.step % 5 == 0"
-            )
-        found = {k for k in range(len(self._of)) if any(flags[k] for _, *flags in told)}
+        self._check_alike([(one[0], one[2]) for one in told], group)
+        self.threads = min(one[1] for one in told)
+        if told[0][2]:
+            # Added up in one order, so that it is the same in all members bit for bit.
+            self.loss = sum(struct.unpack("<d", struct.pack("<q", one[3]))[0] for one in told)
+        found = {k for k in range(len(self._of)) if any(one[4 + k] for one in told)}
         return found | {step for step in steps if step != ALL}
+
+    def _loss_in_words(self) -> tuple[int, int]:
+        """Whether a closure has returned one, and the bits of what it counts for."""
+        if self.loss is None:
+            return 0, 0
+        counts = self._part * self.loss if self._part else 0.0  # not times 0: it may be infinite
+        bits: int = struct.unpack("<q", struct.pack("<d", counts))[0]
+        return 1, bits
+
+    def _check_alike(self, told: Sequence[tuple[int, int]], group: Group) -> None:
+        """Raise ConfigError if not all tell the same: which optimizer steps, and if by closure."""
+        if len(set(told)) == 1:
+            return
+        nodes = [member.node for member in group.run.members]
+        steps = [
+            "no other one" if step == NO_MORE else f"optimizer {step}{' by its closure' * by}"
+            for step, by in told
+        ]
+        shown = ", ".join(f"{step} in {node}" for step, node in zip(steps, nodes, strict=True))
+        if any(by or step in self.by_closure for step, by in told):
+            raise ConfigError(_CALLS_DIFFER.format(shown))
+        raise ConfigError(
+            f"the workers step different optimizers at one time: {shown}; have all of them "
+            "step in one order, whatever a worker's batch is like; for which batches one "
+            "steps, say by job.step: if job.step % 5 == 0"
+        )
 
     def _check_edits(self, bucket: Bucket) -> None:
         for param in bucket.params:
