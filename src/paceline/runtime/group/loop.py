@@ -497,7 +497,9 @@ class GroupLoop(StepFrame[GroupStep]):
         if len({(one.number, one.slice, one.division) for one in told}) > 1:
             raise InternalError(f"members are in different steps: {told}")
         words = [one.word for one in told]
-        self._watcher.judge(self._client.state.step, words, step.group)
+        state = self._client.state
+        begins = state.position.began is None
+        self._watcher.judge(state.step, words, step.group, begins=begins)
         self._client.agree(step.run, step.heard, [one.heard for one in told])
         self._client.agree_on_cut([one.cut for one in told])
         return any(one.wants_out for one in told)

@@ -49,6 +49,8 @@ class Divergence(NamedTuple):
     """Which members, and which value."""
     minority: tuple[int, ...]
     """Ranks of those that are to copy from the others; none: nobody knows which are right."""
+    begins: bool = False
+    """See `Difference.begins`."""
 
 
 class Diverged(GroupOver):
@@ -153,14 +155,18 @@ class Watcher:
             self._timed_from = step, now_s
         return self.watch.word(step, checksum)
 
-    def judge(self, step: StepNo, words: Sequence[Word], group: Group) -> None:
+    def judge(
+        self, step: StepNo, words: Sequence[Word], group: Group, *, begins: bool = False
+    ) -> None:
         """Compare what all members have told as they entered the step after ``step``.
+
+        ``begins``: it is the first one of a training.
 
         Raises:
             Diverged: they differ; all members find the same.
             RuntimeError, GroupOver: the group is over.
         """
-        verdict = judge(words)
+        verdict = judge(words, begins=begins)
         if verdict is None:
             self.watch.agree(step, words)
             return
@@ -168,6 +174,8 @@ class Watcher:
 
     def heal(self, step: StepNo, found: Divergence, *, gave_up: bool) -> None:
         """Return if training may go on: most members agree, and the others copy from them.
+
+        Where a training begins, they copy from the first one.
 
         ``gave_up``: we are one of those, and hold nothing any more.
 
@@ -178,7 +186,7 @@ class Watcher:
             raise ConfigError(f"{found.text}. {REMEDY}") from None
         if not found.minority:
             raise ConfigError(f"{found.text}; no more than half of them agree. {REMEDY}") from None
-        if gave_up and not self.watch.heal(step):
+        if gave_up and not found.begins and not self.watch.heal(step):
             raise ConfigError(f"{found.text}, for the second time. {REMEDY}") from None
 
     # ------------------------------------------------------------------ what differs
@@ -200,7 +208,7 @@ class Watcher:
         what = "hyper-parameters" if verdict.in_settings else "weights or optimizer state"
         listed = "; ".join(shown) or "which they share again by now"
         text = f"the workers' {what} differ after step {step}: {listed}{more}"
-        return Divergence(text, verdict.minority)
+        return Divergence(text, verdict.minority, verdict.begins)
 
     def _table(self, verdict: Difference) -> Iterator[tuple[str, str]]:
         if verdict.in_settings:

@@ -52,6 +52,18 @@ def test_most_members_are_right(told: list[tuple[int, int]], verdict: Difference
     assert judge(words(*told)) == verdict
 
 
+@pytest.mark.parametrize(
+    ("checksums", "minority"),
+    [((7, 7), None), ((7, 8), (1,)), ((7, 8, 8), (1, 2)), ((0, 8, 7), (2,))],
+)
+def test_the_first_member_is_right_where_a_training_begins(
+    checksums: tuple[int, ...], minority: tuple[int, ...] | None
+) -> None:
+    told = words(*((0, checksum) for checksum in checksums))
+    expected = None if minority is None else Difference(False, minority, begins=True)
+    assert judge(told, begins=True) == expected
+
+
 def test_all_members_look_after_the_same_step() -> None:
     members = [Watch() for _ in range(3)]
     looked: list[tuple[int, int]] = []
@@ -332,6 +344,14 @@ def test_a_member_is_healed_once() -> None:
     watcher.heal(3, found.value.found, gave_up=True)
     with pytest.raises(ConfigError, match=r"for the second time.*job\.step"):
         watcher.heal(4, found.value.found, gave_up=True)
+
+
+def test_a_member_is_healed_as_often_as_trainings_begin() -> None:
+    watcher, told = Watcher([], []), words((0, 7), (0, 8))
+    for step in (3, 4):
+        with pytest.raises(Diverged) as raised:
+            watcher.judge(step, told, Meeting(None, None).of(1), begins=True)
+        watcher.heal(step, raised.value.found, gave_up=True)
 
 
 def test_shards_cannot_be_copied() -> None:

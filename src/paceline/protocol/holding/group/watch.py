@@ -42,6 +42,8 @@ class Difference(NamedTuple):
     """In hyper-parameters; else in what they hold."""
     minority: tuple[int, ...]
     """Ranks of those that differ from most; none: no more than half of them agree."""
+    begins: bool = False
+    """Nothing is trained so far: ``minority`` are those that differ from the first member."""
 
 
 class Watch:
@@ -87,8 +89,11 @@ class Watch:
         return last is None or step - last > REPEAT_STEPS
 
 
-def judge(words: Sequence[Word]) -> Difference | None:
-    """Whether members differ in what they have told; None: they agree."""
+def judge(words: Sequence[Word], *, begins: bool = False) -> Difference | None:
+    """Whether members differ in what they have told; None: they agree.
+
+    ``begins``: in the first step of a training, whose models are as the scripts have built them.
+    """
     for in_settings in (True, False):
         values = (word.settings if in_settings else word.checksum for word in words)
         told = {rank: value for rank, value in enumerate(values) if value}
@@ -96,9 +101,10 @@ def judge(words: Sequence[Word]) -> Difference | None:
         if not counts or counts[0][1] == len(told):
             continue
         value, number = counts[0]
-        agree = 2 * number > len(told)
+        agree = begins or 2 * number > len(told)
+        value = told[min(told)] if begins else value
         minority = tuple(rank for rank, one in told.items() if one != value) if agree else ()
-        return Difference(in_settings, minority)
+        return Difference(in_settings, minority, begins)
     return None
 
 
