@@ -92,10 +92,10 @@ assert os.environ.pop("PACELINE_NODE_ROOM")
 for node in ("worker-0", "server-12"):
     if os.fork() == 0:
         show_node(node)
-        print(node, os.getpid(), os.environ.get("PACELINE_NODE"), flush=True)
+        os.write(1, f"{node} {os.getpid()} {os.environ.get('PACELINE_NODE')}\n".encode())
         sys.stdin.read()
         os._exit(0)
-print("template", os.getpid(), None, flush=True)
+os.write(1, f"template {os.getpid()} None\n".encode())
 sys.stdin.read()
 """
 
