@@ -85,7 +85,7 @@ def test_what_is_no_process_is_not_signalled(kill: Callable[[int, int], None], n
         kill(number, signal.SIGCONT)
 
 
-SHOWS = """
+SHOWS = r"""
 import os, sys
 from paceline.base.processes import show_node
 assert os.environ.pop("PACELINE_NODE_ROOM")
