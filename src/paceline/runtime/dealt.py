@@ -79,4 +79,6 @@ def _dealt(given: Any, deal: Callable[[DataLoader[Any]], DealtLoader]) -> Any:
         changed = any(new is not old for new, old in zip(parts, given, strict=True))
         make = getattr(given, "_make", type(given))  # of a namedtuple
         return make(parts) if changed else given
+    if isinstance(given, DealtLoader):  # of the training before
+        return deal(given.loader)
     return deal(given) if isinstance(given, DataLoader) else given

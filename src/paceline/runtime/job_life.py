@@ -66,20 +66,22 @@ class JobLife:
 
         Elsewhere a life draws what all others draw, so that they build the same models and divide
         their data alike. In a loop they differ by who draws and by where the life begins, and what
-        a former life has drawn does not come again. The first life of the first worker goes on as
-        it began, as a script without a job would.
+        a former life has drawn does not come again. In its first loop the first life of the first
+        worker goes on as it began, as a script without a job would; where it is the only worker, it
+        does so for good.
         """
-        rank, spec, first = self._strategy.rank, self._strategy.spec, work.spans[0]
+        strategy, spec, first = self._strategy, self._strategy.spec, work.spans[0]
+        begins = not self._has_begun and not spec.deterministic
+        begins = begins and strategy.rank == 0 and feed.feed == self._first_feed
+        begins = begins and (first.line, first.start) == (feed.line(), 0)
         if not self._has_begun:
-            is_first = rank == 0 and feed.feed == self._first_feed
-            is_first = is_first and (first.line, first.start) == (feed.line(), 0)
-            self._draws_alone = is_first and not spec.deterministic
+            self._draws_alone = begins and (strategy.is_alone or spec.workers.count == 1)
         self._has_begun = True
         if self._draws_alone:
             return
         self._give_back = all_kept()
-        if not spec.deterministic:
-            seed_all(seed_of(spec.seed, rank, feed.feed, first.line, first.start))
+        if not (begins or spec.deterministic):
+            seed_all(seed_of(spec.seed, strategy.rank, feed.feed, first.line, first.start))
 
     def _leave_stream(self) -> None:
         """A loop is over: draw what all workers draw, also those that pass over the loop."""

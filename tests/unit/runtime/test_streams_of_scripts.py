@@ -11,7 +11,7 @@ from paceline.base.samples import Span
 from paceline.runtime.data.work import Work
 from paceline.runtime.job import Job, begin
 from paceline.wire.messages.feeds import Feed
-from paceline.wire.spec import JobSpec
+from paceline.wire.spec import JobSpec, NodeSpec
 
 
 def feed_of(number: int) -> Feed:
@@ -28,7 +28,7 @@ def drawn(job: Job, feed: int, start: int) -> tuple[float, ...]:
 
 def life(rank: int, **spec: Any) -> Job:
     spec_ = JobSpec(script="x", seed=7, **spec)
-    job = begin(SimpleNamespace(rank=rank, spec=spec_))  # type: ignore[arg-type]
+    job = begin(SimpleNamespace(rank=rank, spec=spec_, is_alone=False))  # type: ignore[arg-type]
     job._first_feed = 0
     return job
 
@@ -40,13 +40,30 @@ def test_each_life_goes_on_with_numbers_of_its_own() -> None:
     assert len({value for values in first for value in values}) == 3 * len(places)
 
 
-def test_the_first_worker_begins_as_a_script_without_a_job() -> None:
-    job = life(0)
+def test_the_only_worker_goes_on_as_a_script_without_a_job() -> None:
+    job = life(0, workers=NodeSpec(count=1))
     before = torch.get_rng_state()
     undisturbed = torch.rand(3).tolist()
     torch.set_rng_state(before)
     assert drawn(job, 0, 0)[0] == undisturbed[0]
+    job._leave_stream()
     assert [drawn(job, 0, start)[0] for start in (10, 20)] == undisturbed[1:]
+
+
+def test_after_a_loop_all_workers_draw_the_same() -> None:
+    """By which scripts divide their data for the next fold. The first one begins as if alone."""
+    seen = []
+    for rank in (0, 1):
+        job = life(rank, workers=NodeSpec(count=2))
+        before = torch.get_rng_state()
+        undisturbed = torch.rand(1).item()
+        torch.set_rng_state(before)
+        assert (drawn(job, 0, 0)[0] == undisturbed) == (rank == 0)
+        job._leave_stream()
+        seen.append((torch.rand(1).item(), drawn(job, 2, 0)))
+        job._leave_stream()
+    assert seen[0][0] == seen[1][0]
+    assert not set(seen[0][1]) & set(seen[1][1])
 
 
 def test_until_the_first_batch_all_lives_draw_the_same() -> None:
