@@ -90,7 +90,7 @@ class EvaluationResults:
             return found if found is not None and mine and found.stored else None
 
         def is_void() -> bool:
-            """Whether who came when all was evaluated is told that it is not: see `get`."""
+            """Whether the evaluation, once complete, has to be done again: see `get`."""
             refused = self._answer is not None and not self._answer.stored
             return leases.epoch_no != epoch_no or (epoch_no == NO_EPOCH and refused)
 

@@ -357,8 +357,9 @@ class Replica:
         """A cut holds the end of a training before: ours begins as the script has built it.
 
         Raises:
-            Fenced: it is of before that end, so the script is further than the model: A passed over
-                the training before, and a cut of its end was damaged. Another life begins there.
+            Fenced: it is of before that end, so the script is further than the model: the script
+                passed over the training before, and a cut of its end was damaged. Another life
+                begins there.
         """
         if state.get("position") != self.over[-1]["position"]:
             raise Fenced

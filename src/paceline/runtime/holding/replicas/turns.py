@@ -93,7 +93,7 @@ class TurnReducer(Reducer):
         self._left: set[Tensor] = set()
         #: Parameters whose gradients another batch has left, and nobody averaged.
         self._stale: set[Tensor] = set()
-        #: Parameters whose gradients each call of a closure must clear, whoever has left them.
+        #: Parameters whose gradients must be cleared in each call of a closure.
         self._cleared = {one for one, number in self._owner.items() if number in by_closure}
         self._averaged: set[int] = set()
         self._taken: set[int] = set()
