@@ -1,17 +1,10 @@
 """Models that a script trains one after the other end as in one process, whatever dies when."""
 
-import contextlib
-import os
-import subprocess
-import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from paceline.jobs.launch import launch
-from paceline.wire.spec import CheckpointSpec, JobSpec, NodeSpec, RestartSpec
-from tests.integration.running import RunningJob
+from tests.integration.pair import alone, check_ends, ends, pair_of
 
 SCRIPT = Path(__file__).with_name("jobs") / "folds.py"
 SAMPLES = 2 * 171
@@ -19,53 +12,15 @@ SAMPLES = 2 * 171
 SOAK = pytest.mark.soak
 
 
-@contextlib.contextmanager
-def job_of(out: Path, *flags: str, strategy: str = "allreduce") -> Iterator[RunningJob]:
-    """Two workers."""
-    out.mkdir()
-    spec = JobSpec(
-        script=str(SCRIPT),
-        args=("--out", str(out), "--step-s", "0.03", *flags),
-        name="folds",
-        strategy=strategy,
-        workers=NodeSpec(count=2),
-        checkpoint=CheckpointSpec(every_s=0.3, share=0.5),
-        restart=RestartSpec(backoff_s=0.1),
-        solution="none",
-        preflight=False,
-    )
-    with contextlib.closing(RunningJob(launch(spec), out)) as job:
-        yield job
-
-
-def ends(out: Path) -> list[list[float]]:
-    return [[*map(float.fromhex, one.read_text().split())] for one in sorted(out.glob("*.end"))]
-
-
-def alone(out: Path, *flags: str) -> list[float]:
-    """What one process ends with."""
-    out.mkdir()
-    env = {name: value for name, value in os.environ.items() if not name.startswith("PACELINE_")}
-    command = [sys.executable, str(SCRIPT), "--out", str(out), *flags]
-    subprocess.run(command, env=env, check=True, timeout=100)
-    (values,) = ends(out)
-    assert len(values) == 3 * 6
-    return values
-
-
 @pytest.fixture(autouse=True)
 def _home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PACELINE_HOME", str(tmp_path))
 
 
-def check(job: RunningJob, expected: list[float]) -> None:
-    outcome = job.end()
-    assert outcome.state == "finished", outcome
-    assert not job.events("diverged")
-    found = ends(job.out)
-    assert len(found) == 2
-    for values in found:
-        assert values == pytest.approx(expected, rel=1e-9)
+def expected_of(out: Path, *flags: str) -> list[float]:
+    values = alone(SCRIPT, out, *flags)
+    assert len(values) == 3 * 6
+    return values
 
 
 @pytest.mark.parametrize(
@@ -80,11 +35,11 @@ def check(job: RunningJob, expected: list[float]) -> None:
     ],
 )
 def test_workers_and_the_master_die_in_later_folds(flags: tuple[str, ...], tmp_path: Path) -> None:
-    expected = alone(tmp_path / "alone", *flags)
-    with job_of(tmp_path / "job", "--die", "1:1:0,0:2:3", *flags) as job:
+    expected = expected_of(tmp_path / "alone", *flags)
+    with pair_of(SCRIPT, tmp_path / "job", "--die", "1:1:0,0:2:3", *flags) as job:
         job.until_committed(SAMPLES)
         job.kill_master()
-        check(job, expected)
+        check_ends(job, expected)
         assert len(job.events("relaunch")) == 2
         assert len(job.events("master_started")) == 2
 
@@ -93,17 +48,17 @@ def test_workers_and_the_master_die_in_later_folds(flags: tuple[str, ...], tmp_p
 @pytest.mark.parametrize("flags", [(), ("--init",), ("--leave",), ("--range",), ("--same",)])
 @pytest.mark.parametrize("fold", [0, 1, 2])
 def test_all_die_in_a_fold(flags: tuple[str, ...], fold: int, tmp_path: Path) -> None:
-    expected = alone(tmp_path / "alone", *flags)
-    with job_of(tmp_path / "job", "--step-s", "0.1", *flags) as job:
+    expected = expected_of(tmp_path / "alone", *flags)
+    with pair_of(SCRIPT, tmp_path / "job", "--step-s", "0.1", *flags) as job:
         size = 7 * 34 if "--leave" in flags else SAMPLES
         job.until_committed(size * fold + 100)
         job.kill_nodes()
-        check(job, expected)
+        check_ends(job, expected)
 
 
 @SOAK
 def test_a_worker_that_prepares_once_more_is_named(tmp_path: Path) -> None:
-    with job_of(tmp_path / "job", "--more") as job:
+    with pair_of(SCRIPT, tmp_path / "job", "--more") as job:
         outcome = job.end()
     assert outcome.state == "failed"
     assert "different trainings of the script" in outcome.error
@@ -113,8 +68,8 @@ def test_a_worker_that_prepares_once_more_is_named(tmp_path: Path) -> None:
 
 @SOAK
 def test_models_that_begin_differently_become_that_of_the_first_worker(tmp_path: Path) -> None:
-    expected = alone(tmp_path / "alone")
-    with job_of(tmp_path / "job", "--differ") as job:
+    expected = expected_of(tmp_path / "alone")
+    with pair_of(SCRIPT, tmp_path / "job", "--differ") as job:
         assert job.end().state == "finished"
         assert len(job.events("diverged")) == 2, "in folds 1 and 2"
         for values in ends(job.out):
