@@ -42,6 +42,8 @@ CASES = tuple(
 )
 """In the order in which the script writes their losses."""
 SWITCH_EVERY = 6
+NUM_PLANS = 3
+"""That must have taken effect; until then steps are slow."""
 THEN = (4, 1, 3)
 """Servers, after two."""
 
@@ -175,7 +177,8 @@ def run_job(out: Path, steps: int, job: Job, *, timeout_s: float = 300.0, **fiel
             *("--out", str(out), "--steps", str(steps), "--together", str(workers)),
             *(["--die"] if die else []),
             *(["--dense"] if dense else []),
-            *(["--until-told"] if scale else []),
+            *(["--slow", "0.25"] if scale else []),
+            *(["--slow", "0.1"] if switch and not scale else []),
         ),
         name=f"equality-{re.sub('[^0-9a-z]+', '-', job.name)}",
         strategy="allreduce" if dense else "ps",
@@ -190,17 +193,20 @@ def run_job(out: Path, steps: int, job: Job, *, timeout_s: float = 300.0, **fiel
     with switching(SWITCH_EVERY, PLANS[workers]) if switch else contextlib.nullcontext():
         folder = launch(spec)
 
-    def replace() -> None:
-        if move and folder.events.exists() and '"works"' in folder.events.read_text():
+    def go_on() -> None:
+        events = folder.events.read_text() if folder.events.exists() else ""
+        if move and '"works"' in events:
             # Again: it is being replaced already.
             with contextlib.suppress(PacelineError, OSError):
                 ask(folder, Replace(node="server-0"), timeout_s=1.0)
+        if switch and not scale and events.count('"plan"') >= NUM_PLANS:
+            (out / "told").touch()
 
     scaling = Scaling(folder, out) if scale else None
-    harness.finish(folder, timeout_s, scaling.go_on if scaling is not None else replace)
+    harness.finish(folder, timeout_s, scaling.go_on if scaling is not None else go_on)
     if die and len(list(out.glob("died-*"))) != 2:
         raise harness.failed_job(folder, "two workers were to die, but did not")
-    if switch and folder.events.read_text().count('"plan"') < 3:
+    if switch and folder.events.read_text().count('"plan"') < NUM_PLANS:
         raise harness.failed_job(folder, "plans were to switch, but did not")
     if move and '"replaced"' not in folder.events.read_text():
         raise harness.failed_job(folder, "a server was to be replaced, but was not")

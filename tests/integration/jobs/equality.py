@@ -22,8 +22,6 @@ from torch.optim import SGD, Adagrad, Adam, Optimizer, SparseAdam
 import paceline as pl
 from paceline.runtime.data.batch import TensorRows
 
-SLOW_S = 0.25
-"""Of a step, as long as servers come and go."""
 BATCH_SIZE = 51
 """Not divisible by 2 or 4: workers' shares differ, so their weights matter."""
 SHORT_BY = 17
@@ -133,7 +131,7 @@ def main() -> None:
     parser.add_argument("--together", type=int, default=1, help="begin when so many are there")
     parser.add_argument("--die", action="store_true", help="two workers die in mid-step")
     parser.add_argument("--dense", action="store_true", help="tables are tensors as others are")
-    parser.add_argument("--until-told", action="store_true", help="slowly until a file `told` is")
+    parser.add_argument("--slow", type=float, default=0.0, help="s more each step, until `told` is")
     options = parser.parse_args()
     node = os.environ.get("PACELINE_NODE", "alone")
 
@@ -153,8 +151,8 @@ def main() -> None:
                 sum(loss.mean() * share for loss in losses).backward()
                 columns = [rows.index, *(loss.detach() for loss in losses)]
                 file.write(torch.stack([c.double() for c in columns], dim=1).numpy().tobytes())
-            if options.until_told and not (options.out / "told").exists():
-                time.sleep(SLOW_S)
+            if options.slow and not (options.out / "told").exists():
+                time.sleep(options.slow)
             if options.die:
                 maybe_die("before", node, num_batches, options.out)
             for optimizer in flat:
