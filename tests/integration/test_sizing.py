@@ -143,6 +143,29 @@ def test_a_server_with_less_than_its_peers_gets_as_much(tmp_path: Path) -> None:
 
 
 @pytest.mark.soak
+def test_cores_that_a_server_leaves_idle_go_to_the_worker(tmp_path: Path) -> None:
+    """All cores are granted, most of them to a server that has little to do."""
+    spec = {"workers": NodeSpec(count=1, cpu=(0.15,)), "servers": NodeSpec(count=1, cpu=(1.05,))}
+    bounds = ResourcesSpec(
+        policy="rm", cores=1.2, workers=1, servers=1, window_s=0.5, settle_s=0.5, between_s=1.0
+    )
+    flags = ("--num-samples", str(6 * N), "--batch-size", "4", "--step-s", "0")
+    with running(tmp_path, *flags, mode="asp", resources=bounds, **spec) as job:
+        judged = until(
+            lambda: [act for act in acts(job) if isinstance(act, JudgePlan)],
+            "what the first plan brought",
+            120.0,
+        )
+        assert judged[0].verdict == "better"
+        assert judged[0].after.per_s > 1.5 * judged[0].before.per_s
+        worker, server = job.node("worker-0").cores, job.node("server-0").cores
+        assert worker >= 0.3
+        assert server <= 0.9
+        assert worker + server <= 1.2 + 1e-6
+        job.check_finished()
+
+
+@pytest.mark.soak
 @pytest.mark.parametrize("killed", ["nobody", "master"])
 def test_a_plan_is_carried_out_and_each_sample_counts_once(tmp_path: Path, killed: str) -> None:
     spec = {"workers": NodeSpec(count=1, cpu=(2.0,)), "servers": NodeSpec(count=1, cpu=(2.0,))}
