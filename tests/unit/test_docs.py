@@ -1,5 +1,6 @@
 """The documentation names only what exists: modules, commands, options, keys, links of README."""
 
+import importlib.metadata
 import importlib.util
 import re
 from collections.abc import Iterator
@@ -222,3 +223,10 @@ def test_the_reference_has_every_key_of_the_spec(reference: ModuleType) -> None:
 def test_the_reference_has_every_command(reference: ModuleType) -> None:
     titles = re.findall(r"^#+ paceline (.+)$", reference.commands(), re.MULTILINE)
     assert titles == [words for words in commands() if words]
+
+
+def test_the_page_of_the_package_has_no_link_into_the_repository() -> None:
+    """As installed: the README's words are there, and links that lead nowhere are not."""
+    page = importlib.metadata.metadata("paceline").json["description"]
+    assert "paceline run train.py --workers 4" in page
+    assert re.findall(r"\]\((?!https?://|#)[^)]*\)", page) == []
