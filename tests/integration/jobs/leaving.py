@@ -15,6 +15,7 @@ parser = argparse.ArgumentParser()
 parser.add_argument("--steps", type=int, nargs="+", required=True, help="Of each rank.")
 parser.add_argument("--how", choices=["break", "exit"], default="break")
 parser.add_argument("--shard", action="store_true")
+parser.add_argument("--again", action="store_true", help="A loop after the one that was left.")
 parser.add_argument("--linger-s", type=float, default=0.0, help="Of rank 0, after its loop.")
 options = parser.parse_args()
 
@@ -35,6 +36,11 @@ for number, (x, y) in enumerate(job.batches(data, batch_size=8, epochs=100)):
     nn.functional.mse_loss(model(x), y).backward()
     optimizer.step()
     optimizer.zero_grad()
+if options.again:
+    for x, y in job.batches(data, batch_size=8):
+        nn.functional.mse_loss(model(x), y).backward()
+        optimizer.step()
+        optimizer.zero_grad()
 if not options.shard:
     values = torch.cat([one.detach().flatten() for one in model.parameters()])
     print(f"LEFT rank {job.rank} sum {values.double().sum().item():.9f}", flush=True)

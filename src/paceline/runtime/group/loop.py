@@ -291,6 +291,7 @@ class GroupLoop(StepFrame[GroupStep]):
             division, heard = self._client.divisions(run)
             told = Told(
                 number,
+                self._feed.feed,
                 digest(whole),
                 division.no,
                 heard.no,
@@ -316,7 +317,7 @@ class GroupLoop(StepFrame[GroupStep]):
         """
         self._client.mark(computing=False)
         try:
-            told = [Told(*numbers) for numbers in step.gathering.wait()]
+            told = step.told()
         except BREAKING as error:
             self._client.failed(step.run, f"entering a loop: {error}")
             return False
@@ -491,11 +492,10 @@ class GroupLoop(StepFrame[GroupStep]):
         Raises:
             Diverged: members differ in what the step would change.
             RuntimeError, GroupOver: the group is over.
-            InternalError: members are not in the same step: the model would be wrong.
+            ConfigError, InternalError: see `GroupStep.check_same`.
         """
-        told = [Told(*numbers) for numbers in step.gathering.wait()]
-        if len({(one.number, one.slice, one.division) for one in told}) > 1:
-            raise InternalError(f"members are in different steps: {told}")
+        told = step.told()
+        step.check_same(told)
         words = [one.word for one in told]
         state = self._client.state
         begins = state.position.began is None

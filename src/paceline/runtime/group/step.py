@@ -5,8 +5,9 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from paceline.base.errors import ConfigError, InternalError
 from paceline.base.samples import Span, num_samples
-from paceline.protocol.holding.group.watch import Word
+from paceline.protocol.holding.group.watch import Word, in_words
 from paceline.runtime.data.work import Work
 from paceline.runtime.group.group import BREAKING, Gathering, Group
 from paceline.runtime.group.short import ShortStep
@@ -20,6 +21,8 @@ class Told(NamedTuple):
     """What each member tells the others as it enters a step."""
 
     number: int
+    feed: int
+    """Number of the loop's feed."""
     slice: int
     """A digest of it."""
     division: int
@@ -126,6 +129,29 @@ class GroupStep(StepInHand):
         """Samples of the batch in the script's hands that count."""
         counts = self.weight > 0 and self.batch_no >= max(self.num_profiled, self.num_idle)
         return work.num_samples if counts else 0
+
+    def told(self) -> list[Told]:
+        """Wait for what each member has said; raises as `Gathering.wait`."""
+        return [Told(*numbers) for numbers in self.gathering.wait()]
+
+    def check_same(self, told: Sequence[Told]) -> None:
+        """Check that all members are in this step: else the model would be wrong.
+
+        Raises:
+            ConfigError: some of them have left the loop that others are in.
+            InternalError: their steps are of one loop, and differ.
+        """
+        if len({one.feed for one in told}) > 1:
+            nodes = [member.node for member in self.run.members]
+            loops = [f"loop {one.feed}" for one in told]
+            raise ConfigError(
+                f"the workers are in different loops over batches: {in_words(nodes, loops)}. All "
+                "of them leave a loop early (break) after the same step: decide it by job.step, "
+                "which is the same in all workers, or by job.agree. A counter of the script "
+                "begins again in a worker that is started again"
+            )
+        if len({(one.number, one.slice, one.division) for one in told}) > 1:
+            raise InternalError(f"members are in different steps: {told}")
 
     def close(self) -> None:
         """Nobody is to hand in anything for us any more."""
