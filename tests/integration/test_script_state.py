@@ -20,14 +20,20 @@ def ends(
     return [[int(one[0]), int(one[1]), *map(float.fromhex, one[2:])] for one in found]
 
 
-@pytest.mark.soak
-@pytest.mark.parametrize("who", [0, 1])
+@pytest.mark.parametrize(
+    ("who", "named"),
+    [
+        pytest.param(0, ("--named",), marks=pytest.mark.soak),
+        (0, ()),
+        pytest.param(1, (), marks=pytest.mark.soak),
+    ],
+)
 def test_an_average_and_a_rate_by_hand_are_those_of_one_worker(
-    who: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    who: int, named: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PACELINE_HOME", str(tmp_path))
     (single,) = ends(tmp_path / "alone", workers=1)
-    flags = ("--die", f"{who}:20", "--step-s", "0.1")
+    flags = ("--die", f"{who}:20", "--step-s", "0.1", *named)
     disturbed = ends(tmp_path / "two", *flags, workers=2, deaths=1, master_dies_at=64 * 22)
     assert len(disturbed) == 2
     assert single[:2] == disturbed[0][:2] == [64, 64]

@@ -1,15 +1,77 @@
 """Averages of weights that follow the job's steps, or are refused: of weights held elsewhere."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from functools import wraps
 from typing import Any
+from weakref import ref
 
 from torch import nn
 from torch.optim.swa_utils import AveragedModel
 
 from paceline.base.errors import ConfigError
+from paceline.runtime.state.restoring import restore_module
 
 _FOLLOWS, _ELSEWHERE = "_follows_steps", "_held_elsewhere"
+
+OnMade = Callable[[AveragedModel, nn.Module], None]
+"""Called with an average and what it is of."""
+
+
+class _Made:
+    """The averages that this process has made, in order."""
+
+    def __init__(self) -> None:
+        self._averages: list[tuple[ref[AveragedModel], ref[nn.Module]]] = []
+        self._on_made: OnMade | None = None
+
+    def note(self, average: AveragedModel, source: nn.Module) -> None:
+        """One more."""
+        self._averages.append((ref(average), ref(source)))
+        if self._on_made is not None:
+            self._on_made(average, source)
+
+    def tell(self, on_made: OnMade) -> None:
+        """Tell this function, and no other, of each that lives, and of each that is made later."""
+        self._averages = [pair for pair in self._averages if all(one() for one in pair)]
+        self._on_made = on_made
+        for average, source in ((one(), other()) for one, other in list(self._averages)):
+            if average is not None and source is not None:
+                on_made(average, source)
+
+
+made = _Made()
+_begin = AveragedModel.__init__
+
+
+@wraps(_begin)
+def _noted(self: AveragedModel, model: nn.Module, *args: Any, **kwargs: Any) -> None:
+    _begin(self, model, *args, **kwargs)
+    made.note(self, model)
+
+
+AveragedModel.__init__ = _noted  # type: ignore[method-assign]
+
+
+class KeptAverage:
+    """An average of the script's in `job.state`, as long as the script has it."""
+
+    def __init__(self, average: AveragedModel) -> None:
+        self._average = ref(average)
+
+    def holds(self, average: AveragedModel) -> bool:
+        """Whether it is this one."""
+        return self._average() is average
+
+    def state_dict(self) -> dict[str, Any]:
+        """Of the average; empty: the script has it no more."""
+        average = self._average()
+        return {} if average is None else average.state_dict()
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Take over what another worker, or a cut, holds."""
+        average = self._average()
+        if average is not None and state:
+            restore_module(average, state)
 
 
 def update_when(average: AveragedModel, is_due: Callable[[], bool]) -> None:

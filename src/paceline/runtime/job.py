@@ -150,7 +150,8 @@ class Job(JobCourse):
         a peer or a cut holds takes their place. Change them between ``optimizer.step()`` and the
         next batch, once for each value of `step`, since the body of a loop runs again for a step
         that a lost worker breaks.
-        torch's ``AveragedModel`` sees to that itself (strategies allreduce and fsdp).
+        torch's ``AveragedModel`` sees to that itself (strategies allreduce and fsdp). With
+        allreduce an average of a prepared model is kept under a name of its own, without being set.
 
         On servers every worker has values of its own. What they keep, for workers that join and for
         a resumed job, are those of the worker that is furthest (`step`); of two at one place, those

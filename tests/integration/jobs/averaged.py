@@ -15,6 +15,7 @@ import paceline as pl
 parser = argparse.ArgumentParser()
 parser.add_argument("--out", type=Path, required=True)
 parser.add_argument("--die", default="")
+parser.add_argument("--named", action="store_true", help="the script keeps the average itself")
 parser.add_argument("--step-s", type=float, default=0.0)
 args = parser.parse_args()
 
@@ -26,7 +27,8 @@ model = nn.Linear(8, 1).double()
 ema = AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(0.9))
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
 job.prepare(model, optimizer)
-job.state["ema"] = ema
+if args.named:
+    job.state["ema"] = ema
 job.state["rates"] = []
 for batch in job.batches(rows, batch_size=64, epochs=2):
     if f"{job.rank}:{job.step}" == args.die and not (args.out / "died").exists():

@@ -9,7 +9,7 @@ from torch.optim.swa_utils import AveragedModel
 
 from paceline.base.errors import ConfigError, InternalError
 from paceline.protocol.holding.group.division import Sharing
-from paceline.runtime.averages import update_when
+from paceline.runtime.averages import KeptAverage, made, update_when
 from paceline.runtime.data.growth import Growth
 from paceline.runtime.data.reader import Reader
 from paceline.runtime.group.closures import ByClosure
@@ -40,6 +40,8 @@ class Together(ByClosure, PlaceOfMember, WayOfMember):
         """Samples of a yielded batch at most; a larger share comes as several batches."""
         self.whole_steps = False
         """No step goes on without who is late, whatever a solution asks for."""
+        #: Of the script, that were put into `job.state` for it.
+        self._num_averages = 0
         self.script_state.on_set = self._keep
 
     def _num_schedules(self, scheduler: LRScheduler) -> int | None:
@@ -62,8 +64,29 @@ class Together(ByClosure, PlaceOfMember, WayOfMember):
         return step.num_batches if step.changes else 0
 
     def _keep(self, value: Any) -> None:
-        if isinstance(value, AveragedModel):
-            self._follow_average(value)
+        if not isinstance(value, AveragedModel):
+            return
+        self._follow_average(value)
+        for name, kept in list(self.script_state.items()):
+            if isinstance(kept, KeptAverage) and kept.holds(value):
+                del self.script_state[name]  # the script has a name of its own for it
+
+    def _keep_averages_of(self, modules: Sequence[nn.Module]) -> None:
+        """Put each average of these that the script makes into `job.state`, as it would itself."""
+        params = {id(param) for module in modules for param in module.parameters()}
+
+        def keep(average: AveragedModel, source: nn.Module) -> None:
+            held = [*modules, *self.script_state.values()]
+            if any(one is average for one in held):
+                return
+            if any(isinstance(one, KeptAverage) and one.holds(average) for one in held):
+                return
+            if all(id(param) in params for param in source.parameters()):
+                self._follow_average(average)
+                self.script_state[f"AveragedModel {self._num_averages}"] = KeptAverage(average)
+                self._num_averages += 1
+
+        made.tell(keep)
 
     def _average_once_per_step(self, modules: Sequence[nn.Module]) -> None:
         """Have averages of weights updated once for each step, also where one comes again."""

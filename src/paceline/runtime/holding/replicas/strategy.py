@@ -96,18 +96,19 @@ class Replicated(Together):
         if begun is not None:
             begun.reducer.close()
             self._begin_next(modules, optimizers, schedulers, scalers, outside)
-            return
-        self.client.start(
-            Replica(
-                modules,
-                optimizers,
-                schedulers,
-                outside,
-                scalers,
-                self.script_state,
-                self.client.state.position,
+        else:
+            self.client.start(
+                Replica(
+                    modules,
+                    optimizers,
+                    schedulers,
+                    outside,
+                    scalers,
+                    self.script_state,
+                    self.client.state.position,
+                )
             )
-        )
+        self._keep_averages_of(modules)
 
     def _begin_next(self, *prepared: Any) -> None:
         """Hold this beside the state of the trainings before."""
