@@ -72,3 +72,13 @@ def left_alone(leavers: Collection[str], others: Collection[str]) -> str:
         "that needs all workers, so that no last cut can be made; with strategy fsdp all must "
         "leave after the same step: decide by job.step, or by a value that all workers share"
     )
+
+
+def different_loops(detail: str) -> str:
+    """A worker has left a loop over batches that another one is in."""
+    return (
+        f"the workers are in different loops over batches: {detail}. All of them leave a loop "
+        "early (break) after the same step: decide it by job.step, which is the same in all "
+        "workers, or by job.agree. A counter of the script begins again in a worker that is "
+        "started again"
+    )

@@ -8,6 +8,7 @@ from typing import NamedTuple
 from paceline.base.errors import ConfigError, InternalError
 from paceline.base.samples import Span, num_samples
 from paceline.protocol.holding.group.watch import Word, in_words
+from paceline.protocol.reasons import different_loops
 from paceline.runtime.data.work import Work
 from paceline.runtime.group.group import BREAKING, Gathering, Group
 from paceline.runtime.group.short import ShortStep
@@ -144,12 +145,7 @@ class GroupStep(StepInHand):
         if len({one.feed for one in told}) > 1:
             nodes = [member.node for member in self.run.members]
             loops = [f"loop {one.feed}" for one in told]
-            raise ConfigError(
-                f"the workers are in different loops over batches: {in_words(nodes, loops)}. All "
-                "of them leave a loop early (break) after the same step: decide it by job.step, "
-                "which is the same in all workers, or by job.agree. A counter of the script "
-                "begins again in a worker that is started again"
-            )
+            raise ConfigError(different_loops(in_words(nodes, loops)))
         if len({(one.number, one.slice, one.division) for one in told}) > 1:
             raise InternalError(f"members are in different steps: {told}")
 

@@ -150,9 +150,10 @@ class Pulled(Message, frozen=True):
 
 
 class Differs(Message, frozen=True):
-    """leader -> worker: in step ``step`` its hyper-parameters are not those of ``others``.
+    """leader -> worker: its samples or hyper-parameters in ``step`` are not those of ``others``.
 
-    The step waits until all that is in it is of one mind: this worker must end.
+    The step waits until all that is in it is of one mind: this worker must end. ``what`` is what
+    differs, in words.
     """
 
     epoch_no: EpochNo

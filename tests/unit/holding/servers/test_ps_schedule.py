@@ -16,7 +16,7 @@ from torch.optim.swa_utils import SWALR
 
 from paceline.base.errors import ConfigError, PermanentError
 from paceline.base.samples import Intervals, Span
-from paceline.protocol.holding.servers.agreeing import odd_ones
+from paceline.protocol.holding.servers.agreeing import odd_ones, refusal
 from paceline.runtime.data.work import Work
 from paceline.runtime.holding.servers.joining import Joining
 from paceline.runtime.holding.servers.pulling import Pushed
@@ -731,6 +731,16 @@ def test_of_two_the_one_that_joined_last_is_the_odd_one() -> None:
     (odd,) = odd_ones([_part(9, 1.0), _part(4, 0.01)], 1)
     assert (odd.inc, odd.step, odd.others) == (9, 60, (4,))
     assert odd.what == "lr of group 1 is 1.0, not 0.01"
+
+
+def test_a_worker_in_another_loop_is_an_odd_one_whatever_its_rates() -> None:
+    loops = [
+        msgspec.structs.replace(_part(inc, 0.1), slice=(Span(line, 0, 8),))
+        for inc, line in ((3, 0), (5, 1))
+    ]
+    (odd,) = odd_ones(loops, 1)
+    assert (odd.inc, odd.others) == (5, (3,))
+    assert "by job.step" in str(refusal(odd))
 
 
 def test_the_majority_is_right_and_all_others_are_named() -> None:

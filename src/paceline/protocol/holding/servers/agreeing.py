@@ -5,9 +5,12 @@ from collections.abc import Sequence
 from paceline.base.errors import ConfigError
 from paceline.base.numbering import Inc
 from paceline.base.samples import SampleSet
+from paceline.protocol.reasons import different_loops
 from paceline.wire.messages.data import Differs, Part
 
 Settings = dict[str, float]
+LOOP = "the loop"
+"""See `Differs.what`."""
 
 
 def missing(parts: Sequence[Part]) -> int:
@@ -19,19 +22,19 @@ def missing(parts: Sequence[Part]) -> int:
 
 
 def odd_ones(parts: Sequence[Part], server: Inc) -> list[Differs]:
-    """Workers whose hyper-parameters are not those of most, with what differs.
+    """Workers whose slices or hyper-parameters are not those of most, with what differs.
 
     Of two camps of the same size the one with the oldest life is right: who joined last is the one
     that may have missed something.
     """
-    camps: dict[tuple[object, object], list[Part]] = {}
+    camps: dict[tuple[object, object, object], list[Part]] = {}
     for part in parts:
-        camps.setdefault((part.rates, part.changed), []).append(part)
+        camps.setdefault((part.slice, part.rates, part.changed), []).append(part)
     if len(camps) < 2:
         return []
     lives = {camp: {part.inc for part in of_it} for camp, of_it in camps.items()}
     right = max(lives, key=lambda camp: (len(lives[camp]), -min(lives[camp])))
-    theirs, others = _named(camps[right][0]), tuple(sorted(lives[right]))
+    usual, others = camps[right][0], tuple(sorted(lives[right]))
     found = {}
     for camp, of_it in camps.items():
         for part in of_it if camp != right else ():
@@ -40,7 +43,7 @@ def odd_ones(parts: Sequence[Part], server: Inc) -> list[Differs]:
                 server=server,
                 inc=part.inc,
                 step=part.step,
-                what=_difference(_named(part), theirs),
+                what=_difference(part, usual),
                 others=others,
             )
     return list(found.values())
@@ -49,6 +52,9 @@ def odd_ones(parts: Sequence[Part], server: Inc) -> list[Differs]:
 def refusal(message: Differs) -> ConfigError:
     """The error with which the worker must end."""
     others = ", ".join(map(str, message.others))
+    if message.what == LOOP:
+        detail = f"step {message.step} has other samples here than in incarnations {others}"
+        return ConfigError(different_loops(detail))
     return ConfigError(
         f"step {message.step}: {message.what} as in the workers of incarnations {others}; all "
         "workers of a step must have the same: use schedulers that are given to job.prepare, or "
@@ -61,7 +67,10 @@ def _named(part: Part) -> Settings:
     return rates | {f"{name} of group {group}": value for group, name, value in part.changed}
 
 
-def _difference(mine: Settings, theirs: Settings) -> str:
+def _difference(part: Part, usual: Part) -> str:
+    if part.slice != usual.slice:
+        return LOOP
+    mine, theirs = _named(part), _named(usual)
     name = next(one for one in {**mine, **theirs} if mine.get(one) != theirs.get(one))
     as_at_first = "as at job.prepare"
     return f"{name} is {mine.get(name, as_at_first)}, not {theirs.get(name, as_at_first)}"

@@ -266,11 +266,11 @@ class ServerState:
         self.readiness.grace_s = None
         entry = self.readiness.entry(step_after(self.contents.step))
         parts = [self.contents.parts[key] for key in self.contents.keys_of(entry)]
+        if odd := odd_ones(parts, self.inc):
+            return [Reply(one.inc, one) for one in odd]
         lacking = missing(parts)
         if lacking < 0:
             raise InternalError(f"step {entry.step}: samples are offered twice for its slice")
-        if odd := odd_ones(parts, self.inc):
-            return [Reply(one.inc, one) for one in odd]
         if not parts:
             return []
         may_lack = self._may_lack(parts[0])
