@@ -56,6 +56,21 @@ model, optimizer = job.prepare(model, optimizer)
 for _ in job.batches(TensorDataset(torch.ones(64, 4)), batch_size=16):
     ctypes.string_at(0)
 """
+SPLIT = """
+import os, torch, paceline as pl
+from torch import nn
+from torch.utils.data import TensorDataset, random_split
+job = pl.init()
+model = nn.Linear(4, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+model, optimizer = job.prepare(model, optimizer)
+own = torch.Generator().manual_seed(job.rank)
+train, _ = random_split(TensorDataset(torch.ones(64, 4)), [48, 16], generator=own)
+for (x,) in job.batches(train, batch_size=16):
+    model(x).mean().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
 UNEVEN = """
 import pathlib, sys, time, torch, paceline as pl
 from torch import nn
@@ -127,6 +142,20 @@ def test_members_that_leave_their_loop_early_leave_a_cut_of_what_they_hold(tmp_p
         model = load_file(tmp_path / "model.safetensors")
         total = sum(float(one.sum(dtype="float64")) for one in model.values())
         assert line == f"LEFT rank 1 sum {total:.9f}"
+
+
+@pytest.mark.parametrize("strategy", ["allreduce", pytest.param("ps", marks=pytest.mark.soak)])
+def test_workers_that_split_the_data_differently_end_before_they_train(
+    tmp_path: Path, strategy: str
+) -> None:
+    script = tmp_path / "split.py"
+    script.write_text(SPLIT)
+    with job_of(script, tmp_path, strategy=strategy, mode="bsp") as job:
+        outcome = job.end()
+    assert outcome.end is End.FAILED, outcome
+    assert outcome.committed == 0
+    assert "of the records for worker-" in outcome.error
+    assert "give a seed to what shuffles them" in outcome.error
 
 
 @pytest.mark.parametrize(

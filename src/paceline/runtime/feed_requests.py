@@ -7,7 +7,7 @@ import msgspec
 from paceline.base.errors import ConfigError
 from paceline.runtime.data.contents import contents_of
 from paceline.runtime.data.growth import CountGrowth, Growth, StreamGrowth, is_long
-from paceline.runtime.data.listed import ends_of_batches, order_of_records
+from paceline.runtime.data.listed import ends_of_batches, order_of_records, part_of_records
 from paceline.runtime.data.order import DEFAULT_SHARD_SIZE
 from paceline.runtime.data.stream import StreamSource
 from paceline.runtime.strategy import Strategy
@@ -166,7 +166,8 @@ def _contents(spec: JobSpec, dataset: Any) -> str:
     """What is read, in short, to be compared among workers."""
     # A job that no other machine can be part of has no files to compare.
     files = contents_of(dataset) if spec.listen != LOOPBACK else ""
-    return ", ".join(filter(None, (order_of_records(dataset), files)))
+    found = (order_of_records(dataset), part_of_records(dataset), files)
+    return ", ".join(filter(None, found))
 
 
 def _slice_size(spec: JobSpec, batch_size: int | None, per_worker: int | None) -> int | None:

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-from torch.utils.data import Dataset
+from torch.utils.data import Dataset, Subset
 
 from paceline.base.errors import ConfigError
 from paceline.runtime.data.iterated import Iterated
@@ -54,6 +54,23 @@ def order_of_records(dataset: Any) -> str:
     digest = hashlib.blake2b(data, digest_size=8).hexdigest()
     batches = f" and {len(dataset.ends)} batches" if dataset.ends else ""
     return f"{len(dataset)} records{batches} in the order {digest}"
+
+
+def part_of_records(dataset: Any) -> str:
+    """Which records torch's ``Subset`` takes, in short, to be compared; empty: there is none.
+
+    Who splits a dataset by a generator that only this process has trains on records of its own.
+    """
+    digest, found = hashlib.blake2b(digest_size=8), False
+    while isinstance(dataset, Subset | Listed):
+        if isinstance(dataset, Subset):
+            numbers = np.asarray(dataset.indices)
+            if numbers.dtype.kind not in "iu":
+                return ""  # names: of a dataset that finds records by them
+            digest.update(numbers.astype(np.int64).tobytes())
+            found = True
+        dataset = dataset.dataset
+    return f"part {digest.hexdigest()} of the records" if found else ""
 
 
 def ends_of_batches(dataset: Any) -> tuple[int, ...]:
