@@ -1,10 +1,13 @@
 """Sources of unknown length, end to end: whatever dies, each record is trained on exactly once."""
 
+import io
+import itertools
 import json
 import os
 import signal
 import subprocess
 import sys
+import tarfile
 import threading
 import time
 from collections.abc import Iterator
@@ -74,6 +77,27 @@ def check_finished(job: RunningJob, epochs: int = 1) -> None:
         assert abs(counts.seen.sum() - committed) < 1e-6
         assert counts.seen.max() < epochs + 1e-6
     assert np.all(np.abs(counts.seen - epochs) < 1e-6)
+
+
+def test_records_of_tar_files_are_each_trained_on_once_whatever_dies(tmp_path: Path) -> None:
+    """Shards as webdataset has them, of different lengths."""
+    source = tmp_path / "shards"
+    source.mkdir()
+    edges = [0, 700, 701, 2000, N]
+    for start, stop in itertools.pairwise(edges):
+        with tarfile.open(source / f"{start:04}.tar", "w") as file:
+            for one in range(start, stop):
+                info = tarfile.TarInfo(f"{one}.id")
+                info.size = len(str(one))
+                file.addfile(info, io.BytesIO(str(one).encode()))
+    args = (str(source), "--num-samples", str(N), "--num-loaders", "1")
+    with running(tmp_path, script=str(SCRIPT), args=args, mode="asp") as job:
+        job.until_committed(N // 4, cuts=1)
+        os.kill(job.pid_of("worker-1"), signal.SIGKILL)
+        job.kill_master()
+        job.until_committed(N // 2, cuts=2)
+        os.kill(job.pid_of("worker-0"), signal.SIGKILL)
+        check_finished(job)
 
 
 @pytest.mark.parametrize("victim", ["worker-1", "server-1", "master"])

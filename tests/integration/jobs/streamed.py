@@ -37,11 +37,16 @@ class Numbers(IterableDataset[int]):
             yield self.at - 1
 
 
+def number(record: dict[str, Any]) -> int:
+    """Of a record of a tar file."""
+    return int(record["id"])
+
+
 def main() -> None:
     """Train as the arguments say."""
     parser = argparse.ArgumentParser()
     parser.add_argument(
-        "source", type=Path, help="a directory of JSONL files, or one text file; else numbers"
+        "source", type=Path, help="a directory of JSONL or tar files, or a text file; else numbers"
     )
     parser.add_argument("--num-samples", type=int, required=True)
     parser.add_argument("--batch-size", type=int, default=32)
@@ -56,13 +61,17 @@ def main() -> None:
     model = Counts(options.num_samples)
     model, optimizer = job.prepare(model, torch.optim.SGD(model.parameters(), lr=1.0))
     source = options.source
-    dataset: Any = GrowingFiles(source) if source.is_dir() else None
-    if dataset is None:
+    dataset: Any = None
+    if is_tar := any(source.glob("*.tar")):
+        dataset = pl.TarRows(f"{source}/*.tar", parse=number)
+    elif source.is_dir():
+        dataset = GrowingFiles(source)
+    else:
         dataset = TextLines(source, int) if source.exists() else Numbers(options.num_samples)
     for batch in job.batches(
         dataset, options.batch_size, options.epochs, num_workers=options.num_loaders
     ):
-        ids = batch.id if source.is_dir() else batch
+        ids = batch.id if source.is_dir() and not is_tar else batch
         model(ids).backward()
         time.sleep(options.step_s)  # stands for compute, so that faults fall into a step
         optimizer.step()
