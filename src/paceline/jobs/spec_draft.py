@@ -80,7 +80,9 @@ class SpecDraft:
 
 def _unknown_key(place: str, key: str) -> str:
     section, _, name = key.rpartition(".")
-    known = keys_of(section) or keys_of("")  # there is no such section
+    if not keys_of(section):
+        section = ""  # there is no such one
+    known = keys_of(section)
     close = difflib.get_close_matches(name, known, 1)
     meant = [f"{section}.{close[0]}".lstrip(".")] if close else _elsewhere(name)
     if meant:

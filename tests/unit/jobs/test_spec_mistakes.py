@@ -596,6 +596,10 @@ WRONG_FLAGS = [
         "--set servers.memroy: got an unknown key; did you mean servers.memory?",
     ),
     (
+        {"train.workers": "2"},
+        "--set train.workers: got an unknown key; did you mean workers?",
+    ),
+    (
         {"data": "5"},
         "--set data: got '5', expected one key of it; write e.g. --set data.shard_size=...",
     ),

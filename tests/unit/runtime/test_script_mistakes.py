@@ -220,7 +220,8 @@ MISTAKES: list[tuple[Callable[[], object], str]] = [
         table_outside_of_a_loop,
         (
             "table 'embedding' was used outside of job.batches and job.evaluate; its rows are "
-            "there only for the batch in hand"
+            "there only for the batch in hand; compute on held-out data with "
+            'job.evaluate(lambda batch: {"score": model(batch)}, dataset)'
         ),
     ),
     (

@@ -135,7 +135,8 @@ class Lookups:
         if not self.open:
             raise ConfigError(
                 f"table {table.name!r} was used outside of job.batches and job.evaluate; its rows "
-                "are there only for the batch in hand"
+                "are there only for the batch in hand; compute on held-out data with "
+                'job.evaluate(lambda batch: {"score": model(batch)}, dataset)'
             )
         _check_ids(table, ids)
         if self.watch is not None:
