@@ -1,6 +1,8 @@
 """How real jobs end: what they leave, what they say, with which exit code."""
 
 import contextlib
+import os
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -178,6 +180,59 @@ def test_a_loop_that_some_have_left_for_another_one_is_refused_with_the_remedy(
     assert told in logs
     assert "by job.step" in logs
     assert "InternalError" not in logs
+
+
+REPLAYED = """
+import sys, time, torch, paceline as pl
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+x = torch.randn(256, 4, generator=torch.Generator().manual_seed(1))
+y = x.sum(1, keepdim=True)
+loader = DataLoader(TensorDataset(x, y), batch_size=16, shuffle=True)
+job = pl.init()
+model = nn.Linear(4, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.001)
+model, optimizer, loader = job.prepare(model, optimizer, loader)
+best, worse = float("inf"), 0
+for epoch in range(40):
+    for features, target in loader:
+        loss = nn.functional.mse_loss(model(features), target)
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        time.sleep(0.02)
+    if "--loss" in sys.argv:
+        print(loss.item())
+    held_out = nn.functional.mse_loss(model(x), y).item()
+    best, worse = (held_out, 0) if held_out < best else (best, worse + 1)
+    if worse == 3:
+        break
+"""
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        ((), "the script returned before a loop over batches that the job has begun. Before, it "),
+        pytest.param(("--loss",), "paceline: worker-1 ", marks=pytest.mark.soak),
+    ],
+)
+def test_a_new_life_that_does_the_lines_between_loops_again_is_told_from_an_end(
+    flags: tuple[str, ...], said: str, tmp_path: Path
+) -> None:
+    """It compares the newest model with itself, and so stops early where no other worker does."""
+    script = tmp_path / "replayed.py"
+    script.write_text(REPLAYED)
+    restart = RestartSpec(backoff_s=0.1)
+    with job_of(script, tmp_path, *flags, strategy="allreduce", restart=restart) as job:
+        job.until_committed(6 * 256 + 100)
+        os.kill(job.pid_of("worker-1"), signal.SIGKILL)
+        outcome = job.end()
+        assert outcome.end is End.SCRIPT_FAILED, outcome
+        log = "".join(path.read_text() for path in job.job.logs.glob("worker-1*.log"))
+    assert f"{said}passed over " in log
+    assert "`for epoch in job.epochs(n)`" in log
 
 
 @pytest.mark.soak  # as the two that follow: CI has members with whole models

@@ -364,10 +364,14 @@ class Job(JobCourse):
 
     def _bodies(self, batches: Iterator[Any]) -> Iterator[Any]:
         self._course.enter_loop()
+        is_passed = True
         try:
             for batch in batches:
+                is_passed = False
                 self._course.enter_body()
                 yield batch
+            if is_passed:
+                self._pass_loop()
         finally:
             self._course.leave_loop()
             if isinstance(batches, Generator):

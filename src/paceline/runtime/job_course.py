@@ -47,6 +47,8 @@ class JobCourse(JobLog):
     def __init__(self, strategy: Strategy) -> None:
         super().__init__(strategy)
         self._looping = False
+        self._num_passed = 0
+        """Loops over batches that were done before this life came there, in no epoch."""
         self._course = ScriptCourse(self._step_of_body, self._place_in_body)
         self._begun: Reached | None = None
         """How far the state was when this script asked, before its first loop over epochs."""
@@ -104,6 +106,27 @@ class JobCourse(JobLog):
             self._of_epochs = 0
             self._course.leave()
             self._come_to(passed=first == count)
+
+    def _pass_loop(self) -> None:
+        """A loop over batches had none for this worker."""
+        from paceline.runtime.process import current
+
+        process = current()
+        if process is None or self._has_begun or self._course.epoch is not None:
+            return
+        self._num_passed += 1
+        process.remark = _passed_words(self._num_passed)
+        process.check_returned = self._check_returned
+
+    def _check_returned(self) -> None:
+        """Raise ConfigError if the script has left out a loop in which others have trained."""
+        underway = self._strategy.underway(self._course.coming)
+        if underway is not None and underway.at > 0:
+            raise ConfigError(
+                "the script returned before a loop over batches that the job has begun. Before, it "
+                f"{_passed_words(self._num_passed)}. Decide with job.agree when to stop; then go "
+                "on with `paceline run --resume`"
+            )
 
     def _begin_course(self) -> None:
         """What was prepared trains next."""
@@ -207,3 +230,12 @@ class JobCourse(JobLog):
         if self._course.epoch is None:
             raise ConfigError("job.epoch is known within a loop over job.epochs only")
         return self._course.epoch
+
+
+def _passed_words(num_loops: int) -> str:
+    loops, each = ("a loop", "it") if num_loops == 1 else (f"{num_loops} loops", "each")
+    return (
+        f"passed over {loops} that earlier lives or other workers had done, and did what stands "
+        f"after {each} again, with the newest model and no batch. Number the epochs with "
+        "`for epoch in job.epochs(n)`, and keep in job.state what the script remembers"
+    )

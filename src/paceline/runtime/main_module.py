@@ -24,6 +24,7 @@ from pathlib import Path
 from types import FrameType, FunctionType, ModuleType, TracebackType
 
 import paceline
+from paceline.base.errors import ConfigError
 from paceline.base.numbering import Inc
 from paceline.base.processes import die_with_parent
 from paceline.runtime.reaching import Unreachable
@@ -185,10 +186,12 @@ def script_error(error: BaseException, inc: Inc, step: int) -> ScriptError:
         step: that was being worked on.
     """
     trace = user_traceback(error)
+    is_refusal = isinstance(error, ConfigError)
+    shown = None if is_refusal and not user_line(trace) else trace
     return ScriptError(
         inc=inc,
         kind=kind_of(error),
-        traceback="".join(traceback.format_exception(type(error), error, trace)),
+        traceback="".join(traceback.format_exception(type(error), error, shown)),
         in_user_code=raised_in_user_code(trace),
         step=step,
         line=user_line(trace),

@@ -108,6 +108,10 @@ class Process:
         self.open_loops: list[OpenLoop] = []
         """Those that have begun and did not come to their end, in order."""
         self._hand_over: Callable[[], None] | None = None
+        self.check_returned: Callable[[], None] = _nothing
+        """Raises ConfigError if the script has returned before others."""
+        self.remark = ""
+        """To add to an error of the script; empty: nothing."""
         self.at_end: Callable[[], None] = _nothing
         """Ends the thread that uses the link, so that the main thread can."""
         self.at_terminate: Callable[[], None] = _nothing
@@ -181,7 +185,12 @@ class Process:
         return self._hand_over is not None
 
     def returned(self) -> None:
-        """The script has come to its end: hand over what it has trained."""
+        """The script has come to its end: hand over what it has trained.
+
+        Raises:
+            ConfigError: see ``check_returned``.
+        """
+        self.check_returned()
         if self._hand_over is not None:
             self._hand_over()
 
@@ -236,6 +245,7 @@ class Process:
         if signal.getsignal(signal.SIGINT) is _ignore:
             signal.signal(signal.SIGINT, signal.default_int_handler)
         self.is_fork, self.at_end, self._hand_over = True, _nothing, None
+        self.check_returned = _nothing
         self.link.close()
         self.at_fork()
 
@@ -416,6 +426,8 @@ def report_error(process: Process, error: BaseException, code: int = 1) -> int:
         last_words = msgspec.structs.replace(last_words, unreadable="")
     if not isinstance(error, SystemExit):
         print(last_words.traceback, end="", file=sys.stderr)
+        if process.remark and last_words.in_user_code:
+            print(f"paceline: {process.node} {process.remark}", file=sys.stderr)
     process.at_end()
     process.tell_log()
     process.link.send(last_words)
