@@ -367,6 +367,8 @@ class Job(JobCourse):
         is_passed = True
         try:
             for batch in batches:
+                if is_passed:
+                    self._tell_passed()
                 is_passed = False
                 self._course.enter_body()
                 yield batch

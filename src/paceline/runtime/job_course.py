@@ -1,5 +1,6 @@
 """The part of `Job` around its loops over batches: epochs, and what workers tell each other."""
 
+import sys
 from collections.abc import Generator, Iterator
 from typing import Any
 
@@ -49,6 +50,7 @@ class JobCourse(JobLog):
         self._looping = False
         self._num_passed = 0
         """Loops over batches that were done before this life came there, in no epoch."""
+        self._has_told = False
         self._course = ScriptCourse(self._step_of_body, self._place_in_body)
         self._begun: Reached | None = None
         """How far the state was when this script asked, before its first loop over epochs."""
@@ -117,6 +119,15 @@ class JobCourse(JobLog):
         self._num_passed += 1
         process.remark = _passed_words(self._num_passed)
         process.check_returned = self._check_returned
+
+    def _tell_passed(self) -> None:
+        """Say, in the first loop with a batch, what this life has done again."""
+        from paceline.runtime.process import current
+
+        process = current()
+        if process is not None and self._num_passed and not self._has_told:
+            self._has_told = True
+            sys.stderr.write(f"paceline: this life of {process.node} {process.remark}\n")
 
     def _check_returned(self) -> None:
         """Raise ConfigError if the script has left out a loop in which others have trained."""
