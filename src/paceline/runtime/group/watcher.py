@@ -186,8 +186,9 @@ class Watcher:
             raise ConfigError(f"{found.text}. {REMEDY}") from None
         if not found.minority:
             raise ConfigError(f"{found.text}; no more than half of them agree. {REMEDY}") from None
-        if gave_up and not found.begins and not self.watch.heal(step):
-            raise ConfigError(f"{found.text}, for the second time. {REMEDY}") from None
+        if gave_up and not self.watch.heal(step, begins=found.begins):
+            often = "again and again" if found.begins else "for the second time"
+            raise ConfigError(f"{found.text}, {often}. {REMEDY}") from None
 
     # ------------------------------------------------------------------ what differs
 

@@ -346,12 +346,14 @@ def test_a_member_is_healed_once() -> None:
         watcher.heal(4, found.value.found, gave_up=True)
 
 
-def test_a_member_is_healed_as_often_as_trainings_begin() -> None:
+def test_a_member_is_healed_where_a_training_begins_but_not_without_end() -> None:
     watcher, told = Watcher([], []), words((0, 7), (0, 8))
-    for step in (3, 4):
+    for step in (3, 4, 4):
         with pytest.raises(Diverged) as raised:
             watcher.judge(step, told, Meeting(None, None).of(1), begins=True)
         watcher.heal(step, raised.value.found, gave_up=True)
+    with pytest.raises(ConfigError, match="again and again"):
+        watcher.heal(4, raised.value.found, gave_up=True)
 
 
 def test_shards_cannot_be_copied() -> None:

@@ -20,6 +20,8 @@ FIRST_EVERY, LEAST_EVERY, MOST_EVERY = 50, 10, 10_000
 """Steps from one checksum to the next: before the first was timed, and within which limits."""
 REPEAT_STEPS = 1000
 """A member that differs again within so many steps is not healed again."""
+MOST_BEGUN = 3
+"""Times that it copies from the first member, which may change, before a training's first step."""
 
 
 class Word(NamedTuple):
@@ -55,6 +57,7 @@ class Watch:
         self.check_at = 0
         self.every = FIRST_EVERY
         self._healed_at: int | None = None
+        self._num_begun = 0
 
     def is_due(self, step: StepNo) -> bool:
         """Whether a checksum of what is held after this step is to be made."""
@@ -83,8 +86,14 @@ class Watch:
         """What we hold is another's: the last update was not ours."""
         self._updated = (0, 0)
 
-    def heal(self, step: StepNo) -> bool:
-        """We differ from most, and are to copy what they hold; False: for the second time."""
+    def heal(self, step: StepNo, *, begins: bool = False) -> bool:
+        """We differ from most, and are to copy what they hold; False: too often.
+
+        ``begins``: we differ from the first member, where a training begins.
+        """
+        if begins:
+            self._num_begun += 1
+            return self._num_begun <= MOST_BEGUN
         last, self._healed_at = self._healed_at, step
         return last is None or step - last > REPEAT_STEPS
 
