@@ -5,9 +5,11 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-from torch.utils.data import Dataset, Subset
+from torch import Tensor
+from torch.utils.data import ConcatDataset, Dataset, Subset
 
 from paceline.base.errors import ConfigError
+from paceline.runtime.data.digests import digest_of
 from paceline.runtime.data.iterated import Iterated
 from paceline.runtime.data.permutation import IntArray
 
@@ -61,16 +63,38 @@ def part_of_records(dataset: Any) -> str:
 
     Who splits a dataset by a generator that only this process has trains on records of its own.
     """
-    digest, found = hashlib.blake2b(digest_size=8), False
-    while isinstance(dataset, Subset | Listed):
-        if isinstance(dataset, Subset):
-            numbers = np.asarray(dataset.indices)
-            if numbers.dtype.kind not in "iu":
-                return ""  # names: of a dataset that finds records by them
-            digest.update(numbers.astype(np.int64).tobytes())
-            found = True
-        dataset = dataset.dataset
-    return f"part {digest.hexdigest()} of the records" if found else ""
+    taken = _taken(dataset)
+    return f"part {digest_of(taken)} of the records" if taken else ""
+
+
+def _taken(dataset: Any) -> list[Any]:
+    """The numbers that each ``Subset`` within a dataset takes, outermost first."""
+    if isinstance(dataset, ConcatDataset):
+        parts = [*map(_taken, dataset.datasets)]
+        return parts if any(parts) else []
+    if isinstance(dataset, Subset):
+        return [*_numbers(dataset.indices), *_taken(dataset.dataset)]
+    return _taken(dataset.dataset) if isinstance(dataset, Listed) else []
+
+
+def _numbers(indices: Any) -> list[Any]:
+    """Numbers of records, the same whatever holds them; none: records are found by names.
+
+    Numbers at even distances are told in short: a range may have more of them than memory holds.
+    """
+    if isinstance(indices, range):
+        return [(indices.start, indices.step, len(indices))]
+    try:
+        numbers = np.asarray(indices.cpu() if isinstance(indices, Tensor) else indices)
+    except (TypeError, ValueError):  # names of several lengths; numbers on a device
+        return []
+    if numbers.dtype.kind not in "iu":
+        return []
+    numbers = numbers.astype(np.int64, copy=False)
+    steps = np.diff(numbers)
+    if numbers.ndim == 1 and len(steps) and (steps == steps[0]).all():
+        return [(int(numbers[0]), int(steps[0]), len(numbers))]
+    return [numbers]
 
 
 def ends_of_batches(dataset: Any) -> tuple[int, ...]:
