@@ -14,10 +14,13 @@ import psutil
 import pytest
 
 from paceline.agent import zygote
+from paceline.agent.process import ProcessHost
 from paceline.base.cgroups import find_node_group
 from paceline.base.jobdir import JobDir
 from paceline.base.processes import JOB_DIR, find_job_process, find_job_processes
 from paceline.jobs.zygotes import MODULE, template_socket
+from paceline.wire.messages.agent import StartProcess
+from paceline.wire.messages.node import ProcessUp
 from paceline.wire.spec import JobSpec
 from paceline.wire.zygote import FromZygote, Warm
 from tests.chaos.faults import supervisor_pid
@@ -26,6 +29,8 @@ from tests.integration.running import RunningJob, running, until
 NODES = {"worker-0", "worker-1", "server-0", "server-1"}
 PATIENCE_S = 60.0
 SERVED = JobSpec(script="/train.py")
+IGNORED = (lambda *_: None, lambda *_: None)
+"""Ends of zygotes, and errors."""
 
 
 @pytest.fixture(autouse=True)
@@ -102,7 +107,7 @@ def test_a_node_does_without_a_template_that_does_not_answer(
 
     async def scenario() -> None:
         seen: asyncio.Queue[FromZygote] = asyncio.Queue()
-        link = zygote.ZygoteLink(job, "server-0", SERVED, (), seen.put_nowait, lambda *_: None)
+        link = zygote.ZygoteLink(job, "server-0", SERVED, (), seen.put_nowait, *IGNORED)
         with template(template_socket(job, "server")):
             link.start()
             assert (link.pid == 0) == (template is not is_gone)
@@ -117,6 +122,38 @@ def test_a_node_does_without_a_template_that_does_not_answer(
     asyncio.run(scenario())
 
 
+@pytest.mark.parametrize("template", [dies, is_gone])
+def test_a_node_that_can_start_no_zygote_fails_unless_a_process_runs(
+    job: JobDir, monkeypatch: pytest.MonkeyPatch, template: Callable[[Path], socket.socket]
+) -> None:
+    tried = asyncio.Event()
+
+    def refuse(*_: object, **__: object) -> None:
+        tried.set()
+        raise BlockingIOError("there are too many processes")
+
+    group = find_node_group(job.job_id, "server-0")
+
+    async def scenario(pid: int) -> None:
+        host = ProcessHost(job, "server-0", SERVED, group, lambda *_: None, lambda *_: None)
+        with template(template_socket(job, "server")):
+            host.adopt(ProcessUp(node="server-0", inc=1, pid=pid, role="server"))
+            host.start_zygote()
+            await asyncio.wait_for(tried.wait(), PATIENCE_S)
+            assert not host.failed.done()
+        host.run(StartProcess(inc=2, role="server", rank=0, num_workers=1))
+        with pytest.raises(BlockingIOError, match="too many processes"):
+            await asyncio.wait_for(host.failed, PATIENCE_S)
+        await host.close()
+
+    with subprocess.Popen(["sleep", "600"]) as running_one:
+        monkeypatch.setattr(subprocess, "Popen", refuse)
+        try:
+            asyncio.run(scenario(running_one.pid))
+        finally:
+            running_one.kill()
+
+
 def test_a_template_that_works_is_waited_for_but_not_forever(
     job: JobDir, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -125,7 +162,7 @@ def test_a_template_that_works_is_waited_for_but_not_forever(
 
     async def scenario() -> None:
         warm = asyncio.Event()
-        link = zygote.ZygoteLink(job, "server-0", SERVED, (), lambda _: warm.set(), lambda *_: None)
+        link = zygote.ZygoteLink(job, "server-0", SERVED, (), lambda _: warm.set(), *IGNORED)
         with hangs(template_socket(job, "server")):
             link.start()
             async with asyncio.timeout(PATIENCE_S):

@@ -13,7 +13,7 @@ import signal
 import socket
 import time
 from collections.abc import Iterable
-from typing import assert_never
+from typing import Any, assert_never
 
 import msgspec
 
@@ -137,7 +137,8 @@ class Agent:
         if self._limits.share is not None:
             tasks.append(asyncio.create_task(self._limits.share.follow(self._send)))
         quitting = asyncio.create_task(self._quit.wait())
-        done, _ = await asyncio.wait({*tasks, quitting}, return_when=asyncio.FIRST_COMPLETED)
+        ends: set[asyncio.Future[Any]] = {*tasks, quitting, self._host.failed}
+        done, _ = await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
         for task in done:
             # Raises if it was not the end but a bug: then all stays as it is for a successor.
             task.result()

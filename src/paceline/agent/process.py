@@ -5,6 +5,7 @@ the descriptor of the process and the evidence of its end. A process that a form
 running is adopted: it can be watched and signalled, but its exit code cannot be known.
 """
 
+import asyncio
 import contextlib
 import logging
 import os
@@ -58,8 +59,16 @@ class ProcessHost:
         self._on_forked = on_forked
         self._on_exited = on_exited
         self._zygote = ZygoteLink(
-            job, node, spec, group.join_files, self._on_zygote, self._on_zygote_end
+            job,
+            node,
+            spec,
+            group.join_files,
+            self._on_zygote,
+            self._on_zygote_end,
+            self._on_zygote_failed,
         )
+        self.failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        """Has the error, once the node can have no process."""
         self._pending: Fork | None = None
         self._inc = NO_INC
         self._pid = 0
@@ -170,6 +179,12 @@ class ProcessHost:
             self._watch = ProcessWatch(self._pid, self._on_watched_end)
         if was_warm and not self._zygote.is_up:
             self._zygote.start()
+
+    def _on_zygote_failed(self, error: OSError) -> None:
+        _log.warning("zygote_not_started node=%s error=%s", self._node, error)
+        # While a process runs there is time: the next one asks for a zygote again.
+        if not self._pid and not self.failed.done():
+            self.failed.set_exception(error)
 
     # ------------------------------------------------------------------ the process
 

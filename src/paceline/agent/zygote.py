@@ -51,14 +51,26 @@ class ZygoteLink:
         join_files: tuple[str, ...],
         on_message: Callable[[FromZygote], None],
         on_end: Callable[[bool, int | None], None],
+        on_failed: Callable[[OSError], None],
     ) -> None:
-        """``on_end``: whether it was warm, and its code as subprocess gives it, if known."""
+        """Make no zygote so far.
+
+        Args:
+            job: of the node.
+            node: its name.
+            spec: of the job.
+            join_files: of the node's control groups.
+            on_message: what the zygote says.
+            on_end: whether it was warm, and its code as subprocess gives it, if known.
+            on_failed: why none could be started.
+        """
         self._job = job
         self._node = node
         self._spec = spec
         self._join_files = join_files
         self._on_message = on_message
         self._on_end = on_end
+        self._on_failed = on_failed
         self._environment = {**os.environ, **process_environment(job, node, spec)}
         self._log = NodeFiles(job, node).log
         self._loop = asyncio.get_running_loop()
@@ -147,22 +159,34 @@ class ZygoteLink:
         self._start_child()
 
     def _start_child(self) -> None:
+        try:
+            self._child, pair = self._spawn()
+        except OSError as error:  # in a callback of the loop it would end nothing
+            self._on_failed(error)
+            return
+        self.pid = self._child.pid
+        self._hold(pair)
+
+    def _spawn(self) -> tuple[subprocess.Popen[bytes], socket.socket]:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         ours.setblocking(False)
-        with theirs, self._log.open("ab") as log:
-            self._child = subprocess.Popen(
-                [sys.executable, *SAFE_PATH, "-m", MODULE, "--fd", str(theirs.fileno())]
-                + import_arguments(self._node, self._spec)
-                + [f"--join={path}" for path in self._join_files]
-                + [f"--core={core}" for core in bound_to(self._node, self._spec)],
-                pass_fds=[theirs.fileno()],
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                env=self._environment,
-            )
-        self.pid = self._child.pid
-        self._hold(ours)
+        try:
+            with theirs, self._log.open("ab") as log:
+                child = subprocess.Popen(
+                    [sys.executable, *SAFE_PATH, "-m", MODULE, "--fd", str(theirs.fileno())]
+                    + import_arguments(self._node, self._spec)
+                    + [f"--join={path}" for path in self._join_files]
+                    + [f"--core={core}" for core in bound_to(self._node, self._spec)],
+                    pass_fds=[theirs.fileno()],
+                    stdin=subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=log,
+                    env=self._environment,
+                )
+        except OSError:
+            ours.close()
+            raise
+        return child, ours
 
     def _hold(self, pair: socket.socket) -> None:
         self._pair = pair
