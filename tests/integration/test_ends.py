@@ -3,6 +3,8 @@
 import contextlib
 import os
 import signal
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -180,6 +182,34 @@ def test_a_loop_that_some_have_left_for_another_one_is_refused_with_the_remedy(
     assert told in logs
     assert "by job.step" in logs
     assert "InternalError" not in logs
+
+
+@pytest.mark.parametrize(
+    ("strategy", "who"),
+    [
+        ("allreduce", 0),
+        pytest.param("allreduce", 1, marks=pytest.mark.soak),
+        pytest.param("ps", 0, marks=pytest.mark.soak),
+        pytest.param("ps", 1, marks=pytest.mark.soak),
+    ],
+)
+def test_a_new_life_passes_over_a_loop_that_was_left_for_the_one_in_which_it_died(
+    tmp_path: Path, strategy: str, who: int
+) -> None:
+    flags = ("--at-step", "12", "--again", "--out", str(tmp_path))
+    plain = subprocess.run(
+        [sys.executable, LEAVING, *flags], check=True, stdout=subprocess.PIPE, text=True
+    )
+    flags += ("--die", f"{who}:60")
+    with job_of(LEAVING, tmp_path, *flags, strategy=strategy, mode="bsp") as job:
+        outcome = job.end(90.0)
+        assert outcome.end is End.STOPPED_EARLY, outcome
+        assert outcome.committed == 12 * BATCH + 4096
+        assert len(job.events("relaunch")) == 1
+        logs = "".join(path.read_text() for path in job.job.logs.glob("worker-*.log"))
+    sums = {line.split()[-1] for line in logs.splitlines() if line.startswith("LEFT")}
+    expected = float(plain.stdout.split()[-1])
+    assert [float(one) for one in sums] == [pytest.approx(expected, abs=1e-5)] * len(sums)
 
 
 REPLAYED = """

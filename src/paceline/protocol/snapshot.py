@@ -54,6 +54,7 @@ class Snapshot(Record, frozen=True):
     plans: tuple[Planned, ...] = ()
     group: GroupKept | None = None
     agreed: tuple[Agreed, ...] = ()
+    opened_before: int = -1
 
 
 def take(state: MasterState) -> Snapshot:
@@ -86,6 +87,7 @@ def take(state: MasterState) -> Snapshot:
         gave_back=tuple(state.gave_back.items()),
         plans=tuple(state.plans.known),
         agreed=tuple(Agreed(*one) for one in state.ledger.agreements.agreed.items()),
+        opened_before=ledger.opened_before,
     )
     return msgspec.structs.replace(kept, **state.holder.kept())
 
@@ -104,6 +106,7 @@ def restore(state: MasterState, kept: Snapshot) -> None:
     ledger.leases = {inc: SampleSet(spans) for inc, spans in kept.leases}
     ledger.done = SampleSet(kept.done)
     ledger.finished = set(kept.finished)
+    ledger.opened_before = kept.opened_before
     state.grants = {grant.inc: grant for grant in kept.grants}
     state.gone = set(kept.gone)
     state.cuts.valid = list(kept.cuts)

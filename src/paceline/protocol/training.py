@@ -311,8 +311,12 @@ class MasterState:
         kept = feed.purpose != "train" or feed.feed in self.cuts.safe
         stored = [cut.step for cut in self.cuts.valid if not cut.cut.in_memory]
         left = bool(stored) and self.ledger.is_left(feed, stored[-1])
-        complete = left or (kept and self.ledger.is_complete(feed.feed))
+        complete = left or self._is_passed(feed) or (kept and self.ledger.is_complete(feed.feed))
         return self.holder.opened(FeedOpened(inc=inc, feed=feed, complete=complete))
+
+    def _is_passed(self, feed: Feed) -> bool:
+        """Whether workers that are in step have left this loop for another one."""
+        return self.plans.in_steps(feed) and self.ledger.is_passed(feed)
 
     def request(self, message: LeaseRequest, sizing: Sizing) -> list[Instruction]:
         """Grant, or keep the request open until there is something to grant."""
@@ -363,11 +367,12 @@ class MasterState:
         feed, inc = message.feed, message.inc
         workers = self.training_workers()
         deal = Deal(self.ledger, self.plans, message, workers=workers, step=self.step)
-        spans = deal.pick(sizing)
+        passed = self._is_passed(self.ledger.feeds[feed])
+        spans = () if passed else deal.pick(sizing)
         end = not spans and self.ledger.is_complete(feed)
         if end and self.ledger.feeds[feed].purpose == "train" and feed not in self.cuts.safe:
             return self.take_cut()
-        if not spans and not end:
+        if not spans and not end and not passed:
             return self._recall_tail(message)
         del self.waiting[inc]
         grant = Grant(
@@ -376,7 +381,7 @@ class MasterState:
             n=message.n,
             feed=feed,
             spans=tuple(spans),
-            end=end,
+            end=end or passed,
             batch_size=sizing.batch_size,
             lines=self.ledger.source_lines(spans) if feed in self.ledger.names else (),
             batching=deal.batching(),

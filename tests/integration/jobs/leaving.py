@@ -1,8 +1,11 @@
 """A script that leaves its loop early: each rank after so many batches of its own."""
 
 import argparse
+import os
+import signal
 import sys
 import time
+from pathlib import Path
 
 import torch
 from torch import nn
@@ -12,14 +15,18 @@ from torch.utils.data import TensorDataset
 import paceline as pl
 
 parser = argparse.ArgumentParser()
-parser.add_argument("--steps", type=int, nargs="+", required=True, help="Of each rank.")
+parser.add_argument("--steps", type=int, nargs="+", default=[-1], help="Of each rank.")
 parser.add_argument("--how", choices=["break", "exit"], default="break")
 parser.add_argument("--shard", action="store_true")
 parser.add_argument("--again", action="store_true", help="A loop after the one that was left.")
+parser.add_argument("--at-step", type=int, help="Leave by job.step, and not by a count.")
+parser.add_argument("--die", default="", help="Rank and step of a death, in the second loop.")
+parser.add_argument("--out", type=Path, help="Of what is done once.")
 parser.add_argument("--linger-s", type=float, default=0.0, help="Of rank 0, after its loop.")
 options = parser.parse_args()
 
 job = pl.init()
+torch.manual_seed(0)
 model = nn.Linear(8, 4)
 if options.shard:
     fully_shard(model)
@@ -36,8 +43,13 @@ for number, (x, y) in enumerate(job.batches(data, batch_size=8, epochs=100)):
     nn.functional.mse_loss(model(x), y).backward()
     optimizer.step()
     optimizer.zero_grad()
+    if job.step == options.at_step:
+        break
 if options.again:
     for x, y in job.batches(data, batch_size=8):
+        if f"{job.rank}:{job.step}" == options.die and not (options.out / "died").exists():
+            (options.out / "died").touch()
+            os.kill(os.getpid(), signal.SIGKILL)
         nn.functional.mse_loss(model(x), y).backward()
         optimizer.step()
         optimizer.zero_grad()

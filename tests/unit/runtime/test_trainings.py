@@ -13,6 +13,7 @@ from torch.optim.lr_scheduler import StepLR
 
 import paceline as pl
 from paceline.base.errors import ConfigError
+from paceline.base.samples import Span
 from paceline.protocol.holding.group.position import Position
 from paceline.protocol.samples.ledger import Ledger
 from paceline.runtime import job as job_module
@@ -254,3 +255,32 @@ def test_a_loop_that_was_left_is_over_once_its_end_is_on_disk() -> None:
     assert [ledger.is_left(left, stored) for stored in (4, 5, 6)] == [False, True, True]
     assert not ledger.is_left(numbered, 6)
     assert not ledger.is_left(replace(left, purpose="evaluate"), 6)
+
+
+def test_a_loop_that_was_left_for_another_one_of_the_same_training_is_passed_over() -> None:
+    ledger = Ledger()
+    sizes: dict[str, Any] = {"num_samples": 9, "batch_size": 3, "shard_size": 9, "epochs": 1}
+    left = Feed(feed=0, purpose="train", shuffle=True, seed=0, place=(0, -1, 0), **sizes)
+    later = replace(left, feed=1, place=(0, -1, 1))
+    ledger.open(left)
+    assert not ledger.is_passed(left)
+    ledger.open(replace(later, purpose="evaluate"))
+    assert not ledger.is_passed(left)
+    ledger.open(later)
+    assert ledger.is_passed(left)
+    assert not ledger.is_passed(later)
+    ledger.open(replace(later, training=1))
+    assert not ledger.is_passed(left)
+
+
+def test_a_loop_that_was_left_after_the_newest_cut_is_done_again() -> None:
+    ledger = Ledger()
+    sizes: dict[str, Any] = {"num_samples": 9, "batch_size": 3, "shard_size": 9, "epochs": 1}
+    left = Feed(feed=0, purpose="train", shuffle=True, seed=0, place=(0, -1, 0), **sizes)
+    later = replace(left, feed=1, place=(0, -1, 1))
+    ledger.open(left)
+    ledger.open(later)
+    ledger.restore([Span(left.line(), 0, 3)])
+    assert not ledger.is_passed(left)
+    ledger.restore([Span(left.line(), 0, 3), Span(later.line(), 0, 3)])
+    assert ledger.is_passed(left)

@@ -96,6 +96,8 @@ class Ledger:
         self.names: dict[int, dict[str, int]] = {}
         #: Feeds of unknown length whose source said that nothing more will come.
         self.finished: set[int] = set()
+        self.opened_before = -1
+        """The newest feed that was opened before the job went back to a cut; -1: none."""
 
     # ------------------------------------------------------------------ feeds
 
@@ -117,6 +119,20 @@ class Ledger:
         """Whether all scripts have left the training of a feed; ``stored``: a cut has this step."""
         later = (one.after for one in self.feeds.values() if one.training > feed.training)
         return feed.purpose == "train" and any(one is not None and one <= stored for one in later)
+
+    def is_passed(self, feed: Feed) -> bool:
+        """Whether a script has left this loop (`break`) for a later one of the same training.
+
+        When the job has gone back to a cut, the model must have samples of the later one.
+        """
+        if feed.purpose != "train" or self.is_complete(feed.feed):
+            return False
+        return any(
+            one.place > feed.place
+            for one in self.feeds.values()
+            if one.purpose == "train" and one.training == feed.training and one.feed > feed.feed
+            if one.feed > self.opened_before or self.is_begun(one.feed)
+        )
 
     def news(self, feed: int, ends: Iterable[tuple[str, int]]) -> tuple[tuple[str, int], ...]:
         """Those of a feed's partitions that were not known to reach so far."""
@@ -320,6 +336,7 @@ class Ledger:
             done = SampleSet(span for span in self.done if self._trains(span.line))
         self.leases.clear()
         self.done = done
+        self.opened_before = max(self.feeds, default=-1)
         for line, state in self.lines.items():
             if not again and self._trains(line):
                 continue
