@@ -43,6 +43,7 @@ def test_nodes_change_size_while_they_train_though_the_master_dies(tmp_path: Pat
     with running(tmp_path, *SLOW, mode="asp") as job:
         job.until_committed(N // 16)
         assert quota(job, "worker-0") is None
+        until(lambda: all(node.rss_bytes for node in job.status().nodes), "what they use")
         sizes = ("--worker-cpu", "1.5", "--server-cpu", "1.25", "--server-memory", "900MiB")
         told = CliRunner().invoke(app, ["scale", job.job.job_id, *sizes])
         assert told.exit_code == 0, told.output
@@ -54,6 +55,7 @@ def test_nodes_change_size_while_they_train_though_the_master_dies(tmp_path: Pat
         job.tell(Scale(workers=3))
         until(lambda: job.node("worker-2").pid, "one more worker")
         assert quota(job, "worker-2") == 1.5
+        until(lambda: job.node("worker-0").rss_bytes, "what it uses")
         too_little = CliRunner().invoke(app, ["scale", job.job.job_id, "--worker-memory", "1MiB"])
         assert too_little.exit_code == 2
         assert "of memory: it uses" in too_little.output

@@ -99,13 +99,19 @@ class NodeSizes:
             raise ConfigError(f"cannot resize: the job has no {role}s")
         if not self._backend.resizes_live:
             check_moves(self._spec, role)
+        if (wanted := sizes.memory_bytes) is None:
+            return
+        before = self._sizes[role].memory_bytes
         for node in self._members.of_role(role):
             seen = self._monitor.nodes.get(node.name)
             used = seen.facts.rss_bytes if seen is not None else 0
-            if sizes.memory_bytes is not None and used > sizes.memory_bytes:
+            refused = f"cannot give {node.name} {size(wanted)} of memory: "
+            if used > wanted:
+                raise ConfigError(f"{refused}it uses {size(used)}; ask for more than that")
+            is_less = before is None or wanted < before
+            if not used and is_less and node.life.is_alive:  # its agent has not said so far
                 raise ConfigError(
-                    f"cannot give {node.name} {size(sizes.memory_bytes)} of memory: it uses "
-                    f"{size(used)}; ask for more than that"
+                    f"{refused}what it uses is not known yet; ask again in some seconds"
                 )
 
     def hello(self, hello: AgentHello) -> None:

@@ -56,7 +56,9 @@ class Edges:
         self.sizes = NodeSizes(cast(MasterParts, parts))
 
     def _of_role(self, role: str) -> list[Any]:
-        return [SimpleNamespace(name=name) for name in self.streams if name.startswith(role)]
+        life = SimpleNamespace(is_alive=True)
+        names = [name for name in self.streams if name.startswith(role)]
+        return [SimpleNamespace(name=name, life=life) for name in names]
 
     def has(
         self, node: str, cores: float | None, memory: int | None = None, note: str = ""
@@ -102,6 +104,15 @@ def test_memory_below_what_a_node_uses_is_refused_before_anything_changes(edges:
     ):
         edges.sizes.order(ResizeNodes(role="worker", memory_bytes=200 * MIB))
     assert load(edges.job.spec).workers.memory_bytes is None and not edges.sent
+
+
+def test_less_memory_is_refused_while_nobody_knows_what_a_node_uses(edges: Edges) -> None:
+    """As just after the master has died."""
+    with pytest.raises(
+        ConfigError, match="server-0 900 MiB of memory: what it uses is not known yet"
+    ):
+        edges.sizes.order(ResizeNodes(role="server", memory_bytes=900 * MIB))
+    assert not edges.sent
 
 
 @pytest.fixture
