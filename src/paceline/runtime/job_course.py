@@ -140,8 +140,13 @@ class JobCourse(JobLog):
             )
 
     def _begin_course(self) -> None:
-        """What was prepared trains next."""
+        """What was prepared trains next. A loop before it gave the state that it had ended with."""
+        from paceline.runtime.process import current
+
         self._course.next_training()
+        if (process := current()) is not None:
+            process.forget_remark()
+        self._num_passed = 0
         self._begun, self._has_asked = None, False
         self._come_to(passed=False)
 

@@ -184,6 +184,10 @@ class Process:
         """Whether the script takes part in the job's training."""
         return self._hand_over is not None
 
+    def forget_remark(self) -> None:
+        """There is nothing to remark on the script, nor to check when it returns."""
+        self.remark, self.check_returned = "", _nothing
+
     def returned(self) -> None:
         """The script has come to its end: hand over what it has trained.
 

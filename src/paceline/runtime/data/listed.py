@@ -86,7 +86,7 @@ def _numbers(indices: Any) -> list[Any]:
         return [(indices.start, indices.step, len(indices))]
     try:
         numbers = np.asarray(indices.cpu() if isinstance(indices, Tensor) else indices)
-    except (TypeError, ValueError):  # names of several lengths; numbers on a device
+    except (TypeError, ValueError):  # names of several lengths
         return []
     if numbers.dtype.kind not in "iu":
         return []
