@@ -257,11 +257,15 @@ def test_a_loop_that_was_left_is_over_once_its_end_is_on_disk() -> None:
     assert not ledger.is_left(replace(left, purpose="evaluate"), 6)
 
 
+def two_loops() -> tuple[Feed, Feed]:
+    sizes: dict[str, Any] = {"num_samples": 9, "batch_size": 3, "shard_size": 9, "epochs": 1}
+    first = Feed(feed=0, purpose="train", shuffle=True, seed=0, place=(0, -1, 0), **sizes)
+    return first, replace(first, feed=1, place=(0, -1, 1))
+
+
 def test_a_loop_that_was_left_for_another_one_of_the_same_training_is_passed_over() -> None:
     ledger = Ledger()
-    sizes: dict[str, Any] = {"num_samples": 9, "batch_size": 3, "shard_size": 9, "epochs": 1}
-    left = Feed(feed=0, purpose="train", shuffle=True, seed=0, place=(0, -1, 0), **sizes)
-    later = replace(left, feed=1, place=(0, -1, 1))
+    left, later = two_loops()
     ledger.open(left)
     assert not ledger.is_passed(left)
     ledger.open(replace(later, purpose="evaluate"))
@@ -275,9 +279,7 @@ def test_a_loop_that_was_left_for_another_one_of_the_same_training_is_passed_ove
 
 def test_a_loop_that_was_left_after_the_newest_cut_is_done_again() -> None:
     ledger = Ledger()
-    sizes: dict[str, Any] = {"num_samples": 9, "batch_size": 3, "shard_size": 9, "epochs": 1}
-    left = Feed(feed=0, purpose="train", shuffle=True, seed=0, place=(0, -1, 0), **sizes)
-    later = replace(left, feed=1, place=(0, -1, 1))
+    left, later = two_loops()
     ledger.open(left)
     ledger.open(later)
     ledger.restore([Span(left.line(), 0, 3)])

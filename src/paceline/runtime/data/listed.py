@@ -80,7 +80,8 @@ def _taken(dataset: Any) -> list[Any]:
 def _numbers(indices: Any) -> list[Any]:
     """Numbers of records, the same whatever holds them; none: records are found by names.
 
-    Numbers at even distances are told in short: a range may have more of them than memory holds.
+    Numbers at even distances become their first one, their distance and their count. A range may
+    have more numbers than fit into memory.
     """
     if isinstance(indices, range):
         return [(indices.start, indices.step, len(indices))]
