@@ -212,6 +212,25 @@ def test_a_new_life_passes_over_a_loop_that_was_left_for_the_one_in_which_it_die
     assert [float(one) for one in sums] == [pytest.approx(expected, abs=1e-5)] * len(sums)
 
 
+@pytest.mark.soak
+@pytest.mark.parametrize("linger_s", ["0", "3"])
+@pytest.mark.parametrize("who", [0, 1])
+def test_a_new_life_passes_over_a_last_loop_that_was_left(
+    tmp_path: Path, who: int, linger_s: str
+) -> None:
+    """Its peer is still busy, or has returned."""
+    flags = ("--at-step", "12", "--out", str(tmp_path), "--linger-s", linger_s)
+    flags += ("--die-after", str(who))
+    with job_of(LEAVING, tmp_path, *flags, strategy="allreduce") as job:
+        check_left_early(job, 12, tmp_path)
+        assert len(job.events("relaunch")) >= 1
+        logs = "".join(path.read_text() for path in job.job.logs.glob("worker-*.log"))
+    sums = [line.split()[-1] for line in logs.splitlines() if line.startswith("LEFT")]
+    model = load_file(tmp_path / "model.safetensors")
+    total = sum(float(one.sum(dtype="float64")) for one in model.values())
+    assert sums == [f"{total:.9f}"] * 3, "before the death, after it, and in the peer"
+
+
 REPLAYED = """
 import sys, time, torch, paceline as pl
 from torch import nn

@@ -108,15 +108,16 @@ class CutAsker:
         self._asked: AskCut | None = None
         self._num_asked = 0
 
-    def ask(self, epoch_no: EpochNo, step: int, *, leaves: bool = False) -> list[AskCut]:
-        """Wish for a cut with this step in it; 0: of what the model holds now.
-
-        ``leaves``: we go once it is made.
-        """
+    def ask(self, epoch_no: EpochNo, step: int) -> list[AskCut]:
+        """Wish for a cut with this step in it; 0: of what the model holds now."""
         self._num_asked += 1
-        self._asked = AskCut(
-            epoch_no=epoch_no, inc=self._inc, n=self._num_asked, step=StepNo(step), leaves=leaves
-        )
+        self._asked = AskCut(epoch_no=epoch_no, inc=self._inc, n=self._num_asked, step=StepNo(step))
+        return self.resend()
+
+    def ask_last(self, epoch_no: EpochNo, step: int, feed: int) -> list[AskCut]:
+        """The same of a script that has returned; its last loop was over this feed."""
+        (asked,) = self.ask(epoch_no, step)
+        self._asked = replace(asked, leaves=True, feed=feed)
         return self.resend()
 
     def went_back(self, epoch_no: EpochNo) -> None:

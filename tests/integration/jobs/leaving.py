@@ -22,6 +22,7 @@ parser.add_argument("--again", action="store_true", help="A loop after the one t
 parser.add_argument("--at-step", type=int, help="Leave by job.step, and not by a count.")
 parser.add_argument("--die", default="", help="Rank and step of a death, in the second loop.")
 parser.add_argument("--out", type=Path, help="Of what is done once.")
+parser.add_argument("--die-after", type=int, help="Rank of a death, after the last loop.")
 parser.add_argument("--linger-s", type=float, default=0.0, help="Of rank 0, after its loop.")
 options = parser.parse_args()
 
@@ -56,5 +57,8 @@ if options.again:
 if not options.shard:
     values = torch.cat([one.detach().flatten() for one in model.parameters()])
     print(f"LEFT rank {job.rank} sum {values.double().sum().item():.9f}", flush=True)
+if job.rank == options.die_after and not (options.out / "died").exists():
+    (options.out / "died").touch()
+    os.kill(os.getpid(), signal.SIGKILL)
 if job.rank == 0:
     time.sleep(options.linger_s)

@@ -351,7 +351,8 @@ class MemberClient(MemberEdge):
                 return
             self._hands_over = True
             step, until_s = self.state.step, time.monotonic() + self._hand_over_s
-            self._tell_master(self._asker.ask(self.state.epoch_no, step, leaves=True))
+            feed = self._loop_edge // 2
+            self._tell_master(self._asker.ask_last(self.state.epoch_no, step, feed))
             while self._asker.waits:
                 self._exchange.check()
                 if self.process.stop_requested:

@@ -8,6 +8,7 @@ from paceline.wire.messages.curves import LoggedStep, LogKept
 from paceline.wire.messages.failslow import AtMeeting, GoOn, Measure, MeetAt, RankMeasured
 from paceline.wire.messages.feeds import Batching, Feed, Rate, ScriptPlace, Slice, SourceLine
 from paceline.wire.messages.group import (
+    NO_FEED,
     Broken,
     CatchUp,
     Divide,
@@ -128,7 +129,7 @@ class AskCut(Message, frozen=True):
     """worker -> master: keep what is trained by now in a cut; resent until `CutMade`.
 
     ``n`` counts what this incarnation asks for; ``step``: to be in the cut, 0: what is in the model
-    when the master hears of it. ``leaves``: its script has returned, and it goes once that is made.
+    when the master hears of it. ``leaves``: its script, last in a loop over ``feed``, has returned.
     """
 
     epoch_no: EpochNo
@@ -136,6 +137,7 @@ class AskCut(Message, frozen=True):
     n: int
     step: StepNo = START
     leaves: bool = False
+    feed: int = NO_FEED
 
 
 class EvaluateResult(Message, frozen=True):

@@ -34,6 +34,7 @@ from paceline.protocol.training import MasterState
 from paceline.wire.messages.agent import NodeFacts
 from paceline.wire.messages.feeds import Feed
 from paceline.wire.messages.group import (
+    NO_FEED,
     NO_STEP,
     CatchUp,
     Divide,
@@ -49,6 +50,7 @@ from paceline.wire.messages.node import (
     AskCut,
     Copied,
     CutMade,
+    FeedOpened,
     NodeDown,
     OpenFeed,
     Stop,
@@ -85,6 +87,8 @@ class Job:
         self.records: list[WriteAhead] = []
         self.members: dict[int, MemberState] = {}
         self.told: list[tuple[int, MemberInstruction]] = []
+        self.sent: list[tuple[int, NodeDown]] = []
+        """What the master has sent, also to who gets no message."""
         self.failed: list[str] = []
         self.refused: dict[int, str] = {}
         self.done: list[int] = []
@@ -167,6 +171,7 @@ class Job:
             self.run(self.holder.restore_group())
 
     def deliver(self, inc: int, message: NodeDown) -> None:
+        self.sent.append((inc, message))
         member = self.members.get(inc)
         if member is None or inc in self.held:
             return
@@ -723,10 +728,10 @@ def test_a_cut_on_its_way_stays_so_while_a_group_forms() -> None:
     assert job.master.copy_said(copied) == []
 
 
-def leaves(job: Job, inc: int) -> list[Instruction]:
+def leaves(job: Job, inc: int, *, feed: int = NO_FEED) -> list[Instruction]:
     """A member's script has returned; what the master does then, and at its next look."""
-    step = job.members[inc].step
-    message = AskCut(epoch_no=job.master.epoch_no, inc=inc, n=1, step=step, leaves=True)
+    step, epoch_no = job.members[inc].step, job.master.epoch_no
+    message = AskCut(epoch_no=epoch_no, inc=inc, n=1, step=step, leaves=True, feed=feed)
     said = job.master.cut_wanted(message)
     return [*said, *(job.master.take_cut() if job.holder.wants_cut else [])]
 
@@ -746,6 +751,78 @@ def test_who_leaves_copies_what_it_holds_though_others_wait_in_their_step() -> N
     assert job.master.cuts.valid[-1].step == 1
     told = leaves(job, 2)
     assert told == [Send(2, CutMade(inc=2, n=1))], "once there is one, nobody waits"
+
+
+def is_over(job: Job, inc: int) -> bool:
+    """Whether this worker is not to begin with its loop over the feed."""
+    (answer,) = job.master.open_feed(OpenFeed(inc=inc, feed=FEED))
+    assert isinstance(answer, Send)
+    assert isinstance(answer.message, FeedOpened)
+    assert answer.message.complete == (answer.message.cut is not None)
+    return answer.message.complete
+
+
+def told_of_feeds(job: Job) -> list[int]:
+    return [inc for inc, message in job.sent if isinstance(message, FeedOpened)]
+
+
+def test_who_comes_after_others_have_left_their_last_loop_passes_over_it() -> None:
+    job = running()
+    job.step()
+    job.lose(1)
+    job.worker(3)
+    assert not is_over(job, 3), "its peer may go on"
+    job.copying = {}
+    job.join(3)
+    assert not is_over(job, 3)
+    job.sent.clear()
+    job.run(leaves(job, 2, feed=0))
+    assert is_over(job, 3)
+    assert told_of_feeds(job) == [3], "who holds the model needs no word"
+    job.lose(2, returned=True)
+    job.worker(4)
+    assert is_over(job, 4)
+
+
+def test_a_job_that_begins_with_the_end_of_a_loop_that_was_left_says_so() -> None:
+    job = running()
+    job.step()
+    job.run(leaves(job, 2, feed=0))
+    job.lose(2, returned=True)
+    job.lose(1)
+    job.sent.clear()
+    job.worker(3)
+    job.join(3)
+    assert job.members[3].step == 1
+    assert told_of_feeds(job) == [3]
+
+
+def test_others_may_train_on_in_a_loop_that_one_has_left() -> None:
+    job = running()
+    job.step()
+    job.run(leaves(job, 2, feed=0))
+    job.lose(2, returned=True)
+    job.step(1, last=True)
+    job.lose(1)
+    job.worker(3)
+    job.join(3)
+    assert job.members[3].step == 1
+    assert is_over(job, 3), "the job is back at that step"
+    job.step(3)
+    member = job.members[3]
+    run = member.enter()
+    assert run is not None
+    job.act(3, member.proven(run, last=False))
+    job.worker(4)
+    assert not is_over(job, 4)
+
+
+def test_a_loop_is_not_left_before_a_cut_has_its_end() -> None:
+    job = running()
+    job.step()
+    leaves(job, 2, feed=0)
+    job.worker(3)
+    assert not is_over(job, 3)
 
 
 def test_who_leaves_takes_over_a_cut_that_nobody_has_copied_under_another_number() -> None:

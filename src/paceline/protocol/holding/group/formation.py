@@ -160,6 +160,13 @@ class Formation:
         """Whether this incarnation is in the newest group."""
         return any(member.inc == inc for member in self.members)
 
+    def is_empty_handed(self, inc: Inc) -> bool:
+        """Whether a worker is known to hold nothing of the model, or has copied it as it joined."""
+        if self.begun is not None:
+            return inc in self.begun.joiners or not self.knows(inc)
+        said = self.stopped.get(inc)
+        return said is not None and said.step == NO_STEP
+
     # ------------------------------------------------------------------ who is there
 
     def join(

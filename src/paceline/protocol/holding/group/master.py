@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, assert_never
 import msgspec
 
 from paceline.base.errors import ConfigError
-from paceline.base.numbering import NO_INC, Inc
+from paceline.base.numbering import NO_INC, Inc, StepNo
 from paceline.protocol.acts import (
     FeedDone,
     Instruction,
@@ -66,6 +66,8 @@ class GroupHolder(Holder):
         self.holder = NO_INC
         #: Members whose scripts have returned, and that stay until what they hold is kept.
         self.leaving: set[Inc] = set()
+        #: Feed -> the step after which scripts that have returned left their last loop, over it.
+        self.left_at: dict[int, StepNo] = {}
 
     # ------------------------------------------------------------------ records
 
@@ -155,7 +157,7 @@ class GroupHolder(Holder):
         done = self._in_group(self.group.restore(newest))
         self.core.complete.clear()
         self.core.cuts.forget()
-        return done
+        return [*self._tell_left(), *done]
 
     def form_group(self) -> list[Instruction]:
         """Form the group that is due: nobody else is waited for."""
@@ -216,8 +218,26 @@ class GroupHolder(Holder):
 
     def opened(self, opened: FeedOpened) -> FeedOpened:
         stored = [cut.cut for cut in self.core.cuts.valid if not cut.cut.in_memory]
-        cut = stored[-1] if opened.complete and stored else None
-        return msgspec.structs.replace(opened, cut=cut, trains=self.group.running)
+        complete = opened.complete or self._is_left(opened.feed.feed)
+        cut = stored[-1] if complete and stored else None
+        return msgspec.structs.replace(
+            opened, complete=complete, cut=cut, trains=self.group.running
+        )
+
+    def _is_left(self, feed: int) -> bool:
+        """Whether the newest cut on disk, and nothing after it, is what a last loop ended with."""
+        stored = [cut.step for cut in self.core.cuts.valid if not cut.cut.in_memory]
+        return bool(stored) and self.core.step <= stored[-1] == self.left_at.get(feed)
+
+    def _tell_left(self) -> list[Instruction]:
+        """Have those who hold nothing pass over a loop that others have left for good."""
+        return [
+            Send(inc, self.core.feed_opened(inc, self.core.ledger.feeds[feed]))
+            for feed in self.left_at
+            if self._is_left(feed)
+            for inc in sorted(self.core.workers)
+            if self.group.is_empty_handed(inc)
+        ]
 
     # ------------------------------------------------------------------ plans
 
@@ -254,6 +274,8 @@ class GroupHolder(Holder):
         inc, knows = message.inc, self.group.knows(message.inc)
         if message.leaves and knows and message.epoch_no == self.core.epoch_no:
             self.leaving.add(inc)
+            if message.feed in self.core.ledger.feeds:
+                self.left_at[message.feed] = message.step
             # What is copied already comes to disk whatever the training thread does.
             if self.holder not in self.leaving and self.core.cuts.storing is None:
                 self.holder = inc
@@ -304,7 +326,7 @@ class GroupHolder(Holder):
             for feed in fresh
             for inc in sorted(self.core.workers)
         ]
-        return [*map(FeedDone, fresh), *told]
+        return [*map(FeedDone, fresh), *told, *self._tell_left()]
 
     def _make_safe(self) -> list[Instruction]:
         """Have a feed that is complete in a cut on disk: its workers wait for that."""
