@@ -212,6 +212,16 @@ def test_a_new_life_passes_over_a_loop_that_was_left_for_the_one_in_which_it_die
     assert [float(one) for one in sums] == [pytest.approx(expected, abs=1e-5)] * len(sums)
 
 
+def test_who_leaves_a_loop_before_the_others_have_done_its_last_step_waits_with_the_next_one(
+    tmp_path: Path,
+) -> None:
+    flags = ("--at-step", "12", "--again", "--late", "1")
+    with job_of(LEAVING, tmp_path, *flags, mode="bsp") as job:
+        outcome = job.end()
+    assert outcome.end is End.STOPPED_EARLY, outcome
+    assert outcome.committed == 12 * BATCH + 4096
+
+
 @pytest.mark.soak
 @pytest.mark.parametrize("linger_s", ["0", "3"])
 @pytest.mark.parametrize("who", [0, 1])

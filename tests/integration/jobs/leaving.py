@@ -22,6 +22,7 @@ parser.add_argument("--again", action="store_true", help="A loop after the one t
 parser.add_argument("--at-step", type=int, help="Leave by job.step, and not by a count.")
 parser.add_argument("--die", default="", help="Rank and step of a death, in the second loop.")
 parser.add_argument("--out", type=Path, help="Of what is done once.")
+parser.add_argument("--late", type=int, help="Rank that is late in the step of --at-step.")
 parser.add_argument("--die-after", type=int, help="Rank of a death, after the last loop.")
 parser.add_argument("--linger-s", type=float, default=0.0, help="Of rank 0, after its loop.")
 options = parser.parse_args()
@@ -42,6 +43,8 @@ for number, (x, y) in enumerate(job.batches(data, batch_size=8, epochs=100)):
             sys.exit(0)
         break
     nn.functional.mse_loss(model(x), y).backward()
+    if job.rank == options.late and job.step + 1 == options.at_step:
+        time.sleep(1.0)
     optimizer.step()
     optimizer.zero_grad()
     if job.step == options.at_step:
