@@ -224,7 +224,8 @@ class Computed(Message, frozen=True):
 class AskState(Message, frozen=True):
     """member -> member: part ``part`` of the state of ``step``.
 
-    `STILL`: is it still what the peer holds, at rest? Asked after its memory was read.
+    `STILL`: is it still what the peer holds, at rest? Asked after its memory was read. A peer that
+    has begun an update since answers with part 0, and all is read again.
 
     It is answered where both scripts are within the same feed: between two loops a script changes
     its own state, and nobody knows how much of that another script has done.

@@ -15,7 +15,7 @@ from torch import nn
 from paceline.base.processes import this_machine
 from paceline.protocol.holding.group.member import MemberState
 from paceline.runtime.holding.replicas import copying
-from paceline.runtime.holding.replicas.copying import Copier, beyond
+from paceline.runtime.holding.replicas.copying import Copier, Photographs, beyond
 from paceline.runtime.state.replica import Replica
 from paceline.wire.messages.group import STILL, AskState, CatchUp, Member, StatePart
 
@@ -232,3 +232,34 @@ def test_what_is_not_wanted_any_more_is_not_loaded(joiner: Joiner) -> None:
     joiner.told(peer, part=STILL)
     joiner.state.copying = None
     assert not joiner.load()
+
+
+def test_what_may_be_torn_is_read_again_though_its_step_is_the_same(joiner: Joiner) -> None:
+    """An update was begun while we read, and taken back before we asked about it."""
+    peer, photographs = nn.Linear(3, 2), Photographs()
+    held = Replica([peer], [], [])
+
+    def answer(part: int) -> StatePart:
+        asked = AskState(epoch_no=1, inc=9, step=5, part=part, within=3, loop_edge=6)
+        found = photographs.part(held, asked, joiner.source.inc)
+        assert found is not None
+        answer, frame = found
+        joiner.copier.take(joiner.source.inc, answer, memoryview(bytearray(frame)), 3)
+        return answer
+
+    joiner.follow(ORDER)
+    answer(0)
+    joiner.go_on()
+    with torch.no_grad():
+        joiner.finish()
+        joiner.net.weight[0, 0] += 1.0  # the update, of which we have read some
+    joiner.go_on()
+    photographs.clear()
+    assert answer(STILL).part == 0
+    assert not joiner.load()
+    joiner.go_on()
+    joiner.finish()
+    joiner.go_on()
+    assert answer(STILL).part == STILL
+    assert joiner.load()
+    assert joiner.holds(peer)

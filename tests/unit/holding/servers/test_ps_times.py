@@ -54,9 +54,10 @@ def test_a_prompt_worker_is_not_told_that_the_wire_is_as_slow_as_the_late_one(
         other.join()
         page = job.process.reader.read()
     assert len(prompt) == len(late) == STEPS
-    # Without the first, which compiles; the least of them, since a busy machine only adds.
-    assert min(waited_s for _, waited_s in prompt[1:]) > LATE_S, "it was early"
+    # Without the first, which compiles. All together: a busy machine may hold up the prompt one.
+    assert sum(waited_s for _, waited_s in prompt[1:]) > (STEPS - 1) * LATE_S, "it was early"
     for told in (prompt[1:], late[1:]):
+        # The least of them, since a busy machine only adds.
         assert min(pulled.message_s for pulled, _ in told) < LATE_S / 2
         # Neither with the update nor with the other's answer, whoever completes the step.
         assert min(pulled.server_s for pulled, _ in told) < UPDATE_S / 2

@@ -109,6 +109,9 @@ class Copier:
         if message.part == STILL:
             arriving.unconfirmed = False
             return
+        if message.part == 0 and arriving.unconfirmed:  # it has changed since
+            arriving = Arriving()
+            self._arriving = order, arriving
         kept = arriving.take(message.part, message.num_parts, frame, message.digest)
         near = message.machine == this_machine() and message.addresses
         found = find_job_process(message.pid, self._job_path) if near else None
@@ -188,23 +191,25 @@ class Photographs:
             inc: ours.
         """
         reader = asked.inc, asked.within
-        photograph = self._taken.get(reader)
+        photograph, number = self._taken.get(reader), asked.part
         if photograph is None:
             photograph = self._taken[reader] = replica.photograph()
-        if not STILL <= asked.part < photograph.num_parts:
+            if number == STILL:  # what was read may be torn: it is to be read again
+                number = 0
+        if not STILL <= number < photograph.num_parts:
             return None
-        frame, digest = (b"", 0) if asked.part == STILL else photograph.part(asked.part)
+        frame, digest = (b"", 0) if number == STILL else photograph.part(number)
         answer = StatePart(
             epoch_no=asked.epoch_no,
             inc=inc,
             step=asked.step,
-            part=asked.part,
+            part=number,
             within=asked.within,
             num_parts=photograph.num_parts,
             digest=digest,
             machine=this_machine(),
             pid=os.getpid(),
-            addresses=() if asked.part else photograph.addresses,
+            addresses=() if number else photograph.addresses,
         )
         return answer, frame
 
