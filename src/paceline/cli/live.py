@@ -1,7 +1,9 @@
 """A job as a picture that moves: progress, one bar per node, the newest events."""
 
+import textwrap
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from itertools import chain, repeat
 
 from rich.console import Console, ConsoleDimensions, Group
 from rich.live import Live
@@ -15,17 +17,17 @@ from paceline.jobs.slowness import headline
 from paceline.jobs.wording import clock, logged, mib, milliseconds, percent, progress, speed
 from paceline.wire.client import JobStatus, NodeStatus
 from paceline.wire.events.base import Event
-from paceline.wire.events.nodes import (
-    AgentJoinedEvent,
-    FencedEvent,
-    NodeStartedEvent,
-    WorksEvent,
-)
+from paceline.wire.events.job import FinishedEvent, LaunchedEvent
+from paceline.wire.events.nodes import ProcessUpEvent
 
 NUM_EVENTS = 6
-UNSHOWN = (FencedEvent, NodeStartedEvent, AgentJoinedEvent, WorksEvent)
-"""Said by the events beside them."""
+LANDMARKS = (LaunchedEvent, ProcessUpEvent, FinishedEvent)
+"""Usual events that are shown among the news; those of cuts and feeds would push the news out."""
+TIME_WIDTH = 9
+"""Of the time before an event."""
 BAR_WIDTH = 24
+PROGRESS_WIDTH = 30
+LEAST_PROGRESS_WIDTH = 8
 PARTS = (
     ("compute_s", "green"),
     ("server_s", "blue"),
@@ -33,10 +35,13 @@ PARTS = (
     ("data_s", "yellow"),
 )
 """Of a batch's time: the worker's own work, the servers', the way there and back, the data."""
-STATES = {"running": "green", "finished": "cyan", "starting": "yellow", "pending": "yellow"}
+STATES = {"running": "green", "finished": "cyan"}
+STATES |= dict.fromkeys(("starting", "pending", "not known"), "yellow")
 OTHER_STATE = "red"
+HEAD_ROWS = 4
+"""Lines above the nodes, with the names of their columns."""
 OTHER_ROWS = 14
-"""Lines of the picture that are not nodes."""
+"""Lines of the picture that are not nodes, where there is room for all."""
 COLUMNS = ("node", "state", "batch time", "batch", "samples", "restarts", "memory", "cpu", "note")
 NARROW_COLUMNS = ("node", "state", "batch time", "batch", "samples", "memory")
 WIDE = 110
@@ -56,11 +61,12 @@ class LiveView:
 
     def show(self, look: Look) -> None:
         """Draw what the look has shown; while the master is away the last known state stays."""
-        self._events.extend(event for event in look.events if not isinstance(event, UNSHOWN))
+        self._events.extend(worth_showing(look.events))
         for traceback in look.tracebacks:
             self._console.print(traceback.rstrip(), markup=False, highlight=False, soft_wrap=True)
         for line in look.said:
-            self._console.print(f"{CHIEF} | {line}", markup=False, highlight=False)
+            said = f"{CHIEF} | {line}"
+            self._console.print(said, markup=False, highlight=False, soft_wrap=True)
         self._status = look.status or self._status
         # Before the first status there is nothing, and after the last the result follows.
         if self._status and not look.outcome:
@@ -87,44 +93,65 @@ def draw(
     *,
     answers: bool = True,
 ) -> Group:
-    """The picture of one moment, at most as large as ``size`` (columns, lines)."""
-    rows = max(3, size.height - OTHER_ROWS)
+    """The picture of one moment, at most as large as ``size`` (columns, lines).
+
+    What does not fit is left out: first the older events, then the legend, then nodes.
+    """
+    room = size.height - HEAD_ROWS
+    rows = max(1, min(room - 1, max(3, size.height - OTHER_ROWS)))
+    room -= min(rows + 1, len(status.nodes))
+    legend = [_legend()] if size.width >= NARROW and room > 0 else []
+    lines = _event_lines(events, status.started_s, size.width, room - len(legend) - 1)
     return Group(
         _headline(status, now_s, answers=answers),
-        _progress(status),
+        _progress(status, size.width),
         Text(logged(status.logged, size.width), "cyan", no_wrap=True),
         node_table(status.nodes, rows, size.width),
-        _legend(),
-        Text(),
-        *(_event_line(event, status.started_s) for event in events),
+        *legend,
+        *([Text(), *lines] if lines else []),
     )
+
+
+def worth_showing(events: Iterable[Event]) -> list[Event]:
+    """The events that tell a person what became of the job, of processes and of the group."""
+    return [event for event in events if event.is_news or isinstance(event, LANDMARKS)]
 
 
 def _headline(status: JobStatus, now_s: float, *, answers: bool) -> Text:
     waits = f" ({status.waits_for})" if status.waits_for else ""
     state = f"{status.state}{waits}" if answers else "the master does not answer"
-    cuts = f"  cuts {len(status.valid_cuts)}" if status.valid_cuts else ""
+    cut = f"  newest cut {max(status.valid_cuts)}" if status.valid_cuts else ""
     return Text.assemble(
         (status.job_id, "bold"),
-        f"  {state}  {clock(now_s - status.started_s)}{cuts}",
+        f"  {state}  {clock(now_s - status.started_s)}{cut}",
+        no_wrap=True,
+        overflow="ellipsis",
     )
 
 
-def _progress(status: JobStatus) -> Table | Text:
+def _progress(status: JobStatus, width: int) -> Table | Text:
     if status.state == "running":  # how far it is only the script knows
         slow = headline(status.slow, status.started_s)
         return Text(slow, "yellow", no_wrap=True, overflow="ellipsis") if slow else Table.grid()
+    done = percent(status.committed, status.total or 0) if status.total else ""
+    text = progress(status.committed, status.total)
+    rate = speed(status.samples_per_s)
     left = f"{clock(status.eta_s)} left" if status.eta_s is not None else ""
+    # The parts that count most, where a terminal is too narrow for all of them.
+    choices = (done, text, rate, left), (done, text, left), (done, text), (done or text,)
+    texts = ["  ".join(filter(None, parts)) for parts in choices]
+    said = next((one for one in texts if len(one) <= width), texts[-1])
+    bar_width = min(PROGRESS_WIDTH, width - len(said) - 2)
+    if bar_width < LEAST_PROGRESS_WIDTH:
+        return Text(said, no_wrap=True, overflow="ellipsis")
     line = Table.grid(padding=(0, 2, 0, 0))
     bar = ProgressBar(
         total=status.total or None,
         completed=status.committed,
-        width=30,
+        width=bar_width,
         pulse=status.total is None,
     )
-    done = percent(status.committed, status.total or 0) if status.total else ""
-    text = progress(status.committed, status.total)
-    line.add_row(bar, done, text, speed(status.samples_per_s), left)
+    line.add_row(bar, Text(said, no_wrap=True))
     return line
 
 
@@ -185,5 +212,18 @@ def _bar(node: NodeStatus, slowest_s: float) -> Text:
     return bar.append("█" * (whole - len(bar)), "bright_black")
 
 
-def _event_line(event: Event, started_s: float) -> Text:
-    return Text.assemble((f"{clock(event.t - started_s):>7}  ", "dim"), event.sentence())
+def _event_lines(
+    events: Sequence[Event], started_s: float, width: int, max_lines: int
+) -> list[Text]:
+    """The newest events with their times, wrapped, as many as there is room for."""
+    lines: list[Text] = []
+    for event in reversed(events):
+        times = chain([f"{clock(event.t - started_s):>7}"], repeat(""))
+        parts = textwrap.wrap(event.sentence(), max(20, width - TIME_WIDTH), break_on_hyphens=False)
+        if len(lines) + len(parts) > max_lines:
+            break
+        lines[:0] = [
+            Text.assemble((f"{at:<{TIME_WIDTH}}", "dim"), part, no_wrap=True)
+            for at, part in zip(times, parts, strict=False)
+        ]
+    return lines

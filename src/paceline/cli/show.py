@@ -24,11 +24,12 @@ from paceline.cli.listing import (
     read_spec,
     state_of,
 )
-from paceline.cli.live import draw, node_table
+from paceline.cli.live import draw, node_table, worth_showing
 from paceline.jobs import sharing
 from paceline.jobs.history import read_events, read_last_metrics
 from paceline.jobs.launch import ask, ask_running
 from paceline.jobs.outcome import read_outcome
+from paceline.jobs.relaunches import count_relaunches, with_relaunches
 from paceline.jobs.slowness import COLUMNS as SLOW_COLUMNS
 from paceline.jobs.slowness import rows as slow_rows
 from paceline.jobs.slowness import slownesses
@@ -42,7 +43,6 @@ from paceline.wire.client import (
     SlowPart,
 )
 from paceline.wire.events.base import Event
-from paceline.wire.events.nodes import RelaunchEvent
 
 NUM_EVENTS = 10
 ALL_ROWS = ConsoleDimensions(80, 10_000)
@@ -119,6 +119,7 @@ def show_job_json(job: JobDir) -> None:
     outcome = read_outcome(job.outcome)
     status = None if outcome else current_status(job)
     events = read_events(job.events)
+    status = status and with_relaunches(status, count_relaunches(events))
     row = msgspec.structs.asdict(make_row(job, outcome, status))
     detail = JobDetail(
         **row,
@@ -151,13 +152,13 @@ def _slow(job: JobDir, status: JobStatus | None, events: Sequence[Event]) -> tup
 
 def _nodes_last_seen(job: JobDir, events: Sequence[Event], word: str) -> tuple[NodeStatus, ...]:
     """The nodes as they were measured last; ``word``: their state."""
-    last = read_last_metrics(job.metrics)
+    last, relaunches = read_last_metrics(job.metrics), count_relaunches(events)
     return tuple(
         NodeStatus(
             node=name,
             role=role_of(name),
             state="not known" if word == MASTER_AWAY else "ended",
-            restarts=sum(isinstance(e, RelaunchEvent) and e.node == name for e in events),
+            restarts=relaunches[name],
             **msgspec.structs.asdict(point),
         )
         for name, point in sorted(last.nodes.items() if last else ())
@@ -169,7 +170,8 @@ def show_job(job: JobDir, console: Console) -> None:
     outcome = read_outcome(job.outcome)
     status = None if outcome else current_status(job)
     all_events = read_events(job.events)
-    events = all_events[-NUM_EVENTS:]
+    status = status and with_relaunches(status, count_relaunches(all_events))
+    events = worth_showing(all_events)[-NUM_EVENTS:]
     if status:
         spec = read_spec(job)
         console.print(draw(status, events, time.time(), ALL_ROWS._replace(width=console.width)))

@@ -21,6 +21,7 @@ from paceline.base.node_files import CHIEF, NodeFiles
 from paceline.jobs.history import Tail
 from paceline.jobs.launch import ask, is_kept_up, is_supervised
 from paceline.jobs.outcome import Outcome, read_outcome
+from paceline.jobs.relaunches import count_relaunches, with_relaunches
 from paceline.wire.client import Done, GetStatus, JobStatus, StopJob
 from paceline.wire.events.base import Event
 from paceline.wire.events.lines import decode_events
@@ -144,7 +145,9 @@ class JobWatcher:
     def __init__(self, job: JobDir, *, from_now: bool, shown: set[str]) -> None:
         """Arguments as for `follow`."""
         self._job = job
-        self._events = Tail(job.events, from_end=from_now)
+        self._events = Tail(job.events)
+        #: Also before now: the views show how often a node was started again in all.
+        self._relaunches = count_relaunches(decode_events(self._events.lines()) if from_now else ())
         self._log = Tail(NodeFiles(job, CHIEF).log, from_end=from_now)
         self._chief = ChiefLog()
         self._shown = shown
@@ -156,6 +159,7 @@ class JobWatcher:
         outcome = read_outcome(self._job.outcome)
         status = None if outcome else self._status()
         events = decode_events(self._events.lines())
+        self._relaunches += count_relaunches(events)
         for event in events:
             if isinstance(event, ProcessExitedEvent) and event.node == CHIEF and event.traceback:
                 self._chief.tell(event.traceback)
@@ -168,7 +172,7 @@ class JobWatcher:
             said += self._chief.release()
         return Look(
             now_s=time.time(),
-            status=status,
+            status=status and with_relaunches(status, self._relaunches),
             events=tuple(events),
             said=tuple(said),
             tracebacks=tuple(self._new_tracebacks(events)),

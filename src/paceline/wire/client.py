@@ -77,8 +77,8 @@ class NodeStatus(msgspec.Struct, frozen=True, kw_only=True):
     node: str
     role: str
     state: str
-    """pending, refused, starting, running, draining, unbacked, finished, lost, backing off or
-    failed."""
+    """pending, refused, starting, running, draining, unbacked, finished, lost, backing off, failed,
+    or not known (so far, to a new master)."""
     inc: Inc = NO_INC
     pid: int = 0
     agent_pid: int = 0

@@ -13,11 +13,12 @@ from paceline.cli import run
 from paceline.cli.live import LiveView, draw
 from paceline.cli.order_verbs import without_room
 from paceline.cli.plain import PlainView, progress_line
-from paceline.cli.watch import CHAINED, ChiefLog, Interrupts, Look, View
+from paceline.cli.watch import CHAINED, ChiefLog, Interrupts, JobWatcher, Look, View
 from paceline.jobs.outcome import Outcome
 from paceline.jobs.wording import speed
 from paceline.wire.client import JobStatus, LastLogged, NodeStatus, SlowPart
-from paceline.wire.events.nodes import KilledEvent, NodeLostEvent, RelaunchEvent
+from paceline.wire.events.nodes import KilledEvent, NodeLostEvent, ProcessUpEvent, RelaunchEvent
+from paceline.wire.events.state import CutValidEvent, FeedCompleteEvent
 
 
 def status(committed: int, total: int | None = 1000, num_workers: int = 2) -> JobStatus:
@@ -215,6 +216,69 @@ def test_the_picture_shows_progress_nodes_and_events() -> None:
         assert part in text
     for part in ("worker-1", "40.0 ms", "256 MiB", "0:05  worker-1 is killed by order"):
         assert part in text
+
+
+@pytest.mark.parametrize("size", [(120, 40), (80, 24), (60, 20), (40, 10), (36, 7)])
+@pytest.mark.parametrize("num_workers", [1, 2, 30])
+def test_the_picture_is_as_large_as_the_terminal_at_most(
+    size: tuple[int, int], num_workers: int
+) -> None:
+    width, height = size
+    console = Console(file=io.StringIO(), width=width, height=height)
+    values = [LastLogged("train/accuracy", 0.123456, 7)] * 5
+    now = msgspec.structs.replace(
+        status(103_680, 480_000, num_workers), samples_per_s=19_355.0, logged=tuple(values)
+    )
+    killed = [KilledEvent(t=float(t), node="worker-1", inc=t) for t in range(4)]
+    long = ProcessUpEvent(t=5.0, node="server-0", inc=4, pid=9, address="shm://" + 90 * "x")
+    console.print(draw(now, [*killed, long], 65.0, ConsoleDimensions(width, height)))
+    lines = console.file.getvalue().splitlines()  # type: ignore[attr-defined]
+    assert len(lines) <= height
+    assert max(map(len, lines)) <= width
+    assert "22 %" in lines[1], "progress takes one line, so that the picture keeps its height"
+    assert "103,680 of 480,000" in lines[1] or width < 40
+    assert any("worker-0" in line for line in lines[4:])
+
+
+def test_the_picture_shows_what_happened_and_not_each_cut() -> None:
+    console = Console(file=io.StringIO(), width=80, height=24, force_terminal=True)
+    view = LiveView("job-1", console)
+    killed = KilledEvent(t=1.0, node="worker-1", inc=2)
+    cuts = [CutValidEvent(t=float(t), cut_no=t, step=9 * t) for t in range(2, 20)]
+    feeds = [FeedCompleteEvent(t=float(t), feed=t) for t in range(2, 20)]
+    now = msgspec.structs.replace(status(1), valid_cuts=(18, 19))
+    view.show(Look(now_s=21.0, status=now, events=(killed, *cuts, *feeds)))
+    view.close()
+    text = console.file.getvalue()  # type: ignore[attr-defined]
+    assert "worker-1 is killed by order" in text
+    assert "newest cut 19" in text
+    assert "cut valid" not in text
+    assert "feed" not in text
+
+
+def test_each_restart_counts_whatever_had_ended_the_life_and_whoever_watched(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def again() -> None:
+        event = RelaunchEvent(t=1.0, node="worker-1", inc=2, cause="as ordered", wait_s=0.0)
+        with job.events.open("ab") as file:
+            file.write(msgspec.json.encode(event.line()) + b"\n")
+
+    def restarts(watcher: JobWatcher) -> dict[str, int]:
+        now = watcher.look().status
+        assert now is not None
+        return {node.node: node.restarts for node in now.nodes if node.restarts}
+
+    job = JobDir(tmp_path)
+    monkeypatch.setattr("paceline.cli.watch.ask", lambda *_: status(1))
+    first = JobWatcher(job, from_now=False, shown=set())
+    assert restarts(first) == {}
+    again()
+    assert restarts(first) == {"worker-1": 1}
+    later = JobWatcher(job, from_now=True, shown=set())
+    assert later.look().events == ()
+    again()
+    assert restarts(first) == restarts(later) == {"worker-1": 2}
 
 
 def test_the_picture_says_what_a_group_waits_for() -> None:

@@ -56,7 +56,7 @@ def test_the_next_master_awaits_agents_that_may_be_there_and_launches_the_others
         job.run(node)
     later = job.restarted(awaited=("worker-0",))
     shown = {node.name: node.word for node in later.members.nodes.values()}
-    assert shown == {"server-0": "pending", "worker-0": "lost", "worker-1": "pending"}
+    assert shown == {"server-0": "pending", "worker-0": "not known", "worker-1": "pending"}
     later.hello("worker-0", 50, later.process("worker-0"))
     assert word(later) == "running"
 

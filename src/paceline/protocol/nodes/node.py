@@ -296,6 +296,8 @@ class Node(msgspec.Struct):
                 return _BACKED.get(self.place.backing, "running")
             case LifePhase.ENDED:
                 return "lost"
+            case LifePhase.PRESUMED if self.agent.presence is Presence.ABSENT:
+                return "not known"
             case LifePhase.NONE | LifePhase.PRESUMED:
                 waits = "refused" if self.place.backing is Backing.REFUSED else "pending"
                 return "lost" if self.agent.presence is Presence.ABSENT else waits

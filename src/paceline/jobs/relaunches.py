@@ -1,0 +1,24 @@
+"""How often each node's end had it, or all workers, started again, whatever had ended it.
+
+The master's own count leaves out what costs no budget, such as an order, and events have all.
+"""
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+
+from msgspec.structs import replace
+
+from paceline.wire.client import JobStatus
+from paceline.wire.events.base import Event
+from paceline.wire.events.nodes import RelaunchEvent, RestartAllEvent
+
+
+def count_relaunches(events: Iterable[Event]) -> Counter[str]:
+    """Count them by node."""
+    return Counter(e.node for e in events if isinstance(e, RelaunchEvent | RestartAllEvent))
+
+
+def with_relaunches(status: JobStatus, counts: Mapping[str, int]) -> JobStatus:
+    """A status whose nodes have these counts."""
+    nodes = (replace(node, restarts=counts.get(node.node, 0)) for node in status.nodes)
+    return replace(status, nodes=tuple(nodes))
