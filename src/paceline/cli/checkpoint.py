@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from paceline.base.errors import ConfigError, InternalError, PermanentError
-from paceline.cli.shared_options import whole_number
+from paceline.cli.shared_options import job_ids, whole_number
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -43,6 +43,7 @@ Job = Annotated[
         help="Id, its beginning, or a path: of a job, of a folder of cuts, or of one cut; or the "
         "URL of a job's cuts. "
         "Default: the newest job.",
+        autocompletion=job_ids,
     ),
 ]
 Number = Annotated[
@@ -274,7 +275,11 @@ def _verify(cut: "FoundCut") -> bool:
 def export_command(
     target: Annotated[
         list[str],
-        typer.Argument(metavar="[JOB] OUT", help="The job, as elsewhere; the file to write."),
+        typer.Argument(
+            metavar="[JOB] OUT",
+            help="The job, as elsewhere; the file to write.",
+            autocompletion=lambda ctx: [] if ctx.params.get("target") else job_ids(),
+        ),
     ],
     number: Number = None,
     file_format: Annotated[

@@ -180,7 +180,13 @@ def report(
     if html is None:
         write_report(facts, found)
     else:
-        write_page(facts, html)
+        try:
+            write_page(facts, html)
+        except OSError as error:
+            raise ConfigError(
+                f"report: got --html {html}, expected a file to write to ({error.strerror}); "
+                "name another"
+            ) from error
     page = html or found.report
     print(f"page: {page}")
     if open_:

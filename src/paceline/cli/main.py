@@ -1,6 +1,7 @@
 """The command ``paceline``: flags in, calls out. What a command does is imported when it runs."""
 
 import contextlib
+import io
 import sys
 from typing import Annotated, Any
 
@@ -30,6 +31,9 @@ class _Group(TyperGroup):
 
     def invoke(self, ctx: Any) -> Any:
         """Run the command."""
+        for stream in (sys.stdout, sys.stderr):
+            if isinstance(stream, io.TextIOWrapper) and stream.errors == "strict":
+                stream.reconfigure(errors="backslashreplace")  # a locale may lack a letter
         try:
             return super().invoke(ctx)
         except PacelineError as error:

@@ -11,7 +11,7 @@ from typer.core import TyperCommand
 from paceline.base.errors import ConfigError
 from paceline.base.jobdir import JobDir
 from paceline.cli.arguments import Options, arrange, defined_in
-from paceline.cli.shared_options import Job, console, parse_settings
+from paceline.cli.shared_options import Job, console, job_ids, parse_settings
 from paceline.cli.torchrun import TORCHRUN_FLAGS, note_ignored, of_torchrun, translate
 from paceline.jobs.flags import OF_SPEC, of_spec, with_options
 from paceline.jobs.outcome import ENDS
@@ -49,6 +49,7 @@ def run(
         typer.Argument(
             metavar="SCRIPT",
             help="A script (.py) or a job spec (.yaml); a JOB, or a URL of cuts, to resume.",
+            autocompletion=lambda ctx: job_ids() if ctx.params.get("resume") else [],
         ),
     ] = None,
     args: Annotated[

@@ -68,4 +68,5 @@ def console() -> "Console":
     from rich.console import Console
 
     # What is piped into a file or a pager is not cut at 80 columns.
-    return Console(width=None if sys.stdout.isatty() else PIPE_WIDTH)
+    is_terminal = sys.stdout is not None and sys.stdout.isatty()  # None: it is closed
+    return Console(width=None if is_terminal else PIPE_WIDTH)

@@ -15,6 +15,7 @@ from paceline.base.jobdir import JobDir
 from paceline.base.processes import JOB_DIR, try_lock
 from paceline.cli import removal
 from paceline.cli.main import app
+from paceline.cli.shared_options import console
 from paceline.jobs import leftovers
 from paceline.jobs.outcome import Outcome, write_outcome
 from paceline.wire import spec as specs
@@ -259,6 +260,15 @@ def test_the_version_is_said() -> None:
 def test_a_shell_completes_ids_of_jobs() -> None:
     job = ended_job("one")
     assert completed("paceline rm o") == [job.job_id]
+    assert completed("paceline run --resume o") == [job.job_id]
+    assert completed("paceline checkpoint ls o") == [job.job_id]
+    assert completed("paceline checkpoint export o") == [job.job_id]
+
+
+def test_a_shell_completes_files_where_no_job_is_meant() -> None:
+    ended_job("one")
+    assert completed("paceline run o") == []
+    assert completed("paceline checkpoint export one o") == []
 
 
 def test_a_shell_completes_the_words_that_a_flag_takes() -> None:
@@ -273,6 +283,30 @@ def completed(typed: str) -> list[str]:
         "COMP_CWORD": str(typed.count(" ")),
     }
     return CliRunner().invoke(app, [], prog_name="paceline", env=words).stdout.split()
+
+
+def test_a_page_that_cannot_be_written_is_a_mistake(home: Path) -> None:
+    ended_job("one")
+    for place, why in ((home / "no" / "x.html", "No such file"), (home, "Is a directory")):
+        result = paceline("report", "one", "--html", str(place))
+        assert result.exit_code == 2
+        assert f"paceline: report: got --html {place}, expected a file to write to" in result.stderr
+        assert why in result.stderr
+
+
+def test_letters_that_a_locale_lacks_are_escaped() -> None:
+    job = ended_job("one")
+    specs.save(JobSpec(script="/home/m\N{LATIN SMALL LETTER U WITH DIAERESIS}/train.py"), job.spec)
+    result = CliRunner(charset="ascii").invoke(app, ["report", "one"])
+    assert result.exit_code == 0, result.exception
+    assert "/home/m\\xfc/train.py" in result.stdout
+
+
+def test_a_closed_standard_output_is_no_error_of_ours(monkeypatch: pytest.MonkeyPatch) -> None:
+    ended_job("one")
+    with monkeypatch.context() as patch:
+        patch.setattr(sys, "stdout", None)
+        console().print("unread")
 
 
 @pytest.mark.parametrize("args", [("jobs",), ("status", "one"), ("report", "one"), ("run", "-h")])

@@ -387,20 +387,37 @@ UNTIMED = [
 ]
 
 
-@pytest.mark.parametrize(
-    "seen",
-    [UNTIMED, [MetricsPoint(1.0, 0, 0.0)]],
-    ids=["no batch was timed", "no node was measured"],
-)
 @pytest.mark.parametrize("outcome", [None, FINISHED, Outcome(state="failed", exit_code=1)])
 def test_a_job_whose_batches_were_not_timed_can_be_drawn(
-    outcome: Outcome | None, seen: list[MetricsPoint]
+    outcome: Outcome | None,
 ) -> None:
-    spec = JobSpec(script="/train.py")
-    found = work_out(JobDir(Path("/jobs/x")), spec, outcome, ONE_LOST, seen, launched_s=0.0)
-    page = render(found)
+    page = drawn_from(UNTIMED, outcome)
     assert "No batch was timed." in page
     assert page.count("<svg") == 3
+
+
+@pytest.mark.parametrize("outcome", [None, FINISHED, Outcome(state="failed", exit_code=1)])
+@pytest.mark.parametrize(
+    "seen",
+    [
+        [MetricsPoint(1.0, 0, 0.0)],
+        [MetricsPoint(float(t), 0, 0.0, {"worker-0": NodePoint()}) for t in range(1, 9)],
+    ],
+    ids=["no node was measured", "no worker got a sample"],
+)
+def test_a_job_without_samples_has_its_lives_drawn_and_no_empty_axes(
+    seen: list[MetricsPoint], outcome: Outcome | None
+) -> None:
+    page = drawn_from(seen, outcome)
+    assert "No worker got a sample." in page
+    assert page.count("<svg") == 1
+    assert "Lives of the nodes" in page
+
+
+def drawn_from(seen: list[MetricsPoint], outcome: Outcome | None) -> str:
+    """The page of a job that lost a worker."""
+    spec = JobSpec(script="/train.py")
+    return render(work_out(JobDir(Path("/jobs/x")), spec, outcome, ONE_LOST, seen, launched_s=0.0))
 
 
 # --------------------------------------------------------------------------- the page

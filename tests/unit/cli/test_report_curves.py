@@ -1,6 +1,8 @@
 """The report's drawings of what a script has logged."""
 
 import math
+import re
+from collections import Counter
 from pathlib import Path
 
 from msgspec import structs
@@ -52,6 +54,24 @@ def test_what_is_not_finite_can_be_drawn() -> None:
         svg = curves(structs.replace(FACTS, curves={"loss": points}))
         assert svg.startswith("<svg")
         assert "nan" not in svg.lower()
+
+
+def test_crosses_reach_as_far_as_the_curve() -> None:
+    points = [point(step, math.nan) for step in range(10 * MAX_DRAWN)]
+    svg = curves(structs.replace(FACTS, curves={"loss": points}))
+    marks = re.findall(r'<use [^>]*x="([\d.]+)" y="([\d.]+)"', svg)
+    ((height, number),) = Counter(y for _, y in marks).most_common(1)
+    assert number == MAX_DRAWN
+    crosses = [float(x) for x, y in marks if y == height]
+    assert max(crosses) - min(crosses) > 200, "the left half of the figure is 324 wide"
+
+
+def test_numbers_on_an_axis_are_those_that_were_logged() -> None:
+    points = [point(step, 12_345_678.0 + step) for step in range(10)]
+    svg = curves(structs.replace(FACTS, curves={"tokens": points}))
+    labels = re.findall(r"<text[^>]*>(.*?)</text>", svg)
+    assert "1.2345680" in labels, "with 1e7 above the axis"
+    assert not any(label.startswith("+") for label in labels)
 
 
 def test_each_name_has_its_drawing_up_to_a_bound() -> None:

@@ -299,16 +299,20 @@ def _curve(axes: "Axes", points: Sequence[CurvePoint], colour: str) -> None:
         marker=marker,
         markersize=3,
     )
-    odd = [point.samples for point in points if not math.isfinite(point.value)]
+    odd = thinned([point for point in points if not math.isfinite(point.value)], MAX_DRAWN)
     axes.scatter(
-        odd[:MAX_DRAWN],
-        [0.04] * len(odd[:MAX_DRAWN]),
+        [point.samples for point in odd],
+        [0.04] * len(odd),
         marker="x",
         color=ENDED["killed"],
         transform=axes.get_xaxis_transform(),
         clip_on=False,
         zorder=3,
     )
+    if any(math.isfinite(value) for _, value in drawn):
+        axes.ticklabel_format(axis="y", useOffset=False)  # numbers as they were logged
+    else:
+        axes.set_yticks([])
 
 
 def thinned(points: Sequence[CurvePoint], most: int) -> Sequence[CurvePoint]:
@@ -348,7 +352,8 @@ def lives(facts: Facts) -> str:
                 left=start_s,
                 height=0.66,
                 color=ENDED[life.how],
-                edgecolor="none",
+                edgecolor="#ffffff",  # where two lives touch that ended alike
+                linewidth=0.8,
             )
             axes.text(start_s, names.index(life.node), f" {life.inc}", va="center", color="#ffffff")
         axes.set_yticks(range(len(names)), names)

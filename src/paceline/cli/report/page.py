@@ -13,6 +13,7 @@ from paceline.cli import checks
 from paceline.cli.report import size_story, slow, text
 from paceline.cli.report.tiles import tiles_as_html
 from paceline.jobs.facts import Facts
+from paceline.jobs.history import MetricsPoint
 
 STYLE = """
 :root { color-scheme: light dark;
@@ -262,6 +263,8 @@ def _of_training(facts: Facts) -> list[str]:
 
     if not facts.spec.traits.trains:
         return []
+    if not any(_counts_samples(point) for point in facts.points):
+        return ["<p>No worker got a sample.</p>", *_of_curves(facts)]
     timed = any(one.bpt_s > 0 for point in facts.points for one in point.nodes.values())
     changed = bool(facts.points) and size_story.has_changed(facts)
     told = f"samples into the model{'; below: the size of the job' if changed else ''}; {GREY}"
@@ -277,6 +280,10 @@ def _of_training(facts: Facts) -> list[str]:
         _drawing("Samples per worker", drawings.samples(facts), f"handed to the loop; {GREY}"),
         *_of_curves(facts),
     ]
+
+
+def _counts_samples(point: MetricsPoint) -> bool:
+    return bool(point.committed or any(node.samples for node in point.nodes.values()))
 
 
 def _of_curves(facts: Facts) -> list[str]:

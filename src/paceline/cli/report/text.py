@@ -3,6 +3,7 @@
 from textwrap import indent
 
 from rich.console import Console
+from rich.padding import Padding
 from rich.table import Table
 
 from paceline.cli import checks
@@ -254,10 +255,11 @@ def show(facts: Facts, console: Console) -> None:
 
 
 def _table(console: Console, columns: tuple[str, ...], rows: list[tuple[str, ...]]) -> None:
-    table = Table(box=None, header_style="dim", padding=(0, 2, 0, 2))
+    # Nothing is padded at the right edge: so the row of a killed worker fits the width of a pipe.
+    table = Table(box=None, header_style="dim", padding=(0, 4, 0, 0), pad_edge=False)
     for name in columns:
         table.add_column(name, overflow="fold")
     for row in rows:
         table.add_row(*row)
     console.print()
-    console.print(table, highlight=False, markup=False)
+    console.print(Padding(table, (0, 0, 0, 2), expand=False), highlight=False, markup=False)
