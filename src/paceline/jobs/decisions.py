@@ -273,7 +273,10 @@ def _waits(seen: Observation) -> str:
     told = []
     for what, times_s in (
         ("its data", {node: pace.data_s for node, pace in known.items()}),
-        ("a processor that others used", {node: pace.stolen_s for node, pace in known.items()}),
+        (
+            "a processor (others used it, or its quota was used up)",
+            {node: pace.stolen_s for node, pace in known.items()},
+        ),
     ):
         node = max(times_s, key=lambda name: times_s[name], default="")
         if node and times_s[node] >= WAIT_SHARE * known[node].bpt_s:

@@ -155,7 +155,8 @@ class JobCourse(JobLog):
         if self._course.epoch is not None or self._looping:
             raise ConfigError(
                 f"{caller} was called within a loop over job.epochs or job.batches, and begins the "
-                "next training; finish that loop, or leave it, first"
+                "next training; finish that loop, or leave it, first. For one training, call it "
+                "once, before its loops"
             )
 
     def _come_to(self, *, passed: bool) -> None:

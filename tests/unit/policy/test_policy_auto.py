@@ -223,7 +223,7 @@ def test_the_whole_step_is_divided() -> None:
     assert sum(share.batch_size for share in action.shares.values()) == 4 * EVEN
     # Delay 1.0 s and slope 2 ms: level at (4 * 2 + 1) / 4 = 2.25 s.
     assert action.shares["w2"].batch_size == pytest.approx(625, abs=2)
-    assert "a step of" in action.reason
+    assert "a step should take 2.25 s instead of 3 s" in action.reason
     assert action.gain_s > 0.0
 
 

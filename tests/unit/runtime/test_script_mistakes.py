@@ -188,7 +188,8 @@ MISTAKES: list[tuple[Callable[[], object], str]] = [
         step_after_the_loop,
         (
             "optimizer.step() was called outside of a loop over job.batches; only batches of the "
-            "job can be trained on"
+            "job can be trained on: loop over job.batches(dataset or loader, ...), or over a "
+            "DataLoader that job.prepare has returned"
         ),
     ),
     (

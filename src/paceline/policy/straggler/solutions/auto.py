@@ -143,7 +143,7 @@ class Auto(Solution, frozen=True):
         min_gain = self.min_gain if told else max(self.min_gain, _UNTOLD_GAIN)
         worth_s = max(min_gain, float(fleet.by_chance[slowest])) * present_s
         best = step.best(self.min_short_gain, worth_s)
-        reason = f"a step of {present_s:.3g} s gets one of {best.step_s:.3g} s"
+        reason = f"a step should take {best.step_s:.3g} s instead of {present_s:.3g} s"
         beyond = [seen.workers[index].node for index in np.flatnonzero(best.beyond_help)]
         if beyond:
             reason += f"; not waited for: {', '.join(beyond)}"
