@@ -1,5 +1,6 @@
 """The part of `Job` that tells how far training is, and takes what the script logs of it."""
 
+from collections.abc import Mapping
 from contextlib import suppress
 from time import monotonic
 
@@ -39,7 +40,9 @@ class JobLog(JobLife):
             raise ConfigError("job.num_workers is known within a loop over job.batches only")
         return count
 
-    def log(self, /, **values: float | Tensor) -> None:
+    def log(
+        self, values: Mapping[str, float | Tensor] | None = None, /, **named: float | Tensor
+    ) -> None:
         """Have values of this step in the curves of the job: ``job.log(loss=loss, acc=acc)``.
 
         Cheap enough for each batch: nothing is sent here, and tensors on a GPU are waited for once
@@ -53,14 +56,15 @@ class JobLog(JobLife):
 
         Args:
             values: name -> number or tensor of no dimensions; also what is not finite. Names are
-                plain, with ``/`` between parts (``**{"val/auc": auc}``), at most 100 in a job.
+                plain, with ``/`` between parts (``{"val/auc": auc}``), at most 100 in a job.
+            named: more of them.
 
         Raises:
             ConfigError: nothing was prepared, a name that is not plain, or a value that is no
                 number.
         """
         self._check_prepared("job.log")
-        numbers = checked_log(values)
+        numbers = checked_log({} if values is None else values) | checked_log(named)
         from paceline.runtime.process import current
 
         process = current()

@@ -56,14 +56,19 @@ def checked_log(values: Mapping[str, Any]) -> dict[str, Number]:
     Raises:
         ConfigError: a name that is not plain, or something that is not a number.
     """
-    for name in values:
+    if not isinstance(values, Mapping):
+        raise ConfigError(
+            f"job.log: got {_called(values)}, expected names with their values; write "
+            'job.log(loss=loss), or job.log({"val/loss": loss})'
+        )
+    for name in map(str, values):
         if len(name) > MAX_NAME or not PLAIN.fullmatch(name):
             raise ConfigError(
                 f"job.log: got the name {name[: 2 * MAX_NAME]!r}, expected letters, digits and "
                 f"_ . - with / between parts, up to {MAX_NAME} of them, as loss or val/auc; "
                 "rename it"
             )
-    return {name: _number(name, value) for name, value in values.items()}
+    return {str(name): _number(name, value) for name, value in values.items()}
 
 
 def _number(name: str, value: Any) -> Number:

@@ -35,4 +35,4 @@ for epoch in job.epochs(args.epochs):
         optimizer.zero_grad()
         job.log(samples=job.samples, workers=job.num_workers)
     if job.is_chief:
-        job.log(**{"epoch/end": epoch})
+        job.log({"epoch/end": epoch})

@@ -254,7 +254,10 @@ def test_a_job_that_is_not_there_is_exit_code_2(home: Path) -> None:
 
 
 def test_the_version_is_said() -> None:
-    assert paceline("--version").stdout.startswith("paceline 0.")
+    said = paceline("--version").stdout
+    assert said.startswith("paceline 0.")
+    module = [sys.executable, "-m", "paceline", "--version"]
+    assert subprocess.run(module, capture_output=True, text=True, check=True).stdout == said
 
 
 def test_a_shell_completes_ids_of_jobs() -> None:

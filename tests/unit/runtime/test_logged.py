@@ -249,6 +249,18 @@ def test_alone_values_are_checked_and_the_script_knows_how_far_it_is(alone: Any)
     assert seen == [(0, 4, 1), (4, 8, 1), (8, 10, 1), (10, 14, 1), (14, 18, 1), (18, 20, 1)]
 
 
+def test_names_that_python_does_not_take_come_in_a_dict(alone: Any) -> None:
+    job, *_ = alone
+    job.log({"val/auc": 0.5}, loss=0.1)
+    job.log({})
+    with pytest.raises(ConfigError, match=r"got float '0\.5', expected names with their values"):
+        job.log(0.5)
+    with pytest.raises(ConfigError, match="got the name 'val auc'"):
+        job.log({"val auc": 0.5})
+    with pytest.raises(ConfigError, match="got str 'high' for val/auc"):
+        job.log({"val/auc": "high"})
+
+
 def test_before_prepare_it_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"job\.log was called before job\.prepare"):
         pl.init().log(loss=0.5)
