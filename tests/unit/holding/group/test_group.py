@@ -29,6 +29,7 @@ from paceline.protocol.holding.group.member import (
 )
 from paceline.protocol.holding.group.member import Instruction as MemberInstruction
 from paceline.protocol.nodes.hangs import Hang, find_hang, find_silent
+from paceline.protocol.records import Returned
 from paceline.protocol.snapshot import restore, take
 from paceline.protocol.training import MasterState
 from paceline.wire.messages.agent import NodeFacts
@@ -343,6 +344,21 @@ def test_who_comes_with_another_model_ends_alone_once_others_train(how: str) -> 
     assert job.holder.group.running
     job.step(1, 2)
     assert job.members[1].step == 2
+
+
+def test_no_master_waits_for_members_of_which_the_one_before_knew_that_they_are_gone() -> None:
+    job = running()
+    job.step()
+    job.held.add(2)
+    job.lose(1)
+    job.lose(2)  # in the group that forms, and the next one is not formed: nobody is there
+    job.run([job.master.record(Returned(inc=inc)) for inc in (1, 2)])
+    job.restart_master()
+    assert waits(job) == (WhyNone.TOO_FEW, "no worker is ready")
+    job.worker(3)
+    job.join(3)
+    assert job.group == [3]
+    assert job.holder.group.running
 
 
 def test_a_member_of_another_model_ends_a_job_of_shards() -> None:

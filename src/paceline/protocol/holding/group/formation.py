@@ -16,6 +16,7 @@ Durable state is changed by records only, as in `MasterState`.
 
 import enum
 from collections.abc import Iterable, Sequence
+from collections.abc import Set as AbstractSet
 from typing import assert_never
 
 import msgspec
@@ -483,9 +484,14 @@ class Formation:
             return self.form() if self.lost else []
         return []
 
-    def resume(self) -> None:
-        """After the journal was applied: members live until somebody says that they do not."""
-        self.ready = {member.inc: member for member in self.members}
+    def resume(self, gone: AbstractSet[Inc] = frozenset()) -> None:
+        """After the journal was applied: members live until somebody says that they do not.
+
+        Args:
+            gone: of these the journal says so, and nobody will say it again.
+        """
+        self.lost = {member.inc for member in self.members} & gone
+        self.ready = {one.inc: one for one in self.members if one.inc not in gone}
         self.awaited = len(self.members)
 
     def resend(self) -> list[Instruction]:

@@ -100,7 +100,7 @@ class GroupHolder(Holder):
                 pass  # the ledger is as it was: a group that forms has trained on nothing yet
 
     def resume(self) -> list[Instruction]:
-        self.group.resume()
+        self.group.resume(self.core.gone)
         return []
 
     # ------------------------------------------------------------------ the group
