@@ -178,3 +178,20 @@ def test_a_cut_of_before_positions_were_kept_is_at_its_step() -> None:
     assert state.position.at(7) == 7
     state.position.advance(7, 0)
     assert state.position.at(8) == 7
+
+
+@pytest.mark.parametrize("held", [False, True])
+def test_a_state_that_is_held_is_not_changed_to_make_room_for_that_of_others(held: bool) -> None:
+    model = nn.Linear(2, 1)
+    optimizer = torch.optim.Adam(model.parameters())
+    strategy: Any = object.__new__(Replicated)
+    state = SimpleNamespace(joining=False)
+    strategy.client = SimpleNamespace(
+        is_complete=lambda _: False, joins_others=True, has_model=held, state=state
+    )
+    strategy._averaging, strategy._has_left = None, False
+    strategy._params, strategy._optimizers = [*model.parameters()], [optimizer]
+    strategy._takes = [optimizer.step]
+    strategy._sharing = strategy._run = lambda *_: ()
+    assert [*strategy.train(SimpleNamespace(feed=1), None, 1)] == []
+    assert len(optimizer.state) == (0 if held else 2)

@@ -327,7 +327,7 @@ class GroupClient(MemberClient):
             now_s = time.monotonic()
             if self._copier.is_left_behind:  # unless we hear that all of the feed is evaluated
                 asks_s = min(asks_s, now_s + 2 * RESEND_S)
-            if now_s > asks_s and not (self._asks_anywhere or self._has_model):
+            if now_s > asks_s and not (self._asks_anywhere or self.has_model):
                 self._asks_anywhere = True
                 self._copier.restart()
             return feed.feed in self._complete
@@ -338,7 +338,7 @@ class GroupClient(MemberClient):
     def _await_state(self, feed: Feed, is_over: Callable[[], bool]) -> None:
         self._do(self.state.join())
         ask_at_s = 0.0
-        while not (is_over() or (self._has_model and self._leases.epoch_no)):
+        while not (is_over() or (self.has_model and self._leases.epoch_no)):
             self._check_stop()
             self._rest(stays=True)
             if (now_s := time.monotonic()) >= ask_at_s:
@@ -347,7 +347,8 @@ class GroupClient(MemberClient):
             self._exchange.wait()
 
     @property
-    def _has_model(self) -> bool:
+    def has_model(self) -> bool:
+        """Whether what we hold is of a step, or of a cut that `load_end` has loaded."""
         return self.state.step != NO_STEP or self._holds > 0
 
     def _catch_up(self, order: CatchUp) -> None:

@@ -141,7 +141,7 @@ class Replicated(Together):
             return
         if self._averaging is not None and self._averaging.regroup():
             self._take_in(self._averaging)
-        if self.client.joins_others and not self.client.state.joining:
+        if self.client.joins_others and not (self.client.state.joining or self.client.has_model):
             self._make_room()
         reducer = self._averaging.reducer if self._averaging is not None else None
         self._has_left, before = True, self._has_left
