@@ -148,6 +148,18 @@ def test_who_joins_in_a_loop_that_its_peer_has_left_holds_up_nobody(tmp_path: Pa
         assert ends(job.out)["0-1"] == pytest.approx(expected, rel=1e-9)
 
 
+@pytest.mark.soak
+@pytest.mark.parametrize("flags", [(), ("--breaks",)])
+def test_who_dies_when_its_peer_has_returned_does_the_end_of_the_last_epoch_once(
+    flags: tuple[str, ...], tmp_path: Path
+) -> None:
+    expected = plain(tmp_path / "alone", *flags)
+    with job_of(tmp_path / "job", 0.0, "--die-last", *flags, strategy="allreduce") as job:
+        check_end(job, expected)
+        assert len(job.deaths()) == 1
+        assert len(ends(job.out)) == 2
+
+
 def test_who_joins_between_two_loops_takes_over_a_peer_s_state_at_its_own_place(
     tmp_path: Path,
 ) -> None:

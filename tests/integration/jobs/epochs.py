@@ -5,6 +5,7 @@ Each life notes the epochs that it begins, and what it held at its end.
 
 import argparse
 import os
+import signal
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -28,6 +29,7 @@ parser.add_argument("--breaks", action="store_true", help="each loop after five 
 parser.add_argument("--first-only", action="store_true", help="only rank 0 evaluates, slowly")
 parser.add_argument("--stream", action="store_true", help="of a length that it does not say")
 parser.add_argument("--sampled", action="store_true", help="a sampler, and a collate_fn of its own")
+parser.add_argument("--die-last", action="store_true", help="rank 1, after rank 0 has returned")
 parser.add_argument("--step-s", type=float, default=0.0)
 args = parser.parse_args()
 
@@ -125,6 +127,12 @@ for epoch in job.epochs(args.epochs):
         job.barrier()
     if job.agree(epoch == args.epochs - 2):
         break
+if args.die_last and job.rank == 1 and not (args.out / "died").exists():
+    (args.out / "died").touch()
+    while not [*args.out.glob("0-*.end")]:
+        time.sleep(0.05)
+    time.sleep(1.5)
+    os.kill(os.getpid(), signal.SIGKILL)
 total = model.weight.detach().sum()
 values = [
     getattr(total, "full_tensor", lambda: total)().item(),

@@ -171,7 +171,7 @@ def test_a_worker_that_comes_later_ends_each_training_as_the_others(tmp_path: Pa
     late.next(1)
     assert late.position.of_training(3, 288) == (0, 0)
     late.replica.load_cut(tmp_path)
-    assert late.values() == first.values()
+    assert late.values() == [*first.values()[:2], [3.0]]
     assert late.position.of_training(5, 480) == (2, 192)
 
 
@@ -185,6 +185,23 @@ def test_what_a_script_does_between_loops_that_are_passed_over_counts_once(tmp_p
     late.script["losses"].append(7.0)
     late.replica.end_again()
     assert late.script["losses"] == [1.0]
+
+
+@pytest.mark.parametrize(
+    ("place", "losses"),
+    [((0, -1), []), ((0, 2), []), ((1, -1), []), ((0, 3), [3.0]), ((1, 0), [3.0])],
+)
+def test_a_cut_after_a_loop_is_of_its_end_unless_another_epoch_has_begun(
+    place: tuple[int, int], losses: list[float], tmp_path: Path
+) -> None:
+    first, late = Holder(), Holder()
+    first.replica._outside.place = (0, 2) if place != (0, -1) else place
+    first.train(3)
+    first.replica._outside.place = place
+    write_cut(tmp_path, first.replica)
+    late.replica.load_cut(tmp_path)
+    assert late.values() == [*first.values()[:2], losses]
+    assert late.scheduler.last_epoch == len(losses)
 
 
 def test_a_training_begins_as_it_was_built_after_a_cut_of_the_one_before(tmp_path: Path) -> None:

@@ -84,6 +84,10 @@ class Outside:
         pairs = zip(held, self._passed, strict=True)
         self._ahead = [max(0, count - passed) for count, passed in pairs]
 
+    def is_in_epoch_after(self, place: Sequence[int]) -> bool:
+        """Tell whether the script has begun another epoch since it was at this place."""
+        return self.place[1] != START[1] and self.place != tuple(place)
+
     def check(self, place: ScriptPlace | None) -> None:
         """Look whether this script can go on from a state of this place.
 

@@ -178,8 +178,19 @@ class Replica:
         self._position.next_training()
         self._hold(modules, optimizers, schedulers, scalers, outside)
 
-    def _state(self) -> dict[str, Any]:
-        return self._of_training() | ({"over": self.over} if self.over else {})
+    def _state(self, training: Mapping[str, Any] | None = None) -> dict[str, Any]:
+        found = dict(training) if training is not None else self._of_training()
+        return found | ({"over": self.over} if self.over else {})
+
+    def _state_for_cut(self) -> dict[str, Any]:
+        """The state; after a loop, what that ended with: a later life does again what follows.
+
+        Not if the script has come to its next epoch: a later life begins with that one.
+        """
+        if self._ended is None:
+            return self._state()
+        ended = put_together(*self._ended)
+        return self._state(None if self._outside.is_in_epoch_after(ended["place"]) else ended)
 
     def _of_training(self) -> dict[str, Any]:
         return {
@@ -221,7 +232,7 @@ class Replica:
         They share memory with it, but for what a forward pass changes (buffers), which is copied:
         the rest stays as it is until the next update. Of what is on another device they are copies.
         """
-        skeleton, tensors = take_apart(self._state())
+        skeleton, tensors = take_apart(self._state_for_cut())
         return self._named(encode_layout(skeleton, tensors), names_of(skeleton), tensors)
 
     def _named(
@@ -326,6 +337,7 @@ class Replica:
             self._become_of_training(put_together(*self._found), whole=False)
 
     def _become_of_training(self, state: Any, *, whole: bool) -> None:
+        self._ended = None
         begun = state.get("begun", self._begun)
         tell_differences(self._begun, begun)
         self._begun = begun
