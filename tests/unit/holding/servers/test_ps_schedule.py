@@ -430,6 +430,29 @@ def test_what_is_set_between_two_loops_outlives_a_step_that_is_taken_back(in_ten
     assert float(group["weight_decay"]) == 0.5
 
 
+@pytest.mark.parametrize("life", ["the same", "a new one"])
+def test_what_is_set_between_two_loops_outlives_the_state_of_before(life: str) -> None:
+    first = _with_state(Managed("exponential"), phase=[0])
+    first.schedule.begin_loop(0)
+    first.do(1)
+    ended = first.schedule.save()
+    first.schedule.end()
+    one = first
+    if life == "a new one":  # passes over the loop
+        one = _with_state(Managed("exponential"), phase=[0])
+        one.schedule.begin_loop(0)
+        one.schedule.load(1, ended)
+    one.optimizer.param_groups[0]["lr"] = 0.5
+    one.kept["phase"].append(1)
+    one.schedule.begin_loop(1)
+    one.schedule.load(1, ended)
+    assert (one.settings[0], one.kept["phase"]) == (0.5, [0, 1])
+    other = _with_state(Managed("exponential"), phase=[0, 2])
+    other.schedule.enter(_feed(1), _share(2), 0, 4)
+    one.schedule.load(1, other.schedule.save())  # of a worker that is in the loop
+    assert (one.settings[0], one.kept["phase"]) == (0.1, [0, 2])
+
+
 def test_a_share_of_the_same_step_that_is_granted_later_begins_where_the_step_does() -> None:
     life, expected = Managed("exponential"), _plain("exponential")
     for step, counted in ((1, 0), (1, 0), (2, 4), (2, 4), (3, 8)):

@@ -106,8 +106,8 @@ class Schedule:
         self._steps = [type(one).step for one in schedulers]
         self.between = Outside(schedulers, lambda _: 1 if self._inside else None, self._step)
         """The steps of schedulers between loops."""
-        #: The epoch that the script has come to, and its state when the first loop of it began.
-        self._start: tuple[ScriptPlace, bytes] = START, b""
+        #: The loop that the script has come to (its epoch and feed), and the state when it began.
+        self._start: tuple[tuple[ScriptPlace, int], bytes] = (START, -1), b""
         self._settings = SettingsBetween(optimizers)
         self._kinds = tuple(map(_kind, schedulers))
         self._begun = msgspec.msgpack.encode(pack(self._prepared()))
@@ -375,10 +375,11 @@ class Schedule:
             )
         return packed
 
-    def begin_loop(self) -> None:
-        """A loop begins: keep the state with which the epoch's first one does."""
-        if self._start[0] < self.between.place:
-            self._start = self.between.place, self.save()
+    def begin_loop(self, feed: int) -> None:
+        """A loop over this feed begins: keep the state with which it does."""
+        place = self.between.place, feed
+        if self._start[0] < place:
+            self._start = place, self.save()
 
     def keep_first(self) -> None:
         """Keep the state as it is before this worker trains: a job that goes back begins there."""
@@ -407,8 +408,8 @@ class Schedule:
         self._feed, self._base = saved.feed, saved.base
         place, start = self._start
         self.between.check(saved.place)
-        if saved.place is not None and tuple(saved.place) < place:
-            # It lacks what the script has done at the end of an epoch since.
+        if saved.place is not None and (tuple(saved.place), saved.feed) < place:
+            # It lacks what the script has done between two loops since.
             saved, data = _decode(start), start
         self._become(position, saved)
         with torch.no_grad():

@@ -137,7 +137,8 @@ class OnServers:
             self.trainer, self.model, self._lookups, self._schedule, feed, reader, ahead
         )
         self.global_batch = feed.batch_size
-        self._schedule.begin_loop()
+        if self.trainer.keeps_script:
+            self._schedule.begin_loop(feed.feed)
         try:
             yield from self._loop.run()
         finally:
