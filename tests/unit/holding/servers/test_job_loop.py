@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.nn.modules.module import _global_forward_pre_hooks
 from torch.optim import SGD
 from torch.optim.lr_scheduler import StepLR
 from torch.utils.data import Dataset
@@ -297,6 +298,35 @@ def test_where_pulls_overlap_the_next_one_does_not_wait_for_the_push() -> None:
     ]
     # A batch that is not made in time is pulled later; most are.
     assert len(early) >= 3
+
+
+@pytest.mark.filterwarnings("ignore:Using `torch.compile")
+def test_a_model_that_is_called_after_a_loop_that_was_left_has_its_last_step() -> None:
+    x, others = torch.randn(NUM_SAMPLES, 3), len(_global_forward_pre_hooks)
+    model = nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 1))
+    job, optimizer = Job(OnServers(Told())), SGD(model.parameters(), lr=0.1)
+    job.prepare(model, optimizer)
+
+    def step(batch: Any) -> None:
+        model(batch.x).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    for call in (model, model[1], torch.compile(model, backend="eager")):
+        for batch in job.batches(TensorRows(x=x), 16):
+            step(batch)
+            break
+        held = copy.deepcopy(model)
+        given = torch.ones(1, 4 if call is model[1] else 3)
+        expected = (held[1] if call is model[1] else held)(given)
+        assert torch.equal(call(given), expected)
+        assert len(_global_forward_pre_hooks) == others
+    for batch in job.batches(TensorRows(x=x), 16):
+        step(batch)
+        break
+    for batch in job.batches(TensorRows(x=x), 16):
+        assert len(_global_forward_pre_hooks) == others  # the batch has brought the newest values
+        step(batch)
 
 
 def test_a_loop_that_is_left_gives_back_what_was_not_stepped() -> None:

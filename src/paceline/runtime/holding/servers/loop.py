@@ -6,11 +6,13 @@ Order of one iteration: next work → its batch and rows → the user's forward 
 or already before the user computes where the mode allows it (``trainer.overlap``).
 """
 
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from time import monotonic
 from typing import Any
 
-from torch import Tensor
+from torch import Tensor, nn
+from torch.nn.modules.module import register_module_forward_pre_hook
 
 from paceline.base.errors import ConfigError
 from paceline.runtime.data.reader import Reader
@@ -314,3 +316,32 @@ class ServersLoop(StepFrame[ServersStep]):
         for work in reversed(self._sum.works):
             self._trainer.give_back(work)
         self.step, self._sum = None, Accumulation()
+
+
+class LeftLoop:
+    """A loop that the script has left (`break`): the next call of the model brings new values.
+
+    The worker still has those with which it computed its last batch. Waiting for new ones as the
+    loop is left could block whatever thread drops it.
+
+    Args:
+        modules: of the model.
+        refresh: called before the next forward pass of one of them, or of a part of theirs.
+    """
+
+    def __init__(self, modules: Iterable[nn.Module], refresh: Callable[[], None]) -> None:
+        self._refresh = refresh
+        self._parts = {part for root in modules for part in root.modules()}
+        # Not of the modules: copies of them would have it, too.
+        self._hook = register_module_forward_pre_hook(self._before) if self._parts else None
+
+    def _before(self, module: nn.Module, _: object) -> None:
+        if getattr(module, "_orig_mod", module) in self._parts:  # that of a compiled one
+            self.close()
+            self._refresh()
+
+    def close(self) -> None:
+        """The values are new, or will be; again: nothing."""
+        if self._hook is not None:
+            self._hook.remove()
+        self._hook = None

@@ -15,7 +15,7 @@ from paceline.base.errors import ConfigError, InternalError
 from paceline.runtime.data.growth import Growth
 from paceline.runtime.data.reader import Reader
 from paceline.runtime.holding.servers.lookup import Lookups
-from paceline.runtime.holding.servers.loop import ServersLoop
+from paceline.runtime.holding.servers.loop import LeftLoop, ServersLoop
 from paceline.runtime.holding.servers.model import Model
 from paceline.runtime.holding.servers.port import TrainingPort
 from paceline.runtime.holding.servers.preparing import refuse, take_over
@@ -63,6 +63,7 @@ class OnServers:
         self._lookups = Lookups((), trainer.rows)
         self._schedule = Schedule((), ())
         self._loop: ServersLoop | None = None
+        self._left = LeftLoop((), self._refresh)
         self.global_batch: int | None = None
         """See `Strategy.global_batch`."""
 
@@ -136,13 +137,23 @@ class OnServers:
         self._loop = ServersLoop(
             self.trainer, self.model, self._lookups, self._schedule, feed, reader, ahead
         )
+        self._left.close()
         self.global_batch = feed.batch_size
         if self.trainer.keeps_script:
             self._schedule.begin_loop(feed.feed)
         try:
             yield from self._loop.run()
+        except GeneratorExit:
+            self._left = LeftLoop(self.model.modules, self._refresh)
+            raise
         finally:
             self._loop = self.global_batch = None
+
+    def _refresh(self) -> None:
+        """Have the values that the job holds now."""
+        self.model.check_values()
+        self.trainer.settle()
+        self.model.load(self.trainer.dense())
 
     @property
     def step(self) -> int | None:
@@ -180,6 +191,7 @@ class OnServers:
 
     def evaluate(self, fn: Evaluation, feed: Feed, readers: Readers) -> Results:
         start_s = monotonic()
+        self._left.close()
         self.model.check_values()
         self.trainer.settle()
         results = None
@@ -212,6 +224,7 @@ class OnServers:
             return
         if self._loop is not None:
             self._loop.abandon()
+        self._left.close()
         self.trainer.drain(HAND_OVER_S)
 
     def checkpoint(self) -> None:
