@@ -352,8 +352,9 @@ def find_incidents(  # noqa: C901
                 if node == CHIEF:
                     done += "; what the script does where job.is_chief was not done"
                 yield _incident(event, reason, done, None, points)
-            case LeftLoopEvent() if mode == "bsp" or not _left_by_all(event, events):
-                yield from _left_alone(event, points)
+            case LeftLoopEvent():
+                alone = mode == "bsp" or not _left_by_all(event, events)
+                yield from _left(event, points, alone=alone)
             case DivergedEvent(reason=reason):
                 back_s = _next(later, *TRAINING)
                 done = "those that differ copied from the others" if back_s else "nobody went on"
@@ -407,11 +408,15 @@ def _dropped(
     yield _incident(lost, what, done, back_s, points)
 
 
-def _left_alone(event: LeftLoopEvent, points: Sequence[MetricsPoint]) -> Iterator[Incident]:
-    """A worker that left its loop while others trained on, for a second at least."""
+def _left(
+    event: LeftLoopEvent, points: Sequence[MetricsPoint], *, alone: bool
+) -> Iterator[Incident]:
+    """A worker that left its loop while others trained on, for a second at least; or miscounted."""
+    what = f"{event.node} left its loop over job.batches {event.clause}"
     after = next((point for point in points if point.t > event.t), None)
-    if after is not None and points[-1].committed > after.committed:
-        what = f"{event.node} left its loop over job.batches {event.clause}"
+    if event.miscount:
+        yield Incident(event.t, what, event.doubt.removeprefix("; "))
+    elif alone and after is not None and points[-1].committed > after.committed:
         yield Incident(event.t, what, "the others trained on")
 
 

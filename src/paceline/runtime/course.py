@@ -37,6 +37,10 @@ class ScriptCourse:
         self._calls = 0
         #: How many there were in the body, or between two loops, by where in the body.
         self._meetings = Counter[tuple[int, ...]]()
+        #: Batches of this life, and the step before the newest one.
+        self._num_bodies, self._body_step = 0, OUTSIDE
+        self._batches_per_step = 1
+        self._miscounts = self._asks = False
         self._target: ScriptPlace | None = None
 
     @property
@@ -71,6 +75,7 @@ class ScriptCourse:
 
         Such calls have numbers of their own: one that only some workers make moves no feed.
         """
+        self.asked()
         where = self._place_in_body() if self._in_body else ()
         self._meetings[where] += 1
         opened = self._opened - self._in_body
@@ -83,16 +88,33 @@ class ScriptCourse:
 
     # ------------------------------------------------------------------ bodies of loops
 
-    def enter_loop(self) -> None:
+    def enter_loop(self, batches_per_step: int = 1) -> None:
         """A loop over batches begins."""
-        self._in_body, self._calls = True, 0
+        self._in_body, self._calls, self._asks = True, 0, False
+        self._body_step, self._batches_per_step = OUTSIDE, batches_per_step
         self._meetings.clear()
 
     def enter_body(self) -> None:
         """A batch is given to the script."""
-        if self._step() != OUTSIDE:
+        step = self._step()
+        if step != OUTSIDE:
             self._calls = 0
             self._meetings.clear()
+            again = step == self._body_step and self._batches_per_step == 1
+            self._miscounts |= again or step > self._num_bodies == 0
+        self._num_bodies, self._body_step = self._num_bodies + 1, step
+
+    def asked(self) -> None:
+        """The script asks how far the job is."""
+        self._asks = True
+
+    @property
+    def miscount(self) -> int:
+        """Batches of this life, if they are not the job's steps, nor asks its loop for these; or 0.
+
+        It began later than the job, or a step came again.
+        """
+        return self._num_bodies if self._miscounts and not self._asks else 0
 
     def leave_loop(self) -> None:
         """The loop is over, or left."""

@@ -132,6 +132,7 @@ class Job(JobCourse):
         Raises:
             ConfigError: before the first batch of `batches`.
         """
+        self._course.asked()
         step = self._strategy.step
         if step is None:
             raise ConfigError(
@@ -345,7 +346,7 @@ class Job(JobCourse):
 
         self._looping, process = True, current()
         # No step is known before the first batch.
-        loop = OpenLoop(lambda: self._strategy.step or 0)
+        loop = OpenLoop(lambda: self._strategy.step or 0, lambda: self._course.miscount)
         if process is not None:
             process.open_loops.append(loop)
         try:
@@ -363,7 +364,7 @@ class Job(JobCourse):
             self._settle_log()
 
     def _bodies(self, batches: Iterator[Any]) -> Iterator[Any]:
-        self._course.enter_loop()
+        self._course.enter_loop(self._strategy.accumulate)
         is_passed = True
         try:
             for batch in batches:

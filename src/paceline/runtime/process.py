@@ -70,14 +70,14 @@ class Fenced(SystemExit):
 class OpenLoop:
     """A loop over job.batches that did not come to its end, and where that was."""
 
-    def __init__(self, step: Callable[[], int]) -> None:
-        """``step``: says the job's step."""
-        self.step = step
+    def __init__(self, step: Callable[[], int], miscount: Callable[[], int]) -> None:
+        """``step``: says the job's step; ``miscount``: see `ScriptCourse.miscount`."""
+        self.step, self.miscount = step, miscount
 
     def leave(self) -> None:
         """The script has left it: what it trains afterwards does not count."""
-        step = self.step()
-        self.step = lambda: step
+        step, miscount = self.step(), self.miscount()
+        self.step, self.miscount = lambda: step, lambda: miscount
 
 
 class Process:
@@ -372,8 +372,11 @@ def run_script(process: Process) -> int:
         return EXIT_TERMINATED  # somebody else's SIGTERM: the work is not finished
     process.at_end()
     process.tell_log()
-    left_step = process.open_loops[0].step() if process.open_loops else None
-    process.link.send(Finished(inc=process.inc, joined=process.joined, left_step=left_step))
+    finished = Finished(inc=process.inc, joined=process.joined)
+    if process.open_loops:
+        step, miscount = process.open_loops[0].step(), process.open_loops[0].miscount()
+        finished = msgspec.structs.replace(finished, left_step=step, miscount=miscount)
+    process.link.send(finished)
     return 0
 
 

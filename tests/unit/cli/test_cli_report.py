@@ -156,6 +156,12 @@ def test_a_worker_that_left_its_loop_while_others_trained_on_is_named() -> None:
     assert "Nothing went wrong" not in paragraph(told)
     together = structs.replace(left, t=11.5)  # all left it, or it was the last step
     assert facts(*START, together, *END, outcome=FINISHED).incidents == ()
+    assert not together.is_news
+    doubtful = structs.replace(together, miscount=8)
+    assert doubtful.is_news
+    (told,) = facts(*START, doubtful, *END, outcome=FINISHED).incidents
+    assert told.what == "worker-0 left its loop over job.batches at step 7"
+    assert told.done.startswith("if the script counts its batches, of which this life had 8, ")
 
 
 JOINED = ScaledEvent(t=4.0, node="worker-2", role="worker", count=3, host="far")

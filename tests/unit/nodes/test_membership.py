@@ -362,8 +362,8 @@ def test_a_returned_script_is_finished_and_not_started_again() -> None:
 
 def test_a_worker_that_left_its_loop_is_told_once_unless_it_was_told_to_leave() -> None:
     job = Job(num_workers=2)
-    left = Finished(inc=job.run("worker-0"), left_step=5)
-    told = LeftLoopEvent(node="worker-0", inc=left.inc, step=5)
+    left = Finished(inc=job.run("worker-0"), left_step=5, miscount=7)
+    told = LeftLoopEvent(node="worker-0", inc=left.inc, step=5, miscount=7)
     assert job.members.script_returned(left) == [told]
     assert job.members.script_returned(left) == []
     job.run("worker-1")

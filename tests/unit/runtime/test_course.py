@@ -59,6 +59,34 @@ def test_in_a_body_the_step_counts_and_not_how_often_it_ran() -> None:
     assert course.meeting() == (0, OUTSIDE, 2, MEETING, 1)
 
 
+@pytest.mark.parametrize(
+    ("steps", "accumulate", "asks", "miscount"),
+    [
+        ((0, 1, 2), 1, False, 0),
+        ((0, 1, 1), 1, False, 3),  # a step broke
+        ((2, 3), 1, False, 2),  # a life that began later
+        ((0, 0, 1, 1), 2, False, 0),
+        ((0, 1, 1), 1, True, 0),
+        ((OUTSIDE, OUTSIDE), 1, False, 0),
+    ],
+)
+def test_a_script_that_counts_its_batches_may_count_others_than_the_steps(
+    steps: tuple[int, ...], accumulate: int, asks: bool, miscount: int
+) -> None:
+    now = 0
+    course = ScriptCourse(lambda: now, lambda: (now,))
+    for _ in range(2):
+        course.enter_loop(accumulate)
+        for step in steps:
+            now = step
+            course.enter_body()
+            if asks:
+                course.asked()
+        assert course.miscount in (miscount, 2 * miscount)
+        course.leave_loop()
+        steps = tuple(step + steps[-1] + 1 if step != OUTSIDE else OUTSIDE for step in steps)
+
+
 def test_meetings_are_counted_by_where_in_the_body_they_are() -> None:
     where = (3, 0)
     course = ScriptCourse(lambda: 3, lambda: where)

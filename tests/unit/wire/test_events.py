@@ -190,6 +190,13 @@ TOLD: list[tuple[Event, str, str]] = [
         "worker-1 left its loop over job.batches before the end, at step 7",
     ),
     (
+        nodes.LeftLoopEvent(**W, step=7, miscount=8),
+        "at step 7",
+        "worker-1 left its loop over job.batches before the end, at step 7; if the script counts "
+        "its batches, of which this life had 8, it left after another step than in an undisturbed "
+        "run: decide by job.step",
+    ),
+    (
         nodes.HungEvent(**W, since_s=12.0),
         "no step for 12.0 s, while all others wait for it; what it did: logs/worker-1.stacks",
         "worker-1 hangs: no step for 12.0 s, while all others wait for it; what it did: "

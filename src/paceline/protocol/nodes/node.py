@@ -356,4 +356,5 @@ class Node(msgspec.Struct):
         self.past.joined |= message.joined
         if again or message.left_step is None:
             return []
-        return [LeftLoopEvent(node=self.name, inc=self.life.inc, step=message.left_step)]
+        inc, step, miscount = self.life.inc, message.left_step, message.miscount
+        return [LeftLoopEvent(node=self.name, inc=inc, step=step, miscount=miscount)]

@@ -257,10 +257,25 @@ class LeftLoopEvent(Event, frozen=True):
 
     step: int
     """The newest step that it has done."""
+    miscount: int = 0
+    """Batches of its life, if these are not the steps and it did not ask for those; else 0."""
 
-    is_usual = True
     clause_words = "at step {0.step}"
-    sentence_words = "{0.node} left its loop over job.batches before the end, {0.clause}"
+    sentence_words = "{0.node} left its loop over job.batches before the end, {0.clause}{0.doubt}"
+
+    @property
+    def is_news(self) -> bool:
+        return self.miscount > 0
+
+    @property
+    def doubt(self) -> str:
+        """What a counter of the script's own makes of it, as the end of a sentence; or empty."""
+        if not self.miscount:
+            return ""
+        return (
+            f"; if the script counts its batches, of which this life had {self.miscount}, it left "
+            "after another step than in an undisturbed run: decide by job.step"
+        )
 
 
 class HungEvent(Event, frozen=True):

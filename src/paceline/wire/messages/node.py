@@ -81,10 +81,7 @@ class AgreeOn(Message, frozen=True):
 
 
 class InNoStep(Message, frozen=True):
-    """worker -> master: I am in no step, or wait for others in it; sent again while that lasts.
-
-    Those that meet in the body of a loop do not wait for this worker.
-    """
+    """worker -> master: I am in no step, or wait there: do not wait for me in a body; repeated."""
 
     inc: Inc
 
@@ -309,6 +306,8 @@ class Finished(Message, frozen=True):
     joined: bool = True
     left_step: int | None = None
     """The job's step when it left a loop over its batches before the end; None: it did not."""
+    miscount: int = 0
+    """Batches of its life by then, if a script that counts them has another number; else 0."""
 
 
 NodeUp = (
