@@ -311,12 +311,13 @@ class MasterState:
         kept = feed.purpose != "train" or feed.feed in self.cuts.safe
         stored = [cut.step for cut in self.cuts.valid if not cut.cut.in_memory]
         left = bool(stored) and self.ledger.is_left(feed, stored[-1])
-        complete = left or self._is_passed(feed) or (kept and self.ledger.is_complete(feed.feed))
+        complete = left or self.is_passed(feed) or (kept and self.ledger.is_complete(feed.feed))
         return self.holder.opened(FeedOpened(inc=inc, feed=feed, complete=complete))
 
-    def _is_passed(self, feed: Feed) -> bool:
+    def is_passed(self, feed: Feed) -> bool:
         """Whether workers that are in step have left this loop for another one."""
-        return self.plans.in_steps(feed) and self.ledger.is_passed(feed)
+        is_held = self.holder.is_held and self.plans.in_steps(feed)
+        return is_held and self.ledger.is_passed(feed)
 
     def request(self, message: LeaseRequest, sizing: Sizing) -> list[Instruction]:
         """Grant, or keep the request open until there is something to grant."""
@@ -367,7 +368,7 @@ class MasterState:
         feed, inc = message.feed, message.inc
         workers = self.training_workers()
         deal = Deal(self.ledger, self.plans, message, workers=workers, step=self.step)
-        passed = self._is_passed(self.ledger.feeds[feed])
+        passed = self.is_passed(self.ledger.feeds[feed])
         spans = () if passed else deal.pick(sizing)
         end = not spans and self.ledger.is_complete(feed)
         if end and self.ledger.feeds[feed].purpose == "train" and feed not in self.cuts.safe:

@@ -55,6 +55,11 @@ class Holder(abc.ABC):
         return bool(self.core.cuts.valid)
 
     @property
+    def is_held(self) -> bool:
+        """Whether what the ledger has is held; else the job is about to go back to a cut."""
+        return True
+
+    @property
     def in_steps(self) -> frozenset[Inc]:
         """Workers that may be in a step together, where they do each step together."""
         return frozenset()

@@ -29,7 +29,7 @@ from paceline.protocol.holding.group.member import (
 )
 from paceline.protocol.holding.group.member import Instruction as MemberInstruction
 from paceline.protocol.nodes.hangs import Hang, find_hang, find_silent
-from paceline.protocol.records import Returned
+from paceline.protocol.records import GroupProgressed, Returned
 from paceline.protocol.snapshot import restore, take
 from paceline.protocol.training import MasterState
 from paceline.wire.messages.agent import NodeFacts
@@ -798,6 +798,33 @@ def test_who_comes_after_others_have_left_their_last_loop_passes_over_it() -> No
     job.lose(2, returned=True)
     job.worker(4)
     assert is_over(job, 4)
+
+
+@pytest.mark.parametrize("has_later", [False, True])
+def test_whether_a_loop_was_left_is_told_once_it_is_known_what_the_cut_holds(
+    has_later: bool,
+) -> None:
+    job = running()
+    job.step()
+    later = msgspec.structs.replace(FEED, feed=1, place=(0, -1, 1))
+    job.run(job.master.open_feed(OpenFeed(inc=1, feed=later)))
+    assert job.master.is_passed(FEED)
+    if has_later:
+        span = Span(job.master.ledger.feeds[1].line(), 0, 2)
+        job.run([job.master.record(GroupProgressed(step=1, committed=(Span(0, 0, 2), span)))])
+        assert asked(job.master.take_cut())
+        copied = msgspec.structs.replace(
+            job.copied(job.members[1], 1), committed=job.master.ledger.done.spans()
+        )
+        job.run(job.master.copy_said(copied))
+    job.lose(1)
+    job.lose(2)
+    job.worker(3)
+    assert not job.master.is_passed(FEED), "nobody holds its end"
+    job.sent.clear()
+    job.join(3)
+    assert told_of_feeds(job) == ([3] if has_later else [])
+    assert job.master.is_passed(FEED) is has_later
 
 
 def test_a_job_that_begins_with_the_end_of_a_loop_that_was_left_says_so() -> None:

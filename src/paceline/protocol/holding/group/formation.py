@@ -98,6 +98,8 @@ class Formation:
         self.first = 0
         #: The newest one, as `MasterState` applies it.
         self.plan = Plan()
+        #: Members of the newest group that ran.
+        self.holders: frozenset[Inc] = frozenset()
         #: Members of former groups: what they hold may be another model of an equal step.
         self.gone: set[Inc] = set()
         #: What the model is made of, by the word of who joined first.
@@ -142,6 +144,7 @@ class Formation:
                 self.epoch_no, self.step = record.epoch_no, record.step
             case GroupBegun():
                 self.begun, self.step = record, record.step
+                self.holders = frozenset(member.inc for member in self.members)
                 self.first = self.first or record.group
                 self.divided = {member.inc: record.division.no for member in self.members}
                 self.untold = {member.inc for member in self.members}
@@ -156,6 +159,12 @@ class Formation:
     def running(self) -> bool:
         """Whether its members were told to run."""
         return self.begun is not None
+
+    @property
+    def is_held(self) -> bool:
+        """Whether what the ledger has is held, or in the cut with which members begin."""
+        lives = any(self.knows(inc) and inc not in self.lost for inc in self.holders)
+        return lives or self.restored_for == self.number
 
     def knows(self, inc: Inc) -> bool:
         """Whether this incarnation is in the newest group."""

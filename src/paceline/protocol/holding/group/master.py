@@ -157,7 +157,7 @@ class GroupHolder(Holder):
         done = self._in_group(self.group.restore(newest))
         self.core.complete.clear()
         self.core.cuts.forget()
-        return [*self._tell_left(), *done]
+        return [*self._tell_left(goes_back=True), *done]
 
     def form_group(self) -> list[Instruction]:
         """Form the group that is due: nobody else is waited for."""
@@ -188,6 +188,10 @@ class GroupHolder(Holder):
     @property
     def has_model(self) -> bool:
         return self.group.number > 0
+
+    @property
+    def is_held(self) -> bool:
+        return self.group.is_held
 
     @property
     def in_steps(self) -> frozenset[Inc]:
@@ -229,12 +233,16 @@ class GroupHolder(Holder):
         stored = [cut.step for cut in self.core.cuts.valid if not cut.cut.in_memory]
         return bool(stored) and self.core.step <= stored[-1] == self.left_at.get(feed)
 
-    def _tell_left(self) -> list[Instruction]:
-        """Have those who hold nothing pass over a loop that others have left for good."""
+    def _tell_left(self, *, goes_back: bool = False) -> list[Instruction]:
+        """Have those who hold nothing pass over loops that others have left for good.
+
+        ``goes_back``: an epoch begins with a cut. Until now nobody knew what of them it holds.
+        """
+        feeds = self.core.ledger.feeds
         return [
-            Send(inc, self.core.feed_opened(inc, self.core.ledger.feeds[feed]))
-            for feed in self.left_at
-            if self._is_left(feed)
+            Send(inc, self.core.feed_opened(inc, feeds[feed]))
+            for feed in (feeds if goes_back else self.left_at)
+            if self._is_left(feed) or (goes_back and self.core.is_passed(feeds[feed]))
             for inc in sorted(self.core.workers)
             if self.group.is_empty_handed(inc)
         ]
@@ -363,6 +371,7 @@ class GroupHolder(Holder):
         group.number, group.members = held.number, held.members
         group.step = self.core.step = held.step
         group.begun, group.start = held.begun, held.start
+        group.holders = frozenset(member.inc for member in held.members)
         group.gone, group.replica = set(held.gone), held.replica
         group.plan = self.core.plans.newest
         if held.begun is not None:
