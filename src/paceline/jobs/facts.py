@@ -415,7 +415,7 @@ def _left(
     what = f"{event.node} left its loop over job.batches {event.clause}"
     after = next((point for point in points if point.t > event.t), None)
     if event.miscount:
-        yield Incident(event.t, what, event.doubt.removeprefix("; "))
+        yield Incident(event.t, what, event.doubt)
     elif alone and after is not None and points[-1].committed > after.committed:
         yield Incident(event.t, what, "the others trained on")
 

@@ -1,6 +1,6 @@
-"""How often each node's end had it, or all workers, started again, whatever had ended it.
+"""How often the end of each node had it, or all workers, started again.
 
-The master's own count leaves out what costs no budget, such as an order, and events have all.
+Also an end by order, which the master's own count leaves out, since it costs no budget.
 """
 
 from collections import Counter

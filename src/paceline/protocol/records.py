@@ -252,6 +252,7 @@ class GroupKept(msgspec.Struct, frozen=True, array_like=True):
     start: GroupRestored | None = None
     gone: tuple[Inc, ...] = ()
     replica: str = ""
+    held_by: tuple[Inc, ...] = ()
 
 
 Records = (

@@ -309,8 +309,8 @@ class MasterState:
     def feed_opened(self, inc: Inc, feed: Feed) -> FeedOpened:
         """Return the feed, and whether a worker that opens it has nothing to do with it."""
         kept = feed.purpose != "train" or feed.feed in self.cuts.safe
-        stored = [cut.step for cut in self.cuts.valid if not cut.cut.in_memory]
-        left = bool(stored) and self.ledger.is_left(feed, stored[-1])
+        stored = self.cuts.on_disk
+        left = bool(stored) and self.ledger.is_left(feed, stored[-1].step)
         complete = left or self.is_passed(feed) or (kept and self.ledger.is_complete(feed.feed))
         return self.holder.opened(FeedOpened(inc=inc, feed=feed, complete=complete))
 

@@ -37,8 +37,9 @@ class ScriptCourse:
         self._calls = 0
         #: How many there were in the body, or between two loops, by where in the body.
         self._meetings = Counter[tuple[int, ...]]()
-        #: Batches of this life, and the step before the newest one.
-        self._num_bodies, self._body_step = 0, OUTSIDE
+        #: Batches of this life, and the place of the newest one.
+        self._num_bodies = 0
+        self._body: tuple[int, ...] = (OUTSIDE,)
         self._batches_per_step = 1
         self._miscounts = self._asks = False
         self._target: ScriptPlace | None = None
@@ -91,18 +92,19 @@ class ScriptCourse:
     def enter_loop(self, batches_per_step: int = 1) -> None:
         """A loop over batches begins."""
         self._in_body, self._calls, self._asks = True, 0, False
-        self._body_step, self._batches_per_step = OUTSIDE, batches_per_step
+        self._body, self._batches_per_step = (OUTSIDE,), batches_per_step
         self._meetings.clear()
 
     def enter_body(self) -> None:
         """A batch is given to the script."""
-        step = self._step()
+        step, body = self._step(), self._place_in_body()
         if step != OUTSIDE:
             self._calls = 0
             self._meetings.clear()
-            again = step == self._body_step and self._batches_per_step == 1
+            # A place of one number does not tell the batches of a step from each other.
+            again = len(body) > 1 and body <= self._body and self._batches_per_step == 1
             self._miscounts |= again or step > self._num_bodies == 0
-        self._num_bodies, self._body_step = self._num_bodies + 1, step
+        self._num_bodies, self._body = self._num_bodies + 1, body
 
     def asked(self) -> None:
         """The script asks how far the job is."""

@@ -64,6 +64,21 @@ class JobCourse(JobLog):
         """The step of the body in hand, where all workers compute each step together."""
         return OUTSIDE if self._strategy.takes_growth else self._strategy.step or 0
 
+    @property
+    def samples(self) -> int:
+        """Samples in the model, as this worker knows: it changes where `step` does.
+
+        Raises:
+            ConfigError: before the first batch of `batches`.
+        """
+        self._course.asked()
+        samples = self._strategy.samples
+        if samples is None:
+            raise ConfigError(
+                "job.samples is known from the first batch of job.batches on; read it in the loop"
+            )
+        return samples
+
     def epochs(self, epochs: int) -> Iterator[int]:
         """Number the epochs of a script that goes through its data more than once, from 0.
 

@@ -15,20 +15,6 @@ class JobLog(JobLife):
     """What one worker knows, and says, of the training as a whole."""
 
     @property
-    def samples(self) -> int:
-        """Samples in the model, as this worker knows: it changes where `step` does.
-
-        Raises:
-            ConfigError: before the first batch of `batches`.
-        """
-        samples = self._strategy.samples
-        if samples is None:
-            raise ConfigError(
-                "job.samples is known from the first batch of job.batches on; read it in the loop"
-            )
-        return samples
-
-    @property
     def num_workers(self) -> int:
         """Workers that train now: members of the step in hand; on servers those that are up.
 

@@ -374,7 +374,9 @@ def run_script(process: Process) -> int:
     process.tell_log()
     finished = Finished(inc=process.inc, joined=process.joined)
     if process.open_loops:
-        step, miscount = process.open_loops[0].step(), process.open_loops[0].miscount()
+        doubtful = (loop for loop in process.open_loops if loop.miscount())
+        left = next(doubtful, process.open_loops[0])
+        step, miscount = left.step(), left.miscount()
         finished = msgspec.structs.replace(finished, left_step=step, miscount=miscount)
     process.link.send(finished)
     return 0

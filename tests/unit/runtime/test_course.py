@@ -60,31 +60,33 @@ def test_in_a_body_the_step_counts_and_not_how_often_it_ran() -> None:
 
 
 @pytest.mark.parametrize(
-    ("steps", "accumulate", "asks", "miscount"),
+    ("bodies", "accumulate", "asks", "miscounts"),
     [
-        ((0, 1, 2), 1, False, 0),
-        ((0, 1, 1), 1, False, 3),  # a step broke
-        ((2, 3), 1, False, 2),  # a life that began later
-        ((0, 0, 1, 1), 2, False, 0),
-        ((0, 1, 1), 1, True, 0),
-        ((OUTSIDE, OUTSIDE), 1, False, 0),
+        (((0, 0), (1, 0), (2, 0)), 1, False, False),
+        (((0, 0), (1, 0), (1, 0)), 1, False, True),  # a step broke
+        (((0, 0), (0, 1), (0, 0)), 1, False, True),
+        (((2, 0), (3, 0)), 1, False, True),  # a life that began later
+        (((0, 0), (0, 1), (1, 0), (1, 1)), 1, False, False),  # a share in two batches
+        (((0, 0), (0, 1), (0, 0), (0, 1)), 2, False, False),
+        (((0, 0), (1, 0), (1, 0)), 1, True, False),
+        (((0,), (0,), (1,)), 1, False, False),
+        (((OUTSIDE,), (OUTSIDE,)), 1, False, False),
     ],
 )
 def test_a_script_that_counts_its_batches_may_count_others_than_the_steps(
-    steps: tuple[int, ...], accumulate: int, asks: bool, miscount: int
+    bodies: tuple[tuple[int, ...], ...], accumulate: int, asks: bool, miscounts: bool
 ) -> None:
-    now = 0
-    course = ScriptCourse(lambda: now, lambda: (now,))
-    for _ in range(2):
+    place: tuple[int, ...] = ()
+    course = ScriptCourse(lambda: place[0], lambda: place)
+    for loop in range(2):
         course.enter_loop(accumulate)
-        for step in steps:
-            now = step
+        for body in bodies:
+            place = body if body[0] == OUTSIDE else (body[0] + 10 * loop, *body[1:])
             course.enter_body()
             if asks:
                 course.asked()
-        assert course.miscount in (miscount, 2 * miscount)
+        assert course.miscount == miscounts * len(bodies) * (loop + 1)
         course.leave_loop()
-        steps = tuple(step + steps[-1] + 1 if step != OUTSIDE else OUTSIDE for step in steps)
 
 
 def test_meetings_are_counted_by_where_in_the_body_they_are() -> None:

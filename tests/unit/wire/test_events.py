@@ -193,8 +193,8 @@ TOLD: list[tuple[Event, str, str]] = [
         nodes.LeftLoopEvent(**W, step=7, miscount=8),
         "at step 7",
         "worker-1 left its loop over job.batches before the end, at step 7; if the script counts "
-        "its batches, of which this life had 8, it left after another step than in an undisturbed "
-        "run: decide by job.step",
+        "its batches, of which this life had 8, it may have left after another step than an "
+        "undisturbed run does: decide by job.step",
     ),
     (
         nodes.HungEvent(**W, since_s=12.0),

@@ -57,6 +57,11 @@ class Cuts:
         #: By incarnation; one answer serves all that it asked for before.
         self.wanted: dict[Inc, CutWanted] = {}
 
+    @property
+    def on_disk(self) -> list[CutValid]:
+        """The valid ones that are stored, oldest first."""
+        return [cut for cut in self.valid if not cut.cut.in_memory]
+
     # ------------------------------------------------------------------ records
 
     def add(self, record: CutValid, covered: Iterable[int]) -> None:

@@ -29,7 +29,7 @@ from paceline.runtime.group.listener import Door
 from paceline.runtime.group.profiling import MemberProfiling
 from paceline.runtime.group.short import PeerSteps
 from paceline.runtime.group.store import PeerStore
-from paceline.runtime.process import Process
+from paceline.runtime.process import Fenced, Process
 from paceline.runtime.state.replica import Replica
 from paceline.wire.messages.data import Data
 from paceline.wire.messages.group import (
@@ -137,16 +137,22 @@ class MemberEdge:
             case CutMade():
                 self._asker.made(message)
             case FeedOpened():
-                self.joins_others |= message.trains
-                if message.complete:
-                    self._complete[message.feed.feed] = message
-                self._leases.feed_opened(message)
+                self._feed_opened(message)
             case AgreedOn() | PlaceIs():
                 self._asking.answered(message)
             case Stop():
                 self.process.stop_requested = self.process.told_to_stop = True
             case _:
                 _log.warning("a member has no use for %s", type(message).__name__)
+
+    def _feed_opened(self, message: FeedOpened) -> None:
+        feed = message.feed
+        self.joins_others |= message.trains
+        if message.complete:
+            self._complete[feed.feed] = message
+        elif feed.feed in self._complete and feed.purpose == "train":
+            raise Fenced  # our script has passed over what is to be done again
+        self._leases.feed_opened(message)
 
     def _about_group(self, message: StopGroup | CatchUp | RunGroup | Divide) -> None:
         match message:

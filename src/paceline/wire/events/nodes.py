@@ -261,7 +261,7 @@ class LeftLoopEvent(Event, frozen=True):
     """Batches of its life, if these are not the steps and it did not ask for those; else 0."""
 
     clause_words = "at step {0.step}"
-    sentence_words = "{0.node} left its loop over job.batches before the end, {0.clause}{0.doubt}"
+    sentence_words = "{0.node} left its loop over job.batches before the end, {0.clause}"
 
     @property
     def is_news(self) -> bool:
@@ -269,13 +269,15 @@ class LeftLoopEvent(Event, frozen=True):
 
     @property
     def doubt(self) -> str:
-        """What a counter of the script's own makes of it, as the end of a sentence; or empty."""
-        if not self.miscount:
-            return ""
+        """What a counter of the script's own may make of it."""
         return (
-            f"; if the script counts its batches, of which this life had {self.miscount}, it left "
-            "after another step than in an undisturbed run: decide by job.step"
+            f"if the script counts its batches, of which this life had {self.miscount}, it may "
+            "have left after another step than an undisturbed run does: decide by job.step"
         )
+
+    def sentence(self) -> str:
+        """Say what happened, and what is in doubt."""
+        return super().sentence() + (f"; {self.doubt}" if self.miscount else "")
 
 
 class HungEvent(Event, frozen=True):

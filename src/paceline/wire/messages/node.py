@@ -81,7 +81,7 @@ class AgreeOn(Message, frozen=True):
 
 
 class InNoStep(Message, frozen=True):
-    """worker -> master: I am in no step, or wait there: do not wait for me in a body; repeated."""
+    """worker -> master: in no step, or waiting in one. Who meets in a body need not wait for me."""
 
     inc: Inc
 
@@ -307,7 +307,7 @@ class Finished(Message, frozen=True):
     left_step: int | None = None
     """The job's step when it left a loop over its batches before the end; None: it did not."""
     miscount: int = 0
-    """Batches of its life by then, if a script that counts them has another number; else 0."""
+    """See `ScriptCourse.miscount`."""
 
 
 NodeUp = (

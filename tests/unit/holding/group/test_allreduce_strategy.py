@@ -12,12 +12,16 @@ from paceline.base.errors import ConfigError
 from paceline.protocol.holding.group.member import MemberState
 from paceline.runtime.data.work import Work
 from paceline.runtime.group.checks import check_dense, device_of
+from paceline.runtime.group.edge import MemberEdge
 from paceline.runtime.group.strategy import Together
 from paceline.runtime.holding.replicas.strategy import Replicated, _be_deterministic
+from paceline.runtime.process import Fenced
 from paceline.runtime.state.outside import Outside
 from paceline.runtime.state.replica import Replica
 from paceline.runtime.stepping import trained_by
+from paceline.wire.messages.feeds import Feed
 from paceline.wire.messages.group import NO_STEP
+from paceline.wire.messages.node import FeedOpened
 
 
 @pytest.mark.parametrize(
@@ -195,3 +199,28 @@ def test_a_state_that_is_held_is_not_changed_to_make_room_for_that_of_others(hel
     strategy._sharing = strategy._run = lambda *_: ()
     assert [*strategy.train(SimpleNamespace(feed=1), None, 1)] == []
     assert len(optimizer.state) == (0 if held else 2)
+
+
+def test_who_has_passed_over_a_loop_that_is_to_be_done_again_ends_its_life() -> None:
+    """Others had left it, and died before a cut had its end."""
+    told: list[FeedOpened] = []
+    edge: Any = SimpleNamespace(
+        joins_others=False, _complete={}, _leases=SimpleNamespace(feed_opened=told.append)
+    )
+    feed = Feed(
+        feed=0,
+        purpose="train",
+        num_samples=6,
+        epochs=1,
+        batch_size=2,
+        shard_size=6,
+        shuffle=False,
+        seed=0,
+    )
+    over = FeedOpened(inc=3, feed=feed, complete=True)
+    again = FeedOpened(inc=3, feed=feed)
+    for message in (again, over, over):
+        MemberEdge._feed_opened(edge, message)
+    assert told == [again, over, over]
+    with pytest.raises(Fenced):
+        MemberEdge._feed_opened(edge, again)

@@ -70,6 +70,10 @@ FEED = Feed(
 )
 
 
+LATER = msgspec.structs.replace(FEED, feed=1, place=(0, -1, 1))
+"""A later loop of the script."""
+
+
 class Job:
     """A master and its members; messages arrive at once, unless they are held back."""
 
@@ -778,8 +782,10 @@ def is_over(job: Job, inc: int) -> bool:
     return answer.message.complete
 
 
-def told_of_feeds(job: Job) -> list[int]:
-    return [inc for inc, message in job.sent if isinstance(message, FeedOpened)]
+def told_of_feeds(job: Job, *, over: bool = True) -> list[int]:
+    """Who has heard that a feed is over, or is not."""
+    told = [(inc, one) for inc, one in job.sent if isinstance(one, FeedOpened)]
+    return [inc for inc, one in told if one.complete == over]
 
 
 def test_who_comes_after_others_have_left_their_last_loop_passes_over_it() -> None:
@@ -806,8 +812,7 @@ def test_whether_a_loop_was_left_is_told_once_it_is_known_what_the_cut_holds(
 ) -> None:
     job = running()
     job.step()
-    later = msgspec.structs.replace(FEED, feed=1, place=(0, -1, 1))
-    job.run(job.master.open_feed(OpenFeed(inc=1, feed=later)))
+    job.run(job.master.open_feed(OpenFeed(inc=1, feed=LATER)))
     assert job.master.is_passed(FEED)
     if has_later:
         span = Span(job.master.ledger.feeds[1].line(), 0, 2)
@@ -824,7 +829,56 @@ def test_whether_a_loop_was_left_is_told_once_it_is_known_what_the_cut_holds(
     job.sent.clear()
     job.join(3)
     assert told_of_feeds(job) == ([3] if has_later else [])
+    assert told_of_feeds(job, over=False) == ([3] if has_later else [3, 3])
     assert job.master.is_passed(FEED) is has_later
+
+
+def test_who_joins_and_has_copied_nothing_holds_no_end_of_a_loop() -> None:
+    job = running(1)
+    job.step()
+    job.run(job.master.open_feed(OpenFeed(inc=1, feed=LATER)))
+    job.worker(2)
+    job.copying = {}
+    job.join(2)
+    job.resend()
+    assert job.holder.group.running
+    assert job.master.is_passed(FEED)
+    job.held = {2}
+    job.lose(1)
+    assert not job.master.is_passed(FEED)
+
+
+def test_who_joined_and_trains_is_not_told_that_a_loop_is_over() -> None:
+    job = running()
+    job.step()
+    job.lose(1)
+    job.worker(3)
+    job.join(3)
+    job.step()
+    member = job.members[3]
+    run = member.enter()
+    assert run is not None
+    job.act(3, member.proven(run, last=False))
+    job.sent.clear()
+    job.run(leaves(job, 2, feed=0))
+    assert told_of_feeds(job) == []
+    assert job.members[3].step == 2
+
+
+def test_a_loop_that_was_left_after_the_step_of_an_older_cut_is_not_left() -> None:
+    job = running()
+    job.step()
+    job.run(leaves(job, 1))
+    job.step(2, last=True)
+    leaves(job, 2, feed=0)
+    assert job.holder.left_at == {0: 2}
+    for inc in (1, 2):
+        job.lose(inc)
+    job.worker(3)
+    job.join(3)
+    assert job.members[3].step == 1
+    assert job.holder.left_at == {}
+    assert not is_over(job, 3)
 
 
 def test_a_job_that_begins_with_the_end_of_a_loop_that_was_left_says_so() -> None:
@@ -1073,8 +1127,13 @@ def test_a_new_master_goes_on_without_asking_anybody() -> None:
     assert job.members[1].running is not None
 
 
-def test_a_snapshot_holds_the_group() -> None:
+@pytest.mark.parametrize("forms", [False, True])
+def test_a_snapshot_holds_the_group(forms: bool) -> None:
     job = running(2)
+    if forms:
+        job.held = {3}
+        job.worker(3)
+        job.join(3)
     holder = GroupHolder()
     fresh = MasterState(holder, mode="bsp", samples="exactly-once")
     restore(
@@ -1084,7 +1143,9 @@ def test_a_snapshot_holds_the_group() -> None:
         ),
     )
     assert holder.group.members == job.holder.group.members
-    assert (fresh.epoch_no, holder.group.number, holder.group.running) == (1, 1, True)
+    assert (fresh.epoch_no, holder.group.number) == (1, 1 + forms)
+    assert holder.group.running is not forms
+    assert holder.group.held_by == job.holder.group.held_by == {1, 2}
 
 
 def test_messages_of_former_groups_and_epochs_do_nothing() -> None:

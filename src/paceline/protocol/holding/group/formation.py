@@ -98,8 +98,8 @@ class Formation:
         self.first = 0
         #: The newest one, as `MasterState` applies it.
         self.plan = Plan()
-        #: Members of the newest group that ran.
-        self.holders: frozenset[Inc] = frozenset()
+        #: Members that held the model when the newest group began that ran.
+        self.held_by: frozenset[Inc] = frozenset()
         #: Members of former groups: what they hold may be another model of an equal step.
         self.gone: set[Inc] = set()
         #: What the model is made of, by the word of who joined first.
@@ -144,7 +144,8 @@ class Formation:
                 self.epoch_no, self.step = record.epoch_no, record.step
             case GroupBegun():
                 self.begun, self.step = record, record.step
-                self.holders = frozenset(member.inc for member in self.members)
+                members = frozenset(member.inc for member in self.members)
+                self.held_by = members.difference(record.joiners)
                 self.first = self.first or record.group
                 self.divided = {member.inc: record.division.no for member in self.members}
                 self.untold = {member.inc for member in self.members}
@@ -163,7 +164,7 @@ class Formation:
     @property
     def is_held(self) -> bool:
         """Whether what the ledger has is held, or in the cut with which members begin."""
-        lives = any(self.knows(inc) and inc not in self.lost for inc in self.holders)
+        lives = any(self.knows(inc) and inc not in self.lost for inc in self.held_by)
         return lives or self.restored_for == self.number
 
     def knows(self, inc: Inc) -> bool:
@@ -171,9 +172,10 @@ class Formation:
         return any(member.inc == inc for member in self.members)
 
     def is_empty_handed(self, inc: Inc) -> bool:
-        """Whether a worker is known to hold nothing of the model, or has copied it as it joined."""
+        """Whether a worker is not known to hold the model."""
         if self.begun is not None:
-            return inc in self.begun.joiners or not self.knows(inc)
+            joins = inc in self.begun.joiners and self.step == self.begun.step
+            return joins or not self.knows(inc)
         said = self.stopped.get(inc)
         return said is not None and said.step == NO_STEP
 
@@ -497,7 +499,7 @@ class Formation:
         """After the journal was applied: members live until somebody says that they do not.
 
         Args:
-            gone: of these the journal says so, and nobody will say it again.
+            gone: members whose end is in the journal; nobody will report it again.
         """
         self.lost = {member.inc for member in self.members} & gone
         self.ready = {one.inc: one for one in self.members if one.inc not in gone}

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, assert_never
 import msgspec
 
 from paceline.base.errors import ConfigError
-from paceline.base.numbering import NO_INC, Inc, StepNo
+from paceline.base.numbering import NO_INC, START, Inc, StepNo
 from paceline.protocol.acts import (
     FeedDone,
     Instruction,
@@ -155,9 +155,11 @@ class GroupHolder(Holder):
         """Nobody holds state: begin an epoch from the newest cut."""
         newest = self.core.cuts.valid[-1] if self.core.cuts.valid else None
         done = self._in_group(self.group.restore(newest))
+        reached = newest.step if newest is not None else START
+        self.left_at = {feed: step for feed, step in self.left_at.items() if step <= reached}
         self.core.complete.clear()
         self.core.cuts.forget()
-        return [*self._tell_left(goes_back=True), *done]
+        return [*self._tell_left(), *done]
 
     def form_group(self) -> list[Instruction]:
         """Form the group that is due: nobody else is waited for."""
@@ -221,28 +223,31 @@ class GroupHolder(Holder):
         return valid[-1].cut if valid and not self.group.running else None
 
     def opened(self, opened: FeedOpened) -> FeedOpened:
-        stored = [cut.cut for cut in self.core.cuts.valid if not cut.cut.in_memory]
-        complete = opened.complete or self._is_left(opened.feed.feed)
-        cut = stored[-1] if complete and stored else None
+        stored = self.core.cuts.on_disk
+        complete = opened.complete or self._is_last_left(opened.feed.feed)
+        cut = stored[-1].cut if complete and stored else None
         return msgspec.structs.replace(
             opened, complete=complete, cut=cut, trains=self.group.running
         )
 
-    def _is_left(self, feed: int) -> bool:
+    def _is_last_left(self, feed: int) -> bool:
         """Whether the newest cut on disk, and nothing after it, is what a last loop ended with."""
-        stored = [cut.step for cut in self.core.cuts.valid if not cut.cut.in_memory]
-        return bool(stored) and self.core.step <= stored[-1] == self.left_at.get(feed)
+        stored = self.core.cuts.on_disk
+        return bool(stored) and self.core.step <= stored[-1].step == self.left_at.get(feed)
 
-    def _tell_left(self, *, goes_back: bool = False) -> list[Instruction]:
-        """Have those who hold nothing pass over loops that others have left for good.
+    def _tell_left(self) -> list[Instruction]:
+        """Tell those who hold nothing which loops they are to pass over, for others have left them.
 
-        ``goes_back``: an epoch begins with a cut. Until now nobody knew what of them it holds.
+        When an epoch begins with a cut: of all loops, since until now nobody knew what of them it
+        holds. Who has passed over one that it lacks must not go on.
         """
         feeds = self.core.ledger.feeds
+        begins = not self.group.running and self.group.restored_for == self.group.number
+        trained = [one.feed for one in feeds.values() if one.purpose == "train"]
         return [
             Send(inc, self.core.feed_opened(inc, feeds[feed]))
-            for feed in (feeds if goes_back else self.left_at)
-            if self._is_left(feed) or (goes_back and self.core.is_passed(feeds[feed]))
+            for feed in (trained if begins else self.left_at)
+            if not self.core.ledger.is_complete(feed) and (begins or self._is_last_left(feed))
             for inc in sorted(self.core.workers)
             if self.group.is_empty_handed(inc)
         ]
@@ -282,7 +287,7 @@ class GroupHolder(Holder):
         inc, knows = message.inc, self.group.knows(message.inc)
         if message.leaves and knows and message.epoch_no == self.core.epoch_no:
             self.leaving.add(inc)
-            if message.feed in self.core.ledger.feeds:
+            if message.step and message.feed in self.core.ledger.feeds:
                 self.left_at[message.feed] = message.step
             # What is copied already comes to disk whatever the training thread does.
             if self.holder not in self.leaving and self.core.cuts.storing is None:
@@ -344,7 +349,7 @@ class GroupHolder(Holder):
     # ------------------------------------------------------------------ loss of messages
 
     def resend(self) -> list[Instruction]:
-        return [*self.group.resend(), *self._make_safe()]
+        return [*self.group.resend(), *self._tell_left(), *self._make_safe()]
 
     # ------------------------------------------------------------------ snapshots
 
@@ -360,6 +365,7 @@ class GroupHolder(Holder):
                 group.start,
                 tuple(sorted(group.gone)),
                 group.replica,
+                tuple(sorted(group.held_by)),
             )
         }
 
@@ -371,7 +377,7 @@ class GroupHolder(Holder):
         group.number, group.members = held.number, held.members
         group.step = self.core.step = held.step
         group.begun, group.start = held.begun, held.start
-        group.holders = frozenset(member.inc for member in held.members)
+        group.held_by = frozenset(held.held_by)
         group.gone, group.replica = set(held.gone), held.replica
         group.plan = self.core.plans.newest
         if held.begun is not None:

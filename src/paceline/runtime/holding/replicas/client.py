@@ -71,7 +71,7 @@ class GroupClient(MemberClient):
         self._measure: Callable[[], Checked] | None = None
         self.on_another: Callable[[], None] = lambda: None
         """Called when what we hold has become another's."""
-        self._has_left = False
+        self._is_after_break = False
         """The script has left a loop, and no step was made since."""
         self.touched = False
         """What we hold is not what we were built with any more, though it is no step's."""
@@ -90,7 +90,7 @@ class GroupClient(MemberClient):
             with super().training(feed):
                 yield
         except GeneratorExit:  # the script leaves the loop
-            self._has_left = True
+            self._is_after_break = True
             self._replica.leave_loop()
             raise
         self._replica.leave_loop()
@@ -190,7 +190,7 @@ class GroupClient(MemberClient):
             self.on_another()
         # After a cut of between two loops a script would do a second time what it has done there.
         # With the last step of a loop that was left, it would not know that this is over.
-        in_loop = self._loop_edge % 2 == 0 and not self._has_left
+        in_loop = self._loop_edge % 2 == 0 and not self._is_after_break
         if in_loop or self._hands_over or self._leaving or self._keeps_end:
             self._keeper.copy_if_asked(self.state, self._replica)
 
@@ -279,7 +279,7 @@ class GroupClient(MemberClient):
 
     def _leave_rest(self) -> None:
         with self._changed:
-            self._at_rest, self._holds, self._has_left = False, 0, False
+            self._at_rest, self._holds, self._is_after_break = False, 0, False
             self._photographs.clear()
 
     def load_end(self, feed: Feed) -> None:

@@ -341,7 +341,7 @@ class LeftLoop:
             self._refresh()
 
     def close(self) -> None:
-        """The values are new, or will be; again: nothing."""
+        """Remove the hook: newer values are here, or come with the next batch; again: nothing."""
         if self._hook is not None:
             self._hook.remove()
         self._hook = None
