@@ -302,10 +302,11 @@ def test_where_pulls_overlap_the_next_one_does_not_wait_for_the_push() -> None:
 
 @pytest.mark.filterwarnings("ignore:Using `torch.compile")
 def test_a_model_that_is_called_after_a_loop_that_was_left_has_its_last_step() -> None:
-    x, others = torch.randn(NUM_SAMPLES, 3), len(_global_forward_pre_hooks)
+    x = torch.randn(NUM_SAMPLES, 3)
     model = nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 1))
     job, optimizer = Job(OnServers(Told())), SGD(model.parameters(), lr=0.1)
     job.prepare(model, optimizer)
+    others = len(_global_forward_pre_hooks)
 
     def step(batch: Any) -> None:
         model(batch.x).square().mean().backward()
@@ -327,6 +328,10 @@ def test_a_model_that_is_called_after_a_loop_that_was_left_has_its_last_step() -
     for batch in job.batches(TensorRows(x=x), 16):
         assert len(_global_forward_pre_hooks) == others  # the batch has brought the newest values
         step(batch)
+        break
+    assert len(_global_forward_pre_hooks) == others + 1
+    Job(OnServers(Told()))
+    assert len(_global_forward_pre_hooks) == others  # the job is over
 
 
 def test_a_loop_that_is_left_gives_back_what_was_not_stepped() -> None:

@@ -9,7 +9,7 @@ or already before the user computes where the mode allows it (``trainer.overlap`
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from time import monotonic
-from typing import Any
+from typing import Any, ClassVar
 
 from torch import Tensor, nn
 from torch.nn.modules.module import register_module_forward_pre_hook
@@ -329,7 +329,13 @@ class LeftLoop:
         refresh: called before the next forward pass of one of them, or of a part of theirs.
     """
 
+    _newest: ClassVar["LeftLoop | None"] = None
+    """The one that may wait for a call: a script may begin another job in the same process."""
+
     def __init__(self, modules: Iterable[nn.Module], refresh: Callable[[], None]) -> None:
+        if LeftLoop._newest is not None:
+            LeftLoop._newest.close()
+        LeftLoop._newest = self
         self._refresh = refresh
         self._parts = {part for root in modules for part in root.modules()}
         # Not of the modules: copies of them would have it, too.
