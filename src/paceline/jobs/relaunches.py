@@ -1,6 +1,6 @@
-"""How often the end of each node had it, or all workers, started again.
+"""The ends of each node after which it, or all workers, were started again.
 
-Also an end by order, which the master's own count leaves out, since it costs no budget.
+Also ends by order, which the master's own count leaves out, since they cost no budget.
 """
 
 from collections import Counter

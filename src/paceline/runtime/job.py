@@ -132,13 +132,7 @@ class Job(JobCourse):
         Raises:
             ConfigError: before the first batch of `batches`.
         """
-        self._course.asked()
-        step = self._strategy.step
-        if step is None:
-            raise ConfigError(
-                "job.step is known from the first batch of job.batches on; read it in the loop"
-            )
-        return step
+        return self._known("step", self._strategy.step)
 
     @property
     def state(self) -> ScriptState:

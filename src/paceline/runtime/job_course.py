@@ -71,13 +71,16 @@ class JobCourse(JobLog):
         Raises:
             ConfigError: before the first batch of `batches`.
         """
+        return self._known("samples", self._strategy.samples)
+
+    def _known(self, name: str, value: int | None) -> int:
+        """How far the job is, for a script that asks for it."""
         self._course.asked()
-        samples = self._strategy.samples
-        if samples is None:
+        if value is None:
             raise ConfigError(
-                "job.samples is known from the first batch of job.batches on; read it in the loop"
+                f"job.{name} is known from the first batch of job.batches on; read it in the loop"
             )
-        return samples
+        return value
 
     def epochs(self, epochs: int) -> Iterator[int]:
         """Number the epochs of a script that goes through its data more than once, from 0.

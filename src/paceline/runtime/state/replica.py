@@ -178,19 +178,18 @@ class Replica:
         self._position.next_training()
         self._hold(modules, optimizers, schedulers, scalers, outside)
 
-    def _state(self, training: Mapping[str, Any] | None = None) -> dict[str, Any]:
-        found = dict(training) if training is not None else self._of_training()
-        return found | ({"over": self.over} if self.over else {})
+    def _state(self, training: dict[str, Any] | None = None) -> dict[str, Any]:
+        return (training or self._of_training()) | ({"over": self.over} if self.over else {})
 
     def _state_for_cut(self) -> dict[str, Any]:
         """The state; after a loop, what that ended with: a later life does again what follows.
 
         Not if the script has come to its next epoch: a later life begins with that one.
         """
-        if self._ended is None:
+        ended = put_together(*self._ended) if self._ended is not None else None
+        if ended is None or self._outside.is_in_epoch_after(ended["place"]):
             return self._state()
-        ended = put_together(*self._ended)
-        return self._state(None if self._outside.is_in_epoch_after(ended["place"]) else ended)
+        return self._state(ended)
 
     def _of_training(self) -> dict[str, Any]:
         return {

@@ -19,9 +19,9 @@ from paceline.runtime.process import Fenced
 from paceline.runtime.state.outside import Outside
 from paceline.runtime.state.replica import Replica
 from paceline.runtime.stepping import trained_by
-from paceline.wire.messages.feeds import Feed
 from paceline.wire.messages.group import NO_STEP
 from paceline.wire.messages.node import FeedOpened
+from tests.unit.holding.group.test_group import FEED
 
 
 @pytest.mark.parametrize(
@@ -207,18 +207,8 @@ def test_who_has_passed_over_a_loop_that_is_to_be_done_again_ends_its_life() -> 
     edge: Any = SimpleNamespace(
         joins_others=False, _complete={}, _leases=SimpleNamespace(feed_opened=told.append)
     )
-    feed = Feed(
-        feed=0,
-        purpose="train",
-        num_samples=6,
-        epochs=1,
-        batch_size=2,
-        shard_size=6,
-        shuffle=False,
-        seed=0,
-    )
-    over = FeedOpened(inc=3, feed=feed, complete=True)
-    again = FeedOpened(inc=3, feed=feed)
+    over = FeedOpened(inc=3, feed=FEED, complete=True)
+    again = FeedOpened(inc=3, feed=FEED)
     for message in (again, over, over):
         MemberEdge._feed_opened(edge, message)
     assert told == [again, over, over]
