@@ -6,7 +6,7 @@ from paceline.protocol.samples.ledger import Ledger
 from paceline.wire.messages.feeds import Feed
 from paceline.wire.schema import ModelSchema
 
-_OF_THE_FIRST = ("first_step", "of_epochs", "calls", "place", "ends", "after")
+_OF_THE_FIRST = ("first_step", "of_epochs", "calls", "place", "site", "turn", "ends", "after")
 """Fields that nobody compares: they are as the first worker, or the master, has filled them in;
 ``ends`` are in ``contents``."""
 _OF_DATA = ("num_samples", "contents")

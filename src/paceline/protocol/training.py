@@ -105,6 +105,8 @@ class MasterState:
         self.prepared: set[Inc] = set()
         #: Feed -> the worker that defined it, in words; of this master's time.
         self.opened_by: dict[int, str] = {}
+        #: Whether the script of a worker has come to its end.
+        self.has_returned = False
         #: Told as done: feeds.
         self.complete: set[int] = set()
         self.step = START
@@ -121,6 +123,7 @@ class MasterState:
 
     def worker_lost(self, inc: Inc, *, returned: bool = False) -> list[Instruction]:
         self.ledger.agreements.left(inc)
+        self.has_returned |= returned
         return [*self.holder.lost(inc, returned=returned), *self._meet()]
 
     # ------------------------------------------------------------------ records
@@ -249,6 +252,8 @@ class MasterState:
             spared: if it means another feed, it is left out, and the job does not fail.
         """
         feed = message.feed
+        if message.inc in self.workers:
+            self.ledger.agreements.came(message.inc)
         known = self.known_feed(feed)
         if known is None:
             feed = self.ledger.numbered(feed, self.number_of(feed))
@@ -278,14 +283,30 @@ class MasterState:
 
     def place_asked(self, message: AskPlace) -> list[Instruction]:
         """Say how far the model is in the script: which feeds it has samples of."""
+        met = self._stands_by(message.inc) if message.stands_by else []
         begun = [
             msgspec.structs.replace(feed, ends=())
             for feed in self.ledger.feeds.values()
             if feed.purpose == "train" and self.ledger.is_begun(feed.feed)
         ]
         at = tuple(self.ledger.next_to_do(feed.feed) for feed in begun)
-        answer = PlaceIs(inc=message.inc, begun=tuple(begun), at=at, cut=self.holder.begins_with)
-        return [Send(message.inc, answer)]
+        trained = [feed for feed in self.ledger.feeds.values() if feed.purpose == "train"]
+        newest = max(trained, key=lambda feed: feed.feed, default=None)
+        answer = PlaceIs(
+            inc=message.inc,
+            begun=tuple(begun),
+            at=at,
+            cut=self.holder.begins_with,
+            newest=None if newest is None else msgspec.structs.replace(newest, ends=()),
+            others=self.holder.is_held_besides(message.inc),
+            returned=self.has_returned,
+        )
+        return [*met, Send(message.inc, answer)]
+
+    def _stands_by(self, inc: Inc) -> list[Instruction]:
+        """Have nobody wait for a worker that comes in later: see `AskPlace`."""
+        self.ledger.agreements.left(inc)
+        return self._meet()
 
     def meet(self, message: AgreeOn) -> list[Instruction]:
         """Take in what a worker says at a place of its script."""

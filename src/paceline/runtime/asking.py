@@ -48,9 +48,9 @@ class Asking:
             case _:
                 assert_never(message)
 
-    def begun(self, until: Until) -> PlaceIs:
+    def begun(self, until: Until, *, stands_by: bool = False) -> PlaceIs:
         """How far the model is in the script, as the master knows; ``until`` waits."""
-        ask = AskPlace(inc=self._process.inc)
+        ask = AskPlace(inc=self._process.inc, stands_by=stands_by)
         self._begun = None
         until(lambda: self._begun is not None, ask=lambda: [ask])
         return self._begun or PlaceIs(inc=ask.inc)

@@ -61,6 +61,11 @@ class ScriptCourse:
             return *self.place, self._opened
         return *self.place, self._opened - 1, self._step(), self._calls + 1
 
+    def come_in(self, place: ScriptPlace) -> None:
+        """The script opens next what is at this place: it has been moved there."""
+        self._loops, self._epoch, self._opened = place[:3]
+        self._meetings.clear()
+
     def next(self) -> ScriptPlace:
         """The place of what the script opens now."""
         place = self.coming

@@ -11,10 +11,11 @@ servers do, or every worker). Only `paceline.runtime.strategy_choice` decides wh
 by what is prepared. The rest sees the `Strategy` port.
 """
 
+import sys
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 from torch import Tensor, nn
@@ -24,6 +25,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import DataLoader
 
 from paceline.base.errors import ConfigError
+from paceline.protocol.reasons import feed_difference
 from paceline.runtime.data.reader import BatchLoader, Reader, loader_of
 from paceline.runtime.data.torch_loader import DEFAULTS, Loaders, ReadingLoop, Selection
 from paceline.runtime.data.work import Array
@@ -34,11 +36,41 @@ from paceline.runtime.given import check_given, flatten, takes_norm_alone
 from paceline.runtime.job_course import BatchLoop, JobCourse
 from paceline.runtime.seeding import seed_all
 from paceline.runtime.state.script_state import ScriptState
-from paceline.runtime.strategy import Strategy
+from paceline.runtime.strategy import Entry, Strategy
 from paceline.runtime.strategy_choice import fitting, strategy_here
 from paceline.wire.messages.feeds import Feed
 
 CollateFn = Callable[[Any], Any]
+
+
+class LoopAsked(NamedTuple):
+    """A loop over batches, as the script asks for it."""
+
+    given: Selection
+    site: str
+    """See `Variables.site`."""
+    epochs: int
+    accumulate: int
+    batch_per_worker: int | None
+
+
+class LoopRead(NamedTuple):
+    """What such a loop reads."""
+
+    reading: Selection
+    feed: Feed
+    growth: Growing | None
+
+
+class LoopBegun(NamedTuple):
+    """A loop over batches that the script has begun."""
+
+    feed: Feed
+    dataset: Any
+    make_loader: Callable[[], BatchLoader]
+    growth: Growing | None
+    ahead: int
+    """Batches made ahead."""
 
 
 def init() -> "Job":
@@ -264,25 +296,56 @@ class Job(JobCourse):
         )
         if self._course.epoch is None:
             epochs = self._strategy.spec.epochs or epochs
-        reading = self._loaders.read(given, self._to_train(epochs, accumulate, batch_per_worker))
-        asked, growth = feed_to_train(
+        site = self._strategy.variables.site(sys._getframe(1))
+
+        asked = LoopAsked(given, site, epochs, accumulate, batch_per_worker)
+        entry = self._entry(site)
+        begun = self._enter(asked, entry) if entry is not None else None
+        begun = begun or self._begin_loop(asked)
+        feed, bodies = begun.feed, self._run(begun, asked)
+        counts = feed.num_samples and not feed.per_worker
+        num_batches = feed.num_slices * accumulate if counts else 0
+        return BatchLoop(bodies, num_batches, self._strategy.variables)
+
+    def _enter(self, asked: LoopAsked, entry: Entry) -> LoopBegun | None:
+        """Begin the loop that others are in; None: the script would read something else there."""
+        here, turn = self._course.coming, self._loaders.turn_of(asked.given.dataset)
+        self._move_to(entry.place)
+        read = self._read(asked, entry.feed.turn)
+        if feed_difference(entry.feed, read.feed):
+            self._move_to(here)
+            self._loaders.turn_back(asked.given.dataset, turn)
+            return None
+        return self._begin_loop(asked, read)
+
+    def _read(self, asked: LoopAsked, turn: int | None = None) -> LoopRead:
+        """What is to be read, as a feed that is not open yet."""
+        loop = self._to_train(asked.epochs, asked.accumulate, asked.batch_per_worker)
+        if self._course.epoch is None:
+            loop = loop._replace(turn=turn)
+        reading = self._loaders.read(asked.given, loop)
+        feed, growth = feed_to_train(
             self._strategy,
             self._num_feeds,
             reading.dataset,
             batch_size=reading.batch_size,
-            batch_per_worker=batch_per_worker,
-            accumulate=accumulate,
-            epochs=epochs,
+            batch_per_worker=asked.batch_per_worker,
+            accumulate=asked.accumulate,
+            epochs=asked.epochs,
             shuffle=reading.shuffle,
         )
-        self._strategy.accumulate = accumulate
-        feed = self._opened(asked, growth)
+        turn = max(0, self._loaders.turn_of(asked.given.dataset))
+        feed = msgspec.structs.replace(feed, site=asked.site, turn=turn)
+        return LoopRead(reading, feed, growth)
+
+    def _begin_loop(self, asked: LoopAsked, read: LoopRead | None = None) -> LoopBegun:
+        reading, feed, growth = read or self._read(asked)
+        self._strategy.accumulate = asked.accumulate
+        feed = self._opened(feed, growth)
         if self._first_feed is None:
             self._first_feed = feed.feed
         ahead = reading.prefetch * max(reading.num_workers, 1)
-        bodies = self._run(feed, self._loader_of(reading, feed), growth, ahead)
-        counts = feed.num_samples and not feed.per_worker
-        return BatchLoop(bodies, feed.num_slices * accumulate if counts else 0)
+        return LoopBegun(feed, reading.dataset, self._loader_of(reading, feed), growth, ahead)
 
     def _to_train(self, epochs: int, accumulate: int, batch_per_worker: int | None) -> ReadingLoop:
         check_number("job.batches", "accumulate", accumulate)
@@ -327,28 +390,28 @@ class Job(JobCourse):
                 "loop first, and use job.evaluate for held-out data"
             )
 
-    def _run(
-        self,
-        feed: Feed,
-        make_loader: Callable[[], BatchLoader],
-        growth: Growing | None,
-        ahead: int,
-    ) -> Generator[Any, None, None]:
+    def _run(self, begun: LoopBegun, asked: LoopAsked) -> Generator[Any, None, None]:
         if self._looping:
             raise ConfigError("two loops over job.batches run at once; finish one, then the other")
         from paceline.runtime.process import OpenLoop, current
 
         self._looping, process = True, current()
         # No step is known before the first batch.
-        loop = OpenLoop(lambda: self._strategy.step or 0, lambda: self._course.miscount)
+        loop = OpenLoop(lambda: self._strategy.step or 0, self._miscount)
         if process is not None:
             process.open_loops.append(loop)
         try:
             self._check_node()
-            with make_loader() as loader, growth or nullcontext():
-                line = self._strategy.source_line
-                reader = Reader(loader, feed, line, partial(self._begin_stream, feed))
-                yield from self._bodies(self._strategy.train(feed, reader, ahead))
+            while True:
+                yield from self._pass(begun)
+                entry = self._next_entry(asked.site)
+                later = self._enter(asked, entry) if entry is not None else None
+                if later is None or self._strategy.entries is None:
+                    break
+                self._strategy.entries.goes_on()
+                begun = later
+            if not self._has_begun:
+                self._stand_by()
             if process is not None:
                 process.open_loops.remove(loop)
         finally:
@@ -356,6 +419,19 @@ class Job(JobCourse):
             self._looping = False
             self._leave_stream()
             self._settle_log()
+
+    def _miscount(self) -> int:
+        """See `ScriptCourse.miscount`; 0 where what the script counts follows the job."""
+        return 0 if self._strategy.variables.follows else self._course.miscount
+
+    def _pass(self, begun: LoopBegun) -> Iterator[Any]:
+        """One pass over a feed."""
+        feed = begun.feed
+        self._strategy.variables.begin_loop(feed, begun.dataset)
+        with begun.make_loader() as loader, begun.growth or nullcontext():
+            line = self._strategy.source_line
+            reader = Reader(loader, feed, line, partial(self._begin_stream, feed))
+            yield from self._bodies(self._strategy.train(feed, reader, begun.ahead))
 
     def _bodies(self, batches: Iterator[Any]) -> Iterator[Any]:
         self._course.enter_loop(self._strategy.accumulate)
@@ -367,7 +443,7 @@ class Job(JobCourse):
                 is_passed = False
                 self._course.enter_body()
                 yield batch
-            if is_passed:
+            if is_passed and self._has_begun:
                 self._pass_loop()
         finally:
             self._course.leave_loop()
@@ -498,6 +574,10 @@ class Job(JobCourse):
     def _opened(self, feed: Feed, growth: Growing | None = None) -> Feed:
         self._num_feeds += 1
         place = self._course.next()
-        given = {"place": place, "of_epochs": self._of_epochs, "calls": self._calls}
+        given = {
+            "place": place,
+            "of_epochs": self._of_epochs,
+            "calls": self._calls,
+        }
         feed = msgspec.structs.replace(feed, **given)
         return self._strategy.open_feed(feed, growth)

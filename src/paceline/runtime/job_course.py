@@ -8,8 +8,10 @@ from paceline.base.errors import ConfigError
 from paceline.runtime.course import OUTSIDE, ScriptCourse
 from paceline.runtime.feed_requests import check_number
 from paceline.runtime.job_log import JobLog
+from paceline.runtime.script.variables import Variables
 from paceline.runtime.state.packed import packed, unpacked
-from paceline.runtime.strategy import Reached, Strategy
+from paceline.runtime.strategy import Entry, Reached, Strategy
+from paceline.wire.messages.feeds import ScriptPlace
 
 MAX_VALUE_BYTES = 1 << 20
 """Of what workers tell each other by `Job.agree` and its like."""
@@ -22,12 +24,18 @@ class BatchLoop(Iterator[Any]):
     again: what a progress bar shows.
     """
 
-    def __init__(self, bodies: Generator[Any, None, None], count: int) -> None:
-        """``count``: 0: it is not known."""
-        self._bodies, self._count = bodies, count
+    def __init__(
+        self, bodies: Generator[Any, None, None], count: int, variables: Variables
+    ) -> None:
+        """``count``: 0: it is not known. ``variables``: of the script that asks for batches."""
+        self._bodies, self._count, self._variables = bodies, count, variables
 
     def __next__(self) -> Any:
-        return next(self._bodies)
+        self._variables.waits_in(sys._getframe(1))
+        try:
+            return next(self._bodies)
+        finally:
+            self._variables.goes_on()
 
     def __len__(self) -> int:
         if not self._count:
@@ -116,23 +124,62 @@ class JobCourse(JobLog):
         if not self._has_asked:
             self._begun, self._has_asked = self._strategy.begun(), True
         first = self._course.first_epoch(self._begun.place if self._begun else None, count)
-        self._of_epochs = count
+        self._of_epochs, epoch = count, first
         try:
-            for epoch in range(first, count):
+            while epoch < count:
                 self._course.enter(epoch)
                 self._come_to(passed=epoch == first > 0)
                 yield epoch
+                # A life that had no batch of it may have come in in a later one.
+                epoch = (self._course.epoch or 0) + 1
         finally:
             self._of_epochs = 0
             self._course.leave()
             self._come_to(passed=first == count)
 
+    # ------------------------------------------------------------------ a life that comes in
+
+    def _entry(self, site: str) -> Entry | None:
+        """The loop that the job is in, if this life has had no batch, and opens it from there."""
+        entries = self._strategy.entries
+        if entries is None or self._has_begun:
+            return None
+        entry = entries.newest()
+        here = entry is not None and entry.site == site and entry.place > self._course.coming
+        return entry if here else None
+
+    def _next_entry(self, site: str) -> Entry | None:
+        """Wait for the next loop of others, if this life has had no batch.
+
+        So the body of the script never runs for a loop of which it had none.
+        """
+        entries, variables = self._strategy.entries, self._strategy.variables
+        if entries is None or self._has_begun:
+            return None
+        entry = entries.next_after(variables.place)
+        return entry if entry is not None and entry.site == site else None
+
+    def _move_to(self, place: ScriptPlace) -> None:
+        self._course.come_in(place)
+        self._strategy.enter_place(self._course.place)
+
+    def _stand_by(self) -> None:
+        """This life has had no batch of a loop, and goes on behind it, as others did."""
+        entries = self._strategy.entries
+        if entries is not None and self._strategy.variables.take(ended=True):
+            entries.came_in()
+        self._pass_loop()
+
     def _pass_loop(self) -> None:
         """A loop over batches had none for this worker."""
         from paceline.runtime.process import current
 
-        process = current()
-        if process is None or self._has_begun or self._course.epoch is not None:
+        process, entries = current(), self._strategy.entries
+        if process is None or self._has_begun:
+            return
+        if entries is not None:
+            process.stands_by = entries.fate_of_bystander
+        if self._course.epoch is not None:
             return
         self._num_passed += 1
         process.remark = _passed_words(self._num_passed)
@@ -143,6 +190,8 @@ class JobCourse(JobLog):
         from paceline.runtime.process import current
 
         process = current()
+        if process is not None:
+            process.stands_by = None
         if process is not None and self._num_passed and not self._has_told:
             self._has_told = True
             sys.stderr.write(f"paceline: this life of {process.node} {process.remark}\n")

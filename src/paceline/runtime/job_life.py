@@ -9,7 +9,7 @@ from torch import nn
 from paceline.base.errors import ConfigError
 from paceline.runtime.data.work import Work
 from paceline.runtime.preflight import check_node
-from paceline.runtime.seeding import all_kept, seed_all, seed_of
+from paceline.runtime.seeding import all_kept, draws, seed_all, seed_of
 from paceline.runtime.strategy import Strategy
 from paceline.wire.messages.feeds import Feed
 
@@ -80,6 +80,8 @@ class JobLife:
         if self._draws_alone:
             return
         self._give_back = all_kept()
+        if self._strategy.variables.found:
+            self._strategy.variables.draws = draws()
         if not (begins or spec.deterministic):
             seed_all(seed_of(spec.seed, strategy.rank, feed.feed, first.line, first.start))
 

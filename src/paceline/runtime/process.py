@@ -34,6 +34,7 @@ from paceline.wire.step_ledger import StepLedgerWriter
 
 if TYPE_CHECKING:
     from paceline.runtime.logged import LogBook
+    from paceline.runtime.strategy import Bystander
 
 AGENT_WAIT_S = 10.0
 """How long a process goes on without an agent: a new one is there within two seconds."""
@@ -110,6 +111,8 @@ class Process:
         self._hand_over: Callable[[], None] | None = None
         self.check_returned: Callable[[], None] = _nothing
         """Raises ConfigError if the script has returned before others."""
+        self.stands_by: Callable[[], Bystander] | None = None
+        """This life has had no batch of the loops that it came to: says what its errors mean."""
         self.remark = ""
         """To add to an error of the script; empty: nothing."""
         self.at_end: Callable[[], None] = _nothing
@@ -367,19 +370,42 @@ def run_script(process: Process) -> int:
         if code != 0:
             return report_error(process, leaving, code)
     except BaseException as error:
-        return report_error(process, error)
+        if code := _after_error(process, error):
+            return code
     if process.stop_requested and not process.told_to_stop:
         return EXIT_TERMINATED  # somebody else's SIGTERM: the work is not finished
     process.at_end()
     process.tell_log()
-    finished = Finished(inc=process.inc, joined=process.joined)
-    if process.open_loops:
-        doubtful = (loop for loop in process.open_loops if loop.miscount())
-        left = next(doubtful, process.open_loops[0])
-        step, miscount = left.step(), left.miscount()
-        finished = msgspec.structs.replace(finished, left_step=step, miscount=miscount)
-    process.link.send(finished)
+    process.link.send(_finished(process))
     return 0
+
+
+def _finished(process: Process) -> Finished:
+    """What is to be said of a script that has come to its end."""
+    finished = Finished(inc=process.inc, joined=process.joined)
+    if not process.open_loops:
+        return finished
+    doubtful = (loop for loop in process.open_loops if loop.miscount())
+    left = next(doubtful, process.open_loops[0])
+    step, miscount = left.step(), left.miscount()
+    return msgspec.structs.replace(finished, left_step=step, miscount=miscount)
+
+
+def _after_error(process: Process, error: BaseException) -> int:
+    """The exit code of a script that has raised an error; 0: the error says nothing of the job.
+
+    That is so of a life that has had no batch: it did what stands after a loop that it passed over.
+    """
+    stands_by, process.stands_by = process.stands_by, None
+    fate = "fails" if stands_by is None else stands_by()
+    if fate == "fails":
+        return report_error(process, error)
+    print(
+        f"paceline: {process.node} had no batch of the loop that its peers had done, and its "
+        f"script then raised {type(error).__name__}: {error}. This does not end the job",
+        file=sys.stderr,
+    )
+    return EXIT_FENCED if fate == "leaves" else 0
 
 
 def _enter(folder: str) -> None:

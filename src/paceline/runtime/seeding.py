@@ -1,7 +1,8 @@
 """Seeds of everything random in a process: ``random``, numpy and torch."""
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import numpy as np
 import torch
@@ -49,6 +50,26 @@ def all_kept() -> Callable[[], None]:
             torch.cuda.set_rng_state_all(devices)
 
     return restore
+
+
+def draws() -> dict[str, Any]:
+    """The states of the generators on the processor, as data and tensors; see `put_draws`."""
+    version, numbers, gauss = random.getstate()
+    kind, keys, *others = np.random.get_state()
+    return {
+        "random": (version, numbers, gauss),
+        "numpy": (kind, keys, *others),
+        "torch": torch.default_generator.get_state(),
+    }
+
+
+def put_draws(states: Mapping[str, Any]) -> None:
+    """Have the generators on the processor go on from these states."""
+    version, numbers, gauss = states["random"]
+    random.setstate((version, tuple(numbers), gauss))
+    kind, keys, *others = states["numpy"]
+    np.random.set_state((kind, np.asarray(keys, np.uint32), *others))
+    torch.default_generator.set_state(states["torch"])
 
 
 def seed_of(*numbers: int) -> int:

@@ -11,6 +11,7 @@ from torch.optim import Optimizer
 
 from paceline.base.errors import ConfigError
 from paceline.runtime.scaling import follow_steps
+from paceline.runtime.script.variables import Variables
 from paceline.runtime.state.script_state import ScriptState
 from paceline.runtime.step_frame import OUTSIDE, StepFrame
 from paceline.wire.spec import JobSpec
@@ -40,6 +41,8 @@ class Stepping:
         self.spec, self.rank = spec, rank
         self.script_state = ScriptState()
         """See `Strategy.script_state`."""
+        self.variables = Variables()
+        """See `Strategy.variables`."""
         self._optimizers: Sequence[Optimizer] = ()
         self._loop = None
         self.accumulate = 1

@@ -8,7 +8,7 @@ training thread.
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple, Protocol
 
 from torch import Tensor, nn
 from torch.amp import GradScaler
@@ -18,6 +18,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from paceline.runtime.data.growth import Growth
 from paceline.runtime.data.reader import Reader
 from paceline.runtime.data.work import Array
+from paceline.runtime.script.variables import Variables
 from paceline.runtime.state.script_state import ScriptState
 from paceline.wire.messages.checks import Checked
 from paceline.wire.messages.curves import Attempt
@@ -59,6 +60,41 @@ class Reached(NamedTuple):
     """To train on, of the places before."""
 
 
+Bystander = Literal["fails", "leaves", "returns"]
+"""It is an error as any other; others train, and another life comes in later; or all is done."""
+
+
+class Entry(NamedTuple):
+    """A loop over batches, by where it is."""
+
+    place: ScriptPlace
+    site: str
+    """The lines of the script from which it was opened; see `Variables.site`."""
+    feed: Feed
+
+
+class Entries(Protocol):
+    """Where a life that has had no batch can come into the job."""
+
+    def newest(self) -> Entry | None:
+        """Return the loop that the job is in; None: there is none."""
+
+    def next_after(self, place: ScriptPlace) -> Entry | None:
+        """Wait for the loop that others begin after the one at this place.
+
+        None: there is none to wait for, since nobody else holds the model.
+        """
+
+    def goes_on(self) -> None:
+        """The script goes to a later loop without a batch of this one: what it copied is old."""
+
+    def came_in(self) -> None:
+        """The script has taken over where the others' are."""
+
+    def fate_of_bystander(self) -> Bystander:
+        """What becomes of a life that has had no batch when its script has raised an error."""
+
+
 def begun_at(place: ScriptPlace, counts: Sequence[int], feeds: Sequence[Feed]) -> Reached:
     """How far a state is.
 
@@ -93,6 +129,8 @@ class Strategy(Protocol):
     """Whether the steps of a feed may be batches of several sizes (`Feed.ends`)."""
     takes_trainings: bool
     """Whether `prepare` may be called again, to train something else from then on."""
+    entries: Entries | None
+    """Where a life can come into the job that has had no batch; None: where its script is."""
     takes_growth: bool
     """Whether feeds of unknown length can be read: not where a step is one global batch for all."""
 
@@ -169,6 +207,10 @@ class Strategy(Protocol):
     @property
     def script_state(self) -> ScriptState:
         """What the script keeps beside the model (`Job.state`)."""
+
+    @property
+    def variables(self) -> Variables:
+        """The script's own variables, as far as they are part of the job's state."""
 
     @property
     def step(self) -> int | None:

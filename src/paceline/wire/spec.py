@@ -346,6 +346,9 @@ class JobSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     none has more than its quota; with ``deterministic`` 1, since the bits of sums depend on it."""
     env: dict[str, str] = {}
     """Environment variables added for the training process. Default none."""
+    script_state: Literal["found", "declared"] = "found"
+    """Strategies allreduce and fsdp: whether the script's variables that are equal in all workers
+    go to workers that join, and into cuts. Default found; with declared only ``job.state`` does."""
 
     data: DataSpec = DataSpec()
     """How the samples are dealt out."""

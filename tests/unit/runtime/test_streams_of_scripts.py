@@ -10,6 +10,7 @@ import torch
 from paceline.base.samples import Span
 from paceline.runtime.data.work import Work
 from paceline.runtime.job import Job, begin
+from paceline.runtime.script.variables import Variables
 from paceline.wire.messages.feeds import Feed
 from paceline.wire.spec import JobSpec, NodeSpec
 
@@ -28,7 +29,8 @@ def drawn(job: Job, feed: int, start: int) -> tuple[float, ...]:
 
 def life(rank: int, **spec: Any) -> Job:
     spec_ = JobSpec(script="x", seed=7, **spec)
-    job = begin(SimpleNamespace(rank=rank, spec=spec_, is_alone=False))  # type: ignore[arg-type]
+    strategy = SimpleNamespace(rank=rank, spec=spec_, is_alone=False, variables=Variables())
+    job = begin(strategy)  # type: ignore[arg-type]
     job._first_feed = 0
     return job
 

@@ -86,6 +86,8 @@ class ReadingLoop(NamedTuple):
     """See `Strategy.underway`."""
     passed: Callable[[float], None] = lambda _: None
     """See `Iterated`."""
+    turn: int | None = None
+    """The number of the pass over its DataLoader; None: it follows the one before."""
 
 
 class Loaders:
@@ -119,13 +121,27 @@ class Loaders:
             read = read._replace(shuffle=False)
         return read
 
+    def turn_of(self, given: Any) -> int:
+        """The number of the newest pass over a DataLoader; of anything else -1."""
+        loader = given.loader if isinstance(given, DealtLoader) else given
+        last = self._passes.get(loader) if isinstance(loader, DataLoader) else None
+        return -1 if last is None else last.turn
+
+    def turn_back(self, given: Any, turn: int) -> None:
+        """Have the next pass over a DataLoader follow this one."""
+        loader = given.loader if isinstance(given, DealtLoader) else given
+        if isinstance(loader, DataLoader) and (now := self._passes.get(loader)) is not None:
+            self._passes[loader] = now._replace(turn=turn)
+
     def _next_pass(self, loader: DataLoader[Any], loop: ReadingLoop) -> Pass:
         last = self._passes.get(loader)
         if last is None:
             begun = loader.generator.get_state() if loader.generator is not None else None
             last = Pass(-1, 0, begun)
         turn = last.turn + 1
-        if loop.epoch is not None:
+        if loop.turn is not None:
+            turn = loop.turn
+        elif loop.epoch is not None:
             if loop.epoch < turn:
                 raise ConfigError(
                     f"{loop.caller}: the same DataLoader was given twice in epoch {loop.epoch} of "

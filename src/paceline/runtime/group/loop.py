@@ -32,9 +32,13 @@ from paceline.runtime.group.shares import StepShares
 from paceline.runtime.group.short import Missing, ShortStep
 from paceline.runtime.group.step import GroupStep, Told, digest, joiners_of, num_sharing
 from paceline.runtime.group.watcher import Diverged, Divergence, Watcher
+from paceline.runtime.script.comparing import gathered
 from paceline.runtime.step_frame import LEFT, NO_BACKWARD, StepFrame
 from paceline.wire.messages.feeds import Slice
 from paceline.wire.messages.group import RunGroup
+
+COMPARED_STEPS = 2
+"""In so many steps of each loop members compare their script's variables."""
 
 
 class GroupLoop(StepFrame[GroupStep]):
@@ -58,6 +62,7 @@ class GroupLoop(StepFrame[GroupStep]):
     ) -> None:
         super().__init__(num_optimizers, shares.accumulate)
         self._client, self._reducer, self._watcher = client, reducer, watcher
+        self._variables = client.variables
         self._shares, self._sharing, self._feed = shares, shares.sharing, shares.feed
         self._reader, self._ahead = reader, ahead
         # What a late member hands in at once would be of all turns.
@@ -86,6 +91,7 @@ class GroupLoop(StepFrame[GroupStep]):
             step.batch_no = number
             self._expect(step, work)
             self._client.in_body = True
+            self._variables.given()
             yield step.batch
             self._finish(step)
             lost = lost or self._is_lost(step)
@@ -178,14 +184,20 @@ class GroupLoop(StepFrame[GroupStep]):
     def _begin_next(self) -> GroupStep | None:
         """Begin a step; None: the feed is complete, and all members hold all of it."""
         asked_s = monotonic()
+        self._mark()
         while True:
             entered = self._client.enter(self._feed.feed, self._shares.is_at_end)
             if entered is None:
+                self._variables.at_end = True
                 self._client.await_end(self._feed)
                 self._client.load_end(self._feed)
                 self._record(asked_s)
                 return None
             run, group = entered
+            self._client.entered = run
+            if self._variables.take():
+                self._client.script_entered()
+                self._variables.mark()
             self._client.mark(computing=True)
             whole = self._shares.next(run)
             step = self._try(run, group, whole)
@@ -196,9 +208,13 @@ class GroupLoop(StepFrame[GroupStep]):
                     self._client.unmark()
                     # A group that forms would wait for us, and the cut for the group.
                     self._client.leave_step()
+                    self._variables.at_end = True
                     self._client.await_end(self._feed)
                     self._record(asked_s)
                     return None
+                continue
+            self._variables.comes_to(self._client.state.step)
+            if not self._compare(step):
                 continue
             step.works, *later = self._shares.upcoming(step, self._ahead)
             step.num_idle = self._shares.num_idle(step.weight) if step.weight else 0
@@ -213,6 +229,33 @@ class GroupLoop(StepFrame[GroupStep]):
             state = self._client.state
             step.begins_at, step.waited_before_s = state.position.at(state.step), step.data_s
             return step
+
+    def _mark(self) -> None:
+        """Keep the script's variables as they are, or, if the step comes again, as they were."""
+        if not self._variables.found:
+            return
+        if self.step is not None and not self.step.holds:
+            self._variables.undo()
+        else:
+            self._variables.mark()
+        self._variables.ready = None
+
+    def _compare(self, step: GroupStep) -> bool:
+        """Compare the script's variables in the first two steps of a loop; False: it is over."""
+        whole = step.whole
+        if not (self._variables.found and self._feed.is_in_order(whole)):
+            return True
+        if self._feed.number_at(whole[0].start) > COMPARED_STEPS:
+            return True
+        self._client.mark(computing=False)
+        try:
+            tables = gathered(step.group, self._variables.table())
+        except BREAKING as error:
+            self._client.failed(step.run, f"comparing variables: {error}")
+            return False
+        self._client.mark(computing=True)
+        self._variables.compare(tables)
+        return True
 
     def _read(self, step: GroupStep, work: Work) -> Any:
         """A batch; the wait for it is no part of the step's computation."""

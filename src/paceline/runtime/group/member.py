@@ -22,6 +22,7 @@ from paceline.runtime.group.group import BREAKING, Group
 from paceline.runtime.group.short import ShortStep
 from paceline.runtime.group.store import GroupOver
 from paceline.runtime.process import Fenced, Process, Stopped
+from paceline.runtime.script.variables import Variables
 from paceline.wire.messages.checks import Checked
 from paceline.wire.messages.curves import Attempt
 from paceline.wire.messages.feeds import Feed, ScriptPlace, Slice, SourceLine, Underway
@@ -43,6 +44,10 @@ class MemberClient(MemberEdge):
         super().__init__(process, together=together)
         #: Since when it waits for others, in a step or for one; None: it goes on by itself.
         self._waits_since_s: float | None = -math.inf
+        self.variables = Variables()
+        """The script's own."""
+        self.entered: RunGroup | None = None
+        """The group in which the newest step was begun."""
 
     # ------------------------------------------------------------------ what is held
 
@@ -110,6 +115,17 @@ class MemberClient(MemberEdge):
         """The script is within another feed, or in none."""
 
     # ------------------------------------------------------------------ steps
+
+    def forget_copy(self) -> None:
+        """Give up what was copied, whose script was elsewhere: it is copied again."""
+        with self._changed:
+            if self.state.step != NO_STEP:
+                self._do(self.state.forget())
+
+    def script_entered(self) -> None:
+        """The script has taken over where the others' are."""
+        if self._replica is not None:
+            self._replica.entered()
 
     def enter(
         self, feed: int, at_end: Callable[[SampleSet], bool]
@@ -403,9 +419,14 @@ class MemberClient(MemberEdge):
         """Return how far the job is in the feed at this place; see `Strategy.underway`."""
         return self._asking.underway(self._until, place)
 
-    def begun(self) -> PlaceIs:
-        """Return how far the model is in the script, as the master knows."""
-        return self._asking.begun(self._until)
+    def pause(self, seconds: float) -> None:
+        """Return after so long; the script passes over a loop."""
+        until_s = time.monotonic() + seconds
+        self._until(lambda: time.monotonic() >= until_s)
+
+    def begun(self, *, stands_by: bool = False) -> PlaceIs:
+        """Return how far the model is in the script, as the master knows; see `AskPlace`."""
+        return self._asking.begun(self._until, stands_by=stands_by)
 
     def meet(self, place: ScriptPlace, value: bytes, *, all_workers: bool) -> Sequence[bytes]:
         """See `Strategy.meet`."""

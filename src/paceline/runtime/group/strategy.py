@@ -13,6 +13,7 @@ from paceline.runtime.averages import KeptAverage, made, update_when
 from paceline.runtime.data.growth import Growth
 from paceline.runtime.data.reader import Reader
 from paceline.runtime.group.closures import ByClosure
+from paceline.runtime.group.entries import EntriesOfMember
 from paceline.runtime.group.loop import GroupLoop
 from paceline.runtime.group.member import MemberClient
 from paceline.runtime.group.place import PlaceOfMember
@@ -20,6 +21,8 @@ from paceline.runtime.group.reducer import Reducer
 from paceline.runtime.group.shares import StepShares
 from paceline.runtime.group.watcher import Watcher
 from paceline.runtime.group.way import WayOfMember
+from paceline.runtime.script.variables import Variables
+from paceline.runtime.strategy import Entries
 from paceline.wire.messages.checks import Checked
 from paceline.wire.messages.feeds import Feed, SourceLine
 
@@ -43,6 +46,11 @@ class Together(ByClosure, PlaceOfMember, WayOfMember):
         #: Of the script, that were put into `job.state` for it.
         self._num_averages = 0
         self.script_state.on_set = self._keep
+        found = self.spec.script_state == "found"
+        self.variables = client.variables = Variables(found=found)
+        self.entries: Entries | None = None
+        if found:
+            self.entries = EntriesOfMember(client, lambda: self._training)
 
     def _num_schedules(self, scheduler: LRScheduler) -> int | None:
         """Of a call in the body of a loop; None: there is no loop.
@@ -87,6 +95,12 @@ class Together(ByClosure, PlaceOfMember, WayOfMember):
                 self._num_averages += 1
 
         made.tell(keep)
+
+    def _have_prepared(self, modules: Sequence[nn.Module], *others: Sequence[Any]) -> None:
+        """The state of these is the job's; the script's variables lead to them, too."""
+        held = [*others, [one for module in modules for one in module.modules()]]
+        self.variables.others = {id(one) for some in held for one in some}
+        self.variables.kept = self.script_state.held
 
     def _average_once_per_step(self, modules: Sequence[nn.Module]) -> None:
         """Have averages of weights updated once for each step, also where one comes again."""

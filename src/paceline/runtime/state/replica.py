@@ -25,6 +25,7 @@ from paceline.protocol.holding.group.position import Position
 from paceline.runtime.checkpoint.cutfile import read_file, unpack
 from paceline.runtime.data.work import Array
 from paceline.runtime.process import Fenced
+from paceline.runtime.script.variables import Variables
 from paceline.runtime.state.begun import plain, prepared, tell_differences
 from paceline.runtime.state.outside import START, Outside
 from paceline.runtime.state.restoring import (
@@ -92,6 +93,23 @@ def place_in_cut(training: int, *places: Path) -> tuple[ScriptPlace, Sequence[in
     return tuple(state.get("place", START)), state["outside"]
 
 
+def entry_in_cut(training: int, *places: Path) -> tuple[ScriptPlace, str] | None:
+    """Where the script was in its loops when a cut was made; None: the cut does not know it.
+
+    Returns:
+        The place of its loop, and the lines from which it was opened.
+
+    Raises:
+        PermanentError: the cut is missing or damaged, or is no state.
+    """
+    name = next(iter(read_manifest(*places).files))
+    state = _form_of(_layout_at(name, places))
+    found = state.get("variables")
+    if found is None or len(_over(state)) != training:
+        return None
+    return tuple(found["place"]), found["opened"]
+
+
 def _layout_at(name: str, places: Sequence[Path]) -> Layout:
     """The layout in a file of a cut, which is not verified."""
     return look_at(name, lambda image: decode_layout(unpack(image)[LAYOUT].tobytes()), *places)
@@ -130,6 +148,8 @@ class Replica:
         """Whether all that was loaded last is held; see `load_what_fits`."""
         self.over: list[Any] = []
         """The trainings before, as they ended."""
+        self.variables: Variables | None = None
+        """The script's own variables, where they are part of the state."""
         #: What the last loop ended with; memory is shared.
         self._ended: tuple[Skeleton, list[Tensor]] | None = None
         #: What a loop that is passed over has ended with, or the training in hand; see `end_again`.
@@ -160,7 +180,7 @@ class Replica:
 
         What is no tensor is kept as it is now, whatever the script does before the next training.
         """
-        self._ended = take_apart(self._of_training())
+        self._ended = take_apart(self._with_variables(self._of_training(), ended=True))
 
     def next_training(
         self,
@@ -188,8 +208,17 @@ class Replica:
         """
         ended = put_together(*self._ended) if self._ended is not None else None
         if ended is None or self._outside.is_in_epoch_after(ended["place"]):
-            return self._state()
+            return self._state(self._with_variables(self._of_training()))
         return self._state(ended)
+
+    def _with_variables(
+        self, training: dict[str, Any], *, ended: bool = False, ready: bool = False
+    ) -> dict[str, Any]:
+        """The state with the script's variables as they are now, or as they are ``ready``."""
+        if self.variables is None:
+            return training
+        found = self.variables.ready if ready else self.variables.state_of(ended=ended)
+        return training if found is None else training | {"variables": found}
 
     def _of_training(self) -> dict[str, Any]:
         return {
@@ -223,7 +252,8 @@ class Replica:
 
     def photograph(self) -> "Photograph":
         """The state as it is; shares memory with it."""
-        return Photograph(*take_apart(self._state()))
+        training = self._with_variables(self._of_training(), ready=True)
+        return Photograph(*take_apart(self._state(training)))
 
     def save(self) -> dict[str, Array]:
         """The state as arrays by name, for a cut; see `load_saved`.
@@ -356,6 +386,8 @@ class Replica:
         for scaler, one in zip(self.scalers, state["scalers"], strict=True):
             scaler.load_state_dict(one)
         self._outside.became(state["outside"], state.get("place"))
+        if self.variables is not None:
+            self.variables.become(state.get("variables"))
         self._position.value = state.get("position")
         began = state.get("began", (0, 0))
         self._position.began = began if began is None else tuple(began)
@@ -363,6 +395,13 @@ class Replica:
         if self._script is not None:
             with torch.no_grad():
                 self._script.become(state.get("script", {}))
+
+    def entered(self) -> None:
+        """Note that the script has come in where the state was.
+
+        So it neither makes up for calls of schedulers nor leaves some out.
+        """
+        self._outside.pass_over(self._outside.place, self._outside.counts())
 
     def _begin_after(self, state: Mapping[str, Any]) -> None:
         """A cut holds the end of a training before: ours begins as the script has built it.

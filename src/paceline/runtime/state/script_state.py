@@ -59,9 +59,15 @@ class ScriptState(MutableMapping[str, Any]):
     def __len__(self) -> int:
         return len(self._held)
 
+    @property
+    def held(self) -> dict[str, Any]:
+        """Names -> what the script keeps under them; changes with it."""
+        return self._held
+
     def begin_again(self) -> None:
         """Be empty, as for a script that begins."""
-        self._held, self._waiting, self._deleted = {}, {}, set()
+        self._held.clear()
+        self._waiting, self._deleted = {}, set()
 
     def state_of(self) -> dict[str, Any]:
         """All of it, as nested data and tensors."""

@@ -57,6 +57,10 @@ class Feed(msgspec.Struct, frozen=True, kw_only=True):
     """Where in the script it was opened: what workers know it by; empty: by its number."""
     of_epochs: int = 0
     """Epochs of the loop over ``job.epochs`` that it lies in; 0: in none, or not known."""
+    site: str = ""
+    """The script's lines from which the first worker opened it, outermost first; empty: unknown."""
+    turn: int = 0
+    """The number of the pass over its DataLoader, if it is one."""
     calls: tuple[int, ...] = ()
     """Of each scheduler, the steps between loops that the script had taken when its epoch began."""
     ends: tuple[int, ...] = ()

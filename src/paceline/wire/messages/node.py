@@ -60,9 +60,14 @@ class OpenFeed(Message, frozen=True):
 
 
 class AskPlace(Message, frozen=True):
-    """worker -> master: how far is the model in the script? Answer: PlaceIs."""
+    """worker -> master: how far is the model in the script? Answer: PlaceIs.
+
+    ``stands_by``: this worker waits for a loop that others are to begin; where these meet before
+    that, they do not wait for it.
+    """
 
     inc: Inc
+    stands_by: bool = False
 
 
 class AgreeOn(Message, frozen=True):
@@ -376,12 +381,17 @@ class PlaceIs(Message, frozen=True):
     ``begun``: where slices of several sizes end is left out, which are up to 100,000 numbers.
     ``at``: the first position of each that nobody has; 0: not known.
     ``cut`` (all-reduce): in which the state is, if no group trains.
+    ``newest``: the last feed to train on that was opened. ``others``: another worker holds the
+    model. ``returned``: the script of one has come to its end.
     """
 
     inc: Inc
     begun: tuple[Feed, ...] = ()
     at: tuple[int, ...] = ()
     cut: CutRef | None = None
+    newest: Feed | None = None
+    others: bool = False
+    returned: bool = False
 
 
 class AgreedOn(Message, frozen=True):

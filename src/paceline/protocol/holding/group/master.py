@@ -195,6 +195,11 @@ class GroupHolder(Holder):
     def is_held(self) -> bool:
         return self.group.is_held
 
+    def is_held_besides(self, inc: Inc) -> bool:
+        group = self.group
+        holders = group.held_by - group.lost - {inc}
+        return any(group.knows(one) for one in holders)
+
     @property
     def in_steps(self) -> frozenset[Inc]:
         """See `Holder.in_steps`: the newest group's members, also while it forms."""

@@ -23,7 +23,7 @@ from paceline.runtime.data.reader import Reader
 from paceline.runtime.data.work import Array, Work
 from paceline.runtime.step_frame import NO_GRADIENT, StepFrame, StepInHand
 from paceline.runtime.stepping import Stepping, clip_whole, params_of, trained_by
-from paceline.runtime.strategy import Evaluation, LogPlace, Reached, Readers, Results
+from paceline.runtime.strategy import Entries, Evaluation, LogPlace, Reached, Readers, Results
 from paceline.wire.messages.checks import Checked
 from paceline.wire.messages.curves import Attempt
 from paceline.wire.messages.feeds import Feed, ScriptPlace, SourceLine
@@ -36,6 +36,7 @@ class Local(Stepping):
     takes_growth = is_alone = can_accumulate = True
     meets_in_bodies = takes_uneven_steps = takes_trainings = True
     regrouping = "freely"
+    entries: Entries | None = None
     _loop: "LocalLoop | None"
 
     def __init__(self, spec: JobSpec) -> None:

@@ -175,6 +175,9 @@ class GroupClient(MemberClient):
         if not self._at_rest:
             self._at_rest = True
             self._changed.notify_all()
+        if stays and self._is_regrouped:
+            self.variables.prepare()
+            self._changed.notify_all()
         is_within = self._within != NO_FEED
         self._load(begins=stays and is_within)
         if self._reading is not None or self._copier.go_on(self.state, self._replica, stays=stays):
@@ -193,6 +196,17 @@ class GroupClient(MemberClient):
         in_loop = self._loop_edge % 2 == 0 and not self._is_after_break
         if in_loop or self._hands_over or self._leaving or self._keeps_end:
             self._keeper.copy_if_asked(self.state, self._replica)
+
+    @property
+    def _is_regrouped(self) -> bool:
+        """Whether the next step is not in the group of the last one: a worker may join in it."""
+        return self.entered is not None and self.state.running is not self.entered
+
+    @property
+    def _may_be_copied(self) -> bool:
+        """Whether the script waits for its next batch, and what a joiner copies of it is ready."""
+        is_ready = self.variables.is_prepared or not self._is_regrouped
+        return self._at_rest and is_ready
 
     def _load(self, *, begins: bool) -> None:
         """Hold the cut that we were told to begin with, once it is read; ``begins``: read it."""
@@ -387,12 +401,14 @@ class GroupClient(MemberClient):
         with self._changed:
             state = self.state
             # The script is a line or two from its next batch; schedulers may step there.
-            self._changed.wait_for(lambda: self._at_rest or not self._is_at(message), SCRIPT_S)
+            self._changed.wait_for(
+                lambda: self._may_be_copied or not self._is_at(message), SCRIPT_S
+            )
             if not self._is_at(message):  # see `AskState`
                 is_ahead = self._loop_edge > message.loop_edge
                 return beyond(message, state.inc) if is_ahead else None
             held = (state.epoch_no, state.step) == (message.epoch_no, message.step)
-            if self._replica is None or not (held and state.at_rest and self._at_rest):
+            if self._replica is None or not (held and state.at_rest and self._may_be_copied):
                 return None
             if self.in_body and self.spec.deterministic:
                 return None  # a forward pass changes buffers, which are each member's own otherwise

@@ -97,17 +97,18 @@ class Replicated(Together):
             begun.reducer.close()
             self._begin_next(modules, optimizers, schedulers, scalers, outside)
         else:
-            self.client.start(
-                Replica(
-                    modules,
-                    optimizers,
-                    schedulers,
-                    outside,
-                    scalers,
-                    self.script_state,
-                    self.client.state.position,
-                )
+            replica = Replica(
+                modules,
+                optimizers,
+                schedulers,
+                outside,
+                scalers,
+                self.script_state,
+                self.client.state.position,
             )
+            replica.variables = self.variables
+            self.client.start(replica)
+        self._have_prepared(modules, optimizers, schedulers, scalers)
         self._keep_averages_of(modules)
 
     def _begin_next(self, *prepared: Any) -> None:

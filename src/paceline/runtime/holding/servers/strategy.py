@@ -20,8 +20,10 @@ from paceline.runtime.holding.servers.model import Model
 from paceline.runtime.holding.servers.port import TrainingPort
 from paceline.runtime.holding.servers.preparing import refuse, take_over
 from paceline.runtime.holding.servers.schedule import Schedule, place_of
+from paceline.runtime.script.variables import Variables
 from paceline.runtime.state.script_state import ScriptState
 from paceline.runtime.strategy import (
+    Entries,
     Evaluation,
     LogPlace,
     Reached,
@@ -59,6 +61,10 @@ class OnServers:
         self.takes_trainings = False
         self.script_state = ScriptState() if script_state is None else script_state
         """See `Strategy.script_state`."""
+        self.variables = Variables()
+        """See `Strategy.variables`: on servers none are found."""
+        self.entries: Entries | None = None
+        """See `Strategy.entries`."""
         self._model: Model | None = None
         self._lookups = Lookups((), trainer.rows)
         self._schedule = Schedule((), ())

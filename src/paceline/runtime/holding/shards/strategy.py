@@ -90,6 +90,8 @@ class Sharded(Together):
             script=self.script_state,
             position=self._client.state.position,
         )
+        shards.variables = self.variables
+        self._have_prepared(modules, optimizers, schedulers, scalers)
         self._watcher = Watcher(modules, optimizers, checks=False)
         self._client.start(shards, self._group)
 

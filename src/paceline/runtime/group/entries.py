@@ -1,0 +1,69 @@
+"""Where a member that has had no batch can come into its job: the loop that the others are in."""
+
+from collections.abc import Callable
+
+from paceline.base.errors import PermanentError
+from paceline.runtime.group.member import MemberClient
+from paceline.runtime.state.replica import entry_in_cut
+from paceline.runtime.strategy import Bystander, Entry
+from paceline.wire.messages.feeds import ScriptPlace
+from paceline.wire.messages.node import PlaceIs
+
+ASK_S = 0.1
+"""How often a member asks whether others have begun their next loop."""
+
+
+class EntriesOfMember:
+    """Those of one member.
+
+    Args:
+        member: this one.
+        training: says which training of the script is in hand.
+    """
+
+    def __init__(self, member: MemberClient, training: Callable[[], int]) -> None:
+        self._member, self._training = member, training
+
+    def newest(self) -> Entry | None:
+        """See `Entries.newest`; where nobody trains, the loop that the newest cut is of."""
+        found = self._member.begun()
+        if found.cut is None:
+            return self._entry(found)
+        try:
+            held = entry_in_cut(self._training(), *self._member.process.cuts.places(found.cut))
+        except PermanentError:  # the master finds out, and names another one
+            return None
+        feeds = {feed.place: feed for feed in (*found.begun, found.newest) if feed is not None}
+        if held is None or held[0] not in feeds:
+            return None
+        return Entry(*held, feeds[held[0]])
+
+    def next_after(self, place: ScriptPlace) -> Entry | None:
+        """See `Entries.next_after`."""
+        while True:
+            found = self._member.begun(stands_by=True)
+            entry = self._entry(found)
+            if entry is not None and entry.place > place:
+                return entry
+            if not found.others:
+                return None
+            self._member.pause(ASK_S)
+
+    def goes_on(self) -> None:
+        """See `Entries.goes_on`."""
+        self._member.forget_copy()
+
+    def came_in(self) -> None:
+        """See `Entries.came_in`."""
+        self._member.script_entered()
+
+    def fate_of_bystander(self) -> Bystander:
+        """See `Entries.fate_of_bystander`."""
+        found = self._member.begun()
+        return "leaves" if found.others else "returns" if found.returned else "fails"
+
+    def _entry(self, found: PlaceIs) -> Entry | None:
+        feed = found.newest
+        if feed is None or feed.training != self._training():
+            return None
+        return Entry(feed.place, feed.site, feed)

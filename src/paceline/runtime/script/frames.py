@@ -1,0 +1,335 @@
+"""The frames in which a script runs: its variables, and how far its ``for`` statements are.
+
+A script's loop over batches is the innermost of several statements, in several functions. This
+module finds the frames of these functions, reads and binds their variables, and reads and sets the
+iterators of their ``for`` statements. Those iterators lie on a frame's value stack, which Python
+shows to nobody: its memory is read where the layout is the known one (CPython 3.11 to 3.13), after
+checks. Elsewhere there are no iterators to be had, which the caller says.
+"""
+
+import ctypes
+import dis
+import itertools
+import site
+import sys
+import sysconfig
+from collections.abc import Iterator, Mapping
+from functools import cache, lru_cache
+from pathlib import Path
+from types import CodeType, FrameType, GeneratorType, ModuleType
+from typing import Any, NamedTuple
+
+import paceline
+
+Place = tuple[str, str, int]
+"""File, function and line of a call."""
+
+_WORD = ctypes.sizeof(ctypes.c_void_p)
+_AT_FRAME = 3
+"""Words before a frame object's pointer to the interpreter's frame."""
+_AT_LOCALS = 9
+"""Words before the variables in the interpreter's frame; the value stack follows them."""
+_CHECKS = {(3, 11): (4, 5), (3, 12): (0, 6), (3, 13): (0, 6)}
+"""Python version -> words before the code and the frame object in the interpreter's frame."""
+_NEVER_FALLS = frozenset(
+    (
+        "JUMP_FORWARD",
+        "JUMP_BACKWARD",
+        "JUMP_BACKWARD_NO_INTERRUPT",
+        "RETURN_VALUE",
+        "RETURN_CONST",
+        "RAISE_VARARGS",
+        "RERAISE",
+        "INTERPRETER_EXIT",
+    )
+)
+"""Instructions after which the one that follows is not the next one."""
+_WRITES_THROUGH = sys.version_info >= (3, 13)
+"""Whether what is set in ``frame.f_locals`` is set in the frame."""
+_OWN_REFERENCES = 4
+"""To a frame's dictionary in `_let_go`: the frame's, the caller's, its own and the counter's."""
+
+
+@cache
+def _foreign() -> tuple[str, ...]:
+    """Folders of Python, of installed packages, and of paceline itself."""
+    paths = sysconfig.get_paths()
+    folders = [paths[name] for name in ("stdlib", "platstdlib", "purelib", "platlib")]
+    folders += [*site.getsitepackages(), site.getusersitepackages()]
+    folders.append(str(Path(paceline.__file__).parent))
+    folders += [str(Path(one).resolve()) for one in folders]
+    return tuple({f"{one}/" for one in folders})
+
+
+@lru_cache(maxsize=4096)
+def is_scripts(file: str) -> bool:
+    """Whether a file's code is the script's own, and not a library's."""
+    if file.startswith("<"):
+        return not file.startswith("<frozen")
+    return not (file.startswith(_foreign()) or "/site-packages/" in file)
+
+
+def is_scripts_module(name: str) -> bool:
+    """Whether a module is the script's own."""
+    if name in ("__main__", "__mp_main__"):
+        return True
+    module = sys.modules.get(name)
+    file = getattr(module, "__file__", None)
+    return isinstance(file, str) and file.startswith("/") and is_scripts(file)
+
+
+def frames_of(innermost: FrameType) -> list[FrameType]:
+    """The frames of a script, from the one that asks for a batch out to its module.
+
+    Library functions between them (``tqdm``, a trainer) are left out.
+    """
+    found = list[FrameType]()
+    frame: FrameType | None = innermost
+    while frame is not None:
+        if is_scripts(frame.f_code.co_filename):
+            found.append(frame)
+        frame = frame.f_back
+    return found
+
+
+def place_of(frame: FrameType) -> Place:
+    """Where a frame is."""
+    code = frame.f_code
+    return Path(code.co_filename).name, code.co_qualname, frame.f_lineno or 0
+
+
+def is_module(frame: FrameType) -> bool:
+    """Whether the frame is that of a module, whose variables are its globals."""
+    return frame.f_locals is frame.f_globals if not _WRITES_THROUGH else _is_module_code(frame)
+
+
+def _is_module_code(frame: FrameType) -> bool:
+    return frame.f_code.co_name == "<module>"
+
+
+def variables_of(frame: FrameType) -> dict[str, Any]:
+    """The variables of a function's frame, also those that inner functions share.
+
+    Before Python 3.13 they are read through a dictionary that the frame keeps. It is emptied here,
+    so that nothing lives longer than in a script that nobody looks at.
+    """
+    shown = frame.f_locals
+    found = dict(shown)
+    if not _WRITES_THROUGH:
+        _let_go(shown)
+    return found
+
+
+def bind(frame: FrameType, values: Mapping[str, Any]) -> None:
+    """Set variables of a function's frame."""
+    shown = frame.f_locals
+    shown.update(values)
+    if not _WRITES_THROUGH:
+        ctypes.pythonapi.PyFrame_LocalsToFast(ctypes.py_object(frame), ctypes.c_int(0))
+        _let_go(shown)
+
+
+def _let_go(shown: dict[str, Any]) -> None:
+    """Empty a frame's dictionary, unless the script has it, too, by ``locals()``."""
+    if sys.getrefcount(shown) <= _OWN_REFERENCES:
+        shown.clear()
+
+
+# ---------------------------------------------------------------------------- iterators
+
+
+def iterators_of(frame: FrameType) -> list[Any] | None:
+    """The iterators of the ``for`` statements that a frame is in, outermost first; None: unknown.
+
+    The frame must be waiting for a call, as that of a script that asks for its next batch.
+    """
+    held = _stack_of(frame)
+    if held is None:
+        return None
+    return [one for one in held if hasattr(type(one), "__next__")]
+
+
+def _word(address: int) -> int:
+    return int(ctypes.c_size_t.from_address(address).value)
+
+
+def _stack_of(frame: FrameType) -> list[Any] | None:
+    """What lies on a frame's value stack below the call that is under way."""
+    checks = _CHECKS.get(sys.version_info[:2])
+    if checks is None or sys.implementation.name != "cpython":
+        return None
+    code = frame.f_code
+    inner = _word(id(frame) + _AT_FRAME * _WORD)
+    told = tuple(_word(inner + at * _WORD) for at in checks)
+    depth = _depth_below(code, frame.f_lasti)
+    if told != (id(code), id(frame)) or depth is None:
+        return None
+    shared = set(code.co_cellvars) - set(code.co_varnames)
+    start = _AT_LOCALS + len(code.co_varnames) + len(shared) + len(code.co_freevars)
+    addresses = (_word(inner + (start + k) * _WORD) for k in range(depth))
+    return [_object(address) for address in addresses if address]
+
+
+def _object(address: int) -> Any:
+    return ctypes.cast(address, ctypes.py_object).value
+
+
+@lru_cache(maxsize=256)
+def _depth_below(code: CodeType, at: int) -> int | None:
+    """How many objects lie on the value stack below what the call at ``at`` takes.
+
+    Found as a compiler finds it: by following every way through the code.
+    """
+    steps = list(dis.get_instructions(code))
+    numbers = {one.offset: k for k, one in enumerate(steps)}
+    depths, todo = {0: 0}, [0]
+    for entry in dis._parse_exception_table(code):  # type: ignore[attr-defined]
+        depths[entry.target] = entry.depth + 1 + bool(entry.lasti)
+        todo.append(entry.target)
+    while todo:
+        offset = todo.pop()
+        for target, depth in _nexts(steps, numbers[offset], depths[offset]):
+            if target not in depths:
+                depths[target] = depth
+                todo.append(target)
+    # An instruction has space behind it for what Python learns of it; a frame may point there.
+    offset = max((one for one in numbers if one <= at), default=0)
+    if offset not in depths:
+        return None
+    step = steps[numbers[offset]]
+    effect = dis.stack_effect(step.opcode, step.arg, jump=False)
+    return max(0, depths[offset] + effect - 1)
+
+
+def _nexts(steps: list[dis.Instruction], number: int, depth: int) -> Iterator[tuple[int, int]]:
+    """Where the code may go on after an instruction, and how many objects there are then."""
+    step = steps[number]
+    if step.opcode in dis.hasjrel or step.opcode in dis.hasjabs:
+        yield step.argval, depth + dis.stack_effect(step.opcode, step.arg, jump=True)
+    if step.opname not in _NEVER_FALLS and number + 1 < len(steps):
+        effect = dis.stack_effect(step.opcode, step.arg, jump=False)
+        # Python 3.11 counts this one in the function that calls the generator's.
+        effect = 1 if step.opname == "RETURN_GENERATOR" else effect
+        yield steps[number + 1].offset, depth + effect
+
+
+def positions_of(frame: FrameType) -> list[Any]:
+    """The iterators of a frame, with those within generators (``trange``) in their places."""
+    return [inner for one in iterators_of(frame) or [] for inner in _within(one)]
+
+
+def _within(iterator: Any) -> list[Any]:
+    """An iterator, or those that a generator which is not running has."""
+    if not isinstance(iterator, GeneratorType):
+        return [iterator]
+    frame = iterator.gi_frame
+    if frame is None or iterator.gi_running:
+        return [iterator]
+    return [iterator, *(inner for one in _stack_of(frame) or [] for inner in _inner(one))]
+
+
+def _inner(value: Any) -> list[Any]:
+    return _within(value) if hasattr(type(value), "__next__") else []
+
+
+# ---------------------------------------------------------------------------- positions
+
+_RANGE = type(iter(range(0)))
+_INDEXED: tuple[type, ...] = (type(iter([])), type(iter(())), type(iter("a")), type(iter("ä")))
+_AT_INDEX = 2
+"""Words before the count in an ``enumerate``."""
+
+
+class IteratorAt(NamedTuple):
+    """How far an iterator is."""
+
+    kind: str
+    at: int
+
+
+def reached(iterator: Any) -> IteratorAt | None:
+    """How far an iterator is whose position can be read and set; None: it is no such."""
+    if type(iterator) is _RANGE:
+        made: Any = iterator.__reduce__()
+        numbers, index = made[1][0], (made[2] or 0) if len(made) > 2 else 0
+        return IteratorAt("range", numbers[index] if index < len(numbers) else numbers.stop)
+    if type(iterator) in _INDEXED:
+        reduced: Any = iterator.__reduce__()
+        return IteratorAt("sequence", reduced[2]) if len(reduced) > 2 else None
+    if type(iterator) is enumerate:
+        told: Any = iterator.__reduce__()
+        return IteratorAt("enumerate", told[1][1])
+    if type(iterator) is itertools.count:
+        counted: Any = iterator.__reduce__()
+        at = counted[1][0]
+        return IteratorAt("count", at) if isinstance(at, int) else None
+    return None
+
+
+def reach(iterator: Any, wanted: IteratorAt) -> bool:
+    """Have an iterator go on from where another one was; False: it cannot.
+
+    Only an ``enumerate`` can go back.
+    """
+    own = reached(iterator)
+    if own is None or own.kind != wanted.kind:
+        return False
+    if own == wanted:
+        return True
+    match wanted.kind:
+        case "range":
+            return _pass_to(iterator, wanted)
+        case "count":
+            return own.at < wanted.at and _pass_to(iterator, wanted)
+        case "sequence":
+            if own.at < wanted.at:
+                iterator.__setstate__(wanted.at)
+            return reached(iterator) == wanted
+        case "enumerate":
+            return _set_count(iterator, own.at, wanted.at)
+        case _:
+            return False
+
+
+def _pass_to(iterator: Any, wanted: IteratorAt) -> bool:
+    """Take from an iterator until it is there."""
+    return any(reached(iterator) == wanted for _ in iterator)
+
+
+def _set_count(iterator: Any, before: int, wanted: int) -> bool:
+    """Set the count of an ``enumerate``, which has no method for it."""
+    address = id(iterator) + _AT_INDEX * _WORD
+    if sys.implementation.name != "cpython" or _word(address) != before:
+        return False
+    count = ctypes.c_ssize_t.from_address(address)
+    count.value = wanted
+    if iterator.__reduce__()[1][1] == wanted:
+        return True
+    count.value = before
+    return False
+
+
+def counts_of(frame: FrameType | None) -> list[Any]:
+    """The ``enumerate`` objects that wait for a batch: around the loop, or within a library's.
+
+    Args:
+        frame: of the function that asked for the batch.
+    """
+    found = list[Any]()
+    while frame is not None:
+        held = (iterators_of(frame) or [None])[-1]
+        inner = held.__reduce__()[1][0] if type(held) is enumerate else held
+        if inner is not held:
+            found.append(held)
+        # A generator that waits for it asks in a frame of its own, which was looked at before.
+        if held is not None and not (isinstance(inner, GeneratorType) and inner.gi_running):
+            break
+        frame = frame.f_back
+    return found
+
+
+def modules_of(chain: list[FrameType]) -> list[ModuleType]:
+    """The modules whose globals are the script's: the one that was started, those of its frames."""
+    names = ["__main__", *(str(one.f_globals.get("__name__")) for one in chain)]
+    found = (sys.modules.get(name) for name in dict.fromkeys(names) if is_scripts_module(name))
+    return [one for one in found if one is not None]

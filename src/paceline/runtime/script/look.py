@@ -1,0 +1,247 @@
+"""A look at a script's variables: each that has a value of a known kind, by its path.
+
+    main.stopper.best        # a variable of the function, an attribute of an object of the script's
+    utils:NUM_SEEN           # a global of a module
+
+An object of one of the script's own classes is looked into, attribute by attribute, and so is a
+list or dictionary of such objects. What ``job.prepare`` and ``job.state`` have is theirs.
+"""
+
+from argparse import Namespace
+from collections import deque
+from collections.abc import Callable, Collection, Iterator
+from enum import Enum
+from types import (
+    BuiltinFunctionType,
+    FrameType,
+    FunctionType,
+    MethodType,
+    ModuleType,
+    SimpleNamespace,
+)
+from typing import Any, NamedTuple
+
+import numpy as np
+from torch import Tensor, nn
+from torch.optim.swa_utils import AveragedModel
+from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset, TensorDataset
+
+from paceline.runtime.script import frames
+from paceline.runtime.script.kinds import ATOMS, CONTAINERS, Kind, NoPlainError, encoded, kind_of
+
+DEEPEST = 8
+"""Objects within objects that are looked into."""
+MOST_LEAVES = 4096
+LONGEST = 4096
+"""Elements of a container that is looked into, where it is not of plain data."""
+DATA = "data"
+"""Path of what a loop reads, where the script has no name for it."""
+OF_MODULES = frozenset(vars(nn.Module())) | {"training"}
+"""Attributes that every module has; the others of one are the script's."""
+
+
+class Variable(NamedTuple):
+    """A variable, or a part of one."""
+
+    kind: Kind
+    value: Any
+    bind: Callable[[Any], None]
+    """Gives it another value."""
+
+
+class ScriptLook:
+    """What the script's variables are now.
+
+    Args:
+        chain: the script's frames, innermost first; see `frames.frames_of`.
+        others: ids of objects whose state is kept elsewhere.
+        dataset: what the script's loop reads.
+    """
+
+    def __init__(
+        self, chain: list[FrameType], others: Collection[int] = (), dataset: Any = None
+    ) -> None:
+        self.leaves: dict[str, Variable] = {}
+        self.holders: dict[str, Callable[[str, Any], None]] = {}
+        """Path -> gives a variable beside it a name and a value."""
+        self.unknown: dict[str, str] = {}
+        """Path -> class of an object that cannot be looked into."""
+        self._others, self._seen = others, set[int]()
+        names = dict[str, int]()
+        for frame in reversed(chain):
+            if frames.is_module(frame):
+                continue
+            name = frame.f_code.co_qualname.replace("<locals>.", "")
+            again = names[name] = names.get(name, 0) + 1
+            self._of_frame(frame, name if again == 1 else f"{name}#{again}")
+        for module in frames.modules_of(chain):
+            self._of_module(module)
+        self._of_dataset(DATA, dataset)
+
+    def _of_dataset(self, path: str, dataset: Any) -> None:
+        """What a script has made for its loop alone, and has no name for."""
+        if isinstance(dataset, Subset):
+            self._of_dataset(path, dataset.dataset)
+        elif isinstance(dataset, TensorDataset) or is_own(type(dataset)):
+            self._add(path, dataset, lambda value: None, 0)
+
+    def _of_frame(self, frame: FrameType, name: str) -> None:
+        self.holders[name] = lambda key, value: frames.bind(frame, {key: value})
+        for key, value in frames.variables_of(frame).items():
+            if not _is_hidden(key):
+                self._add(f"{name}.{key}", value, _binder(self.holders[name], key), 0)
+
+    def _of_module(self, module: ModuleType) -> None:
+        name = "" if module.__name__ in ("__main__", "__mp_main__") else module.__name__
+        values = vars(module)
+        self.holders[f"{name}:"] = values.__setitem__
+        for key, value in list(values.items()):
+            if not _is_hidden(key):
+                self._add(f"{name}:{key}", value, _binder(values.__setitem__, key), 0)
+
+    def _add(self, path: str, value: Any, bind: Callable[[Any], None], depth: int) -> None:  # noqa: C901
+        if depth > DEEPEST or len(self.leaves) >= MOST_LEAVES:
+            return
+        if type(value) not in ATOMS:
+            if isinstance(value, FunctionType):
+                self._of_function(path, value, depth)
+                return
+            if isinstance(value, MethodType):
+                value = value.__self__
+            if isinstance(value, type):
+                self._of_class(path, value, depth)
+                return
+            if isinstance(value, ModuleType | BuiltinFunctionType):
+                return
+            if id(value) in self._seen and not isinstance(value, tuple):
+                return
+            self._seen.add(id(value))
+            if is_own(type(value)):
+                self._of_object(path, value, depth)
+                return
+            if isinstance(value, CONTAINERS) and self._is_node(value):
+                self._of_container(path, value, depth)
+                return
+        kind = kind_of(value)
+        if kind is None or isinstance(value, AveragedModel | DataLoader):
+            self._cannot(path, value)
+            return
+        if isinstance(value, Dataset) and not isinstance(value, TensorDataset):
+            return
+        if kind.name == "state" and id(value) in self._others:
+            return
+        self.leaves[path] = Variable(kind, value, bind)
+
+    def _cannot(self, path: str, value: Any) -> None:
+        kind = type(value)
+        if not kind.__module__.startswith(("paceline", "torch", "builtins")):
+            self.unknown[path] = f"{kind.__module__}.{kind.__qualname__}"
+
+    @staticmethod
+    def _is_node(value: Any) -> bool:
+        """Whether there is something in a container that is not plain data."""
+        try:
+            encoded(value)
+        except NoPlainError:
+            return True
+        return False
+
+    def _of_container(self, path: str, value: Any, depth: int) -> None:
+        def put(key: Any) -> Callable[[Any], None]:
+            return lambda new: value.__setitem__(key, new)
+
+        if len(value) > LONGEST:
+            return
+        if isinstance(value, dict):
+            for key, one in list(value.items()):
+                self._add(f"{path}[{key!r}]", one, put(key), depth + 1)
+        elif isinstance(value, list | tuple | deque):
+            for number, one in enumerate(list(value)):
+                self._add(f"{path}[{number}]", one, put(number), depth + 1)
+
+    def _of_object(self, path: str, value: Any, depth: int) -> None:
+        attributes: dict[str, Any] = getattr(value, "__dict__", {})
+        self.holders[path] = attributes.__setitem__
+        hidden = OF_MODULES if isinstance(value, nn.Module) else frozenset[str]()
+        for key, one in list(attributes.items()):
+            if key not in hidden:
+                bind = _binder(attributes.__setitem__, key)
+                self._add(f"{path}.{key}", one, bind, depth + 1)
+        for key, one in _slots(value):
+            self._add(f"{path}.{key}", one, _binder(_setter(value), key), depth + 1)
+        # A list or a dictionary that the script has made a class of its own of.
+        if isinstance(value, CONTAINERS) and len(value):
+            self._of_container(path, value, depth)
+
+    def _of_function(self, path: str, value: FunctionType, depth: int) -> None:
+        if not frames.is_scripts_module(value.__module__) or id(value) in self._seen:
+            return
+        self._seen.add(id(value))
+        for name, cell in zip(value.__code__.co_freevars, value.__closure__ or (), strict=True):
+            if id(cell) not in self._seen:
+                self._seen.add(id(cell))
+                try:
+                    held = cell.cell_contents
+                except ValueError:
+                    continue
+                self._add(f"{path}.{name}", held, _cell(cell), depth + 1)
+        for name, one in list(vars(value).items()):
+            self._add(f"{path}.{name}", one, _binder(vars(value).__setitem__, name), depth + 1)
+
+    def _of_class(self, path: str, value: type, depth: int) -> None:
+        if not frames.is_scripts_module(value.__module__) or id(value) in self._seen:
+            return
+        self._seen.add(id(value))
+        for name, one in list(vars(value).items()):
+            if not _is_hidden(name) and (type(one) in ATOMS or type(one) in CONTAINERS):
+                self._add(f"{path}.{name}", one, _binder(_setter(value), name), depth + 1)
+
+
+def is_own(kind: type) -> bool:
+    """Whether objects of a class are the script's own, which are looked into."""
+    found = _own.get(kind)
+    if found is None:
+        found = _own[kind] = _is_own(kind)
+    return found
+
+
+_own: dict[type, bool] = {}
+
+
+def _is_own(kind: type) -> bool:
+    # What is read by iteration goes on ahead of the script: the job knows how far it is.
+    if issubclass(kind, IterableDataset):
+        return False
+    if issubclass(kind, type | np.ndarray | Tensor | FunctionType | ModuleType | Enum):
+        return False
+    return frames.is_scripts_module(kind.__module__) or kind in _PLAIN_OBJECTS
+
+
+_PLAIN_OBJECTS = frozenset([Namespace, SimpleNamespace])
+
+
+def _is_hidden(name: str) -> bool:
+    return name == "_" or name.startswith(("__", "@", "."))
+
+
+def _slots(value: Any) -> Iterator[tuple[str, Any]]:
+    for kind in type(value).__mro__:
+        names = kind.__dict__.get("__slots__", ())
+        for name in [names] if isinstance(names, str) else names:
+            if hasattr(value, name) and not _is_hidden(name):
+                yield name, getattr(value, name)
+
+
+def _binder(put: Callable[[str, Any], None], name: str) -> Callable[[Any], None]:
+    return lambda value: put(name, value)
+
+
+def _setter(value: Any) -> Callable[[str, Any], None]:
+    return lambda name, new: setattr(value, name, new)
+
+
+def _cell(cell: Any) -> Callable[[Any], None]:
+    def put(value: Any) -> None:
+        cell.cell_contents = value
+
+    return put

@@ -1,0 +1,347 @@
+"""What a script's variables were when it asked for a batch, so that its body can be taken back.
+
+A step that a lost worker breaks comes again, and so does the body of the script's loop. What the
+first run of the body has done to the script's variables is undone before the second one: a count
+counts once.
+
+A mark is made for each batch, so it costs little: variables are kept by reference, containers by a
+shallow copy, tensors and arrays by a copy only where they are small. What is larger and was changed
+in place cannot be undone, and is named.
+"""
+
+import random
+from collections import OrderedDict, defaultdict, deque
+from collections.abc import Callable, Collection, Iterable
+from types import BuiltinFunctionType, CellType, FrameType, FunctionType, MethodType, ModuleType
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from paceline.runtime.script import frames
+from paceline.runtime.script.kinds import ATOMS
+from paceline.runtime.script.look import OF_MODULES, is_own
+
+SMALL_BYTES = 1 << 16
+"""Tensors and arrays of at most so many bytes are copied for each batch."""
+LONG = 4096
+"""A container of more elements is not looked into, and taken back by its length: a body appends."""
+
+MOST_OBJECTS = 4096
+"""Objects that one mark keeps."""
+
+Keep = Callable[[Any], Any]
+Undo = Callable[[Any, Any], bool]
+"""Object, what was kept of it -> whether it is as it was."""
+
+
+class BodyMark:
+    """The values of one moment.
+
+    Args:
+        chain: the script's frames, innermost first.
+        kept: names and values of ``job.state``.
+        before: the mark before this one.
+    """
+
+    def __init__(
+        self,
+        chain: list[FrameType],
+        kept: dict[str, Any] | None = None,
+        before: "BodyMark | None" = None,
+    ) -> None:
+        #: List or dictionary without parts, by its id: itself and its length.
+        self._plain: dict[int, tuple[Any, int]] = {}
+        self._plain_before = before._plain if before is not None else self._plain
+        self._seen = set[int]()
+        self.is_whole = True
+        """False: there are too many objects to keep all of them."""
+        self._kept = list[tuple[Undo, Any, Any]]()
+        self._names = list[tuple[dict[str, Any], dict[str, Any]]]()
+        self._frames = list[tuple[FrameType, dict[str, Any]]]()
+        for module in frames.modules_of(chain):
+            self._keep_names(vars(module))
+        if kept is not None:
+            self._keep_names(kept)
+        for frame in chain:
+            if not frames.is_module(frame):
+                values = frames.variables_of(frame)
+                self._frames.append((frame, values))
+                self._visit(values.values())
+                for name in [name for name, one in values.items() if _is_of_batch(one)]:
+                    del values[name]
+        self._plain_before = self._plain
+
+    def _keep_names(self, names: dict[str, Any]) -> None:
+        copy = names.copy()
+        self._names.append((names, copy))
+        self._visit(copy.values())
+
+    def _visit(self, values: Iterable[Any]) -> None:
+        for value in values:
+            kind = type(value)
+            if kind in _DULL:
+                continue
+            row = _ROWS.get(kind) or _row_of(kind)
+            if row is None or id(value) in self._seen:
+                continue
+            if len(self._seen) > MOST_OBJECTS:
+                self.is_whole = False
+                return
+            row(self, value)
+
+    def _keep(self, value: Any, keep: Keep, undo: Undo) -> None:
+        self._seen.add(id(value))
+        self._kept.append((undo, value, keep(value)))
+
+    def _visit_parts(self, value: Any, parts: Collection[Any]) -> None:
+        """Visit what is in a container, but what was found to be plain data before."""
+        size, known = len(parts), self._plain_before.get(id(value))
+        if size > LONG:
+            return
+        if known is not None and known[0] is value and known[1] <= size:
+            parts = [*parts][known[1] :] if size > known[1] else ()
+        if set(map(type, parts)) <= _DULL:
+            self._plain[id(value)] = value, size
+        else:
+            self._visit(parts)
+
+    def undo(self) -> list[Any]:
+        """Put all of it back; return the objects that have changed and could not be."""
+        left = [value for undo, value, kept in self._kept if not undo(value, kept)]
+        for names, kept in self._names:
+            for key in names.keys() - kept.keys():
+                if type(names[key]) in ATOMS and names.get("__dict__") is None:
+                    del names[key]
+            names.update(kept)
+        for frame, values in self._frames:
+            now = frames.variables_of(frame)
+            changed = {
+                name: value for name, value in values.items() if now.get(name, self) is not value
+            }
+            if changed:
+                frames.bind(frame, changed)
+        return left
+
+
+def _is_of_batch(value: Any) -> bool:
+    """Whether a value is of the batch in hand: that of the next one takes its place."""
+    return isinstance(value, Tensor) and (value.grad_fn is not None or value.nbytes > SMALL_BYTES)
+
+
+# ---------------------------------------------------------------------------- rows
+
+Row = Callable[[BodyMark, Any], None]
+_DULL: set[type] = {
+    *ATOMS,
+    torch.dtype,
+    torch.device,
+    torch.Size,
+    range,
+    slice,
+    type,
+    ModuleType,
+    BuiltinFunctionType,
+    type(Ellipsis),
+}
+"""Types of which no value holds anything that a body could change; more are found on the way."""
+
+
+def _row_of(kind: type) -> Row | None:
+    """The row of a type that is seen for the first time; None: it holds nothing."""
+    base = next((one for one in kind.__mro__ if one in _ROWS), None)
+    if issubclass(kind, type):
+        row = None
+    elif base is not None:
+        row = _visit_derived(_ROWS[base]) if is_own(kind) else _ROWS[base]
+    else:
+        row = _visit_own if is_own(kind) else None
+    if row is None:
+        _DULL.add(kind)
+    else:
+        _ROWS[kind] = row
+    return row
+
+
+def _visit_derived(row: Row) -> Row:
+    def visit(mark: BodyMark, value: Any) -> None:
+        row(mark, value)
+        if getattr(value, "__dict__", None):
+            mark._keep_names(value.__dict__)
+
+    return visit
+
+
+def _visit_own(mark: BodyMark, value: Any) -> None:
+    mark._seen.add(id(value))
+    attributes = getattr(value, "__dict__", None)
+    if attributes is None:
+        return
+    if isinstance(value, nn.Module):
+        kept = {key: one for key, one in attributes.items() if key not in OF_MODULES}
+        if kept:
+            mark._names.append((attributes, {**attributes, **kept}))
+            mark._visit(kept.values())
+    else:
+        mark._keep_names(attributes)
+
+
+def _visit_function(mark: BodyMark, value: FunctionType) -> None:
+    cells = value.__closure__
+    if cells is None and not value.__dict__:
+        return
+    mark._seen.add(id(value))
+    if not frames.is_scripts_module(value.__module__ or ""):
+        return
+    for cell in cells or ():
+        if id(cell) not in mark._seen:
+            try:
+                held = cell.cell_contents
+            except ValueError:  # it has none so far
+                continue
+            mark._seen.add(id(cell))
+            mark._kept.append((_undo_cell, cell, held))
+            mark._visit((held,))
+    if value.__dict__:
+        mark._keep_names(value.__dict__)
+
+
+def _visit_method(mark: BodyMark, value: MethodType) -> None:
+    mark._visit((value.__self__,))
+
+
+def _visit_tuple(mark: BodyMark, value: tuple[Any, ...] | frozenset[Any]) -> None:
+    if not set(map(type, value)) <= _DULL:
+        mark._visit(value)
+
+
+def _kept_by(keep: Keep, undo: Undo) -> Row:
+    return lambda mark, value: mark._keep(value, keep, undo)
+
+
+def _with_parts(keep: Keep, undo: Undo) -> Row:
+    def visit(mark: BodyMark, value: Any) -> None:
+        mark._keep(value, keep, undo)
+        mark._visit_parts(value, value.values() if isinstance(value, dict) else value)
+
+    return visit
+
+
+def _undo_cell(cell: CellType, held: Any) -> bool:
+    if cell.cell_contents is not held:
+        cell.cell_contents = held
+    return True
+
+
+def _keep_list(value: list[Any]) -> Any:
+    return value.copy() if len(value) <= LONG else (len(value), value[-1])
+
+
+def _undo_list(value: list[Any], kept: Any) -> bool:
+    if isinstance(kept, tuple):
+        size, last = kept
+        if len(value) < size or value[size - 1] is not last:
+            return False
+        del value[size:]
+        return True
+    value[:] = kept
+    return True
+
+
+def _keep_dict(value: dict[Any, Any]) -> Any:
+    return dict(value) if len(value) <= LONG else len(value)
+
+
+def _undo_dict(value: dict[Any, Any], kept: Any) -> bool:
+    if isinstance(kept, int):
+        for key in [*value][kept:]:
+            del value[key]
+        return True
+    # Of a dictionary, since a Counter's own method adds.
+    if value.keys() != kept.keys():
+        dict.clear(value)
+    dict.update(value, kept)
+    return True
+
+
+def _keep_set(value: set[Any]) -> Any:
+    return value.copy() if len(value) <= LONG else len(value)
+
+
+def _undo_set(value: set[Any], kept: Any) -> bool:
+    if isinstance(kept, int):
+        return len(value) == kept
+    if value != kept:
+        value.clear()
+        value.update(kept)
+    return True
+
+
+def _undo_deque(value: deque[Any], kept: deque[Any]) -> bool:
+    value.clear()
+    value.extend(kept)
+    return True
+
+
+def _keep_tensor(value: Tensor) -> Any:
+    if value.is_inference() or value.grad_fn is not None:
+        return None
+    small = value.nbytes <= SMALL_BYTES
+    return value._version, value.detach().clone() if small else None
+
+
+def _undo_tensor(value: Tensor, kept: Any) -> bool:
+    if kept is None or value._version == kept[0]:
+        return True
+    copy = kept[1]
+    if copy is None or copy.shape != value.shape:
+        return False
+    with torch.no_grad():
+        value.copy_(copy)
+    return True
+
+
+def _keep_array(value: np.ndarray[Any, Any]) -> Any:
+    return value.copy() if value.nbytes <= SMALL_BYTES and value.dtype != object else None
+
+
+def _undo_array(value: np.ndarray[Any, Any], kept: Any) -> bool:
+    if kept is not None and value.flags.writeable:
+        value[...] = kept
+    return True
+
+
+def _set_state(value: Any, kept: Any) -> bool:
+    value.set_state(kept)
+    return True
+
+
+def _undo_numpy(value: np.random.Generator, kept: Any) -> bool:
+    value.bit_generator.state = kept
+    return True
+
+
+def _undo_python(value: random.Random, kept: Any) -> bool:
+    value.setstate(kept)
+    return True
+
+
+_ROWS: dict[type, Row] = {
+    list: _with_parts(_keep_list, _undo_list),
+    dict: _with_parts(_keep_dict, _undo_dict),
+    OrderedDict: _with_parts(_keep_dict, _undo_dict),
+    defaultdict: _with_parts(_keep_dict, _undo_dict),
+    set: _with_parts(_keep_set, _undo_set),
+    deque: _with_parts(lambda value: value.copy(), _undo_deque),
+    tuple: _visit_tuple,
+    frozenset: _visit_tuple,
+    Tensor: _kept_by(_keep_tensor, _undo_tensor),
+    np.ndarray: _kept_by(_keep_array, _undo_array),
+    torch.Generator: _kept_by(lambda value: value.get_state(), _set_state),
+    np.random.Generator: _kept_by(lambda value: value.bit_generator.state, _undo_numpy),
+    np.random.RandomState: _kept_by(lambda value: value.get_state(legacy=False), _set_state),
+    random.Random: _kept_by(lambda value: value.getstate(), _undo_python),
+    FunctionType: _visit_function,
+    MethodType: _visit_method,
+}

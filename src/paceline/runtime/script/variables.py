@@ -1,0 +1,383 @@
+"""A script's own variables as part of the job's state: found, and not declared.
+
+    total = seen = 0
+    for epoch in range(12):
+        for batch in loader:        # <- looked at where the script asks for a batch
+            ...
+            seen += len(batch)
+
+At the first two batches of each loop the members of a group compare digests of all variables. A
+variable that was equal in all of them each time, though it has changed, is *shared*: a worker that
+joins takes it over where it first asks for a batch, at the line at which the others ask, and a cut
+holds it. One that differed once is each member's *own*. Of these, numbers and lists of numbers are
+taken over, too, but once: a joiner's sum goes on from that of a peer, like the count that divides
+it. A variable that never changed is as the script has set it. Why so:
+docs/decisions/0042-variables-are-found.md.
+
+All is done in the script's thread, while it waits for a batch, but for `Variables.ready`, which any
+thread may read.
+"""
+
+import logging
+from collections import deque
+from collections.abc import Sequence
+from types import FrameType
+from typing import Any, NamedTuple
+
+import numpy as np
+import xxhash
+from torch import Tensor
+
+from paceline.base.errors import ConfigError
+from paceline.runtime.script import frames
+from paceline.runtime.script.kinds import ATOMS, BY_NAME, NoPlainError, digest_of
+from paceline.runtime.script.look import ScriptLook, Variable
+from paceline.runtime.script.mark import BodyMark
+from paceline.runtime.script.naming import line_of
+from paceline.runtime.seeding import put_draws
+from paceline.runtime.state.tree import take_apart
+from paceline.wire.messages.feeds import Feed, ScriptPlace
+
+_log = logging.getLogger(__name__)
+
+Table = list[tuple[int, int]]
+"""Path and value of each variable, as digests."""
+
+
+class VariableDifference(NamedTuple):
+    """A variable that was shared, and is not equal any more."""
+
+    path: str
+    line: str
+    """Where the script sets it."""
+
+
+class Variables:
+    """Those of one script.
+
+    Args:
+        found: whether they are looked for (``script_state`` in the job's spec).
+    """
+
+    def __init__(self, *, found: bool = False) -> None:
+        self.found = found
+        self.others: set[int] = set()
+        """Ids of objects whose state is kept elsewhere: what was prepared."""
+        self.kept: dict[str, Any] = {}
+        """What is in ``job.state``."""
+        self.place: ScriptPlace = ()
+        """Of the loop that the script is in."""
+        self.opened = ""
+        """The lines from which that was opened; see `site`."""
+        self.ready: dict[str, Any] | None = None
+        """The shared variables as they were when the script asked for the batch in hand."""
+        self.draws: dict[str, Any] | None = None
+        """States of the generators from which all workers draw alike between loops."""
+        self._dataset: Any = None
+        self._frame: FrameType | None = None
+        self._mark: BodyMark | None = None
+        self._num_bodies = 0
+        #: Path -> digest at the first look; at the newest comparison.
+        self._first: dict[str, int] = {}
+        self._digested: dict[str, int] = {}
+        self._own, self._changed = set[str](), set[str]()
+        self._told = set[str]()
+        #: What a peer or a cut has handed over, and the script has not taken so far.
+        self._arrived: dict[str, Any] | None = None
+        self.at_end = False
+        """The loop that the script is in is over."""
+        self.missed = False
+        """The script counts otherwise than a plain run: something was not taken back or over."""
+        self._num_given, self._took = 0, False
+
+    def begin_loop(self, feed: Feed, dataset: Any = None) -> None:
+        """The script begins a loop over batches of a data set."""
+        self._dataset = dataset
+        self.place, self.opened, self._mark, self.ready = feed.place, feed.site, None, None
+        self.at_end = False
+
+    def waits_in(self, frame: FrameType) -> None:
+        """The script waits for a batch, in this frame."""
+        if self.found:
+            self._frame = frame
+
+    def goes_on(self) -> None:
+        """The script has its batch, or the loop is over."""
+        self._frame = None
+
+    # ------------------------------------------------------------------ where
+
+    @property
+    def _chain(self) -> list[FrameType]:
+        return frames.frames_of(self._frame) if self._frame is not None else []
+
+    def site(self, frame: FrameType) -> str:
+        """Where a script calls from, as text: the same in all workers at one line."""
+        if not self.found:
+            return ""
+        places = (frames.place_of(one) for one in reversed(frames.frames_of(frame)))
+        return " > ".join(f"{file}:{line} {function}" for file, function, line in places)
+
+    # ------------------------------------------------------------------ bodies
+
+    def mark(self) -> None:
+        """Keep what the variables are now, before the body of the loop."""
+        if self._frame is not None:
+            try:
+                self._mark = BodyMark(self._chain, self.kept, self._mark)
+            except RuntimeError:  # another thread of the script changes one of them
+                self._mark = None
+        self._num_bodies = 0
+
+    def given(self) -> None:
+        """The script gets a batch."""
+        self._num_bodies += 1
+        self._num_given += 1
+
+    def comes_to(self, step: int) -> None:
+        """The script is about to get a batch of the step after this one."""
+        self.missed |= step > 0 and not (self._num_given or self._took)
+
+    @property
+    def follows(self) -> bool:
+        """Whether what the script counts is as in a plain run."""
+        return self.found and not self.missed
+
+    def undo(self) -> None:
+        """Take back what the script has done since the mark: the step comes again."""
+        mark, self._mark = self._mark, None
+        if mark is None or self._frame is None:
+            self.missed = True
+            return
+        left = {id(one) for one in mark.undo()}
+        self.missed |= not mark.is_whole
+        for count in frames.counts_of(self._frame):
+            found = frames.reached(count)
+            if found is not None:
+                frames.reach(count, found._replace(at=found.at - self._num_bodies))
+        if left:
+            self.missed = True
+            look = self._look()
+            paths = [path for path, leaf in look.leaves.items() if id(leaf.value) in left]
+            self._tell("undone", paths, "was changed by a step that a lost worker broke, and again")
+        self.mark()
+
+    # ------------------------------------------------------------------ what is shared
+
+    def _look(self) -> ScriptLook:
+        others = self.others | set(map(id, self.kept.values()))
+        return ScriptLook(self._chain, others, self._dataset)
+
+    def _digests(self, look: ScriptLook) -> dict[str, int]:
+        found = {}
+        for path, leaf in look.leaves.items():
+            try:
+                found[path] = digest_of(leaf.kind.seen(leaf.value))
+            except (NoPlainError, RuntimeError, ValueError):
+                continue
+        return found
+
+    def table(self) -> Table:
+        """The digests of all variables, by the digests of their paths, in order."""
+        if self._frame is None:
+            return []
+        self._digested = self._digests(self._look())
+        return sorted((_path_digest(path), value) for path, value in self._digested.items())
+
+    def compare(self, tables: Sequence[Table]) -> list[VariableDifference]:
+        """Take in the tables of all members; return what was shared, and differs.
+
+        Args:
+            tables: ours too; those that are empty are of members that cannot say.
+        """
+        told = [dict(one) for one in tables if one]
+        mine, differences = self._digested, list[VariableDifference]()
+        for path, value in mine.items():
+            number = _path_digest(path)
+            before = self._first.setdefault(path, value)
+            if all(one.get(number) == value for one in told):
+                if value != before:
+                    self._changed.add(path)
+                continue
+            if path in self._changed and path not in self._own and path not in self._told:
+                differences.append(VariableDifference(path, self._line(path)))
+            self._own.add(path)
+        return differences
+
+    def _is_shared(self, path: str, digest: int) -> bool:
+        return path not in self._own and (path in self._changed or self._first.get(path) != digest)
+
+    # ------------------------------------------------------------------ handing over
+
+    def state_of(self, *, ended: bool = False) -> dict[str, Any] | None:
+        """The shared variables as they are now, as data and tensors; None: the script is elsewhere.
+
+        Args:
+            ended: the loop is over.
+        """
+        if self._frame is None or not self._first:
+            return None
+        chain, look = self._chain, self._look()
+        digests, leaves = self._digests(look), dict[str, Any]()
+        ended = ended or self.at_end
+        for path, leaf in look.leaves.items():
+            if path not in digests:
+                continue
+            is_shared = self._is_shared(path, digests[path])
+            is_sum = path in self._own and self._first.get(path) != digests[path]
+            is_sum = is_sum and leaf.kind.name == "plain" and _is_of_numbers(leaf.value)
+            if not (is_shared or is_sum) or (ended and leaf.kind.name == "TensorDataset"):
+                continue
+            taken = self._taken(path, leaf)
+            if taken is not None:
+                leaves[path] = [leaf.kind.name, taken]
+        return {
+            "site": [list(frames.place_of(one)) for one in chain],
+            "iterators": [
+                [_as_data(frames.reached(one)) for one in frames.positions_of(frame)]
+                for frame in chain
+            ],
+            "place": tuple(self.place),
+            "opened": self.opened,
+            "ended": ended,
+            "draws": self.draws,
+            "leaves": leaves,
+            "own": sorted(self._own),
+            "changed": sorted(self._changed | (set(leaves) - self._own)),
+        }
+
+    def _taken(self, path: str, leaf: Variable) -> Any:
+        try:
+            taken = leaf.kind.taken(leaf.value)
+            take_apart(taken, path)
+        except (ConfigError, NoPlainError, RuntimeError, ValueError) as error:
+            self._tell("not_carried", [path], f"cannot be handed to another worker ({error})")
+            return None
+        return taken
+
+    def prepare(self) -> None:
+        """Have the shared variables ready for a worker that joins; again: nothing."""
+        if self.ready is None:
+            self.ready = self.state_of()
+
+    @property
+    def is_prepared(self) -> bool:
+        """Whether that is done, or there is nothing to hand over where the script is."""
+        return self.ready is not None or self._frame is None or not self._first
+
+    def become(self, state: dict[str, Any] | None) -> None:
+        """A peer, or a cut, has handed these over; see `take`."""
+        if self.found and state:
+            # Others may copy what we hold before our script has taken these.
+            self._arrived = self.ready = state
+
+    @property
+    def arrived_at(self) -> ScriptPlace | None:
+        """The place of the loop whose variables have arrived; None: none have."""
+        return None if self._arrived is None else tuple(self._arrived["place"])
+
+    def take(self, *, ended: bool = False) -> bool:
+        """Give the script's variables the values that have arrived, where it waits; whether it did.
+
+        Args:
+            ended: the loop is over for this worker, and had no batch for it.
+        """
+        state = self._arrived
+        if state is None or self._frame is None:
+            return False
+        if tuple(state["place"]) != tuple(self.place) or (state["ended"] and not ended):
+            return False
+        chain = self._chain
+        if [list(frames.place_of(one)) for one in chain] != [list(one) for one in state["site"]]:
+            _log.info("variables_not_taken here=%s there=%s", chain, state["site"])
+            return False
+        self._arrived, self._took = None, True
+        look, missing = self._look(), dict[str, Any]()
+        self._first = self._first or self._digests(look)
+        for path, (kind, taken) in state["leaves"].items():
+            leaf = look.leaves.get(path)
+            if leaf is not None and leaf.kind.name == kind:
+                self._put(path, leaf, taken)
+            elif leaf is None or leaf.value is None or type(leaf.value) in ATOMS:
+                missing[path] = (kind, taken, leaf)
+        for path, (kind, taken, leaf) in missing.items():
+            self._add(look, path, kind, taken, leaf)
+        self._reach(chain, state["iterators"])
+        if state["draws"] is not None:
+            put_draws(state["draws"])
+        for path in state["changed"]:
+            self._changed.add(path)
+        self._own |= set(state["own"])
+        return True
+
+    def _put(self, path: str, leaf: Variable, taken: Any) -> None:
+        try:
+            value = leaf.kind.put(leaf.value, taken)
+            if value is not leaf.value:
+                leaf.bind(value)
+        except (RuntimeError, ValueError, TypeError, KeyError) as error:
+            self._tell("not_taken", [path], f"could not be taken over ({error})")
+
+    def _add(
+        self, look: ScriptLook, path: str, kind: str, taken: Any, leaf: Variable | None
+    ) -> None:
+        """Make a variable that the script has not set so far, or has set to nothing."""
+        if kind != "plain":
+            self._tell("not_taken", [path], "is not there in this worker, and could not be made")
+            return
+        value = BY_NAME[kind].put(None, taken)
+        if leaf is not None:
+            leaf.bind(value)
+            return
+        for mark in (".", ":"):
+            holder, found, name = path.rpartition(mark)
+            put = look.holders.get(holder + (":" if mark == ":" else ""))
+            if found and put is not None and name.isidentifier():
+                put(name, value)
+                return
+
+    def _reach(self, chain: Sequence[FrameType], wanted: Sequence[Sequence[Any]]) -> None:
+        """Have the ``for`` statements go on from where a peer's are."""
+        for frame, positions in zip(chain, wanted, strict=True):
+            for iterator, at in zip(frames.positions_of(frame), positions, strict=False):
+                if at is not None and not frames.reach(iterator, frames.IteratorAt(*at)):
+                    file, function, line = frames.place_of(frame)
+                    _log.warning(
+                        "loop_not_reached at=%s:%d function=%s kind=%s", file, line, function, at
+                    )
+
+    # ------------------------------------------------------------------ words
+
+    def _line(self, path: str) -> str:
+        return line_of(path, frames.modules_of(self._chain))
+
+    def _tell(self, what: str, paths: Sequence[str], why: str) -> None:
+        """Name variables, once each."""
+        for path in paths:
+            if path not in self._told:
+                self._told.add(path)
+                _log.warning(
+                    "script_variable %s name=%s at=%s: it %s", what, path, self._line(path), why
+                )
+
+
+def _is_of_numbers(value: Any) -> bool:
+    """Whether a value is a number, or nothing but numbers: a sum, a count, a list of losses."""
+    if isinstance(value, Tensor):
+        return value.numel() == 1
+    if isinstance(value, dict):
+        value = list(value.values())
+    if isinstance(value, list | deque):
+        return set(map(type, value)) <= _NUMBERS
+    return type(value) in _NUMBERS or isinstance(value, np.number)
+
+
+_NUMBERS = frozenset([int, float])
+
+
+def _path_digest(path: str) -> int:
+    return xxhash.xxh3_64_intdigest(path.encode(errors="surrogatepass")) >> 1
+
+
+def _as_data(reached: frames.IteratorAt | None) -> list[Any] | None:
+    return None if reached is None else [*reached]

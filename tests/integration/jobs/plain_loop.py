@@ -1,0 +1,113 @@
+"""A loop as people have it, which declares nothing: it counts, averages, draws and stops early by itself.
+
+Each life writes what it held at its end.
+"""
+
+import argparse
+import json
+import os
+import random
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+import paceline as pl
+
+parser = argparse.ArgumentParser()
+parser.add_argument("--out", type=Path, required=True)
+parser.add_argument("--epochs", type=int, default=6)
+parser.add_argument("--step-s", type=float, default=0.0)
+parser.add_argument("--rollouts", action="store_true", help="draws its data anew in each epoch")
+parser.add_argument("--counted", action="store_true", help="leaves its loops by a count of its own")
+parser.add_argument("--pause-s", type=float, default=0.0, help="of rank 0, after each epoch")
+args = parser.parse_args()
+
+generator = torch.Generator().manual_seed(1)
+features = torch.randn(320, 4, generator=generator, dtype=torch.float64)
+target = features.sum(1, keepdim=True)
+job = pl.init()
+model = nn.Linear(4, 1).double()
+optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+loader = DataLoader(TensorDataset(features, target), batch_size=16, shuffle=True)
+model, optimizer, loader = job.prepare(model, optimizer, loader)
+num_seen = 0
+
+
+class Stopper:
+    """Early stopping, as each of us has written it once."""
+
+    def __init__(self, patience: int) -> None:
+        self.best, self.bad, self.patience, self.history = float("inf"), 0, patience, list[float]()
+
+    def is_over(self, loss: float) -> bool:
+        self.history.append(loss)
+        self.bad = 0 if loss < self.best * 0.5 else self.bad + 1
+        self.best = min(self.best, loss)
+        return self.bad > self.patience
+
+
+class Trainer:
+    """A class that trains, with what it counts in its attributes."""
+
+    def __init__(self) -> None:
+        self.steps, self.drawn = 0, list[float]()
+        self.noise, self.stopper = np.random.default_rng(3), Stopper(1)
+
+    def epoch(self, batches: Any) -> tuple[float, int]:
+        global num_seen
+        total, count = 0.0, 0
+        for number, (x, y) in enumerate(batches):
+            for group in optimizer.param_groups:
+                group["lr"] = 0.05 * 0.99**self.steps
+            loss = nn.functional.mse_loss(model(x), y)
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            total, count = total + loss.item(), count + 1
+            self.steps += 1
+            num_seen += 1
+            self.drawn.append(float(self.noise.random()) + number)
+            time.sleep(args.step_s)
+            if args.counted and self.steps % 20 == 15:
+                break
+        return total / count, count  # a worker without a batch divides by zero here
+
+    def fit(self) -> dict[str, Any]:
+        best, log, mine = None, {}, random.Random(os.getpid())
+        for epoch in range(args.epochs):
+            batches: Any = loader
+            if args.rollouts:
+                drawn = torch.as_tensor(self.noise.normal(size=(320, 4)))
+                batches = job.batches(
+                    TensorDataset(drawn, drawn.sum(1, keepdim=True)), batch_size=16
+                )
+            mean, count = self.epoch(batches)
+            mine.random()
+            with torch.no_grad():
+                loss = float(((model(features) - target) ** 2).mean())
+            log[epoch] = loss
+            print(f"rank {job.rank} epoch {epoch} mean {mean:.6f} of {count}", flush=True)
+            if best is None or loss < best["loss"]:
+                best = {"loss": loss, "weight": model.weight.detach().clone()}
+            if job.is_chief:
+                time.sleep(args.pause_s)
+            if self.stopper.is_over(loss):
+                break
+        assert best is not None
+        return {
+            "weight": model.weight.detach().flatten().tolist(),
+            "best": best["weight"].flatten().tolist(),
+            "log": list(log.values()),
+            "history": self.stopper.history,
+            "steps": [self.steps, num_seen, *map(int, log)],
+            "drawn": self.drawn,
+        }
+
+
+args.out.mkdir(exist_ok=True)
+(args.out / f"{job.rank}-{os.getpid()}.end").write_text(json.dumps(Trainer().fit()))

@@ -1,0 +1,121 @@
+"""A script that declares nothing ends as a plain run does, whatever dies: its variables are found."""
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from paceline.jobs.launch import ask, launch
+from paceline.wire.client import StopJob
+from paceline.wire.spec import CheckpointSpec, JobSpec, NodeSpec, RestartSpec
+from tests.integration.running import RunningJob
+
+SCRIPT = Path(__file__).with_name("jobs") / "plain_loop.py"
+SAMPLES = 320
+
+
+@pytest.fixture(autouse=True)
+def _home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PACELINE_HOME", str(tmp_path))
+
+
+@contextlib.contextmanager
+def job_of(out: Path, *flags: str, step_s: float = 0.04, **spec: Any) -> Iterator[RunningJob]:
+    fields: dict[str, Any] = {
+        "script": str(SCRIPT),
+        "args": ("--out", str(out), "--step-s", str(step_s), *flags),
+        "strategy": "allreduce",
+        "workers": NodeSpec(count=2),
+        "checkpoint": CheckpointSpec(every_s=0.5, share=0.5),
+        "restart": RestartSpec(backoff_s=0.1),
+        "solution": "none",
+        "preflight": False,
+    }
+    out.mkdir()
+    with contextlib.closing(RunningJob(launch(JobSpec(**(fields | spec))), out)) as job:
+        yield job
+
+
+def plain(out: Path, *flags: str) -> dict[str, list[float]]:
+    """What the script holds at its end without a job."""
+    env = {name: value for name, value in os.environ.items() if not name.startswith("PACELINE_")}
+    command = [sys.executable, str(SCRIPT), "--out", str(out), *flags]
+    subprocess.run(command, env=env, check=True, timeout=100)
+    (found,) = ends(out).values()
+    return found
+
+
+def ends(out: Path) -> dict[str, dict[str, list[float]]]:
+    return {path.stem: json.loads(path.read_text()) for path in out.glob("*.end")}
+
+
+def check_end(job: RunningJob, expected: dict[str, list[float]]) -> None:
+    """Every life that came to its end holds what a plain run does."""
+    outcome = job.end()
+    assert outcome.state == "finished", outcome
+    found = ends(job.out)
+    assert {life.partition("-")[0] for life in found} == {"0", "1"}
+    for life, held in found.items():
+        assert held.keys() == expected.keys()
+        for name, values in held.items():
+            assert values == pytest.approx(expected[name], rel=1e-9), (life, name)
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        (),
+        pytest.param(("--counted",), marks=pytest.mark.soak),
+        pytest.param(("--rollouts",), marks=pytest.mark.soak),
+    ],
+)
+def test_workers_die_in_mid_epoch_and_each_count_is_as_in_a_plain_run(
+    flags: tuple[str, ...], tmp_path: Path
+) -> None:
+    expected = plain(tmp_path / "alone", *flags)
+    with job_of(tmp_path / "job", *flags) as job:
+        for at, node in ((1.4, "worker-1"), (2.5, "worker-0")):
+            job.until_committed(int(at * SAMPLES))
+            os.kill(job.pid_of(node), signal.SIGKILL)
+        check_end(job, expected)
+        assert len(job.deaths()) == 2
+
+
+def test_a_stopped_job_goes_on_where_its_script_was(tmp_path: Path) -> None:
+    expected = plain(tmp_path / "alone")
+    with job_of(tmp_path / "job") as job:
+        job.until_committed(int(1.4 * SAMPLES))
+        ask(job.job, StopJob())
+        assert job.end().state == "stopped"
+        job.resume()
+        job.until_committed(int(2.2 * SAMPLES))
+        os.kill(job.pid_of("worker-1"), signal.SIGKILL)
+        os.kill(job.status().master_pid, signal.SIGKILL)
+        check_end(job, expected)
+
+
+def test_a_life_without_a_batch_of_an_epoch_does_nothing_of_it(tmp_path: Path) -> None:
+    # Its mean over the epoch would be one over nothing.
+    expected = plain(tmp_path / "alone", "--epochs", "3")
+    flags = ("--epochs", "3", "--pause-s", "2")
+    with job_of(tmp_path / "job", *flags, step_s=0.02) as job:
+        for epochs in (1, 3):
+            job.until_committed(epochs * SAMPLES)
+            os.kill(job.pid_of("worker-1"), signal.SIGKILL)
+        check_end(job, expected)
+        assert len(job.deaths()) == 2
+
+
+def test_nothing_is_found_where_state_is_declared(tmp_path: Path) -> None:
+    # The new life counts its steps from 0, sets another rate by them, or divides by no batches.
+    with job_of(tmp_path / "job", script_state="declared") as job:
+        job.until_committed(int(1.4 * SAMPLES))
+        os.kill(job.pid_of("worker-1"), signal.SIGKILL)
+        assert job.end().state == "failed"

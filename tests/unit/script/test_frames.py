@@ -1,0 +1,140 @@
+"""Frames of a script: variables read and bound, iterators of its ``for`` statements found and set."""
+
+import itertools
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from paceline.runtime.script import frames
+
+
+class Asking:
+    """A loop that looks at whoever asks for its next element."""
+
+    def __init__(self, count: int, look: Any) -> None:
+        self._left, self._look = count, look
+
+    def __iter__(self) -> Iterator[int]:
+        return self
+
+    def __next__(self) -> int:
+        self._look(sys._getframe(1))
+        if not self._left:
+            raise StopIteration
+        self._left -= 1
+        return self._left
+
+
+def positions(frame: Any) -> list[Any]:
+    found = frames.iterators_of(frame)
+    assert found is not None
+    return [frames.reached(one) for one in found]
+
+
+def test_the_iterators_of_nested_loops_are_found_outermost_first() -> None:
+    seen = []
+    for _fold in ["a", "b"]:
+        for _epoch in range(3, 5):
+            with pytest.MonkeyPatch.context():
+                for _, _ in enumerate(Asking(1, lambda frame: seen.append(positions(frame)))):
+                    pass
+    folds, epochs, counts = zip(*seen, strict=True)
+    assert [one.at for one in folds] == [1] * 4 + [2] * 4
+    assert [one.at for one in epochs] == [4, 4, 5, 5] * 2
+    assert [one.at for one in counts] == [0, 1] * 4
+
+
+def test_they_go_on_from_where_others_are() -> None:
+    begun = []
+
+    def move(frame: Any) -> None:
+        if not begun:
+            fold, epoch, count = frames.iterators_of(frame) or []
+            assert frames.reach(fold, frames.IteratorAt("sequence", 2))
+            assert frames.reach(epoch, frames.IteratorAt("range", 7))
+            assert frames.reach(count, frames.IteratorAt("enumerate", 40))
+
+    for fold in ["a", "b", "c"]:
+        for epoch in range(9):
+            for number, _ in enumerate(Asking(1, move)):
+                begun.append((fold, epoch, number))
+    assert begun[0] == ("a", 0, 40)  # what the statements have bound stays
+    assert begun[1:] == [("a", 7, 0), ("a", 8, 0), *(("c", k, 0) for k in range(9))]
+
+
+def test_an_enumerate_goes_back_also_within_a_generator() -> None:
+    numbers, asked = [], itertools.count()
+
+    def passed_on(given: Any) -> Iterator[Any]:
+        yield from given
+
+    def back(frame: Any) -> None:
+        if next(asked) == 2:
+            (count,) = frames.counts_of(frame)
+            assert frames.reach(count, frames.IteratorAt("enumerate", 1))
+
+    for number, _ in passed_on(enumerate(Asking(3, back))):
+        numbers.append(number)
+    assert numbers == [0, 1, 1]
+
+
+@pytest.mark.parametrize(
+    ("made", "steps"),
+    [
+        (lambda: iter(range(0, 20, 3)), 2),
+        (lambda: iter([1, 2, 3]), 2),
+        (lambda: iter((1, 2, 3)), 3),
+        (lambda: itertools.count(5), 4),
+        (lambda: enumerate("abc"), 1),
+    ],
+)
+def test_an_iterator_is_where_another_one_was(made: Any, steps: int) -> None:
+    one, other = made(), made()
+    for _ in range(steps):
+        next(one)
+    at = frames.reached(one)
+    assert at is not None
+    assert frames.reach(other, at)
+    if not isinstance(other, enumerate):
+        assert list(itertools.islice(one, 3)) == list(itertools.islice(other, 3))
+    assert frames.reached(other) == frames.reached(one) or isinstance(other, enumerate)
+
+
+def test_an_iterator_of_another_kind_is_left_alone() -> None:
+    assert frames.reached(zip([1], [2], strict=True)) is None
+    assert not frames.reach(iter([1]), frames.IteratorAt("range", 1))
+
+
+def test_variables_are_bound_also_those_that_inner_functions_share() -> None:
+    def script() -> tuple[int, int, int]:
+        own, shared = 1, 2
+
+        def inner() -> int:
+            return shared
+
+        frame = sys._getframe()
+        assert frames.variables_of(frame)["shared"] == 2
+        frames.bind(frame, {"own": 10, "shared": 20})
+        return own, shared, inner()
+
+    assert script() == (10, 20, 20)
+
+
+def test_a_dictionary_that_the_script_has_of_its_variables_stays() -> None:
+    def script() -> dict[str, Any]:
+        one = 1
+        mine = locals()
+        frames.variables_of(sys._getframe())
+        assert one
+        return mine
+
+    assert script()["one"] == 1
+
+
+def test_libraries_are_not_the_scripts() -> None:
+    assert frames.is_scripts(__file__)
+    assert not frames.is_scripts(pytest.__file__)
+    assert not frames.is_scripts("<frozen importlib._bootstrap>")
+    assert not frames.is_scripts(frames.__file__)

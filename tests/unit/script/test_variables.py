@@ -1,0 +1,257 @@
+"""A script's variables: taken back after a broken step, compared among members, handed over."""
+
+import random
+import sys
+from argparse import Namespace
+from collections import Counter, defaultdict, deque
+from types import FrameType
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import TensorDataset
+
+from paceline.runtime.script import kinds
+from paceline.runtime.script.mark import BodyMark
+from paceline.runtime.script.naming import line_of
+from paceline.runtime.script.variables import Variables
+from paceline.runtime.state.packed import pack, unpack
+from paceline.wire.messages.feeds import Feed
+
+
+class Pair(NamedTuple):
+    one: int
+    two: float
+
+
+class Stopper:
+    def __init__(self) -> None:
+        self.best, self.bad, self.seen = 9.0, 0, list[float]()
+
+    def step(self, value: float) -> None:
+        self.seen.append(value)
+        self.bad += 1
+        self.best = min(self.best, value)
+
+
+def undo_of(frame: FrameType, change: Any, **kept: Any) -> list[Any]:
+    mark = BodyMark([frame], kept)
+    change()
+    return mark.undo()
+
+
+def test_what_a_body_has_done_is_taken_back() -> None:
+    count, total, losses, log = 0, 0.0, [1.0], {"a": 1}
+    per_class, window, names = defaultdict[str, list[int]](list), deque([1], maxlen=3), {"x"}
+    stopper, args, counts = Stopper(), Namespace(lr=0.1), Counter("aab")
+    drawn, own, legacy = (
+        np.random.default_rng(1),
+        torch.Generator().manual_seed(1),
+        random.Random(1),
+    )
+    mean, array, inner = torch.zeros(3), np.zeros(3), [[1], {"k": [2]}]
+    before = [drawn.bit_generator.state["state"], own.get_state(), legacy.getstate()]
+
+    def tick() -> int:
+        nonlocal count
+        count += 1
+        return count
+
+    def body() -> None:
+        nonlocal total
+        tick()
+        total += 1.0
+        losses.append(2.0)
+        log.update(a=2, b=3)
+        per_class["y"].append(1)
+        window.append(5)
+        names.add("z")
+        stopper.step(1.0)
+        args.lr = 0.5
+        counts.update("b")
+        drawn.random()
+        torch.rand((), generator=own)
+        legacy.random()
+        mean.add_(1)
+        array[:] = 1
+        inner[0].append(3)
+        inner[1]["k"].append(3)  # type: ignore[call-overload]
+
+    assert undo_of(sys._getframe(), body) == []
+    assert (count, total, losses, log) == (0, 0.0, [1.0], {"a": 1})
+    assert (dict(per_class), list(window), names) == ({}, [1], {"x"})
+    assert (stopper.best, stopper.bad, stopper.seen) == (9.0, 0, [])
+    assert (args.lr, counts, inner) == (0.1, Counter("aab"), [[1], {"k": [2]}])
+    assert drawn.bit_generator.state["state"] == before[0]
+    assert torch.equal(own.get_state(), before[1])
+    assert legacy.getstate() == before[2]
+    assert not mean.any() and not array.any()
+
+
+def test_a_large_tensor_that_was_changed_in_place_is_named() -> None:
+    average = torch.zeros(1 << 16)
+
+    def body() -> None:
+        average.add_(1)
+
+    (left,) = undo_of(sys._getframe(), body)
+    assert left is average
+
+
+def test_job_state_is_taken_back() -> None:
+    held = {"best": 1.0, "history": [1]}
+
+    def body() -> None:
+        held["best"] = 2.0
+        held["history"].append(2)  # type: ignore[attr-defined]
+
+    mark = BodyMark([sys._getframe()], held)
+    body()
+    mark.undo()
+    assert held == {"best": 1.0, "history": [1]}
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda n: n,
+        lambda n: 1 << 70 | n,
+        lambda n: float(n) if n else float("inf"),
+        lambda n: f"text {n}",
+        lambda n: [n, [n, {"k": (n, None)}]],
+        lambda n: {n: [1.5], "x": {n}},
+        lambda n: Pair(n, 2.0),
+        lambda n: deque([n], maxlen=4),
+        lambda n: frozenset([n]),
+        np.float32,
+        lambda n: np.full(3, n),
+        lambda n: torch.full((2, 2), n),
+        lambda n: torch.Generator().manual_seed(n),
+        np.random.default_rng,
+        np.random.RandomState,
+        random.Random,
+        lambda n: TensorDataset(torch.full((3, 1), n), torch.zeros(3)),
+        lambda n: torch.nn.Linear(1, 1).requires_grad_(bool(n)),
+    ],
+)
+def test_each_kind_of_value_becomes_what_a_peer_has(make: Any) -> None:
+    own, theirs = make(0), make(1)
+    kind = kinds.kind_of(own)
+    assert kind is not None
+    travelled = unpack(pack(kind.taken(theirs)))
+    became = kind.put(own, travelled)
+    assert type(became) is type(theirs)
+    assert kinds.digest_of(kind.seen(became)) == kinds.digest_of(kind.seen(theirs))
+    if isinstance(own, list | dict | deque | np.ndarray | torch.Tensor | TensorDataset):
+        assert became is own
+
+
+def loop(place: tuple[int, ...] = (0, -1, 0)) -> Feed:
+    return Feed(
+        feed=0,
+        purpose="train",
+        num_samples=8,
+        epochs=1,
+        batch_size=4,
+        shard_size=8,
+        shuffle=False,
+        seed=0,
+        place=place,
+        site="here",
+    )
+
+
+class Member:
+    """A worker's script, as far as its variables go."""
+
+    def __init__(self, rank: int, epochs: int = 0) -> None:
+        self.variables = Variables(found=True)
+        self.rank, self.epochs = rank, epochs
+
+    def run(self, at_entry: Any) -> dict[str, Any]:
+        """Go through some epochs; ``at_entry`` is called where it asks for a batch."""
+        rank, best, history = self.rank, 9.0, list[float]()
+        stopper, noise = Stopper(), random.Random(rank)
+        shared = np.random.default_rng(3)
+        for epoch in range(self.epochs):
+            total = 0.0
+            for batch in range(2):
+                self.variables.begin_loop(loop((0, -1, epoch)))
+                self.variables.waits_in(sys._getframe())
+                at_entry(self, epoch, batch)
+                self.variables.goes_on()
+                total += rank + epoch + 1
+                history.append(float(shared.random()))
+            best = min(best, history[-1])
+            noise.random()
+            stopper.step(best)
+        return {
+            "best": best,
+            "history": history,
+            "bad": stopper.bad,
+            "shared": shared.random(),
+            "noise": noise.random(),
+            "total": total,
+        }
+
+
+def test_a_joiner_takes_over_what_is_equal_in_all_and_keeps_its_own() -> None:
+    tables: dict[tuple[int, int], list[Any]] = {}
+    handed: dict[str, Any] = {}
+
+    def note(member: Member, epoch: int, batch: int) -> None:
+        tables.setdefault((epoch, batch), []).append(member.variables.table())
+
+    Member(0, 6).run(note)
+    undisturbed = Member(1, 6)
+
+    def follow(member: Member, epoch: int, batch: int) -> None:
+        note(member, epoch, batch)
+        assert member.variables.compare(tables[epoch, batch]) == []
+        if (epoch, batch) == (4, 0):
+            state = member.variables.state_of()
+            assert state is not None
+            handed.update(unpack(pack(state)))
+
+    joiner = Member(1, 6)
+
+    def join(member: Member, epoch: int, batch: int) -> None:
+        if (epoch, batch) == (0, 0):
+            member.variables.begin_loop(loop((0, -1, 4)))
+            member.variables.waits_in(sys._getframe(1))
+            member.variables.become(handed)
+            assert member.variables.take()
+
+    scripts = (undisturbed, follow), (joiner, join)
+    expected, became = [member.run(at_entry) for member, at_entry in scripts]
+    assert "Member.run.best" in handed["leaves"]
+    assert "Member.run.rank" not in handed["leaves"]
+    assert "Member.run.noise" not in handed["leaves"]
+
+    same = ("best", "history", "bad", "shared")
+    assert {name: became[name] for name in same} == {name: expected[name] for name in same}
+
+
+def test_a_variable_that_was_shared_and_differs_is_named_with_its_line() -> None:
+    member = Variables(found=True)
+    count = 0
+    for number in range(4):
+        member.begin_loop(loop())
+        member.waits_in(sys._getframe())
+        mine = member.table()
+        theirs = mine
+        if number == 3:
+            theirs = [(path, value + 1) for path, value in mine]
+        found = member.compare([mine, theirs])
+        count += 1
+    named = {one.path.rpartition(".")[2]: one.line for one in found}
+    assert named["count"].startswith("test_variables.py:")
+    assert "member" not in named
+    assert count == 4
+
+
+def test_a_message_names_the_line_that_sets_a_variable() -> None:
+    module = sys.modules[__name__]
+    assert line_of("main.stopper.best", [module]).startswith("test_variables.py:")
+    assert line_of("main.nothing_of_the_kind", [module]) == ""
