@@ -119,6 +119,7 @@ def submit(
     from paceline.cluster.client import expect
     from paceline.cluster.folder import ClusterDir
     from paceline.jobs.spec_file import resolve
+    from paceline.jobs.surroundings import fixed
     from paceline.wire.cluster import JobAccepted, SubmitJob
 
     flags = of_spec(given) | parse_settings(settings or [])
@@ -143,7 +144,7 @@ def submit(
         asked=kind,
         one_node=one_node,
         expected_s=expected_s,
-        spec=fitted(spec),
+        spec=fixed(fitted(spec)),
     )
     accepted = expect(JobAccepted, ClusterDir(), call)
     wait_s = accepted.wait_s

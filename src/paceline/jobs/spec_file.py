@@ -40,6 +40,7 @@ from paceline.jobs.spec_values import (
     describe,
     show,
 )
+from paceline.jobs.surroundings import OF_TORCHRUN
 from paceline.wire.spec import SHORT_STEPS, JobSpec
 from paceline.wire.strategies import Traits, those
 
@@ -47,10 +48,6 @@ MIN_MEMORY_BYTES = MappingProxyType({"workers": 256 * 2**20, "servers": 128 * 2*
 """Below this a node dies before its first step: importing torch takes a worker 217 MiB (measured),
 numpy, numba and zmq take a server 90 MiB."""
 
-_SET_BY_PACELINE = re.compile(
-    r"PACELINE_.*|((LOCAL_|GROUP_|ROLE_)?(RANK|WORLD_SIZE))|ROLE_NAME|MASTER_ADDR|MASTER_PORT"
-    r"|TORCHELASTIC_.*"
-)
 _CHOSEN = frozenset({"MASTER_ADDR", "MASTER_PORT", "ROLE_NAME", "TORCHELASTIC_RUN_ID"})
 """Of these with strategy script the user may set."""
 _SECTIONS = {key.rpartition(".")[0] for key in LEAVES} - {""} | {*FREE_SECTIONS}
@@ -395,7 +392,7 @@ def _check_env(draft: SpecDraft) -> None:
             draft.complain(key, f"{threads!r} under env", "it under torch_threads", remedy)
         elif name in _CHOSEN and draft.is_sound(["strategy"]) and not traits_of(draft).trains:
             continue
-        elif _SET_BY_PACELINE.fullmatch(name):
+        elif name.startswith("PACELINE_") or OF_TORCHRUN.fullmatch(name):
             draft.complain(key, f"the name {name!r}", "none that paceline sets", "remove it")
 
 

@@ -18,6 +18,7 @@ from paceline.base.errors import PermanentError
 from paceline.base.jobdir import number_of, role_of
 from paceline.wire.sharing import ShareClass
 from paceline.wire.strategies import STRATEGIES, Mode, Strategy, Traits
+from paceline.wire.surroundings import Surroundings
 
 Samples = Literal["exactly-once", "at-least-once", "at-most-once"]
 Transport = Literal["auto", "shm", "ipc", "tcp"]
@@ -410,6 +411,8 @@ class JobSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     sources: dict[str, str] = {}
     """Where each value that is not a default was set: dotted key -> ``job.yaml:7`` or
     ``--workers``. Not a key of the YAML file; later errors about a value can name its place."""
+    surroundings: Surroundings = Surroundings()
+    """Environment that the run keeps (`paceline.jobs.surroundings`). Not a key of the YAML file."""
 
     @property
     def traits(self) -> Traits:
@@ -444,8 +447,12 @@ class JobSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     def threads(self, cores: int, quota: float | None = None) -> int:
         """Threads of torch in each worker, on a machine with so many cores.
 
-        No more than the quota has cores: threads that wait for each other would use it up.
+        Those of the machine that the job was started on count, if they are known: a run keeps its
+        number of threads on other machines. No more than the quota has cores: threads that wait
+        for each other would use it up.
         """
+        if not self.share.devices:
+            cores = self.surroundings.cores or cores
         beside = 1 if self.deterministic or self.share.devices else self.workers.count
         shared = 1 if self.deterministic else max(1, cores // beside)
         if quota is not None:
