@@ -99,7 +99,8 @@ def test_a_healthy_job_says_little_and_leaves_a_report_and_nothing_else(shell: S
     assert (code, err) == (0, "")
     lines = out.splitlines()
     assert len(lines) < 20
-    assert re.match(r"job \S+: 05_every_sample_once.py, asp, exactly-once, 2 workers, 2 serv", out)
+    what = r"ps \(since --servers is given\), asp, exactly-once, 2 workers, 2 servers"
+    assert re.match(rf"job \S+: 05_every_sample_once.py, {what}", out)
     assert "worker-0 | tally: 4,500 rows, the smallest 1, the largest 1" in out
     assert "Finished: 4,500 of 4,500 samples in the model" in out
     assert "Nothing went wrong." in out

@@ -119,7 +119,6 @@ def submit(
     from paceline.cluster.client import expect
     from paceline.cluster.folder import ClusterDir
     from paceline.jobs.spec_file import resolve
-    from paceline.jobs.surroundings import fixed
     from paceline.wire.cluster import JobAccepted, SubmitJob
 
     flags = of_spec(given) | parse_settings(settings or [])
@@ -144,7 +143,7 @@ def submit(
         asked=kind,
         one_node=one_node,
         expected_s=expected_s,
-        spec=fixed(fitted(spec)),
+        spec=fitted(spec),
     )
     accepted = expect(JobAccepted, ClusterDir(), call)
     wait_s = accepted.wait_s

@@ -21,6 +21,7 @@ from yaml.resolver import Resolver
 
 from paceline.base.errors import ConfigError
 from paceline.cuts.remote import RemoteCuts
+from paceline.jobs.default_strategy import choose_strategy
 from paceline.jobs.flags import OF_SPEC, SHORT, flag_of
 from paceline.jobs.modules import module_fault
 from paceline.jobs.sizing import sized
@@ -472,6 +473,7 @@ def resolve(target: str | Path, flags: Mapping[str, str], args: Sequence[str] = 
     if args:
         words = SequenceNode("tag:yaml.org,2002:seq", [_word_node(word) for word in args])
         draft.put("args", COMMAND_LINE, words, Path.cwd())
+    choose_strategy(draft)
     for check, keys in _CHECKS:
         if draft.is_sound(keys):
             check(draft)

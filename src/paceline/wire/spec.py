@@ -300,7 +300,8 @@ class JobSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Seed of everything random in the job. Default 0: every run can be repeated."""
 
     strategy: Strategy = "ps"
-    """The holder of the model. Default ps: parameter servers, each a part. allreduce: every worker
+    """The holder of the model. Default: allreduce; ps where the spec says servers or mode, or where
+    the script makes sparse tables. ps: parameter servers, each a part. allreduce: every worker
     holds all of it; there are no servers, and steps are those of mode bsp. fsdp: every worker holds
     a shard, as torch's ``fully_shard`` divides it; after a failure all restart together. script:
     the script holds it, as under torchrun; workers start, and after a failure restart, together."""
@@ -329,7 +330,7 @@ class JobSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The most workers that a job is scaled to, or that join; not with strategy script. Default
     none; with ``deterministic`` it is ``blocks`` at most: more would have nothing to do."""
     servers: NodeSpec = NodeSpec()
-    """Nodes that hold the model. Default 1; there are none with strategies allreduce and fsdp."""
+    """Nodes that hold the model, with strategy ps. Default 1."""
     resources: ResourcesSpec = ResourcesSpec()
     """How the job finds its own size."""
     resources_args: dict[str, str] = {}
