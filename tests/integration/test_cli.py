@@ -160,18 +160,27 @@ def test_a_script_finds_and_leaves_files_beside_the_command(
     assert (tmp_path / "out").read_text() == "3"
 
 
-def test_ctrl_c_stops_in_order_and_resume_does_the_rest_exactly_once(shell: Shell) -> None:
+@pytest.mark.parametrize(
+    ("number", "code", "name"),
+    [
+        (signal.SIGINT, 130, "Ctrl-C"),
+        pytest.param(signal.SIGUSR1, 138, "SIGUSR1", marks=pytest.mark.soak),
+    ],
+)
+def test_a_signal_stops_in_order_and_resume_does_the_rest_exactly_once(
+    number: int, code: int, name: str, shell: Shell
+) -> None:
     command = shell.start(
         *("run", str(SCRIPT), "--mode", "asp", "--", "--num-samples", "4096", "--step-s", "0.05")
     )
     until(lambda: list(shell.home.glob("jobs/*/job.json")), "a job")
     job = shell.job()
     until(lambda: trains(job), "a sample in the model")
-    command.send_signal(signal.SIGINT)
+    command.send_signal(number)
     out, _ = command.communicate(timeout=60)
-    assert command.returncode == 130
+    assert command.returncode == code
     assert "stopping gracefully" in out
-    assert "Stopped by Ctrl-C after" in out
+    assert f"Stopped by {name} after" in out
     assert f"paceline run --resume {job.job_id}" in out
     outcome = read_outcome(job.outcome)
     assert outcome is not None
