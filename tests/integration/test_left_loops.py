@@ -1,4 +1,4 @@
-"""Scripts that leave their loop on their own: on its last batch, or in their handler of SIGTERM."""
+"""Scripts that do in their loop what they like: they leave it, compute nothing, or take long."""
 
 import contextlib
 from collections.abc import Iterator
@@ -9,7 +9,9 @@ import pytest
 
 from paceline.jobs.launch import launch
 from paceline.jobs.outcome import End
+from paceline.protocol.nodes.hangs import SLOW_S
 from paceline.wire.client import StopJob
+from paceline.wire.events.state import MemberSlowEvent
 from paceline.wire.spec import JobSpec, NodeSpec
 from tests.integration.running import RunningJob
 
@@ -65,6 +67,20 @@ def test_a_loop_that_is_left_on_its_last_batch_is_through(strategy: str, tmp_pat
         assert (outcome.end, outcome.exit_code) == (End.FINISHED, 0), outcome
         assert outcome.committed == outcome.kept == 640
         assert left(tmp_path) == {40}
+
+
+@pytest.mark.parametrize("strategy", ["allreduce", pytest.param("fsdp", marks=pytest.mark.soak)])
+def test_a_script_that_takes_long_in_a_step_is_named_and_waited_for(
+    strategy: str, tmp_path: Path
+) -> None:
+    with job_of(tmp_path, strategy, "--samples", "640", "--slow-s", "13") as job:
+        outcome = job.end(80.0)
+        assert outcome.end is End.FINISHED, outcome
+        (slow,) = job.told(MemberSlowEvent)
+        assert slow.node == "worker-0"
+        assert slow.limit_s == SLOW_S
+        assert not job.deaths()
+        assert not job.events("hung")
 
 
 @pytest.mark.parametrize("zeros", [False, True])

@@ -168,7 +168,8 @@ class TimeoutSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     """Time after which a process is treated as hung, and replaced. Strategies allreduce and fsdp:
     time in its part of a step while all others wait. Every strategy but script: time in which it
     neither speaks nor works. Default none: the longer of 10 s and 20 steps; 120 s before the first
-    step; with servers 60 s at least."""
+    step; with servers 60 s at least. A member that speaks is then only named as slow, and has 10
+    min, or twice what it has needed before."""
 
     def derived(self, step_s: float | None) -> "TimeoutSpec":
         """Fill in what follows the step time (seconds; None: not measured yet)."""

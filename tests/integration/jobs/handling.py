@@ -22,6 +22,7 @@ parser.add_argument("--shard", action="store_true")
 parser.add_argument("--break-at", type=int, default=0, help="Step after which the loop is left.")
 parser.add_argument("--no-backward", action="store_true")
 parser.add_argument("--zeros", action="store_true", help="Gradients are zeroed, not removed.")
+parser.add_argument("--slow-s", type=float, default=0.0, help="Of rank 0, in its 20th step.")
 options = parser.parse_args()
 told: list[int] = []
 
@@ -40,6 +41,8 @@ if options.shard:
     fully_shard(model)
 model, optimizer = job.prepare(model, torch.optim.SGD(model.parameters(), 0.01))
 for features, target in job.batches(data, batch_size=16):
+    if options.slow_s and job.rank == 0 and job.step == 19:
+        time.sleep(options.slow_s)
     loss = nn.functional.mse_loss(model(features).mean(1, keepdim=True), target)
     if not options.no_backward:
         loss.backward()
