@@ -486,7 +486,8 @@ class Job(JobCourse):
         """The prepared models' values as the job holds them now.
 
         One model: as its own ``state_dict()``, which after ``prepare`` gives the same. Several:
-        names begin with the number of the model, in the order of ``prepare``.
+        names begin with the number of the model, in the order of ``prepare``. Buffers (BatchNorm's
+        statistics) are this worker's own; a cut has those of one worker.
         """
         self._check_prepared("job.state_dict")
         if len(self._modules) == 1:
