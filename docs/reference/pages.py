@@ -25,6 +25,8 @@ from paceline.wire.events.base import Event
 from paceline.wire.events.lines import KINDS
 from paceline.wire.strategies import STRATEGIES, Traits
 
+CHOSEN = {"strategy": "allreduce or ps, by the script"}
+"""Defaults that are no fixed value, by key."""
 DECISIONS = Path(__file__).parents[1] / "decisions"
 SOLUTION_MODULES = (
     "paceline.policy.straggler.solution",
@@ -109,7 +111,7 @@ def _row(key: str, note: str) -> tuple[str, str, str, str]:
     # The writer of sizes knows those of nodes by their key.
     is_size = leaf.expected.startswith("a size")
     shown = show("workers.memory" if is_size else key, leaf.default)
-    return named, leaf.expected, f"`{shown}`", note
+    return named, leaf.expected, CHOSEN.get(key, f"`{shown}`"), note
 
 
 def _field_docs(struct: type[msgspec.Struct]) -> dict[str, str]:

@@ -99,7 +99,8 @@ def test_a_healthy_job_says_little_and_leaves_a_report_and_nothing_else(shell: S
     assert (code, err) == (0, "")
     lines = out.splitlines()
     assert len(lines) < 20
-    assert re.match(r"job \S+: 05_every_sample_once.py, asp, exactly-once, 2 workers, 2 serv", out)
+    what = r"ps \(since --servers is given\), asp, exactly-once, 2 workers, 2 servers"
+    assert re.match(rf"job \S+: 05_every_sample_once.py, {what}", out)
     assert "worker-0 | tally: 4,500 rows, the smallest 1, the largest 1" in out
     assert "Finished: 4,500 of 4,500 samples in the model" in out
     assert "Nothing went wrong." in out
@@ -159,18 +160,27 @@ def test_a_script_finds_and_leaves_files_beside_the_command(
     assert (tmp_path / "out").read_text() == "3"
 
 
-def test_ctrl_c_stops_in_order_and_resume_does_the_rest_exactly_once(shell: Shell) -> None:
+@pytest.mark.parametrize(
+    ("number", "code", "name"),
+    [
+        (signal.SIGINT, 130, "Ctrl-C"),
+        pytest.param(signal.SIGUSR1, 138, "SIGUSR1", marks=pytest.mark.soak),
+    ],
+)
+def test_a_signal_stops_in_order_and_resume_does_the_rest_exactly_once(
+    number: int, code: int, name: str, shell: Shell
+) -> None:
     command = shell.start(
         *("run", str(SCRIPT), "--mode", "asp", "--", "--num-samples", "4096", "--step-s", "0.05")
     )
     until(lambda: list(shell.home.glob("jobs/*/job.json")), "a job")
     job = shell.job()
     until(lambda: trains(job), "a sample in the model")
-    command.send_signal(signal.SIGINT)
+    command.send_signal(number)
     out, _ = command.communicate(timeout=60)
-    assert command.returncode == 130
+    assert command.returncode == code
     assert "stopping gracefully" in out
-    assert "Stopped by Ctrl-C after" in out
+    assert f"Stopped by {name} after" in out
     assert f"paceline run --resume {job.job_id}" in out
     outcome = read_outcome(job.outcome)
     assert outcome is not None

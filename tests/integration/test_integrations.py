@@ -162,6 +162,9 @@ def test_a_worker_killed_in_a_loop_of_accelerate_leaves_no_trace(tmp_path: Path)
     for log in logs.values():
         assert log["num_steps"] == NUM_STEPS // EPOCHS
         assert log["evaluated"] == EPOCHS * N
+    # A step is complete with the last batch of this worker's share, and not with each.
+    assert logs["survivor"]["completed"] == NUM_STEPS
+    assert logs["joiner"]["completed"] < NUM_STEPS
 
 
 @pytest.mark.parametrize(

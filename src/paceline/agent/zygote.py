@@ -7,7 +7,6 @@ template, where the template has another environment than the node, and where it
 import asyncio
 import contextlib
 import logging
-import os
 import socket
 import subprocess
 import sys
@@ -71,7 +70,7 @@ class ZygoteLink:
         self._on_message = on_message
         self._on_end = on_end
         self._on_failed = on_failed
-        self._environment = {**os.environ, **process_environment(job, node, spec)}
+        self._environment = process_environment(job, node, spec)
         self._log = NodeFiles(job, node).log
         self._loop = asyncio.get_running_loop()
         self._pair: socket.socket | None = None

@@ -12,11 +12,11 @@ import difflib
 import re
 import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
-from pathlib import Path
 
 from msgspec import Struct
 
 from paceline.base.errors import ConfigError
+from paceline.jobs.script_text import sources_of
 
 _BY_SIGNATURE = re.compile(
     r"^\s*(?:from|import)\s+(?:fire|tyro|typer|click|absl|simple_parsing|jsonargparse)\b"
@@ -24,10 +24,6 @@ _BY_SIGNATURE = re.compile(
     re.MULTILINE,
 )
 """What makes flags of the names of parameters or fields, so that no ``--name`` is in the source."""
-_IMPORT = re.compile(
-    r"^\s*(?:from\s+(\.*)([\w.]*)\s+import\s+\(?([\w, \t]*)|import\s+()([\w.]+)())", re.MULTILINE
-)
-"""Dots, the module, and names in it, which may be modules as well."""
 
 
 class Options(Struct, frozen=True):
@@ -225,13 +221,7 @@ def defined_in(script: str, names: Set[str]) -> Set[str]:
         script: a file, or a module that is found from this folder.
         names: of flags.
     """
-    path = Path(script)
-    if path.suffix == ".py":
-        text = "\n".join(_sources(path, path.parent, set()))
-    else:
-        named = Path(*script.split("."))
-        found = (named.with_suffix(".py"), named / "__main__.py")
-        text = "\n".join(part for one in found for part in _sources(one, Path(), set()))
+    text = "\n".join(text for _, text in sources_of(script))
     by_signature = _BY_SIGNATURE.search(text) is not None
     return {name for name in names if _is_in(name, text, by_signature=by_signature)}
 
@@ -242,19 +232,3 @@ def _is_in(name: str, text: str, *, by_signature: bool) -> bool:
     word = name[2:].replace("-", "[-_]")
     pattern = rf"\b{word}\b" if by_signature else rf"--{word}(?![-\w])"
     return re.search(pattern, text) is not None
-
-
-def _sources(script: Path, root: Path, seen: set[Path]) -> Iterator[str]:
-    """The text of a module and of those that it imports, as far as they lie under ``root``."""
-    if script in seen or not script.is_file():
-        return
-    seen.add(script)
-    text = script.read_text(errors="replace")
-    yield text
-    for found in _IMPORT.finditer(text):
-        dots, module, names = [group for group in found.groups() if group is not None]
-        base = script.parents[len(dots) - 1] if 0 < len(dots) <= len(script.parents) else root
-        inner = base.joinpath(*module.split("."))
-        for path in (inner, *(inner / name for name in re.findall(r"\w+", names))):
-            yield from _sources(path.parent / f"{path.name}.py", root, seen)
-            yield from _sources(path / "__init__.py", root, seen)

@@ -10,7 +10,7 @@ import time
 from collections.abc import Iterable, Iterator, Sequence
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -309,10 +309,15 @@ def export_command(
     flags = ["--optimizer"] * optimizer + ["--force"] * force
     done = _run_exporter(["--format", kind.value, *flags, "--", str(out), *map(str, cut.places)])
     what = counted(done["num_tensors"], "tensor")
+    if done["num_buffers"]:
+        what += f" ({done['num_buffers']} of them buffers, of the worker that was furthest)"
     if optimizer:
         what += ", optimizers, schedulers and scalers"
     print(f"{out}: {what} of cut {done['cut_no']}, step {done['step']:,}", end="")
     print(f" of {found.where} ({size(done['num_bytes'])})")
+    if done["left_out"]:
+        names = ", ".join(done["left_out"])
+        print(f"not in it, since they never changed: {names}; the script's model has them")
 
 
 def _format_of(out: Path) -> ExportFormat:
@@ -338,7 +343,7 @@ def _check_target(out: Path, kind: ExportFormat, *, optimizer: bool, force: bool
         raise ConfigError(f"export: {out} is there already; name another, or give --force")
 
 
-def _run_exporter(arguments: Sequence[str]) -> dict[str, int]:
+def _run_exporter(arguments: Sequence[str]) -> dict[str, Any]:
     """Raises PermanentError: the cut is damaged, or does not have what was asked for."""
     import msgspec
 
@@ -350,7 +355,7 @@ def _run_exporter(arguments: Sequence[str]) -> dict[str, int]:
         raise PermanentError(run.stderr.strip())
     if run.returncode:
         raise InternalError(f"the export ended with exit code {run.returncode}: {run.stderr}")
-    return msgspec.json.decode(run.stdout, type=dict[str, int])
+    return msgspec.json.decode(run.stdout, type=dict[str, Any])
 
 
 # ---------------------------------------------------------------------------- drawing

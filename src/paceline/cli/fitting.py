@@ -4,18 +4,19 @@ import importlib
 
 from paceline.cli.resume_from_url import check_unused
 from paceline.jobs.ground import note_on_memory
+from paceline.jobs.surroundings import fixed
 from paceline.wire.spec import JobSpec
 
 
 def fitted(spec: JobSpec) -> JobSpec:
-    """The spec with what its backend finds out on this machine.
+    """The spec with what its backend finds out on this machine, and what the run keeps of it.
 
     Raises:
         ConfigError: the platform is not there.
     """
     backend = importlib.import_module(f"paceline.backends.{spec.backend}.backend")
     found: JobSpec = backend.prepare(spec)
-    return found
+    return fixed(found)
 
 
 def prepared(spec: JobSpec) -> tuple[JobSpec, list[str]]:

@@ -51,8 +51,7 @@ def start(spec: JobSpec, console: Console, log_dir: Path | None = None) -> JobDi
     sizes += f", {counted(spec.num_servers, 'server')}" if spec.num_servers else ""
     script = Path(spec.script).name
     if spec.traits.trains:
-        how: str = spec.mode if spec.traits.has_servers else spec.strategy
-        tell(console, f"job {job.job_id}: {script}, {how}, {spec.samples}, {sizes}")
+        tell(console, f"job {job.job_id}: {script}, {_how(spec)}, {spec.samples}, {sizes}")
     else:
         how = f"restarted together at most {counted(spec.restart.budget, 'time')}"
         if spec.restart.window_s is not None:
@@ -60,6 +59,13 @@ def start(spec: JobSpec, console: Console, log_dir: Path | None = None) -> JobDi
         tell(console, f"job {job.job_id}: {script}, {sizes}, {how}")
     tell(console, f"logs and results: {job.path}")
     return job
+
+
+def _how(spec: JobSpec) -> str:
+    """The strategy with the reason for it, and the mode if there is a choice."""
+    why = spec.sources.get("strategy", "")
+    strategy = f"{spec.strategy} ({why})" if why else spec.strategy
+    return f"{strategy}, {spec.mode}" if spec.traits.has_servers else strategy
 
 
 def read_sizes(spec: JobSpec, flags: Mapping[str, str]) -> Resize:

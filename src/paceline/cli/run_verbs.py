@@ -1,7 +1,9 @@
 """The verbs ``run`` and ``attach``: flags in, a job out."""
 
+import signal
 import sys
 from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -69,6 +71,9 @@ def run(
     **given: str | bool | None,
 ) -> None:
     """Run a job: `paceline run train.py --workers 4 --servers 2 -- --lr 0.1`."""
+    # As Ctrl-C until the job is there and watched; by default it would end the command alone.
+    with suppress(ValueError):  # not in the main thread
+        signal.signal(signal.SIGUSR1, signal.default_int_handler)
     flags = of_spec(given) | parse_settings(settings or [])
     torchrun = of_torchrun(given)
     flags |= translate(torchrun, flags)

@@ -207,7 +207,11 @@ class JobWatcher:
 
 
 class Interrupts:
-    """Counts SIGINT and SIGTERM while it is entered, instead of dying of them."""
+    """Counts SIGINT, SIGTERM and SIGUSR1 while it is entered, instead of dying of them.
+
+    Queueing systems warn by SIGUSR1 that the time is nearly over. It asks for an orderly stop only,
+    however often it comes.
+    """
 
     def __init__(self) -> None:
         self.count = 0
@@ -217,7 +221,7 @@ class Interrupts:
         self._before: dict[int, Callable[[int, FrameType | None], object] | int | None] = {}
 
     def __enter__(self) -> "Interrupts":
-        for number in (signal.SIGINT, signal.SIGTERM):
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1):
             self._before[number] = signal.signal(number, self._on_signal)
         return self
 
@@ -228,7 +232,8 @@ class Interrupts:
         os.close(self._writer)
 
     def _on_signal(self, number: int, _frame: FrameType | None) -> None:
-        self.count += 1
+        if number != signal.SIGUSR1 or not self.count:
+            self.count += 1
         self.first = self.first or number
         os.write(self._writer, b"!")
 

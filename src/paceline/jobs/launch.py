@@ -24,6 +24,7 @@ from paceline.jobs.outcome import make_room, read_outcome
 from paceline.jobs.resize import Resize, write_resize
 from paceline.jobs.resuming import alone, running_since
 from paceline.jobs.sent import keep_sent
+from paceline.jobs.surroundings import fixed
 from paceline.wire import spec as specs
 from paceline.wire.client import Call, GetObservation, GetStatus, Reply
 from paceline.wire.control import ControlClient
@@ -59,7 +60,7 @@ def launch(spec: JobSpec, job: JobDir | None = None) -> JobDir:
     """
     check_ground(spec)
     job = job or JobDir.fresh(spec.name)
-    _fill(job, spec)
+    _fill(job, fixed(spec))
     start_supervisor(job)
     return job
 
@@ -103,8 +104,11 @@ def _resume_alone(job: JobDir, sizes: Resize) -> None:
         time.sleep(0.05)
     if is_supervised(job):
         raise _runs(job)
-    check_ground(specs.load(job.spec))
+    spec = specs.load(job.spec)
+    check_ground(spec)
     _reopen(job, sizes)
+    if spec != (kept := fixed(spec)):  # started by an older paceline
+        specs.save(kept, job.spec)
     start_supervisor(job)
 
 

@@ -24,6 +24,7 @@ class End(StrEnum):
     STOPPED = "stopped"
     INTERRUPTED = "interrupted"
     TERMINATED = "terminated"
+    WARNED = "warned"
     SCRIPT_FAILED = "script failed"
     FAILED = "failed"
     ALREADY_FINISHED = "already finished"
@@ -65,6 +66,7 @@ ENDS: dict[End, EndRow] = {
     ),
     End.STOPPED: EndRow("stopped", 4, "stopped by paceline stop"),
     End.INTERRUPTED: EndRow("stopped", 130, "stopped by Ctrl-C (SIGINT)"),
+    End.WARNED: EndRow("stopped", 138, "stopped by SIGUSR1"),
     End.TERMINATED: EndRow("stopped", 143, "stopped by SIGTERM"),
     End.SCRIPT_FAILED: EndRow(
         "failed", None, "an error of the script: its own exit code, 1 after an exception"
@@ -72,7 +74,11 @@ ENDS: dict[End, EndRow] = {
 }
 """In the order of their codes."""
 
-END_OF_SIGNAL: dict[int, End] = {signal.SIGINT: End.INTERRUPTED, signal.SIGTERM: End.TERMINATED}
+END_OF_SIGNAL: dict[int, End] = {
+    signal.SIGINT: End.INTERRUPTED,
+    signal.SIGTERM: End.TERMINATED,
+    signal.SIGUSR1: End.WARNED,
+}
 """What the end of a job is that a signal of this number has stopped."""
 
 

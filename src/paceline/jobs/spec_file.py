@@ -21,6 +21,7 @@ from yaml.resolver import Resolver
 
 from paceline.base.errors import ConfigError
 from paceline.cuts.remote import RemoteCuts
+from paceline.jobs.default_strategy import choose_strategy
 from paceline.jobs.flags import OF_SPEC, SHORT, flag_of
 from paceline.jobs.modules import module_fault
 from paceline.jobs.sizing import sized
@@ -40,6 +41,7 @@ from paceline.jobs.spec_values import (
     describe,
     show,
 )
+from paceline.jobs.surroundings import OF_TORCHRUN
 from paceline.wire.spec import SHORT_STEPS, JobSpec
 from paceline.wire.strategies import Traits, those
 
@@ -47,10 +49,6 @@ MIN_MEMORY_BYTES = MappingProxyType({"workers": 256 * 2**20, "servers": 128 * 2*
 """Below this a node dies before its first step: importing torch takes a worker 217 MiB (measured),
 numpy, numba and zmq take a server 90 MiB."""
 
-_SET_BY_PACELINE = re.compile(
-    r"PACELINE_.*|((LOCAL_|GROUP_|ROLE_)?(RANK|WORLD_SIZE))|ROLE_NAME|MASTER_ADDR|MASTER_PORT"
-    r"|TORCHELASTIC_.*"
-)
 _CHOSEN = frozenset({"MASTER_ADDR", "MASTER_PORT", "ROLE_NAME", "TORCHELASTIC_RUN_ID"})
 """Of these with strategy script the user may set."""
 _SECTIONS = {key.rpartition(".")[0] for key in LEAVES} - {""} | {*FREE_SECTIONS}
@@ -395,7 +393,7 @@ def _check_env(draft: SpecDraft) -> None:
             draft.complain(key, f"{threads!r} under env", "it under torch_threads", remedy)
         elif name in _CHOSEN and draft.is_sound(["strategy"]) and not traits_of(draft).trains:
             continue
-        elif _SET_BY_PACELINE.fullmatch(name):
+        elif name.startswith("PACELINE_") or OF_TORCHRUN.fullmatch(name):
             draft.complain(key, f"the name {name!r}", "none that paceline sets", "remove it")
 
 
@@ -475,6 +473,7 @@ def resolve(target: str | Path, flags: Mapping[str, str], args: Sequence[str] = 
     if args:
         words = SequenceNode("tag:yaml.org,2002:seq", [_word_node(word) for word in args])
         draft.put("args", COMMAND_LINE, words, Path.cwd())
+    choose_strategy(draft)
     for check, keys in _CHECKS:
         if draft.is_sound(keys):
             check(draft)

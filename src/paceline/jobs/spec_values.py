@@ -170,9 +170,11 @@ def _leaf(key: str, field: msgspec.structs.FieldInfo) -> SpecField:
 def _leaves(struct: type[msgspec.Struct], prefix: str = "") -> Iterator[SpecField]:
     for field in msgspec.structs.fields(struct):
         key = prefix + field.encode_name
+        if key in {"sources", "surroundings", *FREE_SECTIONS}:
+            continue
         if isinstance(field.type, type) and issubclass(field.type, msgspec.Struct):
             yield from _leaves(field.type, f"{key}.")
-        elif key not in {"sources", *FREE_SECTIONS}:
+        else:
             yield _leaf(key, field)
 
 

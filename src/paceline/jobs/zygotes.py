@@ -13,6 +13,7 @@ from pathlib import Path
 from paceline.base.devices import ORDER, cores_of, gpu_index
 from paceline.base.jobdir import JobDir, number_of, role_of
 from paceline.base.processes import JOB_DIR, NODE, ROOM
+from paceline.jobs.surroundings import without_foreign
 from paceline.wire.spec import JobSpec
 
 MODULE = "paceline.runtime.zygote"
@@ -26,14 +27,16 @@ _DETERMINISTIC = {
 
 
 def process_environment(job: JobDir, node: str, spec: JobSpec) -> dict[str, str]:
-    """What every life of the node's process has in its environment."""
+    """The environment of every life of the node's process: this one's, as far as the run has it."""
     cores = len(bound_to(node, spec) or os.sched_getaffinity(0))
     on_gpu = any(gpu_index(device) is not None for device in spec.share.of(node))
     # A script of strategy script keeps what the user has exported, as under torchrun.
-    exported = {} if spec.traits.trains or spec.torch_threads is not None else os.environ
+    around = without_foreign(spec, os.environ)
+    exported = {} if spec.traits.trains or spec.torch_threads is not None else around
     quota = spec.of_role(role_of(node)).cpu_of(number_of(node))
     threads = exported.get("OMP_NUM_THREADS", str(spec.threads(cores, quota)))
     return {
+        **around,
         # One BLAS thread: numpy would start a pool at its import, and the zygote has to fork.
         "OPENBLAS_NUM_THREADS": "1",
         "OMP_NUM_THREADS": threads,
@@ -42,10 +45,17 @@ def process_environment(job: JobDir, node: str, spec: JobSpec) -> dict[str, str]
         # Else CUDA may count GPUs in another order than the driver, whose names jobs share.
         **({ORDER: "PCI_BUS_ID"} if on_gpu and ORDER not in os.environ else {}),
         **spec.env,
+        **_drawn(spec),
         JOB_DIR: str(job.path),
         NODE: node,
         "PACELINE_ROLE": role_of(node),
     }
+
+
+def _drawn(spec: JobSpec) -> dict[str, str]:
+    """The run's hash seed, also where the spec asks for a random one."""
+    seed = spec.surroundings.variables.get("PYTHONHASHSEED")
+    return {} if seed is None else {"PYTHONHASHSEED": seed}
 
 
 def environment_digest(environment: Mapping[str, str]) -> str:

@@ -193,15 +193,22 @@ class CutKeeping:
 
     # ------------------------------------------------------------------ the clock
 
-    def tick(self, now_s: float, *, wanted: bool) -> None:
-        """Ask for a cut when one is due; not ``wanted``: only look after the last one."""
+    def tick(self, now_s: float, *, wanted: bool, asked: bool = False) -> None:
+        """Look after the last cut, and ask for the next one.
+
+        Args:
+            now_s: on the steady clock.
+            wanted: a cut is made when the cadence says so.
+            asked: a cut is made when a worker asks for one; so it is if it is ``wanted``.
+        """
         if self._unsealed is not None:
             self._seal_again(self._unsealed.valid.cut, now_s)
         held = self._state.cuts.valid[-1].step if self._state.cuts.valid else 0
         due = self.cadence.is_due(now_s, self._state.step - held)
         if note := self.cadence.note():
             self._outbox.tell(note)
-        if wanted and (self._state.holder.wants_cut or (due and self._has_changed())):
+        is_due = wanted and due and self._has_changed()
+        if is_due or ((wanted or asked) and self._state.holder.wants_cut):
             self._do(self._state.take_cut())
 
     def _has_changed(self) -> bool:

@@ -184,7 +184,8 @@ class Master:
         rooms.members.look_for_hang()
         rooms.measuring.tick(now_s)
         rooms.shutdown.stop_workers()
-        rooms.training.tick(now_s, cuts=rooms.end.ending is None)
+        may_ask = rooms.shutdown.may_ask_for_cuts
+        rooms.training.tick(now_s, cuts=rooms.end.ending is None, asked=may_ask)
         if rooms.end.ending is None:
             rooms.decisions.tick(now_s)
             rooms.agents.memory.tick(now_s)

@@ -58,6 +58,20 @@ class Shutdown:
         self._training.stop()
         self._edge.close()
 
+    @property
+    def may_ask_for_cuts(self) -> bool:
+        """Whether a cut is made for a worker that asks.
+
+        Also while workers end in order. A script with a SIGTERM handler of its own leaves its loop
+        at a step of its own choice, and asks for a last cut of that step: A's wish makes A the
+        copier in place of B, which was asked when the stop began.
+        """
+        ending = self.end.ending
+        if ending is None:
+            return True
+        orderly = ending.state == "stopped" and not self.end.at_once
+        return orderly and ending.stage is Stage.WORKERS
+
     def go_on(self) -> None:
         """Begin the end when all scripts have returned; go on with it as far as it can now."""
         if self.end.ending is None and self._members.all_finished():

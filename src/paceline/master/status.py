@@ -36,7 +36,11 @@ def work_of(state: MasterState, members: Membership) -> ScriptsWork:
     """What the scripts have done so far."""
     ledger, safe = state.ledger, state.cuts.safe
     loops = [feed.feed for feed in ledger.feeds.values() if feed.purpose == "train"]
-    unfinished = [feed for feed in loops if feed not in safe and not ledger.is_complete(feed)]
+    # Members prove a step as they enter the next one. After a `break` on the last batch there is
+    # none, and only the last cut, made when the scripts had returned, shows that all is done.
+    stored = state.cuts.on_disk
+    kept = stored[-1].committed if stored else ()
+    unfinished = [feed for feed in loops if feed not in safe and not ledger.is_complete(feed, kept)]
     return ScriptsWork(
         is_known=not members.runs_by_itself,
         num_loops=len(loops),

@@ -144,13 +144,13 @@ class Training:
         self.edge.before_stop()
         self.do(self.state.stop())
 
-    def tick(self, now_s: float, *, cuts: bool) -> None:
-        """Repeat what is unanswered; ask for a cut when one is due (and ``cuts``)."""
+    def tick(self, now_s: float, *, cuts: bool, asked: bool = False) -> None:
+        """Repeat what is unanswered; ask for a cut when one is due (``cuts``) or ``asked`` for."""
         if now_s - self._last_resend_s >= RESEND_S:
             self._last_resend_s = now_s
             self.do([*self.state.resend(), *self.profiling.resend()])
         self.edge.watch(now_s)
-        self.cuts.tick(now_s, wanted=cuts)
+        self.cuts.tick(now_s, wanted=cuts, asked=asked)
 
     def close(self) -> None:
         """The job has ended: nobody will read what was evaluated."""

@@ -1,10 +1,11 @@
 """What ``job.evaluate`` computes, as arrays by name, which is how workers exchange it."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from paceline.base.errors import ConfigError
 from paceline.runtime.data.work import Array
@@ -35,6 +36,31 @@ def checked_values(values: Any, num_samples: int) -> dict[str, Array]:
                 "since batches differ in size"
             )
     return dict(_as_named_array(name, value) for name, value in values.items())
+
+
+@contextmanager
+def untouched(values: Iterable[Any]) -> Iterator[None]:
+    """Give the modules among these the buffers back that a forward pass in training mode changes.
+
+    Modules in evaluation mode are trusted to change none, and cost nothing.
+    """
+    kept = [
+        (part._buffers, name, buffer, buffer.clone())
+        for module in values
+        if isinstance(module, nn.Module)
+        for part in module.modules()
+        if part.training
+        for name, buffer in part._buffers.items()
+        if buffer is not None
+    ]
+    try:
+        yield
+    finally:
+        with torch.no_grad():
+            for buffers, name, buffer, before in kept:
+                # Written only if it differs: torch counts a write as a change.
+                changed = not torch.equal(buffer, before)
+                buffers[name] = buffer.copy_(before) if changed else buffer
 
 
 def _as_named_array(name: str, value: Tensor) -> tuple[str, Array]:

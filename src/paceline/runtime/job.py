@@ -30,7 +30,7 @@ from paceline.runtime.data.reader import BatchLoader, Reader, loader_of
 from paceline.runtime.data.torch_loader import DEFAULTS, Loaders, ReadingLoop, Selection
 from paceline.runtime.data.work import Array
 from paceline.runtime.dealt import DealtLoader, as_prepared, without_loaders
-from paceline.runtime.evaluation import as_tensor, checked_values
+from paceline.runtime.evaluation import as_tensor, checked_values, untouched
 from paceline.runtime.feed_requests import Growing, check_number, feed_to_evaluate, feed_to_train
 from paceline.runtime.given import check_given, flatten, takes_norm_alone
 from paceline.runtime.job_course import BatchLoop, JobCourse
@@ -463,6 +463,8 @@ class Job(JobCourse):
 
         All workers call it, and get the same result. It runs without gradients on the values that
         the job holds when it begins. ``model.eval()`` and ``model.train()`` are left to the caller.
+        A model that is in training mode has the buffers of before when it returns (BatchNorm):
+        which worker computes which samples leaves no trace in it.
 
         Args:
             fn: batch -> name -> tensor with one entry per sample, ``[n, ...]``.
@@ -504,7 +506,8 @@ class Job(JobCourse):
                 yield Reader(loader, feed, self._strategy.source_line)
 
         def compute(batch: Any, num_samples: int) -> dict[str, Array]:
-            return checked_values(fn(batch), num_samples)
+            with untouched((*self._modules, *self.state.values())):
+                return checked_values(fn(batch), num_samples)
 
         results = self._strategy.evaluate(compute, feed, reader)
         return dict(as_tensor(name, values) for name, values in results.items())
@@ -559,7 +562,8 @@ class Job(JobCourse):
         """The prepared models' values as the job holds them now.
 
         One model: as its own ``state_dict()``, which after ``prepare`` gives the same. Several:
-        names begin with the number of the model, in the order of ``prepare``.
+        names begin with the number of the model, in the order of ``prepare``. Buffers (BatchNorm's
+        statistics) are this worker's own; a cut has those of one worker.
         """
         self._check_prepared("job.state_dict")
         if len(self._modules) == 1:

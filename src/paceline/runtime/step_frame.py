@@ -59,6 +59,8 @@ class StepInHand:
     """Optimizers that were told to step on this batch."""
     evaluating: bool = False
     """An optimizer is in its step, and may call its closure again."""
+    has_gradients: bool = False
+    """A parameter had a gradient when an optimizer was told to step."""
     closed: bool = False
     """The optimizers that have not stepped on it will not."""
     samples: int = 0

@@ -13,7 +13,7 @@ from paceline.base.errors import ConfigError
 from paceline.runtime.scaling import follow_steps
 from paceline.runtime.script.variables import Variables
 from paceline.runtime.state.script_state import ScriptState
-from paceline.runtime.step_frame import OUTSIDE, StepFrame
+from paceline.runtime.step_frame import NO_GRADIENT, OUTSIDE, StepFrame
 from paceline.wire.spec import JobSpec
 
 BEGIN_LATER = (
@@ -36,6 +36,8 @@ class Stepping:
     _loop: StepFrame[Any] | None
     regrouping: Regrouping = "never"
     """When scripts may add groups to an optimizer, or thaw what was frozen at ``prepare``."""
+    checks_gradients = False
+    """Whether a step without any gradient is refused here: its loop does not see that."""
 
     def __init__(self, spec: JobSpec, rank: int) -> None:
         self.spec, self.rank = spec, rank
@@ -99,6 +101,7 @@ class Stepping:
             self._check_known(own, self._known[number])
             if closure is not None:
                 return self._step_by(closure, number)
+            self._check_gradients()
             found = take() if self._loop.on_step(number) else None
             self._loop.stepped()
             return found
@@ -112,6 +115,16 @@ class Stepping:
 
     def _check_kind(self, optimizer: Optimizer) -> None:
         """Raise ConfigError if this strategy cannot have an optimizer step."""
+
+    def _check_gradients(self) -> None:
+        """Raise ConfigError if the last optimizer is about to step on a batch without gradients."""
+        step = self._loop.step if self._loop is not None and self.checks_gradients else None
+        if step is None or step.has_gradients:
+            return
+        params = (param for one in self._optimizers for param in params_of(one))
+        step.has_gradients = any(param.grad is not None for param in params)
+        if not step.has_gradients and len(step.stepped) + 1 >= len(self._optimizers):
+            raise ConfigError(NO_GRADIENT)
 
     def _step_by(self, closure: Callable[[], Any], number: int) -> Any:
         """Have an optimizer step that calls a closure, which computes the gradients."""

@@ -42,7 +42,7 @@ def start_templates(job: JobDir) -> list[subprocess.Popen[bytes]]:
 
 
 def _start(job: JobDir, node: str, spec: JobSpec) -> subprocess.Popen[bytes]:
-    environment = {**os.environ, **process_environment(job, node, spec), **room_for_node()}
+    environment = {**process_environment(job, node, spec), **room_for_node()}
     del environment[NODE]
     path = template_socket(job, kind_of(node, spec))
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:

@@ -18,6 +18,7 @@ from paceline.base.errors import PermanentError
 from paceline.base.jobdir import number_of, role_of
 from paceline.wire.sharing import ShareClass
 from paceline.wire.strategies import STRATEGIES, Mode, Strategy, Traits
+from paceline.wire.surroundings import Surroundings
 
 Samples = Literal["exactly-once", "at-least-once", "at-most-once"]
 Transport = Literal["auto", "shm", "ipc", "tcp"]
@@ -167,7 +168,8 @@ class TimeoutSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     """Time after which a process is treated as hung, and replaced. Strategies allreduce and fsdp:
     time in its part of a step while all others wait. Every strategy but script: time in which it
     neither speaks nor works. Default none: the longer of 10 s and 20 steps; 120 s before the first
-    step; with servers 60 s at least."""
+    step; with servers 60 s at least. A member that speaks is then only named as slow, and has 10
+    min, or twice what it has needed before."""
 
     def derived(self, step_s: float | None) -> "TimeoutSpec":
         """Fill in what follows the step time (seconds; None: not measured yet)."""
@@ -299,7 +301,8 @@ class JobSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Seed of everything random in the job. Default 0: every run can be repeated."""
 
     strategy: Strategy = "ps"
-    """The holder of the model. Default ps: parameter servers, each a part. allreduce: every worker
+    """The holder of the model. Default: allreduce; ps where the spec says servers or mode, or where
+    the script makes sparse tables. ps: parameter servers, each a part. allreduce: every worker
     holds all of it; there are no servers, and steps are those of mode bsp. fsdp: every worker holds
     a shard, as torch's ``fully_shard`` divides it; after a failure all restart together. script:
     the script holds it, as under torchrun; workers start, and after a failure restart, together."""
@@ -328,7 +331,7 @@ class JobSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The most workers that a job is scaled to, or that join; not with strategy script. Default
     none; with ``deterministic`` it is ``blocks`` at most: more would have nothing to do."""
     servers: NodeSpec = NodeSpec()
-    """Nodes that hold the model. Default 1; there are none with strategies allreduce and fsdp."""
+    """Nodes that hold the model, with strategy ps. Default 1."""
     resources: ResourcesSpec = ResourcesSpec()
     """How the job finds its own size."""
     resources_args: dict[str, str] = {}
@@ -413,6 +416,8 @@ class JobSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     sources: dict[str, str] = {}
     """Where each value that is not a default was set: dotted key -> ``job.yaml:7`` or
     ``--workers``. Not a key of the YAML file; later errors about a value can name its place."""
+    surroundings: Surroundings = Surroundings()
+    """Environment that the run keeps (`paceline.jobs.surroundings`). Not a key of the YAML file."""
 
     @property
     def traits(self) -> Traits:
@@ -447,8 +452,12 @@ class JobSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     def threads(self, cores: int, quota: float | None = None) -> int:
         """Threads of torch in each worker, on a machine with so many cores.
 
-        No more than the quota has cores: threads that wait for each other would use it up.
+        Those of the machine that the job was started on count, if they are known: a run keeps its
+        number of threads on other machines. No more than the quota has cores: threads that wait
+        for each other would use it up.
         """
+        if not self.share.devices:
+            cores = self.surroundings.cores or cores
         beside = 1 if self.deterministic or self.share.devices else self.workers.count
         shared = 1 if self.deterministic else max(1, cores // beside)
         if quota is not None:

@@ -27,15 +27,15 @@ def main() -> None:
     optimizer, rates = learners(model)
     rows = TensorDataset(torch.arange(options.num_samples))
     accelerator = Accelerator(gradient_accumulation_steps=options.accumulation, cpu=True)
-    model, optimizer, loader, held_out, rates = accelerator.prepare(
-        model,
+    model = accelerator.prepare(model)  # as its FSDP examples do
+    optimizer, loader, held_out, rates = accelerator.prepare(
         optimizer,
         DataLoader(rows, batch_size=options.per_device, shuffle=True),
         DataLoader(rows, batch_size=100),
         rates,
     )
-    num_steps = len(loader) // options.accumulation
-    batches = largest = evaluated = 0
+    num_steps = len(loader) // accelerator.gradient_accumulation_steps
+    batches = largest = evaluated = completed = 0
     for _ in range(2):
         model.train()
         for (ids,) in loader:
@@ -50,6 +50,7 @@ def main() -> None:
                 optimizer.step()
                 rates.step()
                 optimizer.zero_grad()
+            completed += accelerator.sync_gradients
             if (out / "first").exists() and not (out / "hurry").exists():
                 if own == victim and inc != (out / "first").read_text():
                     (out / "hurry").touch()
@@ -63,6 +64,7 @@ def main() -> None:
         "num_steps": num_steps,
         "largest": largest,
         "evaluated": evaluated,
+        "completed": completed,
     }
     (out / f"{own}.{inc}.log").write_text(json.dumps(log))
 

@@ -176,7 +176,7 @@ def test_a_module_runs_with_any_strategy_and_its_flags_follow_dashes() -> None:
     done = dry_run("-m", "train", "--lr", "1")
     assert done.exit_code == 2
     assert "write paceline run --dry-run -m train -- --lr 1" in done.stderr
-    assert "strategy = ps" in dry_run("-m", "train").stdout
+    assert "strategy = allreduce" in dry_run("-m", "train").stdout
     assert "strategy = script" in dry_run("--nproc-per-node", "2", "-m", "train").stdout
 
 

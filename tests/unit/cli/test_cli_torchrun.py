@@ -92,7 +92,7 @@ def test_exported_numbers_of_threads_are_kept_for_scripts_by_themselves(
 
 
 def test_other_jobs_are_what_they_were() -> None:
-    assert dry_run("train.py")["strategy"] == "ps"
+    assert dry_run("train.py")["strategy"] == "allreduce"
     assert translate({}, {"workers": "2"}) == {}
 
 

@@ -8,9 +8,11 @@ import torch
 from torch import nn
 from torch.optim import SGD
 from torch.utils.data import (
+    BatchSampler,
     DataLoader,
     DistributedSampler,
     IterableDataset,
+    RandomSampler,
     Sampler,
     TensorDataset,
     WeightedRandomSampler,
@@ -177,7 +179,11 @@ def test_the_global_batch_is_that_of_the_batch_in_hand() -> None:
         (DataLoader(DATA, sampler=Unlimited()), {}, "a Unlimited without __len__"),
         (DataLoader(DATA, sampler=Lying()), {}, "has 7 entries, and yields 8 or more"),
         (DataLoader(DATA, batch_size=None), {}, "batch_size=None"),
-        (DataLoader(DATA, worker_init_fn=print), {}, "has a worker_init_fn; leave it out"),
+        (
+            DataLoader(DATA, worker_init_fn=print, num_workers=1),
+            {},
+            "has a worker_init_fn; leave it out",
+        ),
         (DataLoader(Stream(), batch_size=2), {}, "an IterableDataset without __len__"),
         (DataLoader(Measured(), num_workers=2), {}, "say num_workers=0"),
         (Stream(), {"batch_size": 2}, "an IterableDataset without __len__"),
@@ -197,3 +203,29 @@ def test_what_cannot_be_dealt_out_is_refused(
 ) -> None:
     with pytest.raises(ConfigError, match=message):
         trained(source, **named)
+
+
+def test_a_function_for_loader_processes_is_none_of_ours_without_them() -> None:
+    assert len(trained(DataLoader(DATA, batch_size=5, worker_init_fn=print))) == 2
+
+
+OF_TORCHDATA = {"__module__": "torchdata.stateful_dataloader.sampler"}
+
+
+class StatefulDataLoader(DataLoader[Any]):
+    """As torchdata's: with samplers of its own, which draw their seed when they are made."""
+
+    def __init__(self, seed: int) -> None:
+        shuffled = type("RandomSampler", (RandomSampler,), OF_TORCHDATA)
+        grouped = type("BatchSampler", (BatchSampler,), OF_TORCHDATA)
+        sampler = shuffled(DATA, generator=torch.Generator().manual_seed(seed))
+        super().__init__(DATA, batch_sampler=grouped(sampler, 4, drop_last=False))
+        self.__dict__.update(batch_size=4, sampler=sampler)
+
+
+def test_a_stateful_loader_is_shuffled_by_the_job() -> None:
+    """Its sampler has a seed of its own, which differs in each worker if it is made early."""
+    first, second = (trained(StatefulDataLoader(seed)) for seed in (1, 2))
+    assert first == second
+    assert sorted(one for batch in first for one in batch) == list(range(10))
+    assert [len(batch) for batch in first] == [4, 4, 2]

@@ -30,6 +30,7 @@ DECIDED: list[tuple[Ending, End, int]] = [
     (stopped(0), End.STOPPED, 4),
     (stopped(signal.SIGINT), End.INTERRUPTED, 130),
     (stopped(signal.SIGTERM), End.TERMINATED, 143),
+    (stopped(signal.SIGUSR1), End.WARNED, 138),
     (failed("no room"), End.FAILED, 1),
     (failed("worker-0: ValueError", "Traceback", 7), End.SCRIPT_FAILED, 7),
 ]
@@ -49,7 +50,8 @@ def test_every_end_of_a_job_has_a_row_here_and_a_code() -> None:
 
 
 def test_no_end_by_a_person_or_before_all_is_trained_has_the_code_of_success() -> None:
-    for end in (End.STOPPED, End.INTERRUPTED, End.TERMINATED, End.STOPPED_EARLY, End.SCRIPT_FAILED):
+    by_signal = (End.INTERRUPTED, End.TERMINATED, End.WARNED)
+    for end in (End.STOPPED, *by_signal, End.STOPPED_EARLY, End.SCRIPT_FAILED):
         assert code_of(end) != 0
 
 

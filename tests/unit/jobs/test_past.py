@@ -337,7 +337,7 @@ def test_a_size_is_suggested_from_jobs_that_are_alike(tmp_path: Path) -> None:
     usual().add(
         replace(JOB, job_id="far", features=replace(like, script="/x.py", user="y", arguments=""))
     )
-    asked = ("history", "suggest", str(script), "--", "--lr", "1")
+    asked = ("history", "suggest", str(script), "--set", "mode=bsp", "--", "--lr", "1")
     shown = " ".join(paceline(*asked).stdout.split())
     assert shown.startswith("4 workers, 2 servers of 1.0 TiB (confidence 1.00) from distance size")
     assert shown.endswith("train-1 0.00 4 workers, 2 servers of 1.0 TiB")

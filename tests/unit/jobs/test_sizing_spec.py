@@ -37,11 +37,11 @@ def test_without_a_policy_nothing_is_limited() -> None:
 
 
 def test_nodes_begin_with_a_core_each_as_far_as_the_bound_goes() -> None:
-    spec = sized(resources__policy="rm", workers="3")
+    spec = sized(resources__policy="rm", workers="3", servers="1")
     assert spec.workers.cpu == spec.servers.cpu == (0.5,), "two cores of this machine for four"
-    spec = sized(resources__policy="rm", resources__cores="32")
+    spec = sized(resources__policy="rm", resources__cores="32", servers="1")
     assert spec.workers.cpu == spec.servers.cpu == (1.0,)
-    spec = sized(resources__policy="rm", workers__cpu="1.5")
+    spec = sized(resources__policy="rm", workers__cpu="1.5", servers="1")
     assert spec.workers.cpu == (1.5,) and spec.servers.cpu == (0.5,)
 
 
@@ -57,11 +57,16 @@ def test_nodes_begin_with_a_core_each_as_far_as_the_bound_goes() -> None:
         ),
         ({"resources__policy": "rm", "resources__cores": "0"}, "resources.cores"),
         (
-            {"resources__policy": "rm", "resources__cores": "0.03"},
+            {"resources__policy": "rm", "resources__cores": "0.03", "servers": "1"},
             "got 0.03, expected at least 0.02 for each of 2 nodes",
         ),
         (
-            {"resources__policy": "rm", "resources__memory": "1GiB", "workers.memory": "1GiB"},
+            {
+                "resources__policy": "rm",
+                "resources__memory": "1GiB",
+                "workers.memory": "1GiB",
+                "servers": "1",
+            },
             "servers.memory is not set, so nothing bounds",
         ),
         (

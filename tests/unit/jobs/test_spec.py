@@ -41,14 +41,18 @@ def test_flags_win_over_the_file_and_the_file_over_defaults() -> None:
         "seed": "job.yaml:3",
         "mode": "--mode",
         "args": "command line",
+        "strategy": "since mode asp is given",
     }
+    assert spec.strategy == "ps"
 
 
 def test_a_script_alone_is_a_job_with_all_defaults(here: Path) -> None:
     spec = resolve("train.py", {})
     script = str(here / "train.py")
-    sources = {"script": "command line"}
-    assert spec == JobSpec(script=script, cwd=str(here), name="train", sources=sources)
+    sources = {"script": "command line", "strategy": "since train.py has no sparse tables"}
+    assert spec == JobSpec(
+        script=script, cwd=str(here), name="train", strategy="allreduce", sources=sources
+    )
 
 
 @pytest.mark.parametrize("strategy", ["ps", "allreduce", "fsdp", "script"])

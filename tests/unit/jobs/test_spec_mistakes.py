@@ -464,9 +464,9 @@ WRONG_FILES = [
         ),
     ),
     (
-        "script: train.py\nmin_workers: 2\n",
+        "script: train.py\nservers: 1\nmin_workers: 2\n",
         (
-            "job.yaml:2: min_workers: got 2 with strategy ps, whose workers need not be many, "
+            "job.yaml:3: min_workers: got 2 with strategy ps, whose workers need not be many, "
             "expected it with strategy allreduce only; remove it"
         ),
     ),
@@ -632,7 +632,7 @@ WRONG_FLAGS = [
         ),
     ),
     (
-        {"solution": "dd"},
+        {"solution": "dd", "servers": "1"},
         (
             "--solution: got dd, which is made for all-reduce, in mode bsp, expected another one; "
             "write e.g. --solution auto"

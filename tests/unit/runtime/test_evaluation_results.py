@@ -4,8 +4,11 @@ from collections.abc import Callable, Iterable
 from types import SimpleNamespace
 from typing import Any
 
+import torch
+
 from paceline.base.numbering import NO_EPOCH, EpochNo, Inc
 from paceline.base.samples import Span
+from paceline.runtime.evaluation import untouched
 from paceline.runtime.evaluation_results import EvaluationResults
 from paceline.wire.messages.feeds import Feed
 from paceline.wire.messages.node import Evaluated
@@ -31,3 +34,20 @@ def test_results_that_an_epoch_has_made_void_are_waited_for_no_longer() -> None:
     results = EvaluationResults(leases, until, process)
     assert results.get(0) is None
     assert asked == 1
+
+
+def test_a_module_in_training_mode_gets_its_buffers_back() -> None:
+    norm, quiet = torch.nn.BatchNorm1d(2), torch.nn.BatchNorm1d(2).eval()
+    holder = torch.nn.Module()
+    holder.register_buffer("seen", torch.zeros(1))
+    before, own = norm.running_mean, holder.seen
+    with untouched([norm, quiet, holder, "no module"]):
+        norm(torch.randn(8, 2) + 5.0)
+        quiet(torch.randn(8, 2))
+        holder.seen = torch.ones(3)
+        assert norm.num_batches_tracked == 1
+    assert norm.num_batches_tracked == 0
+    assert norm.running_mean is before
+    assert norm.running_mean.tolist() == [0.0, 0.0]
+    assert holder.seen is own
+    assert own.tolist() == [0.0]

@@ -420,6 +420,12 @@ TOLD: list[tuple[Event, str, str]] = [
         "no step for 9.0 s: all members wait for each other; they meet again",
     ),
     (
+        state.MemberSlowEvent(node="worker-1", since_s=12.0, limit_s=600.0),
+        "all wait for worker-1, in its part of a step for 12 s",
+        "all wait for worker-1, in its part of a step for 12 s; its script reads, computes or "
+        "sleeps, and has up to 600 s (timeouts.hang_s sets another bound)",
+    ),
+    (
         state.DivergedEvent(reason="lr: 0.1 in worker-0, 0.2 in worker-1"),
         "lr: 0.1 in worker-0, 0.2 in worker-1",
         "lr: 0.1 in worker-0, 0.2 in worker-1",
@@ -555,6 +561,7 @@ LOST = {
     "disk_heals",
     "disk_refuses",
     "group_stuck",
+    "member_slow",
     "history_unusable",
     "hung",
     "machine_short",

@@ -53,6 +53,7 @@ _ENDED = {
     End.STOPPED: "Stopped by `paceline stop`",
     End.INTERRUPTED: "Stopped by Ctrl-C",
     End.TERMINATED: "Stopped by SIGTERM",
+    End.WARNED: "Stopped by SIGUSR1",
     End.SCRIPT_FAILED: "Failed by an error of the script",
     End.FAILED: "Failed",
 }

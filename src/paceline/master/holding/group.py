@@ -3,7 +3,7 @@
 Groups that nobody forms, members that hang, and what members keep when they leave.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 import msgspec
 
@@ -13,7 +13,7 @@ from paceline.master.holding.edge import GATHER_S, HolderEdge
 from paceline.policy.straggler.actions import Profile
 from paceline.protocol.holding.group.formation import Formation
 from paceline.protocol.holding.group.master import GroupHolder
-from paceline.protocol.nodes.hangs import Hang, find_hang, find_left_alone, find_silent
+from paceline.protocol.nodes.hangs import Hang, SlowMembers, find_hang, find_left_alone, find_silent
 from paceline.protocol.reasons import left_alone
 from paceline.protocol.records import (
     GroupBegun,
@@ -27,7 +27,9 @@ from paceline.wire.events.state import (
     GroupFormsEvent,
     GroupRunsEvent,
     GroupStuckEvent,
+    MemberSlowEvent,
 )
+from paceline.wire.messages.agent import NodeFacts
 from paceline.wire.messages.group import Broken, GroupStopped, JoinGroup, Member, Progress
 from paceline.wire.messages.node import (
     NodeUp,
@@ -57,6 +59,7 @@ class GroupEdge(HolderEdge):
         self._diverged = (0, 0, "")
         #: The group that forms, and since when.
         self._forming = (0, 0.0)
+        self._patience = SlowMembers()
         #: Since when a group is due that waits for somebody.
         self._due_s: float | None = None
 
@@ -187,8 +190,18 @@ class GroupEdge(HolderEdge):
             self.training.fail(left_alone(leavers, others))
             return None
         hang = find_hang(members, bound_s)
+        if self._spec.timeouts.hang_s is None:
+            hang = self._give_time(hang, members)
         if hang is not None and not hang.nodes and group.sharded:  # they cannot form another group
             return msgspec.structs.replace(hang, nodes=tuple(sorted(members)))
+        return hang
+
+    def _give_time(self, hang: Hang | None, members: Mapping[str, NodeFacts]) -> Hang | None:
+        """Name members that are slow, but speak; see `SlowMembers`."""
+        hang, slow = self._patience.judge(hang, members)
+        for one in slow:
+            told = MemberSlowEvent(node=one.node, since_s=one.since_s, limit_s=one.limit_s)
+            self.training.outbox.tell(told)
         return hang
 
     def _find_unheard(self, group: Formation, since_s: float) -> Hang | None:

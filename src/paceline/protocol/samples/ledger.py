@@ -176,12 +176,16 @@ class Ledger:
             return 0
         return min([line.cursor, *line.returned.edges[:1]])
 
-    def is_complete(self, feed: int) -> bool:
-        """Whether every sample of the feed is done."""
+    def is_complete(self, feed: int, also: Iterable[Span] = ()) -> bool:
+        """Whether every sample of the feed is done, if these are, too."""
         if self.feeds[feed].num_samples is None and feed not in self.finished:
             return False
+        done = self.done
+        if more := [span for span in also if feed_of(span.line) == feed]:
+            done = self.done.copy()
+            done.update(more)
         return all(
-            next(self.done.line(line).gaps(0, state.end), None) is None
+            next(done.line(line).gaps(0, state.end), None) is None
             for line, state in self.lines.items()
             if feed_of(line) == feed
         )

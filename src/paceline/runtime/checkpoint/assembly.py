@@ -12,6 +12,8 @@ import numpy as np
 from paceline.base.errors import PermanentError
 from paceline.runtime import layout
 from paceline.runtime.data.work import Array
+from paceline.runtime.server.scripts import saved_in
+from paceline.runtime.state.saved import SavedBuffers, buffers_in
 from paceline.runtime.state.skeleton import (
     LAYOUT,
     Layout,
@@ -41,14 +43,28 @@ def is_replica(saves: Saves) -> bool:
 def model_of(schema: ModelSchema, saves: Saves) -> dict[str, Any]:
     """What ``job.state_dict()`` would give: `ModelTensor`, and whatever else a module keeps.
 
-    Servers know parameters only: buffers are each worker's own.
+    The buffers in a cut of servers are those of the worker that was furthest.
 
     Raises:
         PermanentError: the cut lacks a part of the model.
     """
     if is_replica(saves):
         return merged(replica_of(saves)["modules"])
-    return _served(schema, tuple(saves.values()))
+    buffers = buffers_of(saves)
+    held = {name: ModelTensor(dtype, array) for name, (dtype, array) in buffers.held.items()}
+    return _served(schema, tuple(saves.values())) | held
+
+
+def buffers_of(saves: Saves) -> SavedBuffers:
+    """The buffers that servers keep with the script's newest state; of members: none.
+
+    Raises:
+        PermanentError: the state is damaged.
+    """
+    kept = [one for arrays in saves.values() for one in saved_in(arrays)]
+    if not kept:
+        return SavedBuffers({})
+    return buffers_in(max(kept, key=lambda one: (one.first, one.last)).state)
 
 
 def merged(modules: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

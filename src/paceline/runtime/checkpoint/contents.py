@@ -16,6 +16,7 @@ from paceline.runtime.checkpoint import cutfile
 from paceline.runtime.checkpoint.assembly import (
     ModelTensor,
     Saves,
+    buffers_of,
     is_replica,
     is_sharded,
     merged,
@@ -141,18 +142,23 @@ def _tensors(value: Any) -> Iterator[ModelTensor]:
 
 
 def _of_servers(schema: ModelSchema, saves: Saves) -> Contents:
+    dense = (
+        TensorRow(
+            name=name,
+            dtype=tensor.dtype,
+            shape=tensor.shape,
+            num_bytes=int(np.prod(tensor.shape, dtype=int)) * np.dtype(tensor.dtype).itemsize,
+        )
+        for tensor in schema.dense
+        for name in names_of_tensor(tensor)
+    )
+    buffers = (
+        _row(name, ModelTensor(dtype, array))
+        for name, (dtype, array) in buffers_of(saves).held.items()
+    )
     return Contents(
         strategy="ps",
-        tensors=tuple(
-            TensorRow(
-                name=name,
-                dtype=tensor.dtype,
-                shape=tensor.shape,
-                num_bytes=int(np.prod(tensor.shape, dtype=int)) * np.dtype(tensor.dtype).itemsize,
-            )
-            for tensor in schema.dense
-            for name in names_of_tensor(tensor)
-        ),
+        tensors=(*dense, *buffers),
         tables=tuple(_table_row(schema, table, saves) for table in schema.tables),
         states=tuple(_server_states(schema, saves)),
     )

@@ -22,7 +22,13 @@ from torch import Tensor
 from paceline.base.errors import ConfigError, PacelineError, PermanentError
 from paceline.base.numbering import CutNo, StepNo
 from paceline.runtime.checkpoint import cutfile
-from paceline.runtime.checkpoint.assembly import ModelTensor, is_replica, model_of, replica_of
+from paceline.runtime.checkpoint.assembly import (
+    ModelTensor,
+    buffers_of,
+    is_replica,
+    model_of,
+    replica_of,
+)
 
 EXIT_OURS = 2
 
@@ -34,6 +40,10 @@ class ExportedModel(msgspec.Struct, frozen=True, kw_only=True):
     step: StepNo
     num_tensors: int
     num_bytes: int
+    num_buffers: int = 0
+    """Of servers: buffers among them, which are those of the worker that was furthest."""
+    left_out: tuple[str, ...] = ()
+    """Buffers that are not among them (`SavedBuffers.left_out`)."""
 
 
 def export(
@@ -56,6 +66,7 @@ def export(
         _check_absent(out)
     manifest, saves = cutfile.read_cut(*places)
     model = model_of(manifest.schema, saves)
+    buffers = buffers_of(saves)
     content: dict[str, Any] = {name: _with_tensors(value) for name, value in model.items()}
     if optimizer:
         if not is_replica(saves):
@@ -81,6 +92,8 @@ def export(
         step=manifest.step,
         num_tensors=sum(isinstance(value, ModelTensor) for value in model.values()),
         num_bytes=out.stat().st_size,
+        num_buffers=len(buffers.held),
+        left_out=buffers.left_out,
     )
 
 

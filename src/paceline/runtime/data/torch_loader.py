@@ -110,7 +110,7 @@ class Loaders:
         now = self._next_pass(given.dataset, loop)
         read = _by_position(as_read(given, loop.caller, now), loop)
         if read.drop_last:
-            read = _without_rest(read, loop.spec.batch_size or read.batch_size or 1, now.seed)
+            read = without_rest(read, loop.spec.batch_size or read.batch_size or 1, now.seed)
         if isinstance(read.dataset, Listed) and loop.epochs > 1:
             raise ConfigError(
                 f"{loop.caller}: epochs={loop.epochs} with a DataLoader whose sampler, "
@@ -172,7 +172,7 @@ def _by_position(read: Selection, loop: ReadingLoop) -> Selection:
     return read._replace(dataset=iterated, drop_last=False)
 
 
-def _without_rest(read: Selection, size: int, seed: int) -> Selection:
+def without_rest(read: Selection, size: int, seed: int) -> Selection:
     """The same without the records that make no whole batch, in each pass others."""
     length = len(read.dataset)
     whole = length // size * size
@@ -225,7 +225,7 @@ def reading_of(loader: DataLoader[Any], caller: str, now: Pass) -> Selection:
     if isinstance(dataset, IterableDataset):
         _check_iterated(dataset, caller, loader.num_workers)
         order, shuffle, size = None, False, loader.batch_size
-    elif type(loader.batch_sampler) is BatchSampler:
+    elif is_plain(loader.batch_sampler):
         order, shuffle = _order_of(loader, loader.sampler, caller, now)
         size = loader.batch_size
     elif loader.batch_sampler is not None:
@@ -277,7 +277,7 @@ def _check_iterated(dataset: Any, caller: str, num_workers: int) -> None:
 
 
 def _refuse_unknown(loader: DataLoader[Any], caller: str) -> None:
-    if loader.worker_init_fn is not None:
+    if loader.worker_init_fn is not None and loader.num_workers:  # else torch calls it nowhere
         raise ConfigError(
             f"{caller}: the DataLoader has a worker_init_fn; leave it out: the job gives each "
             "record random numbers of its own, and get_worker_info().seed differs in each process"
@@ -291,14 +291,36 @@ def _refuse_unknown(loader: DataLoader[Any], caller: str) -> None:
         )
 
 
+def is_plain(batches: Any) -> bool:
+    """Whether a batch sampler only groups what a sampler yields."""
+    return type(batches) is BatchSampler or (
+        _of_torchdata(batches) and type(batches).__name__ == "BatchSampler"
+    )
+
+
+def is_random(sampler: Any) -> bool:
+    """Whether a sampler yields all records in a random order, or some."""
+    return type(sampler) is RandomSampler or (
+        _of_torchdata(sampler) and type(sampler).__name__ == "RandomSampler"
+    )
+
+
+def _of_torchdata(value: Any) -> bool:
+    """Whether it is of torchdata's ``StatefulDataLoader``, which has samplers of its own."""
+    return type(value).__module__ == "torchdata.stateful_dataloader.sampler"
+
+
 def _order_of(
     loader: DataLoader[Any], sampler: Any, caller: str, now: Pass
 ) -> tuple[Order | None, bool]:
     """The order of the records, or None and whether the job is to shuffle them."""
     if type(sampler) is SequentialSampler:
         return None, False
-    plain = type(sampler) is RandomSampler and not sampler.replacement and sampler.generator is None
-    if plain and sampler.num_samples == len(loader.dataset):  # type: ignore[arg-type]
+    plain = is_random(sampler) and not sampler.replacement
+    # A StatefulDataLoader gives its sampler a generator of a random seed where it has none.
+    made = _of_torchdata(sampler) and type(loader).__name__ == "StatefulDataLoader"
+    drawn_from = None if not plain or (made and loader.generator is None) else sampler.generator
+    if plain and drawn_from is None and sampler.num_samples == len(loader.dataset):  # type: ignore[arg-type]
         return None, True
     return _drawn(loader, sampler, caller, now), False
 

@@ -34,7 +34,7 @@ def check_dense(modules: Sequence[nn.Module]) -> None:
             if isinstance(module, Embedding) or getattr(module, "sparse", False):
                 raise ConfigError(
                     f"job.prepare: {name or type(module).__name__} is a sparse table, whose rows "
-                    "live on parameter servers; run the job with --strategy ps, or make it an "
+                    "live on parameter servers; run the job with --servers 1, or make it an "
                     "nn.Embedding without sparse=True"
                 )
 

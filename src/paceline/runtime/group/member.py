@@ -48,6 +48,7 @@ class MemberClient(MemberEdge):
         """The script's own."""
         self.entered: RunGroup | None = None
         """The group in which the newest step was begun."""
+        self._told_leaving_s = -math.inf
 
     # ------------------------------------------------------------------ what is held
 
@@ -371,7 +372,10 @@ class MemberClient(MemberEdge):
             self._tell_master(self._asker.ask_last(self.state.epoch_no, step, feed))
             while self._asker.waits:
                 self._exchange.check()
-                if self.process.stop_requested:
+                if self.process.told_to_stop:
+                    # The script's own handler of SIGTERM has left the loop: this cut is the last.
+                    self._tell_leaving(self._hand_over_s)
+                elif self.process.stop_requested:
                     self._leave()
                 if self._keeper.is_delayed:
                     until_s = time.monotonic() + self._hand_over_s
@@ -464,7 +468,7 @@ class MemberClient(MemberEdge):
     def _leave(self) -> NoReturn:
         """Raise Stopped, but let no cut be lost that is on its way."""
         self._leaving, self.in_body = True, False
-        start_s, told_s, delayed_s = time.monotonic(), 0.0, 0.0
+        start_s, delayed_s = time.monotonic(), 0.0
         while True:
             self._rest()
             if not self._owes_cut:
@@ -473,15 +477,20 @@ class MemberClient(MemberEdge):
             if self._keeper.is_delayed:  # by a full disk, say; the keeper gives it up in time
                 delayed_s = now_s - start_s
             within_s = delayed_s + patience_s(self._keeper.num_bytes)
-            if now_s > told_s + RESEND_S:  # again, since there may be another agent
-                told_s = now_s
-                self._tell_master([Leaving(inc=self.process.inc, within_s=within_s)])
+            self._tell_leaving(within_s)
             if now_s > start_s + within_s:
                 _log.warning("left_without_cut after_s=%g step=%d", within_s, self.state.step)
                 break
             self._exchange.check()
             self._exchange.wait()
         raise Stopped
+
+    def _tell_leaving(self, within_s: float) -> None:
+        """Have the agent wait; again and again, since there may be another agent."""
+        now_s = time.monotonic()
+        if now_s > self._told_leaving_s + RESEND_S:
+            self._told_leaving_s = now_s
+            self._tell_master([Leaving(inc=self.process.inc, within_s=within_s)])
 
     @property
     def _owes_cut(self) -> bool:

@@ -117,6 +117,11 @@ class GroupStep(StepInHand):
         return (self.holds or self.on_trial) and not self.left_out
 
     @property
+    def completes(self) -> bool:
+        """Whether the batch in hand is the last of our share, in a step that did not break."""
+        return self.is_last_batch and (self.holds or self.on_trial or not self.settled)
+
+    @property
     def is_last_batch(self) -> bool:
         """Whether the step ends with the batch in the script's hands."""
         return self.batch_no == len(self.works) - 1

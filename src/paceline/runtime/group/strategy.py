@@ -32,6 +32,7 @@ class Together(ByClosure, PlaceOfMember, WayOfMember):
 
     takes_growth = is_alone = can_accumulate = meets_in_bodies = takes_uneven_steps = False
     takes_trainings = False
+    checks_gradients = True
     _loop: GroupLoop | None
 
     def __init__(self, client: MemberClient) -> None:

@@ -4,7 +4,8 @@ The loop is the script's: it gets every batch of this worker's shares, as from `
 calls ``optimizer.step()`` for each; the model changes with the last one of a step.
 """
 
-from collections.abc import Iterator, Sequence
+import dataclasses
+from collections.abc import Iterator
 from typing import Any
 
 import accelerate
@@ -16,6 +17,8 @@ from torch.utils.data import DataLoader
 
 from paceline.base.errors import ConfigError
 from paceline.runtime.integrations.steps import Steps, ThisMember, join
+from paceline.runtime.job import Job
+from paceline.runtime.step_frame import OUTSIDE
 
 
 def take_rank(member: ThisMember) -> None:
@@ -39,13 +42,33 @@ class Accelerator(accelerate.Accelerator):
         ConfigError: a plugin or a precision that cannot hold in a job whose workers come and go.
     """
 
-    def __init__(self, *given: Any, gradient_accumulation_steps: int = 1, **named: Any) -> None:
+    def __init__(
+        self,
+        *given: Any,
+        gradient_accumulation_steps: int = 1,
+        gradient_accumulation_plugin: Any = None,
+        **named: Any,
+    ) -> None:
         self._member = join("Accelerator")
         self._accumulation = gradient_accumulation_steps
+        self._computing = False
+        self._held: list[Any] = []
+        """Models, optimizers and schedulers that are to train together."""
+        self._waits = False
+        """The job does not have all of them: it gets them when a loader is read."""
+        plugin = gradient_accumulation_plugin
         if self._member is not None:
             take_rank(self._member)
+            if plugin is not None:
+                self._accumulation = plugin.num_steps
+                plugin = dataclasses.replace(plugin, num_steps=1)
             gradient_accumulation_steps = 1
-        super().__init__(*given, gradient_accumulation_steps=gradient_accumulation_steps, **named)
+        super().__init__(
+            *given,
+            gradient_accumulation_steps=gradient_accumulation_steps,
+            gradient_accumulation_plugin=plugin,
+            **named,
+        )
         if self._member is None:
             return
         if self.distributed_type != DistributedType.NO:
@@ -58,30 +81,91 @@ class Accelerator(accelerate.Accelerator):
                 "Accelerator(mixed_precision='fp16') in a job of paceline: the library's own "
                 "scaler is not the job's; use bf16"
             )
-        if self.gradient_accumulation_steps != 1:
-            raise ConfigError(
-                "Accelerator(gradient_accumulation_plugin=...) in a job of paceline: say "
-                "gradient_accumulation_steps=... instead"
-            )
+
+    @property
+    def job(self) -> Job | None:
+        """The job that this loop trains in; None: without `paceline run`."""
+        return None if self._member is None else self._member.job
+
+    @property
+    def sync_gradients(self) -> bool:
+        """Whether the batch in hand completes a step of the job.
+
+        Accelerate's own state says so of every batch, since ``optimizer.step()`` is called for
+        every batch: the job finds itself which of them are the last of this worker's share.
+        """
+        if self._member is None:
+            return bool(super().sync_gradients)
+        return self._member.strategy.completes_step
+
+    @sync_gradients.setter
+    def sync_gradients(self, sync_gradients: bool) -> None:
+        self.gradient_state.sync_gradients = sync_gradients
+
+    @property
+    def gradient_accumulation_steps(self) -> int:
+        """Batches of a worker in a step, as the script has said."""
+        if self._member is None or self._computing:
+            return int(self.gradient_state.num_steps)
+        return self._accumulation
+
+    @gradient_accumulation_steps.setter
+    def gradient_accumulation_steps(self, gradient_accumulation_steps: int) -> None:
+        if self._member is None:
+            own = {"num_steps": gradient_accumulation_steps}
+            self.gradient_state.plugin_kwargs.update(own)
+        else:
+            self._accumulation = gradient_accumulation_steps
+
+    def backward(self, loss: Any, **named: Any) -> None:
+        """Do as accelerate does, but divide by nothing: the job weighs batches by their samples."""
+        self._computing = True
+        try:
+            super().backward(loss, **named)
+        finally:
+            self._computing = False
 
     def prepare(self, *given: Any, **named: Any) -> Any:
-        """Prepare as accelerate does; models, optimizers and schedulers in one call.
+        """Prepare as accelerate does; the job gets all when a loader is read for training.
 
         If a model is in training mode when a loader is read, the loader is dealt out among the
-        workers; otherwise each worker reads all of it.
+        workers; otherwise each worker reads all of it. Several calls before that make one training;
+        a later call that brings a model begins the next one.
         """
         if self._member is None:
             return super().prepare(*given, **named)
         held = [one for one in given if isinstance(one, nn.Module | Optimizer | LRScheduler)]
         if held:
-            self._member.job.prepare(*held)
-            self._models_held = [one for one in held if isinstance(one, nn.Module)]
+            self._hold(held)
         prepared = super().prepare(*given, **named)
         every = prepared if isinstance(prepared, tuple) else (prepared,)
         found = tuple(
             _Dealt(self, self._member, one) if isinstance(one, DataLoader) else one for one in every
         )
         return found if isinstance(prepared, tuple) else found[0]
+
+    def _hold(self, held: list[Any]) -> None:
+        is_next = not self._waits and any(isinstance(one, nn.Module) for one in held)
+        self._held = [*([] if is_next else self._held), *held]
+        self._waits = True
+        for one in held:
+            if isinstance(one, Optimizer):
+                one.register_step_pre_hook(self._check_begun)
+
+    def _check_begun(self, *_: Any) -> None:
+        """Raise ConfigError if an optimizer steps that the job does not have."""
+        if self._waits:
+            raise ConfigError(OUTSIDE)
+
+    def _begin(self) -> None:
+        """Give the job what is to train together."""
+        if self._waits and self._member is not None:
+            self._waits = False
+            self._member.job.prepare(*self._held)
+
+    @property
+    def _trains(self) -> bool:
+        return any(one.training for one in self._held if isinstance(one, nn.Module))
 
 
 class _Dealt:
@@ -94,11 +178,6 @@ class _Dealt:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._loader, name)
 
-    @property
-    def _training(self) -> bool:
-        models: Sequence[nn.Module] = getattr(self._accelerator, "_models_held", ())
-        return any(one.training for one in models)
-
     def _dealt(self) -> Steps:
         if self._steps is None:
             self._steps = Steps(self._member, self._loader, self._accelerator._accumulation)
@@ -106,13 +185,14 @@ class _Dealt:
 
     def __len__(self) -> int:
         """Return what scripts expect: optimizer steps of an epoch times accumulation."""
-        if not self._training:
+        if not self._accelerator._trains:
             return len(self._loader)
         return len(self._dealt()) * self._accelerator._accumulation
 
     def __iter__(self) -> Iterator[Any]:
-        if not self._training:
+        if not self._accelerator._trains:
             yield from self._loader
             return
+        self._accelerator._begin()
         for batch in self._dealt():
             yield send_to_device(batch, self._accelerator.device)

@@ -17,6 +17,7 @@ from torch.utils.data import DataLoader
 from paceline.base.errors import ConfigError
 from paceline.runtime.integrations.accelerate import take_rank
 from paceline.runtime.integrations.steps import Steps, ThisMember, join
+from paceline.runtime.job import Job
 
 
 class Trainer(transformers.Trainer):
@@ -52,6 +53,11 @@ class Trainer(transformers.Trainer):
         super().__init__(model, args, *others, **named)
         if self._member is not None:
             self.add_callback(_Following(self, self._member))
+
+    @property
+    def job(self) -> Job | None:
+        """The job that this loop trains in; None: without `paceline run`."""
+        return None if self._member is None else self._member.job
 
     def train(self, resume_from_checkpoint: Any = None, *others: Any, **named: Any) -> Any:
         """Train as transformers does; resuming is the job's."""

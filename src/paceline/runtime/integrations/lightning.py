@@ -18,6 +18,7 @@ from torch.optim import Optimizer
 
 from paceline.base.errors import ConfigError
 from paceline.runtime.integrations.steps import Steps, ThisMember, join
+from paceline.runtime.job import Job
 
 
 class PacelineStrategy(SingleDeviceStrategy):
@@ -43,6 +44,11 @@ class PacelineStrategy(SingleDeviceStrategy):
         self._on_terminate = signal.getsignal(signal.SIGTERM)
         if self._member is not None:
             self.global_rank = self.local_rank = rank_zero_only.rank = self._member.rank
+
+    @property
+    def job(self) -> Job | None:
+        """The job that this loop trains in; None: without `paceline run`."""
+        return None if self._member is None else self._member.job
 
     @property
     def is_global_zero(self) -> bool:

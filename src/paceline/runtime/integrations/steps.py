@@ -36,10 +36,12 @@ from torch.utils.data import (
 
 from paceline.base.errors import ConfigError
 from paceline.base.jobdir import JobDir
+from paceline.runtime.data.torch_loader import DEFAULTS, is_plain, is_random, without_rest
 from paceline.runtime.holding.replicas.strategy import Replicated
 from paceline.runtime.job import Job, begin
 from paceline.runtime.logged import PLAIN
 from paceline.runtime.process import Process, managed
+from paceline.runtime.seeding import seed_of
 from paceline.wire.spec import SHORT_STEPS, load
 
 _UNPLAIN = re.compile(r"[^A-Za-z0-9_.\-/]+")
@@ -116,8 +118,8 @@ def _member_of(process: Process) -> ThisMember:
     """One for all loops of a script: some only evaluate."""
     if process.joined:
         raise ConfigError(
-            "pl.init() was called before in this script; leave it out, or train with a loop over "
-            "job.batches"
+            "pl.init() was called before in this script; leave it out (the adapter has the job as "
+            "its attribute `job`), or train with a loop over job.batches"
         )
     strategy = Replicated(process)
     process.join(strategy.hand_over)
@@ -151,6 +153,13 @@ class Steps:
         asked = sampler.batch_size * accumulation * spec.workers.count
         self.batch_size = spec.batch_size or asked
         """Samples of a step."""
+        self._drop_last = sampler.drop_last
+        count: int = len(self._loader.dataset)  # type: ignore[arg-type]
+        if self._drop_last and count < self.batch_size:
+            raise ConfigError(
+                f"the training data has drop_last=True and {count} samples, fewer than "
+                f"the {self.batch_size} of a step; leave drop_last out, or give smaller batches"
+            )
         self._num_epochs = 0
         self._batches: Iterator[Any] = iter(())
         self._first: list[Any] = []
@@ -158,6 +167,8 @@ class Steps:
 
     def __len__(self) -> int:
         """Steps of an epoch."""
+        if self._drop_last:
+            return len(self.dataset) // self.batch_size
         return math.ceil(len(self.dataset) / self.batch_size)
 
     def __iter__(self) -> Iterator[Any]:
@@ -204,16 +215,28 @@ class Steps:
     def _open(self) -> None:
         self.finish()
         self._num_epochs += 1
-        loader = self._loader
+        loader, (dataset, shuffle) = self._loader, self._of_epoch()
         self._batches = self._member.job.batches(
-            self.dataset,
+            dataset,
             self.batch_size,
-            shuffle=self._shuffle,
+            shuffle=shuffle,
             num_workers=loader.num_workers,
             collate_fn=None if loader.collate_fn is default_collate else loader.collate_fn,
             pin_memory=loader.pin_memory,
             prefetch=loader.prefetch_factor or 2,
         )
+
+    def _of_epoch(self) -> tuple[Any, bool]:
+        """What the epoch reads, and whether the job is to shuffle it.
+
+        With ``drop_last`` these are whole steps, in each epoch of other samples.
+        """
+        if not self._drop_last:
+            return self.dataset, self._shuffle
+        seed = seed_of(self._member.strategy.spec.data_seed, self._num_epochs)
+        given = DEFAULTS._replace(dataset=self.dataset, shuffle=self._shuffle)
+        read = without_rest(given, self.batch_size, seed)
+        return read.dataset, read.shuffle
 
 
 def _checked(loader: Any) -> tuple[DataLoader[Any], BatchSampler]:
@@ -222,15 +245,15 @@ def _checked(loader: Any) -> tuple[DataLoader[Any], BatchSampler]:
         raise ConfigError(
             f"the training data comes from a {type(loader).__name__}; give one torch DataLoader"
         )
-    batches = loader.batch_sampler
-    if type(batches) is not BatchSampler or isinstance(loader.dataset, IterableDataset):
+    batches: Any = loader.batch_sampler
+    if not is_plain(batches) or isinstance(loader.dataset, IterableDataset):
         raise ConfigError(
             "the training data is iterable, or has a batch_sampler, or no batch_size; give a "
             "map-style dataset with batch_size: the job says who reads which samples"
         )
     sampler = batches.sampler
     plain = isinstance(sampler, SequentialSampler) or (
-        isinstance(sampler, RandomSampler)
+        (isinstance(sampler, RandomSampler) or is_random(sampler))
         and not sampler.replacement
         and sampler.num_samples == len(loader.dataset)  # type: ignore[arg-type]
     )
@@ -238,10 +261,5 @@ def _checked(loader: Any) -> tuple[DataLoader[Any], BatchSampler]:
         raise ConfigError(
             f"the training data has a {type(sampler).__name__}; the job shuffles on its own, and "
             "every sample counts once per epoch: leave it out, or shuffle=False for the given order"
-        )
-    if batches.drop_last:
-        raise ConfigError(
-            "the training data has drop_last=True, but every sample counts once per epoch, so the "
-            "last step of each may be smaller; leave it out"
         )
     return loader, batches

@@ -7,16 +7,9 @@ import torch
 from torch import Tensor
 
 from paceline.base.errors import PermanentError
-from paceline.runtime.state.skeleton import Skeleton, put_together
+from paceline.runtime.state.saved import Tree
+from paceline.runtime.state.skeleton import put_together
 from paceline.runtime.state.tree import as_bytes, take_apart
-
-
-class Tree(msgspec.Struct, frozen=True, array_like=True):
-    """Nested state as it travels."""
-
-    skeleton: Skeleton
-    tensors: tuple[tuple[str, tuple[int, ...], bytes], ...] = ()
-    """dtype, shape, bytes."""
 
 
 def pack(state: Any, name: str = "the state of a scheduler") -> Tree:

@@ -13,7 +13,12 @@ JOURNAL_WAITS = (
 CUTS_WAIT = (
     "make room there, or end the job with `paceline stop --now`, without what is in no cut on disk"
 )
-STOPPED_BY = {0: "paceline stop", Signals.SIGINT: "Ctrl-C", Signals.SIGTERM: "SIGTERM"}
+STOPPED_BY = {
+    0: "paceline stop",
+    Signals.SIGINT: "Ctrl-C",
+    Signals.SIGTERM: "SIGTERM",
+    Signals.SIGUSR1: "SIGUSR1",
+}
 """What ends a job, by the number of a signal."""
 
 

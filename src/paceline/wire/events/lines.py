@@ -91,6 +91,7 @@ KnownEvent = (
     | state.GroupRunsEvent
     | state.GroupBrokenEvent
     | state.GroupStuckEvent
+    | state.MemberSlowEvent
     | state.DivergedEvent
 )
 """In the order of the table in the reference."""

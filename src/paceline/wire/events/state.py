@@ -200,6 +200,22 @@ class GroupBrokenEvent(ReasonedEvent, frozen=True):
     sentence_words = "{0.node} can no longer work with the others: {0.reason}"
 
 
+class MemberSlowEvent(Event, frozen=True):
+    """A member takes long for its part of a step, and all others wait for it."""
+
+    node: str
+    since_s: float
+    """Seconds for which it has been in its part."""
+    limit_s: float
+    """Seconds after which it is treated as hung."""
+
+    clause_words = "all wait for {0.node}, in its part of a step for {0.since_s:.0f} s"
+    sentence_words = (
+        "{0.clause}; its script reads, computes or sleeps, and has up to {0.limit_s:.0f} s "
+        "(timeouts.hang_s sets another bound)"
+    )
+
+
 class GroupStuckEvent(Event, frozen=True):
     """All members wait for each other; they meet again."""
 

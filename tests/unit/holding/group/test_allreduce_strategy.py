@@ -33,7 +33,7 @@ from tests.unit.holding.group.test_group import FEED
     ],
 )
 def test_sparse_tables_need_servers(table: nn.Module) -> None:
-    with pytest.raises(ConfigError, match=r"1 is a sparse table.*--strategy ps"):
+    with pytest.raises(ConfigError, match=r"1 is a sparse table.*--servers 1"):
         check_dense([nn.Sequential(nn.Linear(2, 2), table)])
     check_dense([nn.Sequential(nn.Linear(2, 2), nn.Embedding(4, 2))])
 

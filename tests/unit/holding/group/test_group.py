@@ -28,7 +28,14 @@ from paceline.protocol.holding.group.member import (
     Say,
 )
 from paceline.protocol.holding.group.member import Instruction as MemberInstruction
-from paceline.protocol.nodes.hangs import Hang, find_hang, find_silent
+from paceline.protocol.nodes.hangs import (
+    SLOW_S,
+    Hang,
+    SlowMember,
+    SlowMembers,
+    find_hang,
+    find_silent,
+)
 from paceline.protocol.records import GroupProgressed, Returned
 from paceline.protocol.snapshot import restore, take
 from paceline.protocol.training import MasterState
@@ -1205,6 +1212,29 @@ class TestFindHang:
 
     def test_all_wait_for_each_other(self) -> None:
         assert find_hang({"a": self.WAITS, "b": self.WAITS}, 3.0) == Hang((), 4.0)
+
+    def test_a_slow_one_is_named_once_and_given_time(self) -> None:
+        patience = SlowMembers()
+
+        def judge(computing_s: float) -> tuple[Hang | None, list[SlowMember]]:
+            late = NodeFacts(inc=1, computing_s=computing_s)
+            members = {"a": late, "b": NodeFacts(inc=2, waiting_s=computing_s)}
+            return patience.judge(find_hang(members, 10.0), members)
+
+        assert judge(9.0) == (None, [])
+        assert judge(11.0) == (None, [SlowMember("a", 11.0, SLOW_S)])
+        assert judge(25.0) == (None, [])
+        assert judge(0.0) == judge(24.0) == (None, []), "it has needed as much before"
+        assert judge(26.0) == (None, [SlowMember("a", 26.0, SLOW_S)])
+        assert judge(SLOW_S) == (None, [])
+        assert judge(SLOW_S + 1) == (Hang(("a",), SLOW_S + 1), [])
+        assert judge(0.0) == judge(SLOW_S) == (None, [])
+        assert judge(2 * SLOW_S + 1) == (None, [SlowMember("a", 2 * SLOW_S + 1, 2 * SLOW_S + 2)])
+        assert judge(2 * SLOW_S + 3) == (Hang(("a",), 2 * SLOW_S + 3), [])
+
+    def test_patience_is_for_those_that_compute(self) -> None:
+        waits = {"a": self.WAITS, "b": self.WAITS}
+        assert SlowMembers().judge(find_hang(waits, 3.0), waits) == (Hang((), 4.0), [])
 
     def test_who_neither_speaks_nor_works_hangs_whatever_the_others_do(self) -> None:
         silent = NodeFacts(inc=1, silent_s=5.0)

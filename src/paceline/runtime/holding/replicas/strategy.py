@@ -177,6 +177,12 @@ class Replicated(Together):
         """
         return self._loop is not None and self._loop.settle()
 
+    @property
+    def completes_step(self) -> bool:
+        """Whether the step ends with the batch in hand; True outside of loops."""
+        step = self._loop.step if self._loop is not None else None
+        return step is None or step.completes
+
     def meet(self, place: ScriptPlace, value: bytes, *, all_workers: bool) -> Sequence[bytes]:
         start_s = monotonic()
         self.client.unmark()

@@ -121,6 +121,8 @@ class Model:
         self._sizes = list(map(_members, self.optimizers))
         self.schema = self._make_schema()
         self.flat: dict[str, Tensor] = {}
+        self.is_back = False
+        """Whether the script has taken it back (`take_back`): its own values count."""
         self._noted: Noted | None = None
         self._held: list[tuple[int, int]] = []
         """Of each dense parameter, torch's count of changes and where its values are."""
@@ -237,7 +239,7 @@ class Model:
 
     def _make_schema(self) -> ModelSchema:
         names: dict[int, tuple[str, ...]] = {}
-        for root, prefix in _prefixed(self.modules):
+        for root, prefix in prefixed(self.modules):
             for name, param in root.named_parameters(prefix, remove_duplicate=False):
                 names[id(param)] = (*names.get(id(param), ()), name)
         return ModelSchema(
@@ -314,6 +316,8 @@ class Model:
         Raises:
             ConfigError: a parameter was changed, converted, moved or replaced.
         """
+        if self.is_back:
+            return
         for one, (version, place) in zip(self.dense, self._held, strict=True):
             if one.param.data_ptr() != place:
                 raise ConfigError(_EDITED.format(one.name, "converted, moved or given other data"))
@@ -348,6 +352,8 @@ class Model:
         Torch then refuses a backward through a forward of before, as after any change in place: its
         gradients would be of values of both.
         """
+        if self.is_back:
+            return
         for dtype, values in dense.items():
             self.flat[dtype].copy_(torch.from_numpy(values))
         increment_version([one.param for one in self.dense])
@@ -355,6 +361,15 @@ class Model:
         self._held = [(version + 1, place) for version, place in self._held]
         if self._noted is not None:
             self._noted.note(whole=whole)
+
+    def take_back(self, dense: Mapping[str, Array], rows: Sequence[Array]) -> None:
+        """Be an ordinary model with these values: whole tables, which it reads itself."""
+        self.load(dense)
+        self.is_back = True
+        for bound, values in zip(self.tables, rows, strict=True):
+            bound.weight.data = torch.from_numpy(values).to(bound.weight.device)
+            for module in bound.modules:
+                del module.__dict__["forward"]
 
     # ------------------------------------------------------------------ gradients
 
@@ -457,21 +472,21 @@ class Model:
 # ---------------------------------------------------------------------------- finding things
 
 
-def _prefixed(roots: Sequence[nn.Module]) -> Iterator[tuple[nn.Module, str]]:
+def prefixed(roots: Sequence[nn.Module]) -> Iterator[tuple[nn.Module, str]]:
     """Each model, and what the names of its parts begin with."""
     for index, root in enumerate(roots):
         yield root, "" if len(roots) == 1 else str(index)
 
 
 def _named_modules(roots: Sequence[nn.Module]) -> Iterator[tuple[str, nn.Module]]:
-    for root, prefix in _prefixed(roots):
+    for root, prefix in prefixed(roots):
         yield from root.named_modules(prefix=prefix)
 
 
 def _paths(roots: Sequence[nn.Module]) -> dict[int, list[str]]:
     """All names of each module, by its id: one may be in several places."""
     found: dict[int, list[str]] = {}
-    for root, prefix in _prefixed(roots):
+    for root, prefix in prefixed(roots):
         for name, module in root.named_modules(prefix=prefix, remove_duplicate=False):
             found.setdefault(id(module), []).append(name)
     return found

@@ -32,12 +32,40 @@ def refuse(modules: Sequence[nn.Module], scalers: Sequence[GradScaler]) -> None:
     refuse_empty(modules)
 
 
-def take_over(model: Model, trainer: TrainingPort, lookups: Lookups, current: Current) -> None:
-    """Have the model held, look-ups answered, and gradients handed over by ``optimizer.step()``."""
+def take_over(
+    model: Model,
+    trainer: TrainingPort,
+    lookups: Lookups,
+    current: Current,
+    has_trained: Callable[[], bool],
+) -> None:
+    """Have the model held, look-ups answered, and gradients handed over by ``optimizer.step()``.
+
+    Args:
+        model: what was prepared.
+        trainer: the holder.
+        lookups: of its tables.
+        current: the loop that trains.
+        has_trained: whether the script has come to a loop, or passed over one.
+    """
+
+    def check_over() -> None:
+        if current() is not None:
+            raise ConfigError(
+                "load_state_dict was called on a prepared model in the body of a loop, whose "
+                "values parameter servers hold; call it after the last loop, or run the job with "
+                "--strategy allreduce"
+            )
+        if not has_trained():
+            raise ConfigError(
+                "load_state_dict was called on a prepared model, whose values the worker does not "
+                "hold; call it before job.prepare"
+            )
+
     trainer.prepare(model.schema, model.initial)
     lookups.tables = [bound.lookup for bound in model.tables]
     model.attach(lookups)
-    Gatherer(trainer, model).attach()
+    Gatherer(trainer, model, check_over).attach()
     refuse_averages_of(param for module in model.modules for param in module.parameters())
     for number, optimizer in enumerate(model.optimizers):
         replace_step(optimizer, partial(_step, current, number))

@@ -21,38 +21,24 @@ from typing import Any
 import msgspec
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from paceline.base.errors import ConfigError, PermanentError
 from paceline.runtime.data.work import Work
+from paceline.runtime.holding.servers.buffers import ModelBuffers
 from paceline.runtime.holding.servers.reckoning import Reckoning
 from paceline.runtime.holding.servers.settings import Setting, SettingsBetween, put
 from paceline.runtime.server.admission import MAX_SCRIPT_BYTES
 from paceline.runtime.state.begun import prepared, tell_differences
 from paceline.runtime.state.outside import START, Outside
-from paceline.runtime.state.packed import Tree, pack, unpack
+from paceline.runtime.state.packed import pack, unpack
+from paceline.runtime.state.saved import BUFFERS, LEFT_OUT, Saved, Tree, decode_saved
 from paceline.runtime.state.script_state import ScriptState
 from paceline.runtime.strategy import LogPlace
 from paceline.wire.messages.curves import UNPLACED, Attempt
 from paceline.wire.messages.feeds import Feed, ScriptPlace
-
-
-class Saved(msgspec.Struct, frozen=True, array_like=True):
-    """The script's state as it travels."""
-
-    now: Tree
-    begun: bytes
-    """A `Tree`: what the script had prepared when the job began."""
-    feed: int = -1
-    """The training feed that it is of; -1: before the first."""
-    base: int = 0
-    """The position at which that feed began."""
-    kinds: tuple[str, ...] | None = None
-    """Names of the schedulers' classes; None: written before they were kept."""
-    place: ScriptPlace | None = None
-    """See `Outside.place`."""
 
 
 class Schedule:
@@ -63,6 +49,7 @@ class Schedule:
         schedulers: changed in place: their ``step`` follows the job's.
         count: samples of a feed in the model; asked where positions are of these.
         script: what the script keeps beside them (`Job.state`).
+        modules: the models, whose buffers go along.
 
     Raises:
         ConfigError: a scheduler has state that cannot be handed to another worker.
@@ -74,7 +61,9 @@ class Schedule:
         schedulers: Sequence[LRScheduler],
         count: Callable[[int], int] = lambda _: 0,
         script: ScriptState | None = None,
+        modules: Sequence[nn.Module] = (),
     ) -> None:
+        self._buffers = ModelBuffers(modules)
         self._optimizers, self._schedulers, self._count = optimizers, schedulers, count
         self._script = ScriptState() if script is None else script
         self.reckoning = Reckoning()
@@ -125,6 +114,11 @@ class Schedule:
         self._saved_of: tuple[Any, ...] | None = None
 
     # ------------------------------------------------------------------ positions
+
+    @property
+    def has_opened(self) -> bool:
+        """Whether the script has come to a training loop."""
+        return bool(self._opened)
 
     def opened(self, feed: Feed) -> None:
         """Note a training feed that the script goes through from now on."""
@@ -207,7 +201,7 @@ class Schedule:
         held, state = self._sure
         if self.position > position and state and held <= position:
             called = self._called
-            self._become(held, _decode(state))
+            self._become(held, decode_saved(state))
             self._settings.put(edits)
             self._called = called
             self._owed = called if held == position else [None] * len(called)
@@ -345,6 +339,7 @@ class Schedule:
                     for group in one.param_groups
                 ],
                 list(map(_look_at, self._schedulers)),
+                self._buffers.look(),
             )
         except TypeError:
             return None
@@ -356,8 +351,11 @@ class Schedule:
             ConfigError: servers would not take so much.
         """
         script = self._script.state_of()
+        buffers, at_home = self._buffers.state()
         now = {
             "script": script,
+            BUFFERS: buffers,
+            LEFT_OUT: at_home,
             **self._prepared(),
             "outside": self.between.counts(),
             "called": [None if call is None else list(call) for call in self._called],
@@ -366,10 +364,12 @@ class Schedule:
             Saved(pack(now), self._begun, self._feed, self._base, self._kinds, self.between.place)
         )
         if len(packed) > MAX_SCRIPT_BYTES:
-            sizes = {name: len(msgspec.msgpack.encode(pack(one))) for name, one in script.items()}
+            parts = {f"job.state[{name!r}]": one for name, one in script.items()}
+            parts |= {f"buffer {name}": one for name, one in buffers.items()}
+            sizes = {name: len(msgspec.msgpack.encode(pack(one))) for name, one in parts.items()}
             name = max(sizes, key=lambda one: sizes[one], default="")
             raise ConfigError(
-                f"job.state has {len(packed):,} bytes, of which job.state[{name!r}] "
+                f"job.state and the model's buffers have {len(packed):,} bytes, of which {name} "
                 f"{sizes.get(name, 0):,}; parameter servers keep up to {MAX_SCRIPT_BYTES:,}: leave "
                 "it out, or run the job with --strategy allreduce"
             )
@@ -399,7 +399,7 @@ class Schedule:
             PermanentError: it is no such state.
             ConfigError: it is of other schedulers than the script's.
         """
-        saved = _decode(data)
+        saved = decode_saved(data)
         begun, ours = _unpack_begun(saved.begun), _unpack_begun(self._begun)
         self._check_kinds(saved.kinds, len(unpack(saved.now)["schedulers"]))
         self._settings.end()
@@ -410,10 +410,12 @@ class Schedule:
         self.between.check(saved.place)
         if saved.place is not None and (tuple(saved.place), saved.feed) < place:
             # It lacks what the script has done between two loops since.
-            saved, data = _decode(start), start
+            saved, data = decode_saved(start), start
         self._become(position, saved)
         with torch.no_grad():
-            self._script.become(unpack(saved.now).get("script", {}))
+            state = unpack(saved.now)
+            self._script.become(state.get("script", {}))
+            self._buffers.become(state.get(BUFFERS, {}))
         self._in_hand, self._sure = 0, (position, data)
         self._owed = [None] * len(self._schedulers)
 
@@ -450,16 +452,8 @@ def place_of(data: bytes) -> tuple[ScriptPlace, Sequence[int]]:
     Raises:
         PermanentError: it is no such state.
     """
-    saved = _decode(data)
+    saved = decode_saved(data)
     return tuple(saved.place or START), unpack(saved.now)["outside"]
-
-
-def _decode(data: bytes) -> Saved:
-    """Raises PermanentError: it is no such state."""
-    try:
-        return msgspec.msgpack.decode(data, type=Saved)
-    except msgspec.MsgspecError as error:
-        raise PermanentError(f"the state of schedulers cannot be read: {error}") from error
 
 
 def _unpack_begun(data: bytes) -> Any:

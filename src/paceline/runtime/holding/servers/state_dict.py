@@ -3,10 +3,13 @@
 Works for any prepared module at any time, also in the middle of a step: what the step computes on
 is not touched. Tables of fixed size appear whole under the name of their weight, tables of
 `pl.Embedding` as ``keys`` and ``rows``, by ascending key.
+
+``model.load_state_dict(best)`` after the last loop takes the model back from its holder: from then
+on the worker's own values count, and the script trains no more with them.
 """
 
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from copy import deepcopy
 from functools import partial
 from typing import Any
@@ -26,10 +29,16 @@ _HOOKS = ("_state_dict_hooks", "_load_state_dict_pre_hooks")
 
 
 class Gatherer:
-    """Puts true values in the state dicts of a model's modules."""
+    """Puts true values in the state dicts of a model's modules.
 
-    def __init__(self, trainer: TrainingPort, model: Model) -> None:
-        self._trainer, self._model = trainer, model
+    Args:
+        trainer: the holder.
+        model: what was prepared.
+        check_over: raises ConfigError while the model still trains.
+    """
+
+    def __init__(self, trainer: TrainingPort, model: Model, check_over: Callable[[], None]) -> None:
+        self._trainer, self._model, self._check_over = trainer, model, check_over
         self._dense: dict[int, Dense] = {id(one.param): one for one in model.dense}
         self._tables: dict[int, BoundTable] = {id(one.weight): one for one in model.tables}
         self._hooks: list[RemovableHandle] = []
@@ -41,7 +50,7 @@ class Gatherer:
         """Hook into every module that has parameters of its own."""
         seen: set[int] = set()
         for root in self._model.modules:
-            self._hooks.append(root.register_load_state_dict_pre_hook(_refuse_load))
+            self._hooks.append(root.register_load_state_dict_pre_hook(self._take_back))
             for module in root.modules():
                 if id(module) in seen:
                     continue
@@ -52,6 +61,35 @@ class Gatherer:
                     self._hooks.append(hook)
                 # What `copy` asks an object for, in its own dict.
                 module.__dict__["__deepcopy__"] = partial(self._copy, module)
+
+    def _take_back(self, *_: object) -> None:
+        """Have all values here, whole, before others are loaded.
+
+        Raises:
+            ConfigError: the model still trains, or has a table that no worker can hold.
+        """
+        if self._model.is_back:
+            return
+        self._check_over()
+        growing = [bound.table.name for bound in self._model.tables if not bound.table.num_rows]
+        if growing:
+            raise ConfigError(
+                f"load_state_dict was called on a prepared model with pl.Embedding {growing[0]!r}, "
+                "whose rows live in a table of the job; evaluate the model as it is, or train a "
+                "job to the step that is the best"
+            )
+        self._trainer.settle()
+        rows = [
+            rows_in_order(*self._trainer.export(bound.lookup.index))[1]
+            for bound in self._model.tables
+        ]
+        self._model.take_back(self._trainer.dense(), rows)
+        ours = {handle.id for handle in self._hooks}
+        for module in {part for root in self._model.modules for part in root.modules()}:
+            module.__dict__.pop("__deepcopy__", None)
+            for hooks in (module.__dict__[name] for name in _HOOKS):
+                # Replaced, not removed: torch goes through one of the two at this moment.
+                hooks.update((key, _do_nothing) for key in hooks if key in ours)
 
     def _copy(self, module: nn.Module, memo: dict[int, Any]) -> nn.Module:
         """An ordinary module with the values that the job holds now.
@@ -115,8 +153,5 @@ class Gatherer:
         state[prefix + "rows"] = torch.from_numpy(rows)
 
 
-def _refuse_load(*_: object) -> None:
-    raise ConfigError(
-        "load_state_dict was called on a prepared model, whose values the worker does not hold; "
-        "call it before job.prepare"
-    )
+def _do_nothing(*_: object) -> None:
+    """Stand for a hook of a model that is an ordinary one again."""

@@ -82,8 +82,11 @@ class OnServers:
     ) -> None:
         refuse(modules, scalers)
         model = Model(list(modules), list(optimizers), self.spec.seed)
-        self._schedule = Schedule(optimizers, schedulers, self._count, self.script_state)
-        take_over(model, self.trainer, self._lookups, lambda: self._loop)
+        self._schedule = Schedule(optimizers, schedulers, self._count, self.script_state, modules)
+        schedule = self._schedule
+        take_over(
+            model, self.trainer, self._lookups, lambda: self._loop, lambda: schedule.has_opened
+        )
         self._model = model
 
     @property
@@ -140,6 +143,12 @@ class OnServers:
         self.trainer.checked(measure())
 
     def train(self, feed: Feed, reader: Reader, ahead: int) -> Iterator[Any]:
+        if self.model.is_back:
+            raise ConfigError(
+                "job.batches was called after load_state_dict of a prepared model, but parameter "
+                "servers go on from their own values; load a model after the last loop only, or "
+                "run the job with --strategy allreduce"
+            )
         self._loop = ServersLoop(
             self.trainer, self.model, self._lookups, self._schedule, feed, reader, ahead
         )
