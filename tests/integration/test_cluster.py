@@ -163,6 +163,7 @@ def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Cluster
                 kill_quietly(process.pid, signal.SIGTERM)
                 kill_quietly(process.pid, signal.SIGTERM)
     until(lambda: not any(map(is_supervised, JobDir.all())), "the end of all jobs")
+    made.folder.remove_run_dir()
 
 
 def test_a_guaranteed_job_arrives_and_an_auto_job_is_upgraded(cluster: Cluster) -> None:

@@ -194,7 +194,7 @@ def test_an_order_waits_for_a_master_that_is_being_restarted(supervised: JobDir)
 
     async def restart() -> None:
         server = ControlServer(supervised.secret(), lambda _: asyncio.sleep(0), answer)
-        supervised.master_address.write_text(f"127.0.0.1:{await server.start()}\n")
+        await server.start(path=supervised.master_socket)
         await ordered.wait()
         await server.stop()
 
@@ -220,7 +220,7 @@ def test_an_order_whose_answer_is_lost_is_not_said_to_be_done(
 
     async def serve() -> None:
         server = ControlServer(supervised.secret(), lambda _: asyncio.sleep(0), answer)
-        supervised.master_address.write_text(f"127.0.0.1:{await server.start()}\n")
+        await server.start(path=supervised.master_socket)
         up.set()
         await asyncio.to_thread(ordered.wait)
         if ends:

@@ -88,8 +88,7 @@ def ask_scheduler(
     if not is_locked(folder.lock):
         raise ConfigError("the scheduler does not run; start it with `paceline cluster start`")
     try:
-        address = folder.address.read_text().strip()
-        data = ControlClient(address, folder.secret()).ask_sync(call, timeout_s)
+        data = ControlClient(folder.address, folder.secret()).ask_sync(call, timeout_s)
     except FileNotFoundError as error:
         raise TransientError("the scheduler is being started; try again") from error
     except TransientError as error:

@@ -1,9 +1,11 @@
 """The folder of a cluster's scheduler: what it consists of, journal, address, secret, log."""
 
 import contextlib
+import hashlib
 import os
 import re
 import secrets
+import shutil
 from pathlib import Path
 
 import msgspec
@@ -11,7 +13,8 @@ import msgspec
 from paceline.base.devices import cores_of
 from paceline.base.errors import ConfigError, PermanentError
 from paceline.base.files import write_file
-from paceline.base.jobdir import home, make_private
+from paceline.base.jobdir import RUN_PREFIX, UNIX, home, run_place
+from paceline.base.private_folders import claim, claimed, make_private
 from paceline.policy.scheduling.facts import Tenant
 from paceline.policy.scheduling.registry import SCHEDULERS
 
@@ -67,7 +70,8 @@ class ClusterDir:
         self.config = self.path / "cluster.json"
         self.journal = self.path / "journal.db"
         self.lock = self.path / "lock"
-        self.address = self.path / "address"
+        self.run_note = self.path / "run.dir"
+        """Path of the run directory, if another user has taken its usual name."""
         self.secret_file = self.path / "secret"
         self.log = self.path / "scheduler.log"
 
@@ -89,6 +93,29 @@ class ClusterDir:
                 os.link(fresh, self.secret_file)
         finally:
             fresh.unlink()
+
+    @property
+    def socket(self) -> Path:
+        """The socket of the scheduler; short, wherever the folder is."""
+        return claimed(self._usual_run_dir, self.run_note) / "scheduler.sock"
+
+    @property
+    def address(self) -> str:
+        """Where the scheduler is reached."""
+        return f"{UNIX}{self.socket}"
+
+    @property
+    def _usual_run_dir(self) -> Path:
+        name = hashlib.sha256(os.fsencode(self.path)).hexdigest()[:16]
+        return run_place() / f"{RUN_PREFIX}cluster-{name}"
+
+    def make_run_dir(self) -> None:
+        """Make the folder of the socket where it is missing; raises as `make`."""
+        claim(self._usual_run_dir, self.run_note)
+
+    def remove_run_dir(self) -> None:
+        """Remove that folder."""
+        shutil.rmtree(self.socket.parent, ignore_errors=True)
 
     def secret(self) -> bytes:
         """Read the secret."""

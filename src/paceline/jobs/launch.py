@@ -118,6 +118,8 @@ def _reopen(job: JobDir, sizes: Resize) -> None:
     try:
         make_room(job.outcome)
         job.make_run_dir()
+        if not find_job_processes(job.path):  # else they would be cut off from those that come
+            job.renew_secret()
         job.resize.unlink(missing_ok=True)
         if sizes != AS_BEFORE:
             write_resize(job.resize, sizes)
@@ -178,7 +180,7 @@ def _waits_for(job: JobDir, since_s: float, begun_s: float) -> str:
 
 
 def _answers(job: JobDir) -> bool:
-    """Whether there is a master; the address of one that is gone stays."""
+    """Whether there is a master; the socket of one that is gone stays."""
     try:
         ask(job, GetStatus(), ANSWER_S)
     except (PacelineError, FileNotFoundError):
@@ -266,6 +268,6 @@ def ask(job: JobDir, call: Call, timeout_s: float = 5.0) -> Reply:
 
     Raises:
         TransientError: nobody answers: it is being restarted, or the job has ended.
+        PermanentError: another user or program is where the master was.
     """
-    address = job.master_address.read_text().strip()
-    return ControlClient(address, job.secret()).call_sync(call, timeout_s)
+    return ControlClient(job.control_address(), job.secret()).call_sync(call, timeout_s)
