@@ -96,6 +96,8 @@ class JobDir:
         """Written once by the master: how the job ended. Removed by ``--resume``."""
         self.file_servers = path / "files.json"
         """Who serves the files of cuts; only where the master is on another machine."""
+        self.resumed = path / "resumed"
+        """Here: nothing of an earlier run lives. Removed once the master has looked at the cuts."""
         self.resize = path / "resize.json"
         """With how many nodes a resumed job is to go on; removed once the master knows it."""
         self.report = path / "report.html"

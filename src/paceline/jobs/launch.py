@@ -120,6 +120,7 @@ def _reopen(job: JobDir, sizes: Resize) -> None:
         job.make_run_dir()
         if not find_job_processes(job.path):  # else they would be cut off from those that come
             job.renew_secret()
+            job.resumed.touch()
         job.resize.unlink(missing_ok=True)
         if sizes != AS_BEFORE:
             write_resize(job.resize, sizes)
