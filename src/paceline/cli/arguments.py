@@ -230,7 +230,7 @@ def defined_in(script: str, names: Set[str]) -> Set[str]:
         text = "\n".join(_sources(path, path.parent, set()))
     else:
         named = Path(*script.split("."))
-        found = (named.with_suffix(".py"), named / "__main__.py")
+        found = (named.parent / f"{named.name}.py", named / "__main__.py")
         text = "\n".join(part for one in found for part in _sources(one, Path(), set()))
     by_signature = _BY_SIGNATURE.search(text) is not None
     return {name for name in names if _is_in(name, text, by_signature=by_signature)}

@@ -68,6 +68,8 @@ class ClusterDir:
     def __init__(self, path: Path | None = None) -> None:
         self.path = path or home() / "cluster"
         self.config = self.path / "cluster.json"
+        self.wanted = self.path / "cluster.wanted.json"
+        """What it is to consist of from the start that is under way on."""
         self.journal = self.path / "journal.db"
         self.lock = self.path / "lock"
         self.run_note = self.path / "run.dir"
@@ -121,22 +123,32 @@ class ClusterDir:
         """Read the secret."""
         return self.secret_file.read_bytes().strip()
 
-    def save(self, config: ClusterConfig) -> None:
-        """Write down what the cluster consists of."""
-        write_file(self.config, msgspec.json.format(msgspec.json.encode(config), indent=2) + b"\n")
+    def want(self, config: ClusterConfig) -> None:
+        """Write down what the cluster is to consist of, once its scheduler has started."""
+        image = msgspec.json.format(msgspec.json.encode(config), indent=2) + b"\n"
+        write_file(self.wanted, image)
 
-    def load(self) -> ClusterConfig | None:
+    def settle(self) -> None:
+        """Make it what the cluster consists of: the scheduler has started with it."""
+        with contextlib.suppress(FileNotFoundError):
+            self.wanted.replace(self.config)
+
+    def load(self, path: Path | None = None) -> ClusterConfig | None:
         """Read what the cluster consists of; None: nobody has said it.
+
+        Args:
+            path: of another file than `config`.
 
         Raises:
             PermanentError: the file is damaged or of another version.
         """
+        path = path or self.config
         try:
-            return msgspec.json.decode(self.config.read_bytes(), type=ClusterConfig)
+            return msgspec.json.decode(path.read_bytes(), type=ClusterConfig)
         except FileNotFoundError:
             return None
         except msgspec.MsgspecError as error:
             raise PermanentError(
-                f"{self.config}: got a file that describes no cluster ({error}); remove it, and "
+                f"{path}: got a file that describes no cluster ({error}); remove it, and "
                 "say --devices and --tenant again"
             ) from error

@@ -48,6 +48,8 @@ class ClusterService:
         self._folder.make_run_dir()
         await server.start(path=self._folder.socket)
         try:
+            self._tick()
+            self._folder.settle()
             while not self._stopping:
                 self._tick()
                 try:

@@ -164,7 +164,7 @@ def _read_manifest(path: Path) -> CutManifest:
         sealed = msgspec.json.decode(path.read_bytes(), type=_Sealed)
         text = msgspec.json.format(bytes(sealed.manifest), indent=-1)
         manifest = msgspec.json.decode(text, type=CutManifest)
-    except (OSError, msgspec.DecodeError) as error:
+    except (OSError, msgspec.DecodeError, UnicodeDecodeError) as error:
         raise PermanentError(f"{path}: no readable manifest ({error}); use an older cut") from error
     if checksum(text) != sealed.checksum:
         raise PermanentError(f"{path}: checksum differs, the manifest is damaged; use an older cut")
