@@ -98,6 +98,8 @@ class JobDir:
         """Who serves the files of cuts; only where the master is on another machine."""
         self.resumed = path / "resumed"
         """Here: nothing of an earlier run lives. Removed once the master has looked at the cuts."""
+        self.url_holder = path / "url.holder"
+        """The name under which this run of the job holds the lease at the URL of its cuts."""
         self.resize = path / "resize.json"
         """With how many nodes a resumed job is to go on; removed once the master knows it."""
         self.report = path / "report.html"
@@ -194,6 +196,19 @@ class JobDir:
         return cls(home() / "jobs" / f"{name[:24]}-{stamp}-{secrets.token_hex(2)}")
 
     def fill(self, launched_s: float | None = None) -> None:
+        """Make the directory and what every job has in it, with a run directory.
+
+        Args:
+            launched_s: Unix time of the job's launch; None: now.
+
+        Raises:
+            ConfigError: others could exchange what lies there.
+            OSError: it cannot be made.
+        """
+        self.fill_on_disk(launched_s)
+        self.make_run_dir()
+
+    def fill_on_disk(self, launched_s: float | None = None) -> None:
         """Make the directory and what every job has in it.
 
         Args:
@@ -212,7 +227,6 @@ class JobDir:
         self.events.write_bytes(msgspec.json.encode(launched) + b"\n")
         self.logs.mkdir()
         self.cuts.mkdir()
-        self.make_run_dir()
 
     def make_run_dir(self) -> None:
         """Create the run directory (0700) where it is missing; under another name if that is taken.
