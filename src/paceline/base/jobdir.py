@@ -97,7 +97,7 @@ class JobDir:
         self.file_servers = path / "files.json"
         """Who serves the files of cuts; only where the master is on another machine."""
         self.resumed = path / "resumed"
-        """Here: nothing of an earlier run lives. Removed once the master has looked at the cuts."""
+        """Nothing of an earlier run lives here. Removed once the master has looked at the cuts."""
         self.url_holder = path / "url.holder"
         """The name under which this run of the job holds the lease at the URL of its cuts."""
         self.resize = path / "resize.json"

@@ -118,8 +118,10 @@ def _reopen(job: JobDir, sizes: Resize) -> None:
     try:
         make_room(job.outcome)
         job.make_run_dir()
-        if not find_job_processes(job.path):  # else they would be cut off from those that come
-            job.renew_secret()
+        if not find_job_processes(job.path):
+            # Else what lives, here or on other machines, would be cut off from what comes.
+            if job.outcome.exists() or not specs.load(job.spec).spans_machines:
+                job.renew_secret()
             job.resumed.touch()
         job.resize.unlink(missing_ok=True)
         if sizes != AS_BEFORE:
