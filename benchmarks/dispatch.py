@@ -106,9 +106,9 @@ class Client:
 
     @classmethod
     async def connect(cls, job: JobDir, node: str) -> "Client":
-        while not job.master_address.exists():
+        while not job.master_socket.exists():
             await asyncio.sleep(0.02)
-        address = job.master_address.read_text().strip()
+        address = job.control_address()
         client = cls(job, await ControlClient(address, job.secret()).connect_agent(), node)
         client.stream.send_nowait(AgentHello(node=node, agent_pid=os.getpid(), host="bench"))
         start = await client.wait(StartProcess)

@@ -136,7 +136,7 @@ class Players:
 
     async def caught_up(self) -> None:
         """The master has handled the leader's last report."""
-        client = ControlClient(self._job.master_address.read_text().strip(), self._job.secret())
+        client = ControlClient(self._job.control_address(), self._job.secret())
         while True:
             status = await client.call(GetStatus(), timeout_s=30.0)
             if getattr(status, "step", 0) >= self.step:

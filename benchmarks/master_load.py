@@ -49,7 +49,7 @@ async def run_agents(
         ArmError: the master ended, or did not start in time.
     """
     what = "its master does not start"
-    if not harness.until(lambda: master.has_ended or job.master_address.exists(), START_S):
+    if not harness.until(lambda: master.has_ended or job.master_socket.exists(), START_S):
         raise harness.failure(master.arm, what, [master.log])
     master.check()
     gate = asyncio.Semaphore(CONNECTING)
@@ -74,7 +74,7 @@ async def run_agents(
     )
     await asyncio.sleep(seconds)
     wall_s = time.time() - start_s
-    client = ControlClient(job.master_address.read_text().strip(), job.secret())
+    client = ControlClient(job.control_address(), job.secret())
     asked_s = time.perf_counter()
     status = await client.call(GetStatus(), timeout_s=10.0)
     status_ms = 1e3 * (time.perf_counter() - asked_s)
@@ -105,7 +105,7 @@ async def play_agent(
     count: int,
 ) -> None:
     async with gate:
-        address = job.master_address.read_text().strip()
+        address = job.control_address()
         stream = await ControlClient(address, job.secret()).connect_agent(timeout_s=30.0)
         stream.send_nowait(AgentHello(node=name, agent_pid=os.getpid(), host="bench"))
         inc = 0

@@ -32,6 +32,7 @@ from paceline.jobs.launch import ask, launch
 from paceline.master.journal import Journal
 from paceline.policy.straggler.decision_log import Decided, TookEffect
 from paceline.protocol.records import FeedAdded
+from paceline.protocol.snapshot import Snapshot
 from paceline.wire.client import GetStatus, JobStatus, StopJob
 from paceline.wire.messages.feeds import Feed
 from paceline.wire.spec import (
@@ -327,6 +328,8 @@ def feed_of_job(job: JobDir) -> Feed:
     for record in Journal(job.journal).replay():
         if isinstance(record, FeedAdded):
             return record.feed
+        if isinstance(record, Snapshot) and record.feeds:
+            return record.feeds[0]
     raise AssertionError(f"{job.path}: no feed in the journal")
 
 

@@ -15,12 +15,17 @@ import msgspec
 import pytest
 from msgspec.structs import replace
 
-from paceline.base.errors import PacelineError
+from paceline.base.errors import PacelineError, PermanentError
 from paceline.base.jobdir import JobDir
 from paceline.base.processes import find_job_processes, is_locked, kill_quietly, start_detached
 from paceline.base.record_log import RecordLog
 from paceline.cluster.book import AnyClusterRecord, ClusterBook, JobDecided, JobLaunched
-from paceline.cluster.client import ask_scheduler, expect, start_scheduler
+from paceline.cluster.client import (
+    ask_scheduler,
+    expect,
+    start_scheduler,
+    stop_scheduler,
+)
 from paceline.cluster.folder import ClusterConfig, ClusterDir
 from paceline.jobs import sharing
 from paceline.jobs.launch import is_supervised
@@ -154,7 +159,7 @@ def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Cluster
     monkeypatch.setenv("PACELINE_HOME", str(tmp_path))
     made = Cluster(tmp_path)
     made.folder.make()
-    made.folder.save(CONFIG)
+    made.folder.want(CONFIG)
     yield made
     made.kill()
     for job in JobDir.all():
@@ -163,6 +168,24 @@ def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Cluster
                 kill_quietly(process.pid, signal.SIGTERM)
                 kill_quietly(process.pid, signal.SIGTERM)
     until(lambda: not any(map(is_supervised, JobDir.all())), "the end of all jobs")
+    made.folder.remove_run_dir()
+
+
+def test_a_start_that_fails_leaves_the_settings(cluster: Cluster) -> None:
+    folder, good = cluster.folder, CONFIG
+    start_scheduler(folder, good)
+    assert folder.load() == good
+    stop_scheduler(folder)
+    folder.journal.rename(folder.path / "kept")
+    folder.journal.write_bytes(b"no journal")
+    other = ClusterConfig(devices=("cpu:0",), tenants=(Tenant("other", 1),))
+    with pytest.raises(PermanentError, match="the scheduler did not start"):
+        start_scheduler(folder, other)
+    assert folder.load() == good
+    assert not folder.wanted.exists()
+    (folder.path / "kept").rename(folder.journal)
+    start_scheduler(folder, other)
+    assert folder.load() == other
 
 
 def test_a_guaranteed_job_arrives_and_an_auto_job_is_upgraded(cluster: Cluster) -> None:

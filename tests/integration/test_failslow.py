@@ -125,7 +125,7 @@ def scrape(job: JobDir) -> dict[str, float]:
     """The lines that Prometheus would read; values by name and labels."""
     request = urllib.request.Request(
         f"http://{job.metrics_address.read_text().strip()}/metrics",
-        headers={"Authorization": f"Bearer {job.secret().decode()}"},
+        headers={"Authorization": f"Bearer {job.metrics_token.read_text().strip()}"},
     )
     with urllib.request.urlopen(request, timeout=10) as answer:
         lines = answer.read().decode().splitlines()

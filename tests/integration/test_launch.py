@@ -194,7 +194,7 @@ def test_an_order_waits_for_a_master_that_is_being_restarted(supervised: JobDir)
 
     async def restart() -> None:
         server = ControlServer(supervised.secret(), lambda _: asyncio.sleep(0), answer)
-        supervised.master_address.write_text(f"127.0.0.1:{await server.start()}\n")
+        await server.start(path=supervised.master_socket)
         await ordered.wait()
         await server.stop()
 
@@ -220,7 +220,7 @@ def test_an_order_whose_answer_is_lost_is_not_said_to_be_done(
 
     async def serve() -> None:
         server = ControlServer(supervised.secret(), lambda _: asyncio.sleep(0), answer)
-        supervised.master_address.write_text(f"127.0.0.1:{await server.start()}\n")
+        await server.start(path=supervised.master_socket)
         up.set()
         await asyncio.to_thread(ordered.wait)
         if ends:
@@ -246,3 +246,30 @@ def test_a_master_that_does_not_come_again_is_said_in_words(
     monkeypatch.setattr(launch, "RESTART_S", 0.3)
     with pytest.raises(TransientError, match=r"has not answered .* try again"):
         launch.ask_running(supervised, Scale(workers=2))
+
+
+@pytest.mark.parametrize(
+    ("ended", "sources", "is_another"),
+    [
+        (True, {}, True),
+        (False, {}, True),
+        (True, {"listen": "--set listen"}, True),
+        (False, {"listen": "--set listen"}, False),
+    ],
+)
+def test_a_resumed_job_has_another_secret_unless_workers_elsewhere_may_live(
+    job: JobDir,
+    monkeypatch: pytest.MonkeyPatch,
+    ended: bool,
+    sources: dict[str, str],
+    is_another: bool,
+) -> None:
+    save(JobSpec(script="/train.py", sources=sources), job.spec)
+    if ended:
+        write_outcome(Outcome(state="stopped", exit_code=4), job.outcome)
+    before = job.secret()
+    monkeypatch.setattr(launch, "start_supervisor", lambda _: None)
+    launch.resume(job)
+    assert (job.secret() != before) == is_another
+    assert job.secret_file.stat().st_mode & 0o777 == 0o600
+    assert job.resumed.exists()

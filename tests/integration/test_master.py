@@ -287,7 +287,7 @@ class FakeAgent:
             beat.cancel()
 
     async def _follow(self) -> None:
-        address = self.world.job.master_address.read_text().strip()
+        address = self.world.job.control_address()
         stream = await ControlClient(address, self.world.job.secret()).connect_agent()
         self.stream = stream
         running = (self.process.up,) if self.process else ()
@@ -461,7 +461,7 @@ class Bench:
     async def call(
         self, call: GetStatus | Scale | Kill | StopJob | ResizeNodes
     ) -> JobStatus | Done:
-        address = self.job.master_address.read_text().strip()
+        address = self.job.control_address()
         return await ControlClient(address, self.job.secret()).call(call, timeout_s=5.0)
 
     async def status(self) -> JobStatus:
@@ -523,6 +523,10 @@ def make_spec(**changes: object) -> JobSpec:
         "timeouts": TimeoutSpec(heartbeat_s=0.05, lost_after_s=1.0, stop_s=1.0),
     }
     return JobSpec(**{**fields, **changes})  # type: ignore[arg-type]
+
+
+AT_A_PORT = {"sources": {"listen": "--set listen"}}
+"""Of a spec whose master other machines can reach."""
 
 
 def play(
@@ -592,7 +596,7 @@ def test_a_master_killed_in_mid_job_goes_on_from_its_journal(tmp_path: Path) -> 
         assert bench.world.epoch_no == 1
         assert bench.event_names().count("node_started") == 3
 
-    play(tmp_path, body)
+    play(tmp_path, body, make_spec(**AT_A_PORT))
 
 
 def test_everything_killed_goes_on_from_the_newest_cut(tmp_path: Path) -> None:
@@ -889,7 +893,7 @@ def test_messages_of_strangers_change_nothing(
 ) -> None:
     async def body(bench: Bench) -> None:
         await bench.until(lambda: bench.progress > 100)
-        address = bench.job.master_address.read_text().strip()
+        address = bench.job.control_address()
         stream = await ControlClient(address, bench.job.secret()).connect_agent()
         stale = Committed(epoch_no=1, inc=77, step=9, committed=(Span(0, 0, 2_000),))
         for _ in range(5):
@@ -936,7 +940,7 @@ def test_a_master_whose_port_was_taken_meanwhile_takes_another(tmp_path: Path) -
         assert bench.job.master_address.read_text() != before
         assert bench.event_names().count("node_started") == 3
 
-    play(tmp_path, body)
+    play(tmp_path, body, make_spec(**AT_A_PORT))
 
 
 def test_a_master_that_was_paused_blames_nobody(tmp_path: Path) -> None:
@@ -983,7 +987,7 @@ def test_an_unknown_solution_ends_the_job_with_the_names_there_are(tmp_path: Pat
     play(tmp_path, body, make_spec(solution="best"))
 
 
-def test_metrics_are_served_while_the_job_runs_and_to_nobody_without_the_secret(
+def test_metrics_are_served_while_the_job_runs_and_to_nobody_without_the_token(
     tmp_path: Path,
 ) -> None:
     async def body(bench: Bench) -> None:
@@ -991,8 +995,8 @@ def test_metrics_are_served_while_the_job_runs_and_to_nobody_without_the_secret(
         bench.world.hold.clear()
         await asyncio.sleep(1.1)  # a measurement
         address = bench.job.metrics_address.read_text().strip()
-        secret = bench.job.secret().decode()
-        text = await asyncio.to_thread(fetch, address, secret)
+        token = bench.job.metrics_token.read_text().strip()
+        text = await asyncio.to_thread(fetch, address, token)
         assert 'paceline_node_samples_total{node="worker-0",role="worker"}' in text
         (committed,) = [
             float(line.split()[1])
@@ -1000,21 +1004,22 @@ def test_metrics_are_served_while_the_job_runs_and_to_nobody_without_the_secret(
             if line.startswith("paceline_job_committed_samples ")
         ]
         assert 0 < committed <= bench.progress
-        with pytest.raises(urllib.error.HTTPError) as refused:
-            await asyncio.to_thread(fetch, address, "guess")
-        refused.value.close()
-        assert refused.value.code == 401
+        for wrong in ("guess", bench.job.secret().decode()):
+            with pytest.raises(urllib.error.HTTPError) as refused:
+                await asyncio.to_thread(fetch, address, wrong)
+            refused.value.close()
+            assert refused.value.code == 401
         bench.world.hold.set()
         await bench.done()
         with pytest.raises(urllib.error.URLError):
-            await asyncio.to_thread(fetch, address, secret)
+            await asyncio.to_thread(fetch, address, token)
 
     play(tmp_path, body, make_spec(metrics_port=0))
 
 
-def fetch(address: str, secret: str) -> str:
+def fetch(address: str, token: str) -> str:
     request = urllib.request.Request(
-        f"http://{address}/metrics", headers={"Authorization": f"Bearer {secret}"}
+        f"http://{address}/metrics", headers={"Authorization": f"Bearer {token}"}
     )
     with urllib.request.urlopen(request, timeout=5) as answer:
         return str(answer.read().decode())

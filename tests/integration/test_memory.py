@@ -129,12 +129,15 @@ def test_where_the_limit_may_not_be_raised_a_server_comes_before_memory_runs_out
 @pytest.mark.soak
 @pytest.mark.timeout(300)
 def test_without_the_leave_to_raise_it_the_kernel_kills_the_server(tmp_path: Path) -> None:
-    with growing(tmp_path, NodeSpec(count=1, memory_bytes=LIMIT)) as job:
+    servers = NodeSpec(count=1, memory_bytes=LIMIT)
+    with growing(tmp_path, servers, SAMPLES, "--pause-s", "0.04") as job:
         until(job.job.outcome.exists, "the end", 120.0)
-        assert job.end().state == "failed"
-        ends = ends_out_of_memory(job)
-        assert ends
-        assert all(one.signal == 9 for one in ends)
+        outcome = job.end()
+        assert outcome.state == "failed"
+        assert "ran out of memory, as was foreseen: server-0 uses " in outcome.error
+        assert "is expected to need " in outcome.error
+        (end,) = ends_out_of_memory(job)
+        assert end.signal == 9
         short = job.told(MemoryShortEvent)
         assert not short[0].after_oom
         assert "set servers.max_memory" in short[0].sentence()

@@ -20,6 +20,7 @@ from paceline.base.samples import Span
 from paceline.wire.client import Call, Done, GetStatus, Kill, Scale
 from paceline.wire.codec import encode
 from paceline.wire.control import ControlClient
+from paceline.wire.control_auth import Introduction
 from paceline.wire.data_plane import DataClient
 from paceline.wire.events.nodes import ProcessUpEvent
 from paceline.wire.messages.agent import AgentHello, AgentUp, FromProcess, Heartbeat
@@ -114,14 +115,18 @@ def address_of_server(job: RunningJob) -> str:
 
 def endpoints(job: RunningJob) -> list[tuple[int, object]]:
     """Every port and every socket that the job listens at."""
-    host, _, port = job.job.master_address.read_text().strip().rpartition(":")
-    found: list[tuple[int, object]] = [(socket.AF_INET, (host, int(port)))]
+    found: list[tuple[int, object]] = []
+    if job.job.master_address.exists():
+        host, _, port = job.job.master_address.read_text().strip().rpartition(":")
+        found.append((socket.AF_INET, (host, int(port))))
     scheme, _, place = address_of_server(job).partition("://")
     if scheme in ("tcp", "curve"):
         host, _, port = place.rpartition(":")
         found.append((socket.AF_INET, (host, int(port))))
-    sockets = [path for path in job.job.run_dir.iterdir() if stat.S_ISSOCK(path.stat().st_mode)]
-    assert len(sockets) == 2 + (scheme == "shm")
+    found_there = [path for path in job.job.run_dir.iterdir() if path.suffix != ".template"]
+    sockets = [path for path in found_there if stat.S_ISSOCK(path.stat().st_mode)]
+    assert len(sockets) == 3 + (scheme == "shm"), "of nodes and the master"
+    assert len(found) == (0 if scheme == "shm" else 2)
     return found + [(socket.AF_UNIX, str(path)) for path in sockets]
 
 
@@ -151,11 +156,20 @@ def noise(job: RunningJob, rng: random.Random) -> None:
                         stranger.sendall(data)
 
 
+class Liar(ControlClient):
+    """Goes on although nothing is proven."""
+
+    def _prove(self, me: Introduction, answer: bytes, method: str) -> tuple[tuple[str, str], ...]:
+        return (("authorization", self._secret.decode()),)
+
+
 def speak_with_a_wrong_secret(job: RunningJob) -> None:
-    address = job.job.master_address.read_text().strip()
+    address = job.job.control_address()
     for _ in range(ATTEMPTS):
-        with pytest.raises(PermanentError, match="wrong or missing secret"):
+        with pytest.raises(PermanentError, match="does not have this job's secret"):
             ControlClient(address, WRONG).call_sync(GetStatus(), 5.0)
+        with pytest.raises(PermanentError, match="wrong or missing proof of the secret"):
+            Liar(address, WRONG).call_sync(GetStatus(), 5.0)
     for _ in range(ATTEMPTS):
         client = DataClient({1: address_of_server(job)}, WRONG, ME, arena_bytes=0)
         client.send(1, Pull(epoch_no=1, inc=NOBODY, ticket=1))
@@ -303,7 +317,7 @@ def speak_confused_to_the_agents(job: RunningJob) -> None:
 
 async def speak_confused_to_the_master(job: RunningJob) -> None:
     now = job.status()
-    client = ControlClient(job.job.master_address.read_text().strip(), job.job.secret())
+    client = ControlClient(job.job.control_address(), job.job.secret())
     calls: list[Call] = [Kill(node="nobody"), Kill(node=""), Scale(workers=-3)]
     for call in calls:
         reply = await client.call(call, 10.0)

@@ -2,6 +2,7 @@
 
 import os
 import shutil
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -9,9 +10,11 @@ from typer.testing import CliRunner
 
 from paceline.base.jobdir import JobDir
 from paceline.cli.main import app
+from paceline.cuts.lease import LEASE
 from paceline.wire.spec import CheckpointSpec, load
 from tests.integration.running import RunningJob, running, until
 from tests.integration.test_allreduce import N, check_finished, group, trains
+from tests.integration.test_cli import PACELINE
 
 FEW = ("--num-samples", "1024")
 
@@ -83,6 +86,41 @@ def test_a_job_whose_machine_is_lost_goes_on_from_the_url(
             again.close()
 
 
+@pytest.mark.parametrize("homes", [("one", "one"), ("one", "two")], ids=["one home", "two"])
+def test_of_two_commands_that_resume_a_job_from_its_url_one_does(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, url: str, homes: tuple[str, str]
+) -> None:
+    flags = ("--epochs", "2", "--slow-until-told")
+    with group(tmp_path / "out", *flags, checkpoint=often(url)) as job:
+        until_copied(job, 1)
+        lose_machine(job, monkeypatch, tmp_path / "one")
+        both = [
+            subprocess.Popen(
+                [*PACELINE, "run", url, "--resume", "--detach"],
+                env={**os.environ, "PACELINE_HOME": str(tmp_path / home)},
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                text=True,
+            )
+            for home in homes
+        ]
+        said = [command.communicate(timeout=100.0) for command in both]
+        codes = [command.returncode for command in both]
+        assert sorted(codes) == [0, 2], said
+        refused = said[codes.index(2)][1]
+        assert refused.count("\n") == 1
+        assert "another command resumes this job now" in refused or "runs on" in refused
+        monkeypatch.setenv("PACELINE_HOME", str(tmp_path / homes[codes.index(0)]))
+        again = RunningJob(JobDir.find(None), job.out)
+        try:
+            (job.out / "hurry").touch()
+            check_finished(again, epochs=2)
+            assert not (tmp_path / "store" / LEASE).exists(), "the next run would have to wait"
+            assert not list((tmp_path / homes[0] / "fetched").glob("*/*"))
+        finally:
+            again.close()
+
+
 @pytest.mark.soak
 def test_servers_go_on_from_the_url_and_from_the_cut_before_a_damaged_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, url: str
@@ -91,7 +129,7 @@ def test_servers_go_on_from_the_url_and_from_the_cut_before_a_damaged_one(
     with running(tmp_path / "out", checkpoint=often(url), env={"A_SECRET": "x7"}) as job:
         until_copied(job, 1)
         lose_machine(job, monkeypatch, tmp_path / "other")
-        newest, *_ = sorted((tmp_path / "store").iterdir(), reverse=True)
+        newest, *_ = sorted((tmp_path / "store").glob("0*"), reverse=True)
         for file in newest.glob("*.safetensors"):
             file.write_bytes(file.read_bytes()[:-1])
         assert any((tmp_path / "store").rglob("handover.json"))
@@ -132,4 +170,4 @@ def test_a_job_ends_though_its_storage_is_away(tmp_path: Path, url: str) -> None
         assert url in told["reason"]
         store.unlink()
         check_finished(job)
-        assert int(job.cuts()[-1].name) == max(int(p.name) for p in store.iterdir())
+        assert int(job.cuts()[-1].name) == max(int(p.name) for p in store.glob("0*"))

@@ -76,7 +76,7 @@ class MasterLink:
             await asyncio.sleep(RETRY_S)
 
     async def _connect(self) -> MasterStream:
-        address = self._job.master_address.read_text().strip()
+        address = self._job.control_address()
         return await ControlClient(address, self._job.secret()).connect_agent()
 
     async def _hear(self, stream: MasterStream) -> None:

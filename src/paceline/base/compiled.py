@@ -15,7 +15,8 @@ import subprocess
 from pathlib import Path
 
 from paceline.base.errors import ConfigError
-from paceline.base.jobdir import home, make_private
+from paceline.base.jobdir import home
+from paceline.base.private_folders import make_private
 
 CPU_ARENA = Path(__file__).with_name("cpu_arena.cpp")
 """The memory of cores that jobs share."""

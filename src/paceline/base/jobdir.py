@@ -5,11 +5,8 @@ in memory (sockets, step ledgers, tensors in flight), which is removed when the 
 """
 
 import contextlib
-import grp
 import os
-import pwd
 import secrets
-import stat
 import tempfile
 import time
 from pathlib import Path
@@ -17,10 +14,13 @@ from pathlib import Path
 import msgspec
 
 from paceline.base.errors import ConfigError
+from paceline.base.private_folders import check_place, claim, claimed
 
 SHARED_MEMORY = Path("/dev/shm")
 RUN_PREFIX = "paceline-"
 """Of the names of run directories; a job's id follows."""
+UNIX = "unix:"
+"""Beginning of an address that is the path of a unix socket."""
 MAX_LISTED = 5
 """Jobs named in one message."""
 
@@ -45,96 +45,6 @@ def run_place() -> Path:
     return SHARED_MEMORY if os.access(SHARED_MEMORY, os.W_OK) else Path(tempfile.gettempdir())
 
 
-def make_private(folder: Path) -> None:
-    """Make a folder (0700) in a place that others may write to, or see that it is ours already.
-
-    Once it is ours only root and the owner of the place can exchange it: see `check_place`.
-
-    Raises:
-        ConfigError: the place is not safe, or what has the folder's name is not a folder of this
-            user that is closed to others.
-        OSError: it cannot be made.
-    """
-    check_place(folder.parent)
-    try:
-        os.mkdir(folder, 0o700)
-    except FileExistsError:
-        _check_private(folder)
-
-
-def is_own_folder(path: Path) -> bool:
-    """Tell whether a path is a folder of this user; a link to one is not."""
-    try:
-        found = path.lstat()
-    except OSError:
-        return False
-    return stat.S_ISDIR(found.st_mode) and found.st_uid == os.geteuid()
-
-
-def check_place(folder: Path) -> None:
-    """Check that neither every user nor a group of several can exchange what lies in a folder.
-
-    The folder's owner is trusted, and so is who has write access by an access control list.
-
-    Raises:
-        ConfigError: they can.
-        OSError: there is no such folder.
-    """
-    found = folder.stat()
-    if found.st_mode & stat.S_ISVTX:
-        return
-    if found.st_mode & stat.S_IWOTH:
-        who = "every user"
-    elif found.st_mode & stat.S_IWGRP and not _is_private_group(found.st_gid):
-        who = f"every member of group {found.st_gid}"
-    else:
-        return
-    raise ConfigError(
-        f"{folder}: got a folder in which {who} may rename and remove what others have there, "
-        f"expected one with the sticky bit; run `chmod +t {folder}`, or set TMPDIR and "
-        "PACELINE_HOME to folders of your own"
-    )
-
-
-def _is_private_group(group: int) -> bool:
-    """Tell whether a group is root's or has this user alone, as systems make one for each user."""
-    if group == 0:
-        return True
-    try:
-        members = grp.getgrgid(group)
-    except KeyError:  # in a container users and groups often have no names
-        return group == os.getegid()
-    try:
-        user = pwd.getpwuid(os.geteuid()).pw_name
-    except KeyError:
-        return False
-    return members.gr_name == user and set(members.gr_mem) <= {user}
-
-
-def _check_private(folder: Path) -> None:
-    remedy = f"it may be another user's trap: look at it, then remove {folder}"
-    try:
-        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
-    except OSError as error:
-        raise ConfigError(
-            f"{folder}: got {_describe(folder, error)}, expected a folder of this user; {remedy}"
-        ) from error
-    try:
-        found = os.fstat(descriptor)
-    finally:
-        os.close(descriptor)
-    if found.st_uid != os.geteuid() or found.st_mode & 0o077:
-        got = f"a folder of user {found.st_uid} with mode {stat.S_IMODE(found.st_mode):04o}"
-        expected = f"one of user {os.geteuid()} with mode 0700"
-        raise ConfigError(f"{folder}: got {got}, expected {expected}; {remedy}")
-
-
-def _describe(path: Path, error: OSError) -> str:
-    if path.is_symlink():
-        return "a symbolic link"
-    return "no folder" if isinstance(error, NotADirectoryError) else str(error.strerror)
-
-
 class Launched(msgspec.Struct, frozen=True):
     """The first line of ``events.jsonl``."""
 
@@ -150,8 +60,11 @@ class JobDir:
         self.path = path
         self.spec = path / "job.json"
         self.secret_file = path / "secret"
+        self.run_note = path / "run.dir"
+        """Path of the run directory, if another user has taken its usual name."""
         self.master_address = path / "master.address"
-        """``host:port`` of the master, kept across its restarts while the port is free."""
+        """``host:port`` at which other machines reach the master; it stays across its restarts
+        while the port is free. Missing: the job is one of this machine, see `control_address`."""
         self.supervisor_lock = path / "supervisor.lock"
         self.master_lock = path / "master.lock"
         self.resume_lock = path / "resume.lock"
@@ -163,6 +76,8 @@ class JobDir:
         """What the script has logged."""
         self.metrics_address = path / "metrics.address"
         """``host:port`` of the Prometheus endpoint, where the spec asks for one."""
+        self.metrics_token = path / "metrics.token"
+        """What a client of that endpoint must send; it opens nothing else."""
         self.decisions = path / "decisions.jsonl"
         """What was seen, decided and achieved against stragglers."""
         self.sharing = path / "sharing.jsonl"
@@ -181,6 +96,10 @@ class JobDir:
         """Written once by the master: how the job ended. Removed by ``--resume``."""
         self.file_servers = path / "files.json"
         """Who serves the files of cuts; only where the master is on another machine."""
+        self.resumed = path / "resumed"
+        """Nothing of an earlier run lives here. Removed once the master has looked at the cuts."""
+        self.url_holder = path / "url.holder"
+        """The name under which this run of the job holds the lease at the URL of its cuts."""
         self.resize = path / "resize.json"
         """With how many nodes a resumed job is to go on; removed once the master knows it."""
         self.report = path / "report.html"
@@ -192,7 +111,24 @@ class JobDir:
     @property
     def run_dir(self) -> Path:
         """Memory-backed where possible; short, since unix socket paths end at 107 bytes."""
+        return claimed(self._usual_run_dir, self.run_note)
+
+    @property
+    def _usual_run_dir(self) -> Path:
         return run_place() / f"{RUN_PREFIX}{self.job_id}"
+
+    @property
+    def master_socket(self) -> Path:
+        """The socket at which processes of this machine reach the master."""
+        return self.run_dir / "master.sock"
+
+    def control_address(self) -> str:
+        """Return the master's address as seen from here: ``unix:PATH`` or ``host:port``."""
+        path = self.master_socket
+        if not path.exists():
+            with contextlib.suppress(FileNotFoundError):
+                return self.master_address.read_text().strip()
+        return f"{UNIX}{path}"
 
     @property
     def is_joined(self) -> bool:
@@ -226,6 +162,19 @@ class JobDir:
         """The job's secret, 32 random bytes as hex text."""
         return self.secret_file.read_bytes().strip()
 
+    def renew_secret(self) -> None:
+        """Give the job another secret; processes of an earlier run have nothing to say any more.
+
+        Raises:
+            OSError: it cannot be written.
+        """
+        fresh = self.secret_file.with_suffix(".new")
+        fresh.unlink(missing_ok=True)
+        descriptor = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        with os.fdopen(descriptor, "w") as file:
+            file.write(secrets.token_hex(32))
+        fresh.replace(self.secret_file)
+
     @classmethod
     def create(cls, name: str) -> "JobDir":
         """Make a fresh job directory with a secret of its own."""
@@ -247,6 +196,19 @@ class JobDir:
         return cls(home() / "jobs" / f"{name[:24]}-{stamp}-{secrets.token_hex(2)}")
 
     def fill(self, launched_s: float | None = None) -> None:
+        """Make the directory and what every job has in it, with a run directory.
+
+        Args:
+            launched_s: Unix time of the job's launch; None: now.
+
+        Raises:
+            ConfigError: others could exchange what lies there.
+            OSError: it cannot be made.
+        """
+        self.fill_on_disk(launched_s)
+        self.make_run_dir()
+
+    def fill_on_disk(self, launched_s: float | None = None) -> None:
         """Make the directory and what every job has in it.
 
         Args:
@@ -260,23 +222,20 @@ class JobDir:
         self.path.parent.mkdir(0o755, parents=True, exist_ok=True)
         check_place(self.path.parent)
         self.path.mkdir(mode=0o700)
-        descriptor = os.open(self.secret_file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-        with os.fdopen(descriptor, "w") as file:
-            file.write(secrets.token_hex(32))
+        self.renew_secret()
         launched = Launched(time.time() if launched_s is None else launched_s)
         self.events.write_bytes(msgspec.json.encode(launched) + b"\n")
         self.logs.mkdir()
         self.cuts.mkdir()
-        self.make_run_dir()
 
     def make_run_dir(self) -> None:
-        """Create the run directory (0700) where it is missing.
+        """Create the run directory (0700) where it is missing; under another name if that is taken.
 
         Raises:
-            ConfigError: something else is in its place, or others could put something there.
+            ConfigError: others could exchange what lies in its place.
             OSError: it cannot be made.
         """
-        make_private(self.run_dir)
+        claim(self._usual_run_dir, self.run_note)
 
     @classmethod
     def all(cls) -> list["JobDir"]:

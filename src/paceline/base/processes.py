@@ -285,8 +285,11 @@ def try_lock(path: Path) -> int | None:
 
 
 def is_locked(path: Path) -> bool:
-    """Whether somebody holds the lock at this moment."""
-    descriptor = try_lock(path)
+    """Whether somebody holds the lock at this moment; nobody does where there is no folder."""
+    try:
+        descriptor = try_lock(path)
+    except FileNotFoundError:
+        return False
     if descriptor is None:
         return True
     os.close(descriptor)

@@ -136,7 +136,7 @@ def prune(
 ) -> None:
     """Remove jobs that are over, by age and end; never one of which a process lives."""
     from paceline.cli import removal
-    from paceline.cli.listing import read_row
+    from paceline.cli.listing import read_rows
     from paceline.cli.logs import parse_ago_s
 
     older_than_s = None if older_than is None else parse_ago_s(older_than)
@@ -145,7 +145,8 @@ def prune(
     if older_than is None and not finished:
         raise ConfigError("prune: expected --older-than TIME, --finished, or both")
     wanted = removal.Filter(older_than_s=older_than_s, finished=finished)
-    rows = ((job, read_row(job)) for job in JobDir.all())
+    jobs = JobDir.all()
+    rows = zip(jobs, read_rows(jobs), strict=True)
     going = removal.to_prune(rows, wanted, time.time())
     for line in removal.remove_all(going, dry_run=dry_run):
         print(line)

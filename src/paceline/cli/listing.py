@@ -1,5 +1,8 @@
 """All jobs of this user, one row each: what tables show people and ``--json`` shows programs."""
 
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+
 from msgspec import Struct
 from msgspec.structs import replace
 
@@ -15,6 +18,8 @@ from paceline.wire.spec import JobSpec
 from paceline.wire.strategies import STRATEGIES
 
 ASK_S = 2.0
+MAX_ASKED = 64
+"""Jobs that are read at the same time."""
 UNREADABLE = "unreadable"
 """The state of a job whose ``outcome.json`` is damaged or of another version."""
 
@@ -82,8 +87,8 @@ def listed(wanted: JobSelection) -> list[JobRow]:
     """
     jobs = [job for job in reversed(JobDir.all()) if job.job_id.startswith(wanted.name or "")]
     if wanted.state is None:
-        return [read_row(job) for job in jobs[: wanted.last]]
-    rows = [read_row(job) for job in jobs]
+        return read_rows(jobs[: wanted.last])
+    rows = read_rows(jobs)
     found = [row for row in rows if _is_in(row, wanted.state)]
     states = sorted({row.state for row in rows})
     if not found and states and wanted.state != RUNNING:
@@ -133,6 +138,12 @@ def read_spec(job: JobDir) -> JobSpec | None:
         return specs.load(job.spec)
     except PacelineError:
         return None
+
+
+def read_rows(jobs: Sequence[JobDir]) -> list[JobRow]:
+    """Read several jobs at once: masters that do not answer are waited for together."""
+    with ThreadPoolExecutor(min(MAX_ASKED, len(jobs)) or 1) as pool:
+        return list(pool.map(read_row, jobs))
 
 
 def read_row(job: JobDir) -> JobRow:

@@ -12,7 +12,8 @@ from pathlib import Path
 from msgspec import Struct
 
 from paceline.base.errors import ConfigError
-from paceline.base.jobdir import JobDir, is_own_folder
+from paceline.base.jobdir import JobDir
+from paceline.base.private_folders import is_own_folder
 from paceline.base.processes import find_job_processes, try_lock
 from paceline.cli.listing import JobRow, age, read_spec
 from paceline.jobs.wording import counted, size

@@ -2,7 +2,7 @@
 
 import os
 import sys
-from collections.abc import Container, Mapping
+from collections.abc import Container
 from pathlib import Path
 
 import msgspec
@@ -14,13 +14,13 @@ from paceline.cli.fitting import prepared
 from paceline.cli.live import LiveView
 from paceline.cli.plain import PlainView
 from paceline.cli.report.text import paragraph
+from paceline.cli.resume_sizes import read_sizes as read_sizes
 from paceline.cli.watch import Interrupts, View, follow
 from paceline.jobs.facts import Facts, read_facts
 from paceline.jobs.launch import is_supervised, launch
 from paceline.jobs.outcome import END_OF_SIGNAL, End, Outcome, code_of
-from paceline.jobs.resize import Resize
 from paceline.jobs.wording import counted, seconds
-from paceline.wire.spec import MAX_NODES, JobSpec
+from paceline.wire.spec import JobSpec
 
 UNREADABLE = (
     OSError,
@@ -66,33 +66,6 @@ def _how(spec: JobSpec) -> str:
     why = spec.sources.get("strategy", "")
     strategy = f"{spec.strategy} ({why})" if why else spec.strategy
     return f"{strategy}, {spec.mode}" if spec.traits.has_servers else strategy
-
-
-def read_sizes(spec: JobSpec, flags: Mapping[str, str]) -> Resize:
-    """With how many nodes a job is to be resumed.
-
-    Args:
-        spec: of the job.
-        flags: ``workers`` and ``servers``, as typed; what is missing stays as it was.
-
-    Raises:
-        ConfigError: no numbers, or not of this job's strategy.
-    """
-    if flags and not spec.traits.trains:
-        raise ConfigError(
-            f"--resume: workers of strategy {spec.strategy} stay as many as they were"
-        )
-    if "servers" in flags and not spec.traits.has_servers:
-        raise ConfigError(f"--servers: a job of strategy {spec.strategy} has no servers")
-    ranges = {"workers": (spec.min_workers, spec.most_workers), "servers": (1, MAX_NODES)}
-    sizes = {}
-    for name, text in flags.items():
-        least, most = ranges[name]
-        if not text.isdecimal() or not least <= int(text) <= most:
-            expected = f"a number from {least} to {most}"
-            raise ConfigError(f"--{name}: got {text!r}, expected {expected}")
-        sizes[name] = int(text)
-    return Resize(**sizes)
 
 
 def _make_folder(folder: Path) -> None:

@@ -144,7 +144,7 @@ def _resume(name: str | None, flags: dict[str, str], has_args: bool, *, detach: 
     else:
         job = JobDir.find(name)
     spec = load(job.spec)
-    sizes = running.read_sizes(spec, flags)
+    sizes = running.read_sizes(spec, flags, job)
     if nothing := over(job, spec):
         running.tell(shown, nothing[0])
         raise typer.Exit(nothing[1])

@@ -45,7 +45,7 @@ def main() -> None:
         stream=sys.stderr, level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s"
     )
     lock = take(folder)
-    config = folder.load()
+    config = folder.load(folder.wanted) or folder.load()
     if lock is None or config is None:
         logging.getLogger(__name__).warning("not_started: it runs, or nothing says what it has")
         return

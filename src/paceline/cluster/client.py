@@ -36,7 +36,7 @@ def start_scheduler(folder: ClusterDir, config: ClusterConfig) -> None:
     folder.make()
     if is_locked(folder.lock):
         raise ConfigError("the scheduler runs already; `paceline cluster stop` ends it")
-    folder.save(config)
+    folder.want(config)
     said = folder.log.stat().st_size if folder.log.exists() else 0
     scheduler = start_detached("paceline.cluster", [str(folder.path)], folder.path, folder.log)
     _schedulers[:] = [scheduler, *(one for one in _schedulers if one.poll() is None)]
@@ -48,6 +48,7 @@ def start_scheduler(folder: ClusterDir, config: ClusterConfig) -> None:
         if died:
             break
         time.sleep(0.05)  # noqa: TID251
+    folder.wanted.unlink(missing_ok=True)
     told = folder.log.read_text(errors="replace")[said:][-LOG_TAIL:].strip()
     raise PermanentError(f"the scheduler did not start; {folder.log} says: {told}")
 
@@ -88,8 +89,7 @@ def ask_scheduler(
     if not is_locked(folder.lock):
         raise ConfigError("the scheduler does not run; start it with `paceline cluster start`")
     try:
-        address = folder.address.read_text().strip()
-        data = ControlClient(address, folder.secret()).ask_sync(call, timeout_s)
+        data = ControlClient(folder.address, folder.secret()).ask_sync(call, timeout_s)
     except FileNotFoundError as error:
         raise TransientError("the scheduler is being started; try again") from error
     except TransientError as error:

@@ -1,9 +1,11 @@
 """The folder of a cluster's scheduler: what it consists of, journal, address, secret, log."""
 
 import contextlib
+import hashlib
 import os
 import re
 import secrets
+import shutil
 from pathlib import Path
 
 import msgspec
@@ -11,7 +13,8 @@ import msgspec
 from paceline.base.devices import cores_of
 from paceline.base.errors import ConfigError, PermanentError
 from paceline.base.files import write_file
-from paceline.base.jobdir import home, make_private
+from paceline.base.jobdir import RUN_PREFIX, UNIX, home, run_place
+from paceline.base.private_folders import claim, claimed, make_private
 from paceline.policy.scheduling.facts import Tenant
 from paceline.policy.scheduling.registry import SCHEDULERS
 
@@ -65,9 +68,12 @@ class ClusterDir:
     def __init__(self, path: Path | None = None) -> None:
         self.path = path or home() / "cluster"
         self.config = self.path / "cluster.json"
+        self.wanted = self.path / "cluster.wanted.json"
+        """What it is to consist of from the start that is under way on."""
         self.journal = self.path / "journal.db"
         self.lock = self.path / "lock"
-        self.address = self.path / "address"
+        self.run_note = self.path / "run.dir"
+        """Path of the run directory, if another user has taken its usual name."""
         self.secret_file = self.path / "secret"
         self.log = self.path / "scheduler.log"
 
@@ -90,26 +96,59 @@ class ClusterDir:
         finally:
             fresh.unlink()
 
+    @property
+    def socket(self) -> Path:
+        """The socket of the scheduler; short, wherever the folder is."""
+        return claimed(self._usual_run_dir, self.run_note) / "scheduler.sock"
+
+    @property
+    def address(self) -> str:
+        """Where the scheduler is reached."""
+        return f"{UNIX}{self.socket}"
+
+    @property
+    def _usual_run_dir(self) -> Path:
+        name = hashlib.sha256(os.fsencode(self.path)).hexdigest()[:16]
+        return run_place() / f"{RUN_PREFIX}cluster-{name}"
+
+    def make_run_dir(self) -> None:
+        """Make the folder of the socket where it is missing; raises as `make`."""
+        claim(self._usual_run_dir, self.run_note)
+
+    def remove_run_dir(self) -> None:
+        """Remove that folder."""
+        shutil.rmtree(self.socket.parent, ignore_errors=True)
+
     def secret(self) -> bytes:
         """Read the secret."""
         return self.secret_file.read_bytes().strip()
 
-    def save(self, config: ClusterConfig) -> None:
-        """Write down what the cluster consists of."""
-        write_file(self.config, msgspec.json.format(msgspec.json.encode(config), indent=2) + b"\n")
+    def want(self, config: ClusterConfig) -> None:
+        """Write down what the cluster is to consist of, once its scheduler has started."""
+        image = msgspec.json.format(msgspec.json.encode(config), indent=2) + b"\n"
+        write_file(self.wanted, image)
 
-    def load(self) -> ClusterConfig | None:
+    def settle(self) -> None:
+        """Make it what the cluster consists of: the scheduler has started with it."""
+        with contextlib.suppress(FileNotFoundError):
+            self.wanted.replace(self.config)
+
+    def load(self, path: Path | None = None) -> ClusterConfig | None:
         """Read what the cluster consists of; None: nobody has said it.
+
+        Args:
+            path: of another file than `config`.
 
         Raises:
             PermanentError: the file is damaged or of another version.
         """
+        path = path or self.config
         try:
-            return msgspec.json.decode(self.config.read_bytes(), type=ClusterConfig)
+            return msgspec.json.decode(path.read_bytes(), type=ClusterConfig)
         except FileNotFoundError:
             return None
         except msgspec.MsgspecError as error:
             raise PermanentError(
-                f"{self.config}: got a file that describes no cluster ({error}); remove it, and "
+                f"{path}: got a file that describes no cluster ({error}); remove it, and "
                 "say --devices and --tenant again"
             ) from error

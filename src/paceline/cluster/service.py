@@ -5,7 +5,6 @@ import logging
 import time
 
 from paceline.base.errors import PacelineError
-from paceline.base.files import write_file
 from paceline.base.jobdir import JobDir, home
 from paceline.base.record_log import JournalRefused
 from paceline.cluster.book import AnyClusterRecord, JobEntry, JobLaunched, JobOver
@@ -46,9 +45,11 @@ class ClusterService:
         """Schedule until the order to stop; jobs go on then."""
         desk = ClusterDesk(self._keeper, self._wake.set, self.stop_nowait)
         server = CallServer(self._folder.secret(), desk.answer, decoder(ClusterCall))
-        port = await server.start()
-        write_file(self._folder.address, f"127.0.0.1:{port}\n".encode())
+        self._folder.make_run_dir()
+        await server.start(path=self._folder.socket)
         try:
+            self._tick()
+            self._folder.settle()
             while not self._stopping:
                 self._tick()
                 try:
@@ -59,6 +60,7 @@ class ClusterService:
                 self._decided_s = 0.0
         finally:
             await server.stop()
+            self._folder.remove_run_dir()
             await asyncio.gather(*self._tasks.values())
             self._keeper.close()
 

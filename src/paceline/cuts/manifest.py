@@ -101,6 +101,11 @@ def write_file(directory: Path, name: str, image: Any) -> None:
     finally:
         os.close(descriptor)
     partial.replace(directory / name)
+    _sync(directory)
+
+
+def _sync(directory: Path) -> None:
+    """Make the names in a directory durable."""
     folder = os.open(directory, os.O_RDONLY)
     try:
         os.fsync(folder)
@@ -141,6 +146,7 @@ def write_manifest(directory: Path, manifest: CutManifest) -> None:
     text = msgspec.json.encode(manifest)
     sealed = msgspec.json.encode(_Sealed(msgspec.Raw(text), checksum(text)))
     write_file(directory, MANIFEST, msgspec.json.format(sealed, indent=1))
+    _sync(directory.parent)  # else a power cut may take the new directory with all that is in it
 
 
 def read_manifest(*places: Path) -> CutManifest:
@@ -158,7 +164,7 @@ def _read_manifest(path: Path) -> CutManifest:
         sealed = msgspec.json.decode(path.read_bytes(), type=_Sealed)
         text = msgspec.json.format(bytes(sealed.manifest), indent=-1)
         manifest = msgspec.json.decode(text, type=CutManifest)
-    except (OSError, msgspec.DecodeError) as error:
+    except (OSError, msgspec.DecodeError, UnicodeDecodeError) as error:
         raise PermanentError(f"{path}: no readable manifest ({error}); use an older cut") from error
     if checksum(text) != sealed.checksum:
         raise PermanentError(f"{path}: checksum differs, the manifest is damaged; use an older cut")

@@ -241,6 +241,34 @@ class RemoteCuts:
         path = self._path(number, MANIFEST)
         return MANIFEST in self._names(number) and self._fs.cat_file(path) == sealed
 
+    def read_note(self, name: str) -> bytes | None:
+        """Read a small file beside the cuts; None: there is none. Raises as `numbers`."""
+
+        def read() -> bytes | None:
+            with suppress(FileNotFoundError):
+                return bytes(self._fs.cat_file(f"{self._root}/{name}"))
+            return None
+
+        return self._do(f"read {name}", read)
+
+    def write_note(self, name: str, image: bytes) -> None:
+        """Write it. Raises as `numbers`."""
+
+        def write() -> None:
+            self._fs.makedirs(self._root, exist_ok=True)
+            self._fs.pipe_file(f"{self._root}/{name}", image)
+
+        self._do(f"store {name}", write)
+
+    def remove_note(self, name: str) -> None:
+        """Remove it, if it is there. Raises as `numbers`."""
+
+        def remove() -> None:
+            with suppress(FileNotFoundError):
+                self._fs.rm_file(f"{self._root}/{name}")
+
+        self._do(f"remove {name}", remove)
+
     def trim(self, newest: int, keep: int) -> None:
         """Remove what is older than the newest few cuts; what has no manifest is no cut.
 

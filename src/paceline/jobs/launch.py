@@ -122,6 +122,11 @@ def _reopen(job: JobDir, sizes: Resize) -> None:
     try:
         make_room(job.outcome)
         job.make_run_dir()
+        if not find_job_processes(job.path):
+            # Else what lives, here or on other machines, would be cut off from what comes.
+            if job.outcome.exists() or not specs.load(job.spec).spans_machines:
+                job.renew_secret()
+            job.resumed.touch()
         job.resize.unlink(missing_ok=True)
         if sizes != AS_BEFORE:
             write_resize(job.resize, sizes)
@@ -182,7 +187,7 @@ def _waits_for(job: JobDir, since_s: float, begun_s: float) -> str:
 
 
 def _answers(job: JobDir) -> bool:
-    """Whether there is a master; the address of one that is gone stays."""
+    """Whether there is a master; the socket of one that is gone stays."""
     try:
         ask(job, GetStatus(), ANSWER_S)
     except (PacelineError, FileNotFoundError):
@@ -270,6 +275,6 @@ def ask(job: JobDir, call: Call, timeout_s: float = 5.0) -> Reply:
 
     Raises:
         TransientError: nobody answers: it is being restarted, or the job has ended.
+        PermanentError: another user or program is where the master was.
     """
-    address = job.master_address.read_text().strip()
-    return ControlClient(address, job.secret()).call_sync(call, timeout_s)
+    return ControlClient(job.control_address(), job.secret()).call_sync(call, timeout_s)

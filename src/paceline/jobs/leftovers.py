@@ -9,8 +9,9 @@ import subprocess
 from collections.abc import Iterator
 
 from paceline.base.cgroups import jobs_with_groups
-from paceline.base.jobdir import RUN_PREFIX, JobDir, home, is_own_folder, run_place
+from paceline.base.jobdir import RUN_PREFIX, JobDir, home, run_place
 from paceline.base.joined import lost_nodes, remove_joined
+from paceline.base.private_folders import is_own_folder, usual_name
 from paceline.base.processes import is_locked, start_detached
 
 _cleaners: list[subprocess.Popen[bytes]] = []
@@ -43,7 +44,7 @@ def _left_by() -> Iterator[JobDir]:
     """Jobs of this home that have something on the machine."""
     in_memory = run_place().glob(f"{RUN_PREFIX}*")
     # Every user may put a folder there; no cleaner of ours could remove one of theirs.
-    ours = (path.name.removeprefix(RUN_PREFIX) for path in in_memory if is_own_folder(path))
+    ours = (usual_name(path).removeprefix(RUN_PREFIX) for path in in_memory if is_own_folder(path))
     for job_id in sorted({*ours, *jobs_with_groups()}):
         job = JobDir(home() / "jobs" / job_id)
         if job.path.is_dir():

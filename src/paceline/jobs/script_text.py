@@ -25,7 +25,7 @@ def sources_of(script: str, folder: Path = Path()) -> Iterator[tuple[Path, str]]
         yield from _read(path, path.parent, set())
         return
     named = folder.joinpath(*script.split("."))
-    for one in (named.with_suffix(".py"), named / "__main__.py"):
+    for one in (named.parent / f"{named.name}.py", named / "__main__.py"):
         yield from _read(one, folder, set())
 
 

@@ -7,7 +7,8 @@ from pathlib import Path
 import msgspec
 
 from paceline.base.errors import ConfigError
-from paceline.base.jobdir import RUN_PREFIX, is_own_folder, run_place
+from paceline.base.jobdir import RUN_PREFIX, run_place
+from paceline.base.private_folders import is_own_folder
 from paceline.jobs.history import Tail
 from paceline.wire.client import NodeStatus
 from paceline.wire.gate_page import GatePage

@@ -34,7 +34,12 @@ from paceline.jobs.spec_draft import (
     traits_of,
     where,
 )
-from paceline.jobs.spec_policies import check_resources, check_sinks, check_solution
+from paceline.jobs.spec_policies import (
+    check_history,
+    check_resources,
+    check_sinks,
+    check_solution,
+)
 from paceline.jobs.spec_values import (
     FREE_SECTIONS,
     LEAVES,
@@ -428,6 +433,7 @@ _CHECKS: tuple[tuple[Callable[[SpecDraft], None], tuple[str, ...]], ...] = (
     (check_solution, ("solution",)),
     (check_resources, ("resources.policy",)),
     (check_sinks, ("strategy",)),
+    (check_history, ("history",)),
     (_check_env, ()),
 )
 """What one value alone cannot show; skipped when a value it compares was refused already."""

@@ -4,6 +4,7 @@ import difflib
 from typing import cast, get_args
 
 from paceline.base.errors import ConfigError
+from paceline.jobs.past.place import without_password
 from paceline.jobs.spec_draft import COMMAND_LINE, SpecDraft, how_to_write, traits_of, where
 from paceline.wire.strategies import Mode
 
@@ -41,6 +42,18 @@ def check_solution(draft: SpecDraft) -> None:
         made_for = f"jobs in mode {' or '.join(there)}" if there else "all-reduce"
         got = f"{name}, which is made for {made_for}, in mode {mode}"
         draft.complain(key, got, "another one", how_to_write(place, key, "auto"))
+
+
+def check_history(draft: SpecDraft) -> None:
+    """Refuse a password, which would be shown by ``--dry-run`` and written beside the cuts."""
+    key, url = "history", draft.get("history")
+    if isinstance(url, str) and (shown := without_password(url)) != url:
+        expected = "it without a password, which would be written to files and beside the cuts"
+        remedy = (
+            "put it into ~/.pgpass or PGPASSWORD, or name the database in PACELINE_HISTORY, which "
+            "is written nowhere"
+        )
+        draft.complain(key, shown, expected, remedy)
 
 
 def check_resources(draft: SpecDraft) -> None:

@@ -11,12 +11,16 @@ import logging
 import os
 import signal
 import sys
+import time
 from pathlib import Path
 
+from paceline.base.disk import append_if_possible
 from paceline.base.jobdir import JobDir
 from paceline.base.processes import is_locked, start_detached, try_lock
+from paceline.cuts.store import LocalCuts
 from paceline.master.ports import Backend
 from paceline.master.service import Master
+from paceline.master.short_journal import mend
 from paceline.master.waiting import open_journal
 from paceline.wire import last_words
 from paceline.wire.spec import JobSpec, load
@@ -35,6 +39,8 @@ def open_backend(job: JobDir, spec: JobSpec) -> Backend:
 async def serve(job: JobDir, spec: JobSpec) -> None:
     """Run the master in this event loop."""
     journal = await open_journal(job.journal, spec.timeouts.disk_s)
+    if (short := mend(job, journal, LocalCuts.of(job, spec).disk)) is not None:
+        append_if_possible(job.events, short.at(time.time()).text())
     master = Master(job, spec, open_backend(job, spec), journal=journal)
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, master.stop_nowait, number)

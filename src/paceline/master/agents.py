@@ -62,7 +62,7 @@ class Agents:
         self._curves = parts.curves
         self._served = CutsServed(parts.job, training.cuts.folders)
         self.sharing = DeviceSharing(parts, times)
-        self.memory = MemoryWatch(parts, training.state)
+        self.memory = MemoryWatch(parts, training.state, training.fail)
         self.sizes = self.memory.sizes
         members.watchers.append(self.memory.note)
         self._names: dict[AgentStream, str] = {}

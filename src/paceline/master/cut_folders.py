@@ -13,9 +13,12 @@ from paceline.base.numbering import NO_CUT, NO_ENTRY, NO_EPOCH, START, CutNo
 from paceline.cuts.manifest import (
     MANIFEST,
     CutManifest,
+    patience_s,
     verify,
+    write_file,
     write_manifest,
 )
+from paceline.cuts.remote import HANDOVER
 from paceline.cuts.store import LocalCuts
 from paceline.protocol.records import CutValid
 from paceline.wire.messages.node import Copied, InitialWritten
@@ -38,8 +41,17 @@ class CutFolders(LocalCuts):
         path.mkdir(parents=True, exist_ok=True)
         (path / MANIFEST).unlink(missing_ok=True)
 
-    def seal(self, valid: CutValid, copies: Iterable[Copied], schema: ModelSchema) -> None:
-        """Write the manifest; the cut can be loaded from then on."""
+    def seal(
+        self, valid: CutValid, copies: Iterable[Copied], schema: ModelSchema, handover: bytes
+    ) -> None:
+        """Write the manifest; the cut can be loaded from then on.
+
+        Args:
+            valid: the cut.
+            copies: what holders said of it.
+            schema: of the model.
+            handover: what lies beside it on disk, see `paceline.master.handover`.
+        """
         copies, place = tuple(copies), valid.cut
         manifest = CutManifest(
             cut_no=place.cut_no,
@@ -51,10 +63,16 @@ class CutFolders(LocalCuts):
             files={copy.file: copy.checksum for copy in copies if copy.file},
             num_bytes=sum(copy.num_bytes for copy in copies),
         )
+        if not place.in_memory:
+            write_file(self.sealed_at(place), HANDOVER, handover)
         write_manifest(self.sealed_at(place), manifest)
         if place.memory and not place.in_memory:
             # A cut of this number that never counted may have left one there.
             (self.memory.folder(place.cut_no) / MANIFEST).unlink(missing_ok=True)
+
+    def patience_s(self, copies: Iterable[Copied]) -> float:
+        """Return how long a cut of this size may take."""
+        return patience_s(max((copied.num_bytes for copied in copies), default=0))
 
     def seal_first(self, written: InitialWritten, schema: ModelSchema) -> None:
         """Write the manifest of cut 0, the model before any sample."""

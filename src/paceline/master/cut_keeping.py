@@ -11,8 +11,8 @@ from paceline.base.disk import describe, is_refusal
 from paceline.base.errors import ConfigError
 from paceline.base.numbering import NO_CUT, CutNo
 from paceline.base.samples import num_samples
-from paceline.cuts.manifest import patience_s
 from paceline.master.cut_folders import CutFolders
+from paceline.master.handover import beside_cut
 from paceline.master.parts import MasterParts
 from paceline.master.status import count_committed
 from paceline.master.training_core import TrainingCore
@@ -33,7 +33,7 @@ class CutKeeping:
     """The cuts of one job, around their `CutFolders`."""
 
     def __init__(self, parts: MasterParts, core: TrainingCore) -> None:
-        self._spec, self._outbox = parts.spec, parts.outbox
+        self._parts, self._spec, self._outbox = parts, parts.spec, parts.outbox
         self._state, self._edge, self._do, self._fail = core
         self.folders = CutFolders.of(parts.job, parts.spec)
         self.cadence = Cadence(parts.spec.checkpoint)
@@ -64,7 +64,8 @@ class CutKeeping:
             self._unsealed = self._refused = self._refused_s = None
             return  # who made it is gone, and another cut may have its number
         try:
-            self.folders.seal(valid, copies, self._state.model)
+            beside = b"" if valid.cut.in_memory else beside_cut(self._parts, self._state, valid)
+            self.folders.seal(valid, copies, self._state.model, beside)
         except OSError as error:
             if self._refused is None:
                 where = self.folders.sealed_at(valid.cut)
@@ -157,8 +158,7 @@ class CutKeeping:
     @property
     def last_s(self) -> float:
         """What a cut may take, by the size of the last one."""
-        sealed = self._state.cuts.sealed
-        return patience_s(max((copied.num_bytes for copied in sealed), default=0))
+        return self.folders.patience_s(self._state.cuts.sealed)
 
     def newest_stored(self) -> CutRef | None:
         """The newest cut on disk."""

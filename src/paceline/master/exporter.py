@@ -1,6 +1,6 @@
-"""The job's metrics for Prometheus: HTTP on loopback, for clients with the job's secret.
+"""The job's metrics for Prometheus: HTTP on loopback, for those who have its token.
 
-    curl -H "Authorization: Bearer $(cat secret)" http://$(cat metrics.address)/metrics
+    curl -H "Authorization: Bearer $(cat metrics.token)" http://$(cat metrics.address)/metrics
 
 Imported only where ``metrics_port`` is set. Threads of its own answer; they read the newest
 `Exposed`, which the master replaces once per second and nobody changes.
@@ -10,6 +10,7 @@ Reference: https://prometheus.io/docs/practices/naming (base units, ``_total`` f
 
 import contextlib
 import hmac
+import os
 import socket
 import sys
 import threading
@@ -252,7 +253,7 @@ class Exporter:
         self._collector = JobCollector()
         registry = CollectorRegistry(auto_describe=False)
         registry.register(self._collector)
-        app = _guarded(make_wsgi_app(registry), job.secret())
+        app = _guarded(make_wsgi_app(registry), _token(job))
         self._server = make_server(HOST, port, app, _HttpServer, _Handler)
         self.address = f"{HOST}:{self._server.server_port}"
         fresh = job.metrics_address.with_suffix(".new")
@@ -274,15 +275,29 @@ class Exporter:
         self._thread.join()
 
 
-def _guarded(app: App, secret: bytes) -> App:
-    """The same for those who have the secret; 401 for others."""
-    expected = b"Bearer " + secret
+def _token(job: JobDir) -> bytes:
+    """Write down the token of the endpoint, and return it.
+
+    A client sends it in clear, and a squatter at the port of a dead master gets it. So it must not
+    be the secret, nor tell it.
+    """
+    token = hmac.digest(job.secret(), b"paceline metrics", "sha256").hex().encode()
+    job.metrics_token.unlink(missing_ok=True)
+    descriptor = os.open(job.metrics_token, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    with os.fdopen(descriptor, "wb") as file:
+        file.write(token + b"\n")
+    return token
+
+
+def _guarded(app: App, token: bytes) -> App:
+    """The same for those who have the token; 401 for others."""
+    expected = b"Bearer " + token
 
     def guarded(environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
         got = str(environ.get("HTTP_AUTHORIZATION", "")).encode("utf-8", "replace")
         if hmac.compare_digest(got, expected):
             return app(environ, start_response)
         start_response("401 Unauthorized", [("WWW-Authenticate", "Bearer")])
-        return [b"the job's secret is missing or wrong\n"]
+        return [b"the token is missing or wrong\n"]
 
     return guarded

@@ -1,13 +1,14 @@
-"""Where the master is reached: its listener, and the address that others read in the job directory.
+"""Where the master is reached: its socket in the run directory, and a port for other machines.
 
-Agents read the address at each attempt; only those of other hosts know none but the first, so a
-master listens where the one before it did, if it can.
+Only a job that spans machines has a port. Its address is in the job directory. Agents of other
+hosts know none but the first address, so a master listens where the one before it did, if it can.
 """
 
 import logging
 from collections.abc import Awaitable, Callable
 
 from paceline.base.errors import TransientError
+from paceline.base.files import write_file
 from paceline.base.jobdir import JobDir
 from paceline.wire.client import Call, Reply
 from paceline.wire.control import AgentStream, ControlServer
@@ -16,7 +17,14 @@ _log = logging.getLogger(__name__)
 
 
 class MasterListener:
-    """The listener of one job's master."""
+    """The listener of one job's master.
+
+    Args:
+        job: the job's directory.
+        host: address of this machine for others; empty: the job does not span machines.
+        on_agent: see `ControlServer`.
+        on_call: the same.
+    """
 
     def __init__(
         self,
@@ -33,25 +41,29 @@ class MasterListener:
         """Listen, and write down where.
 
         Raises:
+            ConfigError: the path of the run directory is too long for a socket.
             TransientError: the host has no free port.
         """
-        port = await self._listen()
-        fresh = self._job.master_address.with_suffix(".new")
-        fresh.write_text(f"{self._host}:{port}\n")
-        fresh.replace(self._job.master_address)
+        path, address = self._job.master_socket, self._job.master_address
+        if not self._host:
+            await self._server.start(path=path)
+            address.unlink(missing_ok=True)
+            return
+        port = await self._listen_at(self._known_port())
+        write_file(address, f"{self._host}:{port}\n".encode())
 
     async def close(self) -> None:
         """Stop listening and end all streams, once what is queued is written."""
         await self._server.stop()
 
-    async def _listen(self) -> int:
-        known = self._known_port()
+    async def _listen_at(self, known: int) -> int:
+        path = self._job.master_socket
         if known:
             try:
-                return await self._server.start(self._host, known)
+                return await self._server.start(path=path, host=self._host, port=known)
             except TransientError as error:
                 _log.warning("port_taken port=%d error=%s: taking another", known, error)
-        return await self._server.start(self._host)
+        return await self._server.start(path=path, host=self._host)
 
     def _known_port(self) -> int:
         """The port of the master before this one; 0: there was none."""

@@ -3,7 +3,12 @@
 Servers say what their tables hold, agents what their nodes use. Where `max_memory` of a role is
 above `memory`, a forecast that the limit will not do raises it while the nodes run, and an end out
 of memory doubles it for the next life.
+
+A forecast may be wrong, so a need that cannot be met ends no job alone. Once the kernel has proven
+it by a kill, the job ends: each further life would come to the same end.
 """
+
+from collections.abc import Callable
 
 import msgspec
 from msgspec.structs import replace
@@ -70,12 +75,18 @@ class _Used:
 
 
 class MemoryWatch:
-    """What the nodes of one job use and will use of their memory."""
+    """What the nodes of one job use and will use of their memory.
 
-    def __init__(self, parts: MasterParts, state: MasterState) -> None:
+    Args:
+        parts: of the master.
+        state: of the training.
+        fail: ends the job for a reason.
+    """
+
+    def __init__(self, parts: MasterParts, state: MasterState, fail: Callable[[str], None]) -> None:
         self.sizes = NodeSizes(parts)
         self._members, self._monitor, self._outbox = parts.members, parts.monitor, parts.outbox
-        self._state = state
+        self._state, self._fail = state, fail
         #: A resource policy looks ahead for it.
         self._is_planned = parts.spec.resources.policy != "none"
         self._used: dict[str, _Used] = {}
@@ -88,6 +99,8 @@ class MemoryWatch:
         #: When how many samples were in the model, at the last two looks.
         self._progress = ((0.0, 0), (0.0, 0))
         self._short: set[tuple[str, int]] = set()
+        #: By role and limit, what was computed to be needed and may not be given.
+        self._unmet: dict[tuple[str, int], MemoryShortEvent] = {}
         self._machine = MachineMemory(parts)
 
     # ------------------------------------------------------------------ what is told
@@ -116,14 +129,18 @@ class MemoryWatch:
         """
         if isinstance(event, ServersChangedEvent):
             self._freed_s = None
+            self._unmet.clear()  # of another number of servers
         if not isinstance(event, ProcessExitedEvent):
             return
         self._used.pop(event.node, None)
         self._held.pop(event.node, None)
         if event.verdict is Verdict.OOM:
-            limit = self.sizes.of(role_of(event.node)).memory_bytes
+            role = role_of(event.node)
+            limit = self.sizes.of(role).memory_bytes
             if limit is not None:
                 self._raise(event.node, limit, 2 * limit, after_oom=True)
+                if (unmet := self._unmet.get((role, limit))) is not None:
+                    self._fail(f"{event.node} ran out of memory, as was foreseen: {unmet.clause}")
 
     # ------------------------------------------------------------------ looking ahead
 
@@ -264,6 +281,9 @@ class MemoryWatch:
             else:
                 self._outbox.tell(msgspec.convert({**told, "given_bytes": more}, MemoryRaisedEvent))
                 return
+        short = msgspec.convert({**told, "why": why}, MemoryShortEvent)
+        if forecast_ is not None:
+            self._unmet[role, limit] = short
         if (role, limit) not in self._short:
             self._short.add((role, limit))
-            self._outbox.tell(msgspec.convert({**told, "why": why}, MemoryShortEvent))
+            self._outbox.tell(short)

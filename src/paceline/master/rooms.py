@@ -83,5 +83,5 @@ def build(parts: MasterParts, times: Times) -> Rooms:
             agents.sizes,
         ),
         reporting=reporting,
-        uploads=open_uploads(parts, training.cuts, training.state),
+        uploads=open_uploads(parts, training.cuts, training.state, end.fail),
     )

@@ -22,7 +22,8 @@ class Sources:
 
     def __init__(self, parts: MasterParts, inbox: Inbox) -> None:
         self._backend, self._inbox = parts.backend, inbox
-        self._door = MasterListener(parts.job, parts.spec.listen, self._on_agent, self._on_call)
+        host = parts.spec.listen if parts.spec.spans_machines else ""
+        self._door = MasterListener(parts.job, host, self._on_agent, self._on_call)
         self._tasks: set[asyncio.Task[None]] = set()
         self._closed = False
 
@@ -30,6 +31,7 @@ class Sources:
         """Listen from now on.
 
         Raises:
+            ConfigError: the path of the run directory is too long for a socket.
             TransientError: the host has no free port.
         """
         await self._door.open()

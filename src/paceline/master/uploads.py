@@ -17,7 +17,9 @@ from typing import assert_never
 import msgspec
 
 from paceline.base.errors import TransientError
+from paceline.base.files import write_file
 from paceline.base.numbering import CutNo
+from paceline.cuts.lease import LeaseKeeper, UrlLease
 from paceline.cuts.remote import Handover, RemoteCuts, pack_handover
 from paceline.master.cut_keeping import CutKeeping
 from paceline.master.handover import handover_of
@@ -138,6 +140,8 @@ class Uploads:
         cuts: of the job.
         handover: what is to lie beside a cut, by its number.
         tell: takes an event.
+        lease: of the URL; nothing is copied there once another run has it.
+        fail: ends the job for a reason.
     """
 
     def __init__(
@@ -146,12 +150,21 @@ class Uploads:
         cuts: CutKeeping,
         handover: Callable[[CutNo], Handover],
         tell: Callable[[Event], None],
+        lease: LeaseKeeper,
+        fail: Callable[[str], None],
     ) -> None:
         self._uploader, self._cuts = uploader, cuts
         self._handover, self._tell = handover, tell
+        self._lease, self._fail = lease, fail
 
     def tick(self) -> None:
         """Have the newest cut on disk copied, once the one before is."""
+        if self._lease.taken_by:
+            self._fail(
+                f"{self._uploader.remote.url}: another run of this job, on {self._lease.taken_by}, "
+                "writes its cuts there now; this run ends"
+            )
+            return
         uploader = self._uploader
         for news in uploader.news():
             self._say(news)
@@ -193,19 +206,26 @@ class Uploads:
             flush()
             silent_s = time.monotonic() - max(uploader.remote.answered_s, began_s)
             missing = self._missing()
-            if missing is None or (uploader.num_failed and silent_s > AWAY_S) or hurried():
+            given_up = (uploader.num_failed and silent_s > AWAY_S) or self._lease.taken_by
+            if missing is None or given_up or hurried():
                 break
             await asyncio.sleep(LOOK_S)
+        await asyncio.to_thread(self._lease.close, give_back=True)
         if missing is not None:
             self._tell(NotUploadedEvent(cut_no=missing.cut_no))
             flush()
 
 
-def open_uploads(parts: MasterParts, cuts: CutKeeping, state: MasterState) -> Uploads | None:
+def open_uploads(
+    parts: MasterParts, cuts: CutKeeping, state: MasterState, fail: Callable[[str], None]
+) -> Uploads | None:
     """Copy cuts to where the spec says; None: they stay here."""
-    checkpoint = parts.spec.checkpoint
+    checkpoint, holder = parts.spec.checkpoint, parts.job.url_holder
     if not checkpoint.url:
         return None
+    if not holder.exists():
+        write_file(holder, UrlLease.new_holder().encode())
+    lease = LeaseKeeper(UrlLease(checkpoint.url, holder.read_text()))
     uploader = Uploader(RemoteCuts(checkpoint.url), checkpoint.keep)
     handover = functools.partial(handover_of, parts, state)
-    return Uploads(uploader, cuts, handover, parts.outbox.tell)
+    return Uploads(uploader, cuts, handover, parts.outbox.tell, lease, fail)

@@ -1,11 +1,11 @@
-"""The control plane's channel: gRPC streams and calls that carry msgpack, with a secret on each.
+"""The control plane's channel: gRPC streams and calls that carry msgpack, with a proof on each.
 
 Owns how agents and people reach the master: authentication, batching, limits, the detection of a
 dead peer. It knows nothing of what the messages mean. asyncio throughout (`ControlClient.call_sync`
 excepted); imports neither torch nor protobuf's generated code.
 
     server = ControlServer(secret, on_agent, on_call)
-    port = await server.start("127.0.0.1", 0)
+    await server.start(path=job.master_socket)       # or host="10.0.0.5", which gives a port
     await server.stop()
 
     async def on_agent(stream: AgentStream) -> None:   # one task per connected agent
@@ -13,7 +13,7 @@ excepted); imports neither torch nor protobuf's generated code.
             stream.send_nowait(down)                   # never blocks
     async def on_call(call: Call) -> Reply: ...
 
-    client = ControlClient("127.0.0.1:4711", secret)
+    client = ControlClient(job.control_address(), secret)
     stream = await client.connect_agent()              # send_nowait(AgentUp), async for
     reply = await client.call(GetStatus(), timeout_s=5.0)
     reply = client.call_sync(GetStatus(), timeout_s=5.0)
@@ -25,20 +25,25 @@ all that were queued when the previous one had been written.
 
 import asyncio
 import contextlib
-import hmac
 import logging
+import os
 import time
 from collections import deque
 from collections.abc import Awaitable, Callable
+from pathlib import Path
 from typing import Any, Generic, Self, TypeVar
+from urllib.parse import quote
 
 import grpc
 import grpc.aio
 import msgspec
 
 from paceline.base.errors import InternalError, PacelineError, PermanentError, TransientError
+from paceline.base.jobdir import UNIX
+from paceline.base.own_sockets import check_listener, check_path, end_connections_of_others
 from paceline.wire.client import Call, Done, Reply
 from paceline.wire.codec import Garbage, decoder, encode
+from paceline.wire.control_auth import NONCE_BYTES, ON_UNIX, ControlDoor, Introduction
 from paceline.wire.messages.agent import AgentDown, AgentUp
 from paceline.wire.messages.base import Message
 
@@ -54,6 +59,7 @@ CONNECT_TIMEOUT_S = 5.0
 STOP_GRACE_S = 1.0
 
 _SERVICE = "paceline.Control"
+_HELLO = f"/{_SERVICE}/Hello"
 _AGENT = f"/{_SERVICE}/Agent"
 _CALL = f"/{_SERVICE}/Call"
 _SIZES = [
@@ -280,7 +286,7 @@ class CallServer:
     """A listener that answers calls of those who have its secret.
 
     Args:
-        secret: a peer without it gets UNAUTHENTICATED.
+        secret: a peer that does not prove that it has it gets UNAUTHENTICATED.
         on_call: answers a call; a PacelineError becomes ``Done(error=...)``.
         decode: from bytes to a call.
     """
@@ -291,28 +297,54 @@ class CallServer:
         on_call: Callable[[Any], Awaitable[Message]],
         decode: Callable[[bytes], Any],
     ) -> None:
-        self._secret = secret
+        self._door = ControlDoor(secret)
         self._on_call = on_call
         self._decode = decode
         self._refused: set[str] = set()
         self._server: grpc.aio.Server | None = None
+        self._port = 0
+        #: The name to which the unix socket was bound.
+        self._bound = Path()
 
-    async def start(self, host: str = "127.0.0.1", port: int = 0) -> int:
-        """Listen; the port (0: any free one) is not shared with another process.
+    async def start(self, *, path: Path | None = None, host: str = "", port: int = 0) -> int:
+        """Listen at a unix socket, at a port, or at both.
+
+        Args:
+            path: of the socket (0600), in a folder of mode 0700; a predecessor's is replaced.
+            host: address of this machine; empty: no port.
+            port: it is not shared with another process; 0: any free one.
+
+        Returns:
+            The port; 0: none.
 
         Raises:
+            ConfigError: no socket can have this path.
             TransientError: the port is taken.
         """
         self._server = grpc.aio.server(options=_SERVER_OPTIONS)
         self._server.add_generic_rpc_handlers(
             (grpc.method_handlers_generic_handler(_SERVICE, self._handlers()),)
         )
-        try:
-            bound: int = self._server.add_insecure_port(f"{host}:{port}")
-        except RuntimeError as error:
-            text = f"cannot listen on {host}:{port}: is it in use? {error}"
-            raise TransientError(text) from error
+        if path is not None:
+            self._bound = path.with_name(f"{path.name}.{os.getpid()}")
+            check_path(self._bound)
+            self._bind(f"{UNIX}{quote(str(self._bound))}")
+            self._bound.chmod(0o600)
+        if host:
+            self._port = self._bind(f"{host}:{port}")
         await self._server.start()
+        if path is not None:
+            # Renamed when it is ready, so that a client finds a listener under this name or none.
+            self._bound.rename(path)
+        return self._port
+
+    def _bind(self, address: str) -> int:
+        assert self._server is not None
+        try:
+            bound: int = self._server.add_insecure_port(address)
+        except RuntimeError as error:
+            text = f"cannot listen on {address}: is it in use? {error}"
+            raise TransientError(text) from error
         return bound
 
     async def stop(self) -> None:
@@ -322,10 +354,18 @@ class CallServer:
             self._server = None
 
     def _handlers(self) -> dict[str, Any]:
-        return {"Call": grpc.unary_unary_rpc_method_handler(self._call)}
+        return {
+            "Hello": grpc.unary_unary_rpc_method_handler(self._hello),
+            "Call": grpc.unary_unary_rpc_method_handler(self._call),
+        }
+
+    async def _hello(self, nonce: bytes, context: Any) -> bytes:
+        if len(nonce) != NONCE_BYTES:
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "no hello of this version")
+        return self._door.greet(nonce, self._place_of(context))
 
     async def _call(self, data: bytes, context: Any) -> bytes:
-        await self._authenticate(context)
+        await self._authenticate(context, _CALL)
         try:
             call = self._decode(data)
         except Garbage as error:
@@ -335,24 +375,32 @@ class CallServer:
         except PacelineError as error:
             return encode(Done(error=str(error)))
 
-    async def _authenticate(self, context: Any) -> None:
-        """Abort the call unless it carries the secret."""
+    async def _authenticate(self, context: Any, method: str) -> None:
+        """Abort the call unless its client proves that it has the secret."""
+        place = self._place_of(context)
+        if place == ON_UNIX:
+            for user in end_connections_of_others(self._bound):
+                self._refuse(f"user {user}")
         metadata = dict(context.invocation_metadata() or ())
-        got = metadata.get("authorization", "")
-        if hmac.compare_digest(str(got).encode(), self._secret):
+        if self._door.admits(str(metadata.get("authorization", "")), method, place):
             return
-        host = context.peer().rpartition(":")[0]
-        if host not in self._refused:
-            self._refused.add(host)
-            _log.warning("secret_refused peer=%s", host)
-        await context.abort(grpc.StatusCode.UNAUTHENTICATED, "wrong or missing secret")
+        self._refuse(context.peer().rpartition(":")[0])
+        await context.abort(grpc.StatusCode.UNAUTHENTICATED, "wrong or missing proof of the secret")
+
+    def _place_of(self, context: Any) -> str:
+        return ON_UNIX if context.peer().startswith(UNIX) else str(self._port)
+
+    def _refuse(self, peer: str) -> None:
+        if peer not in self._refused:
+            self._refused.add(peer)
+            _log.warning("secret_refused peer=%s", peer)
 
 
 class ControlServer(CallServer):
     """The master's listener.
 
     Args:
-        secret: the job's secret; a peer without it gets UNAUTHENTICATED.
+        secret: the job's; a peer that does not prove that it has it gets UNAUTHENTICATED.
         on_agent: runs while an agent's stream lives; when it returns, the stream is closed.
         on_call: answers people's calls; a PacelineError becomes ``Done(error=...)``.
     """
@@ -377,7 +425,7 @@ class ControlServer(CallServer):
         return {"Agent": agent, **super()._handlers()}
 
     async def _agent(self, _: Any, context: Any) -> None:
-        await self._authenticate(context)
+        await self._authenticate(context, _AGENT)
         # The client waits for these, so that a refused secret shows when it connects.
         await context.send_initial_metadata(())
         stream: AgentStream = Stream(context, _decode_up, context.peer())
@@ -406,23 +454,34 @@ def _report(served: "asyncio.Future[None]", peer: str) -> None:
 
 
 class ControlClient:
-    """How an agent or a person reaches the master at ``address`` (``host:port``)."""
+    """How an agent or a person reaches the master.
+
+    Args:
+        address: ``unix:PATH`` or ``host:port``.
+        secret: the job's; it does not leave this process.
+    """
 
     def __init__(self, address: str, secret: bytes) -> None:
         self.address = address
-        self._metadata = (("authorization", secret.decode("ascii")),)
+        self._secret = secret
+        self._path = Path(address.removeprefix(UNIX)) if address.startswith(UNIX) else None
+        self._target = address if self._path is None else f"{UNIX}{quote(str(self._path))}"
+        self._place = ON_UNIX if self._path is not None else address.rpartition(":")[2]
 
     async def connect_agent(self, timeout_s: float = CONNECT_TIMEOUT_S) -> MasterStream:
-        """Open the agent's stream; returns once the master has accepted the secret.
+        """Open the agent's stream; returns once both ends have proven that they have the secret.
 
         Raises:
             TransientError: no master there within ``timeout_s``.
-            PermanentError: the secret was refused.
+            PermanentError: another user or program listens there, or the secret was refused.
         """
-        channel = grpc.aio.insecure_channel(self.address, options=_CLIENT_OPTIONS)
-        call = channel.stream_stream(_AGENT)(metadata=self._metadata)
+        self._check()
+        channel = grpc.aio.insecure_channel(self._target, options=_CLIENT_OPTIONS)
         try:
             async with asyncio.timeout(timeout_s):
+                me = Introduction(self._secret, self._place)
+                metadata = self._prove(me, await channel.unary_unary(_HELLO)(me.nonce), _AGENT)
+                call = channel.stream_stream(_AGENT)(metadata=metadata)
                 await call.initial_metadata()
                 if call.done():
                     await call.read()
@@ -432,7 +491,7 @@ class ControlClient:
         except grpc.aio.AioRpcError as error:
             await channel.close()
             raise _translated(error, self.address) from error
-        except asyncio.CancelledError:
+        except (asyncio.CancelledError, PermanentError):
             await channel.close()
             raise
         return MasterStream(call, channel, self.address)
@@ -442,12 +501,17 @@ class ControlClient:
 
         Raises:
             TransientError: not reachable, or no answer within ``timeout_s``.
-            PermanentError: the secret or the call was refused.
+            PermanentError: another user or program listens there, or it refused the call.
         """
-        async with grpc.aio.insecure_channel(self.address, options=_CLIENT_OPTIONS) as channel:
-            ask = channel.unary_unary(_CALL)
+        self._check()
+        until_s = time.monotonic() + timeout_s
+        async with grpc.aio.insecure_channel(self._target, options=_CLIENT_OPTIONS) as channel:
+            me = Introduction(self._secret, self._place)
             try:
-                data = await ask(encode(call), timeout=timeout_s, metadata=self._metadata)
+                said = await channel.unary_unary(_HELLO)(me.nonce, timeout=timeout_s)
+                metadata, left_s = self._prove(me, said, _CALL), until_s - time.monotonic()
+                ask = channel.unary_unary(_CALL)
+                data = await ask(encode(call), timeout=left_s, metadata=metadata)
             except grpc.aio.AioRpcError as error:
                 raise _translated(error, self.address) from error
         return _decode_reply(data)
@@ -462,14 +526,30 @@ class ControlClient:
 
         Raises:
             TransientError: not reachable, or no answer within ``timeout_s``.
-            PermanentError: the secret or the call was refused.
+            PermanentError: another user or program listens there, or it refused the call.
         """
-        with grpc.insecure_channel(self.address, options=_CLIENT_OPTIONS) as channel:
-            ask = channel.unary_unary(_CALL)
+        self._check()
+        until_s = time.monotonic() + timeout_s
+        with grpc.insecure_channel(self._target, options=_CLIENT_OPTIONS) as channel:
+            me = Introduction(self._secret, self._place)
             try:
-                return bytes(ask(encode(call), timeout=timeout_s, metadata=self._metadata))
+                said = channel.unary_unary(_HELLO)(me.nonce, timeout=timeout_s)
+                metadata, left_s = self._prove(me, said, _CALL), until_s - time.monotonic()
+                ask = channel.unary_unary(_CALL)
+                return bytes(ask(encode(call), timeout=left_s, metadata=metadata))
             except grpc.RpcError as error:
                 raise _translated(error, self.address) from error
+
+    def _check(self) -> None:
+        if self._path is not None:
+            check_listener(self._path)
+
+    def _prove(self, me: Introduction, answer: bytes, method: str) -> tuple[tuple[str, str], ...]:
+        """Return what proves the secret to a server that has proven it."""
+        try:
+            return (("authorization", me.word(answer, method)),)
+        except PermanentError as error:
+            raise PermanentError(f"{self.address}: {error}") from error
 
 
 def _translated(error: Any, address: str) -> PacelineError:

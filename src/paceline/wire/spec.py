@@ -35,6 +35,7 @@ Seed = Annotated[int, Meta(ge=0, le=2**62)]
 PositiveSeconds = Annotated[float, Meta(gt=0, le=31_536_000)]
 Seconds = Annotated[float, Meta(ge=0, le=31_536_000)]
 
+LOOPBACK = "127.0.0.1"
 SHORT_STEPS = ("backup_workers", "partial")
 """Solutions after which steps lack late samples."""
 STEP_BEFORE_MEASURED_S = 1.0
@@ -378,9 +379,9 @@ class JobSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """How often a dead node is started again."""
     timeouts: TimeoutSpec = TimeoutSpec()
     """How long paceline waits."""
-    listen: Annotated[str, Meta(examples=["127.0.0.1"])] = "127.0.0.1"
+    listen: Annotated[str, Meta(examples=["127.0.0.1"])] = LOOPBACK
     """IPv4 address of this machine at which the master and, with ``data_plane.transport: tcp``, the
-    servers listen. Default 127.0.0.1: no other machine can connect."""
+    servers listen. Default: the master listens at a unix socket alone, and servers at 127.0.0.1."""
     share: ShareSpec = ShareSpec()
     """How it shares a device with other jobs."""
     data_plane: DataPlaneSpec = DataPlaneSpec()
@@ -393,8 +394,9 @@ class JobSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Strategy script: whether its steps and collective calls are watched for slow ranks and links.
     Default true."""
     metrics_port: Annotated[int, Meta(ge=0, le=65_535, examples=[9464])] | None = None
-    """Port on 127.0.0.1 where the master answers Prometheus, with the job's secret as bearer token.
-    0: any free port, written to ``metrics.address`` in the job directory. Default none: no port."""
+    """Port on 127.0.0.1 where the master answers Prometheus. The bearer token for it is in
+    ``metrics.token`` of the job directory. 0: any free port, written to ``metrics.address`` there.
+    Default none: no port."""
 
     log_to: dict[str, str] = {}
     """Where the curves of `job.log` go in addition to the job's own file, by sink: ``tensorboard:
@@ -432,6 +434,12 @@ class JobSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     def num_servers(self) -> int:
         """Nodes that hold the model."""
         return self.servers.count if self.traits.has_servers else 0
+
+    @property
+    def spans_machines(self) -> bool:
+        """Whether processes of other machines may come: the master listens at a port, too."""
+        asked = "listen" in self.sources or self.data_plane.transport == "tcp"
+        return asked or self.backend != "local" or self.listen != LOOPBACK
 
     @property
     def unmovable(self) -> str:

@@ -7,11 +7,15 @@ from types import SimpleNamespace
 
 import pytest
 
-from paceline.base import jobdir
+from paceline.base import jobdir, private_folders
 from paceline.base.errors import ConfigError
 from paceline.base.jobdir import JobDir
+from paceline.base.private_folders import make_private, usual_name
 
 NOBODY = 65_534
+as_root = pytest.mark.skipif(
+    os.geteuid() != 0, reason="only root can give a folder to another user"
+)
 
 
 @pytest.fixture
@@ -68,7 +72,7 @@ def _readable(path: Path) -> None:
         (_readable, "mode 0750"),
     ],
 )
-def test_what_somebody_has_put_in_its_place_is_refused(
+def test_what_this_user_has_put_in_its_place_is_refused(
     job: JobDir, make: Callable[[Path], None], got: str
 ) -> None:
     make(job.run_dir)
@@ -78,12 +82,53 @@ def test_what_somebody_has_put_in_its_place_is_refused(
     assert "remove" in str(refused.value)
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a folder to another user")
-def test_a_folder_of_another_user_is_refused(job: JobDir) -> None:
-    job.run_dir.mkdir(mode=0o700)
+def _private(path: Path) -> None:
+    path.mkdir(mode=0o700)
+
+
+@as_root
+@pytest.mark.parametrize("make", [_link, _dangling, Path.touch, _open_to_all, _readable, _private])
+def test_where_something_of_another_user_has_its_name_it_gets_another(
+    job: JobDir, make: Callable[[Path], None]
+) -> None:
+    job.path.mkdir(parents=True)
+    usual = job.run_dir
+    make(usual)
+    os.chown(usual, NOBODY, NOBODY, follow_symlinks=False)
+    job.make_run_dir()
+    assert job.run_dir.parent == usual.parent
+    assert job.run_dir.name.startswith(f"{usual.name}~")
+    assert job.run_dir.stat().st_mode & 0o777 == 0o700
+    assert usual_name(job.run_dir) == usual.name
+    assert JobDir(job.path).run_dir == job.run_dir, "others do not find it"
+    before = job.run_dir
+    job.make_run_dir()
+    assert job.run_dir == before
+
+
+@as_root
+def test_it_has_its_usual_name_again_when_that_is_free(job: JobDir) -> None:
+    job.path.mkdir(parents=True)
+    usual = job.run_dir
+    usual.touch()
+    os.chown(usual, NOBODY, NOBODY)
+    job.make_run_dir()
+    job.run_dir.rmdir()
+    job.run_dir.touch()
     os.chown(job.run_dir, NOBODY, NOBODY)
-    with pytest.raises(ConfigError, match=f"a folder of user {NOBODY}"):
-        job.make_run_dir()
+    usual.unlink()
+    job.make_run_dir()
+    assert job.run_dir == usual
+    assert not job.run_note.exists()
+
+
+@as_root
+def test_a_private_folder_of_another_user_is_refused(tmp_path: Path) -> None:
+    folder = tmp_path / "cluster"
+    folder.mkdir(mode=0o700)
+    os.chown(folder, NOBODY, NOBODY)
+    with pytest.raises(ConfigError, match=f"a folder of user {NOBODY}.*remove {folder}"):
+        make_private(folder)
 
 
 def test_a_place_where_everybody_may_rename_everything_is_refused(
@@ -120,16 +165,16 @@ def test_a_place_where_a_group_of_several_may_rename_everything_is_refused(
         name, members = groups[number]
         return SimpleNamespace(gr_name=name, gr_mem=members)
 
-    monkeypatch.setattr(jobdir.grp, "getgrgid", find)
-    monkeypatch.setattr(jobdir.pwd, "getpwuid", lambda _: SimpleNamespace(pw_name="me"))
-    monkeypatch.setattr(jobdir.os, "getegid", lambda: 70_005)
+    monkeypatch.setattr(private_folders.grp, "getgrgid", find)
+    monkeypatch.setattr(private_folders.pwd, "getpwuid", lambda _: SimpleNamespace(pw_name="me"))
+    monkeypatch.setattr(private_folders.os, "getegid", lambda: 70_005)
     os.chown(tmp_path, -1, gid)
     tmp_path.chmod(mode)
     if is_safe:
-        jobdir.check_place(tmp_path)
+        private_folders.check_place(tmp_path)
     else:
         with pytest.raises(ConfigError, match=f"every member of group {gid} may rename"):
-            jobdir.check_place(tmp_path)
+            private_folders.check_place(tmp_path)
 
 
 def test_a_folder_of_jobs_is_made_closed_to_the_group(

@@ -81,7 +81,7 @@ def write_cut(
             )
         )
     valid = CutValid(cut=place, epoch_no=1, step=7, committed=DONE)
-    folders.seal(valid, copies, schema)
+    folders.seal(valid, copies, schema, b"")
     return folder
 
 

@@ -243,5 +243,9 @@ def test_a_cluster_is_checked_and_kept(tmp_path: Path) -> None:
     folder.make()
     assert folder.secret() == secret
     assert folder.secret_file.stat().st_mode & 0o777 == 0o600
-    folder.save(good)
+    folder.want(good)
+    assert folder.load() is None, "a start that fails must change nothing"
+    folder.settle()
+    assert folder.load() == good
+    folder.settle()
     assert folder.load() == good

@@ -35,7 +35,7 @@ def sealed(folders: CutFolders, step: int, *, stored: bool) -> CutValid:
         num_bytes=1,
     )
     valid = CutValid(cut=ref, epoch_no=1, step=step, committed=committed)
-    folders.seal(valid, [copied], ModelSchema())
+    folders.seal(valid, [copied], ModelSchema(), b"")
     return valid
 
 

@@ -14,7 +14,7 @@ from msgspec.structs import replace
 
 from paceline.base.errors import ConfigError, PermanentError, TransientError
 from paceline.base.record_log import encode
-from paceline.cli.resume_from_url import _launched_s
+from paceline.cli.fetching import _launched_s
 from paceline.cuts import remote
 from paceline.cuts.manifest import CutManifest, checksum, verify, write_file, write_manifest
 from paceline.cuts.remote import Handover, RemoteCuts, pack_handover, unpack_handover
@@ -308,12 +308,39 @@ class Trained:
         return self.cut
 
 
+class Lease:
+    """Held to the end."""
+
+    def __init__(self, taken_by: str = "") -> None:
+        self.taken_by, self.given_back = taken_by, False
+
+    def close(self, *, give_back: bool) -> None:
+        self.given_back = give_back
+
+
+def test_nothing_is_copied_to_a_url_that_another_run_of_the_job_has_taken(tmp_path: Path) -> None:
+    told: list[Event] = []
+    failed: list[str] = []
+    trained: Any = Trained(make_cut(tmp_path, 5, b"data"))
+    lease: Any = Lease(taken_by="host-b")
+    uploader = Uploader(RemoteCuts("interrupted://bucket"), keep=1)
+    made = Uploads(uploader, trained, lambda _: HANDOVER, told.append, lease, failed.append)
+    made.tick()
+    assert uploader.busy is None
+    assert failed[0].startswith("interrupted://bucket: another run of this job, on host-b, writes")
+    asyncio.run(made.finish(lambda: None, lambda: False))
+    assert RemoteCuts("interrupted://bucket").numbers() == []
+    assert lease.given_back
+
+
 def ended(folder: Path, *, hurried: bool = False) -> list[Event]:
     """What is told from the first look at a job's last cut to the job's end."""
     told: list[Event] = []
     trained: Any = Trained(folder)
     uploader = Uploader(RemoteCuts("interrupted://bucket"), keep=1)
-    made = Uploads(uploader, trained, lambda _: HANDOVER, told.append)
+    lease: Any = Lease()
+    failed: list[str] = []
+    made = Uploads(uploader, trained, lambda _: HANDOVER, told.append, lease, failed.append)
     asyncio.run(made.finish(lambda: None, lambda: hurried))
     assert trained.uploading == uploader.busy, "what is being copied stays on disk, and no other"
     return told

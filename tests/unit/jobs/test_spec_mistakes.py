@@ -544,6 +544,23 @@ WRONG_FILES = [
         ),
     ),
     (
+        "script: train.py\nhistory: postgresql://me:pw@db/past\n",
+        (
+            "job.yaml:2: history: got postgresql://me:***@db/past, expected it without a password, "
+            "which would be written to files and beside the cuts; put it into ~/.pgpass or "
+            "PGPASSWORD, or name the database in PACELINE_HISTORY, which is written nowhere"
+        ),
+    ),
+    (
+        "script: train.py\nhistory: postgresql://me@db/past?password=pw&sslmode=disable\n",
+        (
+            "job.yaml:2: history: got postgresql://me@db/past?password=***&sslmode=disable, "
+            "expected it without a password, which would be written to files and beside the cuts; "
+            "put it into ~/.pgpass or PGPASSWORD, or name the database in PACELINE_HISTORY, which "
+            "is written nowhere"
+        ),
+    ),
+    (
         "script: train.py\ncheckpoint: {dir: train.py}\n",
         "job.yaml:2: checkpoint.dir: got the file {here}/train.py, expected a folder; name another",
     ),

@@ -89,7 +89,8 @@ class Watched:
             ),
         )
         state = cast(MasterState, SimpleNamespace(ledger=ledger))
-        self.watch = MemoryWatch(cast(MasterParts, parts), state)
+        self.failed: list[str] = []
+        self.watch = MemoryWatch(cast(MasterParts, parts), state, self.failed.append)
         self.now_s = 0.0
 
     def grow(
@@ -167,6 +168,37 @@ def test_a_server_that_may_have_no_more_is_told_of_once(tmp_path: Path) -> None:
     assert isinstance(told, MemoryShortEvent)
     assert told.sentence().endswith("set servers.max_memory, or use more servers")
     assert load(job.job.spec).servers.memory_bytes == 300 * MIB
+
+
+def server_died() -> ProcessExitedEvent:
+    return ProcessExitedEvent(node="server-0", inc=Inc(1), verdict=Verdict.OOM, signal=9)
+
+
+def test_a_need_that_was_computed_and_cannot_be_met_ends_the_job_with_the_first_kill(
+    tmp_path: Path,
+) -> None:
+    job = Watched(tmp_path, 300 * MIB, None)
+    job.grow_until_told()
+    assert job.failed == [], "a forecast may be wrong"
+    job.watch.note(server_died())
+    (said,) = job.failed
+    assert said.startswith("server-0 ran out of memory, as was foreseen: server-")
+    assert said.endswith("the spec allows no more: set servers.max_memory, or use more servers")
+
+
+def test_a_kill_that_nobody_has_foreseen_is_no_end(tmp_path: Path) -> None:
+    job = Watched(tmp_path, 300 * MIB, None)
+    for _ in range(3):
+        job.watch.note(server_died())
+    assert job.failed == []
+
+
+def test_what_was_computed_for_fewer_servers_does_not_count_any_more(tmp_path: Path) -> None:
+    job = Watched(tmp_path, 300 * MIB, None)
+    job.grow_until_told()
+    job.watch.note(ServersChangedEvent(count=3, joined=("server-2",)))
+    job.watch.note(server_died())
+    assert job.failed == []
 
 
 def test_the_limit_is_raised_as_far_as_allowed_and_then_it_is_said(tmp_path: Path) -> None:

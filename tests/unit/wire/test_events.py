@@ -30,6 +30,22 @@ TOLD: list[tuple[Event, str, str]] = [
         "a new master goes on from the journal",
     ),
     (
+        job.JournalShortEvent(path="/job/journal.sqlite", knew=3, cut_no=7),
+        *2
+        * (
+            "the journal /job/journal.sqlite ends after cut 3, as after a power cut; the job goes "
+            "on from cut 7, the newest one on disk",
+        ),
+    ),
+    (
+        job.JournalShortEvent(path="j", knew=-1, cut_no=7),
+        *2
+        * (
+            "the journal j tells of no cut, as after a power cut; the job goes on from cut 7, the "
+            "newest one on disk",
+        ),
+    ),
+    (
         job.MasterDiedEvent(reason="exit code -9", deaths=1),
         "exit code -9",
         "master died: exit code -9",
@@ -564,6 +580,7 @@ LOST = {
     "member_slow",
     "history_unusable",
     "hung",
+    "journal_short",
     "machine_short",
     "memory_raised",
     "memory_short",

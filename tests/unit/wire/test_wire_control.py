@@ -3,13 +3,15 @@
 import asyncio
 import logging
 import socket
-from collections.abc import Awaitable, Callable
+import tempfile
+from collections.abc import Awaitable, Callable, Iterator
+from pathlib import Path
 
 import grpc
 import grpc.aio
 import pytest
 
-from paceline.base.errors import InternalError, PermanentError, TransientError
+from paceline.base.errors import ConfigError, InternalError, PermanentError, TransientError
 from paceline.wire import control
 from paceline.wire.client import Call, Done, GetStatus, Kill, Reply
 from paceline.wire.control import (
@@ -19,11 +21,13 @@ from paceline.wire.control import (
     ControlServer,
     MasterStream,
 )
+from paceline.wire.control_auth import Introduction
 from paceline.wire.messages.agent import AgentHello, FromProcess, Heartbeat, Leave, StopProcess
 from paceline.wire.messages.node import ScriptError
 
 SECRET = b"0123456789abcdef"
 LIMIT_S = 10.0
+HOST = "127.0.0.1"
 
 
 class Master:
@@ -47,13 +51,27 @@ class Master:
         return Done()
 
 
+class Liar(ControlClient):
+    """Goes on although nothing is proven."""
+
+    def _prove(self, me: Introduction, answer: bytes, method: str) -> tuple[tuple[str, str], ...]:
+        return (("authorization", self._secret.decode()),)
+
+
+@pytest.fixture
+def own() -> Iterator[Path]:
+    """A private folder with a short path."""
+    with tempfile.TemporaryDirectory(dir="/tmp") as folder:
+        yield Path(folder)
+
+
 def with_master(body: Callable[[Master, ControlClient], Awaitable[None]]) -> None:
     async def main() -> None:
         master = Master()
-        port = await master.server.start()
+        port = await master.server.start(host=HOST)
         try:
             async with asyncio.timeout(LIMIT_S):
-                await body(master, ControlClient(f"127.0.0.1:{port}", SECRET))
+                await body(master, ControlClient(f"{HOST}:{port}", SECRET))
         finally:
             await master.server.stop()
 
@@ -117,7 +135,7 @@ def test_a_stream_ends_when_the_master_returns_from_it() -> None:
             return Done()
 
         server = ControlServer(SECRET, on_agent, on_call)
-        client = ControlClient(f"127.0.0.1:{await server.start()}", SECRET)
+        client = ControlClient(f"{HOST}:{await server.start(host=HOST)}", SECRET)
         async with asyncio.timeout(LIMIT_S):
             stream = await client.connect_agent()
             assert await take(stream, 1) == [Leave()]
@@ -145,7 +163,7 @@ def test_what_is_queued_when_an_end_leaves_still_arrives() -> None:
             return Done()
 
         server = ControlServer(SECRET, on_agent, on_call)
-        client = ControlClient(f"127.0.0.1:{await server.start()}", SECRET)
+        client = ControlClient(f"{HOST}:{await server.start(host=HOST)}", SECRET)
         async with asyncio.timeout(LIMIT_S):
             first = await client.connect_agent()
             for _ in range(500):
@@ -182,14 +200,13 @@ def test_a_wrong_secret_is_refused_and_logged_once_without_it(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     async def body(master: Master, client: ControlClient) -> None:
-        wrong = ControlClient(client.address, b"not-the-secret")
-        for _ in range(2):
+        for wrong in (Liar(client.address, SECRET), Liar(client.address, b"not-the-secret")):
             with pytest.raises(PermanentError, match="UNAUTHENTICATED"):
                 await wrong.connect_agent()
-        with pytest.raises(PermanentError, match="UNAUTHENTICATED"):
-            await wrong.call(GetStatus(), LIMIT_S)
-        with pytest.raises(PermanentError, match="UNAUTHENTICATED"):
-            await asyncio.to_thread(wrong.call_sync, GetStatus(), LIMIT_S)
+            with pytest.raises(PermanentError, match="UNAUTHENTICATED"):
+                await wrong.call(GetStatus(), LIMIT_S)
+            with pytest.raises(PermanentError, match="UNAUTHENTICATED"):
+                await asyncio.to_thread(wrong.call_sync, GetStatus(), LIMIT_S)
         assert master.seen == []
 
     with caplog.at_level(logging.INFO, logger="paceline"):
@@ -200,18 +217,70 @@ def test_a_wrong_secret_is_refused_and_logged_once_without_it(
     assert SECRET.decode() not in caplog.text
 
 
+def test_a_server_that_does_not_have_the_secret_gets_nothing() -> None:
+    async def body(_: Master, client: ControlClient) -> None:
+        other = ControlClient(client.address, b"of another job")
+        with pytest.raises(PermanentError, match="does not have this job's secret"):
+            await other.connect_agent()
+        with pytest.raises(PermanentError, match="does not have this job's secret"):
+            await other.call(GetStatus(), LIMIT_S)
+        with pytest.raises(PermanentError, match="does not have this job's secret"):
+            await asyncio.to_thread(other.call_sync, GetStatus(), LIMIT_S)
+
+    with_master(body)
+
+
+def test_at_a_unix_socket_all_is_as_at_a_port(own: Path) -> None:
+    async def main() -> None:
+        master = Master()
+        path = own / "master é %.sock"
+        assert await master.server.start(path=path) == 0
+        assert path.stat().st_mode & 0o777 == 0o600
+        client = ControlClient(f"unix:{path}", SECRET)
+        async with asyncio.timeout(LIMIT_S):
+            assert await client.call(GetStatus(), LIMIT_S) == Done()
+            assert await asyncio.to_thread(client.call_sync, GetStatus(), LIMIT_S) == Done()
+            stream = await client.connect_agent()
+            stream.send_nowait(Heartbeat(node="worker-0"))
+            assert await take(stream, 1) == [StopProcess(inc=1, grace_s=1.0)]
+            await stream.close()
+            successor = Master()
+            await successor.server.start(path=path)
+            await master.server.stop()
+            assert await client.call(GetStatus(), LIMIT_S) == Done(), "its socket went with another"
+            await successor.server.stop()
+        with pytest.raises(TransientError, match="nobody answers"):
+            client.call_sync(GetStatus(), 1.0)
+
+    asyncio.run(main())
+
+
+def test_a_path_that_is_too_long_for_a_socket_is_refused_with_the_remedy(tmp_path: Path) -> None:
+    async def main() -> None:
+        with pytest.raises(ConfigError, match="expected 107 at most; set TMPDIR"):
+            await Master().server.start(path=tmp_path / ("x" * 100))
+
+    asyncio.run(main())
+
+
+async def word_for(client: ControlClient, channel: grpc.aio.Channel, method: str) -> str:
+    """What proves to the master that a stranger to it has the secret."""
+    me = Introduction(SECRET, client.address.rpartition(":")[2])
+    return me.word(await channel.unary_unary("/paceline.Control/Hello")(me.nonce), method)
+
+
 def test_garbage_closes_its_stream_only() -> None:
     async def body(master: Master, client: ControlClient) -> None:
         good = await client.connect_agent()
+        agent, plain = "/paceline.Control/Agent", "/paceline.Control/Call"
         async with grpc.aio.insecure_channel(client.address) as channel:
-            call = channel.stream_stream("/paceline.Control/Agent")(
-                metadata=(("authorization", SECRET.decode()),)
-            )
+            word = await word_for(client, channel, agent)
+            call = channel.stream_stream(agent)(metadata=(("authorization", word),))
             await call.write(b"\x93\xff\x00garbage")
             assert await call.code() is grpc.StatusCode.INVALID_ARGUMENT
-            ask = channel.unary_unary("/paceline.Control/Call")
+            ask, word = channel.unary_unary(plain), await word_for(client, channel, plain)
             with pytest.raises(grpc.aio.AioRpcError) as caught:
-                await ask(b"\xc1", metadata=(("authorization", SECRET.decode()),))
+                await ask(b"\xc1", metadata=(("authorization", word),))
             assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
         good.send_nowait(Heartbeat(node="worker-0"))
         assert len(await take(good, 1)) == 1
@@ -251,7 +320,7 @@ def test_two_masters_cannot_share_a_port() -> None:
     async def body(_: Master, client: ControlClient) -> None:
         other = Master()
         with pytest.raises(TransientError, match="in use"):
-            await other.server.start("127.0.0.1", int(client.address.split(":")[1]))
+            await other.server.start(host=HOST, port=int(client.address.split(":")[1]))
         await other.server.stop()
 
     with_master(body)
@@ -312,7 +381,7 @@ def test_a_failing_handler_ends_its_stream_and_no_other(caplog: pytest.LogCaptur
             return Done()
 
         server = ControlServer(SECRET, on_agent, on_call)
-        client = ControlClient(f"127.0.0.1:{await server.start()}", SECRET)
+        client = ControlClient(f"{HOST}:{await server.start(host=HOST)}", SECRET)
         async with asyncio.timeout(LIMIT_S):
             bad, good = await client.connect_agent(), await client.connect_agent()
             bad.send_nowait(AgentHello(node="n", agent_pid=1, host="h"))

@@ -168,7 +168,11 @@ class Launcher:
         self._kill_agent()
         spec = of_this_machine(self._of_this_place(order), order.address)
         path = joined_directory(order.job_id, order.node)
-        # What runs there goes on: the new agent takes it over, as on the master's machine.
+        # What runs there goes on: the new agent takes it over, as on the master's machine. What is
+        # left of a run before a resume has another secret, with which it reaches nobody.
+        if not _has_secret(path, order):
+            for process in find_job_processes(path):
+                kill_quietly(process.pid, signal.SIGKILL)
         self._job = make_directory(path, spec, order.address, order.secret.encode())
         words, theirs = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         arguments = ["--job-dir", str(path), last_words.OPTION, str(theirs), "--node", order.node]
@@ -184,7 +188,7 @@ class Launcher:
             launch=launch,
             host=socket.gethostname(),
             pid=pid,
-            sees_job=_sees_job(order),
+            sees_job=_has_secret(Path(order.path), order),
         )
         self._ended = asyncio.get_running_loop().create_future()
         ended = functools.partial(self._on_end, self._ended, shell, pid, words)
@@ -232,8 +236,8 @@ def _environment(order: AgentOrder) -> dict[str, str]:
     return found if gpus else {**found, "CUDA_VISIBLE_DEVICES": ""}
 
 
-def _sees_job(order: AgentOrder) -> bool:
-    """Whether the job's directory is here: no other job has its secret."""
+def _has_secret(path: Path, order: AgentOrder) -> bool:
+    """Tell whether a job directory has the job's secret, as no other job's has."""
     with contextlib.suppress(OSError):
-        return JobDir(Path(order.path)).secret() == order.secret.encode()
+        return JobDir(path).secret() == order.secret.encode()
     return False

@@ -69,4 +69,5 @@ def _where(spec: JobSpec) -> str:
 
 def without_password(url: str) -> str:
     """Return a URL as it may be shown."""
-    return re.sub(r"(?<=://)([^/@]*?):[^/@]*@", r"\1:***@", url)
+    url = re.sub(r"(?<=://)([^/@]*?):[^/@]*@", r"\1:***@", url)
+    return re.sub(r"(?<=[?&])([^=&]*passw[^=&]*)=[^&]*", r"\1=***", url)

@@ -100,6 +100,10 @@ class Holder(abc.ABC):
     def proven_by(self, cut: CutValid) -> None:
         """Take what a cut proves that is becoming valid; no journal has it otherwise."""
 
+    def proof_of(self, cut: CutValid) -> list[Records]:
+        """Return the records of its own with which a cut becomes valid."""
+        return []
+
     def resume(self) -> list[Instruction]:
         """After the journal was applied: which messages of this epoch have arrived is unknown."""
         return []

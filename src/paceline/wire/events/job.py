@@ -65,6 +65,25 @@ class MasterStartedEvent(Event, frozen=True):
         return "a new master goes on from the journal" if self.restarted else "the master started"
 
 
+class JournalShortEvent(Event, frozen=True):
+    """The journal ended before the newest cut on disk, as after a power cut."""
+
+    path: str
+    knew: CutNo
+    """The newest cut in the journal; -1: it told of none."""
+    cut_no: CutNo
+
+    sentence_words = "{0.clause}"
+
+    @property
+    def clause(self) -> str:
+        knew = f"ends after cut {self.knew}" if self.knew >= 0 else "tells of no cut"
+        return (
+            f"the journal {self.path} {knew}, as after a power cut; the job goes on from cut "
+            f"{self.cut_no}, the newest one on disk"
+        )
+
+
 class MasterDiedEvent(ReasonedEvent, frozen=True):
     """The master has died, by its own last words or its exit code."""
 

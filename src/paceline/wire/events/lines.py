@@ -20,6 +20,7 @@ KnownEvent = (
     | job.SupervisorStartedEvent
     | job.StopAskedEvent
     | job.MasterStartedEvent
+    | job.JournalShortEvent
     | job.MasterDiedEvent
     | job.StoppedEvent
     | job.FinishedEvent

@@ -324,6 +324,10 @@ class GroupHolder(Holder):
             return self.group.running and self.group.knows(inc)
         return inc == self.holder
 
+    def proof_of(self, cut: CutValid) -> list[Records]:
+        step = max(self.core.step, cut.step)
+        return [GroupProgressed(step=step, committed=cut.committed)]
+
     def cut_valid(self, valid: CutValid) -> list[Instruction]:
         if self.group.sharded:  # all members hold what they have copied
             self.core.step = max(self.core.step, valid.step)
