@@ -127,6 +127,18 @@ def test_a_count_that_each_epoch_begins_anew_is_a_note() -> None:
     assert note.endswith("nothing else differs")
 
 
+def test_what_differs_before_the_first_step_is_no_matter_of_lives() -> None:
+    first = {"before step 1": {"ids": PlainLeaf(text="int64[2]", some=(1.0, 2.0))}}
+    other = {"before step 1": {"ids": PlainLeaf(text="int64[2]", some=(2.0, 1.0))}}
+    alone, right = (
+        ObservedAct(variables={"alone": first}),
+        ObservedAct(variables={"worker-0": other}),
+    )
+    (found,) = comparison().beginnings(alone, right, NAMES)
+    assert found.what.startswith("`ids` is")
+    assert "sort it" in found.remedy
+
+
 def test_a_loops_own_index_is_a_note() -> None:
     right = ObservedAct(variables={"worker-0": ends({"i": whole(7)})})
     got = ObservedAct(variables={"worker-0": ends({"i": whole(3)})})

@@ -23,8 +23,9 @@ from paceline.features.rehearse.numbers import (
     shown,
 )
 from paceline.features.rehearse.observed import CHIEF, ObservedAct
-from paceline.features.rehearse.plan import AT_END, Leaves, PlainLeaf, PrintedLine
+from paceline.features.rehearse.plan import AT_END, BEFORE_STEP, Leaves, PlainLeaf, PrintedLine
 from paceline.features.rehearse.remedies import (
+    FROM_THE_START,
     MISSING_FILE,
     OF_FILE,
     OF_LINE,
@@ -33,6 +34,7 @@ from paceline.features.rehearse.remedies import (
 )
 from paceline.features.rehearse.source import Changed, How, Source
 
+FIRST = f"{BEFORE_STEP}1"
 LOGGED = 0.02
 """What is logged is a mean over the workers' shares, which may differ in size."""
 MOST = 8
@@ -134,12 +136,23 @@ class Comparison:
                         one = self._variable(path, values[path], f"{said_so} ({node}, {place})")
                         if one is not None:
                             lasts = one[0] in ("counts", "appends") and _lasts(places, path)
-                            found[base] = one[0], structs.replace(one[1], lasts=lasts)
+                            remedy = FROM_THE_START if place == FIRST else one[1].remedy
+                            found[base] = (
+                                one[0],
+                                structs.replace(one[1], lasts=lasts, remedy=remedy),
+                            )
         # What remembers comes before what follows from it.
         ordered = sorted(found.values(), key=lambda pair: pair[0] == "sets")
         drifts = [one for how, one in ordered if how != "loops"]
         notes = [f"{one.what}: {one.remedy}" for how, one in ordered if how == "loops"]
         return Differences(drifts[:MOST], notes[:MOST])
+
+    def beginnings(self, alone: ObservedAct, right: ObservedAct, names: Names) -> list[Finding]:
+        """Compare what the script held before the first step, alone and in a job."""
+        here = {CHIEF: {FIRST: alone.variables.get("alone", {}).get(FIRST, {})}}
+        there = {CHIEF: {FIRST: right.variables.get(CHIEF, {}).get(FIRST, {})}}
+        pair = ObservedAct(variables=here), ObservedAct(variables=there)
+        return self.variables(*pair, names).findings
 
     def _is_own_value(self, path: str) -> bool:
         return path in self._own or _base(path) in self._own_names

@@ -263,6 +263,8 @@ class _Comparing:
             *comparison.logged(alone, right, names),
             *comparison.weights(alone, right, names),
         ]
+        if found:
+            found = [*comparison.beginnings(alone, right, names), *found]
         return self._verdict(self._right, found, notes)
 
     def with_undisturbed(self, run: _Run) -> ActVerdict:

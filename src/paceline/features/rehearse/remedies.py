@@ -9,6 +9,11 @@ OF_LINE = (
     "keep what the script remembers in job.state, and print what all workers share (job.evaluate, "
     "job.all_gather)"
 )
+FROM_THE_START = (
+    "it differs before the first step: make it the same in each run. The order of a set follows "
+    "the hash seed (sort it), a generator needs a seed or pl.init() before it, and a time or the "
+    "name of a machine is another one each time"
+)
 OF_FILE = (
     "have one worker write it (if job.is_chief:), from job.state and from what all workers share "
     "(job.state_dict, job.evaluate)"
@@ -67,5 +72,6 @@ def why_weights(right: ObservedAct) -> str:
         )
     return (
         "what decides about steps must be the same in all lives: rates, schedules and skipped "
-        "steps by job.step or job.epoch, everything remembered in job.state"
+        "steps by job.step or job.epoch, everything remembered in job.state. A script that draws "
+        "random numbers in its steps is rehearsed with --deterministic"
     )
