@@ -48,6 +48,8 @@ class ObservedAct(Struct, frozen=True, kw_only=True):
     batch_norms: tuple[str, ...] = ()
     loops: Mapping[str, list[int]] = {}
     """By node, the batches of each loop of its first life."""
+    first_ended: int | None = None
+    """Number of the first worker's first loop that came to its end; None: all were left."""
     evaluations: int = 0
     drawing: tuple[str, ...] = ()
     """Places of evaluations that draw random numbers."""
@@ -88,6 +90,7 @@ def observe(acted: PlayedAct, files: Mapping[str, Leaves], exported: Path | None
         draws=models[0].draws if models else (),
         batch_norms=models[0].batch_norms if models else (),
         loops=_loops(lives),
+        first_ended=_first_ended(lives, chief),
         evaluations=max(
             (sum(isinstance(note, EvaluationDone) for note in life.notes) for life in lives),
             default=0,
@@ -106,6 +109,12 @@ def _loops(lives: list[NotesOfLife]) -> dict[str, list[int]]:
         batches = [note.batches for note in life.notes if isinstance(note, LoopDone)]
         found.setdefault(life.node, batches)
     return found
+
+
+def _first_ended(lives: list[NotesOfLife], node: str) -> int | None:
+    notes = next((life.notes for life in lives if life.node == node), [])
+    loops = (note for note in notes if isinstance(note, LoopDone))
+    return next((one.number for one in loops if one.batches and not one.left), None)
 
 
 def _variables(lives: list[NotesOfLife]) -> dict[str, dict[str, Leaves]]:

@@ -114,10 +114,11 @@ class LoggedValues(Struct, frozen=True, tag="logged"):
 
 
 class LoopDone(Struct, frozen=True, tag="loop"):
-    """A loop over batches came to its end."""
+    """A loop over batches came to its end, or was left."""
 
     number: int
     batches: int
+    left: bool = False
 
 
 class EvaluationDone(Struct, frozen=True, tag="evaluation"):

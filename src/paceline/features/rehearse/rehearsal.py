@@ -26,6 +26,7 @@ from paceline.features.rehearse.observed import CHIEF, ObservedAct, observe
 from paceline.features.rehearse.plan import RefusedCall, Strike
 from paceline.features.rehearse.source import Source
 from paceline.features.rehearse.written import read_written
+from paceline.jobs.outcome import End, code_of
 
 ALONE = "alone"
 UNDISTURBED = "undisturbed"
@@ -137,7 +138,9 @@ class Rehearsing:
         if deterministic and not self._asked.deterministic and right.acted.code:
             deterministic, refused = False, _refusal(right.acted)
             right = self._undisturbed(strategy, deterministic=False)
-        ended = _ended(right.acted, UNDISTURBED, strategy, wanted=0)
+        early = code_of(End.STOPPED_EARLY)
+        wanted = early if right.acted.code == early else 0
+        ended = _ended(right.acted, UNDISTURBED, strategy, wanted=wanted)
         if ended is not None:
             yield ended
             return
@@ -189,13 +192,17 @@ class Rehearsing:
         """The acts with a fault; a verdict at once where the script has no such moment."""
         flags = self._flags(strategy, deterministic=deterministic)
         middle = _middle(right.loops.get(SECOND, []))
-        first = next((k for k, count in enumerate(right.loops.get(CHIEF, [])) if count), None)
-        if middle is None or first is None:
-            why = "the script has no loop over batches of the job that came to its end"
+        if middle is None:
+            why = "the script has no loop over batches of the job"
             yield ActVerdict(act="faults", strategy=strategy, state="left out", message=why)
             return
-        at_end = Strike(moment="loop", node=CHIEF, loop=first)
-        yield Acting(name="a kill at an epoch's end", flags=flags, strike=at_end)
+        at_end = "a kill at an epoch's end"
+        if right.first_ended is not None:
+            strike = Strike(moment="loop", node=CHIEF, loop=right.first_ended)
+            yield Acting(name=at_end, flags=flags, strike=strike)
+        else:
+            why = "the script leaves its loops over batches before their end"
+            yield ActVerdict(act=at_end, strategy=strategy, state="left out", message=why)
         yield Acting(name="a kill in mid-epoch", flags=flags, strike=middle)
         evaluation = "a kill in evaluation"
         if right.evaluations:
@@ -236,7 +243,10 @@ class _Comparing:
 
     def with_alone(self) -> ActVerdict:
         """Judge the undisturbed job."""
-        notes, alone, right = [], self._alone.observed, self._right.observed
+        notes, alone, right = list[str](), self._alone.observed, self._right.observed
+        if self._right.acted.code:
+            last = next((line for line in self._right.acted.tail if "Stopped early" in line), "")
+            notes.append(f"exit code {self._right.acted.code}, alone 0. {last}".strip())
         comparison = self._comparison(TO_ALONE)
         if lines := comparison.own_lines(right):
             notes.append(

@@ -1,5 +1,6 @@
 """The verbs ``rehearse`` and ``check``: flags in, a report and an exit code out."""
 
+import signal
 import sys
 from contextlib import suppress
 from pathlib import Path
@@ -167,6 +168,10 @@ def _tell(console: "Console", text: str) -> None:
     console.print(text, markup=False, highlight=False, soft_wrap=True)
 
 
+def _interrupt(_number: int, _frame: object) -> None:
+    raise KeyboardInterrupt
+
+
 class _Progress:
     """Says which act runs, and for how long, on a terminal."""
 
@@ -175,6 +180,7 @@ class _Progress:
         self._status: Status | None = None
 
     def __enter__(self) -> "_Progress":
+        signal.signal(signal.SIGTERM, _interrupt)  # as a CI ends what takes too long
         if self._console.is_terminal:
             self._status = self._console.status("")
             self._status.start()

@@ -165,6 +165,10 @@ class Looking:
         self._slow_batches += 1
         Event().wait(SLOW_S)
 
+    def leave_loop(self, loop: int, batches: int) -> None:
+        """The script left a loop over batches."""
+        self.note(LoopDone(loop, batches, left=True))
+
     def end_loop(self, loop: int, batches: int) -> None:
         """A loop over batches came to its end."""
         self.note(LoopDone(loop, batches))

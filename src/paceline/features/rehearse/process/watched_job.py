@@ -82,6 +82,9 @@ class RehearsedJob(Job):
                 looking.take(f"{BEFORE_STEP}{step}{self._of_training}")
                 looking.at_batch(number, count)
                 yield batch
+        except GeneratorExit:
+            looking.leave_loop(number, count)
+            raise
         finally:
             loop.close()
         looking.end_loop(number, count)
