@@ -1,5 +1,6 @@
 """A stage is a copy of the script's folder: small files copied, the rest linked, nothing of it the user's."""
 
+import os
 from pathlib import Path
 
 import pytest
@@ -44,6 +45,21 @@ def test_a_script_elsewhere_brings_its_own_folder(
     monkeypatch.chdir(tmp_path / "here")
     made = set_stage(tmp_path / "there" / "train.py", tmp_path / "copy")
     assert made.script == tmp_path / "copy" / "train.py"
+
+
+def test_a_copy_within_the_folder_does_not_copy_itself_and_a_socket_is_left_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "train.py").write_text("")
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "note.txt").write_text("")
+    os.mkfifo(tmp_path / "run" / "pipe")
+    (tmp_path / "scratch").mkdir()
+    monkeypatch.chdir(tmp_path)
+    made = set_stage(Path("train.py"), tmp_path / "scratch" / "copy")
+    assert not (made.root / "scratch").exists()
+    assert [path.name for path in (made.root / "run").iterdir()] == ["note.txt"]
+    assert made.links == ("run (copied in part)",)
 
 
 def test_no_script_is_refused(tmp_path: Path) -> None:

@@ -30,7 +30,7 @@ class ActStage(Struct, frozen=True, kw_only=True):
     before: Mapping[str, tuple[int, int]]
     """Size and time of each file, before the act."""
     links: tuple[str, ...]
-    """What was linked instead of copied."""
+    """What was linked instead of copied, or copied in part."""
 
     def written(self) -> list[str]:
         """Files that the act wrote or changed, by their paths in the folder."""
@@ -74,19 +74,26 @@ def _copy(source: Path, target: Path, way: tuple[str, ...], links: list[str]) ->
     """Copy a folder; ``way`` leads from it to the script, whose folders are never linked."""
     target.mkdir(parents=True)
     for one in sorted(source.iterdir()):
-        if one.name in LEFT_OUT:
+        if one.name in LEFT_OUT or target.is_relative_to(one):
             continue
         leads = bool(way) and one.name == way[0]
         goal = target / one.name
         if one.is_dir() and leads:
             _copy(one, goal, way[1:], links)
         elif one.is_dir() and not one.name.startswith(".") and _is_small(one):
-            shutil.copytree(one, goal, symlinks=True, ignore=shutil.ignore_patterns(*LEFT_OUT))
+            _copy_small(one, goal, links)
         elif one.is_file() and (leads or one.stat().st_size <= SMALL_BYTES):
             shutil.copy2(one, goal)
         elif one.exists():
             goal.symlink_to(one.resolve())
             links.append(one.name)
+
+
+def _copy_small(source: Path, target: Path, links: list[str]) -> None:
+    try:
+        shutil.copytree(source, target, symlinks=True, ignore=shutil.ignore_patterns(*LEFT_OUT))
+    except shutil.Error:  # sockets, say, or what may not be read; the rest was copied
+        links.append(f"{source.name} (copied in part)")
 
 
 def _is_small(folder: Path) -> bool:
