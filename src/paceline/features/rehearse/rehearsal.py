@@ -36,6 +36,8 @@ ON_SERVERS = ("ps", "fsdp")
 TO_UNDISTURBED = Tolerance(values=1e-3, weights=1e-2)
 TO_ALONE = Tolerance(values=5e-3, weights=3e-2)
 EXACT = Tolerance(values=1e-6, weights=1e-6)
+COUNTS = Tolerance(values=1e30, weights=1e30)
+"""Whole numbers and texts alone are compared."""
 LEAST_S, TIMES = 60.0, 8
 """An act is broken off after so many seconds, and so many times the longest act before it."""
 _WORDS = (
@@ -287,8 +289,13 @@ class _Comparing:
         if ended is None and self._draws and not self._deterministic:
             why = (
                 f"{self._draws[0]} draws random numbers, and the job cannot be deterministic"
-                f"{self._refused}: it ended well, and no values are compared"
+                f"{self._refused}: it ended well, and of values only counts are compared"
             )
+            counts, _ = self._comparison(COUNTS).variables(
+                self._right.observed, run.observed, Names("undisturbed", f"after {name}")
+            )
+            if found := [one for one in counts if one.lasts]:
+                return self._verdict(run, found, [why])
             return _of(run.acted, name, self._strategy, "runs", why)
         comparison = self._comparison(EXACT if self._deterministic else TO_UNDISTURBED)
         names = Names("undisturbed", f"after {name}")

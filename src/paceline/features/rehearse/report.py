@@ -46,7 +46,7 @@ def verdict_of(rehearsal: Rehearsal) -> str:
     took = f"{rehearsal.seconds:.0f} s"
     mere = sum(one.state == "runs" and one.act != one.strategy for one in rehearsal.verdicts)
     if not bad and mere:
-        return f"nothing differs ({took}), but {mere} acts were compared with nothing"
+        return f"nothing differs ({took}), but of {mere} acts only counts were compared"
     if not bad:
         return f"equal: every act ended as it should ({took})"
     names = "; ".join(f"{_named(one)}: {one.state}" for one in bad)
