@@ -19,7 +19,7 @@ from paceline.cli import (
     run_verbs,
     submit,
 )
-from paceline.cli.torchrun import as_torchrun
+from paceline.features.rehearse import verbs as rehearsals
 from paceline.jobs.leftovers import clear_leftovers
 from paceline.jobs.outcome import End, code_of
 from paceline.studies import bench, sim
@@ -92,7 +92,7 @@ def paceline(
 
 app.command(
     cls=run_verbs.RunCommand,
-    context_settings={"token_normalize_func": as_torchrun},
+    context_settings=run_verbs.AS_TORCHRUN,
     epilog=run_verbs.exit_codes(),
 )(run_verbs.run)
 for verb in (
@@ -114,4 +114,6 @@ for verb in (
     order_verbs.agent,
 ):
     app.command()(verb)
+for rehearsal in (rehearsals.rehearse, rehearsals.check):
+    app.command()(rehearsal)
 app.command(cls=submit.SubmitCommand, context_settings=submit.PASS_ON)(submit.submit)

@@ -14,9 +14,18 @@ from paceline.base.errors import ConfigError
 from paceline.base.jobdir import JobDir
 from paceline.cli.arguments import Options, arrange, defined_in
 from paceline.cli.shared_options import Job, console, job_ids, parse_settings
-from paceline.cli.torchrun import TORCHRUN_FLAGS, note_ignored, of_torchrun, translate
+from paceline.cli.torchrun import (
+    TORCHRUN_FLAGS,
+    as_torchrun,
+    note_ignored,
+    of_torchrun,
+    translate,
+)
 from paceline.jobs.flags import OF_SPEC, of_spec, with_options
 from paceline.jobs.outcome import ENDS
+
+AS_TORCHRUN = {"token_normalize_func": as_torchrun}
+"""Settings of ``paceline run`` by which torchrun's spellings of flags are known."""
 
 
 class RunCommand(TyperCommand):

@@ -1,10 +1,15 @@
 """What paceline puts into a process before its script runs: probe, gate, threads by its quota."""
 
+import os
 import sys
+from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from paceline.runtime.process import Process
+
+LOOK_ON = "PACELINE_LOOK_ON"
+"""Variable that names a module whose ``add(process)`` looks on; not set in an ordinary job."""
 
 
 def add(process: "Process") -> None:
@@ -24,6 +29,8 @@ def add(process: "Process") -> None:
         from paceline.runtime.quota_threads import follow_quota  # with torch
 
         follow_quota(process)
+    if name := os.environ.get(LOOK_ON):
+        import_module(name).add(process)
 
 
 def _watch(process: "Process") -> None:

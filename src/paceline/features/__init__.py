@@ -1,0 +1,1 @@
+"""Features: each is one folder that the core does not name."""

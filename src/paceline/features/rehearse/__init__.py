@@ -1,0 +1,1 @@
+"""``paceline rehearse`` and ``paceline check``: what a script does when its job is disturbed."""

@@ -1,0 +1,69 @@
+"""What an act wrote, as leaves: contents where they can be read, else sizes."""
+
+import subprocess
+import sys
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+import msgspec
+
+from paceline.base.processes import SAFE_PATH
+from paceline.features.rehearse.numbers import said
+from paceline.features.rehearse.plan import Leaves, PlainLeaf
+
+TEXTS = {".json", ".jsonl", ".csv", ".tsv", ".txt", ".log", ".md", ".yaml", ".yml"}
+TENSORS = {".pt", ".pth", ".ckpt", ".bin", ".safetensors", ".npz", ".npy"}
+READER = "paceline.features.rehearse.process.contents"
+TEXT_BYTES = 4 << 20
+
+
+def read_written(roots: Mapping[Path, Iterable[str]]) -> dict[Path, dict[str, Leaves]]:
+    """Read the files that acts wrote.
+
+    Args:
+        roots: the folder of each act, and the files that it wrote there.
+
+    Returns:
+        By folder and file, what the file holds.
+    """
+    written = {root: list(names) for root, names in roots.items()}
+    tensors = [
+        str(root / name)
+        for root, names in written.items()
+        for name in names
+        if Path(name).suffix in TENSORS
+    ]
+    found = _read_tensors(tensors) if tensors else {}
+    return {
+        root: {name: found.get(str(root / name)) or _plain(root / name) for name in names}
+        for root, names in written.items()
+    }
+
+
+def _read_tensors(paths: list[str]) -> dict[str, Leaves]:
+    reader = subprocess.run(
+        [sys.executable, *SAFE_PATH, "-m", READER],
+        input=msgspec.json.encode(paths),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        check=False,
+    )
+    if reader.returncode != 0:
+        return {}
+    return msgspec.json.decode(reader.stdout, type=dict[str, Leaves])
+
+
+def _plain(path: Path) -> Leaves:
+    size = path.stat().st_size
+    if path.suffix not in TEXTS or size > TEXT_BYTES:
+        return {"": PlainLeaf(number=float(size), whole=True)}
+    lines = path.read_text(errors="replace").splitlines()
+    return {f"line {number}": _of_line(line) for number, line in enumerate(lines, 1)}
+
+
+def _of_line(line: str) -> PlainLeaf:
+    words = said(line)
+    numbers = tuple(value for value, _ in words.numbers)
+    if not numbers:
+        return PlainLeaf(text=words.words)
+    return PlainLeaf(text=words.words, some=numbers)
