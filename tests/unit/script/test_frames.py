@@ -102,6 +102,29 @@ def test_an_iterator_is_where_another_one_was(made: Any, steps: int) -> None:
     assert frames.reached(other) == frames.reached(one) or isinstance(other, enumerate)
 
 
+@pytest.mark.parametrize("made", [lambda: iter(range(3, 30, 4)), lambda: iter([3, 7, 11, 15])])
+def test_an_iterator_goes_back_where_a_step_comes_again(made: Any) -> None:
+    one = made()
+    next(one)
+    at = frames.reached(one)
+    assert at is not None
+    rest = [next(one), next(one)]
+    assert not frames.reach(one, at)
+    one = made()
+    for _ in range(3):
+        next(one)
+    assert frames.reach(one, at, back=True)
+    assert [next(one), next(one)] == rest
+
+
+def test_a_call_of_next_is_told_from_a_for_statement() -> None:
+    asked = []
+    for _ in Asking(1, lambda frame: asked.append(frames.is_in_for(frame))):
+        pass
+    next(Asking(1, lambda frame: asked.append(frames.is_in_for(frame))))
+    assert asked == [True, True, False]
+
+
 def test_an_iterator_of_another_kind_is_left_alone() -> None:
     assert frames.reached(zip([1], [2], strict=True)) is None
     assert not frames.reach(iter([1]), frames.IteratorAt("range", 1))

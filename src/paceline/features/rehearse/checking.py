@@ -12,7 +12,6 @@ from time import monotonic
 from paceline.features.rehearse.acts import Acting, PlayedAct, Theatre
 from paceline.features.rehearse.findings import Check, Refusal
 from paceline.features.rehearse.plan import (
-    ChangedBuffers,
     Note,
     PreparedModel,
     RefusedCall,
@@ -97,7 +96,6 @@ def _of(strategy: str, alone: PlayedAct, servers: PlayedAct) -> Refusal:
     if strategy == "ps":
         found += [one for one in _refused(servers, "ps") if one not in found]
         found += _died_there(alone, servers)
-        notes += _buffers(alone)
     elif strategy == "fsdp" and not _calls(alone, "fully_shard"):
         found.append(RefusedCall(("fsdp",), f"job.prepare: {NOT_SHARDED}", *_prepared(alone)))
     else:
@@ -135,18 +133,6 @@ def _prepared(alone: PlayedAct) -> tuple[str, int]:
         if isinstance(note, PreparedModel):
             return alone.stage.script.name, note.line
     return "", 0
-
-
-def _buffers(alone: PlayedAct) -> Iterator[str]:
-    for note in _notes(alone):
-        if isinstance(note, ChangedBuffers) and note.names:
-            file, line = _prepared(alone)
-            names = ", ".join(note.names[:3]) + (", …" if len(note.names) > 3 else "")
-            yield (
-                f"{file}:{line}: training changes the buffers {names}, which servers do not hold: "
-                "each worker has its own, and `paceline checkpoint export` lacks them; use layers "
-                "without running statistics (nn.GroupNorm, nn.LayerNorm), or --strategy allreduce"
-            )
 
 
 def _norms(alone: PlayedAct) -> Iterator[str]:

@@ -148,12 +148,6 @@ class PreparedModel(Struct, frozen=True, tag="prepared"):
     """Modules that normalise over the batch."""
 
 
-class ChangedBuffers(Struct, frozen=True, tag="buffers"):
-    """Training changed these buffers of the model."""
-
-    names: tuple[str, ...]
-
-
 class RefusedCall(Struct, frozen=True, tag="refused"):
     """A strategy refused something, or would refuse it."""
 
@@ -179,7 +173,6 @@ Note = (
     | EvaluationDone
     | TakenVariables
     | PreparedModel
-    | ChangedBuffers
     | RefusedCall
     | ScriptDied
 )

@@ -9,6 +9,7 @@ checks. Elsewhere there are no iterators to be had, which the caller says.
 
 import ctypes
 import dis
+import inspect
 import itertools
 import site
 import sys
@@ -232,6 +233,17 @@ def _inner(value: Any) -> list[Any]:
     return _within(value) if hasattr(type(value), "__next__") else []
 
 
+def is_in_for(frame: FrameType) -> bool:
+    """Whether a frame waits for the next element of a ``for`` statement, and not in a call."""
+    return _is_for(frame.f_code, frame.f_lasti)
+
+
+@lru_cache(maxsize=256)
+def _is_for(code: CodeType, at: int) -> bool:
+    before = [one for one in dis.get_instructions(code) if one.offset <= at]
+    return bool(before) and before[-1].opname.startswith("FOR_ITER")
+
+
 # ---------------------------------------------------------------------------- positions
 
 _RANGE = type(iter(range(0)))
@@ -266,10 +278,13 @@ def reached(iterator: Any) -> IteratorAt | None:
     return None
 
 
-def reach(iterator: Any, wanted: IteratorAt) -> bool:
+def reach(iterator: Any, wanted: IteratorAt, *, back: bool = False) -> bool:
     """Have an iterator go on from where another one was; False: it cannot.
 
-    Only an ``enumerate`` can go back.
+    Args:
+        iterator: of a kind that `reached` knows.
+        wanted: where it is to be.
+        back: whether it may go back. An ``enumerate`` always may.
     """
     own = reached(iterator)
     if own is None or own.kind != wanted.kind:
@@ -278,17 +293,34 @@ def reach(iterator: Any, wanted: IteratorAt) -> bool:
         return True
     match wanted.kind:
         case "range":
-            return _pass_to(iterator, wanted)
+            return _return_to(iterator, wanted) if back else _pass_to(iterator, wanted)
         case "count":
             return own.at < wanted.at and _pass_to(iterator, wanted)
         case "sequence":
-            if own.at < wanted.at:
+            if back or own.at < wanted.at:
                 iterator.__setstate__(wanted.at)
             return reached(iterator) == wanted
         case "enumerate":
             return _set_count(iterator, own.at, wanted.at)
         case _:
             return False
+
+
+def _return_to(iterator: Any, wanted: IteratorAt) -> bool:
+    """Set a range's iterator back to a number that it has given before."""
+    made: Any = iterator.__reduce__()
+    numbers = made[1][0]
+    if made[2] is not None:  # Python 3.11 counts
+        if wanted.at in numbers:
+            iterator.__setstate__(numbers.index(wanted.at))
+        return reached(iterator) == wanted
+    # From 3.12 on it holds what is left: the next number, the step, and how many.
+    fields = (ctypes.c_long * 3).from_address(id(iterator) + _AT_INDEX * _WORD)
+    given, rest = divmod(numbers.start - wanted.at, numbers.step)
+    if [*fields] != [numbers.start, numbers.step, len(numbers)] or rest or given < 0:
+        return False
+    fields[0], fields[2] = wanted.at, len(numbers) + given
+    return reached(iterator) == wanted
 
 
 def _pass_to(iterator: Any, wanted: IteratorAt) -> bool:
@@ -321,8 +353,8 @@ def counts_of(frame: FrameType | None) -> list[Any]:
         inner = held.__reduce__()[1][0] if type(held) is enumerate else held
         if inner is not held:
             found.append(held)
-        # A generator that waits for it asks in a frame of its own, which was looked at before.
-        if held is not None and not (isinstance(inner, GeneratorType) and inner.gi_running):
+        code = frame.f_code
+        if is_scripts(code.co_filename) and not code.co_flags & inspect.CO_GENERATOR:
             break
         frame = frame.f_back
     return found

@@ -74,6 +74,7 @@ class Variables:
         self.draws: dict[str, Any] | None = None
         """States of the generators from which all workers draw alike between loops."""
         self._dataset: Any = None
+        self._passed = list[tuple[Any, frames.IteratorAt]]()
         self._frame: FrameType | None = None
         self._mark: BodyMark | None = None
         self._num_bodies = 0
@@ -127,7 +128,16 @@ class Variables:
                 self._mark = BodyMark(self._chain, self.kept, self._mark)
             except RuntimeError:  # another thread of the script changes one of them
                 self._mark = None
+            self._passed = self._positions()
         self._num_bodies = 0
+
+    def _positions(self) -> list[tuple[Any, frames.IteratorAt]]:
+        """Where the script's statements are, if it asks with ``next``: they go on by themselves."""
+        chain = self._chain
+        if not chain or frames.is_in_for(chain[0]):
+            return []
+        found = ((one, frames.reached(one)) for one in frames.positions_of(chain[0]))
+        return [(one, at) for one, at in found if at is not None]
 
     def given(self) -> None:
         """The script gets a batch."""
@@ -151,7 +161,9 @@ class Variables:
             return
         left = {id(one) for one in mark.undo()}
         self.missed |= not mark.is_whole
-        for count in frames.counts_of(self._frame):
+        for iterator, at in self._passed:
+            self.missed |= not frames.reach(iterator, at, back=True)
+        for count in frames.counts_of(self._frame) if not self._passed else ():
             found = frames.reached(count)
             if found is not None:
                 frames.reach(count, found._replace(at=found.at - self._num_bodies))

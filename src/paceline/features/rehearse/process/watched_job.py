@@ -11,10 +11,9 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from paceline.base.errors import ConfigError
-from paceline.features.rehearse.plan import BEFORE_STEP, ChangedBuffers, LoggedValues, PreparedModel
+from paceline.features.rehearse.plan import BEFORE_STEP, LoggedValues, PreparedModel
 from paceline.features.rehearse.process.looking import Looking
-from paceline.runtime.feed_requests import Growing
-from paceline.runtime.job import Job
+from paceline.runtime.job import Job, LoopAsked, LoopRead
 from paceline.runtime.job_course import BatchLoop
 from paceline.runtime.logged import checked_log
 from paceline.runtime.strategy import Strategy
@@ -37,17 +36,18 @@ class RehearsedJob(Job):
         super().__init__(strategy)
         # Libraries with loops of their own know how long their epochs are.
         self._shortens = not getattr(strategy, "whole_steps", False)
-        self._buffers: dict[str, Tensor] = {}
         self._size = 1
         self._of_training = ""
         self.looking.on_end.append(self._keep_end)
 
     # ------------------------------------------------------------------ shorter
 
-    def _opened(self, feed: Feed, growth: Growing | None = None) -> Feed:
-        if feed.purpose == "train" and self._shortens:
-            return super()._opened(_shortened(feed, self.looking.plan.batches, self._most()))
-        return super()._opened(feed, growth)
+    def _read(self, asked: LoopAsked, turn: int | None = None) -> LoopRead:
+        read = super()._read(asked, turn)
+        if not self._shortens:
+            return read
+        feed = _shortened(read.feed, self.looking.plan.batches, self._most())
+        return read._replace(feed=feed, growth=None)
 
     def _most(self) -> int:
         return self.looking.plan.epochs
@@ -64,13 +64,17 @@ class RehearsedJob(Job):
                 yield epoch
             except GeneratorExit:
                 if self.looking.is_leaving_a_loop():
-                    self.looking.take(f"the end of epoch {epoch}{self._of_training}")
+                    self._take_end_of_epoch()
                 raise
-            self.looking.take(f"the end of epoch {epoch}{self._of_training}")
+            self._take_end_of_epoch()
+
+    def _take_end_of_epoch(self) -> None:
+        # Not the one that the script began: a new life may have come in in a later one.
+        self.looking.take(f"the end of epoch {self._course.epoch}{self._of_training}")
 
     def batches(self, dataset: Any, *args: Any, **given: Any) -> BatchLoop:
         loop = super().batches(dataset, *args, **given)
-        return BatchLoop(self._watched(loop), loop._count)
+        return BatchLoop(self._watched(loop), loop._count, self._strategy.variables)
 
     def _watched(self, loop: BatchLoop) -> Generator[Any, None, None]:
         looking, count = self.looking, 0
@@ -115,7 +119,6 @@ class RehearsedJob(Job):
         for call in self.on_prepared:
             call(modules)
         self._keep("began", modules)
-        self._buffers = {name: value.clone() for name, value in _buffers(modules)}
         return super().prepare(*objects, accumulate=accumulate)
 
     # ------------------------------------------------------------------ weights
@@ -123,12 +126,6 @@ class RehearsedJob(Job):
     def _keep_end(self) -> None:
         if not self._modules:
             return
-        changed = (
-            name
-            for name, value in _buffers(self._modules)
-            if name in self._buffers and not torch.equal(value, self._buffers[name])
-        )
-        self.looking.note(ChangedBuffers(tuple(changed)))
         if self._strategy.is_alone or self._strategy.spec.strategy not in WHOLE_ON_WORKERS:
             with suppress(ConfigError):
                 self._keep_state("ended", self.state_dict())
@@ -194,14 +191,6 @@ def _flat(objects: Any) -> Iterator[Any]:
             yield from _flat(one)
         else:
             yield one
-
-
-def _buffers(modules: Any) -> Iterator[tuple[str, Tensor]]:
-    for number, module in enumerate(modules):
-        prefix = f"{number}." if len(modules) > 1 else ""
-        for name, value in module.named_buffers(prefix):
-            if not value.is_meta:
-                yield name, value
 
 
 _DROPOUT = nn.modules.dropout._DropoutNd
