@@ -7,10 +7,12 @@ thread; a worker's `Exchange` does, and uses the link until ``at_end``.
 """
 
 import contextlib
+import ctypes
 import faulthandler
 import os
 import signal
 import sys
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -66,6 +68,15 @@ class Fenced(SystemExit):
 
     def __init__(self) -> None:
         super().__init__(EXIT_FENCED)
+
+
+def fence_soon() -> None:
+    """Have the training thread raise `Fenced` where its script goes on.
+
+    For what is found while a generator is closed, whose own errors go nowhere.
+    """
+    main = threading.main_thread().ident
+    ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(main or 0), ctypes.py_object(Fenced))
 
 
 class OpenLoop:

@@ -125,7 +125,7 @@ def test_a_file_with_every_key_is_read() -> None:
         "pending_trace: 0s 1s\nmetrics_port: 0\npreflight: no\nwatch: yes\nlog: 1MiB\nlisten: 10.0.0.5\n"
         "data_plane: {transport: tcp, encryption: curve}\ndecide_every_s: 1m\n"
         "windows: {short_steps: 10, short_s: 1m, long_steps: null, long_s: 2m}\n"
-        "run_as: file\ncwd: .\nhistory: off\n"
+        "run_as: file\ncwd: .\nhistory: off\nscript_state: declared\n"
         f"share: {{class: guaranteed, device: 'cpu:{min(os.sched_getaffinity(0))}', "
         "devices: [], device_memory: 4GiB, minimum_memory: 1GiB}\n"
         "resources: {policy: none, cores: 8, memory: 8GiB, node_memory: 2GiB, workers: 4, servers: 2, cost: 9, "

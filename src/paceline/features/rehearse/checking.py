@@ -18,6 +18,7 @@ from paceline.features.rehearse.plan import (
     ScriptDied,
 )
 from paceline.features.rehearse.source import Source
+from paceline.wire import strategies
 
 STRATEGIES = ("allreduce", "fsdp", "ps")
 NOT_SHARDED = (
@@ -93,10 +94,11 @@ def _as_alone(alone: PlayedAct) -> Refusal:
 
 def _of(strategy: str, alone: PlayedAct, servers: PlayedAct) -> Refusal:
     found, notes = list(_refused(alone, strategy)), list[str]()
-    if strategy == "ps":
+    traits = strategies.STRATEGIES[strategy]
+    if traits.has_servers:
         found += [one for one in _refused(servers, "ps") if one not in found]
         found += _died_there(alone, servers)
-    elif strategy == "fsdp" and not _calls(alone, "fully_shard"):
+    elif traits.holder == "shards" and not _calls(alone, "fully_shard"):
         found.append(RefusedCall(("fsdp",), f"job.prepare: {NOT_SHARDED}", *_prepared(alone)))
     else:
         notes += _norms(alone)

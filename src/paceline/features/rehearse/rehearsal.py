@@ -27,6 +27,7 @@ from paceline.features.rehearse.plan import RefusedCall, Strike
 from paceline.features.rehearse.source import Source
 from paceline.features.rehearse.written import read_written
 from paceline.jobs.outcome import End, code_of
+from paceline.wire.strategies import STRATEGIES
 
 ALONE = "alone"
 UNDISTURBED = "undisturbed"
@@ -181,7 +182,7 @@ class Rehearsing:
         asked = self._asked
         settings = ["solution=none", "preflight=false", "timeouts.hang_s=60s", *asked.settings]
         flags = ["--strategy", strategy, "--workers", str(asked.workers), "--torch-threads", "1"]
-        if strategy == "ps":
+        if STRATEGIES[strategy].has_servers:
             flags += ["--servers", "1", "--mode", "bsp"]
         if deterministic:
             flags.append("--deterministic")

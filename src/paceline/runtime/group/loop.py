@@ -14,6 +14,7 @@ that join: in the first step of their group they hand in nothing, once they have
 Reference: docs/protocols/integrity.md, section 8.
 """
 
+import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
@@ -32,7 +33,8 @@ from paceline.runtime.group.shares import StepShares
 from paceline.runtime.group.short import Missing, ShortStep
 from paceline.runtime.group.step import GroupStep, Told, digest, joiners_of, num_sharing
 from paceline.runtime.group.watcher import Diverged, Divergence, Watcher
-from paceline.runtime.script.comparing import gathered
+from paceline.runtime.process import fence_soon
+from paceline.runtime.script.comparing import gathered, told_of
 from paceline.runtime.step_frame import LEFT, NO_BACKWARD, StepFrame
 from paceline.wire.messages.feeds import Slice
 from paceline.wire.messages.group import RunGroup
@@ -67,6 +69,8 @@ class GroupLoop(StepFrame[GroupStep]):
         self._reader, self._ahead = reader, ahead
         # What a late member hands in at once would be of all turns.
         self._whole_steps = whole_steps or self._sharing.blocks > 0 or reducer.takes_turns
+        #: The script has a batch.
+        self._is_out = False
         #: What one thread may have of a core.
         self._core = min(1.0, cpu_quota() or 1.0)
 
@@ -92,11 +96,31 @@ class GroupLoop(StepFrame[GroupStep]):
             self._expect(step, work)
             self._client.in_body = True
             self._variables.given()
+            self._is_out = True
             yield step.batch
+            self._is_out = False
             self._finish(step)
             lost = lost or self._is_lost(step)
+            if self._counts_for_nothing(step):
+                self._variables.undo()
         self._reducer.end()
         self._client.in_body = False
+
+    @property
+    def _has_left_broken_step(self) -> bool:
+        """Whether the script left its loop for good in a step that would have come again.
+
+        It takes the step for done, and no member has it. A new life begins where the state is.
+        """
+        step = self.step
+        if not (self._is_out and self._variables.found) or step is None or self._client.stops:
+            return False
+        return step.settled and bool(step.stepped) and not (step.holds or step.on_trial)
+
+    @staticmethod
+    def _counts_for_nothing(step: GroupStep) -> bool:
+        """Whether the batch was one that is only timed, or that fills a place."""
+        return step.batch_no < max(step.num_profiled, step.num_idle) and not step.is_last_batch
 
     def _is_lost(self, step: GroupStep) -> bool:
         """Whether the group is over before our last batch of the step: it comes again."""
@@ -254,7 +278,9 @@ class GroupLoop(StepFrame[GroupStep]):
             self._client.failed(step.run, f"comparing variables: {error}")
             return False
         self._client.mark(computing=True)
-        self._variables.compare(tables)
+        differ = self._variables.compare(tables)
+        if differ and step.group.rank == 0:
+            sys.stderr.write(f"paceline: {told_of(differ)}\n")
         return True
 
     def _read(self, step: GroupStep, work: Work) -> Any:
@@ -629,6 +655,10 @@ class GroupLoop(StepFrame[GroupStep]):
         """The loop is left: nothing of an unfinished step counts; again: nothing."""
         if self.step is not None:
             self.step.close()
+        if self._has_left_broken_step:
+            fence_soon()
+        self._is_out = False
+        self._variables.unmark()
         self._reducer.drop()
         self._reducer.end()
         self._client.unmark()

@@ -117,6 +117,11 @@ class MemberClient(MemberEdge):
 
     # ------------------------------------------------------------------ steps
 
+    @property
+    def stops(self) -> bool:
+        """Whether this worker is to leave."""
+        return self.process.stop_requested
+
     def forget_copy(self) -> None:
         """Give up what was copied, whose script was elsewhere: it is copied again."""
         with self._changed:

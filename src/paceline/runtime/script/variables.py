@@ -19,6 +19,7 @@ thread may read.
 """
 
 import logging
+import sys
 from collections import deque
 from collections.abc import Sequence
 from types import FrameType
@@ -30,7 +31,14 @@ from torch import Tensor
 
 from paceline.base.errors import ConfigError
 from paceline.runtime.script import frames
-from paceline.runtime.script.kinds import ATOMS, BY_NAME, NoPlainError, digest_of
+from paceline.runtime.script.kinds import (
+    ATOMS,
+    BY_NAME,
+    MOST_BYTES,
+    NoPlainError,
+    digest_of,
+    encoded,
+)
 from paceline.runtime.script.look import ScriptLook, Variable
 from paceline.runtime.script.mark import BodyMark
 from paceline.runtime.script.naming import line_of
@@ -50,6 +58,11 @@ class VariableDifference(NamedTuple):
     path: str
     line: str
     """Where the script sets it."""
+
+    @property
+    def name(self) -> str:
+        """As the script calls it."""
+        return self.path.rpartition(":")[2].partition(".")[2] or self.path.rpartition(":")[2]
 
 
 class Variables:
@@ -152,6 +165,10 @@ class Variables:
     def follows(self) -> bool:
         """Whether what the script counts is as in a plain run."""
         return self.found and not self.missed
+
+    def unmark(self) -> None:
+        """The script has left its loop: nothing of it is taken back."""
+        self._mark, self._passed = None, []
 
     def undo(self) -> None:
         """Take back what the script has done since the mark: the step comes again."""
@@ -260,6 +277,8 @@ class Variables:
 
     def _taken(self, path: str, leaf: Variable) -> Any:
         try:
+            if leaf.kind.name == "plain" and len(encoded(leaf.value)) > MOST_BYTES:
+                raise NoPlainError("more than 16 MiB")
             taken = leaf.kind.taken(leaf.value)
             take_apart(taken, path)
         except (ConfigError, NoPlainError, RuntimeError, ValueError) as error:
@@ -301,7 +320,13 @@ class Variables:
             return False
         chain = self._chain
         if [list(frames.place_of(one)) for one in chain] != [list(one) for one in state["site"]]:
-            _log.info("variables_not_taken here=%s there=%s", chain, state["site"])
+            self._arrived = None
+            here = _in_words([list(frames.place_of(one)) for one in chain])
+            sys.stderr.write(
+                "paceline: what the script counts and remembers does not follow, since it asks for "
+                f"its batches at {here}, and asked at {_in_words(state['site'])} before; it begins "
+                "anew\n"
+            )
             return False
         self._arrived, self._took = None, True
         look, missing = self._look(), dict[str, Any]()
@@ -389,6 +414,10 @@ _NUMBERS = frozenset([int, float])
 
 def _path_digest(path: str) -> int:
     return xxhash.xxh3_64_intdigest(path.encode(errors="surrogatepass")) >> 1
+
+
+def _in_words(site: Sequence[Sequence[Any]]) -> str:
+    return " in ".join(f"{file}:{line}" for file, _, line in site) or "another place"
 
 
 def _as_data(reached: frames.IteratorAt | None) -> list[Any] | None:

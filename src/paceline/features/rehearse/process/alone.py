@@ -53,7 +53,7 @@ class RehearsedOnServers(RehearsedJob):
     """A lone job whose model is held as parameter servers hold it, within this process."""
 
     def __init__(self, strategy: Strategy) -> None:
-        if isinstance(strategy, Local):
+        if type(strategy) is Local:
             strategy = OnServers(Alone(strategy.spec), strategy.script_state)
         super().__init__(strategy)
 

@@ -200,7 +200,7 @@ class GroupClient(MemberClient):
     @property
     def _is_regrouped(self) -> bool:
         """Whether the next step is not in the group of the last one: a worker may join in it."""
-        return self.entered is not None and self.state.running is not self.entered
+        return self.state.running is not self.entered
 
     @property
     def _may_be_copied(self) -> bool:
