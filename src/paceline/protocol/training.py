@@ -105,6 +105,8 @@ class MasterState:
         self.prepared: set[Inc] = set()
         #: Feed -> the worker that defined it, in words; of this master's time.
         self.opened_by: dict[int, str] = {}
+        #: The newest feed to train on that each worker has opened.
+        self.trains_on: dict[Inc, int] = {}
         #: Whether the script of a worker has come to its end.
         self.has_returned = False
         #: Told as done: feeds.
@@ -230,6 +232,7 @@ class MasterState:
         """Drop what is known of a worker that is gone."""
         self.workers.pop(inc, None)
         self.prepared.discard(inc)
+        self.trains_on.pop(inc, None)
         self.waiting.pop(inc, None)
         self.sizes.pop(inc, None)
         self.cuts.wanted.pop(inc, None)
@@ -261,12 +264,18 @@ class MasterState:
             before = [f.last_step for f in trained if not f.per_worker]
             known = msgspec.structs.replace(feed, first_step=max([self.step, *before]))
             journal = self.record(FeedAdded(feed=known))
+            self._note_training(message.inc, known)
             self.opened_by[feed.feed] = who
             return [journal, Send(message.inc, FeedOpened(inc=message.inc, feed=known))]
+        self._note_training(message.inc, known)
         difference = feed_difference(known, feed, self.opened_by.get(feed.feed, ""), who)
         if difference:
             return [WorkerRefused(message.inc, difference) if spared else Fail(difference)]
         return [Send(message.inc, self.feed_opened(message.inc, known))]
+
+    def _note_training(self, inc: Inc, feed: Feed) -> None:
+        if feed.purpose == "train" and inc in self.workers:
+            self.trains_on[inc] = feed.feed
 
     def known_feed(self, feed: Feed) -> Feed | None:
         """Return the feed that was opened at this place of the script; None: none was."""
@@ -290,15 +299,18 @@ class MasterState:
             if feed.purpose == "train" and self.ledger.is_begun(feed.feed)
         ]
         at = tuple(self.ledger.next_to_do(feed.feed) for feed in begun)
-        trained = [feed for feed in self.ledger.feeds.values() if feed.purpose == "train"]
-        newest = max(trained, key=lambda feed: feed.feed, default=None)
+        holders = self.holder.holders
+        # What was opened before the job went back to a cut may be further than anybody is.
+        opened = [self.trains_on[inc] for inc in holders if inc in self.trains_on]
+        last = begun[-1] if begun else None
+        newest = self.ledger.feeds[max(opened)] if opened else last
         answer = PlaceIs(
             inc=message.inc,
             begun=tuple(begun),
             at=at,
             cut=self.holder.begins_with,
             newest=None if newest is None else msgspec.structs.replace(newest, ends=()),
-            others=self.holder.is_held_besides(message.inc),
+            others=bool(holders - {message.inc}),
             returned=self.has_returned,
         )
         return [*met, Send(message.inc, answer)]

@@ -319,6 +319,7 @@ class Job(JobCourse):
         if feed_difference(entry.feed, read.feed):
             self._move_to(here)
             self._loaders.turn_back(asked.given.dataset, turn)
+            self._strategy.variables.declined = True
             return None
         return self._begin_loop(asked, read)
 

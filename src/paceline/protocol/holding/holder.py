@@ -59,9 +59,10 @@ class Holder(abc.ABC):
         """Whether what the ledger has is held; else the job is about to go back to a cut."""
         return True
 
-    def is_held_besides(self, inc: Inc) -> bool:
-        """Whether a worker other than this one holds the model."""
-        return False
+    @property
+    def holders(self) -> frozenset[Inc]:
+        """Workers that hold the model themselves, and live."""
+        return frozenset()
 
     @property
     def in_steps(self) -> frozenset[Inc]:

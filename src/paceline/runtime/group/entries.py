@@ -42,11 +42,11 @@ class EntriesOfMember:
         """See `Entries.next_after`."""
         while True:
             found = self._member.begun(stands_by=True)
+            if not found.others:
+                return None
             entry = self._entry(found)
             if entry is not None and entry.place > place:
                 return entry
-            if not found.others:
-                return None
             self._member.pause(ASK_S)
 
     def goes_on(self) -> None:

@@ -30,6 +30,7 @@ import xxhash
 from torch import Tensor
 
 from paceline.base.errors import ConfigError
+from paceline.runtime.process import Fenced
 from paceline.runtime.script import frames
 from paceline.runtime.script.kinds import (
     ATOMS,
@@ -102,6 +103,8 @@ class Variables:
         """The loop that the script is in is over."""
         self.missed = False
         """The script counts otherwise than a plain run: something was not taken back or over."""
+        self.declined = False
+        """The script reads something else in the loop in which the state is."""
         self._num_given, self._took = 0, False
 
     def begin_loop(self, feed: Feed, dataset: Any = None) -> None:
@@ -159,7 +162,16 @@ class Variables:
 
     def comes_to(self, step: int) -> None:
         """The script is about to get a batch of the step after this one."""
-        self.missed |= step > 0 and not (self._num_given or self._took)
+        if step <= 0 or self._num_given or self._took or self.missed:
+            return
+        self.missed = True
+        if self._arrived is not None and self._frame is not None:
+            here = _in_words([list(frames.place_of(one)) for one in self._chain])
+            sys.stderr.write(
+                "paceline: what the script counts and remembers does not follow, since it asks for "
+                f"its batches at {here}, and asked at {_in_words(self._arrived['site'])} before, "
+                "or reads something else there; it begins anew\n"
+            )
 
     @property
     def follows(self) -> bool:
@@ -312,23 +324,25 @@ class Variables:
 
         Args:
             ended: the loop is over for this worker, and had no batch for it.
+
+        Raises:
+            Fenced: they are of another loop from the same lines: the job went there meanwhile.
         """
         state = self._arrived
         if state is None or self._frame is None:
             return False
-        if tuple(state["place"]) != tuple(self.place) or (state["ended"] and not ended):
-            return False
         chain = self._chain
-        if [list(frames.place_of(one)) for one in chain] != [list(one) for one in state["site"]]:
-            self._arrived = None
-            here = _in_words([list(frames.place_of(one)) for one in chain])
-            sys.stderr.write(
-                "paceline: what the script counts and remembers does not follow, since it asks for "
-                f"its batches at {here}, and asked at {_in_words(state['site'])} before; it begins "
-                "anew\n"
-            )
+        if not self._is_of(state, chain):
             return False
+        if tuple(state["place"]) != tuple(self.place) or (state["ended"] and not ended):
+            if ended or self.declined or self._num_given:
+                return False
+            raise Fenced  # a life that asks again where the state is begins there
         self._arrived, self._took = None, True
+        self._fill(state, chain)
+        return True
+
+    def _fill(self, state: dict[str, Any], chain: list[FrameType]) -> None:
         look, missing = self._look(), dict[str, Any]()
         self._first = self._first or self._digests(look)
         for path, (kind, taken) in state["leaves"].items():
@@ -345,7 +359,11 @@ class Variables:
         for path in state["changed"]:
             self._changed.add(path)
         self._own |= set(state["own"])
-        return True
+
+    def _is_of(self, state: dict[str, Any], chain: Sequence[FrameType]) -> bool:
+        """Whether a state is of a script that asked from the lines from which this one asks."""
+        here = [list(frames.place_of(one)) for one in chain]
+        return state["opened"] == self.opened and here == [list(one) for one in state["site"]]
 
     def _put(self, path: str, leaf: Variable, taken: Any) -> None:
         try:

@@ -195,10 +195,11 @@ class GroupHolder(Holder):
     def is_held(self) -> bool:
         return self.group.is_held
 
-    def is_held_besides(self, inc: Inc) -> bool:
+    @property
+    def holders(self) -> frozenset[Inc]:
+        """See `Holder.holders`."""
         group = self.group
-        holders = group.held_by - group.lost - {inc}
-        return any(group.knows(one) for one in holders)
+        return frozenset(inc for inc in group.held_by - group.lost if group.knows(inc))
 
     @property
     def in_steps(self) -> frozenset[Inc]:
@@ -225,7 +226,8 @@ class GroupHolder(Holder):
     @property
     def begins_with(self) -> CutRef | None:
         valid = self.core.cuts.valid
-        return valid[-1].cut if valid and not self.group.running else None
+        trains = self.group.running and self.group.is_held
+        return valid[-1].cut if valid and not trains else None
 
     def opened(self, opened: FeedOpened) -> FeedOpened:
         stored = self.core.cuts.on_disk

@@ -175,7 +175,7 @@ class GroupClient(MemberClient):
         if not self._at_rest:
             self._at_rest = True
             self._changed.notify_all()
-        if stays and self._is_regrouped:
+        if self._is_regrouped:
             self.variables.prepare()
             self._changed.notify_all()
         is_within = self._within != NO_FEED
