@@ -241,7 +241,7 @@ def script_of(seed: int) -> tuple[str, bool]:  # noqa: PLR0915 - one statement f
 def _attribute(line: str, name: str) -> str:
     import re
 
-    return re.sub(rf"(?<![\w.'\[]){name}\b(?!')(?!\s*=\s*generator)", f"self.{name}", line)
+    return re.sub(rf"(?<![\w.']){name}\b(?!')(?!\s*=\s*generator)", f"self.{name}", line)
 
 
 def plain(script: Path, out: Path) -> dict[str, Any]:

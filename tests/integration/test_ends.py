@@ -291,7 +291,8 @@ def test_a_new_life_that_does_the_lines_between_loops_again_is_told_from_an_end(
     script = tmp_path / "replayed.py"
     script.write_text(REPLAYED)
     restart = RestartSpec(backoff_s=0.1)
-    with job_of(script, tmp_path, *flags, strategy="allreduce", restart=restart) as job:
+    spec = {"strategy": "allreduce", "script_state": "declared", "restart": restart}
+    with job_of(script, tmp_path, *flags, **spec) as job:
         job.until_committed(6 * 256 + 100)
         os.kill(job.pid_of("worker-1"), signal.SIGKILL)
         outcome = job.end()

@@ -293,10 +293,13 @@ class MasterState:
     def place_asked(self, message: AskPlace) -> list[Instruction]:
         """Say how far the model is in the script: which feeds it has samples of."""
         met = self._stands_by(message.inc) if message.stands_by else []
+        cut = self.holder.begins_with
+        # A cut may hold a step that the ledger does not: what is proven comes a step later.
+        held = {feed_of(one.line) for one in self.cuts.valid[-1].committed} if cut else set[int]()
         begun = [
             msgspec.structs.replace(feed, ends=())
             for feed in self.ledger.feeds.values()
-            if feed.purpose == "train" and self.ledger.is_begun(feed.feed)
+            if feed.purpose == "train" and (self.ledger.is_begun(feed.feed) or feed.feed in held)
         ]
         at = tuple(self.ledger.next_to_do(feed.feed) for feed in begun)
         holders = self.holder.holders
@@ -308,7 +311,7 @@ class MasterState:
             inc=message.inc,
             begun=tuple(begun),
             at=at,
-            cut=self.holder.begins_with,
+            cut=cut,
             newest=None if newest is None else msgspec.structs.replace(newest, ends=()),
             others=bool(holders - {message.inc}),
             returned=self.has_returned,

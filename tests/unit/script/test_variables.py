@@ -38,7 +38,7 @@ class Stopper:
 def undo_of(frame: FrameType, change: Any, **kept: Any) -> list[Any]:
     mark = BodyMark([frame], kept)
     change()
-    return mark.undo()
+    return mark.undo([frame])
 
 
 def test_what_a_body_has_done_is_taken_back() -> None:
@@ -108,7 +108,7 @@ def test_job_state_is_taken_back() -> None:
 
     mark = BodyMark([sys._getframe()], held)
     body()
-    mark.undo()
+    mark.undo([sys._getframe()])
     assert held == {"best": 1.0, "history": [1]}
 
 

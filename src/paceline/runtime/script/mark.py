@@ -59,7 +59,8 @@ class BodyMark:
         """False: there are too many objects to keep all of them."""
         self._kept = list[tuple[Undo, Any, Any]]()
         self._names = list[tuple[dict[str, Any], dict[str, Any]]]()
-        self._frames = list[tuple[FrameType, dict[str, Any]]]()
+        #: By the frame's id, since a frame that is kept keeps its loop open after a ``break``.
+        self._frames = dict[int, dict[str, Any]]()
         for module in frames.modules_of(chain):
             self._keep_names(vars(module))
         if kept is not None:
@@ -67,10 +68,10 @@ class BodyMark:
         for frame in chain:
             if not frames.is_module(frame):
                 values = frames.variables_of(frame)
-                self._frames.append((frame, values))
                 self._visit(values.values())
                 for name in [name for name, one in values.items() if _is_of_batch(one)]:
                     del values[name]
+                self._frames[id(frame)] = values
         self._plain_before = self._plain
 
     def _keep_names(self, names: dict[str, Any]) -> None:
@@ -107,16 +108,21 @@ class BodyMark:
         else:
             self._visit(parts)
 
-    def undo(self) -> list[Any]:
-        """Put all of it back; return the objects that have changed and could not be."""
+    def undo(self, chain: list[FrameType]) -> list[Any]:
+        """Put all of it back; return the objects that have changed and could not be.
+
+        Args:
+            chain: the script's frames now; those of then are among them.
+        """
         left = [value for undo, value, kept in self._kept if not undo(value, kept)]
         for names, kept in self._names:
             for key in names.keys() - kept.keys():
                 if type(names[key]) in ATOMS and names.get("__dict__") is None:
                     del names[key]
             names.update(kept)
-        for frame, values in self._frames:
-            now = frames.variables_of(frame)
+        for frame in chain:
+            values = self._frames.get(id(frame), {})
+            now = frames.variables_of(frame) if values else {}
             changed = {
                 name: value for name, value in values.items() if now.get(name, self) is not value
             }
@@ -126,8 +132,10 @@ class BodyMark:
 
 
 def _is_of_batch(value: Any) -> bool:
-    """Whether a value is of the batch in hand: that of the next one takes its place."""
-    return isinstance(value, Tensor) and (value.grad_fn is not None or value.nbytes > SMALL_BYTES)
+    """Whether a value is of the batch in hand, whose successor takes its place, or of its loop."""
+    if isinstance(value, Tensor):
+        return value.grad_fn is not None or value.nbytes > SMALL_BYTES
+    return hasattr(type(value), "__next__")
 
 
 # ---------------------------------------------------------------------------- rows

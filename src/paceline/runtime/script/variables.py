@@ -188,7 +188,7 @@ class Variables:
         if mark is None or self._frame is None:
             self.missed = True
             return
-        left = {id(one) for one in mark.undo()}
+        left = {id(one) for one in mark.undo(self._chain)}
         self.missed |= not mark.is_whole
         for iterator, at in self._passed:
             self.missed |= not frames.reach(iterator, at, back=True)
