@@ -77,7 +77,7 @@ class JobDir:
         self.metrics_address = path / "metrics.address"
         """``host:port`` of the Prometheus endpoint, where the spec asks for one."""
         self.metrics_token = path / "metrics.token"
-        """What a client of that endpoint must send; it opens nothing else."""
+        """Token that a client of that endpoint must send; it opens nothing else."""
         self.decisions = path / "decisions.jsonl"
         """What was seen, decided and achieved against stragglers."""
         self.sharing = path / "sharing.jsonl"

@@ -69,7 +69,7 @@ class ClusterDir:
         self.path = path or home() / "cluster"
         self.config = self.path / "cluster.json"
         self.wanted = self.path / "cluster.wanted.json"
-        """What it is to consist of from the start that is under way on."""
+        """Settings that hold from the start that is under way on."""
         self.journal = self.path / "journal.db"
         self.lock = self.path / "lock"
         self.run_note = self.path / "run.dir"

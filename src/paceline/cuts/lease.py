@@ -30,7 +30,7 @@ LOOK_S = 0.5
 
 
 class Lease(msgspec.Struct, frozen=True, kw_only=True):
-    """What lies at the URL."""
+    """State of the folder at the URL."""
 
     holder: str
     """Random name of a run of the job."""

@@ -37,7 +37,7 @@ from paceline.wire.client import GetStatus, JobStatus, StopJob
 
 POLL_S = 0.05
 END_S = 8.0
-"""So long a job that is broken off may take to end on its own."""
+"""Seconds that a job which is broken off may take to end on its own."""
 STOP_S = 0.5
 TAIL = 12
 """Lines of output that are kept of an act that failed."""
@@ -49,9 +49,9 @@ class Acting(Struct, frozen=True, kw_only=True):
     name: str
     strike: Strike = Strike()
     does: str = ""
-    """What the command does at the moment: ``kill-master``, ``stop``; empty: nothing."""
+    """Order that the command carries out at the moment: ``kill-master``, ``stop``; empty: none."""
     flags: tuple[str, ...] = ()
-    """Of ``paceline run``; without any the script runs alone."""
+    """Flags of ``paceline run``; without any the script runs alone."""
     on_servers: bool = False
     checks: bool = False
 
@@ -231,7 +231,7 @@ class ActRun:
         return JobDir(found[-1].parent) if found else None
 
     def result(self) -> PlayedAct:
-        """What became of the act."""
+        """Outcome of the act."""
         self._output.flush()
         text = (self._place / "output").read_text(errors="replace")
         lines = [line for line in text.splitlines() if line.strip()]

@@ -36,7 +36,7 @@ from paceline.features.rehearse.source import Changed, How, Source
 
 FIRST = f"{BEFORE_STEP}1"
 LOGGED = 0.02
-"""What is logged is a mean over the workers' shares, which may differ in size."""
+"""A logged value is a mean over the workers' shares, which may differ in size."""
 MOST = 8
 """Findings of one kind."""
 
@@ -347,7 +347,7 @@ def _by_place(lines: Iterable[PrintedLine]) -> dict[Place, list[Heard]]:
 
 
 def _lasts(places: Mapping[str, Leaves], path: str) -> bool:
-    """Whether a value is carried from epoch to epoch, and not begun anew in each."""
+    """Whether a value is carried from epoch to epoch, and not started over in each."""
     at_ends = (values for place, values in places.items() if place.startswith("the end of "))
     ends = [values[path] for values in at_ends if path in values]
     return any(not same(one, other, EQUAL) for one, other in pairwise(ends))

@@ -170,7 +170,7 @@ class Variables:
             sys.stderr.write(
                 "paceline: what the script counts and remembers does not follow, since it asks for "
                 f"its batches at {here}, and asked at {_in_words(self._arrived['site'])} before, "
-                "or reads something else there; it begins anew\n"
+                "or reads something else there; it starts over\n"
             )
 
     @property
