@@ -124,6 +124,8 @@ def _member_of(process: Process) -> ThisMember:
     strategy = Replicated(process)
     process.join(strategy.hand_over)
     strategy.whole_steps = True
+    # A step that comes again is asked for in the midst of the script's body, and not at its end.
+    strategy.variables.found, strategy.entries = False, None
     return ThisMember(begin(strategy), strategy)
 
 
