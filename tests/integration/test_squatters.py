@@ -20,7 +20,7 @@ import pytest
 
 from paceline.base.errors import PacelineError
 from paceline.base.jobdir import JobDir, run_place
-from paceline.base.processes import find_job_processes, kill_quietly
+from paceline.base.processes import find_job_processes, is_locked, kill_quietly
 from paceline.cli.listing import JobSelection, listed
 from paceline.cluster.client import ask_scheduler, start_scheduler, stop_scheduler
 from paceline.cluster.folder import ClusterConfig, ClusterDir
@@ -227,7 +227,11 @@ def test_a_scheduler_tells_a_squatter_nothing(
             squatter.show_all(folder.path, folder.socket.parent)
             for process in find_job_processes(folder.path):
                 kill_quietly(process.pid, signal.SIGKILL)
-            until(lambda: not find_job_processes(folder.path), "the scheduler's death")
+            # A process that ends leaves the list before it lets go of its lock.
+            until(
+                lambda: not (find_job_processes(folder.path) or is_locked(folder.lock)),
+                "the scheduler's death",
+            )
             with pytest.raises(PacelineError):
                 ask_scheduler(folder, GetDevices())
         start_scheduler(folder, config)
