@@ -53,7 +53,7 @@ class Heard(NamedTuple):
 
 
 class Differences(NamedTuple):
-    """What two acts differ in."""
+    """Differences between two acts."""
 
     findings: list[Finding]
     notes: list[str]

@@ -1,4 +1,4 @@
-"""What a rehearsal found: differences, and a verdict on each act."""
+"""Findings of a rehearsal: differences, and a verdict on each act."""
 
 from typing import Literal
 
@@ -26,7 +26,7 @@ class Finding(Struct, frozen=True, kw_only=True):
 
 
 class ActVerdict(Struct, frozen=True, kw_only=True):
-    """What became of one act."""
+    """Verdict on one act."""
 
     act: str
     strategy: str
@@ -59,7 +59,7 @@ class Rehearsal(Struct, frozen=True, kw_only=True):
 
 
 class Refusal(Struct, frozen=True, kw_only=True):
-    """What one strategy makes of a script."""
+    """Refusals and notes of one strategy for a script."""
 
     strategy: str
     refused: bool

@@ -31,9 +31,9 @@ class Tolerance(Struct, frozen=True, kw_only=True):
     """How much rounding may change."""
 
     values: float
-    """Of a number, relative."""
+    """Tolerance of a number, relative."""
     weights: float
-    """Of weights, relative to how far training moved them."""
+    """Tolerance of weights, relative to how far training moved them."""
 
 
 class SpokenText(NamedTuple):

@@ -1,4 +1,4 @@
-"""What can be compared of an act: its notes put together, over all lives of each process."""
+"""The comparable part of an act: its notes put together, over all lives of each process."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -24,7 +24,7 @@ Weights = Mapping[str, Any]
 
 
 class LoggedMean(NamedTuple):
-    """What the workers logged of one step."""
+    """Values that the workers logged for one step."""
 
     mean: float
     """Over the samples."""

@@ -41,7 +41,7 @@ def remedy_of(path: str, leaf: PlainLeaf, how: How) -> str:
         )
     if leaf.text.startswith("generator at") or how == "draws":
         return (
-            f"make what `{name}` draws from anew for each epoch, seeded by its number, or keep it "
+            f"make what `{name}` draws from again for each epoch, seeded by its number, or keep it "
             "in job.state"
         )
     if how == "loops":

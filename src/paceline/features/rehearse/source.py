@@ -1,7 +1,7 @@
 """Where in the source of a script a variable gets its value, and how. Pure.
 
-Whoever reads that ``steps`` differs wants the line, and the remedy for a counter is another one
-than for a list.
+A person who reads that ``steps`` differs wants the line. The remedy for a counter is not that for a
+list.
 """
 
 import ast

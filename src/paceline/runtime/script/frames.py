@@ -101,10 +101,6 @@ def place_of(frame: FrameType) -> Place:
 
 def is_module(frame: FrameType) -> bool:
     """Whether the frame is that of a module, whose variables are its globals."""
-    return frame.f_locals is frame.f_globals if not _WRITES_THROUGH else _is_module_code(frame)
-
-
-def _is_module_code(frame: FrameType) -> bool:
     return frame.f_code.co_name == "<module>"
 
 

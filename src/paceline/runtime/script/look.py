@@ -64,8 +64,6 @@ class ScriptLook:
         self.leaves: dict[str, Variable] = {}
         self.holders: dict[str, Callable[[str, Any], None]] = {}
         """Path -> gives a variable beside it a name and a value."""
-        self.unknown: dict[str, str] = {}
-        """Path -> class of an object that cannot be looked into."""
         self._others, self._seen = others, set[int]()
         names = dict[str, int]()
         for frame in reversed(chain):
@@ -124,18 +122,12 @@ class ScriptLook:
                 return
         kind = kind_of(value)
         if kind is None or isinstance(value, AveragedModel | DataLoader):
-            self._cannot(path, value)
             return
         if isinstance(value, Dataset) and not isinstance(value, TensorDataset):
             return
         if kind.name == "state" and id(value) in self._others:
             return
         self.leaves[path] = Variable(kind, value, bind)
-
-    def _cannot(self, path: str, value: Any) -> None:
-        kind = type(value)
-        if not kind.__module__.startswith(("paceline", "torch", "builtins")):
-            self.unknown[path] = f"{kind.__module__}.{kind.__qualname__}"
 
     @staticmethod
     def _is_node(value: Any) -> bool:

@@ -314,11 +314,6 @@ class Variables:
             # Others may copy what we hold before our script has taken these.
             self._arrived = self.ready = state
 
-    @property
-    def arrived_at(self) -> ScriptPlace | None:
-        """The place of the loop whose variables have arrived; None: none have."""
-        return None if self._arrived is None else tuple(self._arrived["place"])
-
     def take(self, *, ended: bool = False) -> bool:
         """Give the script's variables the values that have arrived, where it waits; whether it did.
 
