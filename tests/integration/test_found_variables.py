@@ -88,6 +88,13 @@ def test_workers_die_in_mid_epoch_and_each_count_is_as_in_a_plain_run(
         assert len(job.deaths()) == 2
 
 
+def test_a_life_that_comes_into_a_broken_step_waits_for_the_end_of_its_body(tmp_path: Path) -> None:
+    expected = plain(tmp_path / "alone", "--epochs", "2")
+    with job_of(tmp_path / "job", "--epochs", "2", "--die-at", "7", step_s=0.01) as job:
+        check_end(job, expected)
+        assert len(job.deaths()) == 1
+
+
 def test_a_stopped_job_goes_on_where_its_script_was(tmp_path: Path) -> None:
     expected = plain(tmp_path / "alone")
     with job_of(tmp_path / "job") as job:

@@ -145,12 +145,10 @@ def test_a_worker_killed_in_a_trainer_leaves_no_trace(
 ) -> None:
     out = tmp_path / "out"
     logs = check_killed(script, victim, at, out)
-    joined = logs["joiner"]["steps"][0]
-    assert at < joined
-    assert logs["joiner"]["steps"] == list(range(joined, NUM_STEPS + 1))
-    assert logs["survivor"]["steps"] == list(range(1, NUM_STEPS + 1))
-    assert {log["global_step"] for log in logs.values()} == {NUM_STEPS}
-    assert logs["survivor"]["evaluated"] == [1.0, 2.0]
+    for log in logs.values():  # what callbacks keep follows to the joiner
+        assert log["steps"] == list(range(1, NUM_STEPS + 1))
+        assert log["global_step"] == NUM_STEPS
+        assert log["evaluated"] == [1.0, 2.0]
     saved = sorted(path.stem for path in (out / "trainer").iterdir())
     assert [name.replace("=", "-").split("-")[-1] for name in saved] == ["16", "32"]
 
@@ -162,9 +160,42 @@ def test_a_worker_killed_in_a_loop_of_accelerate_leaves_no_trace(tmp_path: Path)
     for log in logs.values():
         assert log["num_steps"] == NUM_STEPS // EPOCHS
         assert log["evaluated"] == EPOCHS * N
-    # A step is complete with the last batch of this worker's share, and not with each.
-    assert logs["survivor"]["completed"] == NUM_STEPS
-    assert logs["joiner"]["completed"] < NUM_STEPS
+        # A step is complete with the last batch of this worker's share, and not with each.
+        assert log["completed"] == NUM_STEPS
+
+
+EARLY = [
+    pytest.param("huggingface", marks=TRAINER),
+    pytest.param("lightning", marks=LIGHTNING),
+]
+
+
+def stopped_early(library: str, out: Path, die: str = ":0") -> list[dict[str, Any]]:
+    """What the last life of each worker decided and counted."""
+    with training("early_stopped.py", out, "--library", library, "--die", die) as job:
+        outcome = job.end()
+        assert outcome.state == "finished", outcome
+        assert [death["node"] for death in job.deaths()] == [one for one in [die[:-3]] if one]
+    return [json.loads(path.read_text()) for path in sorted(out.glob("*.log"))]
+
+
+@pytest.mark.parametrize("library", EARLY)
+def test_who_comes_when_training_has_stopped_early_stops_there(
+    library: str, tmp_path: Path
+) -> None:
+    (expected, other) = stopped_early(library, tmp_path / "undisturbed")
+    assert expected == other
+    steps, most = expected["steps"][0], 400
+    assert expected["waited"] == 2
+    assert steps < most
+    # In the midst of an epoch, and behind the last step of the last one.
+    for at in (steps - 15, steps):
+        found = stopped_early(library, tmp_path / str(at), f"worker-1:{at}")
+        assert len(found) == 2
+        for one in found:
+            assert one.keys() == expected.keys()
+            for name, value in one.items():
+                assert np.allclose(value, expected[name], rtol=0, atol=1e-9), name
 
 
 @pytest.mark.parametrize(

@@ -166,7 +166,7 @@ class JobCourse(JobLog):
     def _stand_by(self) -> None:
         """This life has had no batch of a loop, and goes on behind it, as others did."""
         entries = self._strategy.entries
-        if entries is not None and self._strategy.variables.take(ended=True):
+        if self._strategy.variables.take(ended=True) and entries is not None:
             entries.came_in()
         self._pass_loop()
 

@@ -7,6 +7,7 @@ import argparse
 import json
 import os
 import random
+import signal
 import time
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,7 @@ parser.add_argument("--step-s", type=float, default=0.0)
 parser.add_argument("--rollouts", action="store_true", help="draws its data again in each epoch")
 parser.add_argument("--counted", action="store_true", help="leaves its loops by a count of its own")
 parser.add_argument("--pause-s", type=float, default=0.0, help="of rank 0, after each epoch")
+parser.add_argument("--die-at", type=int, default=-1, help="rank 1, in the body of this step")
 args = parser.parse_args()
 
 generator = torch.Generator().manual_seed(1)
@@ -36,6 +38,17 @@ optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
 loader = DataLoader(TensorDataset(features, target), batch_size=16, shuffle=True)
 model, optimizer, loader = job.prepare(model, optimizer, loader)
 num_seen = 0
+
+
+def die_once(step: int) -> bool:
+    """End rank 1 for good in the body of a step; whether another one is in it then."""
+    died = args.out / "died"
+    if step != args.die_at or died.exists():
+        return False
+    if job.rank == 1:
+        died.touch()
+        os.kill(os.getpid(), signal.SIGKILL)
+    return job.rank == 0
 
 
 class Stopper:
@@ -64,6 +77,7 @@ class Trainer:
         for number, (x, y) in enumerate(batches):
             for group in optimizer.param_groups:
                 group["lr"] = 0.05 * 0.99**self.steps
+            is_left = die_once(self.steps)
             loss = nn.functional.mse_loss(model(x), y)
             loss.backward()
             optimizer.step()
@@ -72,7 +86,8 @@ class Trainer:
             self.steps += 1
             num_seen += 1
             self.drawn.append(float(self.noise.random()) + number)
-            time.sleep(args.step_s)
+            # A new life is there before the body of the step that broke is over.
+            time.sleep(3.0 if is_left else args.step_s)
             if args.counted and self.steps % 20 == 15:
                 break
         return total / count, count  # a worker without a batch divides by zero here

@@ -113,7 +113,8 @@ class GroupLoop(StepFrame[GroupStep]):
         It takes the step for done, and no member has it. A new life begins where the state is.
         """
         step = self.step
-        if not (self._is_out and self._variables.found) or step is None or self._client.stops:
+        follows = self._variables.found and self._variables.takes_back
+        if not (self._is_out and follows) or step is None or self._client.stops:
             return False
         return step.settled and bool(step.stepped) and not (step.holds or step.on_trial)
 

@@ -6,6 +6,7 @@ calls ``optimizer.step()`` for each; the model changes with the last one of a st
 
 import dataclasses
 from collections.abc import Iterator
+from contextlib import closing
 from typing import Any
 
 import accelerate
@@ -16,7 +17,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import DataLoader
 
 from paceline.base.errors import ConfigError
-from paceline.runtime.integrations.steps import Steps, ThisMember, join
+from paceline.runtime.integrations.steps import SharedLoader, ThisMember, join
 from paceline.runtime.job import Job
 from paceline.runtime.step_frame import OUTSIDE
 
@@ -162,6 +163,9 @@ class Accelerator(accelerate.Accelerator):
         if self._waits and self._member is not None:
             self._waits = False
             self._member.job.prepare(*self._held)
+            # Accelerate's own around these, by which a script calls them.
+            own = [*self._models, *self._optimizers, *self._schedulers]
+            self._member.strategy.variables.others |= set(map(id, own))
 
     @property
     def _trains(self) -> bool:
@@ -173,15 +177,15 @@ class _Dealt:
 
     def __init__(self, accelerator: Accelerator, member: ThisMember, loader: Any) -> None:
         self._accelerator, self._member, self._loader = accelerator, member, loader
-        self._steps: Steps | None = None
+        self._shared: SharedLoader | None = None
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._loader, name)
 
-    def _dealt(self) -> Steps:
-        if self._steps is None:
-            self._steps = Steps(self._member, self._loader, self._accelerator._accumulation)
-        return self._steps
+    def _dealt(self) -> SharedLoader:
+        if self._shared is None:
+            self._shared = SharedLoader(self._member, self._loader, self._accelerator._accumulation)
+        return self._shared
 
     def __len__(self) -> int:
         """Return what scripts expect: optimizer steps of an epoch times accumulation."""
@@ -194,5 +198,6 @@ class _Dealt:
             yield from self._loader
             return
         self._accelerator._begin()
-        for batch in self._dealt():
-            yield send_to_device(batch, self._accelerator.device)
+        with closing(self._dealt().batches()) as batches:
+            for batch in batches:
+                yield send_to_device(batch, self._accelerator.device)

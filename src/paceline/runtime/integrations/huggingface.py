@@ -16,8 +16,9 @@ from torch.utils.data import DataLoader
 
 from paceline.base.errors import ConfigError
 from paceline.runtime.integrations.accelerate import take_rank
-from paceline.runtime.integrations.steps import Steps, ThisMember, join
+from paceline.runtime.integrations.steps import Steps, ThisMember, by_class, join
 from paceline.runtime.job import Job
+from paceline.runtime.script.look import Attributes
 
 
 class Trainer(transformers.Trainer):
@@ -120,6 +121,8 @@ class _Following(transformers.TrainerCallback):
         self._trainer, self._member = trainer, member
         self._seen = 0
         self._begun = False
+        #: Training was to stop at the end of the epoch that was over before we came.
+        self._stopped = False
 
     @property
     def _steps(self) -> Steps:
@@ -135,6 +138,15 @@ class _Following(transformers.TrainerCallback):
         # From transformers 5.18 on it is made for the wrapper; both have the same groups.
         scheduler.optimizer = optimizer
         self._member.job.prepare(kwargs["model"], optimizer, scheduler)
+        others = [one for one in self._trainer.callback_handler.callbacks if one is not self]
+        stops = Attributes(control, ("should_training_stop",))
+        losses = Attributes(self._trainer, ("_total_loss_scalar",))
+        self._member.follow(state=state, control=stops, losses=losses, **by_class(others))
+
+        def note() -> None:
+            self._stopped = control.should_training_stop
+
+        self._steps.on_empty = note
 
     def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
         """Have what the Trainer logs in the job's curves: of all workers, so the mean of theirs."""
@@ -161,10 +173,14 @@ class _Following(transformers.TrainerCallback):
         state.epoch = self._member.step / len(self._steps)
 
     def on_epoch_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """An epoch that was over before we came is nothing to stop, log, evaluate or save for."""
+        """An epoch that was over before we came is nothing to log, evaluate or save for.
+
+        If nobody goes on behind it, what was decided there holds.
+        """
         if not self._seen:
-            control.should_training_stop = control.should_log = False
-            control.should_evaluate = control.should_save = False
+            # The Trainer has taken it for the end of the data.
+            control.should_training_stop = self._steps.is_last and self._stopped
+            control.should_log = control.should_evaluate = control.should_save = False
         self._seen = 0
 
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:

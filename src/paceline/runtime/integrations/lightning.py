@@ -17,8 +17,9 @@ from torch import nn
 from torch.optim import Optimizer
 
 from paceline.base.errors import ConfigError
-from paceline.runtime.integrations.steps import Steps, ThisMember, join
+from paceline.runtime.integrations.steps import Steps, ThisMember, by_class, join
 from paceline.runtime.job import Job
+from paceline.runtime.script.look import Attributes
 
 
 class PacelineStrategy(SingleDeviceStrategy):
@@ -63,6 +64,9 @@ class PacelineStrategy(SingleDeviceStrategy):
         self._check(trainer)
         schedulers = [config.scheduler for config in self.lr_scheduler_configs]
         self._member.job.prepare(self.model, *self.optimizers, *schedulers)
+        self._member.follow(
+            trainer=Attributes(trainer, ("should_stop",)), **by_class(trainer.callbacks)
+        )
         # A Trainer without loggers asked for no logs; and checkpoints go to the first one's folder.
         if trainer.loggers and not any(isinstance(one, _Curves) for one in trainer.loggers):
             trainer.loggers = [*trainer.loggers, _Curves(self._member)]
@@ -78,13 +82,16 @@ class PacelineStrategy(SingleDeviceStrategy):
 
     def on_train_start(self) -> None:
         """Begin in the epoch that the job is in."""
-        if self._steps is None:
+        if self._member is None or self._steps is None:
             return
         # Lightning's handler would make a failure of the job's order to stop.
         signal.signal(signal.SIGTERM, self._on_terminate)
         loop = self._trainer.fit_loop
         epochs = loop.epoch_progress
         epochs.current.processed = epochs.current.completed = self._steps.skip(loop.max_epochs)
+        done = loop.epoch_loop.automatic_optimization.optim_progress.optimizer.step.total
+        # Of a cut, if we had no batch.
+        done.ready = done.completed = self._member.strategy.step or 0
 
     def training_step(self, *args: Any, **kwargs: Any) -> Any:
         """On the batch that is in hand."""

@@ -15,10 +15,9 @@ or all of it once more where the group broke, is asked for from within:
 An epoch of the library is a feed of the job.
 """
 
-import math
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import cache
 from itertools import islice
 from pathlib import Path
@@ -31,17 +30,18 @@ from torch.utils.data import (
     IterableDataset,
     RandomSampler,
     SequentialSampler,
-    default_collate,
 )
 
 from paceline.base.errors import ConfigError
 from paceline.base.jobdir import JobDir
-from paceline.runtime.data.torch_loader import DEFAULTS, is_plain, is_random, without_rest
+from paceline.runtime.data.torch_loader import is_plain, is_random
 from paceline.runtime.holding.replicas.strategy import Replicated
 from paceline.runtime.job import Job, begin
+from paceline.runtime.job_course import BatchLoop
 from paceline.runtime.logged import PLAIN
 from paceline.runtime.process import Process, managed
-from paceline.runtime.seeding import seed_of
+from paceline.runtime.strategy import Entries
+from paceline.wire.messages.feeds import ScriptPlace
 from paceline.wire.spec import SHORT_STEPS, load
 
 _UNPLAIN = re.compile(r"[^A-Za-z0-9_.\-/]+")
@@ -53,6 +53,18 @@ class ThisMember(NamedTuple):
 
     job: Job
     strategy: Replicated
+    entries: Entries | None
+    """Where a life that has had no batch can come in; None: the script says what is kept."""
+
+    def follow(self, **objects: Any) -> None:
+        """Have what these of a library keep follow to workers that join, like the script's own.
+
+        For a loop of the library's own, which is left and asks for more in its midst: it numbers
+        its epochs itself, and takes nothing back.
+        """
+        variables = self.strategy.variables
+        variables.objects |= objects
+        variables.takes_back, self.strategy.entries = False, None
 
     @property
     def rank(self) -> int:
@@ -63,6 +75,11 @@ class ThisMember(NamedTuple):
     def step(self) -> int:
         """Steps that are in the model, over all epochs; the same in all members that hold it."""
         return self.strategy.client.state.step
+
+    @property
+    def place(self) -> ScriptPlace:
+        """Of the newest epoch that was begun here."""
+        return self.strategy.variables.place
 
     def log(self, values: Mapping[str, Any]) -> None:
         """Have the numbers that a library logs in the job's curves, under names that they allow."""
@@ -108,6 +125,15 @@ def join(library: str) -> ThisMember | None:
     return _member_of(process)
 
 
+def by_class(objects: Iterable[Any]) -> dict[str, Any]:
+    """Objects by names that are the same in all workers."""
+    found = dict[str, Any]()
+    for one in objects:
+        name = type(one).__name__
+        found[f"{name}#{len(found)}" if name in found else name] = one
+    return found
+
+
 def _is_by_itself() -> bool:
     """Whether the job of this process, or of the one that started it, is of strategy script."""
     return not load(JobDir(Path(os.environ["PACELINE_JOB_DIR"])).spec).traits.trains
@@ -124,13 +150,11 @@ def _member_of(process: Process) -> ThisMember:
     strategy = Replicated(process)
     process.join(strategy.hand_over)
     strategy.whole_steps = True
-    # A step that comes again is asked for in the midst of the script's body, and not at its end.
-    strategy.variables.found, strategy.entries = False, None
-    return ThisMember(begin(strategy), strategy)
+    return ThisMember(begin(strategy), strategy, strategy.entries)
 
 
-class Steps:
-    """One batch per step, epoch after epoch; see the module.
+class SharedLoader:
+    """A library's loader as the job reads it, in batches that all workers share.
 
     A step is ``accumulation`` of the loader's batches for each of the workers that the job was
     asked for, or what the job's spec says; it stays so when members come and go. No batch is larger
@@ -147,35 +171,55 @@ class Steps:
 
     def __init__(self, member: ThisMember, loader: Any, accumulation: int = 1) -> None:
         self._member = member
-        self._loader, sampler = _checked(loader)
-        self.dataset: Any = self._loader.dataset
-        self._shuffle = not isinstance(sampler.sampler, SequentialSampler)
+        loader, sampler = _checked(loader)
+        self.dataset: Any = loader.dataset
         member.strategy.largest = sampler.batch_size
         spec = member.strategy.spec
         asked = sampler.batch_size * accumulation * spec.workers.count
         self.batch_size = spec.batch_size or asked
         """Samples of a step."""
-        self._drop_last = sampler.drop_last
-        count: int = len(self._loader.dataset)  # type: ignore[arg-type]
-        if self._drop_last and count < self.batch_size:
+        count = len(self.dataset)
+        if sampler.drop_last and count < self.batch_size:
             raise ConfigError(
                 f"the training data has drop_last=True and {count} samples, fewer than "
                 f"the {self.batch_size} of a step; leave drop_last out, or give smaller batches"
             )
+        self._read: DataLoader[Any] = DataLoader(
+            self.dataset,
+            self.batch_size,
+            shuffle=not isinstance(sampler.sampler, SequentialSampler),
+            num_workers=loader.num_workers,
+            collate_fn=loader.collate_fn,
+            pin_memory=loader.pin_memory,
+            drop_last=sampler.drop_last,
+            prefetch_factor=loader.prefetch_factor,
+        )
+
+    def __len__(self) -> int:
+        """Steps of an epoch."""
+        return len(self._read)
+
+    def batches(self) -> BatchLoop:
+        """Begin an epoch: the batches of it that this worker computes."""
+        return self._member.job.batches(self._read)
+
+
+class Steps(SharedLoader):
+    """One batch per step, epoch after epoch; see the module."""
+
+    def __init__(self, member: ThisMember, loader: Any, accumulation: int = 1) -> None:
+        super().__init__(member, loader, accumulation)
         self._num_epochs = 0
         self._batches: Iterator[Any] = iter(())
         self._first: list[Any] = []
         """Of an epoch that was looked into."""
-
-    def __len__(self) -> int:
-        """Steps of an epoch."""
-        if self._drop_last:
-            return len(self.dataset) // self.batch_size
-        return math.ceil(len(self.dataset) / self.batch_size)
+        self.on_empty: Callable[[], None] = lambda: None
+        """Called where an epoch has no batch for us."""
 
     def __iter__(self) -> Iterator[Any]:
         if not self._first:
             self._open()
+            self._look()
         while self._first:
             yield self._first.pop()
         # Not `yield from`, which would end the epoch with the library's iterator.
@@ -201,11 +245,27 @@ class Steps:
         return self._member.step - (self._num_epochs - 1) * len(self)
 
     def skip(self, most: int) -> int:
-        """Pass by epochs that were over before we came, at most so many; how many there were."""
+        """Pass by epochs that were over before we came, at most so many; how many there were.
+
+        None behind the last one that others have begun is begun.
+        """
         while self._num_epochs < most and not self._first:
             self._open()
-            self._first = list(islice(self._batches, 1))
+            self._look()
+            if not self._first and self.is_last:
+                break
         return self._num_epochs - len(self._first)
+
+    @property
+    def is_last(self) -> bool:
+        """Whether no others go on behind the epoch, of which we had no batch; waits for them."""
+        entries, place = self._member.entries, self._member.place
+        if entries is None:
+            return False
+        newest = entries.newest()
+        if newest is not None and newest.place > place:
+            return False
+        return entries.next_after(place) is None
 
     def finish(self) -> None:
         """End the epoch: wait until it is saved, if all of it is in the model; or leave it."""
@@ -217,28 +277,12 @@ class Steps:
     def _open(self) -> None:
         self.finish()
         self._num_epochs += 1
-        loader, (dataset, shuffle) = self._loader, self._of_epoch()
-        self._batches = self._member.job.batches(
-            dataset,
-            self.batch_size,
-            shuffle=shuffle,
-            num_workers=loader.num_workers,
-            collate_fn=None if loader.collate_fn is default_collate else loader.collate_fn,
-            pin_memory=loader.pin_memory,
-            prefetch=loader.prefetch_factor or 2,
-        )
+        self._batches = self.batches()
 
-    def _of_epoch(self) -> tuple[Any, bool]:
-        """What the epoch reads, and whether the job is to shuffle it.
-
-        With ``drop_last`` these are whole steps, in each epoch of other samples.
-        """
-        if not self._drop_last:
-            return self.dataset, self._shuffle
-        seed = seed_of(self._member.strategy.spec.data_seed, self._num_epochs)
-        given = DEFAULTS._replace(dataset=self.dataset, shuffle=self._shuffle)
-        read = without_rest(given, self.batch_size, seed)
-        return read.dataset, read.shuffle
+    def _look(self) -> None:
+        self._first = list(islice(self._batches, 1))
+        if not self._first:
+            self.on_empty()
 
 
 def _checked(loader: Any) -> tuple[DataLoader[Any], BatchSampler]:

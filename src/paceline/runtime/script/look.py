@@ -9,12 +9,13 @@ list or dictionary of such objects. What ``job.prepare`` and ``job.state`` have 
 
 from argparse import Namespace
 from collections import deque
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from enum import Enum
 from types import (
     BuiltinFunctionType,
     FrameType,
     FunctionType,
+    MappingProxyType,
     MethodType,
     ModuleType,
     SimpleNamespace,
@@ -49,6 +50,13 @@ class Variable(NamedTuple):
     """Gives it another value."""
 
 
+class Attributes(NamedTuple):
+    """Some attributes of an object of a library."""
+
+    whole: Any
+    names: tuple[str, ...]
+
+
 class ScriptLook:
     """What the script's variables are now.
 
@@ -56,15 +64,22 @@ class ScriptLook:
         chain: the script's frames, innermost first; see `frames.frames_of`.
         others: ids of objects whose state is kept elsewhere.
         dataset: what the script's loop reads.
+        objects: of a library, or parts of such, by their paths, that are looked into as well.
     """
 
     def __init__(
-        self, chain: list[FrameType], others: Collection[int] = (), dataset: Any = None
+        self,
+        chain: list[FrameType],
+        others: Collection[int] = (),
+        dataset: Any = None,
+        objects: Mapping[str, Any] = MappingProxyType({}),
     ) -> None:
         self.leaves: dict[str, Variable] = {}
         self.holders: dict[str, Callable[[str, Any], None]] = {}
         """Path -> gives a variable beside it a name and a value."""
         self._others, self._seen = others, set[int]()
+        for path, value in objects.items():
+            self._of_library(path, value)
         names = dict[str, int]()
         for frame in reversed(chain):
             if frames.is_module(frame):
@@ -75,6 +90,15 @@ class ScriptLook:
         for module in frames.modules_of(chain):
             self._of_module(module)
         self._of_dataset(DATA, dataset)
+
+    def _of_library(self, path: str, value: Any) -> None:
+        if isinstance(value, Attributes):
+            for name in value.names:
+                one = getattr(value.whole, name)
+                self._add(f"{path}.{name}", one, _binder(_setter(value.whole), name), 1)
+        elif id(value) not in self._seen:
+            self._seen.add(id(value))
+            self._of_object(path, value, 0)
 
     def _of_dataset(self, path: str, dataset: Any) -> None:
         """What a script has made for its loop alone, and has no name for."""

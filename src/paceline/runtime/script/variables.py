@@ -9,9 +9,9 @@
 At the first two batches of each loop the members of a group compare digests of all variables. A
 variable that was equal in all of them each time, though it has changed, is *shared*: a worker that
 joins takes it over where it first asks for a batch, at the line at which the others ask, and a cut
-holds it. One that differed once is each member's *own*. Of these, numbers and lists of numbers are
-taken over, too, but once: a joiner's sum goes on from that of a peer, like the count that divides
-it. A variable that never changed is as the script has set it. Why so:
+holds it. One that differed once is each member's *own*. Of these, numbers, and lists and
+dictionaries of numbers, are taken over, too, but once: a joiner's sum goes on from that of a peer,
+like the count that divides it. A variable that never changed is as the script has set it. Why so:
 docs/decisions/0042-variables-are-found.md.
 
 All is done in the script's thread, while it waits for a batch, but for `Variables.ready`, which any
@@ -105,6 +105,10 @@ class Variables:
         """The script counts otherwise than a plain run: something was not taken back or over."""
         self.declined = False
         """The script reads something else in the loop in which the state is."""
+        self.takes_back = True
+        """A step that comes again is asked for where the body of the script's loop begins."""
+        self.objects: dict[str, Any] = {}
+        """Of a library, by names for them: they are looked into like those of the script."""
         self._num_given, self._took = 0, False
 
     def begin_loop(self, feed: Feed, dataset: Any = None) -> None:
@@ -139,7 +143,7 @@ class Variables:
 
     def mark(self) -> None:
         """Keep what the variables are now, before the body of the loop."""
-        if self._frame is not None:
+        if self._frame is not None and self.takes_back:
             try:
                 self._mark = BodyMark(self._chain, self.kept, self._mark)
             except RuntimeError:  # another thread of the script changes one of them
@@ -184,6 +188,8 @@ class Variables:
 
     def undo(self) -> None:
         """Take back what the script has done since the mark: the step comes again."""
+        if not self.takes_back:
+            return
         mark, self._mark = self._mark, None
         if mark is None or self._frame is None:
             self.missed = True
@@ -207,7 +213,7 @@ class Variables:
 
     def _look(self) -> ScriptLook:
         others = self.others | set(map(id, self.kept.values()))
-        return ScriptLook(self._chain, others, self._dataset)
+        return ScriptLook(self._chain, others, self._dataset, self.objects)
 
     def _digests(self, look: ScriptLook) -> dict[str, int]:
         found = {}
@@ -330,7 +336,7 @@ class Variables:
         if not self._is_of(state, chain):
             return False
         if tuple(state["place"]) != tuple(self.place) or (state["ended"] and not ended):
-            if ended or self.declined or self._num_given:
+            if ended or self.declined or self._num_given or not self.takes_back:
                 return False
             raise Fenced  # a life that asks again where the state is begins there
         self._arrived, self._took = None, True
@@ -412,13 +418,13 @@ class Variables:
 
 
 def _is_of_numbers(value: Any) -> bool:
-    """Whether a value is a number, or nothing but numbers: a sum, a count, a list of losses."""
+    """Whether a value is a number, or nothing but numbers: a sum, a count, a history of losses."""
     if isinstance(value, Tensor):
         return value.numel() == 1
     if isinstance(value, dict):
-        value = list(value.values())
-    if isinstance(value, list | deque):
-        return set(map(type, value)) <= _NUMBERS
+        return all(map(_is_of_numbers, value.values()))
+    if isinstance(value, list | tuple | deque):
+        return set(map(type, value)) <= _NUMBERS or all(map(_is_of_numbers, value))
     return type(value) in _NUMBERS or isinstance(value, np.number)
 
 

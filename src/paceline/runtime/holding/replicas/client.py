@@ -205,8 +205,11 @@ class GroupClient(MemberClient):
     @property
     def _may_be_copied(self) -> bool:
         """Whether the script waits for its next batch, and what a joiner copies of it is ready."""
-        is_ready = self.variables.is_prepared or not self._is_regrouped
-        return self._at_rest and is_ready
+        if not self._at_rest:
+            return False
+        # In the body of a step that broke nobody knows what the script's variables were.
+        in_broken = self.in_body and self.variables.found
+        return not self._is_regrouped or (self.variables.is_prepared and not in_broken)
 
     def _load(self, *, begins: bool) -> None:
         """Hold the cut that we were told to begin with, once it is read; ``begins``: read it."""
