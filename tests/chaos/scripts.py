@@ -24,9 +24,12 @@ from paceline.base.errors import PacelineError
 from paceline.jobs.launch import ask, launch
 from paceline.wire.client import StopJob
 from paceline.wire.spec import CheckpointSpec, JobSpec, NodeSpec, RestartSpec
+from tests.chaos.shapes import drawn
 from tests.integration.running import RunningJob
 
 SAMPLES, BATCH = 320, 16
+OTHERS = 0.4
+"""The share of scripts of `tests.chaos.shapes`."""
 
 HEAD = """
 import json, os, random, sys, time
@@ -80,6 +83,11 @@ def validate():
         return float(((model(x) - y) ** 2).mean())
 """
 
+TAIL = "\nopen(f'{OUT}/{job.rank}-{os.getpid()}.end', 'w').write(json.dumps(found))\n"
+
+AT_ENDS = 0.35
+"""The share of faults that strike at the end of an epoch."""
+
 STATES = {
     "steps": ("steps = 0", "steps += 1", "", "steps"),
     "seen": (
@@ -129,6 +137,10 @@ def indented(text: str, depth: int) -> str:
 def script_of(seed: int) -> tuple[str, bool]:  # noqa: PLR0915 - one statement for each shape
     """The text of a script; and whether it leaves its loops."""
     pick = random.Random(seed)
+    if pick.random() < OTHERS:
+        shuffle = pick.random() < 0.5
+        text = drawn(pick, SAMPLES, BATCH)
+        return HEAD.format(samples=SAMPLES, batch=BATCH, shuffle=shuffle) + text + TAIL, False
     names = pick.sample([*STATES], k=pick.randint(2, 5))
     if pick.random() < 0.5 and "steps" not in names:
         names.append("steps")
@@ -232,10 +244,8 @@ def script_of(seed: int) -> tuple[str, bool]:  # noqa: PLR0915 - one statement f
             + found
             + "}\nfound = Trainer().fit()"
         )
-    tail = "\nopen(f'{OUT}/{job.rank}-{os.getpid()}.end', 'w').write(json.dumps(found))\n"
-    return HEAD.format(
-        samples=SAMPLES, batch=BATCH, shuffle=pick.random() < 0.5
-    ) + text + tail, leaves
+    shuffle = pick.random() < 0.5
+    return HEAD.format(samples=SAMPLES, batch=BATCH, shuffle=shuffle) + text + TAIL, leaves
 
 
 def _attribute(line: str, name: str) -> str:
@@ -278,6 +288,8 @@ def disturb(job: RunningJob, pick: random.Random) -> list[str]:
     done = list[str]()
     for _ in range(pick.randint(1, 3)):
         at = pick.uniform(0.3, 4.0) * SAMPLES
+        if pick.random() < AT_ENDS:
+            at = round(at / SAMPLES) * SAMPLES
         kind = pick.choice(["worker-0", "worker-1", "worker-1", "master", "stop"])
         try:
             job.until_committed(int(at))
