@@ -161,3 +161,46 @@ def test_libraries_are_not_the_scripts() -> None:
     assert not frames.is_scripts(pytest.__file__)
     assert not frames.is_scripts("<frozen importlib._bootstrap>")
     assert not frames.is_scripts(frames.__file__)
+
+
+def test_lines_that_do_the_same_and_go_on_at_one_place_are_one() -> None:
+    opened, asked = list[tuple[int, int]](), list[tuple[int, int]]()
+
+    class Loop(Asking):
+        def __iter__(self) -> Iterator[int]:
+            frame = sys._getframe(1)
+            opened.append((frame.f_lineno, frames.place_of(frame, opens=True)[2]))
+            return self
+
+    def note(frame: Any) -> None:
+        asked.append((frame.f_lineno, frames.place_of(frame)[2]))
+
+    batches = iter(Loop(2, note))
+    for _ in range(4):
+        try:
+            batch = next(batches)
+        except StopIteration:
+            batches = iter(Loop(2, note))
+            batch = next(batches)
+        assert batch in (0, 1)
+    assert len({line for line, _ in asked}) == 2
+    assert {place for _, place in asked} == {min(line for line, _ in asked)}
+    assert len({line for line, _ in opened}) == 2
+    assert {place for _, place in opened} == {min(line for line, _ in opened)}
+
+
+def test_lines_that_go_on_elsewhere_are_two() -> None:
+    asked = list[int]()
+
+    def note(frame: Any) -> None:
+        asked.append(frames.place_of(frame)[2] - frame.f_lineno)
+
+    batches = iter(Asking(4, note))
+    first = next(batches)
+    first = next(batches)
+    for _ in Asking(1, note):
+        pass
+    for _ in Asking(1, note):
+        pass
+    assert first == 2
+    assert asked == [0] * 6

@@ -45,6 +45,10 @@ _NEVER_FALLS = frozenset(
     )
 )
 """Instructions after which the one that follows is not the next one."""
+_JUMPS = frozenset(("JUMP_FORWARD", "JUMP_BACKWARD", "JUMP_BACKWARD_NO_INTERRUPT"))
+_PASSES = _JUMPS | {"NOP", "CACHE", "PUSH_NULL", "POP_EXCEPT", "PRECALL", "RESUME"}
+"""Instructions that change nothing that a script sees."""
+_BRANCHES = ("POP_JUMP", "FOR_ITER", "JUMP_IF", "SEND", "YIELD", "GET_ITER", "RERAISE", "RETURN")
 _WRITES_THROUGH = sys.version_info >= (3, 13)
 """Whether what is set in ``frame.f_locals`` is set in the frame."""
 _OWN_REFERENCES = 4
@@ -93,10 +97,71 @@ def frames_of(innermost: FrameType) -> list[FrameType]:
     return found
 
 
-def place_of(frame: FrameType) -> Place:
-    """Where a frame is."""
-    code = frame.f_code
-    return Path(code.co_filename).name, code.co_qualname, frame.f_lineno or 0
+def place_of(frame: FrameType, *, opens: bool = False) -> Place:
+    """Where a frame is.
+
+    Of lines that do the same and go on at the same place, as two ``batch = next(batches)`` of a
+    ``try`` statement, it is the first.
+
+    Args:
+        frame: of a script.
+        opens: it opens the loop that such lines ask for batches, which does the same wherever it
+            goes on: the asking is compared as well.
+    """
+    code, line = frame.f_code, frame.f_lineno or 0
+    runs = _runs_of(code)
+    run = next((one for one in runs if one.start <= frame.f_lasti < one.stop), None)
+    if run is not None:
+        line = run.line
+        if opens and any(one.asks and one.line != one.own_line for one in runs):
+            line = min(one.own_line for one in runs if one.does == run.does)
+    return Path(code.co_filename).name, code.co_qualname, line
+
+
+class _Run(NamedTuple):
+    """Instructions of one line, one after the other, without any branch."""
+
+    start: int
+    stop: int
+    """Offsets."""
+    does: tuple[tuple[str, Any], ...]
+    asks: bool
+    """It calls ``next``."""
+    own_line: int
+    line: int
+    """Of those that do the same and go on at the same place, the first."""
+
+
+@lru_cache(maxsize=256)
+def _runs_of(code: CodeType) -> list[_Run]:
+    """Those that call something."""
+    steps = list(dis.get_instructions(code))
+    numbers = {step.offset: k for k, step in enumerate(steps)}
+    first, found, at = dict[Any, int](), list[_Run](), 0
+    for line, group in itertools.groupby(steps, lambda one: one.positions and one.positions.lineno):
+        part = list(group)
+        at += len(part)
+        does = tuple((one.opname, one.argval) for one in part if one.opname not in _PASSES)
+        plain = not any(name.startswith(_BRANCHES) for name, _ in does)
+        if line is None or not plain or not any(name.startswith("CALL") for name, _ in does):
+            continue
+        goes_on = does, _goes_on_at(steps, numbers, at - 1)
+        stop = steps[at].offset if at < len(steps) else len(code.co_code)
+        asks = any(value == "next" for _, value in does)
+        canonical = first.setdefault(goes_on, line)
+        found.append(_Run(part[0].offset, stop, does, asks, line, canonical))
+    return found
+
+
+def _goes_on_at(steps: list[dis.Instruction], numbers: Mapping[int, int], at: int) -> int:
+    """The offset of what is done next, behind an instruction and all jumps; -1: nothing."""
+    for _ in steps:
+        at = numbers[steps[at].argval] if steps[at].opname in _JUMPS else at + 1
+        if at >= len(steps):
+            break
+        if steps[at].opname not in _PASSES:
+            return steps[at].offset
+    return -1
 
 
 def is_module(frame: FrameType) -> bool:

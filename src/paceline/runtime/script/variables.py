@@ -136,7 +136,8 @@ class Variables:
         """Where a script calls from, as text: the same in all workers at one line."""
         if not self.found:
             return ""
-        places = (frames.place_of(one) for one in reversed(frames.frames_of(frame)))
+        chain = frames.frames_of(frame)
+        places = [frames.place_of(one, opens=one is chain[0]) for one in reversed(chain)]
         return " > ".join(f"{file}:{line} {function}" for file, function, line in places)
 
     # ------------------------------------------------------------------ bodies
