@@ -12,7 +12,7 @@ from paceline.jobs.outcome import End
 from paceline.protocol.nodes.hangs import SLOW_S
 from paceline.wire.client import StopJob
 from paceline.wire.events.state import MemberSlowEvent
-from paceline.wire.spec import JobSpec, NodeSpec
+from paceline.wire.spec import JobSpec, NodeSpec, RestartSpec
 from tests.integration.running import RunningJob
 
 SCRIPT = Path(__file__).with_name("jobs") / "handling.py"
@@ -67,6 +67,37 @@ def test_a_loop_that_is_left_on_its_last_batch_is_through(strategy: str, tmp_pat
         assert (outcome.end, outcome.exit_code) == (End.FINISHED, 0), outcome
         assert outcome.committed == outcome.kept == 640
         assert left(tmp_path) == {40}
+
+
+@pytest.mark.parametrize("pause_s", [pytest.param(0.0, marks=pytest.mark.soak), 2.0])
+@pytest.mark.parametrize(
+    "mode", ["bsp", *(pytest.param(one, marks=pytest.mark.soak) for one in ("asp", "ssp"))]
+)
+def test_on_servers_a_life_that_began_later_ends_with_who_has_seen_all(
+    mode: Any, pause_s: float, tmp_path: Path
+) -> None:
+    spec = JobSpec(
+        script=str(SCRIPT.with_name("counted.py")),
+        args=("--out", str(tmp_path), "--pause-s", str(pause_s)),
+        strategy="ps",
+        mode=mode,
+        workers=NodeSpec(count=2),
+        servers=NodeSpec(count=1),
+        solution="none",
+        restart=RestartSpec(backoff_s=0.1),
+    )
+    with contextlib.closing(RunningJob(launch(spec), tmp_path)) as job:
+        outcome = job.end()
+        assert outcome.end is End.STOPPED_EARLY, outcome
+        assert [death["node"] for death in job.deaths()] == ["worker-1"]
+    (counted, step), *others = [
+        [int(one) for one in path.read_text().split()] for path in tmp_path.glob("0.*.end")
+    ]
+    assert not others
+    assert counted == 50
+    # Rank 1 has computed what it had of its steps, and nothing behind that.
+    ahead = 0 if mode == "bsp" else 6
+    assert outcome.committed <= (step + ahead) * BATCH
 
 
 @pytest.mark.parametrize("strategy", ["allreduce", pytest.param("fsdp", marks=pytest.mark.soak)])

@@ -33,6 +33,7 @@ from paceline.protocol.records import Granted, Place, Planned, Records
 from paceline.protocol.samples.grant_size import Sizing
 from paceline.protocol.samples.leases import Leases
 from paceline.protocol.samples.ledger import Ledger, LedgerLine
+from paceline.protocol.samples.left_loops import LeftLoops
 from paceline.protocol.samples.plans import Plans
 from paceline.protocol.training import MasterState
 from paceline.wire.messages.base import CutRef, Message, ServerMap
@@ -85,7 +86,7 @@ MOVED = -3
 FEED = 0
 SCHEMA = ModelSchema(dense=(), tables=(), groups=())
 MACHINES = (
-    *(MasterState, Agreements, Cuts, Ledger, Moving),
+    *(MasterState, Agreements, Cuts, Ledger, LeftLoops, Moving),
     *(ServerState, ServerContents, Log, Readiness, WaitingPulls),
     *(WorkerState, Leases),
 )

@@ -18,7 +18,14 @@ from paceline.protocol.samples.plans import GlobalAction
 from paceline.wire.events.checks import PlanEvent
 from paceline.wire.events.state import FeedCompleteEvent, FeedOpenedEvent
 from paceline.wire.messages.feeds import Feed
-from paceline.wire.messages.node import AgreeOn, AskPlace, InNoStep, LeaseRequest, OpenFeed
+from paceline.wire.messages.node import (
+    AgreeOn,
+    AskPlace,
+    InNoStep,
+    LeaseRequest,
+    LoopLeft,
+    OpenFeed,
+)
 
 
 class Leasing:
@@ -30,11 +37,15 @@ class Leasing:
         self._state, self._do = core.state, core.do
         self._first = FirstSamples()
 
-    def asked(self, name: str, message: OpenFeed | AskPlace | AgreeOn | InNoStep) -> None:
+    def asked(
+        self, name: str, message: OpenFeed | LoopLeft | AskPlace | AgreeOn | InNoStep
+    ) -> None:
         """Answer a script that opens a feed, asks how far the model is in it, or meets others."""
         match message:
             case OpenFeed():
                 self._open(name, message)
+            case LoopLeft():
+                self._state.loop_left(message)
             case AgreeOn():
                 self._do(self._state.meet(message))
             case InNoStep():

@@ -42,6 +42,7 @@ from paceline.wire.messages.node import (
     GiveBack,
     InNoStep,
     LeaseRequest,
+    LoopLeft,
     NodeUp,
     OpenFeed,
 )
@@ -108,7 +109,7 @@ class Training:
         match message:
             case LeaseRequest():
                 self.leasing.lease(node, message, now_s)
-            case OpenFeed() | AskPlace() | AgreeOn() | InNoStep():
+            case OpenFeed() | LoopLeft() | AskPlace() | AgreeOn() | InNoStep():
                 self.leasing.asked(node, message)
             case GiveBack():
                 self.do(self.state.given_back(message))

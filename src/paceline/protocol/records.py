@@ -96,6 +96,17 @@ class FeedAdded(Record, frozen=True):
     feed: Feed
 
 
+class LoopEnded(Record, frozen=True):
+    """Servers: a worker left the loop over a feed in this step, and its script returned.
+
+    For those that began when the model had more than ``since`` samples the loop is over.
+    """
+
+    feed: int
+    step: StepNo
+    since: int
+
+
 class Agreed(Record, frozen=True):
     """The outcome of a meeting of workers at a place of the script: one value, or all by rank."""
 
@@ -258,6 +269,7 @@ class GroupKept(msgspec.Struct, frozen=True, array_like=True):
 Records = (
     SchemaFixed
     | FeedAdded
+    | LoopEnded
     | Agreed
     | EpochStarted
     | Extended

@@ -9,6 +9,7 @@ from paceline.protocol.records import (
     CutValid,
     EpochStarted,
     GroupKept,
+    LoopEnded,
     MoveBegun,
     Planned,
     Record,
@@ -55,6 +56,7 @@ class Snapshot(Record, frozen=True):
     group: GroupKept | None = None
     agreed: tuple[Agreed, ...] = ()
     opened_before: int = -1
+    loops_ended: tuple[LoopEnded, ...] = ()
 
 
 def take(state: MasterState) -> Snapshot:
@@ -88,6 +90,7 @@ def take(state: MasterState) -> Snapshot:
         plans=tuple(state.plans.known),
         agreed=tuple(Agreed(*one) for one in state.ledger.agreements.agreed.items()),
         opened_before=ledger.opened_before,
+        loops_ended=tuple(state.left.ended.values()),
     )
     return msgspec.structs.replace(kept, **state.holder.kept())
 
@@ -113,6 +116,8 @@ def restore(state: MasterState, kept: Snapshot) -> None:
     state.cuts.last_no = kept.last_cut_no
     state.cuts.safe, state.cuts.covered = set(kept.safe), set(kept.covered)
     state.gave_back, state.plans.known = dict(kept.gave_back), list(kept.plans)
+    for ended in kept.loops_ended:
+        state.left.apply(ended)
     for one in kept.agreed:
         state.ledger.agreements.apply(one)
     if state.holder.restore(kept):  # a cut proves its step

@@ -39,6 +39,7 @@ from paceline.protocol.records import (
     FeedAdded,
     GaveBack,
     Granted,
+    LoopEnded,
     Planned,
     Records,
     Returned,
@@ -47,6 +48,7 @@ from paceline.protocol.records import (
 from paceline.protocol.samples.grant_size import Sizing, tail_share
 from paceline.protocol.samples.grants import Deal, standing
 from paceline.protocol.samples.ledger import Ledger
+from paceline.protocol.samples.left_loops import LeftLoops
 from paceline.protocol.samples.plans import GlobalAction, Plans, portion_of
 from paceline.wire.messages.feeds import LINES_PER_FEED, Feed, Slice, feed_of
 from paceline.wire.messages.node import (
@@ -60,6 +62,7 @@ from paceline.wire.messages.node import (
     GivenBack,
     Grant,
     LeaseRequest,
+    LoopLeft,
     OpenFeed,
     PlaceIs,
     Recall,
@@ -107,6 +110,8 @@ class MasterState:
         self.opened_by: dict[int, str] = {}
         #: The newest feed to train on that each worker has opened.
         self.trains_on: dict[Inc, int] = {}
+        #: Loops that workers of servers have left.
+        self.left = LeftLoops()
         #: Whether the script of a worker has come to its end.
         self.has_returned = False
         #: Told as done: feeds.
@@ -126,7 +131,10 @@ class MasterState:
     def worker_lost(self, inc: Inc, *, returned: bool = False) -> list[Instruction]:
         self.ledger.agreements.left(inc)
         self.has_returned |= returned
-        return [*self.holder.lost(inc, returned=returned), *self._meet()]
+        ended = self.left.returned(inc) if returned else None
+        self.left.elsewhere(inc)
+        done: list[Instruction] = [] if ended is None else [self.record(ended)]
+        return [*done, *self.holder.lost(inc, returned=returned), *self._meet(), *self.serve()]
 
     # ------------------------------------------------------------------ records
 
@@ -145,6 +153,8 @@ class MasterState:
                 self.ledger.agreements.apply(record)
             case CutStored() | CutGone():
                 self.cuts.apply(record)
+            case LoopEnded():
+                self.left.apply(record)
             case FeedAdded() | Extended() | Granted() | Returned() | GaveBack():
                 self._apply_to_ledger(record)
             case _:
@@ -175,6 +185,8 @@ class MasterState:
 
     def go_back(self, committed: tuple[Span, ...]) -> None:
         """Begin an epoch: this is in the model, and nothing is leased."""
+        kept = SampleSet(committed)
+        self.left.go_back(whole=not any(map(kept.missing, self.ledger.done.spans())))
         self.ledger.restore(committed, again=self.samples != "at-most-once")
         self.grants.clear()
         self.gone.clear()
@@ -257,7 +269,13 @@ class MasterState:
         feed = message.feed
         if message.inc in self.workers:
             self.ledger.agreements.came(message.inc)
+        self.left.elsewhere(message.inc)
         known = self.known_feed(feed)
+        if known is None and self._is_behind_end(message):
+            # Nobody else opens it, so its number is new to this worker, and not kept.
+            behind = self.ledger.numbered(feed, self.number_of(feed) + feed.feed)
+            opened = FeedOpened(inc=message.inc, feed=behind, complete=True, left=True)
+            return [Send(message.inc, opened)]
         if known is None:
             feed = self.ledger.numbered(feed, self.number_of(feed))
             trained = [f for f in self.ledger.feeds.values() if f.purpose == "train"]
@@ -266,12 +284,24 @@ class MasterState:
             journal = self.record(FeedAdded(feed=known))
             self._note_training(message.inc, known)
             self.opened_by[feed.feed] = who
-            return [journal, Send(message.inc, FeedOpened(inc=message.inc, feed=known))]
+            opened = FeedOpened(inc=message.inc, feed=known, begun=len(self.ledger.done))
+            return [journal, Send(message.inc, opened)]
         self._note_training(message.inc, known)
         difference = feed_difference(known, feed, self.opened_by.get(feed.feed, ""), who)
         if difference:
             return [WorkerRefused(message.inc, difference) if spared else Fail(difference)]
-        return [Send(message.inc, self.feed_opened(message.inc, known))]
+        return [Send(message.inc, self.feed_opened(message.inc, known, since=message.since))]
+
+    def _is_behind_end(self, message: OpenFeed) -> bool:
+        """Whether a loop would follow one that has ended for this worker."""
+        trained = [feed.feed for feed in self.ledger.feeds.values() if feed.purpose == "train"]
+        is_to_train = message.feed.purpose == "train" and trained
+        return bool(is_to_train) and self.left.is_over(max(trained), message.since)
+
+    def loop_left(self, message: LoopLeft) -> None:
+        """Take in that a worker of servers has left its loop, perhaps for good."""
+        if message.inc in self.workers:
+            self.left.left(message)
 
     def _note_training(self, inc: Inc, feed: Feed) -> None:
         if feed.purpose == "train" and inc in self.workers:
@@ -342,13 +372,16 @@ class MasterState:
         ]
         return [*done, *(Send(one.inc, one) for one in self.ledger.agreements.answers())]
 
-    def feed_opened(self, inc: Inc, feed: Feed) -> FeedOpened:
+    def feed_opened(self, inc: Inc, feed: Feed, *, since: int = -1) -> FeedOpened:
         """Return the feed, and whether a worker that opens it has nothing to do with it."""
+        begun = len(self.ledger.done)
         kept = feed.purpose != "train" or feed.feed in self.cuts.safe
         stored = self.cuts.on_disk
         left = bool(stored) and self.ledger.is_left(feed, stored[-1].step)
         complete = left or self.is_passed(feed) or (kept and self.ledger.is_complete(feed.feed))
-        return self.holder.opened(FeedOpened(inc=inc, feed=feed, complete=complete))
+        gone = self.left.is_over(feed.feed, begun if since < 0 else since)
+        opened = FeedOpened(inc=inc, feed=feed, complete=complete or gone, begun=begun, left=gone)
+        return self.holder.opened(opened)
 
     def is_passed(self, feed: Feed) -> bool:
         """Whether workers that are in step have left this loop for another one."""
@@ -404,7 +437,10 @@ class MasterState:
         feed, inc = message.feed, message.inc
         workers = self.training_workers()
         deal = Deal(self.ledger, self.plans, message, workers=workers, step=self.step)
-        passed = self.is_passed(self.ledger.feeds[feed])
+        left = self.left.is_over(feed, message.since)
+        if not left and self.left.holds(message):
+            return []
+        passed = left or self.is_passed(self.ledger.feeds[feed])
         spans = () if passed else deal.pick(sizing)
         end = not spans and self.ledger.is_complete(feed)
         if end and self.ledger.feeds[feed].purpose == "train" and feed not in self.cuts.safe:
@@ -419,6 +455,7 @@ class MasterState:
             feed=feed,
             spans=tuple(spans),
             end=end or passed,
+            left=left,
             batch_size=sizing.batch_size,
             lines=self.ledger.source_lines(spans) if feed in self.ledger.names else (),
             batching=deal.batching(),

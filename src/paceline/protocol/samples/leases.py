@@ -42,6 +42,10 @@ class Leases:
         self.told: dict[int, dict[str, int]] = {}
         #: Feed -> samples of a batch, where the newest grant said it.
         self.batch_sizes: dict[int, int] = {}
+        #: Samples in the model when the first feed to train on was opened; -1: none was.
+        self.since = -1
+        #: Feeds that ended before all of them was done: see `Grant`.
+        self.left: set[int] = set()
         self._reset()
 
     def _reset(self) -> None:
@@ -72,6 +76,11 @@ class Leases:
     def feed_opened(self, message: FeedOpened) -> None:
         """Learn a feed as all workers read it; the same one again changes nothing."""
         self.feeds.setdefault(message.feed.feed, message.feed)
+        if message.feed.purpose == "train" and self.since < 0:
+            self.since = message.begun
+        if message.left:
+            self.ended.add(message.feed.feed)
+            self.left.add(message.feed.feed)
 
     def opened(self, feed: Feed) -> Feed | None:
         """The feed at this place of the script as all workers read it; None: not known yet."""
@@ -97,6 +106,8 @@ class Leases:
             self.batch_sizes[message.feed] = message.batch_size
         if message.end:
             self.ended.add(message.feed)
+        if message.left:
+            self.left.add(message.feed)
         return True
 
     def recalled(self, message: Recall) -> list[Ask]:
@@ -162,6 +173,7 @@ class Leases:
             finished=finished,
             handled=self.handled.spans(),
             map_version=self.map_version,
+            since=max(0, self.since),
         )
         if request == self.request:
             return []
@@ -198,6 +210,7 @@ class Leases:
             n=self.last_n,
             feed=min(self.feeds, default=0),
             map_version=self.map_version,
+            since=max(0, self.since),
         )
 
     # ------------------------------------------------------------------ work

@@ -53,10 +53,26 @@ class InitialWritten(Message, frozen=True):
 
 
 class OpenFeed(Message, frozen=True):
-    """worker -> master: ``job.batches`` was called. Answer: FeedOpened, same for all workers."""
+    """worker -> master: ``job.batches`` was called. Answer: FeedOpened, same for all workers.
+
+    ``since``: samples in the model when this worker first opened one; -1: it has opened none.
+    """
 
     inc: Inc
     feed: Feed
+    since: int = -1
+
+
+class LoopLeft(Message, frozen=True):
+    """worker -> master: my script has left the loop over a feed before its end, in this step.
+
+    Resent while the script is at no other place; ``since``: see `OpenFeed`.
+    """
+
+    inc: Inc
+    feed: int
+    step: StepNo
+    since: int
 
 
 class AskPlace(Message, frozen=True):
@@ -113,6 +129,8 @@ class LeaseRequest(Message, frozen=True):
     handled: tuple[Span, ...] = ()
     map_version: int = 0
     """Of the servers' map, as the worker knows it."""
+    since: int = 0
+    """See `OpenFeed`."""
 
 
 class GiveBack(Message, frozen=True):
@@ -320,6 +338,7 @@ NodeUp = (
     | Prepared
     | InitialWritten
     | OpenFeed
+    | LoopLeft
     | AskPlace
     | AgreeOn
     | InNoStep
@@ -365,7 +384,8 @@ class FeedOpened(Message, frozen=True):
     """master -> worker: the feed as all workers read it.
 
     ``complete``: all of it is done, and in ``cut`` if it was trained on. ``trains`` (all-reduce): a
-    group trains by now, whose state is to be copied.
+    group trains by now, whose state is to be copied. ``begun``: samples in the model.
+    ``left``: one that decides has left it, or the loops before it, for good: see `Grant`.
     """
 
     inc: Inc
@@ -373,6 +393,8 @@ class FeedOpened(Message, frozen=True):
     complete: bool = False
     cut: CutRef | None = None
     trains: bool = False
+    begun: int = 0
+    left: bool = False
 
 
 class PlaceIs(Message, frozen=True):
@@ -405,6 +427,8 @@ class AgreedOn(Message, frozen=True):
 class Grant(Message, frozen=True):
     """master -> worker: the answer to request n. ``end``: the feed is complete.
 
+    ``left``: it is not, but one that decides has left it: nothing comes of what is computed beyond.
+
     ``lines`` (a feed of unknown length): the lines of the spans. ``batching`` (BSP): from the
     undecided step on, by ``start``; empty: all of a share at once. ``batch_size`` (without steps):
     samples of a batch of this worker from now on, its part of the script's; 0: not said.
@@ -416,6 +440,7 @@ class Grant(Message, frozen=True):
     feed: int
     spans: tuple[Span, ...] = ()
     end: bool = False
+    left: bool = False
     batch_size: int = 0
     lines: tuple[SourceLine, ...] = ()
     batching: tuple[Batching, ...] = ()

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from paceline.base.errors import ConfigError
+from paceline.base.numbering import START, StepNo
 from paceline.base.samples import SampleSet, num_samples
 from paceline.runtime.data.growth import Growth
 from paceline.runtime.data.work import Array, StepTimes, Work
@@ -22,11 +23,13 @@ from paceline.runtime.process import Process, Stopped
 from paceline.runtime.server.store import Gradients
 from paceline.wire.messages.data import BARE, NEWEST, Also, Script, ScriptPart
 from paceline.wire.messages.feeds import Feed, ScriptPlace, SourceLine, Underway
-from paceline.wire.messages.node import NodeUp, OpenFeed, Prepared
+from paceline.wire.messages.node import LoopLeft, NodeUp, OpenFeed, Prepared
 from paceline.wire.schema import ModelSchema
 
 NOTICE_S, SETTLE_S = 20.0, 600.0
 """After the first a worker says that it waits for the rest of a step, after both it goes on."""
+MOST_BEHIND = 100
+"""Loops that a script may begin behind the end of the others'."""
 SCRIPT_S = 1.0
 """So long a worker that joins waits for the script's state of the step before its own."""
 
@@ -40,6 +43,8 @@ class ServerTrainer(CheckedEdge):
         self.keeps_script, self.is_alone = True, False
         self.sums_workers = process.spec.mode == "bsp"
         self.overlap = self.takes_growth = not self.sums_workers
+        #: Loops begun, one after the other, that the others' scripts did not come to.
+        self._num_behind = 0
         #: Contributions in the model that the work in hand is computed on.
         self._seen: dict[Work, int] = {}
 
@@ -64,12 +69,25 @@ class ServerTrainer(CheckedEdge):
                 "job.batches: batch_per_worker with parameter servers, whose global batch stays "
                 "whichever workers train; give batch_size, or run the job with --strategy allreduce"
             )
-        message = OpenFeed(inc=self.process.inc, feed=feed)
+        message = OpenFeed(inc=self.process.inc, feed=feed, since=self.leases.since)
+        self._out_of = None
         self._until(lambda: self.leases.opened(feed) is not None, ask=lambda: [message])
         opened = self.leases.opened(feed) or feed
         if growth is not None:
             self._works.follow(opened.feed, growth)
+        self._check_behind(opened)
         return opened
+
+    def _check_behind(self, feed: Feed) -> None:
+        """End a script that begins loop after loop behind the end, since it counts its batches."""
+        self._num_behind = self._num_behind + 1 if feed.feed in self.leases.left else 0
+        if self._num_behind > MOST_BEHIND:
+            sys.stderr.write(
+                f"paceline: {self.process.node} began later than its peers, and its script goes on "
+                "behind the loop with which theirs have ended; it ends here. Decide with job.step "
+                "when to stop\n"
+            )
+            raise SystemExit(0)
 
     def begun(self) -> tuple[Feed, ...]:
         return self._asking.begun(self._until).begun
@@ -98,6 +116,9 @@ class ServerTrainer(CheckedEdge):
                     self._tell_master(works.order_ahead(feed))
                     return work
                 if feed in self.leases.ended and self.partition is not None:
+                    if feed in self.leases.left:
+                        self.state.offers.clear()
+                        self._contributions.clear()
                     return None
                 self._starve(feed)
                 self._wait()
@@ -139,6 +160,14 @@ class ServerTrainer(CheckedEdge):
         """Give a work back: its samples are next again."""
         with self._changed:
             self._works.give_back(work)
+
+    def left(self, feed: int) -> None:
+        with self._changed:
+            if not (self.process.stop_requested or self._leaving or feed in self.leases.ended):
+                step = StepNo(self.process.step if self._works.synchronous(feed) else START)
+                since = max(0, self.leases.since)
+                self._out_of = LoopLeft(inc=self.process.inc, feed=feed, step=step, since=since)
+                self._tell_master([self._out_of])
 
     # ------------------------------------------------------------------ cuts
 

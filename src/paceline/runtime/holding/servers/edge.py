@@ -53,6 +53,7 @@ from paceline.wire.messages.node import (
     FeedOpened,
     GivenBack,
     Grant,
+    LoopLeft,
     NewEpoch,
     NewMap,
     NewRate,
@@ -100,6 +101,8 @@ class WorkerEdge:
         #: Of the last pull.
         self._round_trip_s = 0.0
         self._insist_at_s = 0.0
+        #: The loop that the script has left, while it has come to no other one.
+        self._out_of: LoopLeft | None = None
         #: A stop was heeded: what is under way is brought to its end.
         self._leaving = False
         self._exchange = Exchange(process, self)
@@ -143,6 +146,8 @@ class WorkerEdge:
         else:
             self._insist_at_s = now_s + min(PATIENCE * self._round_trip_s, MAX_PATIENCE_S)
         self._tell_master(self._asker.resend())
+        if self._out_of is not None:
+            self._tell_master([self._out_of])
         self._do(again)
 
     def from_server(self, server: int, message: Data, frames: Sequence[memoryview]) -> None:

@@ -89,6 +89,9 @@ class Alone(Dealing):
         """Nothing is ever under way: ``push`` applies."""
         return True
 
+    def left(self, feed: int) -> None:
+        """Nobody else trains."""
+
     def settle(self) -> None:
         """Nothing is ever under way."""
 

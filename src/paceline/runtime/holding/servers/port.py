@@ -146,6 +146,9 @@ class TrainingPort(Protocol):
     def give_back(self, work: Work) -> None:
         """The work was taken, but will not be pushed."""
 
+    def left(self, feed: int) -> None:
+        """The script has left its loop over a feed before the end; again: the same."""
+
     def drain(self, within_s: float = float("inf")) -> bool:
         """Block until everything that this worker pushed is in the model, at most so long.
 
