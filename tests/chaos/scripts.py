@@ -32,7 +32,7 @@ OTHERS = 0.4
 """The share of scripts of `tests.chaos.shapes`."""
 
 HEAD = """
-import json, os, random, sys, time
+import faulthandler, json, os, random, sys, time
 from collections import Counter, defaultdict, deque
 import numpy as np
 import torch
@@ -40,6 +40,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 import paceline as pl
 
+faulthandler.dump_traceback_later(75)
 OUT, STEP_S = sys.argv[1], float(sys.argv[2])
 generator = torch.Generator().manual_seed(1)
 x = torch.randn({samples}, 4, generator=generator, dtype=torch.float64)

@@ -106,6 +106,11 @@ kind: "type[Job] | None" = None
 """A class that looks on at all that the script asks of its job; None: `Job` itself."""
 
 
+def _nothing() -> Generator[Any, None, None]:
+    """A loop without a batch."""
+    yield from ()
+
+
 class Job(JobCourse):
     """One worker's view of its job. Not thread-safe: for the thread that trains."""
 
@@ -305,6 +310,8 @@ class Job(JobCourse):
         asked = LoopAsked(given, site, epochs, accumulate, batch_per_worker)
         entry = self._entry(site)
         begun = self._enter(asked, entry) if entry is not None else None
+        if begun is None and self._is_behind_end():
+            return BatchLoop(_nothing(), 0, self._strategy.variables)
         begun = begun or self._begin_loop(asked)
         feed, bodies = begun.feed, self._run(begun, asked)
         counts = feed.num_samples and not feed.per_worker
@@ -415,7 +422,7 @@ class Job(JobCourse):
                     break
                 self._strategy.entries.goes_on()
                 begun = later
-            if not self._has_begun:
+            if not (self._has_begun or self._strategy.variables.has_left):
                 self._stand_by()
             if process is not None:
                 process.open_loops.remove(loop)

@@ -8,6 +8,7 @@ from paceline.base.errors import ConfigError
 from paceline.runtime.course import OUTSIDE, ScriptCourse
 from paceline.runtime.feed_requests import check_number
 from paceline.runtime.job_log import JobLog
+from paceline.runtime.process import Stopped
 from paceline.runtime.script.variables import Variables
 from paceline.runtime.state.packed import packed, unpacked
 from paceline.runtime.strategy import Entry, Reached, Strategy
@@ -15,6 +16,10 @@ from paceline.wire.messages.feeds import ScriptPlace
 
 MAX_VALUE_BYTES = 1 << 20
 """Of what workers tell each other by `Job.agree` and its like."""
+
+
+MOST_BEHIND = 100
+"""Loops that a script may begin behind the end of the others'."""
 
 
 class BatchLoop(Iterator[Any]):
@@ -34,6 +39,9 @@ class BatchLoop(Iterator[Any]):
         self._variables.waits_in(sys._getframe(1))
         try:
             return next(self._bodies)
+        except Stopped:
+            self._variables.stopped()
+            raise
         finally:
             self._variables.goes_on()
 
@@ -56,6 +64,8 @@ class JobCourse(JobLog):
     def __init__(self, strategy: Strategy) -> None:
         super().__init__(strategy)
         self._looping = False
+        self._num_behind = 0
+        """Loops that were begun behind the end of others' scripts."""
         self._num_passed = 0
         """Loops over batches that were done before this life came there, in no epoch."""
         self._has_told = False
@@ -154,10 +164,30 @@ class JobCourse(JobLog):
         So the body of the script never runs for a loop of which it had none.
         """
         entries, variables = self._strategy.entries, self._strategy.variables
-        if entries is None or self._has_begun:
+        if entries is None or self._has_begun or variables.has_left:
             return None
         entry = entries.next_after(variables.place)
         return entry if entry is not None and entry.site == site else None
+
+    def _is_behind_end(self) -> bool:
+        """Whether others have ended their scripts, and this life, which had no batch, goes on.
+
+        It would train alone what nobody else has trained. What stands behind the loops that it
+        passes is done; if these do not end, it ends its script.
+        """
+        from paceline.runtime.process import current
+
+        process = current()
+        if process is None or process.stands_by is None or process.stands_by() != "returns":
+            return False
+        self._num_behind += 1
+        if self._num_behind > MOST_BEHIND:
+            sys.stderr.write(
+                f"paceline: the others' scripts have ended, and that of {process.node}, which had "
+                "no batch of their last loop, begins one loop after the other; it ends here\n"
+            )
+            raise SystemExit(0)
+        return True
 
     def _move_to(self, place: ScriptPlace) -> None:
         self._course.come_in(place)

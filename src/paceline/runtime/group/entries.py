@@ -42,7 +42,9 @@ class EntriesOfMember:
         """See `Entries.next_after`."""
         while True:
             found = self._member.begun(stands_by=True)
-            if not found.others:
+            newest = found.newest
+            # Those of a later training are behind the script's next `job.prepare`.
+            if not found.others or (newest and newest.training > self._training()):
                 return None
             entry = self._entry(found)
             if entry is not None and entry.place > place:

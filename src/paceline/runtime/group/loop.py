@@ -220,9 +220,10 @@ class GroupLoop(StepFrame[GroupStep]):
                 return None
             run, group = entered
             self._client.entered = run
-            if self._variables.take():
-                self._client.script_entered()
-                self._variables.mark()
+            if self._is_left():
+                self._client.leave_step()
+                self._record(asked_s)
+                return None
             self._client.mark(computing=True)
             whole = self._shares.next(run)
             step = self._try(run, group, whole)
@@ -254,6 +255,16 @@ class GroupLoop(StepFrame[GroupStep]):
             state = self._client.state
             step.begins_at, step.waited_before_s = state.position.at(state.step), step.data_s
             return step
+
+    def _is_left(self) -> bool:
+        """Take over the script's variables; whether scripts had left this loop with them."""
+        if self._variables.take_left():
+            self._client.script_entered()
+            return True
+        if self._variables.take():
+            self._client.script_entered()
+            self._variables.mark()
+        return False
 
     def _mark(self) -> None:
         """Keep the script's variables as they are, or, if the step comes again, as they were."""

@@ -49,6 +49,8 @@ _JUMPS = frozenset(("JUMP_FORWARD", "JUMP_BACKWARD", "JUMP_BACKWARD_NO_INTERRUPT
 _PASSES = _JUMPS | {"NOP", "CACHE", "PUSH_NULL", "POP_EXCEPT", "PRECALL", "RESUME"}
 """Instructions that change nothing that a script sees."""
 _BRANCHES = ("POP_JUMP", "FOR_ITER", "JUMP_IF", "SEND", "YIELD", "GET_ITER", "RERAISE", "RETURN")
+_LEAVES = "POP_TOP"
+"""The instruction with which ``break`` and ``return`` drop the iterator of a ``for`` statement."""
 _WRITES_THROUGH = sys.version_info >= (3, 13)
 """Whether what is set in ``frame.f_locals`` is set in the frame."""
 _OWN_REFERENCES = 4
@@ -259,6 +261,8 @@ def _depth_below(code: CodeType, at: int) -> int | None:
     if offset not in depths:
         return None
     step = steps[numbers[offset]]
+    if step.opname == _LEAVES:
+        return max(0, depths[offset] - 1)
     effect = dis.stack_effect(step.opcode, step.arg, jump=False)
     return max(0, depths[offset] + effect - 1)
 
@@ -297,6 +301,12 @@ def _inner(value: Any) -> list[Any]:
 def is_in_for(frame: FrameType) -> bool:
     """Whether a frame waits for the next element of a ``for`` statement, and not in a call."""
     return _is_for(frame.f_code, frame.f_lasti)
+
+
+def leaves_for(frame: FrameType) -> bool:
+    """Whether a frame drops the iterator of a ``for`` statement that it leaves, by no error."""
+    found = [one for one in dis.get_instructions(frame.f_code) if one.offset <= frame.f_lasti]
+    return bool(found) and found[-1].opname == _LEAVES
 
 
 @lru_cache(maxsize=256)

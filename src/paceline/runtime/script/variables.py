@@ -90,6 +90,11 @@ class Variables:
         self._dataset: Any = None
         self._passed = list[tuple[Any, frames.IteratorAt]]()
         self._frame: FrameType | None = None
+        self._leaves = False
+        #: Once the job stops.
+        self._at_stop: dict[str, Any] | None = None
+        #: From where the script asks for its batches, innermost first.
+        self._asked_from = list[frames.Place]()
         self._mark: BodyMark | None = None
         self._num_bodies = 0
         #: Path -> digest at the first look; at the newest comparison.
@@ -105,6 +110,8 @@ class Variables:
         """The script counts otherwise than a plain run: something was not taken back or over."""
         self.declined = False
         """The script reads something else in the loop in which the state is."""
+        self.has_left = False
+        """The loop was left before this life came to it."""
         self.takes_back = True
         """A step that comes again is asked for where the body of the script's loop begins."""
         self.objects: dict[str, Any] = {}
@@ -115,7 +122,7 @@ class Variables:
         """The script begins a loop over batches of a data set."""
         self._dataset = dataset
         self.place, self.opened, self._mark, self.ready = feed.place, feed.site, None, None
-        self.at_end = False
+        self.at_end, self.has_left, self._asked_from = False, False, []
 
     def waits_in(self, frame: FrameType) -> None:
         """The script waits for a batch, in this frame."""
@@ -124,7 +131,22 @@ class Variables:
 
     def goes_on(self) -> None:
         """The script has its batch, or the loop is over."""
-        self._frame = None
+        self._frame, self._leaves = None, False
+
+    def stopped(self) -> None:
+        """The job stops where the script asks for a batch: the last cut holds what is there."""
+        self._at_stop = self.state_of()
+
+    def leaves(self, frame: FrameType) -> None:
+        """The script leaves its loop, in this frame; `goes_on` follows.
+
+        What it holds belongs to the end of the loop, if it does so by ``break`` or ``return``. A
+        loop by ``next`` is let go of later, when the script may have changed more.
+        """
+        chain = frames.frames_of(frame) if self.found and self._asked_from else []
+        asked = [function for _, function, _ in self._asked_from]
+        if [one.f_code.co_qualname for one in chain] == asked and frames.leaves_for(chain[0]):
+            self._frame, self._leaves = frame, True
 
     # ------------------------------------------------------------------ where
 
@@ -229,6 +251,7 @@ class Variables:
         """The digests of all variables, by the digests of their paths, in order."""
         if self._frame is None:
             return []
+        self._asked_from = [frames.place_of(one) for one in self._chain]
         self._digested = self._digests(self._look())
         return sorted((_path_digest(path), value) for path, value in self._digested.items())
 
@@ -264,7 +287,7 @@ class Variables:
             ended: the loop is over.
         """
         if self._frame is None or not self._first:
-            return None
+            return self._at_stop
         chain, look = self._chain, self._look()
         digests, leaves = self._digests(look), dict[str, Any]()
         ended = ended or self.at_end
@@ -280,7 +303,10 @@ class Variables:
             if taken is not None:
                 leaves[path] = [leaf.kind.name, taken]
         return {
-            "site": [list(frames.place_of(one)) for one in chain],
+            "site": [
+                list(one)
+                for one in (self._asked_from if self._leaves else map(frames.place_of, chain))
+            ],
             "iterators": [
                 [_as_data(frames.reached(one)) for one in frames.positions_of(frame)]
                 for frame in chain
@@ -288,6 +314,7 @@ class Variables:
             "place": tuple(self.place),
             "opened": self.opened,
             "ended": ended,
+            "left": self._leaves,
             "draws": self.draws,
             "leaves": leaves,
             "own": sorted(self._own),
@@ -341,8 +368,15 @@ class Variables:
                 return False
             raise Fenced  # a life that asks again where the state is begins there
         self._arrived, self._took = None, True
+        self._asked_from = [frames.place_of(one) for one in chain]
         self._fill(state, chain)
         return True
+
+    def take_left(self) -> bool:
+        """The same of a state with which scripts have left this loop; whether it is over."""
+        state = self._arrived
+        self.has_left = bool(state and state.get("left")) and self.take(ended=True)
+        return self.has_left
 
     def _fill(self, state: dict[str, Any], chain: list[FrameType]) -> None:
         look, missing = self._look(), dict[str, Any]()

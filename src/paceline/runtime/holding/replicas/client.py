@@ -1,5 +1,6 @@
 """The side of its group of a member that holds all of the model, which peers copy from it."""
 
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -91,7 +92,9 @@ class GroupClient(MemberClient):
                 yield
         except GeneratorExit:  # the script leaves the loop
             self._is_after_break = True
+            self.variables.leaves(sys._getframe())
             self._replica.leave_loop()
+            self.variables.goes_on()
             raise
         self._replica.leave_loop()
 
