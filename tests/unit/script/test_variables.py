@@ -255,3 +255,70 @@ def test_a_message_names_the_line_that_sets_a_variable() -> None:
     module = sys.modules[__name__]
     assert line_of("main.stopper.best", [module]).startswith("test_variables.py:")
     assert line_of("main.nothing_of_the_kind", [module]) == ""
+
+
+class Watched:
+    """Batches that tell the variables when they are asked for, and when they are let go of."""
+
+    def __init__(self, variables: Variables, handed: list[Any]) -> None:
+        self._variables, self._handed = variables, handed
+        self._left, self._first = 4, dict[int, int]()
+        variables.begin_loop(loop())
+
+    def __iter__(self) -> "Watched":
+        return self
+
+    def __next__(self) -> int:
+        self._variables.waits_in(sys._getframe(1))
+        self._variables.compare([self._variables.table()])
+        self._variables.goes_on()
+        self._left -= 1
+        return self._left
+
+    def __del__(self) -> None:
+        self._variables.leaves(sys._getframe(1))
+        self._handed.append(self._variables.state_of(ended=True))
+        self._variables.goes_on()
+
+
+def leaving(variables: Variables, handed: list[Any], how: str) -> int:
+    count = 0
+    for epoch in range(3):
+        if how == "next":
+            batches = Watched(variables, handed)
+            while count < 3:
+                next(batches)
+                count += 1
+            count += 10
+            return epoch
+        for _ in Watched(variables, handed):
+            count += 1
+            if count == 3:
+                if how == "error":
+                    raise RuntimeError
+                break
+        return epoch
+    return -1
+
+
+def test_what_a_script_holds_as_it_leaves_its_loop_is_handed_over() -> None:
+    handed = list[Any]()
+    assert leaving(Variables(found=True), handed, "break") == 0
+    (state,) = handed
+    assert state is not None
+    assert state["leaves"]["leaving.count"] == ["plain", 3]
+    assert state["left"]
+    assert state["ended"]
+    # Of the `for` statement around the loop; that of the loop is over.
+    assert [one for one in state["iterators"][0] if one is not None] == [["range", 1]]
+
+
+@pytest.mark.parametrize("how", ["error", "next"])
+def test_nothing_is_if_nobody_knows_why_or_when(how: str) -> None:
+    handed = list[Any]()
+    if how == "error":
+        with pytest.raises(RuntimeError):
+            leaving(Variables(found=True), handed, how)
+    else:
+        leaving(Variables(found=True), handed, how)
+    assert handed == [None]
