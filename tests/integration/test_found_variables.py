@@ -101,6 +101,18 @@ def test_a_stopped_job_goes_on_where_its_script_was(tmp_path: Path) -> None:
         check_end(job, expected)
 
 
+def test_a_job_that_is_stopped_between_two_loops_goes_on_behind_the_first(tmp_path: Path) -> None:
+    # What stands there uses the last batch's loss.
+    expected = plain(tmp_path / "alone", "--epochs", "4")
+    flags = ("--epochs", "4", "--pause-s", "1.5")
+    with job_of(tmp_path / "job", *flags, step_s=0.02) as job:
+        job.until_committed(2 * SAMPLES)
+        ask(job.job, StopJob())
+        assert job.end().state == "stopped"
+        job.resume()
+        check_end(job, expected)
+
+
 def test_a_life_without_a_batch_of_an_epoch_does_nothing_of_it(tmp_path: Path) -> None:
     # Its mean over the epoch would be one over nothing.
     expected = plain(tmp_path / "alone", "--epochs", "3")

@@ -134,7 +134,8 @@ class BodyMark:
 def _is_of_batch(value: Any) -> bool:
     """Whether a value is of the batch in hand, whose successor takes its place, or of its loop."""
     if isinstance(value, Tensor):
-        return value.grad_fn is not None or value.nbytes > SMALL_BYTES
+        is_sum = value.numel() == 1  # losses that are added up as they are
+        return value.nbytes > SMALL_BYTES or (value.grad_fn is not None and not is_sum)
     return hasattr(type(value), "__next__")
 
 
@@ -293,7 +294,7 @@ def _undo_deque(value: deque[Any], kept: deque[Any]) -> bool:
 
 
 def _keep_tensor(value: Tensor) -> Any:
-    if value.is_inference() or value.grad_fn is not None:
+    if value.is_inference() or (value.grad_fn is not None and value.numel() != 1):
         return None
     small = value.nbytes <= SMALL_BYTES
     return value._version, value.detach().clone() if small else None
@@ -306,7 +307,7 @@ def _undo_tensor(value: Tensor, kept: Any) -> bool:
     if copy is None or copy.shape != value.shape:
         return False
     with torch.no_grad():
-        value.copy_(copy)
+        value.detach().copy_(copy)
     return True
 
 
