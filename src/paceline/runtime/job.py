@@ -305,7 +305,9 @@ class Job(JobCourse):
         asked = LoopAsked(given, site, epochs, accumulate, batch_per_worker)
         entry = self._entry(site)
         begun = self._enter(asked, entry) if entry is not None else None
-        begun = begun or self._begin_loop(asked)
+        if begun is None:
+            self._check_is_wanted()
+            begun = self._begin_loop(asked)
         feed, bodies = begun.feed, self._run(begun, asked)
         counts = feed.num_samples and not feed.per_worker
         num_batches = feed.num_slices * accumulate if counts else 0

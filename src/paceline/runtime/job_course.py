@@ -159,6 +159,22 @@ class JobCourse(JobLog):
         entry = entries.next_after(variables.place)
         return entry if entry is not None and entry.site == site else None
 
+    def _check_is_wanted(self) -> None:
+        """End a life that has had no batch, and would begin a loop that nobody else ever had.
+
+        Its script goes through its data until it has counted enough batches (`cycle`), and this
+        life has counted none: it would train once more what the others have trained.
+
+        Raises:
+            SystemExit: the script of another worker has returned, without such a loop.
+        """
+        entries = self._strategy.entries
+        if entries is None or self._has_begun or not self._num_passed:
+            return
+        if entries.end_before(self._course.coming):
+            sys.stderr.write(_WORDS_AT_END)
+            raise SystemExit(0)
+
     def _move_to(self, place: ScriptPlace) -> None:
         self._course.come_in(place)
         self._strategy.enter_place(self._course.place)
@@ -314,6 +330,14 @@ class JobCourse(JobLog):
         if self._course.epoch is None:
             raise ConfigError("job.epoch is known within a loop over job.epochs only")
         return self._course.epoch
+
+
+_WORDS_AT_END = (
+    "paceline: the other workers' scripts have returned. This life had no batch of their last "
+    "loop, and its script asks for another one, since it has not counted their batches: it ends "
+    "here, and leaves out what its script does after its loops. If only this worker does it "
+    "(job.is_chief), do it by hand: `paceline checkpoint export` writes the model\n"
+)
 
 
 def _passed_words(num_loops: int) -> str:

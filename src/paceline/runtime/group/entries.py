@@ -57,6 +57,14 @@ class EntriesOfMember:
         """See `Entries.came_in`."""
         self._member.script_entered()
 
+    def end_before(self, place: ScriptPlace) -> bool:
+        """See `Entries.end_before`."""
+        found = self._member.begun()
+        here = self._training(), place
+        feeds = (one for one in (*found.begun, found.newest) if one is not None)
+        is_behind = all((feed.training, feed.place) < here for feed in feeds)
+        return found.returned and not found.others and is_behind
+
     def fate_of_bystander(self) -> Bystander:
         """See `Entries.fate_of_bystander`."""
         found = self._member.begun()
