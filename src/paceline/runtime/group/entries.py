@@ -42,7 +42,8 @@ class EntriesOfMember:
         """See `Entries.next_after`."""
         while True:
             found = self._member.begun(stands_by=True)
-            if not found.others:
+            is_later = found.newest is not None and found.newest.training > self._training()
+            if not found.others or is_later:  # the next loop is one of the next training
                 return None
             entry = self._entry(found)
             if entry is not None and entry.place > place:
