@@ -1,10 +1,11 @@
 """A trainer that counts its own iterations and asks for batches with ``next``, without end.
 
-It has callbacks that keep a best value, and reads a sampler of more entries than it ever needs, or
+It has callbacks that keep a best value and an average of weights, and reads a sampler of more entries than it ever needs, or
 goes through its data again and again. Each life writes what it held at its end.
 """
 
 import argparse
+import copy
 import json
 import os
 import signal
@@ -43,6 +44,7 @@ def cycle(batches: Iterable[Any]) -> Iterator[Any]:
 class Trainer:
     def __init__(self, model: nn.Module, most: int) -> None:
         self.model, self.most, self.iterations, self.loss = model, most, 0, torch.zeros(())
+        self.average = copy.deepcopy(model).requires_grad_(False)
         self.callbacks = defaultdict[str, list[Callable[["Trainer"], None]]](list)
 
     def loader(self) -> DataLoader[Any]:
@@ -80,6 +82,11 @@ def judge(trainer: Trainer) -> None:
         best = min(best, found)
 
 
+def average(trainer: Trainer) -> None:
+    for mean, value in zip(trainer.average.parameters(), trainer.model.parameters(), strict=True):
+        mean.lerp_(value.detach(), 0.1)
+
+
 def die(trainer: Trainer) -> None:
     if f"{job.rank}:{trainer.iterations}" == args.die and not (args.out / "died").exists():
         (args.out / "died").touch()
@@ -88,10 +95,11 @@ def die(trainer: Trainer) -> None:
 
 args.out.mkdir(exist_ok=True)
 trainer = Trainer(nn.Linear(4, 1).double(), 50)
-trainer.callbacks["batch"] += [judge, die]
+trainer.callbacks["batch"] += [average, judge, die]
 trainer.run()
 held = {
     "weight": [float(one) for one in trainer.model.state_dict()["weight"].flatten()],
+    "average": [float(one) for one in trainer.average.state_dict()["weight"].flatten()],
     "iterations": trainer.iterations,
     "best": best,
     "history": [value for one in history for value in (one["at"], one["loss"])],

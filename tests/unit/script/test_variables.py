@@ -13,6 +13,7 @@ import torch
 from torch.utils.data import TensorDataset
 
 from paceline.runtime.script import kinds
+from paceline.runtime.script.large import LargeTensors
 from paceline.runtime.script.mark import BodyMark
 from paceline.runtime.script.naming import line_of
 from paceline.runtime.script.variables import Variables
@@ -103,6 +104,27 @@ def test_a_large_tensor_that_was_changed_in_place_is_named() -> None:
 
     (left,) = undo_of(sys._getframe(), body)
     assert left is average
+
+
+@pytest.mark.parametrize("is_module", [False, True])
+def test_a_large_tensor_that_each_body_changes_is_taken_back(*, is_module: bool) -> None:
+    module = torch.nn.BatchNorm1d(1 << 16).requires_grad_(False)
+    average = torch.zeros(1 << 16)
+    changed = module.running_mean if is_module else average
+    trained = torch.nn.Linear(1, 1)
+    assert changed is not None
+    large, frame = LargeTensors(), sys._getframe()
+    for number in range(4):
+        mark = BodyMark([frame], large=large)
+        changed.add_(1)
+        with torch.no_grad():
+            trained.weight.add_(1)
+        if number == 3:
+            assert mark.undo([frame]) == []
+    assert changed.mean() == 3.0
+    kept = BodyMark([frame], large=large, others=[id(module), id(average)])
+    assert trained.weight.mean() > 3
+    assert kept.undo([frame]) == []
 
 
 def test_job_state_is_taken_back() -> None:

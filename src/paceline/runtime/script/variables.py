@@ -40,6 +40,7 @@ from paceline.runtime.script.kinds import (
     digest_of,
     encoded,
 )
+from paceline.runtime.script.large import LargeTensors
 from paceline.runtime.script.look import ScriptLook, Variable
 from paceline.runtime.script.mark import BodyMark
 from paceline.runtime.script.naming import line_of
@@ -94,6 +95,7 @@ class Variables:
         self._passed = list[tuple[Any, frames.IteratorAt]]()
         self._frame: FrameType | None = None
         self._mark: BodyMark | None = None
+        self._large = LargeTensors()
         self._num_bodies = 0
         #: Path -> digest at the first look; at the newest comparison.
         self._first: dict[str, int] = {}
@@ -144,7 +146,10 @@ class Variables:
         """Keep what the variables are now, before the body of the loop."""
         if self._frame is not None:
             try:
-                self._mark = BodyMark(self._chain, self.kept, self._mark)
+                before, large = self._mark, self._large
+                self._mark = BodyMark(
+                    self._chain, self.kept, before, large=large, others=self.others
+                )
             except RuntimeError:  # another thread of the script changes one of them
                 self._mark = None
             self._passed = self._positions()
