@@ -26,12 +26,12 @@ def found(out: Path) -> list[list[float]]:
     return [[int(one[0]), *map(float.fromhex, one[1:])] for one in lines]
 
 
-def alone(tmp_path: Path, every: int) -> list[float]:
+def alone(tmp_path: Path, every: int, *flags: str) -> list[float]:
     """What one process finds."""
     out = tmp_path / "alone"
     out.mkdir()
     env = {name: value for name, value in os.environ.items() if not name.startswith("PACELINE_")}
-    command = [sys.executable, str(SCRIPT), "--out", str(out), "--every", str(every)]
+    command = [sys.executable, str(SCRIPT), "--out", str(out), "--every", str(every), *flags]
     subprocess.run(command, env=env, check=True, timeout=100)
     (values,) = found(out)
     assert values[0] == 24
@@ -93,6 +93,17 @@ def test_a_step_that_breaks_between_two_optimizers_is_done_once(
         check(job, expected, lives=3)
         assert len(job.events("relaunch")) == 1 + 3 * (dies == "all workers")
         assert len(job.events("master_started")) == 1 + (dies == "the master")
+
+
+def test_gradients_that_one_loss_leaves_in_the_other_model_go_with_a_broken_step(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # The judge's are cleared only after the maker's backward has added to them.
+    monkeypatch.setenv("PACELINE_HOME", str(tmp_path))
+    expected = alone(tmp_path, 1, "--maker-first")
+    with job_of(tmp_path / "job", "--maker-first", "--die", "1:6") as job:
+        check(job, expected, lives=3)
+        assert len(job.events("relaunch")) == 1
 
 
 @pytest.mark.soak

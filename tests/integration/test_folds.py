@@ -44,6 +44,18 @@ def test_workers_and_the_master_die_in_later_folds(flags: tuple[str, ...], tmp_p
         assert len(job.events("master_started")) == 2
 
 
+@pytest.mark.parametrize(
+    "late", [(), pytest.param(("--late-s", "6"), marks=SOAK)], ids=["at once", "when all is done"]
+)
+def test_a_life_passes_over_folds_in_which_nobody_is(late: tuple[str, ...], tmp_path: Path) -> None:
+    # The others train the next fold when it comes to the first one, or have returned.
+    expected = expected_of(tmp_path / "alone", "--range")
+    flags = ("--range", "--step-s", "0.08", "--die", "1:0:9" if not late else "1:1:1", *late)
+    with pair_of(SCRIPT, tmp_path / "job", *flags) as job:
+        check_ends(job, expected)
+        assert job.events("relaunch")
+
+
 @SOAK
 @pytest.mark.parametrize("flags", [(), ("--init",), ("--leave",), ("--range",), ("--same",)])
 @pytest.mark.parametrize("fold", [0, 1, 2])

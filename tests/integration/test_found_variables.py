@@ -108,6 +108,29 @@ def test_a_stopped_job_goes_on_where_its_script_was(tmp_path: Path) -> None:
         check_end(job, expected)
 
 
+def test_a_step_of_several_blocks_counts_once(tmp_path: Path) -> None:
+    # Its rate follows from what it counts, and a death changes how many blocks a worker has.
+    expected = plain(tmp_path / "alone", "--epochs", "3")
+    with job_of(
+        tmp_path / "job", "--epochs", "3", step_s=0.01, deterministic=True, blocks=4
+    ) as job:
+        job.until_committed(int(1.4 * SAMPLES))
+        os.kill(job.pid_of("worker-1"), signal.SIGKILL)
+        check_end(job, expected)
+
+
+def test_a_job_that_is_stopped_between_two_loops_goes_on_behind_the_first(tmp_path: Path) -> None:
+    # What stands there uses the last batch's loss.
+    expected = plain(tmp_path / "alone", "--epochs", "4")
+    flags = ("--epochs", "4", "--pause-s", "1.5")
+    with job_of(tmp_path / "job", *flags, step_s=0.02) as job:
+        job.until_committed(2 * SAMPLES)
+        ask(job.job, StopJob())
+        assert job.end().state == "stopped"
+        job.resume()
+        check_end(job, expected)
+
+
 def test_a_life_without_a_batch_of_an_epoch_does_nothing_of_it(tmp_path: Path) -> None:
     # Its mean over the epoch would be one over nothing.
     expected = plain(tmp_path / "alone", "--epochs", "3")

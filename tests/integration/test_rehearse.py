@@ -122,6 +122,12 @@ def test_the_same_counter_follows_where_variables_are_found(tmp_path: Path) -> N
     assert code == 0, told
 
 
+def test_a_life_that_comes_in_in_a_later_epoch_is_compared_with_that_one(tmp_path: Path) -> None:
+    folder = Folder(tmp_path, "plain")
+    code, _, told = folder.run("rehearse")
+    assert code == 0, told
+
+
 def test_a_script_without_backward_is_refused_and_nothing_else_is_tried(tmp_path: Path) -> None:
     folder = Folder(tmp_path, "without_backward")
     code, found, told = folder.run("rehearse")

@@ -170,22 +170,23 @@ class JobCourse(JobLog):
         return entry if entry is not None and entry.site == site else None
 
     def _is_behind_end(self) -> bool:
-        """Whether others have ended their scripts, and this life, which had no batch, goes on.
+        """Whether this life, which had no batch, begins a loop that nobody else ever had.
 
-        It would train alone what nobody else has trained. What stands behind the loops that it
-        passes is done; if these do not end, it ends its script.
+        It goes through its data until it has counted enough batches, and has counted none: it would
+        train alone once more what the others have trained. What stands behind the loops that it
+        passes is done; if these do not end, it ends.
+
+        Raises:
+            SystemExit: they do not end.
         """
-        from paceline.runtime.process import current
-
-        process = current()
-        if process is None or process.stands_by is None or process.stands_by() != "returns":
+        entries = self._strategy.entries
+        if entries is None or self._has_begun or not self._num_passed:
+            return False
+        if not entries.end_before(self._course.coming):
             return False
         self._num_behind += 1
         if self._num_behind > MOST_BEHIND:
-            sys.stderr.write(
-                f"paceline: the others' scripts have ended, and that of {process.node}, which had "
-                "no batch of their last loop, begins one loop after the other; it ends here\n"
-            )
+            sys.stderr.write(_WORDS_AT_END)
             raise SystemExit(0)
         return True
 
@@ -344,6 +345,14 @@ class JobCourse(JobLog):
         if self._course.epoch is None:
             raise ConfigError("job.epoch is known within a loop over job.epochs only")
         return self._course.epoch
+
+
+_WORDS_AT_END = (
+    "paceline: the other workers' scripts have returned. This life had no batch of their last "
+    "loop, and its script asks for another one, since it has not counted their batches: it ends "
+    "here, and leaves out what its script does after its loops. If only this worker does it "
+    "(job.is_chief), do it by hand: `paceline checkpoint export` writes the model\n"
+)
 
 
 def _passed_words(num_loops: int) -> str:

@@ -91,6 +91,9 @@ class Entries(Protocol):
     def came_in(self) -> None:
         """The script has taken over where the others' are."""
 
+    def end_before(self, place: ScriptPlace) -> bool:
+        """Whether all other scripts have ended, and none has begun the loop at this place."""
+
     def fate_of_bystander(self) -> Bystander:
         """What becomes of a life that has had no batch when its script has raised an error."""
 

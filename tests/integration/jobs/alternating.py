@@ -22,6 +22,7 @@ parser.add_argument("--step-s", type=float, default=0.0)
 parser.add_argument("--die", default="")
 parser.add_argument("--every", type=int, default=1)
 parser.add_argument("--sharded", action="store_true")
+parser.add_argument("--maker-first", action="store_true", help="its loss leaves gradients in judge")
 args = parser.parse_args()
 
 
@@ -43,8 +44,28 @@ of_judge = torch.optim.Adam(judge.parameters(), lr=0.02)
 rate = torch.optim.lr_scheduler.ExponentialLR(of_judge, 0.98)
 job.prepare([maker, judge], [of_maker, of_judge], rate)
 loss_of = nn.functional.binary_cross_entropy_with_logits
+
+
+def die() -> None:
+    if f"{job.rank}:{job.step}" == args.die and not (args.out / "died").exists():
+        (args.out / "died").touch()
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
 for x, z in job.batches(TensorDataset(real, noise), batch_size=32, epochs=3):
     ones, zeros = x.new_ones(len(x), 1), x.new_zeros(len(x), 1)
+    if args.maker_first:
+        of_maker.zero_grad()
+        fake = maker(z)
+        loss_of(judge(fake), ones).backward()
+        of_maker.step()
+        time.sleep(args.step_s)
+        die()
+        of_judge.zero_grad()
+        (loss_of(judge(x), ones) + loss_of(judge(fake.detach()), zeros)).backward()
+        of_judge.step()
+        rate.step()
+        continue
     of_judge.zero_grad()
     loss_of(judge(x), ones).backward()
     fake = maker(z)
@@ -53,9 +74,7 @@ for x, z in job.batches(TensorDataset(real, noise), batch_size=32, epochs=3):
     of_judge.step()
     rate.step()
     time.sleep(args.step_s)
-    if f"{job.rank}:{job.step}" == args.die and not (args.out / "died").exists():
-        (args.out / "died").touch()
-        os.kill(os.getpid(), signal.SIGKILL)
+    die()
     if job.step % args.every == 0:
         of_maker.zero_grad()
         loss_of(judge(fake), ones).backward()

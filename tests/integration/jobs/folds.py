@@ -22,6 +22,7 @@ parser.add_argument("--same", action="store_true", help="one model, whose optimi
 parser.add_argument("--more", action="store_true", help="worker 0 prepares once more than others")
 parser.add_argument("--differ", action="store_true", help="the second model begins elsewhere")
 parser.add_argument("--range", action="store_true", help="epochs that job.epochs does not count")
+parser.add_argument("--late-s", type=float, default=0.0, help="before a new life begins")
 args = parser.parse_args()
 
 generator = torch.Generator().manual_seed(5)
@@ -45,6 +46,8 @@ def die(fold: int) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
 
 
+if args.late_s and any(args.out.glob("died-*")):
+    time.sleep(args.late_s)
 job = pl.init()
 model = net(8)
 scores: list[float] = []

@@ -70,6 +70,7 @@ class Trainer:
     def __init__(self) -> None:
         self.steps, self.drawn = 0, list[float]()
         self.noise, self.stopper = np.random.default_rng(3), Stopper(1)
+        self.records, self.last = list[dict[str, Any]](), 0.0
 
     def epoch(self, batches: Any) -> tuple[float, int]:
         global num_seen
@@ -90,7 +91,8 @@ class Trainer:
             time.sleep(3.0 if is_left else args.step_s)
             if args.counted and self.steps % 20 == 15:
                 break
-        return total / count, count  # a worker without a batch divides by zero here
+        self.last = loss.item()  # in a worker without a batch there is none
+        return total / count, count  # and it divides by zero here
 
     def fit(self) -> dict[str, Any]:
         best, log, mine = None, {}, random.Random(os.getpid())
@@ -106,6 +108,7 @@ class Trainer:
             with torch.no_grad():
                 loss = float(((model(features) - target) ** 2).mean())
             log[epoch] = loss
+            self.records.append({"epoch": epoch, "of a share": mean, "at": f"epoch {epoch}"})
             print(f"rank {job.rank} epoch {epoch} mean {mean:.6f} of {count}", flush=True)
             if best is None or loss < best["loss"]:
                 best = {"loss": loss, "weight": model.weight.detach().clone()}
@@ -120,6 +123,7 @@ class Trainer:
             "log": list(log.values()),
             "history": self.stopper.history,
             "steps": [self.steps, num_seen, *map(int, log)],
+            "records": [one["epoch"] for one in self.records],
             "drawn": self.drawn,
         }
 

@@ -176,6 +176,13 @@ def test_the_global_batch_is_that_of_the_batch_in_hand() -> None:
         (DataLoader(DATA, batch_sampler=Ragged()), {"accumulate": 2}, "leave accumulate out"),
         (DataLoader(DATA, batch_sampler=[[1], []]), {}, "makes a batch of no records; give"),
         (DataLoader(DATA, batch_sampler=[[1]] * 100_001), {}, "makes 100,001 batches; give"),
+        (
+            DataLoader(
+                DATA, sampler=RandomSampler(DATA, True, 10**10, generator=torch.Generator())
+            ),
+            {},
+            "10,000,000,000 entries and a generator; .* leave the generator out",
+        ),
         (DataLoader(DATA, sampler=Unlimited()), {}, "a Unlimited without __len__"),
         (DataLoader(DATA, sampler=Lying()), {}, "has 7 entries, and yields 8 or more"),
         (DataLoader(DATA, batch_size=None), {}, "batch_size=None"),
@@ -229,3 +236,25 @@ def test_a_stateful_loader_is_shuffled_by_the_job() -> None:
     assert first == second
     assert sorted(one for batch in first for one in batch) == list(range(10))
     assert [len(batch) for batch in first] == [4, 4, 2]
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_a_sampler_of_more_records_than_a_script_ever_reads_costs_nothing(num_workers: int) -> None:
+    sampler = RandomSampler(DATA, replacement=True, num_samples=10**10)
+    loader = DataLoader(DATA, batch_size=4, sampler=sampler, num_workers=num_workers)
+
+    def read(num: int) -> list[int]:
+        (job, model, optimizer), found = prepared(), list[int]()
+        for (ids,) in job.batches(loader):
+            model(ids[:, None].float()).mean().backward()
+            optimizer.step()
+            found += ids.tolist()
+            if len(found) == num:
+                break
+        return found
+
+    first = read(20)
+    assert set(first) <= set(range(10))
+    assert read(40) != first  # the next pass has another order
+    loader = DataLoader(DATA, batch_size=4, sampler=sampler, num_workers=num_workers)
+    assert read(40)[:20] == first

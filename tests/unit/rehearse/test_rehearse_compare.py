@@ -56,6 +56,7 @@ def comparison(own: set[str] = frozenset()) -> Comparison:  # type: ignore[assig
         ("epoch 3", "epoch 4", False),
         ("epoch 3 took 1.2 s", "epoch 3 took 9.8 s", True),
         ("12:30:01 done, 1000 it/s", "12:31:55 done, 7 it/s", True),
+        ("<Sampler object at 0x7f3e75107590>", "<Sampler object at 0x7f15d7bef650>", True),
         ("loss nan", "loss nan", True),
         ("loss nan", "loss 0.5", False),
         ("best 0.41320000001", "best 0.41320000009", True),
@@ -204,6 +205,8 @@ def test_files_are_compared_by_name_and_by_what_they_hold(tmp_path: Path) -> Non
         (folder / "log.csv").write_text(f"epoch,loss\n0,{best}\n")
         (folder / "same.txt").write_text("took 1.5 s\n" if folder == here else "took 2.5 s\n")
         (folder / "plot.png").write_bytes(b"12345")
+        (folder / "args.txt").write_text(f"python {folder}/train.py\n")
+        (folder / f"events.out.tfevents.17958956{best:.0%}.host").write_bytes(b"1")
     (here / "epoch-0.txt").write_text("x")
     names = {folder: sorted(path.name for path in folder.iterdir()) for folder in (here, there)}
     read = read_written(names)

@@ -13,6 +13,7 @@ import torch
 from torch.utils.data import TensorDataset
 
 from paceline.runtime.script import kinds
+from paceline.runtime.script.large import LargeTensors
 from paceline.runtime.script.mark import BodyMark
 from paceline.runtime.script.naming import line_of
 from paceline.runtime.script.variables import Variables
@@ -51,6 +52,8 @@ def test_what_a_body_has_done_is_taken_back() -> None:
         random.Random(1),
     )
     mean, array, inner = torch.zeros(3), np.zeros(3), [[1], {"k": [2]}]
+    weight = torch.ones((), requires_grad=True)
+    summed, added = weight * 1, weight * 1
     before = [drawn.bit_generator.state["state"], own.get_state(), legacy.getstate()]
 
     def tick() -> int:
@@ -59,7 +62,9 @@ def test_what_a_body_has_done_is_taken_back() -> None:
         return count
 
     def body() -> None:
-        nonlocal total
+        nonlocal total, summed, added
+        summed += weight * 2  # in place
+        added = added + weight * 2
         tick()
         total += 1.0
         losses.append(2.0)
@@ -87,6 +92,8 @@ def test_what_a_body_has_done_is_taken_back() -> None:
     assert torch.equal(own.get_state(), before[1])
     assert legacy.getstate() == before[2]
     assert not mean.any() and not array.any()
+    assert summed.item() == added.item() == 1.0
+    (summed + added).backward()
 
 
 def test_a_large_tensor_that_was_changed_in_place_is_named() -> None:
@@ -97,6 +104,27 @@ def test_a_large_tensor_that_was_changed_in_place_is_named() -> None:
 
     (left,) = undo_of(sys._getframe(), body)
     assert left is average
+
+
+@pytest.mark.parametrize("is_module", [False, True])
+def test_a_large_tensor_that_each_body_changes_is_taken_back(*, is_module: bool) -> None:
+    module = torch.nn.BatchNorm1d(1 << 16).requires_grad_(False)
+    average = torch.zeros(1 << 16)
+    changed = module.running_mean if is_module else average
+    trained = torch.nn.Linear(1, 1)
+    assert changed is not None
+    large, frame = LargeTensors(), sys._getframe()
+    for number in range(4):
+        mark = BodyMark([frame], large=large)
+        changed.add_(1)
+        with torch.no_grad():
+            trained.weight.add_(1)
+        if number == 3:
+            assert mark.undo([frame]) == []
+    assert changed.mean() == 3.0
+    kept = BodyMark([frame], large=large, others=[id(module), id(average)])
+    assert trained.weight.mean() > 3
+    assert kept.undo([frame]) == []
 
 
 def test_job_state_is_taken_back() -> None:
@@ -231,6 +259,52 @@ def test_a_joiner_takes_over_what_is_equal_in_all_and_keeps_its_own() -> None:
 
     same = ("best", "history", "bad", "shared")
     assert {name: became[name] for name in same} == {name: expected[name] for name in same}
+
+
+class Epochs:
+    """A worker's script that goes on with what the last body of each loop has left."""
+
+    def __init__(self, rank: int) -> None:
+        self.variables, self.rank = Variables(found=True), rank
+
+    def run(self, has_batch: Any) -> list[dict[str, Any]]:
+        history, weight = list[dict[str, Any]](), torch.ones(2, requires_grad=True)
+        for epoch in range(3):
+            running: Any = 0.0
+            for number in range(3):
+                self.variables.begin_loop(loop((0, -1, epoch)))
+                self.variables.waits_in(sys._getframe())
+                if not has_batch(self.variables, number):
+                    break
+                output = weight * (self.rank + 1)
+                loss = output.sum() * (number + 1)
+                running += loss
+            mine = {"epoch": epoch, "loss": running.item() / 2, "at": f"{epoch}:00"}
+            history.append(mine | {"last": loss.item(), "shape": list(output.shape)})
+        return history
+
+
+def test_a_life_that_has_no_batch_of_a_loop_has_what_the_last_body_left() -> None:
+    handed: dict[str, Any] = {}
+
+    def follow(variables: Variables, number: int) -> bool:
+        mine = variables.table()
+        variables.compare([mine, [(path, value + 1) for path, value in mine]])
+        if number == 2:
+            state = variables.state_of(ended=True)
+            assert state is not None
+            handed.update(unpack(pack(state)))
+        return number < 2
+
+    def come_in(variables: Variables, _number: int) -> bool:
+        variables.begin_loop(loop((0, -1, 2)))
+        variables.become(handed)
+        assert variables.take(ended=True)
+        return False
+
+    peer, joiner = Epochs(0), Epochs(1)
+    expected, found = [one.run(how) for one, how in ((peer, follow), (joiner, come_in))]
+    assert found == expected
 
 
 def test_a_variable_that_was_shared_and_differs_is_named_with_its_line() -> None:

@@ -1,7 +1,7 @@
 """Whether two values, texts or sets of weights of two runs are equal but for rounding. Pure.
 
 A `Tolerance` says how much rounding may change. Numbers in texts may differ in their last digit as
-well. Times, dates and speeds in texts are ignored.
+well. Times, dates and speeds in texts are ignored, and so are addresses of objects in memory.
 """
 
 import math
@@ -15,6 +15,7 @@ from msgspec import Struct
 from paceline.features.rehearse.plan import Leaves, PlainLeaf
 
 _NUMBER = re.compile(r"[-+]?(?:\d+\.\d*|\.\d+|\d+)(?:[eE][-+]?\d+)?|\b(?:nan|inf)\b")
+_ADDRESS = re.compile(r"\b0x[0-9a-f]{6,}\b", re.IGNORECASE)
 _TIMES = re.compile(
     r"\d{4}-\d\d-\d\d(?:[ T]\d\d:\d\d:\d\d(?:[.,]\d+)?)?"
     r"|\d{1,3}:\d\d(?::\d\d)?(?:\.\d+)?"
@@ -45,7 +46,7 @@ class SpokenText(NamedTuple):
 
 def said(text: str) -> SpokenText:
     """Divide a text into words and numbers; times become one word."""
-    plain = _TIMES.sub("<time>", text.strip())
+    plain = _TIMES.sub("<time>", _ADDRESS.sub("<address>", text.strip()))
     numbers = tuple((float(found), _last_digit(found)) for found in _NUMBER.findall(plain))
     return SpokenText(_NUMBER.sub("#", plain), numbers)
 

@@ -15,6 +15,8 @@ TEXTS = {".json", ".jsonl", ".csv", ".tsv", ".txt", ".log", ".md", ".yaml", ".ym
 TENSORS = {".pt", ".pth", ".ckpt", ".bin", ".safetensors", ".npz", ".npy"}
 READER = "paceline.features.rehearse.process.contents"
 TEXT_BYTES = 4 << 20
+OF_TENSORBOARD = "events.out.tfevents."
+"""What begins so has a time, a machine and a process in its name, and times in it."""
 
 
 def read_written(roots: Mapping[Path, Iterable[str]]) -> dict[Path, dict[str, Leaves]]:
@@ -26,7 +28,10 @@ def read_written(roots: Mapping[Path, Iterable[str]]) -> dict[Path, dict[str, Le
     Returns:
         By folder and file, what the file holds.
     """
-    written = {root: list(names) for root, names in roots.items()}
+    written = {
+        root: [name for name in names if not Path(name).name.startswith(OF_TENSORBOARD)]
+        for root, names in roots.items()
+    }
     tensors = [
         str(root / name)
         for root, names in written.items()
@@ -35,7 +40,7 @@ def read_written(roots: Mapping[Path, Iterable[str]]) -> dict[Path, dict[str, Le
     ]
     found = _read_tensors(tensors) if tensors else {}
     return {
-        root: {name: found.get(str(root / name)) or _plain(root / name) for name in names}
+        root: {name: found.get(str(root / name)) or _plain(root / name, root) for name in names}
         for root, names in written.items()
     }
 
@@ -53,11 +58,12 @@ def _read_tensors(paths: list[str]) -> dict[str, Leaves]:
     return msgspec.json.decode(reader.stdout, type=dict[str, Leaves])
 
 
-def _plain(path: Path) -> Leaves:
+def _plain(path: Path, root: Path) -> Leaves:
     size = path.stat().st_size
     if path.suffix not in TEXTS or size > TEXT_BYTES:
         return {"": PlainLeaf(number=float(size), whole=True)}
-    lines = path.read_text(errors="replace").splitlines()
+    # Each act runs in a folder of its own, which a script may write down.
+    lines = path.read_text(errors="replace").replace(str(root), ".").splitlines()
     return {f"line {number}": _of_line(line) for number, line in enumerate(lines, 1)}
 
 

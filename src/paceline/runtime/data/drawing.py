@@ -21,6 +21,7 @@ import xxhash
 from torch.utils.data import ConcatDataset, Subset, TensorDataset, default_collate
 
 from paceline.runtime.data.batch import CollateFn
+from paceline.runtime.data.drawn import DrawnOrder
 from paceline.runtime.data.iterated import Iterated
 from paceline.runtime.data.listed import Listed
 from paceline.runtime.seeding import seed_cpu, seed_of
@@ -40,7 +41,9 @@ def never_draws(dataset: Any, collate_fn: CollateFn | None) -> bool:
         return False
     # Exactly these: a class derived from them may do more.
     if type(dataset) is Subset or isinstance(dataset, Listed):
-        return never_draws(dataset.dataset, None)
+        # A sampler that is read on the way draws from the generators of the process.
+        lists = not isinstance(dataset, Listed) or not isinstance(dataset.order, DrawnOrder)
+        return lists and never_draws(dataset.dataset, None)
     if type(dataset) is ConcatDataset:
         return all(never_draws(one, None) for one in dataset.datasets)
     if isinstance(dataset, Iterated):  # reads a dataset of the user's

@@ -10,10 +10,11 @@ from torch.utils.data import ConcatDataset, Dataset, Subset
 
 from paceline.base.errors import ConfigError
 from paceline.runtime.data.digests import digest_of
+from paceline.runtime.data.drawn import BLOCK, DrawnOrder
 from paceline.runtime.data.iterated import Iterated
 from paceline.runtime.data.permutation import IntArray
 
-Order = Sequence[int] | IntArray
+Order = Sequence[int] | IntArray | DrawnOrder
 
 
 class Listed(Dataset[Any]):
@@ -29,18 +30,31 @@ class Listed(Dataset[Any]):
     """
 
     def __init__(self, dataset: Any, order: Order, ends: Sequence[int] = ()) -> None:
-        self.dataset, self.order, self.ends = dataset, np.asarray(order), tuple(ends)
-        if self.order.dtype.kind not in "iu" or self.order.ndim != 1:
-            raise ConfigError(
-                f"job.batches: the sampler yields {order[0]!r} for a record; give a sampler that "
-                "yields whole numbers"
-            )
+        self.dataset, self.ends = dataset, tuple(ends)
+        self.order = order if isinstance(order, DrawnOrder) else _in_numbers(order)
 
     def __len__(self) -> int:
         return len(self.order)
 
     def __getitem__(self, index: int) -> Any:
-        return self.dataset[int(self.order[index])]
+        return self.dataset[int(self.order[np.asarray([index])][0])]
+
+    def first(self, num: int) -> "Listed":
+        """So many of the records, from the beginning."""
+        order = self.order
+        return Listed(
+            self.dataset, order.first(num) if isinstance(order, DrawnOrder) else order[:num]
+        )
+
+
+def _in_numbers(order: Sequence[int] | IntArray) -> IntArray:
+    numbers = np.asarray(order)
+    if numbers.dtype.kind not in "iu" or numbers.ndim != 1:
+        raise ConfigError(
+            f"job.batches: the sampler yields {order[0]!r} for a record; give a sampler that "
+            "yields whole numbers"
+        )
+    return numbers
 
 
 def order_of_records(dataset: Any) -> str:
@@ -52,7 +66,10 @@ def order_of_records(dataset: Any) -> str:
         return f"records that begin with {dataset.beginning}" if dataset.beginning else ""
     if not isinstance(dataset, Listed):
         return ""
-    data = dataset.order.tobytes() + np.asarray(dataset.ends, np.int64).tobytes()
+    order = dataset.order
+    if isinstance(order, DrawnOrder):
+        order = order[np.arange(min(BLOCK, len(order)))]
+    data = order.tobytes() + np.asarray(dataset.ends, np.int64).tobytes()
     digest = hashlib.blake2b(data, digest_size=8).hexdigest()
     batches = f" and {len(dataset.ends)} batches" if dataset.ends else ""
     return f"{len(dataset)} records{batches} in the order {digest}"

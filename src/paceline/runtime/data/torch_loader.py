@@ -23,6 +23,7 @@ from torch.utils.data import (
 
 from paceline.base.errors import ConfigError
 from paceline.runtime.data.batch import CollateFn
+from paceline.runtime.data.drawn import DrawnOrder
 from paceline.runtime.data.iterated import (
     Iterated,
     has_state,
@@ -30,7 +31,6 @@ from paceline.runtime.data.iterated import (
 )
 from paceline.runtime.data.listed import Listed, Order
 from paceline.runtime.data.order import EpochOrder
-from paceline.runtime.data.permutation import IntArray
 from paceline.runtime.dealt import DealtLoader
 from paceline.runtime.feed_requests import check_number
 from paceline.runtime.seeding import kept, seed_cpu, seed_of
@@ -53,6 +53,8 @@ class Selection(NamedTuple):
 
 MAX_BATCHES = 100_000
 """Of a batch sampler, in one pass: the job knows where each ends."""
+MOST_LISTED = 1 << 22
+"""Entries of a sampler that are drawn before a pass begins; of more, each when it is read."""
 DEFAULTS = Selection(None, None, True, 0, None, False, 2)
 """Of ``job.batches``."""
 
@@ -178,15 +180,11 @@ def without_rest(read: Selection, size: int, seed: int) -> Selection:
     whole = length // size * size
     if whole == length:
         return read
+    if isinstance(read.dataset, Listed):
+        return read._replace(dataset=read.dataset.first(whole))
     order = EpochOrder(length, shard_size=length, seed=seed, shuffle=read.shuffle)
-    return read._replace(dataset=_taking(read.dataset, order.indices(0, 0, whole)), shuffle=False)
-
-
-def _taking(dataset: Any, order: IntArray) -> Listed:
-    """These records, of an order that may be of others already."""
-    if isinstance(dataset, Listed):
-        return Listed(dataset.dataset, dataset.order[order])
-    return Listed(dataset, order)
+    listed = Listed(read.dataset, order.indices(0, 0, whole))
+    return read._replace(dataset=listed, shuffle=False)
 
 
 def as_read(given: Selection, caller: str, now: Pass) -> Selection:
@@ -229,6 +227,7 @@ def reading_of(loader: DataLoader[Any], caller: str, now: Pass) -> Selection:
         order, shuffle = _order_of(loader, loader.sampler, caller, now)
         size = loader.batch_size
     elif loader.batch_sampler is not None:
+        _check_count(loader.batch_sampler, caller)
         batches = _drawn(loader, loader.batch_sampler, caller, now)
         return _reading(loader, _joined(dataset, batches, caller), max(map(len, batches)))
     else:
@@ -322,7 +321,20 @@ def _order_of(
     drawn_from = None if not plain or (made and loader.generator is None) else sampler.generator
     if plain and drawn_from is None and sampler.num_samples == len(loader.dataset):  # type: ignore[arg-type]
         return None, True
+    if hasattr(sampler, "__len__") and len(sampler) > MOST_LISTED:
+        return _drawn_later(loader, sampler, caller, now), False
     return _drawn(loader, sampler, caller, now), False
+
+
+def _drawn_later(loader: DataLoader[Any], sampler: Any, caller: str, now: Pass) -> DrawnOrder:
+    """What a sampler yields in this pass, if it has too many entries for a list."""
+    if loader.generator is not None or getattr(sampler, "generator", None) is not None:
+        raise ConfigError(
+            f"{caller}: the DataLoader has a {type(sampler).__name__} of {len(sampler):,} entries "
+            f"and a generator; of more than {MOST_LISTED:,} entries it is read on the way, by the "
+            "job's seed: leave the generator out"
+        )
+    return DrawnOrder(sampler, now.seed)
 
 
 def _drawn(loader: DataLoader[Any], sampler: Any, caller: str, now: Pass) -> list[Any]:
@@ -361,12 +373,21 @@ def _drawn(loader: DataLoader[Any], sampler: Any, caller: str, now: Pass) -> lis
 def _joined(dataset: Any, batches: list[list[int]], caller: str) -> Listed:
     """The records of batches, one after the other."""
     sizes = [*map(len, batches)]
-    if not min(sizes) or len(sizes) > MAX_BATCHES:
-        said = f"{len(sizes):,} batches" if min(sizes) else "a batch of no records"
-        raise ConfigError(
-            f"{caller}: the DataLoader's batch_sampler makes {said}; give it batches of at least "
-            f"one record, and up to {MAX_BATCHES:,} of them for each pass"
-        )
+    if not min(sizes):
+        raise _refused_batches("a batch of no records", caller)
     alike = len(set(sizes[:-1])) < 2 and sizes[-1] <= sizes[0]
     order = [index for one in batches for index in one]
     return Listed(dataset, order, () if alike else tuple(accumulate(sizes)))
+
+
+def _check_count(batch_sampler: Any, caller: str) -> None:
+    """Raise ConfigError for a batch sampler of too many batches, before it is read."""
+    if hasattr(batch_sampler, "__len__") and len(batch_sampler) > MAX_BATCHES:
+        raise _refused_batches(f"{len(batch_sampler):,} batches", caller)
+
+
+def _refused_batches(made: str, caller: str) -> ConfigError:
+    return ConfigError(
+        f"{caller}: the DataLoader's batch_sampler makes {made}; give it batches of at least "
+        f"one record, and up to {MAX_BATCHES:,} of them for each pass"
+    )

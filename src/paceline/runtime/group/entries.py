@@ -42,9 +42,8 @@ class EntriesOfMember:
         """See `Entries.next_after`."""
         while True:
             found = self._member.begun(stands_by=True)
-            newest = found.newest
-            # Those of a later training are behind the script's next `job.prepare`.
-            if not found.others or (newest and newest.training > self._training()):
+            is_later = found.newest is not None and found.newest.training > self._training()
+            if not found.others or is_later:  # the next loop is one of the next training
                 return None
             entry = self._entry(found)
             if entry is not None and entry.place > place:
@@ -58,6 +57,14 @@ class EntriesOfMember:
     def came_in(self) -> None:
         """See `Entries.came_in`."""
         self._member.script_entered()
+
+    def end_before(self, place: ScriptPlace) -> bool:
+        """See `Entries.end_before`."""
+        found = self._member.begun()
+        here = self._training(), place
+        feeds = (one for one in (*found.begun, found.newest) if one is not None)
+        is_behind = all((feed.training, feed.place) < here for feed in feeds)
+        return found.returned and not found.others and is_behind
 
     def fate_of_bystander(self) -> Bystander:
         """See `Entries.fate_of_bystander`."""

@@ -101,7 +101,7 @@ class GroupLoop(StepFrame[GroupStep]):
             self._is_out = False
             self._finish(step)
             lost = lost or self._is_lost(step)
-            if self._counts_for_nothing(step):
+            if self._counts_for_nothing(step) or self._is_block_of_many(step):
                 self._variables.undo()
         self._reducer.end()
         self._client.in_body = False
@@ -122,6 +122,14 @@ class GroupLoop(StepFrame[GroupStep]):
     def _counts_for_nothing(step: GroupStep) -> bool:
         """Whether the batch was one that is only timed, or that fills a place."""
         return step.batch_no < max(step.num_profiled, step.num_idle) and not step.is_last_batch
+
+    def _is_block_of_many(self, step: GroupStep) -> bool:
+        """Whether more blocks of the step follow in this member.
+
+        How many it has follows from who shares the step. What the script counts may not: for its
+        variables a step is one batch, the last one.
+        """
+        return self._sharing.blocks > 0 and not step.is_last_batch
 
     def _is_lost(self, step: GroupStep) -> bool:
         """Whether the group is over before our last batch of the step: it comes again."""

@@ -37,7 +37,7 @@ class Accelerator(accelerate.Accelerator):
 
     Without `paceline run`, or in a torchrun script, it is that class alone. In a job of
     strategy allreduce a step has the loader's ``batch_size * gradient_accumulation_steps`` samples
-    for each of the workers that the job was asked for.
+    for each of the workers that the job was asked for; with ``split_batches`` for all of them.
 
     Raises:
         ConfigError: a plugin or a precision that cannot hold in a job whose workers come and go.
@@ -184,7 +184,10 @@ class _Dealt:
 
     def _dealt(self) -> SharedLoader:
         if self._shared is None:
-            self._shared = SharedLoader(self._member, self._loader, self._accelerator._accumulation)
+            accelerator, loader = self._accelerator, self._loader
+            self._shared = SharedLoader(
+                self._member, loader, accelerator._accumulation, splits=accelerator.split_batches
+            )
         return self._shared
 
     def __len__(self) -> int:

@@ -164,18 +164,21 @@ class SharedLoader:
         member: see `join`.
         loader: says what is read and how. Its own iterator is not used.
         accumulation: batches of one worker in a step, as the library was told.
+        splits: a batch of the loader is that of all workers.
 
     Raises:
         ConfigError: it reads in a way that cannot be dealt out.
     """
 
-    def __init__(self, member: ThisMember, loader: Any, accumulation: int = 1) -> None:
+    def __init__(
+        self, member: ThisMember, loader: Any, accumulation: int = 1, *, splits: bool = False
+    ) -> None:
         self._member = member
         loader, sampler = _checked(loader)
         self.dataset: Any = loader.dataset
         member.strategy.largest = sampler.batch_size
         spec = member.strategy.spec
-        asked = sampler.batch_size * accumulation * spec.workers.count
+        asked = sampler.batch_size * accumulation * (1 if splits else spec.workers.count)
         self.batch_size = spec.batch_size or asked
         """Samples of a step."""
         count = len(self.dataset)

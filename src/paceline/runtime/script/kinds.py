@@ -62,7 +62,9 @@ def is_plain(value: Any) -> bool:
 
 
 def _seen_tensor(tensor: Tensor) -> list[Any]:
-    if tensor.grad_fn is not None or why_unmovable(tensor) is not None:
+    # A loss counts as the number that it is, also if the script adds up losses as they are.
+    is_of_computation = tensor.grad_fn is not None and tensor.numel() != 1
+    if is_of_computation or why_unmovable(tensor) is not None:
         raise NoPlainError("a tensor of a computation")
     if isinstance(tensor, nn.Parameter):
         raise NoPlainError("a parameter, which a model has")

@@ -5,8 +5,8 @@ first run of the body has done to the script's variables is undone before the se
 counts once.
 
 A mark is made for each batch, so it costs little: variables are kept by reference, containers by a
-shallow copy, tensors and arrays by a copy only where they are small. What is larger and was changed
-in place cannot be undone, and is named.
+shallow copy, tensors and arrays by a copy only where they are small. Larger tensors are copied when
+they have changed since the mark before (`LargeTensors`). What cannot be undone is named.
 """
 
 import random
@@ -21,6 +21,7 @@ from torch import Tensor, nn
 
 from paceline.runtime.script import frames
 from paceline.runtime.script.kinds import ATOMS
+from paceline.runtime.script.large import LargeTensors, is_large_kind
 from paceline.runtime.script.look import OF_MODULES, is_own
 
 SMALL_BYTES = 1 << 16
@@ -43,6 +44,8 @@ class BodyMark:
         chain: the script's frames, innermost first.
         kept: names and values of ``job.state``.
         before: the mark before this one.
+        large: the large tensors as of that mark; None: there was none.
+        others: ids of objects whose state is kept elsewhere.
     """
 
     def __init__(
@@ -50,7 +53,12 @@ class BodyMark:
         chain: list[FrameType],
         kept: dict[str, Any] | None = None,
         before: "BodyMark | None" = None,
+        *,
+        large: LargeTensors | None = None,
+        others: Collection[int] = (),
     ) -> None:
+        self._large = large or LargeTensors()
+        self._large.begin(others)
         #: List or dictionary without parts, by its id: itself and its length.
         self._plain: dict[int, tuple[Any, int]] = {}
         self._plain_before = before._plain if before is not None else self._plain
@@ -115,6 +123,7 @@ class BodyMark:
             chain: the script's frames now; those of then are among them.
         """
         left = [value for undo, value, kept in self._kept if not undo(value, kept)]
+        left += self._large.undo()
         for names, kept in self._names:
             for key in names.keys() - kept.keys():
                 if type(names[key]) in ATOMS and names.get("__dict__") is None:
@@ -134,7 +143,8 @@ class BodyMark:
 def _is_of_batch(value: Any) -> bool:
     """Whether a value is of the batch in hand, whose successor takes its place, or of its loop."""
     if isinstance(value, Tensor):
-        return value.grad_fn is not None or value.nbytes > SMALL_BYTES
+        is_sum = value.numel() == 1  # losses that are added up as they are
+        return value.nbytes > SMALL_BYTES or (value.grad_fn is not None and not is_sum)
     return hasattr(type(value), "__next__")
 
 
@@ -164,7 +174,7 @@ def _row_of(kind: type) -> Row | None:
     elif base is not None:
         row = _visit_derived(_ROWS[base]) if is_own(kind) else _ROWS[base]
     else:
-        row = _visit_own if is_own(kind) else None
+        row = _visit_own if is_own(kind) else _visit_module if issubclass(kind, nn.Module) else None
     if row is None:
         _DULL.add(kind)
     else:
@@ -187,12 +197,26 @@ def _visit_own(mark: BodyMark, value: Any) -> None:
     if attributes is None:
         return
     if isinstance(value, nn.Module):
+        mark._large.keep_module(value)
         kept = {key: one for key, one in attributes.items() if key not in OF_MODULES}
         if kept:
             mark._names.append((attributes, {**attributes, **kept}))
             mark._visit(kept.values())
     else:
         mark._keep_names(attributes)
+
+
+def _visit_module(mark: BodyMark, value: nn.Module) -> None:
+    mark._seen.add(id(value))
+    mark._large.keep_module(value)
+
+
+def _visit_tensor(mark: BodyMark, value: Tensor) -> None:
+    if value.nbytes > SMALL_BYTES and is_large_kind(value):
+        mark._seen.add(id(value))
+        mark._large.keep(value)
+    else:
+        mark._keep(value, _keep_tensor, _undo_tensor)
 
 
 def _visit_function(mark: BodyMark, value: FunctionType) -> None:
@@ -293,7 +317,7 @@ def _undo_deque(value: deque[Any], kept: deque[Any]) -> bool:
 
 
 def _keep_tensor(value: Tensor) -> Any:
-    if value.is_inference() or value.grad_fn is not None:
+    if value.is_inference() or (value.grad_fn is not None and value.numel() != 1):
         return None
     small = value.nbytes <= SMALL_BYTES
     return value._version, value.detach().clone() if small else None
@@ -306,7 +330,7 @@ def _undo_tensor(value: Tensor, kept: Any) -> bool:
     if copy is None or copy.shape != value.shape:
         return False
     with torch.no_grad():
-        value.copy_(copy)
+        value.detach().copy_(copy)
     return True
 
 
@@ -344,7 +368,7 @@ _ROWS: dict[type, Row] = {
     deque: _with_parts(lambda value: value.copy(), _undo_deque),
     tuple: _visit_tuple,
     frozenset: _visit_tuple,
-    Tensor: _kept_by(_keep_tensor, _undo_tensor),
+    Tensor: _visit_tensor,
     np.ndarray: _kept_by(_keep_array, _undo_array),
     torch.Generator: _kept_by(lambda value: value.get_state(), _set_state),
     np.random.Generator: _kept_by(lambda value: value.bit_generator.state, _undo_numpy),

@@ -9,9 +9,9 @@
 At the first two batches of each loop the members of a group compare digests of all variables. A
 variable that was equal in all of them each time, though it has changed, is *shared*: a worker that
 joins takes it over where it first asks for a batch, at the line at which the others ask, and a cut
-holds it. One that differed once is each member's *own*. Of these, numbers, and lists and
-dictionaries of numbers, are taken over, too, but once: a joiner's sum goes on from that of a peer,
-like the count that divides it. A variable that never changed is as the script has set it. Why so:
+holds it. One that differed once is each member's *own*. Of these, numbers and records of them are
+taken over, too, but once: a joiner's sum goes on from that of a peer, like the count that divides
+it. A variable that never changed is as the script has set it. Why so:
 docs/decisions/0042-variables-are-found.md.
 
 All is done in the script's thread, while it waits for a batch, but for `Variables.ready`, which any
@@ -21,7 +21,7 @@ thread may read.
 import logging
 import sys
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from types import FrameType
 from typing import Any, NamedTuple
 
@@ -40,6 +40,7 @@ from paceline.runtime.script.kinds import (
     digest_of,
     encoded,
 )
+from paceline.runtime.script.large import LargeTensors
 from paceline.runtime.script.look import ScriptLook, Variable
 from paceline.runtime.script.mark import BodyMark
 from paceline.runtime.script.naming import line_of
@@ -48,6 +49,9 @@ from paceline.runtime.state.tree import take_apart
 from paceline.wire.messages.feeds import Feed, ScriptPlace
 
 _log = logging.getLogger(__name__)
+
+MOST_OF_LAST = 1 << 20
+"""Of a tensor that the last body of a loop has left."""
 
 Table = list[tuple[int, int]]
 """Path and value of each variable, as digests."""
@@ -96,6 +100,7 @@ class Variables:
         #: From where the script asks for its batches, innermost first.
         self._asked_from = list[frames.Place]()
         self._mark: BodyMark | None = None
+        self._large = LargeTensors()
         self._num_bodies = 0
         #: Path -> digest at the first look; at the newest comparison.
         self._first: dict[str, int] = {}
@@ -168,7 +173,10 @@ class Variables:
         """Keep what the variables are now, before the body of the loop."""
         if self._frame is not None and self.takes_back:
             try:
-                self._mark = BodyMark(self._chain, self.kept, self._mark)
+                before, large = self._mark, self._large
+                self._mark = BodyMark(
+                    self._chain, self.kept, before, large=large, others=self.others
+                )
             except RuntimeError:  # another thread of the script changes one of them
                 self._mark = None
             self._passed = self._positions()
@@ -296,7 +304,7 @@ class Variables:
                 continue
             is_shared = self._is_shared(path, digests[path])
             is_sum = path in self._own and self._first.get(path) != digests[path]
-            is_sum = is_sum and leaf.kind.name == "plain" and _is_of_numbers(leaf.value)
+            is_sum = is_sum and leaf.kind.name == "plain" and _is_record(leaf.value)
             if not (is_shared or is_sum) or (ended and leaf.kind.name == "TensorDataset"):
                 continue
             taken = self._taken(path, leaf)
@@ -317,9 +325,26 @@ class Variables:
             "left": self._leaves,
             "draws": self.draws,
             "leaves": leaves,
+            "last": self._last_of(look, leaves) if ended else {},
             "own": sorted(self._own),
             "changed": sorted(self._changed | (set(leaves) - self._own)),
         }
+
+    def _last_of(self, look: ScriptLook, but: Collection[str]) -> dict[str, Any]:
+        """What else the last body has set: a script may go on with it behind the loop."""
+        found = dict[str, Any]()
+        for path, leaf in look.leaves.items():
+            value = leaf.value
+            is_tensor = isinstance(value, Tensor | np.ndarray) and value.nbytes <= MOST_OF_LAST
+            if path in but or not (is_tensor or type(value) in ATOMS):
+                continue
+            try:
+                taken = leaf.kind.taken(value)
+                take_apart(taken, path)
+            except (ConfigError, NoPlainError, RuntimeError, ValueError):
+                continue
+            found[path] = taken
+        return found
 
     def _taken(self, path: str, leaf: Variable) -> Any:
         try:
@@ -389,6 +414,9 @@ class Variables:
                 missing[path] = (kind, taken, leaf)
         for path, (kind, taken, leaf) in missing.items():
             self._add(look, path, kind, taken, leaf)
+        for path, taken in state.get("last", {}).items():
+            if path not in look.leaves:
+                self._add(look, path, "plain", taken, None)
         self._reach(chain, state["iterators"])
         if state["draws"] is not None:
             put_draws(state["draws"])
@@ -452,14 +480,16 @@ class Variables:
                 )
 
 
-def _is_of_numbers(value: Any) -> bool:
-    """Whether a value is a number, or nothing but numbers: a sum, a count, a history of losses."""
+def _is_record(value: Any) -> bool:
+    """Whether a value is a number, or a container of such: a sum, a history of an epoch's losses.
+
+    Not a single text, which may be the name of a member's own file.
+    """
     if isinstance(value, Tensor):
         return value.numel() == 1
-    if isinstance(value, dict):
-        return all(map(_is_of_numbers, value.values()))
-    if isinstance(value, list | tuple | deque):
-        return set(map(type, value)) <= _NUMBERS or all(map(_is_of_numbers, value))
+    if isinstance(value, dict | list | tuple | deque):
+        parts = value.values() if isinstance(value, dict) else value
+        return all(type(one) in ATOMS or _is_record(one) for one in parts)
     return type(value) in _NUMBERS or isinstance(value, np.number)
 
 

@@ -146,6 +146,8 @@ class Replica:
         self._position = position or Position()
         self.is_whole = True
         """Whether all that was loaded last is held; see `load_what_fits`."""
+        self.is_behind = False
+        """Whether what was loaded last is of a later training than this one."""
         self.over: list[Any] = []
         """The trainings before, as they ended."""
         self.variables: Variables | None = None
@@ -350,6 +352,7 @@ class Replica:
 
     def _become(self, state: Any, *, whole: bool = True) -> None:
         over, number = _over(state), len(self.over)
+        self.is_behind = len(over) > number
         if len(over) < number:
             self._begin_after(state)
             return

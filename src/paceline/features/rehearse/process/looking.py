@@ -33,6 +33,7 @@ from paceline.features.rehearse.plan import (
     TakenVariables,
     encode,
 )
+from paceline.runtime.script.frames import is_scripts_module
 
 POLL_S = 0.02
 SLOW_S = 0.15
@@ -127,7 +128,7 @@ class Looking:
     def _take(self, place: str, spaces: list[Mapping[str, Any]]) -> None:
         from paceline.features.rehearse.process.leaves import leaves_of
 
-        mine = ("__main__", *_modules_in(self.plan.root))
+        mine = ("__main__", *_modules_of_script())
         values: Leaves = {}
         for space in spaces:
             for name, value in list(space.items()):
@@ -219,10 +220,9 @@ class Looking:
 _NO_VARIABLES = (ModuleType, FunctionType, type)
 
 
-def _modules_in(root: str) -> list[str]:
-    """Names of the modules that the script imported from its own folder."""
-    found = [(name, getattr(module, "__file__", None)) for name, module in [*sys.modules.items()]]
-    return [name for name, file in found if file and file.startswith(root + os.sep)]
+def _modules_of_script() -> list[str]:
+    """Names of the modules that are the script's own, also of a package that lies elsewhere."""
+    return [name for name in [*sys.modules] if is_scripts_module(name)]
 
 
 class _Tee:

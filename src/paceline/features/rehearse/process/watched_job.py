@@ -93,7 +93,10 @@ class RehearsedJob(Job):
             loop.close()
         looking.end_loop(number, count)
         if self._course.epoch is None:
-            looking.take(f"the end of loop {number + 1}{self._of_training}")
+            # Not the one that the script began: a new life may have come in in a later one.
+            place = self._strategy.variables.place
+            ended = place[-1] if place else number
+            looking.take(f"the end of loop {ended + 1}{self._of_training}")
 
     def evaluate(self, fn: Any, dataset: Any, *args: Any, **given: Any) -> dict[str, Tensor]:
         found = super().evaluate(self.looking.evaluating(fn), dataset, *args, **given)

@@ -106,8 +106,12 @@ class GroupClient(MemberClient):
             self._wait_for_copies(self._replica)
             self._keeper.wait()
             self._photographs.clear()
+            is_behind = self._replica.is_behind
             hold(self._replica)
             self._loaded = 0
+            if is_behind and self.state.step != NO_STEP:
+                # The group's state is of this training or a later one, and was not loaded into it.
+                self._do(self.state.forget())
 
     def _wait_for_copies(self, replica: Replica) -> None:
         """Return when nothing is written into what we hold."""

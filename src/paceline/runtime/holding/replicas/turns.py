@@ -100,7 +100,7 @@ class TurnReducer(Reducer):
         self._stepped: set[int] = set()
         #: Optimizers for which a backward has left gradients since their closures were called.
         self._ran: set[int] = set()
-        self._has_taken = self._leaves = self._skips = False
+        self._has_taken = self._leaves = self._skips = self._is_broken = False
         self._num_parts = self._num_turns = 0
         self._optimizer = ALL
         #: None: not known yet. A scaler does not know of a step that is taken back.
@@ -134,11 +134,29 @@ class TurnReducer(Reducer):
         super().begin(group, runs, whole=whole)
         for bucket in self._buckets:
             bucket.keep()  # views of one tensor have one version
+        if self._is_broken:
+            self._forget_broken()
         self.loss = None  # of a step that broke before it was told
         self._num_turns = self._num_parts = 0
         self._leaves = self._skips = False
         for some in (self._averaged, self._taken, self._stepped):
             some.clear()
+
+    def drop(self) -> None:
+        super().drop()
+        self._is_broken = True
+
+    def _forget_broken(self) -> None:
+        """Clear what a broken step has left, which the plain script would not have there.
+
+        A loss of one model leaves gradients in the other one, and its optimizer clears them only
+        after that backward. In the second run of the body they are of the first one.
+        """
+        self._is_broken = False
+        for param in (*self._late, *self._left):
+            param.grad = None
+        self._late.clear()
+        self._left.clear()
 
     def expect(self, part: float, on_end: Callable[[], None], *, last: bool) -> None:
         super().expect(part, on_end, last=last)
@@ -307,6 +325,7 @@ class TurnReducer(Reducer):
 
     def take_back(self) -> None:
         self._undo.restore()
+        self._is_broken = True
 
     def update(self) -> None:
         self._undo.drop()
