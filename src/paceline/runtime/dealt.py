@@ -12,7 +12,8 @@ from paceline.runtime.wrapped import unwrapped
 class DealtLoader:
     """In place of a DataLoader: ``for batch in loader`` is ``for batch in job.batches(loader)``.
 
-    Everything else is the DataLoader's.
+    Everything else is the DataLoader's. So is a pass while every prepared model is in eval mode:
+    scripts measure on the data that they train on, and each worker then reads all of it.
 
     Args:
         loader: says what is read, and how.
@@ -30,18 +31,7 @@ class DealtLoader:
         self._read, self._training = read, training
 
     def __iter__(self) -> Iterator[Any]:
-        """Begin a pass of training.
-
-        Raises:
-            ConfigError: the script evaluates, so the batches would not be trained on.
-        """
-        if not self._training():
-            raise ConfigError(
-                "a DataLoader that was given to job.prepare is read while every prepared model is "
-                "in eval mode; its batches are for training: call model.train() before the loop, "
-                "and leave a DataLoader for evaluation out of job.prepare"
-            )
-        return self._read(self.loader)
+        return self._read(self.loader) if self._training() else iter(self.loader)
 
     def __len__(self) -> int:
         return len(self.loader)

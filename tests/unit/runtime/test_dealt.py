@@ -68,13 +68,34 @@ def test_it_can_be_given_where_a_loader_can() -> None:
     assert sorted(found["x"].tolist()) == [*range(12)]
 
 
-def test_in_eval_mode_it_is_not_read() -> None:
+@pytest.mark.usefixtures("held_both_ways")
+def test_in_eval_mode_it_is_read_as_it_is() -> None:
     job = pl.init()
     model = nn.Linear(1, 1)
-    _, _, loader = job.prepare(model, SGD(model.parameters(), lr=0.1), make_loader())
+    optimizer = SGD(model.parameters(), lr=0.1)
+    _, _, loader = job.prepare(model, optimizer, make_loader())
+    found = []
+    for _ in range(2):
+        for batch in loader:
+            model(batch[0]).mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        model.eval()
+        found.append(sorted(number for batch in loader for number in ids_of(batch)))
+        model.train()
+    assert found == [[*range(12)]] * 2
+    assert (job.step, job.samples) == (6, 24)
+
+
+def test_in_eval_mode_it_is_not_trained_on() -> None:
+    job = pl.init()
+    model = nn.Linear(1, 1)
+    optimizer = SGD(model.parameters(), lr=0.1)
+    _, _, loader = job.prepare(model, optimizer, make_loader())
     model.eval()
-    with pytest.raises(ConfigError, match=r"call model.train\(\) before the loop, and leave a"):
-        iter(loader)
+    model(next(iter(loader))[0]).mean().backward()
+    with pytest.raises(ConfigError, match="with the model in training mode, over a DataLoader"):
+        optimizer.step()
 
 
 @pytest.mark.parametrize("count", [3, 0])
