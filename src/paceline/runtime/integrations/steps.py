@@ -199,7 +199,7 @@ class SharedLoader:
         self._member = member
         loader, sampler = _checked(loader)
         self.dataset: Any = loader.dataset
-        member.strategy.largest = sampler.batch_size
+        member.strategy.largest, member.strategy.bodies = sampler.batch_size, accumulation
         spec = member.strategy.spec
         asked = sampler.batch_size * accumulation * spec.workers.count
         self.batch_size = spec.batch_size or asked
