@@ -4,7 +4,7 @@ import importlib
 import random
 import sys
 from argparse import Namespace
-from collections import Counter, defaultdict, deque
+from collections import Counter, defaultdict, deque, namedtuple
 from pathlib import Path
 from types import FrameType
 from typing import Any, NamedTuple
@@ -263,6 +263,18 @@ def test_each_kind_of_value_becomes_what_a_peer_has(make: Any) -> None:
     assert kinds.digest_of(kind.seen(became)) == kinds.digest_of(kind.seen(theirs))
     if isinstance(own, list | dict | deque | np.ndarray | torch.Tensor | TensorDataset):
         assert became is own
+
+
+def test_named_tuples_arrive_as_such_where_there_were_none() -> None:
+    (kind,) = {kinds.kind_of(one) for one in ([], {})}
+    assert kind is not None
+    inner = namedtuple("inner", "a")
+    theirs = [Pair(1, 2.0), {"best": Pair(3, 4.0)}, inner(5)]
+    became = kind.put([], unpack(pack(kind.taken(theirs))))
+    assert became == theirs
+    assert (type(became[0]), became[1]["best"].two, became[2].a) == (Pair, 4.0, 5)
+    elsewhere = kind.put([], [["paceline:named", "os", "path", 1]])
+    assert elsewhere == [(1,)], "a class that is not there is no class of this process"
 
 
 def loop(place: tuple[int, ...] = (0, -1, 0)) -> Feed:

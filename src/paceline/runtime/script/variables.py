@@ -294,7 +294,7 @@ class Variables:
             is_sum = is_sum and leaf.kind.name == "plain" and _is_of_numbers(leaf.value)
             if not (is_shared or is_sum) or (ended and leaf.kind.name == "TensorDataset"):
                 continue
-            taken = self._taken(path, leaf)
+            taken = self._taken(path, leaf, tells=path not in look.of_libraries)
             if taken is not None:
                 leaves[path] = [leaf.kind.name, taken]
         return {
@@ -313,14 +313,15 @@ class Variables:
             "changed": sorted(self._changed | (set(leaves) - self._own)),
         }
 
-    def _taken(self, path: str, leaf: Variable) -> Any:
+    def _taken(self, path: str, leaf: Variable, *, tells: bool) -> Any:
         try:
             if leaf.kind.name == "plain" and len(encoded(leaf.value)) > MOST_BYTES:
                 raise NoPlainError("more than 16 MiB")
             taken = leaf.kind.taken(leaf.value)
             take_apart(taken, path)
         except (ConfigError, NoPlainError, RuntimeError, ValueError) as error:
-            self._tell("not_carried", [path], f"cannot be handed to another worker ({error})")
+            if tells:
+                self._tell("not_carried", [path], f"cannot be handed to another worker ({error})")
             return None
         return taken
 
