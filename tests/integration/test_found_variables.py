@@ -111,6 +111,13 @@ def test_a_life_that_comes_into_a_broken_step_waits_for_the_end_of_its_body(tmp_
         assert len(job.deaths()) == 1
 
 
+def test_a_life_that_comes_when_the_last_loop_was_left_trains_no_more(tmp_path: Path) -> None:
+    expected = plain(tmp_path / "alone", "--limit", "50")
+    with job_of(tmp_path / "job", "--limit", "50", "--die-after", step_s=0.01) as job:
+        check_end(job, expected)
+        assert job.deaths()
+
+
 def test_a_stopped_job_goes_on_where_its_script_was(tmp_path: Path) -> None:
     expected = plain(tmp_path / "alone")
     with job_of(tmp_path / "job") as job:

@@ -663,6 +663,8 @@ class GroupLoop(StepFrame[GroupStep]):
             self.step.close()
         if self._has_left_broken_step:
             fence_soon()
+        elif self._is_out and self.step is not None and self.step.holds:
+            self._variables.leaves(sys._getframe(1))
         self._is_out = False
         self._variables.unmark()
         self._reducer.drop()

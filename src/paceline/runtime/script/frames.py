@@ -136,6 +136,12 @@ def place_of(frame: FrameType) -> Place:
     return Path(code.co_filename).name, code.co_qualname, frame.f_lineno or 0
 
 
+def place_at(code: CodeType, at: int) -> Place:
+    """Where a frame of this code was, at this instruction."""
+    lines = (line for start, end, line in code.co_lines() if start <= at < end)
+    return Path(code.co_filename).name, code.co_qualname, next(lines, None) or 0
+
+
 def is_module(frame: FrameType) -> bool:
     """Whether the frame is that of a module, whose variables are its globals."""
     return frame.f_code.co_name == "<module>"
@@ -187,15 +193,22 @@ def _word(address: int) -> int:
     return int(ctypes.c_size_t.from_address(address).value)
 
 
-def _stack_of(frame: FrameType) -> list[Any] | None:
-    """What lies on a frame's value stack below the call that is under way."""
+def _stack_of(frame: FrameType, at: int | None = None) -> list[Any] | None:
+    """What lies on a frame's value stack below the call that is under way.
+
+    Args:
+        frame: runs, or waits.
+        at: instruction of an earlier call, if the ``for`` statements around that go on.
+    """
     checks = _CHECKS.get(sys.version_info[:2])
     if checks is None or sys.implementation.name != "cpython":
         return None
     code = frame.f_code
     inner = _word(id(frame) + _AT_FRAME * _WORD)
     told = tuple(_word(inner + at * _WORD) for at in checks)
-    depth = _depth_below(code, frame.f_lasti)
+    depth = _depth_below(code, frame.f_lasti if at is None else at)
+    if at is not None and depth and _is_for(code, at):
+        depth -= 1  # its own statement is the one that is left
     if told != (id(code), id(frame)) or depth is None:
         return None
     shared = set(code.co_cellvars) - set(code.co_varnames)
@@ -250,6 +263,17 @@ def _nexts(steps: list[dis.Instruction], number: int, depth: int) -> Iterator[tu
 def positions_of(frame: FrameType) -> list[Any]:
     """The iterators of a frame, with those within generators (``trange``) in their places."""
     return [inner for one in iterators_of(frame) or [] for inner in _within(one)]
+
+
+def positions_around(frame: FrameType, at: int) -> list[Any]:
+    """The iterators of the ``for`` statements around a loop that the frame has just left.
+
+    Args:
+        frame: runs the ``break``.
+        at: instruction at which it asked for the last batch.
+    """
+    held = _stack_of(frame, at) or []
+    return [inner for one in held if hasattr(type(one), "__next__") for inner in _within(one)]
 
 
 def _within(iterator: Any) -> list[Any]:

@@ -70,7 +70,8 @@ class BodyMark:
         self._names = list[tuple[dict[str, Any], dict[str, Any]]]()
         #: By the frame's id, since a frame that is kept keeps its loop open after a ``break``.
         self._frames = dict[int, dict[str, Any]]()
-        self._places = [(one.f_code, one.f_lasti, id(one)) for one in chain]
+        self.places = [(one.f_code, one.f_lasti, id(one)) for one in chain]
+        """Where its frames were: code, instruction, id."""
         for module in frames.modules_of(chain):
             self._keep_names(vars(module))
         if kept is not None:
@@ -147,7 +148,7 @@ class BodyMark:
 
     def is_of(self, frame: FrameType) -> bool:
         """Whether the frame was there."""
-        return any(id(frame) == one for _, _, one in self._places)
+        return any(id(frame) == one for _, _, one in self.places)
 
     def _at(self, chain: list[FrameType]) -> Iterator[tuple[FrameType, dict[str, Any]]]:
         """The frames of the script now, each with what its variables were.
@@ -156,9 +157,9 @@ class BodyMark:
         engine's epoch whose last step broke. Its new frame goes on as the old one.
         """
         places = [(one.f_code, one.f_lasti) for one in chain]
-        again = places == [(code, at) for code, at, _ in self._places]
+        again = places == [(code, at) for code, at, _ in self.places]
         for number, frame in enumerate(chain):
-            known = self._places[number][2] if again else id(frame)
+            known = self.places[number][2] if again else id(frame)
             yield frame, self._frames.get(known, {})
 
 

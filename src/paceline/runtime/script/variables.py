@@ -88,6 +88,8 @@ class Variables:
         self.draws: dict[str, Any] | None = None
         """States of the generators from which all workers draw alike between loops."""
         self._dataset: Any = None
+        #: The variables as they were when the script left its loop.
+        self._left: dict[str, Any] | None = None
         self._passed = list[tuple[Any, frames.IteratorAt]]()
         self._frame: FrameType | None = None
         self._mark: BodyMark | None = None
@@ -117,7 +119,7 @@ class Variables:
         """The script begins a loop over batches of a data set."""
         self._dataset = dataset
         self.place, self.opened, self._mark, self.ready = feed.place, feed.site, None, None
-        self.at_end = False
+        self.at_end, self._left = False, None
 
     def waits_in(self, frame: FrameType) -> None:
         """The script waits for a batch, in this frame."""
@@ -198,6 +200,23 @@ class Variables:
         """Whether what the script counts is as in a plain run."""
         return self.found and not self.missed
 
+    def leaves(self, frame: FrameType) -> None:
+        """The script leaves its loop after a step that counts: a joiner goes on behind it, too.
+
+        Args:
+            frame: runs the ``break``.
+        """
+        if self._mark is None or not self._first:
+            return
+        chain, places = frames.frames_of(frame), self._mark.places
+        ids = {id(one): one for one in chain}
+        around = [
+            frames.positions_around(ids[known], at) if known in ids else []
+            for _, at, known in places
+        ]
+        site = [[*frames.place_at(code, at)] for code, at, _ in places]
+        self._left = self.ready = self._state(chain, site, around, ended=True)
+
     def unmark(self) -> None:
         """The script has left its loop: nothing of it is taken back."""
         self._mark, self._passed = None, []
@@ -228,9 +247,9 @@ class Variables:
 
     # ------------------------------------------------------------------ what is shared
 
-    def _look(self) -> ScriptLook:
+    def _look(self, chain: list[FrameType] | None = None) -> ScriptLook:
         others = self.others | set(map(id, self.kept.values()))
-        return ScriptLook(self._chain, others, self._dataset, self.objects)
+        return ScriptLook(chain or self._chain, others, self._dataset, self.objects)
 
     def _digests(self, look: ScriptLook) -> dict[str, int]:
         found = {}
@@ -282,10 +301,22 @@ class Variables:
             ended: the loop is over.
         """
         if self._frame is None or not self._first:
-            return None
-        chain, look = self._chain, self._look()
+            return self._left
+        chain = self._chain
+        site = [[*frames.place_of(one)] for one in chain]
+        around = [frames.positions_of(one) for one in chain]
+        return self._state(chain, site, around, ended=ended or self.at_end)
+
+    def _state(
+        self,
+        chain: list[FrameType],
+        site: list[list[Any]],
+        iterators: list[list[Any]],
+        *,
+        ended: bool,
+    ) -> dict[str, Any]:
+        look = self._look(chain)
         digests, leaves = self._digests(look), dict[str, Any]()
-        ended = ended or self.at_end
         for path, leaf in look.leaves.items():
             if path not in digests:
                 continue
@@ -298,11 +329,8 @@ class Variables:
             if taken is not None:
                 leaves[path] = [leaf.kind.name, taken]
         return {
-            "site": [list(frames.place_of(one)) for one in chain],
-            "iterators": [
-                [_as_data(frames.reached(one)) for one in frames.positions_of(frame)]
-                for frame in chain
-            ],
+            "site": site,
+            "iterators": [[_as_data(frames.reached(one)) for one in held] for held in iterators],
             "place": tuple(self.place),
             "opened": self.opened,
             "ended": ended,
