@@ -310,6 +310,8 @@ class Job(JobCourse):
         asked = LoopAsked(given, site, epochs, accumulate, batch_per_worker)
         entry = self._entry(site)
         begun = self._enter(asked, entry) if entry is not None else None
+        if begun is None and self._is_behind_all():
+            return BatchLoop(_no_batches(), 0, self._strategy.variables)
         begun = begun or self._begin_loop(asked)
         feed, bodies = begun.feed, self._run(begun, asked)
         counts = feed.num_samples and not feed.per_worker
@@ -595,3 +597,7 @@ class Job(JobCourse):
         }
         feed = msgspec.structs.replace(feed, **given)
         return self._strategy.open_feed(feed, growth)
+
+
+def _no_batches() -> Generator[Any, None, None]:
+    yield from ()

@@ -159,6 +159,19 @@ class JobCourse(JobLog):
         entry = entries.next_after(variables.place)
         return entry if entry is not None and entry.site == site else None
 
+    def _is_behind_all(self) -> bool:
+        """Whether the loop to come is none of the training, which others have finished.
+
+        A script that asks again where its last loop was left (an engine with epochs of its own)
+        would train on.
+        """
+        entries = self._strategy.entries
+        if entries is None or self._has_begun or not self._num_passed:
+            return False
+        if entries.fate_of_bystander() != "returns":
+            return False
+        return self._strategy.underway(self._course.coming) is None
+
     def _move_to(self, place: ScriptPlace) -> None:
         self._course.come_in(place)
         self._strategy.enter_place(self._course.place)

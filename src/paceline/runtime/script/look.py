@@ -93,7 +93,8 @@ class ScriptLook:
         self.holders: dict[str, Callable[[str, Any], None]] = {}
         """Path -> gives a variable beside it a name and a value."""
         self.roots = list[str]()
-        """With what the paths of variables begin: those of functions and modules."""
+        """With what the paths of variables begin: those of the script's functions and modules."""
+        self._functions = list[str]()
         self.of_libraries = set[str]()
         """Paths that lead through an object of a library."""
         self._others, self._seen = others, set[int]()
@@ -135,9 +136,13 @@ class ScriptLook:
             self._of_object(path, value, 0)
 
     def variable_of(self, path: str) -> str:
-        """Path of the variable through which a path leads."""
+        """Path of the script's variable through which a path leads; empty: there is none.
+
+        What a function has closed over is found by more than one way.
+        """
         root = max((one for one in self.roots if path.startswith(one)), key=len, default="")
-        return root + re.split(r"[.\[]", path.removeprefix(root), maxsplit=1)[0]
+        name = root + re.split(r"[.\[]", path.removeprefix(root), maxsplit=1)[0]
+        return "" if not root or name in self._functions else name
 
     def _of_dataset(self, path: str, dataset: Any) -> None:
         """What a script has made for its loop alone, and has no name for."""
@@ -147,7 +152,8 @@ class ScriptLook:
             self._add(path, dataset, lambda value: None, 0)
 
     def _of_frame(self, frame: FrameType, name: str) -> None:
-        self.roots.append(f"{name}.")
+        if not self._in_library:
+            self.roots.append(f"{name}.")
         self.holders[name] = lambda key, value: frames.bind(frame, {key: value})
         for key, value in frames.variables_of(frame).items():
             if not _is_hidden(key):
@@ -265,6 +271,7 @@ class ScriptLook:
         if not frames.is_scripts_module(value.__module__) or id(value) in self._seen:
             return
         self._seen.add(id(value))
+        self._functions.append(path)
         for name, cell in zip(value.__code__.co_freevars, value.__closure__ or (), strict=True):
             if id(cell) not in self._seen:
                 self._seen.add(id(cell))

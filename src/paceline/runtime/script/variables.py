@@ -415,7 +415,7 @@ class Variables:
     def _tell_alone(self, look: ScriptLook, known: set[int]) -> None:
         """Name what no other worker has: nobody can hand it over."""
         alone = (path for path in look.leaves if _path_digest(path) not in known)
-        names = dict.fromkeys(map(look.variable_of, alone))
+        names = dict.fromkeys(filter(None, map(look.variable_of, alone)))
         self._tell("starts_over", [*names], "is of this worker alone, and nobody can hand it over")
 
     def _is_of(self, state: dict[str, Any], chain: Sequence[FrameType]) -> bool:
