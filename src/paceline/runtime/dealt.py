@@ -39,6 +39,8 @@ class DealtLoader:
     ) -> None:
         self.loader = loader
         self._read, self._training, self._waits = read, training, waits
+        self.most: int | None = None
+        """Batches that a pass has at most, where a rehearsal shortens it."""
         #: Lines of the script from which passes of training have begun.
         self._begun = set[tuple[Place, ...]]()
 
@@ -72,7 +74,8 @@ class DealtLoader:
                     )
 
     def __len__(self) -> int:
-        return len(self.loader)
+        count = len(self.loader)
+        return count if self.most is None else min(count, self.most)
 
     def __getattr__(self, name: str) -> Any:
         if name == "loader":  # of a copy that is being made
