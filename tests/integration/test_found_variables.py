@@ -18,6 +18,7 @@ from paceline.wire.spec import CheckpointSpec, JobSpec, NodeSpec, RestartSpec
 from tests.integration.running import RunningJob
 
 SCRIPT = Path(__file__).with_name("jobs") / "plain_loop.py"
+DRIVEN = SCRIPT.with_name("driven.py")
 SAMPLES = 320
 
 
@@ -43,10 +44,10 @@ def job_of(out: Path, *flags: str, step_s: float = 0.04, **spec: Any) -> Iterato
         yield job
 
 
-def plain(out: Path, *flags: str) -> dict[str, list[float]]:
-    """What the script holds at its end without a job."""
+def plain(out: Path, *flags: str, script: Path = SCRIPT) -> dict[str, list[float]]:
+    """What a script holds at its end without a job."""
     env = {name: value for name, value in os.environ.items() if not name.startswith("PACELINE_")}
-    command = [sys.executable, str(SCRIPT), "--out", str(out), *flags]
+    command = [sys.executable, str(script), "--out", str(out), *flags]
     subprocess.run(command, env=env, check=True, timeout=100)
     (found,) = ends(out).values()
     return found
@@ -88,11 +89,33 @@ def test_workers_die_in_mid_epoch_and_each_count_is_as_in_a_plain_run(
         assert len(job.deaths()) == 2
 
 
+@pytest.mark.parametrize(
+    "die_at",
+    [20, pytest.param(25, marks=pytest.mark.soak)],
+    ids=["the last step of an epoch", "mid-epoch"],
+)
+def test_what_a_library_keeps_follows_where_it_drives_the_loop(die_at: int, tmp_path: Path) -> None:
+    expected = plain(tmp_path / "alone", script=DRIVEN)
+    flags = ("--die-at", str(die_at))
+    with job_of(tmp_path / "job", *flags, script=str(DRIVEN), step_s=0.05) as job:
+        job.until_committed(40 * 16)
+        os.kill(job.pid_of("worker-0"), signal.SIGKILL)
+        check_end(job, expected)
+        assert len(job.deaths()) == 2
+
+
 def test_a_life_that_comes_into_a_broken_step_waits_for_the_end_of_its_body(tmp_path: Path) -> None:
     expected = plain(tmp_path / "alone", "--epochs", "2")
     with job_of(tmp_path / "job", "--epochs", "2", "--die-at", "7", step_s=0.01) as job:
         check_end(job, expected)
         assert len(job.deaths()) == 1
+
+
+def test_a_life_that_comes_when_the_last_loop_was_left_trains_no_more(tmp_path: Path) -> None:
+    expected = plain(tmp_path / "alone", "--limit", "50")
+    with job_of(tmp_path / "job", "--limit", "50", "--die-after", step_s=0.01) as job:
+        check_end(job, expected)
+        assert job.deaths()
 
 
 def test_a_stopped_job_goes_on_where_its_script_was(tmp_path: Path) -> None:

@@ -1,50 +1,81 @@
 """DataLoaders that a script gives to ``job.prepare``: each pass over one is dealt out."""
 
+import sys
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any
+from contextlib import closing
+from typing import TYPE_CHECKING, Any
 
 from torch.utils.data import DataLoader
 
 from paceline.base.errors import ConfigError
+from paceline.runtime.script.frames import Place, frames_of, is_scripts, place_of
 from paceline.runtime.wrapped import unwrapped
+
+if TYPE_CHECKING:
+    from paceline.runtime.job_course import BatchLoop
 
 
 class DealtLoader:
     """In place of a DataLoader: ``for batch in loader`` is ``for batch in job.batches(loader)``.
 
-    Everything else is the DataLoader's.
+    Everything else is the DataLoader's. So is a pass while every prepared model is in eval mode:
+    scripts measure on the data that they train on, and each worker then reads all of it. But one
+    that begins where a pass of training has begun before trains, too: its loop calls
+    ``model.train()`` for each batch, as ignite's does.
 
     Args:
         loader: says what is read, and how.
         read: makes the loop over the batches that this worker computes.
         training: whether a prepared model is in training mode.
+        waits: whether no optimizer has stepped on the batch in hand.
     """
 
     def __init__(
         self,
         loader: DataLoader[Any],
-        read: Callable[[DataLoader[Any]], Iterator[Any]],
+        read: Callable[[DataLoader[Any]], "BatchLoop"],
         training: Callable[[], bool],
+        waits: Callable[[], bool],
     ) -> None:
         self.loader = loader
-        self._read, self._training = read, training
+        self._read, self._training, self._waits = read, training, waits
+        self.most: int | None = None
+        """Batches that a pass has at most, where a rehearsal shortens it."""
+        #: Lines of the script from which passes of training have begun.
+        self._begun = set[tuple[Place, ...]]()
 
     def __iter__(self) -> Iterator[Any]:
-        """Begin a pass of training.
+        """Begin a pass."""
+        chain = frames_of(sys._getframe(1))
+        here = tuple(place_of(one) for one in chain if is_scripts(one.f_code.co_filename))
+        trains = self._training()
+        if not trains and here not in self._begun:
+            return iter(self.loader)
+        loop = self._read(self.loader)
+        self._begun.add(here)
+        return loop if trains else self._checked(loop)
+
+    def _checked(self, loop: "BatchLoop") -> Iterator[Any]:
+        """Go through a pass that began in eval mode.
 
         Raises:
-            ConfigError: the script evaluates, so the batches would not be trained on.
+            ConfigError: the script does not train on it.
         """
-        if not self._training():
-            raise ConfigError(
-                "a DataLoader that was given to job.prepare is read while every prepared model is "
-                "in eval mode; its batches are for training: call model.train() before the loop, "
-                "and leave a DataLoader for evaluation out of job.prepare"
-            )
-        return self._read(self.loader)
+        with closing(loop):
+            for batch in loop:
+                yield batch
+                if self._waits() and not self._training():
+                    raise ConfigError(
+                        "a loop over a DataLoader that job.prepare has returned trained before, "
+                        "and now leaves a batch without optimizer.step() while every prepared "
+                        "model is in eval mode; its samples would never count: call model.train() "
+                        "before the loop trains, and evaluate in another loop, or over another "
+                        "DataLoader"
+                    )
 
     def __len__(self) -> int:
-        return len(self.loader)
+        count = len(self.loader)
+        return count if self.most is None else min(count, self.most)
 
     def __getattr__(self, name: str) -> Any:
         if name == "loader":  # of a copy that is being made

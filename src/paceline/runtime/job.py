@@ -248,7 +248,12 @@ class Job(JobCourse):
 
     def _dealt(self, loader: DataLoader[Any], accumulate: int) -> DealtLoader:
         read = partial(self.batches, accumulate=accumulate)
-        return DealtLoader(loader, read, lambda: any(one.training for one in self._modules))
+        return DealtLoader(
+            loader,
+            read,
+            training=lambda: any(one.training for one in self._modules),
+            waits=lambda: self._strategy.in_step,
+        )
 
     def batches(  # noqa: PLR0913
         self,

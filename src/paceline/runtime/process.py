@@ -7,17 +7,15 @@ thread; a worker's `Exchange` does, and uses the link until ``at_end``.
 """
 
 import contextlib
-import ctypes
 import faulthandler
 import os
 import signal
 import sys
-import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING, assert_never
+from typing import TYPE_CHECKING, Any, assert_never
 
 import msgspec
 
@@ -28,6 +26,7 @@ from paceline.base.numbering import Inc
 from paceline.cuts.reach import cuts_of
 from paceline.runtime import additions, main_module
 from paceline.runtime.data.work import StepTimes
+from paceline.runtime.script.frames import frames_of
 from paceline.wire.messages.agent import EXIT_FENCED, EXIT_NO_AGENT
 from paceline.wire.messages.node import Finished, ProcessUp
 from paceline.wire.node_link import NodeLink
@@ -71,12 +70,22 @@ class Fenced(SystemExit):
 
 
 def fence_soon() -> None:
-    """Have the training thread raise `Fenced` where its script goes on.
+    """Have the script raise `Fenced` in its next line.
 
-    For what is found while a generator is closed, whose own errors go nowhere.
+    For what is found while a generator is closed, whose own errors go nowhere. An exception that is
+    sent to the thread would be raised right here.
     """
-    main = threading.main_thread().ident
-    ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(main or 0), ctypes.py_object(Fenced))
+    chain, before = frames_of(sys._getframe(1)), sys.gettrace()
+    if not chain:
+        return
+
+    def raise_there(frame: FrameType, event: str, value: Any) -> None:
+        sys.settrace(before)
+        frame.f_trace = None
+        raise Fenced
+
+    chain[0].f_trace = raise_there
+    sys.settrace(lambda frame, event, value: None)
 
 
 class OpenLoop:

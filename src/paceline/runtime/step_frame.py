@@ -16,8 +16,8 @@ from paceline.runtime.seeding import reseed, seed_of
 
 OUTSIDE = (
     "optimizer.step() was called outside of a loop over job.batches; only batches of the job can "
-    "be trained on: loop over job.batches(dataset or loader, ...), or over a DataLoader that "
-    "job.prepare has returned"
+    "be trained on: loop over job.batches(dataset or loader, ...), or, with the model in training "
+    "mode, over a DataLoader that job.prepare has returned"
 )
 BEFORE = (
     "optimizer.step() was called before the first batch; call it once for each batch of job.batches"

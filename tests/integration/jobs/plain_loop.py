@@ -27,6 +27,8 @@ parser.add_argument("--rollouts", action="store_true", help="draws its data agai
 parser.add_argument("--counted", action="store_true", help="leaves its loops by a count of its own")
 parser.add_argument("--pause-s", type=float, default=0.0, help="of rank 0, after each epoch")
 parser.add_argument("--die-at", type=int, default=-1, help="rank 1, in the body of this step")
+parser.add_argument("--limit", type=int, default=-1, help="steps after which it leaves its loops")
+parser.add_argument("--die-after", action="store_true", help="rank 1, after its last loop")
 args = parser.parse_args()
 
 generator = torch.Generator().manual_seed(1)
@@ -89,7 +91,7 @@ class Trainer:
             self.drawn.append(float(self.noise.random()) + number)
             # A new life is there before the body of the step that broke is over.
             time.sleep(3.0 if is_left else args.step_s)
-            if args.counted and self.steps % 20 == 15:
+            if (args.counted and self.steps % 20 == 15) or self.steps == args.limit:
                 break
         self.last = loss.item()  # in a worker without a batch there is none
         return total / count, count  # and it divides by zero here
@@ -114,7 +116,7 @@ class Trainer:
                 best = {"loss": loss, "weight": model.weight.detach().clone()}
             if job.is_chief:
                 time.sleep(args.pause_s)
-            if self.stopper.is_over(loss):
+            if self.stopper.is_over(loss) or self.steps == args.limit:
                 break
         assert best is not None
         return {
@@ -129,4 +131,8 @@ class Trainer:
 
 
 args.out.mkdir(exist_ok=True)
-(args.out / f"{job.rank}-{os.getpid()}.end").write_text(json.dumps(Trainer().fit()))
+end = Trainer().fit()
+if args.die_after and job.rank == 1 and not (args.out / "died").exists():
+    (args.out / "died").touch()
+    os.kill(os.getpid(), signal.SIGKILL)
+(args.out / f"{job.rank}-{os.getpid()}.end").write_text(json.dumps(end))

@@ -60,6 +60,41 @@ def test_it_says_how_many_batches_make_a_step() -> None:
     assert (number, job.step) == (2, 1)
 
 
+def test_a_rehearsal_shortens_it() -> None:
+    # An engine counts its batches, and would begin the next pass where a shorter one ends.
+    _, _, loader = prepared()
+    assert len(loader) == 3
+    loader.most = 2
+    assert (len(loader), loader.batch_size) == (2, 4)
+
+
+def prepared() -> tuple[Any, Any, Any]:
+    model = nn.Linear(1, 1)
+    found: tuple[Any, Any, Any] = pl.init().prepare(
+        model, SGD(model.parameters(), lr=0.1), make_loader()
+    )
+    return found
+
+
+def test_a_loop_that_has_trained_trains_in_eval_mode_too() -> None:
+    model, optimizer, loader = prepared()
+
+    def epochs(count: int, *, trains: bool) -> None:
+        for number in range(count):
+            for batch in loader:  # as of an engine that evaluates between its epochs
+                if trains or not number:
+                    model.train()
+                    model(batch[0]).mean().backward()
+                    optimizer.step()
+                    optimizer.zero_grad()
+            model.eval()
+
+    epochs(3, trains=True)
+    model.train()
+    with pytest.raises(ConfigError, match=r"leaves a batch without optimizer.step\(\)"):
+        epochs(2, trains=False)
+
+
 def test_it_can_be_given_where_a_loader_can() -> None:
     job = pl.init()
     model = nn.Linear(1, 1)
@@ -68,13 +103,34 @@ def test_it_can_be_given_where_a_loader_can() -> None:
     assert sorted(found["x"].tolist()) == [*range(12)]
 
 
-def test_in_eval_mode_it_is_not_read() -> None:
+@pytest.mark.usefixtures("held_both_ways")
+def test_in_eval_mode_it_is_read_as_it_is() -> None:
     job = pl.init()
     model = nn.Linear(1, 1)
-    _, _, loader = job.prepare(model, SGD(model.parameters(), lr=0.1), make_loader())
+    optimizer = SGD(model.parameters(), lr=0.1)
+    _, _, loader = job.prepare(model, optimizer, make_loader())
+    found = []
+    for _ in range(2):
+        for batch in loader:
+            model(batch[0]).mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        model.eval()
+        found.append(sorted(number for batch in loader for number in ids_of(batch)))
+        model.train()
+    assert found == [[*range(12)]] * 2
+    assert (job.step, job.samples) == (6, 24)
+
+
+def test_in_eval_mode_it_is_not_trained_on() -> None:
+    job = pl.init()
+    model = nn.Linear(1, 1)
+    optimizer = SGD(model.parameters(), lr=0.1)
+    _, _, loader = job.prepare(model, optimizer, make_loader())
     model.eval()
-    with pytest.raises(ConfigError, match=r"call model.train\(\) before the loop, and leave a"):
-        iter(loader)
+    model(next(iter(loader))[0]).mean().backward()
+    with pytest.raises(ConfigError, match="with the model in training mode, over a DataLoader"):
+        optimizer.step()
 
 
 @pytest.mark.parametrize("count", [3, 0])

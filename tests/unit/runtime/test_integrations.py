@@ -97,6 +97,10 @@ class ScriptedJob:
 
     named = False
 
+    def begun(self) -> Any:
+        """How far the job was when this script came to it; None: nobody has trained."""
+        return self.client.state.step or None
+
 
 def member(job: ScriptedJob) -> ThisMember:
     return ThisMember(job, job, job)  # type: ignore[arg-type]
@@ -305,6 +309,20 @@ def test_resuming_is_the_jobs_part(
 ) -> None:
     with pytest.raises(ConfigError, match="paceline run --resume"):
         train(ScriptedJob(), tmp_path, monkeypatch, resume=str(tmp_path / "former.ckpt"))
+
+
+@pytest.mark.parametrize("train", BOTH)
+def test_a_later_life_leaves_the_checkpoint_aside_that_it_finds(
+    train: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    job = ScriptedJob(*LATE)
+    job.client.state.step = 3  # as copied from a peer
+    former = str(tmp_path / "checkpoint-2")
+    found = train(job, tmp_path, monkeypatch, resume=former)
+    assert (found.global_step, found.logged, job.ended) == (4, [4], 2)
+    assert f"names {former}, which is left aside: the job has trained before" in (
+        capsys.readouterr().err
+    )
 
 
 @pytest.mark.skipif(not find_spec("transformers"), reason="needs paceline[huggingface]")

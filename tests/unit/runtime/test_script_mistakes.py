@@ -188,8 +188,8 @@ MISTAKES: list[tuple[Callable[[], object], str]] = [
         step_after_the_loop,
         (
             "optimizer.step() was called outside of a loop over job.batches; only batches of the "
-            "job can be trained on: loop over job.batches(dataset or loader, ...), or over a "
-            "DataLoader that job.prepare has returned"
+            "job can be trained on: loop over job.batches(dataset or loader, ...), or, with the model "
+            "in training mode, over a DataLoader that job.prepare has returned"
         ),
     ),
     (

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, TensorDataset
 
-from paceline.runtime.integrations.steps import Steps
+from paceline.runtime.integrations.steps import SharedLoader
 from paceline.wire.spec import JobSpec, NodeSpec
 
 
@@ -16,6 +16,6 @@ def test_a_batch_is_that_of_one_worker_or_of_all(*, splits: bool, size: int) -> 
     spec = JobSpec(script="train.py", strategy="allreduce", workers=NodeSpec(count=2))
     member: Any = SimpleNamespace(strategy=SimpleNamespace(spec=spec, largest=0))
     loader = DataLoader(TensorDataset(torch.arange(480)), batch_size=16)
-    steps = Steps(member, loader, 3, splits=splits)
+    steps = SharedLoader(member, loader, 3, splits=splits)
     assert (steps.batch_size, len(steps)) == (size, 480 // size)
     assert member.strategy.largest == 16

@@ -1,9 +1,11 @@
 """A script's variables: taken back after a broken step, compared among members, handed over."""
 
+import importlib
 import random
 import sys
 from argparse import Namespace
-from collections import Counter, defaultdict, deque
+from collections import Counter, defaultdict, deque, namedtuple
+from pathlib import Path
 from types import FrameType
 from typing import Any, NamedTuple
 
@@ -14,6 +16,7 @@ from torch.utils.data import TensorDataset
 
 from paceline.runtime.script import kinds
 from paceline.runtime.script.large import LargeTensors
+from paceline.runtime.script.look import ScriptLook
 from paceline.runtime.script.mark import BodyMark
 from paceline.runtime.script.naming import line_of
 from paceline.runtime.script.variables import Variables
@@ -113,18 +116,131 @@ def test_a_large_tensor_that_each_body_changes_is_taken_back(*, is_module: bool)
     changed = module.running_mean if is_module else average
     trained = torch.nn.Linear(1, 1)
     assert changed is not None
-    large, frame = LargeTensors(), sys._getframe()
+    large, frame, others = LargeTensors(), sys._getframe(), [id(trained)]
     for number in range(4):
-        mark = BodyMark([frame], large=large)
+        mark = BodyMark([frame], large=large, others=others)
         changed.add_(1)
         with torch.no_grad():
             trained.weight.add_(1)
         if number == 3:
             assert mark.undo([frame]) == []
     assert changed.mean() == 3.0
-    kept = BodyMark([frame], large=large, others=[id(module), id(average)])
     assert trained.weight.mean() > 3
-    assert kept.undo([frame]) == []
+
+
+class Net(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner, self.seen = torch.nn.Linear(2, 2), 0
+
+
+def test_modules_are_taken_back_but_for_those_of_the_job() -> None:
+    average, prepared, plain = Net().requires_grad_(False), Net(), torch.nn.BatchNorm1d(3)
+    both = torch.nn.ModuleList([average, prepared])
+    before = [one.clone() for one in (*average.parameters(), *plain.buffers())]
+    trained = [one.detach() + 1 for one in prepared.parameters()]
+    mark = BodyMark([sys._getframe()], others={id(one) for one in prepared.modules()})
+    with torch.no_grad():
+        for param in both.parameters():
+            param.add_(1)
+    average.seen = 5
+    plain(torch.randn(4, 3))
+    assert mark.undo([sys._getframe()]) == []
+    after = (*average.parameters(), *plain.buffers())
+    assert all(map(torch.equal, after, before)) and average.seen == 0
+    assert all(map(torch.equal, prepared.parameters(), trained))
+
+
+def test_a_large_average_is_named_by_its_variable(caplog: pytest.LogCaptureFixture) -> None:
+    member, average = Variables(found=True), torch.nn.Sequential(torch.nn.Linear(300, 300))
+    member.begin_loop(loop())
+    member.waits_in(sys._getframe())
+    member.mark()
+    with torch.no_grad():
+        average[0].weight.add_(1)
+    member.undo()
+    assert member.missed
+    assert "undone name=" in caplog.text and ".average at=test_variables.py:" in caplog.text
+
+
+def test_an_average_of_weights_follows_also_beside_the_jobs_model() -> None:
+    def look_of(scale: float, others: set[int]) -> dict[str, Any]:
+        average, prepared = Net(), Net()
+        torch.nn.init.constant_(average.inner.weight, scale)
+        both = torch.nn.ModuleDict({"average": average, "prepared": prepared})
+        others.update(id(one) for one in prepared.modules())
+        return {
+            path.rpartition("look_of.")[2]: leaf
+            for path, leaf in ScriptLook([sys._getframe()], others).leaves.items()
+            if both is not None and leaf.kind.name == "state"
+        }
+
+    (own,), (theirs,) = (look_of(scale, set()).items() for scale in (0.0, 1.0))
+    assert own[0] == theirs[0] == "average"
+    own[1].kind.put(own[1].value, theirs[1].kind.taken(theirs[1].value))
+    assert own[1].value.inner.weight.eq(1).all()
+
+
+@pytest.fixture
+def engines(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """A library that drives loops; it lies where installed ones do."""
+    jobs = Path(__file__).parents[2] / "integration" / "jobs"
+    monkeypatch.syspath_prepend(jobs / "site-packages")
+    return importlib.import_module("engines")
+
+
+def test_what_a_library_holds_is_taken_back_and_handed_over(engines: Any) -> None:
+    meter, engine = engines.Mean(), engines.Engine(None)
+    engine.on_epoch(engines.Stopper(2))
+    engine.held = memoryview(b"of its own")
+
+    def body() -> None:
+        meter.update(2.0)
+        engine.state.metrics["loss"] = 1.0
+        engine._handlers[0](engine)
+        engine.late, engine.held = 1, None
+
+    assert undo_of(sys._getframe(), body) == []
+    assert (meter.count, engine.state.metrics, engine._handlers[0].best) == (0, {}, float("inf"))
+    assert not hasattr(engine, "late")
+    assert engine.held is None, "what is not plain data is the library's"
+    look = ScriptLook([sys._getframe()])
+    names = {path.partition("handed_over.")[2].removeprefix("body.") for path in look.of_libraries}
+    assert {"meter.total", "engine.state.epoch", "engine._handlers[0].best"} <= names
+
+
+def test_an_engine_that_has_left_its_epoch_is_set_back_into_it(engines: Any) -> None:
+    variables, counts = Variables(found=True), list[int]()
+
+    left, again = bytearray([3]), bytearray([0])  # no kind that is taken back
+
+    class Batches:
+        def __len__(self) -> int:
+            return 3
+
+        def __iter__(self) -> Any:
+            variables.begin_loop(loop())
+            return self
+
+        def __next__(self) -> int:
+            variables.waits_in(sys._getframe(1))
+            if left[0]:
+                variables.mark()
+            elif again[0]:
+                left[0], again[0] = 3, 0
+                raise StopIteration
+            else:  # the last step comes again
+                variables.undo()
+                left[0], again[0] = 1, 1
+            left[0] -= 1
+            return left[0]
+
+    engine = engines.Engine(lambda engine, _: counts.append(engine.state.iteration))
+    ends = list[tuple[int, int]]()
+    engine.on_epoch(lambda engine: ends.append((engine.state.epoch, engine.state.iteration)))
+    engine.run(Batches(), 2)
+    assert counts == [1, 2, 3, 4, 5, 6]
+    assert ends == [(1, 3), (2, 6)]
 
 
 def test_job_state_is_taken_back() -> None:
@@ -173,6 +289,18 @@ def test_each_kind_of_value_becomes_what_a_peer_has(make: Any) -> None:
     assert kinds.digest_of(kind.seen(became)) == kinds.digest_of(kind.seen(theirs))
     if isinstance(own, list | dict | deque | np.ndarray | torch.Tensor | TensorDataset):
         assert became is own
+
+
+def test_named_tuples_arrive_as_such_where_there_were_none() -> None:
+    (kind,) = {kinds.kind_of(one) for one in ([], {})}
+    assert kind is not None
+    inner = namedtuple("inner", "a")
+    theirs = [Pair(1, 2.0), {"best": Pair(3, 4.0)}, inner(5)]
+    became = kind.put([], unpack(pack(kind.taken(theirs))))
+    assert became == theirs
+    assert (type(became[0]), became[1]["best"].two, became[2].a) == (Pair, 4.0, 5)
+    elsewhere = kind.put([], [["paceline:named", "os", "path", 1]])
+    assert elsewhere == [(1,)], "a class that is not there is no class of this process"
 
 
 def loop(place: tuple[int, ...] = (0, -1, 0)) -> Feed:

@@ -118,10 +118,15 @@ class GroupLoop(StepFrame[GroupStep]):
             return False
         return step.settled and bool(step.stepped) and not (step.holds or step.on_trial)
 
-    @staticmethod
-    def _counts_for_nothing(step: GroupStep) -> bool:
-        """Whether the batch was one that is only timed, or that fills a place."""
-        return step.batch_no < max(step.num_profiled, step.num_idle) and not step.is_last_batch
+    def _counts_for_nothing(self, step: GroupStep) -> bool:
+        """Whether the batch was one that is only timed, that fills a place, or of another worker.
+
+        Not for the model: what the script counts goes on as if it had not come.
+        """
+        bodies = self._shares.bodies
+        more = len(step.works) - bodies if bodies else 0
+        idle = max(step.num_profiled, step.num_idle, more)
+        return step.batch_no < idle and not step.is_last_batch
 
     def _is_block_of_many(self, step: GroupStep) -> bool:
         """Whether more blocks of the step follow in this member.

@@ -39,6 +39,9 @@ class StepShares:
         self.sharing, self.feed, self.accumulate = sharing, feed, accumulate
         self._divides = divides
         self._state, self._largest = state, largest
+        self.bodies = 0
+        """So many batches of a step the script counts, also where a worker has the share of another
+        one, too: what it does in those before is taken back. 0: it counts all."""
         #: Works that were shown to the reader, by step and samples.
         self._shown: dict[tuple[int, Slice], Work] = {}
 

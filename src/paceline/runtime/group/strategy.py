@@ -42,6 +42,8 @@ class Together(ByClosure, PlaceOfMember, WayOfMember):
         self._params: list[nn.Parameter] = []
         self.largest: int | None = None
         """Samples of a yielded batch at most; a larger share comes as several batches."""
+        self.bodies = 0
+        """See `StepShares`."""
         self.whole_steps = False
         """No step goes on without who is late, whatever a solution asks for."""
         #: Of the script, that were put into `job.state` for it.
@@ -140,17 +142,19 @@ class Together(ByClosure, PlaceOfMember, WayOfMember):
                 "LBFGS needs a worker's whole share of a batch at once: leave out accumulate, and "
                 "write the loop with job.batches, not with a Trainer or Accelerate"
             )
+        shares = StepShares(
+            sharing,
+            feed,
+            self._member.state,
+            self.largest,
+            self.accumulate,
+            divides=not reducer.by_closure,
+        )
+        shares.bodies = self.bodies
         self._loop = GroupLoop(
             self._member,
             reducer,
-            StepShares(
-                sharing,
-                feed,
-                self._member.state,
-                self.largest,
-                self.accumulate,
-                divides=not reducer.by_closure,
-            ),
+            shares,
             reader,
             ahead,
             len(self._optimizers),

@@ -44,6 +44,8 @@ class Trainer(transformers.Trainer):
         self._accumulation = 1
         #: The last step of an epoch broke here, and came from a peer.
         self._copied = False
+        #: Checkpoint from which the script wanted to resume.
+        self._former: Any = None
         if self._member is not None:
             args = args or transformers.TrainingArguments(output_dir="tmp_trainer")
             _check(args)
@@ -62,12 +64,8 @@ class Trainer(transformers.Trainer):
 
     def train(self, resume_from_checkpoint: Any = None, *others: Any, **named: Any) -> Any:
         """Train as transformers does; resuming is the job's."""
-        if self._member is not None and resume_from_checkpoint:
-            raise ConfigError(
-                "resume_from_checkpoint: the job resumes on its own, from cuts that know every "
-                "sample (paceline run --resume); leave it out, and to begin with the weights of a "
-                "checkpoint load the model from it"
-            )
+        if self._member is not None:
+            self._former, resume_from_checkpoint = resume_from_checkpoint, None
         return super().train(resume_from_checkpoint, *others, **named)
 
     def get_train_dataloader(self) -> Any:
@@ -138,6 +136,8 @@ class _Following(transformers.TrainerCallback):
         # From transformers 5.18 on it is made for the wrapper; both have the same groups.
         scheduler.optimizer = optimizer
         self._member.job.prepare(kwargs["model"], optimizer, scheduler)
+        if self._trainer._former:
+            self._member.leave_aside(self._trainer._former, "resume_from_checkpoint")
         others = [one for one in self._trainer.callback_handler.callbacks if one is not self]
         stops = Attributes(control, ("should_training_stop",))
         losses = Attributes(self._trainer, ("_total_loss_scalar",))

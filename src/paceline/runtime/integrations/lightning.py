@@ -9,6 +9,7 @@ import signal
 from collections.abc import Callable
 from typing import Any
 
+from lightning.pytorch import __version__ as version
 from lightning.pytorch.loggers import Logger
 from lightning.pytorch.strategies import SingleDeviceStrategy
 from lightning.pytorch.trainer.states import RunningStage, TrainerFn
@@ -42,6 +43,8 @@ class PacelineStrategy(SingleDeviceStrategy):
         self._steps: Steps | None = None
         #: Of the step in hand, where the first one was not all.
         self._batch: Any = None
+        #: Checkpoint from which the script wanted to resume.
+        self._former: Any = None
         self._on_terminate = signal.getsignal(signal.SIGTERM)
         if self._member is not None:
             self.global_rank = self.local_rank = rank_zero_only.rank = self._member.rank
@@ -64,6 +67,8 @@ class PacelineStrategy(SingleDeviceStrategy):
         self._check(trainer)
         schedulers = [config.scheduler for config in self.lr_scheduler_configs]
         self._member.job.prepare(self.model, *self.optimizers, *schedulers)
+        if self._former:
+            self._member.leave_aside(self._former, "fit(ckpt_path=...)")
         self._member.follow(
             trainer=Attributes(trainer, ("should_stop",)), **by_class(trainer.callbacks)
         )
@@ -130,15 +135,12 @@ class PacelineStrategy(SingleDeviceStrategy):
         if self._steps is not None:
             self._steps.finish()
 
-    def load_checkpoint(self, *args: Any, **kwargs: Any) -> Any:
+    def load_checkpoint(self, checkpoint_path: Any, *args: Any, **kwargs: Any) -> Any:
         """Load as Lightning does; resuming is the job's."""
         if self._member is not None and self._trainer.state.fn == TrainerFn.FITTING:
-            raise ConfigError(
-                "fit(ckpt_path=...): the job resumes on its own, from cuts that know every sample "
-                "(paceline run --resume); leave it out, and to begin with the weights of a "
-                "checkpoint load the module from it"
-            )
-        return super().load_checkpoint(*args, **kwargs)
+            self._former = checkpoint_path
+            return _LeftAside()
+        return super().load_checkpoint(checkpoint_path, *args, **kwargs)
 
     # ------------------------------------------------------------------ inside
 
@@ -182,6 +184,16 @@ class PacelineStrategy(SingleDeviceStrategy):
         for what, reason in wrong.items():
             if reason:
                 raise ConfigError(f"{what} in a job of paceline: {reason}")
+
+
+class _LeftAside(dict[str, Any]):
+    """A checkpoint of which Lightning restores nothing: it asks whether it has one."""
+
+    def __init__(self) -> None:
+        super().__init__({"pytorch-lightning_version": version})
+
+    def __bool__(self) -> bool:
+        return False
 
 
 class _Curves(Logger):

@@ -17,6 +17,7 @@ An epoch of the library is a feed of the job.
 
 import os
 import re
+import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import cache
 from itertools import islice
@@ -80,6 +81,31 @@ class ThisMember(NamedTuple):
     def place(self) -> ScriptPlace:
         """Of the newest epoch that was begun here."""
         return self.strategy.variables.place
+
+    def leave_aside(self, checkpoint: Any, said: str) -> None:
+        """Say that a checkpoint is not loaded from which a library was to resume.
+
+        A script that looks for its newest checkpoint finds none when the job starts, and one of
+        the job's own in each later life. The job's state is newer, so the life goes on from that.
+        Call it after ``job.prepare``.
+
+        Args:
+            checkpoint: path that the script has given.
+            said: argument by which it did, for messages.
+
+        Raises:
+            ConfigError: the job has not trained so far, so the checkpoint is of another run.
+        """
+        if self.strategy.begun() is None:
+            raise ConfigError(
+                f"{said}: the job resumes on its own, from cuts that know every sample "
+                "(paceline run --resume); leave it out, and to begin with the weights of a "
+                "checkpoint load the model from it"
+            )
+        sys.stderr.write(
+            f"paceline: {said} names {checkpoint}, which is left aside: the job has trained "
+            "before, and goes on from its own state\n"
+        )
 
     def log(self, values: Mapping[str, Any]) -> None:
         """Have the numbers that a library logs in the job's curves, under names that they allow."""
@@ -176,7 +202,7 @@ class SharedLoader:
         self._member = member
         loader, sampler = _checked(loader)
         self.dataset: Any = loader.dataset
-        member.strategy.largest = sampler.batch_size
+        member.strategy.largest, member.strategy.bodies = sampler.batch_size, accumulation
         spec = member.strategy.spec
         asked = sampler.batch_size * accumulation * (1 if splits else spec.workers.count)
         self.batch_size = spec.batch_size or asked

@@ -76,6 +76,12 @@ def is_scripts(file: str) -> bool:
     return not (file.startswith(_foreign()) or "/site-packages/" in file)
 
 
+def is_library_module(name: str) -> bool:
+    """Whether a module is of a library whose objects are looked into."""
+    file = getattr(sys.modules.get(name), "__file__", None)
+    return isinstance(file, str) and bool(library_of(file))
+
+
 def is_scripts_module(name: str) -> bool:
     """Whether a module is the script's own."""
     if name in ("__main__", "__mp_main__"):
@@ -85,18 +91,49 @@ def is_scripts_module(name: str) -> bool:
     return isinstance(file, str) and file.startswith("/") and is_scripts(file)
 
 
+_NOT_FOLLOWED = frozenset(
+    (
+        # Tensors, data and pictures: what they hold is data, or is not Python's.
+        *("torch", "torchvision", "torchaudio", "numpy", "scipy", "sklearn", "pandas", "pyarrow"),
+        *("polars", "datasets", "PIL", "cv2", "matplotlib", "tokenizers", "huggingface_hub"),
+        # Trainers that have adapters.
+        *("accelerate", "transformers", "lightning", "pytorch_lightning", "lightning_fabric"),
+        # Progress bars and curves: what they show goes on by itself.
+        *("tqdm", "rich", "wandb", "mlflow", "tensorboard", "tensorboardX", "comet_ml", "clearml"),
+        # What starts a script, or reads its arguments.
+        *("click", "typer", "fire", "absl", "hydra", "omegaconf", "pydantic", "yaml", "ray"),
+        *("pytest", "_pytest", "pluggy", "paceline"),
+    )
+)
+"""Packages whose loops and objects are no part of a script."""
+
+
+@lru_cache(maxsize=4096)
+def library_of(file: str) -> str:
+    """The installed package of a file, if its loops and objects are followed; else empty."""
+    _, found, inner = file.rpartition("/site-packages/")
+    if not found or file.startswith(str(Path(paceline.__file__).parent)):
+        return ""
+    name = inner.partition("/")[0].removesuffix(".py")
+    return "" if name in _NOT_FOLLOWED else name
+
+
 def frames_of(innermost: FrameType) -> list[FrameType]:
     """The frames of a script, from the one that asks for a batch out to its module.
 
-    Library functions between them (``tqdm``, a trainer) are left out.
+    Frames of a library that asks for batches in the script's place (ignite's ``Engine``) are part
+    of it. Other library functions between the script's own (``tqdm``, ``click``) are left out.
     """
-    found = list[FrameType]()
+    found, drives = list[FrameType](), list[FrameType]()
     frame: FrameType | None = innermost
     while frame is not None:
-        if is_scripts(frame.f_code.co_filename):
+        file = frame.f_code.co_filename
+        if is_scripts(file):
             found.append(frame)
+        elif not found and library_of(file):
+            drives.append(frame)
         frame = frame.f_back
-    return found
+    return [*drives, *found] if found else []
 
 
 def place_of(frame: FrameType, *, opens: bool = False) -> Place:
@@ -217,15 +254,22 @@ def _word(address: int) -> int:
     return int(ctypes.c_size_t.from_address(address).value)
 
 
-def _stack_of(frame: FrameType) -> list[Any] | None:
-    """What lies on a frame's value stack below the call that is under way."""
+def _stack_of(frame: FrameType, at: int | None = None) -> list[Any] | None:
+    """What lies on a frame's value stack below the call that is under way.
+
+    Args:
+        frame: runs, or waits.
+        at: instruction of an earlier call, if the ``for`` statements around that go on.
+    """
     checks = _CHECKS.get(sys.version_info[:2])
     if checks is None or sys.implementation.name != "cpython":
         return None
     code = frame.f_code
     inner = _word(id(frame) + _AT_FRAME * _WORD)
     told = tuple(_word(inner + at * _WORD) for at in checks)
-    depth = _depth_below(code, frame.f_lasti)
+    depth = _depth_below(code, frame.f_lasti if at is None else at)
+    if at is not None and depth and _is_for(code, at):
+        depth -= 1  # its own statement is the one that is left
     if told != (id(code), id(frame)) or depth is None:
         return None
     shared = set(code.co_cellvars) - set(code.co_varnames)

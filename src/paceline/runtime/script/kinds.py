@@ -6,6 +6,7 @@ and how an object of the script becomes what has arrived. What no row fits is le
 
 import json
 import random
+import sys
 from collections import deque
 from collections.abc import Callable, Mapping
 from itertools import islice
@@ -151,6 +152,9 @@ def _taken_plain(value: Any) -> Any:
             return value
         case dict():
             return {key: _taken_plain(one) for key, one in value.items()}
+        case tuple() if hasattr(value, "_fields"):
+            named, parts = type(value), map(_taken_plain, value)
+            return ["paceline:named", named.__module__, named.__qualname__, *parts]
         case list() | tuple() | set():
             kind = next(kind for kind in (list, tuple, set) if isinstance(value, kind))
             return kind(_taken_plain(one) for one in value)
@@ -167,6 +171,10 @@ def put_plain(own: Any, new: Any) -> Any:  # noqa: C901 - a case for each type
     match new:
         case ["paceline:int", str(text)]:
             return int(text)
+        case ["paceline:named", str(), str(), *parts] if isinstance(own, tuple):
+            return put_plain(own, tuple(parts))
+        case ["paceline:named", str(module), str(name), *parts]:
+            return _named(module, name)(map(_fresh, parts))
         case dict() if isinstance(own, dict):
             values = {key: put_plain(own.get(key), one) for key, one in new.items()}
             dict.clear(own)
@@ -216,12 +224,29 @@ def _fresh(new: Any) -> Any:
     match new:
         case ["paceline:int", str(text)]:
             return int(text)
+        case ["paceline:named", str(module), str(name), *parts]:
+            return _named(module, name)(map(_fresh, parts))
         case dict():
             return {key: _fresh(one) for key, one in new.items()}
         case list() | tuple():
             return type(new)(map(_fresh, new))
         case _:
             return new
+
+
+def _named(module: str, name: str) -> Callable[[Any], tuple[Any, ...]]:
+    """What makes a named tuple of its parts; of a class that is not there, a tuple."""
+    found: Any = sys.modules.get(module)
+    for part in name.split("."):
+        found = getattr(found, part, None)
+    if not _is_named(found):  # one that a class or function has for itself
+        same = (one for one in tuple.__subclasses__() if one.__module__ == module)
+        found = next((one for one in same if one.__qualname__ == name and _is_named(one)), None)
+    return tuple if found is None else found._make
+
+
+def _is_named(found: Any) -> bool:
+    return isinstance(found, type) and issubclass(found, tuple) and hasattr(found, "_make")
 
 
 def _put_tensor(own: Tensor, new: Tensor) -> Tensor:

@@ -5,8 +5,7 @@ since the mark before: the copy costs about what the change did. The first chang
 be taken back.
 """
 
-from collections.abc import Collection
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -22,44 +21,27 @@ class LargeTensor(NamedTuple):
     version: int
     copy: Tensor | None
     """None: it has not changed since it was first seen, or there is no room for a copy."""
-    owner: Any
-    """The tensor itself, or the module that holds it."""
 
 
 class LargeTensors:
     """The large tensors of a script, as they were at the newest mark."""
 
     def __init__(self) -> None:
-        self._now: dict[int, list[LargeTensor]] = {}
-        self._before: dict[int, list[LargeTensor]] = {}
-        self._others: Collection[int] = ()
+        self._now: dict[int, LargeTensor] = {}
+        self._before: dict[int, LargeTensor] = {}
         self._num_copied = 0
 
-    def begin(self, others: Collection[int]) -> None:
-        """Begin another mark.
-
-        Args:
-            others: ids of modules whose state is kept elsewhere.
-        """
-        self._before, self._now = self._now, {}
-        self._others, self._num_copied = others, 0
+    def begin(self) -> None:
+        """Begin another mark."""
+        self._before, self._now, self._num_copied = self._now, {}, 0
 
     def keep(self, tensor: Tensor) -> None:
         """Note what a tensor is now."""
-        self._keep(tensor, [tensor])
-
-    def keep_module(self, module: nn.Module) -> None:
-        """Note what the tensors of a module are now that the job does not have."""
-        if id(module) not in self._others:
-            known = self._before.get(id(module))
-            self._keep(module, [] if known else _untrained(module))
-
-    def _keep(self, owner: Any, tensors: list[Tensor]) -> None:
-        known = self._before.get(id(owner), [])
-        if known and known[0].owner is owner:
-            self._now[id(owner)] = [*map(self._renewed, known)]
+        known = self._before.get(id(tensor))
+        if known is not None and known.value is tensor:
+            self._now[id(tensor)] = self._renewed(known)
         else:
-            self._now[id(owner)] = [LargeTensor(one, one._version, None, owner) for one in tensors]
+            self._now[id(tensor)] = LargeTensor(tensor, tensor._version, None)
 
     def _renewed(self, known: LargeTensor) -> LargeTensor:
         value = known.value
@@ -76,12 +58,10 @@ class LargeTensors:
         self._num_copied += plain.nbytes
         return plain.clone() if self._num_copied <= MOST_COPIED else None
 
-    def undo(self) -> list[Any]:
-        """Put all of them back; return the owners of those that have changed and could not be."""
-        changed = (
-            one for some in self._now.values() for one in some if one.value._version != one.version
-        )
-        return [one.owner for one in changed if not _put_back(one)]
+    def undo(self) -> list[Tensor]:
+        """Put all of them back; return those that have changed and could not be."""
+        changed = (one for one in self._now.values() if one.value._version != one.version)
+        return [one.value for one in changed if not _put_back(one)]
 
 
 def _put_back(large: LargeTensor) -> bool:
@@ -90,17 +70,6 @@ def _put_back(large: LargeTensor) -> bool:
     with torch.no_grad():
         large.value.detach().copy_(large.copy)
     return True
-
-
-def _untrained(module: nn.Module) -> list[Tensor]:
-    """The tensors of a module but for what is trained, and the statistics beside it (BatchNorm)."""
-    found = list[Tensor]()
-    for part in module.modules():
-        params = [one for one in part._parameters.values() if one is not None]
-        if not any(one.requires_grad for one in params):
-            buffers = [one for one in part._buffers.values() if one is not None]
-            found += [one for one in (*params, *buffers) if is_large_kind(one)]
-    return found
 
 
 def is_large_kind(value: Tensor) -> bool:

@@ -4,9 +4,13 @@
     utils:NUM_SEEN           # a global of a module
 
 An object of one of the script's own classes is looked into, attribute by attribute, and so is a
-list or dictionary of such objects. What ``job.prepare`` and ``job.state`` have is theirs.
+list or dictionary of such objects. An object of a library is, too, after all that is the script's
+own: a meter, a saver of checkpoints, an engine. What ``job.prepare`` and ``job.state`` have is
+theirs.
 """
 
+import re
+import sys
 from argparse import Namespace
 from collections import deque
 from collections.abc import Callable, Collection, Iterator, Mapping
@@ -24,8 +28,17 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from torch import Tensor, nn
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
 from torch.optim.swa_utils import AveragedModel
-from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset, TensorDataset
+from torch.utils.data import (
+    DataLoader,
+    Dataset,
+    IterableDataset,
+    Sampler,
+    Subset,
+    TensorDataset,
+)
 
 from paceline.runtime.script import frames
 from paceline.runtime.script.kinds import ATOMS, CONTAINERS, Kind, NoPlainError, encoded, kind_of
@@ -37,6 +50,8 @@ LONGEST = 4096
 """Elements of a container that is looked into, where it is not of plain data."""
 DATA = "data"
 """Path of what a loop reads, where the script has no name for it."""
+MOST_OF_LIBRARIES = 512
+"""Objects of libraries that are looked into."""
 OF_MODULES = frozenset(vars(nn.Module())) | {"training"}
 """Attributes that every module has; the others of one are the script's."""
 
@@ -77,7 +92,17 @@ class ScriptLook:
         self.leaves: dict[str, Variable] = {}
         self.holders: dict[str, Callable[[str, Any], None]] = {}
         """Path -> gives a variable beside it a name and a value."""
+        self.roots = list[str]()
+        """With what the paths of variables begin: those of the script's functions and modules."""
+        self._functions = list[str]()
+        self.of_libraries = set[str]()
+        """Paths that lead through an object of a library."""
         self._others, self._seen = others, set[int]()
+        #: Objects of libraries: they come last, so that they take no place of the script's own.
+        self._later = deque[tuple[str, Any, int]]()
+        self._in_library = False
+        #: Libraries whose loops ask for the script's batches.
+        self._drive = {frames.library_of(one.f_code.co_filename) for one in chain} - {""}
         for path, value in objects.items():
             self._of_library(path, value)
         names = dict[str, int]()
@@ -86,10 +111,20 @@ class ScriptLook:
                 continue
             name = frame.f_code.co_qualname.replace("<locals>.", "")
             again = names[name] = names.get(name, 0) + 1
+            self._in_library = bool(frames.library_of(frame.f_code.co_filename))
             self._of_frame(frame, name if again == 1 else f"{name}#{again}")
+        self._in_library = False
         for module in frames.modules_of(chain):
             self._of_module(module)
         self._of_dataset(DATA, dataset)
+        self._of_libraries()
+
+    def _of_libraries(self) -> None:
+        self._in_library = True
+        for _ in range(MOST_OF_LIBRARIES):
+            if not self._later:
+                break
+            self._of_object(*self._later.popleft())
 
     def _of_library(self, path: str, value: Any) -> None:
         if isinstance(value, Attributes):
@@ -100,6 +135,15 @@ class ScriptLook:
             self._seen.add(id(value))
             self._of_object(path, value, 0)
 
+    def variable_of(self, path: str) -> str:
+        """Path of the script's variable through which a path leads; empty: there is none.
+
+        What a function has closed over is found by more than one way.
+        """
+        root = max((one for one in self.roots if path.startswith(one)), key=len, default="")
+        name = root + re.split(r"[.\[]", path.removeprefix(root), maxsplit=1)[0]
+        return "" if not root or name in self._functions else name
+
     def _of_dataset(self, path: str, dataset: Any) -> None:
         """What a script has made for its loop alone, and has no name for."""
         if isinstance(dataset, Subset):
@@ -108,6 +152,8 @@ class ScriptLook:
             self._add(path, dataset, lambda value: None, 0)
 
     def _of_frame(self, frame: FrameType, name: str) -> None:
+        if not self._in_library:
+            self.roots.append(f"{name}.")
         self.holders[name] = lambda key, value: frames.bind(frame, {key: value})
         for key, value in frames.variables_of(frame).items():
             if not _is_hidden(key):
@@ -116,6 +162,7 @@ class ScriptLook:
     def _of_module(self, module: ModuleType) -> None:
         name = "" if module.__name__ in ("__main__", "__mp_main__") else module.__name__
         values = vars(module)
+        self.roots.append(f"{name}:")
         self.holders[f"{name}:"] = values.__setitem__
         for key, value in list(values.items()):
             if not _is_hidden(key):
@@ -138,8 +185,7 @@ class ScriptLook:
             if id(value) in self._seen and not isinstance(value, tuple):
                 return
             self._seen.add(id(value))
-            if is_own(type(value)):
-                self._of_object(path, value, depth)
+            if self._of_attributes(path, value, depth):
                 return
             if isinstance(value, CONTAINERS) and self._is_node(value):
                 self._of_container(path, value, depth)
@@ -152,6 +198,35 @@ class ScriptLook:
         if kind.name == "state" and id(value) in self._others:
             return
         self.leaves[path] = Variable(kind, value, bind)
+        if self._in_library:
+            self.of_libraries.add(path)
+
+    def _of_attributes(self, path: str, value: Any, depth: int) -> bool:
+        """Look into an object; whether that is all there is to it."""
+        kind, is_module = type(value), isinstance(value, nn.Module)
+        if is_own(kind):
+            self._of_object(path, value, depth)
+        elif not is_of_library(kind) or id(value) in self._others:
+            return is_module and self._holds_prepared(path, value, depth)
+        elif is_module or self._is_driven(kind) or not hasattr(kind, "load_state_dict"):
+            self._later.append((path, value, depth))
+        else:
+            return False
+        # Besides, a module has what an average of weights or a teacher consists of.
+        return not is_module or self._holds_prepared(path, value, depth)
+
+    def _is_driven(self, kind: type) -> bool:
+        """Whether a class is of a library whose loops ask for the script's batches."""
+        file = getattr(sys.modules.get(kind.__module__), "__file__", None) or ""
+        return frames.library_of(file) in self._drive
+
+    def _holds_prepared(self, path: str, value: nn.Module, depth: int) -> bool:
+        """Whether a module has parts that are the job's; looks into its other parts then."""
+        if id(value) in self._others or all(id(one) not in self._others for one in value.modules()):
+            return False
+        for name, one in value.named_children():
+            self._add(f"{path}.{name}", one, lambda value: None, depth + 1)
+        return True
 
     @staticmethod
     def _is_node(value: Any) -> bool:
@@ -169,8 +244,11 @@ class ScriptLook:
         if len(value) > LONGEST:
             return
         if isinstance(value, dict):
-            for key, one in list(value.items()):
-                self._add(f"{path}[{key!r}]", one, put(key), depth + 1)
+            for number, (key, one) in enumerate(list(value.items())):
+                name = repr(key)
+                # Of an object without a name of its own: it lies elsewhere in another process.
+                name = f"#{number}" if " at 0x" in name else name
+                self._add(f"{path}[{name}]", one, put(key), depth + 1)
         elif isinstance(value, list | tuple | deque):
             for number, one in enumerate(list(value)):
                 self._add(f"{path}[{number}]", one, put(number), depth + 1)
@@ -193,6 +271,7 @@ class ScriptLook:
         if not frames.is_scripts_module(value.__module__) or id(value) in self._seen:
             return
         self._seen.add(id(value))
+        self._functions.append(path)
         for name, cell in zip(value.__code__.co_freevars, value.__closure__ or (), strict=True):
             if id(cell) not in self._seen:
                 self._seen.add(id(cell))
@@ -222,6 +301,34 @@ def is_own(kind: type) -> bool:
 
 
 _own: dict[type, bool] = {}
+
+
+def is_of_library(kind: type) -> bool:
+    """Whether objects of a class are of a library, and are looked into."""
+    found = _of_library.get(kind)
+    if found is None:
+        found = _of_library[kind] = not issubclass(kind, _NOT_LOOKED_INTO) and (
+            frames.is_library_module(kind.__module__)
+            # Files, pools, bars: what they hold is outside of the script.
+            and not any(hasattr(kind, name) for name in ("__enter__", "__next__", "__await__"))
+        )
+    return found
+
+
+_of_library: dict[type, bool] = {}
+_NOT_LOOKED_INTO = (
+    type,
+    np.ndarray,
+    Tensor,
+    ModuleType,
+    Enum,
+    BaseException,
+    Dataset,
+    DataLoader,
+    Sampler,
+    Optimizer,
+    LRScheduler,
+)
 
 
 def _is_own(kind: type) -> bool:

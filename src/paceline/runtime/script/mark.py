@@ -5,24 +5,25 @@ first run of the body has done to the script's variables is undone before the se
 counts once.
 
 A mark is made for each batch, so it costs little: variables are kept by reference, containers by a
-shallow copy, tensors and arrays by a copy only where they are small. Larger tensors are copied when
-they have changed since the mark before (`LargeTensors`). What cannot be undone is named.
+shallow copy, tensors and arrays by a copy where they are small, large tensors by one whenever they
+have changed. What cannot be undone is named.
 """
 
 import random
 from collections import OrderedDict, defaultdict, deque
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Iterator
 from types import BuiltinFunctionType, CellType, FrameType, FunctionType, MethodType, ModuleType
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.optim.swa_utils import AveragedModel
 
 from paceline.runtime.script import frames
-from paceline.runtime.script.kinds import ATOMS
+from paceline.runtime.script.kinds import ATOMS, CONTAINERS
 from paceline.runtime.script.large import LargeTensors, is_large_kind
-from paceline.runtime.script.look import OF_MODULES, is_own
+from paceline.runtime.script.look import OF_MODULES, is_of_library, is_own
 
 SMALL_BYTES = 1 << 16
 """Tensors and arrays of at most so many bytes are copied for each batch."""
@@ -31,6 +32,9 @@ LONG = 4096
 
 MOST_OBJECTS = 4096
 """Objects that one mark keeps."""
+
+MOST_OF_LIBRARIES = 512
+"""Objects of libraries that one mark keeps."""
 
 Keep = Callable[[Any], Any]
 Undo = Callable[[Any, Any], bool]
@@ -58,17 +62,22 @@ class BodyMark:
         others: Collection[int] = (),
     ) -> None:
         self._large = large or LargeTensors()
-        self._large.begin(others)
+        self._large.begin()
         #: List or dictionary without parts, by its id: itself and its length.
         self._plain: dict[int, tuple[Any, int]] = {}
         self._plain_before = before._plain if before is not None else self._plain
-        self._seen = set[int]()
+        self._seen, self._others = set[int](), others
+        #: Objects of libraries, which come last; how many there were. Tensor -> its module, by ids.
+        self._later, self._num_of_libraries = list[Any](), 0
+        self._owners = dict[int, Any]()
         self.is_whole = True
         """False: there are too many objects to keep all of them."""
         self._kept = list[tuple[Undo, Any, Any]]()
         self._names = list[tuple[dict[str, Any], dict[str, Any]]]()
         #: By the frame's id, since a frame that is kept keeps its loop open after a ``break``.
         self._frames = dict[int, dict[str, Any]]()
+        self.places = [(one.f_code, one.f_lasti, id(one)) for one in chain]
+        """Where its frames were: code, instruction, id."""
         for module in frames.modules_of(chain):
             self._keep_names(vars(module))
         if kept is not None:
@@ -80,6 +89,9 @@ class BodyMark:
                 for name in [name for name, one in values.items() if _is_of_batch(one)]:
                     del values[name]
                 self._frames[id(frame)] = values
+        while self._later and self._num_of_libraries < MOST_OF_LIBRARIES:
+            self._num_of_libraries += 1
+            _keep_attributes(self, self._later.pop())
         self._plain_before = self._plain
 
     def _keep_names(self, names: dict[str, Any]) -> None:
@@ -119,18 +131,20 @@ class BodyMark:
     def undo(self, chain: list[FrameType]) -> list[Any]:
         """Put all of it back; return the objects that have changed and could not be.
 
+        Of a parameter or buffer that is the module that has it.
+
         Args:
             chain: the script's frames now; those of then are among them.
         """
         left = [value for undo, value, kept in self._kept if not undo(value, kept)]
         left += self._large.undo()
+        left = [self._owners.get(id(value), value) for value in left]
         for names, kept in self._names:
             for key in names.keys() - kept.keys():
                 if type(names[key]) in ATOMS and names.get("__dict__") is None:
                     del names[key]
             names.update(kept)
-        for frame in chain:
-            values = self._frames.get(id(frame), {})
+        for frame, values in self._at(chain):
             now = frames.variables_of(frame) if values else {}
             changed = {
                 name: value for name, value in values.items() if now.get(name, self) is not value
@@ -138,6 +152,22 @@ class BodyMark:
             if changed:
                 frames.bind(frame, changed)
         return left
+
+    def is_of(self, frame: FrameType) -> bool:
+        """Whether the frame was there."""
+        return any(id(frame) == one for _, _, one in self.places)
+
+    def _at(self, chain: list[FrameType]) -> Iterator[tuple[FrameType, dict[str, Any]]]:
+        """The frames of the script now, each with what its variables were.
+
+        A function that was left may have been called again since, and ask at the same place: an
+        engine's epoch whose last step broke. Its new frame goes on as the old one.
+        """
+        places = [(one.f_code, one.f_lasti) for one in chain]
+        again = places == [(code, at) for code, at, _ in self.places]
+        for number, frame in enumerate(chain):
+            known = self.places[number][2] if again else id(frame)
+            yield frame, self._frames.get(known, {})
 
 
 def _is_of_batch(value: Any) -> bool:
@@ -169,12 +199,17 @@ _DULL: set[type] = {
 def _row_of(kind: type) -> Row | None:
     """The row of a type that is seen for the first time; None: it holds nothing."""
     base = next((one for one in kind.__mro__ if one in _ROWS), None)
-    if issubclass(kind, type):
+    row: Row | None = None
+    if issubclass(kind, nn.Module):
+        row = None if issubclass(kind, AveragedModel) else _visit_module
+    elif issubclass(kind, type):
         row = None
     elif base is not None:
         row = _visit_derived(_ROWS[base]) if is_own(kind) else _ROWS[base]
-    else:
-        row = _visit_own if is_own(kind) else _visit_module if issubclass(kind, nn.Module) else None
+    elif is_own(kind):
+        row = _visit_own
+    elif is_of_library(kind):
+        row = _visit_library
     if row is None:
         _DULL.add(kind)
     else:
@@ -194,21 +229,57 @@ def _visit_derived(row: Row) -> Row:
 def _visit_own(mark: BodyMark, value: Any) -> None:
     mark._seen.add(id(value))
     attributes = getattr(value, "__dict__", None)
-    if attributes is None:
-        return
-    if isinstance(value, nn.Module):
-        mark._large.keep_module(value)
+    if attributes is not None:
+        mark._keep_names(attributes)
+
+
+def _visit_module(mark: BodyMark, value: Any) -> None:
+    """Keep what a module has that is not the job's: an average of weights, a teacher, a metric."""
+    mark._seen.add(id(value))
+    if is_own(type(value)):
+        attributes = value.__dict__
         kept = {key: one for key, one in attributes.items() if key not in OF_MODULES}
         if kept:
             mark._names.append((attributes, {**attributes, **kept}))
             mark._visit(kept.values())
-    else:
-        mark._keep_names(attributes)
+    elif is_of_library(type(value)) and id(value) not in mark._others:
+        mark._later.append(value)
+    for module in () if id(value) in mark._others else value.modules():
+        if id(module) in mark._others:
+            continue
+        for one in (*module._parameters.values(), *module._buffers.values()):
+            if one is not None and id(one) not in mark._seen:
+                mark._owners[id(one)] = module
+                _visit_tensor(mark, one)
 
 
-def _visit_module(mark: BodyMark, value: nn.Module) -> None:
+def _visit_library(mark: BodyMark, value: Any) -> None:
     mark._seen.add(id(value))
-    mark._large.keep_module(value)
+    if id(value) not in mark._others:
+        mark._later.append(value)
+
+
+def _keep_attributes(mark: BodyMark, value: Any) -> None:
+    """Keep an object's attributes of plain data: what else a library has there is its own."""
+    attributes: dict[str, Any] = getattr(value, "__dict__", {})
+    hidden = OF_MODULES if isinstance(value, nn.Module) else frozenset[str]()
+    shown = {key: one for key, one in attributes.items() if key not in hidden}
+    plain = {key: one for key, one in shown.items() if _is_data(one)}
+    mark._kept.append((_undo_attributes, value, (plain, frozenset(attributes))))
+    mark._visit(shown.values())
+
+
+def _is_data(value: Any) -> bool:
+    return type(value) in ATOMS or isinstance(value, (*CONTAINERS, Tensor, np.ndarray, np.generic))
+
+
+def _undo_attributes(value: Any, kept: tuple[dict[str, Any], frozenset[str]]) -> bool:
+    attributes, (plain, names) = value.__dict__, kept
+    for key in attributes.keys() - names:
+        if type(attributes[key]) in ATOMS:
+            del attributes[key]
+    attributes.update(plain)
+    return True
 
 
 def _visit_tensor(mark: BodyMark, value: Tensor) -> None:
@@ -324,9 +395,12 @@ def _keep_tensor(value: Tensor) -> Any:
 
 
 def _undo_tensor(value: Tensor, kept: Any) -> bool:
-    if kept is None or value._version == kept[0]:
+    if kept is None:
         return True
-    copy = kept[1]
+    version, copy = kept
+    # Running statistics of torch's BatchNorm change without a new version.
+    if value._version == version and (copy is None or torch.equal(value, copy)):
+        return True
     if copy is None or copy.shape != value.shape:
         return False
     with torch.no_grad():

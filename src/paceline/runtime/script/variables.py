@@ -27,7 +27,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import xxhash
-from torch import Tensor
+from torch import Tensor, nn
 
 from paceline.base.errors import ConfigError
 from paceline.runtime.process import Fenced
@@ -107,6 +107,8 @@ class Variables:
         self._digested: dict[str, int] = {}
         self._own, self._changed = set[str](), set[str]()
         self._told = set[str]()
+        #: Paths that no message names as the script's.
+        self._of_libraries = set[str]()
         #: What a peer or a cut has handed over, and the script has not taken so far.
         self._arrived: dict[str, Any] | None = None
         self.at_end = False
@@ -160,11 +162,15 @@ class Variables:
         return frames.frames_of(self._frame) if self._frame is not None else []
 
     def site(self, frame: FrameType) -> str:
-        """Where a script calls from, as text: the same in all workers at one line."""
+        """Where a script calls from, as text: the same in all workers at one line.
+
+        An engine of a library may begin its first loop elsewhere than the others.
+        """
         if not self.found:
             return ""
         chain = frames.frames_of(frame)
-        places = [frames.place_of(one, opens=one is chain[0]) for one in reversed(chain)]
+        own = [one for one in chain if frames.is_scripts(one.f_code.co_filename)]
+        places = [frames.place_of(one, opens=one is own[0]) for one in reversed(own)]
         return " > ".join(f"{file}:{line} {function}" for file, function, line in places)
 
     # ------------------------------------------------------------------ bodies
@@ -189,6 +195,15 @@ class Variables:
             return []
         found = ((one, frames.reached(one)) for one in frames.positions_of(chain[0]))
         return [(one, at) for one, at in found if at is not None]
+
+    def _passed_in(
+        self, chain: list[FrameType], mark: BodyMark
+    ) -> list[tuple[Any, frames.IteratorAt]]:
+        """Where the script's statements were, by their iterators now."""
+        if not self._passed or mark.is_of(chain[0]):
+            return self._passed
+        now = [one for one in frames.positions_of(chain[0]) if frames.reached(one) is not None]
+        return [(one, at) for one, (_, at) in zip(now, self._passed, strict=False)]
 
     def given(self) -> None:
         """The script gets a batch."""
@@ -225,9 +240,10 @@ class Variables:
         if mark is None or self._frame is None:
             self.missed = True
             return
-        left = {id(one) for one in mark.undo(self._chain)}
+        chain = self._chain
+        left = {id(one) for one in mark.undo(chain)}
         self.missed |= not mark.is_whole
-        for iterator, at in self._passed:
+        for iterator, at in self._passed_in(chain, mark):
             self.missed |= not frames.reach(iterator, at, back=True)
         for count in frames.counts_of(self._frame) if not self._passed else ():
             found = frames.reached(count)
@@ -236,15 +252,15 @@ class Variables:
         if left:
             self.missed = True
             look = self._look()
-            paths = [path for path, leaf in look.leaves.items() if id(leaf.value) in left]
+            paths = [path for path, leaf in look.leaves.items() if _is_among(leaf.value, left)]
             self._tell("undone", paths, "was changed by a step that a lost worker broke, and again")
         self.mark()
 
     # ------------------------------------------------------------------ what is shared
 
-    def _look(self) -> ScriptLook:
+    def _look(self, chain: list[FrameType] | None = None) -> ScriptLook:
         others = self.others | set(map(id, self.kept.values()))
-        return ScriptLook(self._chain, others, self._dataset, self.objects)
+        return ScriptLook(chain or self._chain, others, self._dataset, self.objects)
 
     def _digests(self, look: ScriptLook) -> dict[str, int]:
         found = {}
@@ -260,7 +276,8 @@ class Variables:
         if self._frame is None:
             return []
         self._asked_from = [frames.place_of(one) for one in self._chain]
-        self._digested = self._digests(self._look())
+        look = self._look()
+        self._of_libraries, self._digested = look.of_libraries, self._digests(look)
         return sorted((_path_digest(path), value) for path, value in self._digested.items())
 
     def compare(self, tables: Sequence[Table]) -> list[VariableDifference]:
@@ -278,7 +295,8 @@ class Variables:
                 if value != before:
                     self._changed.add(path)
                 continue
-            if path in self._changed and path not in self._own and path not in self._told:
+            is_news = path in self._changed and path not in self._own | self._of_libraries
+            if is_news and path not in self._told:
                 differences.append(VariableDifference(path, self._line(path)))
             self._own.add(path)
         return differences
@@ -298,7 +316,6 @@ class Variables:
             return self._at_stop
         chain, look = self._chain, self._look()
         digests, leaves = self._digests(look), dict[str, Any]()
-        ended = ended or self.at_end
         for path, leaf in look.leaves.items():
             if path not in digests:
                 continue
@@ -307,7 +324,7 @@ class Variables:
             is_sum = is_sum and leaf.kind.name == "plain" and _is_record(leaf.value)
             if not (is_shared or is_sum) or (ended and leaf.kind.name == "TensorDataset"):
                 continue
-            taken = self._taken(path, leaf)
+            taken = self._taken(path, leaf, tells=path not in look.of_libraries)
             if taken is not None:
                 leaves[path] = [leaf.kind.name, taken]
         return {
@@ -326,6 +343,7 @@ class Variables:
             "draws": self.draws,
             "leaves": leaves,
             "last": self._last_of(look, leaves) if ended else {},
+            "paths": sorted(map(_path_digest, look.leaves)),
             "own": sorted(self._own),
             "changed": sorted(self._changed | (set(leaves) - self._own)),
         }
@@ -346,14 +364,15 @@ class Variables:
             found[path] = taken
         return found
 
-    def _taken(self, path: str, leaf: Variable) -> Any:
+    def _taken(self, path: str, leaf: Variable, *, tells: bool) -> Any:
         try:
             if leaf.kind.name == "plain" and len(encoded(leaf.value)) > MOST_BYTES:
                 raise NoPlainError("more than 16 MiB")
             taken = leaf.kind.taken(leaf.value)
             take_apart(taken, path)
         except (ConfigError, NoPlainError, RuntimeError, ValueError) as error:
-            self._tell("not_carried", [path], f"cannot be handed to another worker ({error})")
+            if tells:
+                self._tell("not_carried", [path], f"cannot be handed to another worker ({error})")
             return None
         return taken
 
@@ -417,12 +436,20 @@ class Variables:
         for path, taken in state.get("last", {}).items():
             if path not in look.leaves:
                 self._add(look, path, "plain", taken, None)
+        if "paths" in state:  # not in a cut of an earlier release
+            self._tell_alone(look, set(state["paths"]))
         self._reach(chain, state["iterators"])
         if state["draws"] is not None:
             put_draws(state["draws"])
         for path in state["changed"]:
             self._changed.add(path)
         self._own |= set(state["own"])
+
+    def _tell_alone(self, look: ScriptLook, known: set[int]) -> None:
+        """Name what no other worker has: nobody can hand it over."""
+        alone = (path for path in look.leaves if _path_digest(path) not in known)
+        names = dict.fromkeys(filter(None, map(look.variable_of, alone)))
+        self._tell("starts_over", [*names], "is of this worker alone, and nobody can hand it over")
 
     def _is_of(self, state: dict[str, Any], chain: Sequence[FrameType]) -> bool:
         """Whether a state is of a script that asked from the lines from which this one asks."""
@@ -478,6 +505,12 @@ class Variables:
                 _log.warning(
                     "script_variable %s name=%s at=%s: it %s", what, path, self._line(path), why
                 )
+
+
+def _is_among(value: Any, ids: set[int]) -> bool:
+    """Whether an object, or a part of a module, is one of these."""
+    parts = value.modules() if isinstance(value, nn.Module) else (value,)
+    return any(id(one) in ids for one in parts)
 
 
 def _is_record(value: Any) -> bool:

@@ -134,6 +134,10 @@ class Looking:
             for name, value in list(space.items()):
                 if not (name.startswith("_") or isinstance(value, _NO_VARIABLES)):
                     values |= leaves_of(name, value, mine)
+        root = self.plan.root  # another one in each act
+        for path, leaf in values.items():
+            if root in leaf.text:
+                values[path] = msgspec.structs.replace(leaf, text=leaf.text.replace(root, "."))
         self.note(TakenVariables(place, values))
 
     def keep(self, word: str, weights: Mapping[str, Any]) -> None:

@@ -9,10 +9,12 @@ import msgspec
 import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
+from torch.utils.data import DataLoader
 
 from paceline.base.errors import ConfigError
 from paceline.features.rehearse.plan import BEFORE_STEP, LoggedValues, PreparedModel
 from paceline.features.rehearse.process.looking import Looking
+from paceline.runtime.dealt import DealtLoader
 from paceline.runtime.job import Job, LoopAsked, LoopRead
 from paceline.runtime.job_course import BatchLoop
 from paceline.runtime.logged import checked_log
@@ -24,7 +26,7 @@ WHOLE_ON_WORKERS = ("ps", "fsdp")
 
 
 class RehearsedJob(Job):
-    """`Job` with a `Looking`. All that shortens is in `_opened` and `epochs`."""
+    """`Job` with a `Looking`. All that shortens is in `_read`, `_dealt` and `epochs`."""
 
     looking: ClassVar[Looking]
     num_trainings: ClassVar[int] = 0
@@ -48,6 +50,12 @@ class RehearsedJob(Job):
             return read
         feed = _shortened(read.feed, self.looking.plan.batches, self._most())
         return read._replace(feed=feed, growth=None)
+
+    def _dealt(self, loader: DataLoader[Any], accumulate: int) -> DealtLoader:
+        """The same loader, as long as the loop over it: an engine may count its batches."""
+        dealt = super()._dealt(loader, accumulate)
+        dealt.most = self.looking.plan.batches * accumulate if self._shortens else None
+        return dealt
 
     def _most(self) -> int:
         return self.looking.plan.epochs
