@@ -34,6 +34,7 @@ from paceline.runtime.evaluation import as_tensor, checked_values, untouched
 from paceline.runtime.feed_requests import Growing, check_number, feed_to_evaluate, feed_to_train
 from paceline.runtime.given import check_given, flatten, takes_norm_alone
 from paceline.runtime.job_course import BatchLoop, JobCourse
+from paceline.runtime.process import Stopped
 from paceline.runtime.seeding import seed_all
 from paceline.runtime.state.script_state import ScriptState
 from paceline.runtime.strategy import Entry, Strategy
@@ -310,18 +311,27 @@ class Job(JobCourse):
         )
         if self._course.epoch is None:
             epochs = self._strategy.spec.epochs or epochs
-        site = self._strategy.variables.site(sys._getframe(1))
-
-        asked = LoopAsked(given, site, epochs, accumulate, batch_per_worker)
-        entry = self._entry(site)
-        begun = self._enter(asked, entry) if entry is not None else None
-        if begun is None and self._is_behind_end():
-            return BatchLoop(_nothing(), 0, self._strategy.variables)
-        begun = begun or self._begin_loop(asked)
+        variables, frame = self._strategy.variables, sys._getframe(1)
+        asked = LoopAsked(given, variables.site(frame), epochs, accumulate, batch_per_worker)
+        try:
+            begun = self._begin(asked)
+        except Stopped:
+            variables.stops_before(frame, self._course.coming, asked.site)
+            raise
+        if begun is None:
+            return BatchLoop(_nothing(), 0, variables)
         feed, bodies = begun.feed, self._run(begun, asked)
         counts = feed.num_samples and not feed.per_worker
         num_batches = feed.num_slices * accumulate if counts else 0
-        return BatchLoop(bodies, num_batches, self._strategy.variables)
+        return BatchLoop(bodies, num_batches, variables)
+
+    def _begin(self, asked: LoopAsked) -> LoopBegun | None:
+        """Begin the loop that others are in, or the next one; None: it is behind the last one."""
+        entry = self._entry(asked.site)
+        begun = self._enter(asked, entry) if entry is not None else None
+        if begun is None and self._is_behind_end():
+            return None
+        return begun or self._begin_loop(asked)
 
     def _enter(self, asked: LoopAsked, entry: Entry) -> LoopBegun | None:
         """Begin the loop that others are in; None: the script would read something else there."""

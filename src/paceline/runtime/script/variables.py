@@ -144,6 +144,14 @@ class Variables:
         """The job stops where the script asks for a batch: the last cut holds what is there."""
         self._at_stop = self.state_of()
 
+    def stops_before(self, frame: FrameType, place: ScriptPlace, opened: str) -> None:
+        """The same where it is about to begin a loop, at this place and from these lines."""
+        if self.found:
+            self.place, self.opened, self.at_end = place, opened, False
+            self._frame = frame
+            self.stopped()
+            self.goes_on()
+
     def leaves(self, frame: FrameType) -> None:
         """The script leaves its loop, in this frame; `goes_on` follows.
 
