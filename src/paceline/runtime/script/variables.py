@@ -44,7 +44,7 @@ from paceline.runtime.script.large import LargeTensors
 from paceline.runtime.script.look import ScriptLook, Variable
 from paceline.runtime.script.mark import BodyMark
 from paceline.runtime.script.naming import line_of
-from paceline.runtime.seeding import put_draws
+from paceline.runtime.seeding import draws, put_draws
 from paceline.runtime.state.tree import take_apart
 from paceline.wire.messages.feeds import Feed, ScriptPlace
 
@@ -90,7 +90,12 @@ class Variables:
         self.ready: dict[str, Any] | None = None
         """The shared variables as they were when the script asked for the batch in hand."""
         self.draws: dict[str, Any] | None = None
-        """States of the generators from which all workers draw alike between loops."""
+        """States of the generators from which all workers draw alike between loops.
+
+        None: the loop has had no batch so far, so that is what the generators are at.
+        """
+        self.draws_alone = False
+        """The script draws in its loops what it draws between them, as it is the only worker."""
         self._dataset: Any = None
         self._passed = list[tuple[Any, frames.IteratorAt]]()
         self._frame: FrameType | None = None
@@ -116,7 +121,7 @@ class Variables:
         """The script begins a loop over batches of a data set."""
         self._dataset = dataset
         self.place, self.opened, self._mark, self.ready = feed.place, feed.site, None, None
-        self.at_end = False
+        self.at_end, self.draws = False, None
 
     def waits_in(self, frame: FrameType) -> None:
         """The script waits for a batch, in this frame."""
@@ -289,7 +294,7 @@ class Variables:
             "place": tuple(self.place),
             "opened": self.opened,
             "ended": ended,
-            "draws": self.draws,
+            "draws": self.draws or (None if self.draws_alone else draws()),
             "leaves": leaves,
             "last": self._last_of(look, leaves) if ended else {},
             "own": sorted(self._own),
