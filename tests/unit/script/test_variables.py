@@ -329,3 +329,25 @@ def test_a_message_names_the_line_that_sets_a_variable() -> None:
     module = sys.modules[__name__]
     assert line_of("main.stopper.best", [module]).startswith("test_variables.py:")
     assert line_of("main.nothing_of_the_kind", [module]) == ""
+
+
+def test_what_is_drawn_between_loops_is_handed_over_as_of_the_newest_loop() -> None:
+    variables = Variables(found=True)
+
+    def drawn() -> Any:
+        state = variables.state_of()
+        assert state is not None
+        return state["draws"]
+
+    variables.begin_loop(loop())
+    variables.waits_in(sys._getframe())
+    variables.compare([variables.table()])
+    torch.rand(3)
+    variables.draws = {"torch": torch.default_generator.get_state()}  # its first batch comes
+    kept = variables.draws["torch"]
+    torch.rand(3)
+    assert torch.equal(drawn()["torch"], kept)
+    variables.begin_loop(loop((0, -1, 1)))
+    assert torch.equal(drawn()["torch"], torch.default_generator.get_state())
+    variables.draws_alone = True
+    assert drawn() is None
