@@ -271,15 +271,18 @@ class Epochs:
         history, weight = list[dict[str, Any]](), torch.ones(2, requires_grad=True)
         for epoch in range(3):
             running: Any = 0.0
+            meters = defaultdict[str, Stopper](Stopper)
             for number in range(3):
                 self.variables.begin_loop(loop((0, -1, epoch)))
                 self.variables.waits_in(sys._getframe())
                 if not has_batch(self.variables, number):
                     break
                 output = weight * (self.rank + 1)
-                loss = output.sum() * (number + 1)
+                loss = output.sum() * (number + epoch + 1)
                 running += loss
+                meters["loss"].step(loss.item())
             mine = {"epoch": epoch, "loss": running.item() / 2, "at": f"{epoch}:00"}
+            mine["best"] = meters["loss"].best
             history.append(mine | {"last": loss.item(), "shape": list(output.shape)})
         return history
 

@@ -7,9 +7,10 @@ An object of one of the script's own classes is looked into, attribute by attrib
 list or dictionary of such objects. What ``job.prepare`` and ``job.state`` have is theirs.
 """
 
+import ast
 from argparse import Namespace
-from collections import deque
-from collections.abc import Callable, Collection, Iterator
+from collections import defaultdict, deque
+from collections.abc import Callable, Collection, Iterable, Iterator
 from enum import Enum
 from types import (
     BuiltinFunctionType,
@@ -64,6 +65,7 @@ class ScriptLook:
         self.leaves: dict[str, Variable] = {}
         self.holders: dict[str, Callable[[str, Any], None]] = {}
         """Path -> gives a variable beside it a name and a value."""
+        self._defaults: dict[str, defaultdict[Any, Any]] = {}
         self._others, self._seen = others, set[int]()
         names = dict[str, int]()
         for frame in reversed(chain):
@@ -75,6 +77,25 @@ class ScriptLook:
         for module in frames.modules_of(chain):
             self._of_module(module)
         self._of_dataset(DATA, dataset)
+
+    def make_defaults(self, paths: Iterable[str]) -> bool:
+        """Make what a peer has in its ``defaultdict`` and ours has not (meters by name).
+
+        Returns:
+            Whether something was made, so that another look finds more.
+        """
+        made = False
+        for path in paths:
+            for holder, values in self._defaults.items():
+                if path in self.leaves or not path.startswith(f"{holder}["):
+                    continue
+                try:
+                    key = ast.literal_eval(path[len(holder) + 1 :].partition("]")[0])
+                    made |= key not in values
+                    values[key]
+                except (ValueError, SyntaxError, TypeError, LookupError):
+                    continue
+        return made
 
     def _of_dataset(self, path: str, dataset: Any) -> None:
         """What a script has made for its loop alone, and has no name for."""
@@ -114,6 +135,8 @@ class ScriptLook:
             if id(value) in self._seen and not isinstance(value, tuple):
                 return
             self._seen.add(id(value))
+            if type(value) is defaultdict:
+                self._defaults[path] = value
             if is_own(type(value)):
                 self._of_object(path, value, depth)
                 return

@@ -369,6 +369,8 @@ class Variables:
 
     def _fill(self, state: dict[str, Any], chain: list[FrameType]) -> None:
         look, missing = self._look(), dict[str, Any]()
+        if look.make_defaults(state["leaves"]):
+            look = self._look()
         self._first = self._first or self._digests(look)
         for path, (kind, taken) in state["leaves"].items():
             leaf = look.leaves.get(path)
