@@ -77,6 +77,7 @@ class JobLife:
         if not self._has_begun:
             self._draws_alone = begins and (strategy.is_alone or spec.workers.count == 1)
         self._has_begun = True
+        self._strategy.variables.draws_alone = self._draws_alone
         if self._draws_alone:
             return
         self._give_back = all_kept()

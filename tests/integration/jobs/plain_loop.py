@@ -72,6 +72,7 @@ class Trainer:
     def __init__(self) -> None:
         self.steps, self.drawn = 0, list[float]()
         self.noise, self.stopper = np.random.default_rng(3), Stopper(1)
+        self.between = list[float]()
         self.records, self.last = list[dict[str, Any]](), 0.0
 
     def epoch(self, batches: Any) -> tuple[float, int]:
@@ -99,6 +100,8 @@ class Trainer:
     def fit(self) -> dict[str, Any]:
         best, log, mine = None, {}, random.Random(os.getpid())
         for epoch in range(args.epochs):
+            # From the generators of the process, which each life goes on with.
+            self.between += [random.random(), float(np.random.random()), torch.rand(()).item()]
             batches: Any = loader
             if args.rollouts:
                 drawn = torch.as_tensor(self.noise.normal(size=(320, 4)))
@@ -127,6 +130,7 @@ class Trainer:
             "steps": [self.steps, num_seen, *map(int, log)],
             "records": [one["epoch"] for one in self.records],
             "drawn": self.drawn,
+            "between": self.between,
         }
 
 

@@ -150,12 +150,17 @@ def test_a_loops_own_index_is_a_note() -> None:
 
 
 def test_what_differs_among_undisturbed_workers_is_no_drift() -> None:
-    one, other = ends({"loss": real(0.5), "n": whole(8)}), ends({"loss": real(0.7), "n": whole(8)})
+    ones = {size: PlainLeaf(text=f"float32[{size}]", some=(1.0, size**0.5)) for size in (8, 12, 16)}
+    one = ends({"loss": real(0.5), "n": whole(8), "ones": ones[8]})
+    other = ends({"loss": real(0.7), "n": whole(8), "ones": ones[8]})
     undisturbed = ObservedAct(variables={"worker-0": one, "worker-1": other})
-    alone = ObservedAct(variables={"alone": ends({"loss": real(0.6), "n": whole(16)})})
+    alone = ObservedAct(
+        variables={"alone": ends({"loss": real(0.6), "n": whole(16), "ones": ones[16]})}
+    )
     own = own_values(undisturbed, alone, TOLERANCE)
-    assert own == {"loss", "n"}  # n: follows from how many share a batch
-    got = ObservedAct(variables={"worker-0": ends({"loss": real(0.9), "n": whole(12)})})
+    assert own == {"loss", "n", "ones"}  # n, ones: follow from how many share a batch
+    later = {"loss": real(0.9), "n": whole(12), "ones": ones[12]}
+    got = ObservedAct(variables={"worker-0": ends(later)})
     assert comparison(own).all(undisturbed, got, NAMES) == ([], [])
     line = PrintedLine("epoch 0 loss 0.5", "train.py", 10)
     undisturbed = ObservedAct(printed=[line])

@@ -399,15 +399,18 @@ class Epochs:
         history, weight = list[dict[str, Any]](), torch.ones(2, requires_grad=True)
         for epoch in range(3):
             running: Any = 0.0
+            meters = defaultdict[str, Stopper](Stopper)
             for number in range(3):
                 self.variables.begin_loop(loop((0, -1, epoch)))
                 self.variables.waits_in(sys._getframe())
                 if not has_batch(self.variables, number):
                     break
                 output = weight * (self.rank + 1)
-                loss = output.sum() * (number + 1)
+                loss = output.sum() * (number + epoch + 1)
                 running += loss
+                meters["loss"].step(loss.item())
             mine = {"epoch": epoch, "loss": running.item() / 2, "at": f"{epoch}:00"}
+            mine["best"] = meters["loss"].best
             history.append(mine | {"last": loss.item(), "shape": list(output.shape)})
         return history
 
@@ -524,3 +527,25 @@ def test_nothing_is_if_nobody_knows_why_or_when(how: str) -> None:
     else:
         leaving(Variables(found=True), handed, how)
     assert handed == [None]
+
+
+def test_what_is_drawn_between_loops_is_handed_over_as_of_the_newest_loop() -> None:
+    variables = Variables(found=True)
+
+    def drawn() -> Any:
+        state = variables.state_of()
+        assert state is not None
+        return state["draws"]
+
+    variables.begin_loop(loop())
+    variables.waits_in(sys._getframe())
+    variables.compare([variables.table()])
+    torch.rand(3)
+    variables.draws = {"torch": torch.default_generator.get_state()}  # its first batch comes
+    kept = variables.draws["torch"]
+    torch.rand(3)
+    assert torch.equal(drawn()["torch"], kept)
+    variables.begin_loop(loop((0, -1, 1)))
+    assert torch.equal(drawn()["torch"], torch.default_generator.get_state())
+    variables.draws_alone = True
+    assert drawn() is None

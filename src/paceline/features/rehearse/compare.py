@@ -1,7 +1,8 @@
 """Compare an act with the act that it should be equal to, and say what differs, where, and why.
 
 A value that differs between the workers of an undisturbed job is one worker's own: it is no
-difference. So is a whole number that follows from how many workers share a batch.
+difference. So is a whole number, or the shape of a tensor, that follows from how many workers share
+a batch.
 """
 
 from collections.abc import Iterable, Mapping
@@ -327,8 +328,14 @@ def own_values(
         for place in first.keys() & single.keys():
             here, there = first[place], single[place]
             apart = differing(here, there, tolerance)
-            own |= {path for path in apart if here[path].whole and there[path].whole}
+            own |= {path for path in apart if _follows_from_shares(here[path], there[path])}
     return own
+
+
+def _follows_from_shares(here: PlainLeaf, there: PlainLeaf) -> bool:
+    """Whether values differ as two numbers of samples do, or tensors of so many samples."""
+    is_shape = bool(here.some and there.some) and here.text != there.text
+    return (here.whole and there.whole) or is_shape
 
 
 def _paths_apart(

@@ -9,11 +9,12 @@ own: a meter, a saver of checkpoints, an engine. What ``job.prepare`` and ``job.
 theirs.
 """
 
+import ast
 import re
 import sys
 from argparse import Namespace
-from collections import deque
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections import defaultdict, deque
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from enum import Enum
 from types import (
     BuiltinFunctionType,
@@ -97,6 +98,7 @@ class ScriptLook:
         self._functions = list[str]()
         self.of_libraries = set[str]()
         """Paths that lead through an object of a library."""
+        self._defaults: dict[str, defaultdict[Any, Any]] = {}
         self._others, self._seen = others, set[int]()
         #: Objects of libraries: they come last, so that they take no place of the script's own.
         self._later = deque[tuple[str, Any, int]]()
@@ -144,6 +146,25 @@ class ScriptLook:
         name = root + re.split(r"[.\[]", path.removeprefix(root), maxsplit=1)[0]
         return "" if not root or name in self._functions else name
 
+    def make_defaults(self, paths: Iterable[str]) -> bool:
+        """Make what a peer has in its ``defaultdict`` and ours has not (meters by name).
+
+        Returns:
+            Whether something was made, so that another look finds more.
+        """
+        made = False
+        for path in paths:
+            for holder, values in self._defaults.items():
+                if path in self.leaves or not path.startswith(f"{holder}["):
+                    continue
+                try:
+                    key = ast.literal_eval(path[len(holder) + 1 :].partition("]")[0])
+                    made |= key not in values
+                    values[key]
+                except (ValueError, SyntaxError, TypeError, LookupError):
+                    continue
+        return made
+
     def _of_dataset(self, path: str, dataset: Any) -> None:
         """What a script has made for its loop alone, and has no name for."""
         if isinstance(dataset, Subset):
@@ -185,6 +206,8 @@ class ScriptLook:
             if id(value) in self._seen and not isinstance(value, tuple):
                 return
             self._seen.add(id(value))
+            if type(value) is defaultdict:
+                self._defaults[path] = value
             if self._of_attributes(path, value, depth):
                 return
             if isinstance(value, CONTAINERS) and self._is_node(value):

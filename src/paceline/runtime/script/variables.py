@@ -44,7 +44,7 @@ from paceline.runtime.script.large import LargeTensors
 from paceline.runtime.script.look import ScriptLook, Variable
 from paceline.runtime.script.mark import BodyMark
 from paceline.runtime.script.naming import line_of
-from paceline.runtime.seeding import put_draws
+from paceline.runtime.seeding import draws, put_draws
 from paceline.runtime.state.tree import take_apart
 from paceline.wire.messages.feeds import Feed, ScriptPlace
 
@@ -90,7 +90,12 @@ class Variables:
         self.ready: dict[str, Any] | None = None
         """The shared variables as they were when the script asked for the batch in hand."""
         self.draws: dict[str, Any] | None = None
-        """States of the generators from which all workers draw alike between loops."""
+        """States of the generators from which all workers draw alike between loops.
+
+        None: the loop has had no batch so far, so that is what the generators are at.
+        """
+        self.draws_alone = False
+        """The script draws in its loops what it draws between them, as it is the only worker."""
         self._dataset: Any = None
         self._passed = list[tuple[Any, frames.IteratorAt]]()
         self._frame: FrameType | None = None
@@ -130,6 +135,7 @@ class Variables:
         self._dataset = dataset
         self.place, self.opened, self._mark, self.ready = feed.place, feed.site, None, None
         self.at_end, self.has_left, self._asked_from = False, False, []
+        self.draws = None
 
     def waits_in(self, frame: FrameType) -> None:
         """The script waits for a batch, in this frame."""
@@ -147,7 +153,7 @@ class Variables:
     def stops_before(self, frame: FrameType, place: ScriptPlace, opened: str) -> None:
         """The same where it is about to begin a loop, at this place and from these lines."""
         if self.found:
-            self.place, self.opened, self.at_end = place, opened, False
+            self.place, self.opened, self.at_end, self.draws = place, opened, False, None
             self._frame = frame
             self.stopped()
             self.goes_on()
@@ -348,7 +354,7 @@ class Variables:
             "opened": self.opened,
             "ended": ended,
             "left": self._leaves,
-            "draws": self.draws,
+            "draws": self.draws or (None if self.draws_alone else draws()),
             "leaves": leaves,
             "last": self._last_of(look, leaves) if ended else {},
             "paths": sorted(map(_path_digest, look.leaves)),
@@ -431,8 +437,22 @@ class Variables:
         return self.has_left
 
     def _fill(self, state: dict[str, Any], chain: list[FrameType]) -> None:
-        look, missing = self._look(), dict[str, Any]()
+        look = self._look()
+        if look.make_defaults(state["leaves"]):
+            look = self._look()
         self._first = self._first or self._digests(look)
+        self._fill_values(state, look)
+        if "paths" in state:  # not in a cut of an earlier release
+            self._tell_alone(look, set(state["paths"]))
+        self._reach(chain, state["iterators"])
+        if state["draws"] is not None:
+            put_draws(state["draws"])
+        for path in state["changed"]:
+            self._changed.add(path)
+        self._own |= set(state["own"])
+
+    def _fill_values(self, state: dict[str, Any], look: ScriptLook) -> None:
+        missing = dict[str, Any]()
         for path, (kind, taken) in state["leaves"].items():
             leaf = look.leaves.get(path)
             if leaf is not None and leaf.kind.name == kind:
@@ -444,14 +464,6 @@ class Variables:
         for path, taken in state.get("last", {}).items():
             if path not in look.leaves:
                 self._add(look, path, "plain", taken, None)
-        if "paths" in state:  # not in a cut of an earlier release
-            self._tell_alone(look, set(state["paths"]))
-        self._reach(chain, state["iterators"])
-        if state["draws"] is not None:
-            put_draws(state["draws"])
-        for path in state["changed"]:
-            self._changed.add(path)
-        self._own |= set(state["own"])
 
     def _tell_alone(self, look: ScriptLook, known: set[int]) -> None:
         """Name what no other worker has: nobody can hand it over."""

@@ -98,9 +98,9 @@ class Looking:
         name = code.co_filename
         return name.startswith(self.plan.root + os.sep) and "site-packages" not in name
 
-    def place(self) -> tuple[str, int]:
-        """File and line of the script that runs now."""
-        frame = next(self.frames(), None)
+    def place(self, *, but: str = "") -> tuple[str, int]:
+        """File and line of the script that runs now, in another function than one of this name."""
+        frame = next((one for one in self.frames() if one.f_code.co_name != but), None)
         if frame is None:
             return "", 0
         return os.path.relpath(frame.f_code.co_filename, self.plan.root), frame.f_lineno
@@ -115,7 +115,8 @@ class Looking:
 
     def printed(self, text: str) -> None:
         """The script printed a line."""
-        file, line = self.place()
+        # Some scripts have a `print` of their own around Python's.
+        file, line = self.place(but="print")
         self.note(PrintedLine(text.replace(self.plan.root, "."), file, line))
 
     def take(self, place: str) -> None:
