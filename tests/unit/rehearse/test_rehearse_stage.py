@@ -8,6 +8,7 @@ import pytest
 from paceline.base.errors import ConfigError
 from paceline.features.rehearse import stage
 from paceline.features.rehearse.stage import set_stage
+from paceline.features.rehearse.written import read_written
 
 
 def test_small_files_are_copied_large_ones_linked_and_what_is_written_is_found(
@@ -65,3 +66,17 @@ def test_a_copy_within_the_folder_does_not_copy_itself_and_a_socket_is_left_out(
 def test_no_script_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="expected a script of Python"):
         set_stage(tmp_path / "none.py", tmp_path / "copy")
+
+
+def test_files_with_the_time_of_a_run_in_their_names_are_not_compared(tmp_path: Path) -> None:
+    names = [
+        "logs/1795898961.56615/hparams.yml",
+        "events.out.tfevents.1795898961.vm.25271.0",
+        "out/20261128-203026-vit/args.yaml",
+        "step_1000000/model.txt",
+        "epoch-12.txt",
+    ]
+    for name in names:
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text("1")
+    assert [*read_written({tmp_path: names})[tmp_path]] == names[3:]

@@ -1,5 +1,6 @@
 """What an act wrote, as leaves: contents where they can be read, else sizes."""
 
+import re
 import subprocess
 import sys
 from collections.abc import Iterable, Mapping
@@ -15,8 +16,8 @@ TEXTS = {".json", ".jsonl", ".csv", ".tsv", ".txt", ".log", ".md", ".yaml", ".ym
 TENSORS = {".pt", ".pth", ".ckpt", ".bin", ".safetensors", ".npz", ".npy"}
 READER = "paceline.features.rehearse.process.contents"
 TEXT_BYTES = 4 << 20
-OF_TENSORBOARD = "events.out.tfevents."
-"""What begins so has a time, a machine and a process in its name, and times in it."""
+TIMES = re.compile(r"(?<!\d)(\d{10}(\.\d+)?|20\d{6}[-_T.]?\d{4,6})(?!\d)")
+"""The time of a run in a name: seconds since 1970, or a date with a time."""
 
 
 def read_written(roots: Mapping[Path, Iterable[str]]) -> dict[Path, dict[str, Leaves]]:
@@ -26,11 +27,11 @@ def read_written(roots: Mapping[Path, Iterable[str]]) -> dict[Path, dict[str, Le
         roots: the folder of each act, and the files that it wrote there.
 
     Returns:
-        By folder and file, what the file holds.
+        By folder and file, what the file holds; without those whose names have a time in them.
     """
+    # Each run has a name of its own for what has its time in it: event files of TensorBoard.
     written = {
-        root: [name for name in names if not Path(name).name.startswith(OF_TENSORBOARD)]
-        for root, names in roots.items()
+        root: [name for name in names if not TIMES.search(name)] for root, names in roots.items()
     }
     tensors = [
         str(root / name)
