@@ -90,4 +90,6 @@ def test_a_life_that_finds_all_done_does_not_train_once_more(
     with job_of(tmp_path / "job", *flags, "--die", "1:50") as job:
         check(job, expected, {"0"})
         said = (job.job.logs / "worker-1.log").read_text()
-        assert "the other workers' scripts have returned" in said
+        # The loop that it passes may end its script with an error of its own.
+        ends = ("the other workers' scripts have returned", "This does not end the job")
+        assert any(one in said for one in ends)
