@@ -99,12 +99,14 @@ class FeedAdded(Record, frozen=True):
 class LoopEnded(Record, frozen=True):
     """Servers: a worker left the loop over a feed in this step, and its script returned.
 
-    For those that began when the model had more than ``since`` samples the loop is over.
+    For those that began when the model had more than ``since`` samples the loop is over, as long
+    as the model has ``samples``.
     """
 
     feed: int
     step: StepNo
     since: int
+    samples: int = 0
 
 
 class Agreed(Record, frozen=True):

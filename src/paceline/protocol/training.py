@@ -17,7 +17,7 @@ import msgspec
 
 from paceline.base.errors import InternalError
 from paceline.base.numbering import NO_EPOCH, START, CutNo, Inc, StepNo, step_after
-from paceline.base.samples import SampleSet, Span
+from paceline.base.samples import SampleSet, Span, num_samples
 from paceline.protocol.acts import (
     Fail,
     FeedDone,
@@ -48,7 +48,7 @@ from paceline.protocol.records import (
 from paceline.protocol.samples.grant_size import Sizing, tail_share
 from paceline.protocol.samples.grants import Deal, standing
 from paceline.protocol.samples.ledger import Ledger
-from paceline.protocol.samples.left_loops import LeftLoops
+from paceline.protocol.samples.left_loops import BEHIND, LeftLoops
 from paceline.protocol.samples.plans import GlobalAction, Plans, portion_of
 from paceline.wire.messages.feeds import LINES_PER_FEED, Feed, Slice, feed_of
 from paceline.wire.messages.node import (
@@ -131,8 +131,8 @@ class MasterState:
     def worker_lost(self, inc: Inc, *, returned: bool = False) -> list[Instruction]:
         self.ledger.agreements.left(inc)
         self.has_returned |= returned
-        ended = self.left.returned(inc) if returned else None
-        self.left.elsewhere(inc)
+        ended = self.left.gone(inc, samples=self._trained()) if returned else None
+        self.left.gone(inc)
         done: list[Instruction] = [] if ended is None else [self.record(ended)]
         return [*done, *self.holder.lost(inc, returned=returned), *self._meet(), *self.serve()]
 
@@ -185,8 +185,7 @@ class MasterState:
 
     def go_back(self, committed: tuple[Span, ...]) -> None:
         """Begin an epoch: this is in the model, and nothing is leased."""
-        kept = SampleSet(committed)
-        self.left.go_back(whole=not any(map(kept.missing, self.ledger.done.spans())))
+        self.left.go_back(num_samples(committed))
         self.ledger.restore(committed, again=self.samples != "at-most-once")
         self.grants.clear()
         self.gone.clear()
@@ -269,11 +268,19 @@ class MasterState:
         feed = message.feed
         if message.inc in self.workers:
             self.ledger.agreements.came(message.inc)
-        self.left.elsewhere(message.inc)
+        freed = self._came_elsewhere(message.inc, trains=feed.purpose == "train")
+        return [*freed, *self._open(message, who, spared=spared)]
+
+    def _came_elsewhere(self, inc: Inc, *, trains: bool = False) -> list[Instruction]:
+        """A worker is at another place of its script than behind a loop: nobody waits for that."""
+        return self.serve() if self.left.elsewhere(inc, trains=trains) else []
+
+    def _open(self, message: OpenFeed, who: str, *, spared: bool) -> list[Instruction]:
+        feed = message.feed
         known = self.known_feed(feed)
         if known is None and self._is_behind_end(message):
-            # Nobody else opens it, so its number is new to this worker, and not kept.
-            behind = self.ledger.numbered(feed, self.number_of(feed) + feed.feed)
+            # Nobody else opens it: its number is one that no feed of the ledger has.
+            behind = self.ledger.numbered(feed, BEHIND + feed.feed)
             opened = FeedOpened(inc=message.inc, feed=behind, complete=True, left=True)
             return [Send(message.inc, opened)]
         if known is None:
@@ -291,6 +298,12 @@ class MasterState:
         if difference:
             return [WorkerRefused(message.inc, difference) if spared else Fail(difference)]
         return [Send(message.inc, self.feed_opened(message.inc, known, since=message.since))]
+
+    def _trained(self) -> int:
+        """Samples in the model, as far as is journalled or told."""
+        feeds = self.ledger.feeds
+        spans = self.ledger.done.spans()
+        return num_samples(one for one in spans if feeds[feed_of(one.line)].purpose == "train")
 
     def _is_behind_end(self, message: OpenFeed) -> bool:
         """Whether a loop would follow one that has ended for this worker."""
@@ -358,7 +371,7 @@ class MasterState:
         if message.inc in self.gone:
             return [Send(message.inc, Stop(inc=message.inc))]
         self.ledger.agreements.meet(message)
-        return self._meet()
+        return [*self._meet(), *self._came_elsewhere(message.inc)]
 
     def in_no_step(self, inc: Inc) -> list[Instruction]:
         """Take in that a worker is in no step, or waits for others in it."""

@@ -8,6 +8,7 @@ thread; a worker's `Exchange` does, and uses the link until ``at_end``.
 
 import contextlib
 import faulthandler
+import inspect
 import os
 import signal
 import sys
@@ -75,7 +76,11 @@ def fence_soon() -> None:
     For what is found while a generator is closed, whose own errors go nowhere. An exception that is
     sent to the thread would be raised right here.
     """
-    chain, before = frames_of(sys._getframe(1)), sys.gettrace()
+    # Not a generator around the loader, which is being closed, too.
+    chain = [
+        one for one in frames_of(sys._getframe(1)) if not one.f_code.co_flags & inspect.CO_GENERATOR
+    ]
+    before = sys.gettrace()
     if not chain:
         return
 

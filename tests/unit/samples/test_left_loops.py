@@ -31,16 +31,27 @@ def test_who_has_seen_less_waits_while_nobody_knows_why_the_loop_was_left() -> N
 def test_nothing_has_ended_if_it_goes_on_or_dies() -> None:
     loops = LeftLoops()
     loops.left(left())
-    loops.elsewhere(OLD)
+    assert loops.elsewhere(OLD, trains=True)
     assert not loops.holds(asked(100, 49))
-    assert loops.returned(OLD) is None
+    assert loops.gone(OLD, samples=800) is None
+    loops.left(left())
+    assert loops.gone(OLD) is None, "its script has not returned"
     assert not loops.is_over(2, 100)
+
+
+def test_who_meets_or_evaluates_behind_its_loop_holds_nobody_and_still_decides() -> None:
+    loops = LeftLoops()
+    loops.left(left())
+    assert loops.elsewhere(OLD, trains=False)
+    loops.left(left())  # on its way when it came there
+    assert not loops.holds(asked(100, 49))
+    assert loops.gone(OLD, samples=800) is not None
 
 
 def test_the_loop_is_over_once_its_script_has_returned() -> None:
     loops = LeftLoops()
     loops.left(left())
-    ended = loops.returned(OLD)
+    ended = loops.gone(OLD, samples=800)
     assert ended is not None
     loops.apply(ended)
     assert not loops.holds(asked(100, 49))
@@ -48,8 +59,8 @@ def test_the_loop_is_over_once_its_script_has_returned() -> None:
     assert not loops.is_over(2, 0)
     assert not loops.is_over(1, 100)
     loops.left(left(YOUNG, since=100, step=60))
-    assert loops.returned(YOUNG) is None, "the end is decided"
-    loops.go_back(whole=True)
+    assert loops.gone(YOUNG, samples=900) is None, "the end is decided"
+    loops.go_back(800)
     assert loops.is_over(2, 100)
-    loops.go_back(whole=False)
+    loops.go_back(799)
     assert not loops.is_over(2, 100)

@@ -549,3 +549,66 @@ def test_what_is_drawn_between_loops_is_handed_over_as_of_the_newest_loop() -> N
     assert torch.equal(drawn()["torch"], torch.default_generator.get_state())
     variables.draws_alone = True
     assert drawn() is None
+
+
+@pytest.mark.parametrize("how", ["data", "numpy", "storage"])
+def test_a_change_that_torch_does_not_count_is_taken_back_or_named(how: str) -> None:
+    average = torch.zeros(300, 300)
+    large, frame = LargeTensors(), sys._getframe()
+
+    def body() -> None:
+        if how == "data":
+            average.data.add_(1)
+        elif how == "numpy":
+            average.numpy()[:] += 1
+        else:
+            average.data = average + 1
+
+    for number in range(3):
+        mark = BodyMark([frame], large=large)
+        body()
+        if number == 2:
+            assert mark.undo([frame]) == []
+    assert average.mean() == 2.0
+    mark = BodyMark([frame])
+    body()
+    (left,) = mark.undo([frame])
+    assert left is average
+
+
+def test_a_first_change_is_taken_back_where_each_tensor_is_copied_at_once() -> None:
+    average, frame = torch.zeros(300, 300), sys._getframe()
+    mark = BodyMark([frame], large=LargeTensors(at_once=True))
+    average.add_(1)
+    assert mark.undo([frame]) == []
+    assert not average.any()
+
+
+class Slotted:
+    __slots__ = ("count", "seen")
+
+    def __init__(self) -> None:
+        self.count, self.seen = 0, [1]
+
+
+def test_slots_and_large_arrays_are_taken_back_or_named() -> None:
+    meter, sums = Slotted(), np.zeros(1 << 15)
+
+    def body() -> None:
+        meter.count += 1
+        meter.seen.append(2)
+        sums[:] += 1
+
+    (left,) = undo_of(sys._getframe(), body)
+    assert left is sums
+    assert (meter.count, meter.seen) == (0, [1])
+
+
+def test_parameters_of_the_job_are_left_alone_by_whatever_name() -> None:
+    model, frame = torch.nn.Linear(300, 300), sys._getframe()
+    params = list(model.parameters())
+    mark = BodyMark([frame], others={id(one) for one in (model, *params)})
+    with torch.no_grad():
+        params[0].fill_(3.0)
+    assert mark.undo([frame]) == []
+    assert params[0].mean() == 3.0

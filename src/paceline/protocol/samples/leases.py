@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping
 
 from paceline.base.numbering import NO_EPOCH, START, EpochNo, Inc, StepNo
 from paceline.base.samples import SampleSet, Span, between, num_samples
+from paceline.protocol.samples.left_loops import BEHIND
 from paceline.wire.messages.feeds import Feed, Slice, SourceLine, feed_of
 from paceline.wire.messages.node import (
     FeedOpened,
@@ -56,8 +57,9 @@ class Leases:
         self.request: LeaseRequest | None = None
         #: The ends that every version of the open request holds.
         self.telling: tuple[tuple[str, int], ...] = ()
-        #: Feeds of which nothing more is granted.
-        self.ended: set[int] = set()
+        #: Feeds of which nothing more is granted. Those behind the end of a job stay so.
+        self.left = {feed for feed in self.left if feed >= BEHIND}
+        self.ended: set[int] = set(self.left)
         #: Forgotten, and not known to be journalled, by number.
         self.giving_back: dict[int, tuple[Span, ...]] = {}
         self.last_r = 0

@@ -5,39 +5,53 @@ loop is decided by the worker that has seen most: of what that one leaves, those
 get no more. While it is between two places nobody knows why it left: an error may be on its way.
 So the others wait, until it opens its next loop, its script returns, or its life ends.
 
-How much a worker has seen is how little was in the model when it opened its first loop.
+A worker has seen the more, the fewer samples were in the model when it opened its first loop.
 """
 
 from paceline.base.numbering import Inc
 from paceline.protocol.records import LoopEnded
 from paceline.wire.messages.node import LeaseRequest, LoopLeft
 
+BEHIND = 1 << 30
+"""From here on feeds are numbered that only one worker opens, behind the end of the others."""
+
 
 class LeftLoops:
-    """Those of one job. Durable: ``ended``, which records change."""
+    """The loops of one job that workers have left. Durable: ``ended``, which records change."""
 
     def __init__(self) -> None:
         self.ended: dict[int, LoopEnded] = {}
         #: Workers that are out of a loop, and have not come to another place so far.
         self._out: dict[Inc, LoopLeft] = {}
+        #: The loop that each has left, while it has begun no other one.
+        self._behind: dict[Inc, LoopLeft] = {}
 
     def apply(self, record: LoopEnded) -> None:
         self.ended[record.feed] = record
 
     def left(self, message: LoopLeft) -> None:
         """A worker has left its loop; again: the same."""
-        self._out[message.inc] = message
+        if self._behind.get(message.inc) != message:
+            self._out[message.inc] = self._behind[message.inc] = message
 
-    def elsewhere(self, inc: Inc) -> None:
-        """It has come to another place of its script, or is gone."""
+    def elsewhere(self, inc: Inc, *, trains: bool) -> bool:
+        """A worker has come to another place; ``trains``: it begins a loop. Whether it was out."""
+        if trains:
+            self._behind.pop(inc, None)
+        return self._out.pop(inc, None) is not None
+
+    def gone(self, inc: Inc, *, samples: int | None = None) -> LoopEnded | None:
+        """A worker has ended; what is to be journalled if its script returned behind a loop.
+
+        Args:
+            inc: of the worker.
+            samples: in the model, if its script has returned.
+        """
         self._out.pop(inc, None)
-
-    def returned(self, inc: Inc) -> LoopEnded | None:
-        """Its script has returned behind a loop that it left; what is to be journalled."""
-        left = self._out.pop(inc, None)
-        if left is None or left.feed in self.ended:
+        left = self._behind.pop(inc, None)
+        if left is None or samples is None or left.feed in self.ended:
             return None
-        return LoopEnded(feed=left.feed, step=left.step, since=left.since)
+        return LoopEnded(feed=left.feed, step=left.step, since=left.since, samples=samples)
 
     def holds(self, request: LeaseRequest) -> bool:
         """Whether a worker is to wait: one that has seen more is out of its loop.
@@ -55,7 +69,6 @@ class LeftLoops:
         ended = self.ended.get(feed)
         return ended is not None and ended.since < since
 
-    def go_back(self, *, whole: bool) -> None:
-        """The model was restored; ``whole``: to all that it had."""
-        if not whole:
-            self.ended.clear()
+    def go_back(self, samples: int) -> None:
+        """The model was restored to so many samples."""
+        self.ended = {feed: one for feed, one in self.ended.items() if one.samples <= samples}

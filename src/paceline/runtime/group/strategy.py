@@ -101,7 +101,9 @@ class Together(ByClosure, PlaceOfMember, WayOfMember):
 
     def _have_prepared(self, modules: Sequence[nn.Module], *others: Sequence[Any]) -> None:
         """The state of these is the job's; the script's variables lead to them, too."""
-        held = [*others, [one for module in modules for one in module.modules()]]
+        parts = [one for module in modules for one in module.modules()]
+        tensors = [one for part in modules for one in (*part.parameters(), *part.buffers())]
+        held = [*others, parts, tensors]
         self.variables.others = {id(one) for some in held for one in some}
         self.variables.kept = self.script_state.held
 

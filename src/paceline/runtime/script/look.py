@@ -284,7 +284,7 @@ class ScriptLook:
             if key not in hidden:
                 bind = _binder(attributes.__setitem__, key)
                 self._add(f"{path}.{key}", one, bind, depth + 1)
-        for key, one in _slots(value):
+        for key, one in slots_of(value):
             self._add(f"{path}.{key}", one, _binder(_setter(value), key), depth + 1)
         # A list or a dictionary that the script has made a class of its own of.
         if isinstance(value, CONTAINERS) and len(value):
@@ -370,7 +370,8 @@ def _is_hidden(name: str) -> bool:
     return name == "_" or name.startswith(("__", "@", "."))
 
 
-def _slots(value: Any) -> Iterator[tuple[str, Any]]:
+def slots_of(value: Any) -> Iterator[tuple[str, Any]]:
+    """Names and values of an object's slots."""
     for kind in type(value).__mro__:
         names = kind.__dict__.get("__slots__", ())
         for name in [names] if isinstance(names, str) else names:

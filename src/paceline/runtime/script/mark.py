@@ -22,8 +22,8 @@ from torch.optim.swa_utils import AveragedModel
 
 from paceline.runtime.script import frames
 from paceline.runtime.script.kinds import ATOMS, CONTAINERS
-from paceline.runtime.script.large import LargeTensors, is_large_kind
-from paceline.runtime.script.look import OF_MODULES, is_of_library, is_own
+from paceline.runtime.script.large import SAMPLED, LargeTensors, is_large_kind
+from paceline.runtime.script.look import OF_MODULES, is_of_library, is_own, slots_of
 
 SMALL_BYTES = 1 << 16
 """Tensors and arrays of at most so many bytes are copied for each batch."""
@@ -68,7 +68,7 @@ class BodyMark:
         self._plain_before = before._plain if before is not None else self._plain
         self._seen, self._others = set[int](), others
         #: Objects of libraries, which come last; how many there were. Tensor -> its module, by ids.
-        self._later, self._num_of_libraries = list[Any](), 0
+        self._later, self._num_of_libraries = deque[Any](), 0
         self._owners = dict[int, Any]()
         self.is_whole = True
         """False: there are too many objects to keep all of them."""
@@ -91,8 +91,10 @@ class BodyMark:
                 self._frames[id(frame)] = values
         while self._later and self._num_of_libraries < MOST_OF_LIBRARIES:
             self._num_of_libraries += 1
-            _keep_attributes(self, self._later.pop())
+            _keep_attributes(self, self._later.popleft())
+        self.is_whole = self.is_whole and not self._later
         self._plain_before = self._plain
+        self._large.end()
 
     def _keep_names(self, names: dict[str, Any]) -> None:
         copy = names.copy()
@@ -231,6 +233,16 @@ def _visit_own(mark: BodyMark, value: Any) -> None:
     attributes = getattr(value, "__dict__", None)
     if attributes is not None:
         mark._keep_names(attributes)
+    if slots := dict(slots_of(value)):
+        mark._kept.append((_undo_slots, value, slots))
+        mark._visit(slots.values())
+
+
+def _undo_slots(value: Any, kept: dict[str, Any]) -> bool:
+    for name, held in kept.items():
+        if getattr(value, name, None) is not held:
+            setattr(value, name, held)
+    return True
 
 
 def _visit_module(mark: BodyMark, value: Any) -> None:
@@ -283,6 +295,8 @@ def _undo_attributes(value: Any, kept: tuple[dict[str, Any], frozenset[str]]) ->
 
 
 def _visit_tensor(mark: BodyMark, value: Tensor) -> None:
+    if id(value) in mark._others:
+        return
     if value.nbytes > SMALL_BYTES and is_large_kind(value):
         mark._seen.add(id(value))
         mark._large.keep(value)
@@ -409,12 +423,25 @@ def _undo_tensor(value: Tensor, kept: Any) -> bool:
 
 
 def _keep_array(value: np.ndarray[Any, Any]) -> Any:
-    return value.copy() if value.nbytes <= SMALL_BYTES and value.dtype != object else None
+    if value.dtype == object:
+        return None
+    small = value.nbytes <= SMALL_BYTES
+    return small, value.copy() if small else _some_of(value)
+
+
+def _some_of(value: np.ndarray[Any, Any]) -> bytes:
+    """Some elements of a large array: whether it has changed is seen by them."""
+    return bytes(value.flat[:: max(1, value.size // SAMPLED)].tobytes())
 
 
 def _undo_array(value: np.ndarray[Any, Any], kept: Any) -> bool:
-    if kept is not None and value.flags.writeable:
-        value[...] = kept
+    if kept is None:
+        return True
+    small, copy = kept
+    if not small:
+        return bool(_some_of(value) == copy)
+    if value.flags.writeable:
+        value[...] = copy
     return True
 
 

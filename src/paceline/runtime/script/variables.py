@@ -124,6 +124,8 @@ class Variables:
         """The script reads something else in the loop in which the state is."""
         self.has_left = False
         """The loop was left before this life came to it."""
+        self.copies_at_once = False
+        """Bodies are taken back also where no step breaks: each block is computed as one."""
         self.takes_back = True
         """A step that comes again is asked for where the body of the script's loop begins."""
         self.objects: dict[str, Any] = {}
@@ -148,7 +150,10 @@ class Variables:
 
     def stopped(self) -> None:
         """The job stops where the script asks for a batch: the last cut holds what is there."""
-        self._at_stop = self.state_of()
+        try:
+            self._at_stop = self.state_of()
+        except RuntimeError:  # another thread of the script changes one of them
+            self.missed = True
 
     def stops_before(self, frame: FrameType, place: ScriptPlace, opened: str) -> None:
         """The same where it is about to begin a loop, at this place and from these lines."""
@@ -194,6 +199,7 @@ class Variables:
         if self._frame is not None and self.takes_back:
             try:
                 before, large = self._mark, self._large
+                large.at_once = self.copies_at_once
                 self._mark = BodyMark(
                     self._chain, self.kept, before, large=large, others=self.others
                 )
@@ -272,9 +278,9 @@ class Variables:
 
     # ------------------------------------------------------------------ what is shared
 
-    def _look(self, chain: list[FrameType] | None = None) -> ScriptLook:
+    def _look(self) -> ScriptLook:
         others = self.others | set(map(id, self.kept.values()))
-        return ScriptLook(chain or self._chain, others, self._dataset, self.objects)
+        return ScriptLook(self._chain, others, self._dataset, self.objects)
 
     def _digests(self, look: ScriptLook) -> dict[str, int]:
         found = {}
@@ -329,6 +335,7 @@ class Variables:
         if self._frame is None or not self._first:
             return self._at_stop
         chain, look = self._chain, self._look()
+        ended = ended or self.at_end
         digests, leaves = self._digests(look), dict[str, Any]()
         for path, leaf in look.leaves.items():
             if path not in digests:

@@ -93,8 +93,13 @@ class GroupClient(MemberClient):
         except GeneratorExit:  # the script leaves the loop
             self._is_after_break = True
             self.variables.leaves(sys._getframe())
-            self._replica.leave_loop()
-            self.variables.goes_on()
+            try:
+                self._replica.leave_loop()
+            except RuntimeError:  # another thread of the script changes one of its variables
+                self.variables.goes_on()
+                self._replica.leave_loop()
+            finally:
+                self.variables.goes_on()
             raise
         self._replica.leave_loop()
 

@@ -70,7 +70,8 @@ class ServerTrainer(CheckedEdge):
                 "whichever workers train; give batch_size, or run the job with --strategy allreduce"
             )
         message = OpenFeed(inc=self.process.inc, feed=feed, since=self.leases.since)
-        self._out_of = None
+        with self._changed:
+            self._out_of = None
         self._until(lambda: self.leases.opened(feed) is not None, ask=lambda: [message])
         opened = self.leases.opened(feed) or feed
         if growth is not None:
@@ -98,6 +99,8 @@ class ServerTrainer(CheckedEdge):
 
     def meet(self, place: ScriptPlace, value: bytes, *, all_workers: bool) -> Sequence[bytes]:
         """See `Strategy.meet`."""
+        with self._changed:
+            self._out_of = None
         return self._asking.meet(self._until, place, value, all_workers=all_workers)
 
     # ------------------------------------------------------------------ work
