@@ -268,7 +268,9 @@ class MasterState:
         feed = message.feed
         if message.inc in self.workers:
             self.ledger.agreements.came(message.inc)
-        freed = self._came_elsewhere(message.inc, trains=feed.purpose == "train")
+        # What it evaluates behind its loop it can do alone.
+        trains = feed.purpose == "train"
+        freed = self._came_elsewhere(message.inc, trains=True) if trains else []
         return [*freed, *self._open(message, who, spared=spared)]
 
     def _came_elsewhere(self, inc: Inc, *, trains: bool = False) -> list[Instruction]:

@@ -39,7 +39,7 @@ def test_nothing_has_ended_if_it_goes_on_or_dies() -> None:
     assert not loops.is_over(2, 100)
 
 
-def test_who_meets_or_evaluates_behind_its_loop_holds_nobody_and_still_decides() -> None:
+def test_who_meets_others_behind_its_loop_holds_nobody_and_still_decides() -> None:
     loops = LeftLoops()
     loops.left(left())
     assert loops.elsewhere(OLD, trains=False)

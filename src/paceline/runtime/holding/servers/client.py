@@ -71,7 +71,7 @@ class ServerTrainer(CheckedEdge):
             )
         message = OpenFeed(inc=self.process.inc, feed=feed, since=self.leases.since)
         with self._changed:
-            self._out_of = None
+            self._out_of = None if feed.purpose == "train" else self._out_of
         self._until(lambda: self.leases.opened(feed) is not None, ask=lambda: [message])
         opened = self.leases.opened(feed) or feed
         if growth is not None:
