@@ -77,7 +77,7 @@ def test_on_servers_a_life_that_began_later_ends_with_who_has_seen_all(
     mode: Any, pause_s: float, tmp_path: Path
 ) -> None:
     spec = JobSpec(
-        script=str(SCRIPT.with_name("counted.py")),
+        script=str(SCRIPT.with_name("counting_batches.py")),
         args=("--out", str(tmp_path), "--pause-s", str(pause_s)),
         strategy="ps",
         mode=mode,

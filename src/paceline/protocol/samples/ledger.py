@@ -123,11 +123,10 @@ class Ledger:
     def is_passed(self, feed: Feed) -> bool:
         """Whether a script has left this loop (`break`) for a later one of the same training.
 
+        It may have done so on the last batch: then all of it is in the model, and in no cut so far.
         When the job has gone back to a cut, the model must have samples of the later one.
         """
-        if feed.purpose != "train" or self.is_complete(feed.feed):
-            return False
-        return any(
+        return feed.purpose == "train" and any(
             one.place > feed.place
             for one in self.feeds.values()
             if one.purpose == "train" and one.training == feed.training and one.feed > feed.feed
