@@ -612,3 +612,17 @@ def test_parameters_of_the_job_are_left_alone_by_whatever_name() -> None:
         params[0].fill_(3.0)
     assert mark.undo([frame]) == []
     assert params[0].mean() == 3.0
+
+
+def test_a_data_set_that_goes_on_behind_its_loop_is_handed_over() -> None:
+    variables, handed = Variables(found=True), list[Any]()
+    noise = np.random.default_rng(3)
+    for place in range(2):
+        data = TensorDataset(torch.as_tensor(noise.normal(size=(4, 2))))
+        variables.begin_loop(loop((0, -1, place)), data)
+        variables.waits_in(sys._getframe())
+        variables.compare([variables.table()])
+        handed.append(variables.state_of(ended=True))
+        variables.goes_on()
+    name = f"{sys._getframe().f_code.co_name}.data"
+    assert handed[1]["leaves"][name][0] == "TensorDataset"

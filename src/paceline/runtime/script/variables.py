@@ -41,7 +41,7 @@ from paceline.runtime.script.kinds import (
     encoded,
 )
 from paceline.runtime.script.large import LargeTensors
-from paceline.runtime.script.look import ScriptLook, Variable
+from paceline.runtime.script.look import DATA, ScriptLook, Variable
 from paceline.runtime.script.mark import BodyMark
 from paceline.runtime.script.naming import line_of
 from paceline.runtime.seeding import draws, put_draws
@@ -343,7 +343,8 @@ class Variables:
             is_shared = self._is_shared(path, digests[path])
             is_sum = path in self._own and self._first.get(path) != digests[path]
             is_sum = is_sum and leaf.kind.name == "plain" and _is_record(leaf.value)
-            if not (is_shared or is_sum) or (ended and leaf.kind.name == "TensorDataset"):
+            # What was made for a loop alone, and has no name, is not needed behind it.
+            if not (is_shared or is_sum) or (ended and path == DATA):
                 continue
             taken = self._taken(path, leaf, tells=path not in look.of_libraries)
             if taken is not None:
