@@ -16,7 +16,7 @@ TEXTS = {".json", ".jsonl", ".csv", ".tsv", ".txt", ".log", ".md", ".yaml", ".ym
 TENSORS = {".pt", ".pth", ".ckpt", ".bin", ".safetensors", ".npz", ".npy"}
 READER = "paceline.features.rehearse.process.contents"
 TEXT_BYTES = 4 << 20
-TIMES = re.compile(r"(?<!\d)(\d{10}(\.\d+)?|20\d{6}[-_T.]?\d{4,6})(?!\d)")
+TIMES = re.compile(r"(?<!\d)(\d{10}(\.\d+|\d{9})?|20\d{6}[-_T.]?\d{4,6})(?!\d)")
 """The time of a run in a name: seconds since 1970, or a date with a time."""
 
 

@@ -51,6 +51,7 @@ class Together(ByClosure, PlaceOfMember, WayOfMember):
         self.script_state.on_set = self._keep
         found = self.spec.script_state == "found"
         self.variables = client.variables = Variables(found=found)
+        self.variables.is_stopping = lambda: client.process.stop_requested
         self.entries: Entries | None = None
         if found:
             self.entries = EntriesOfMember(client, lambda: self._training)

@@ -21,7 +21,7 @@ thread may read.
 import logging
 import sys
 from collections import deque
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from types import FrameType
 from typing import Any, NamedTuple
 
@@ -102,6 +102,8 @@ class Variables:
         self._leaves = False
         #: Once the job stops.
         self._at_stop: dict[str, Any] | None = None
+        self.is_stopping: Callable[[], bool] = lambda: False
+        """Whether the job is told to stop."""
         #: From where the script asks for its batches, innermost first.
         self._asked_from = list[frames.Place]()
         self._mark: BodyMark | None = None
