@@ -90,7 +90,7 @@ def take(state: MasterState) -> Snapshot:
         plans=tuple(state.plans.known),
         agreed=tuple(Agreed(*one) for one in state.ledger.agreements.agreed.items()),
         opened_before=ledger.opened_before,
-        loops_ended=tuple(state.left.ended.values()),
+        loops_ended=tuple(state.left_loops.ended.values()),
     )
     return msgspec.structs.replace(kept, **state.holder.kept())
 
@@ -117,7 +117,7 @@ def restore(state: MasterState, kept: Snapshot) -> None:
     state.cuts.safe, state.cuts.covered = set(kept.safe), set(kept.covered)
     state.gave_back, state.plans.known = dict(kept.gave_back), list(kept.plans)
     for ended in kept.loops_ended:
-        state.left.apply(ended)
+        state.left_loops.apply(ended)
     for one in kept.agreed:
         state.ledger.agreements.apply(one)
     if state.holder.restore(kept):  # a cut proves its step

@@ -48,9 +48,9 @@ from paceline.protocol.records import (
 from paceline.protocol.samples.grant_size import Sizing, tail_share
 from paceline.protocol.samples.grants import Deal, standing
 from paceline.protocol.samples.ledger import Ledger
-from paceline.protocol.samples.left_loops import BEHIND, LeftLoops
+from paceline.protocol.samples.left_loops import LeftLoops
 from paceline.protocol.samples.plans import GlobalAction, Plans, portion_of
-from paceline.wire.messages.feeds import LINES_PER_FEED, Feed, Slice, feed_of
+from paceline.wire.messages.feeds import BEHIND, LINES_PER_FEED, Feed, Slice, feed_of
 from paceline.wire.messages.node import (
     AgreeOn,
     AskCut,
@@ -111,7 +111,7 @@ class MasterState:
         #: The newest feed to train on that each worker has opened.
         self.trains_on: dict[Inc, int] = {}
         #: Loops that workers of servers have left.
-        self.left = LeftLoops()
+        self.left_loops = LeftLoops()
         #: Whether the script of a worker has come to its end.
         self.has_returned = False
         #: Told as done: feeds.
@@ -131,8 +131,7 @@ class MasterState:
     def worker_lost(self, inc: Inc, *, returned: bool = False) -> list[Instruction]:
         self.ledger.agreements.left(inc)
         self.has_returned |= returned
-        ended = self.left.gone(inc, samples=self._trained()) if returned else None
-        self.left.gone(inc)
+        ended = self.left_loops.gone(inc, samples=self._trained() if returned else None)
         done: list[Instruction] = [] if ended is None else [self.record(ended)]
         return [*done, *self.holder.lost(inc, returned=returned), *self._meet(), *self.serve()]
 
@@ -154,7 +153,7 @@ class MasterState:
             case CutStored() | CutGone():
                 self.cuts.apply(record)
             case LoopEnded():
-                self.left.apply(record)
+                self.left_loops.apply(record)
             case FeedAdded() | Extended() | Granted() | Returned() | GaveBack():
                 self._apply_to_ledger(record)
             case _:
@@ -185,7 +184,7 @@ class MasterState:
 
     def go_back(self, committed: tuple[Span, ...]) -> None:
         """Begin an epoch: this is in the model, and nothing is leased."""
-        self.left.go_back(num_samples(committed))
+        self.left_loops.go_back(num_samples(committed))
         self.ledger.restore(committed, again=self.samples != "at-most-once")
         self.grants.clear()
         self.gone.clear()
@@ -275,7 +274,7 @@ class MasterState:
 
     def _came_elsewhere(self, inc: Inc, *, trains: bool = False) -> list[Instruction]:
         """A worker is at another place of its script than behind a loop: nobody waits for that."""
-        return self.serve() if self.left.elsewhere(inc, trains=trains) else []
+        return self.serve() if self.left_loops.elsewhere(inc, trains=trains) else []
 
     def _open(self, message: OpenFeed, who: str, *, spared: bool) -> list[Instruction]:
         feed = message.feed
@@ -311,12 +310,12 @@ class MasterState:
         """Whether a loop would follow one that has ended for this worker."""
         trained = [feed.feed for feed in self.ledger.feeds.values() if feed.purpose == "train"]
         is_to_train = message.feed.purpose == "train" and trained
-        return bool(is_to_train) and self.left.is_over(max(trained), message.since)
+        return bool(is_to_train) and self.left_loops.is_over(max(trained), message.since)
 
     def loop_left(self, message: LoopLeft) -> None:
         """Take in that a worker of servers has left its loop, perhaps for good."""
         if message.inc in self.workers:
-            self.left.left(message)
+            self.left_loops.left(message)
 
     def _note_training(self, inc: Inc, feed: Feed) -> None:
         if feed.purpose == "train" and inc in self.workers:
@@ -392,10 +391,10 @@ class MasterState:
         begun = len(self.ledger.done)
         kept = feed.purpose != "train" or feed.feed in self.cuts.safe
         stored = self.cuts.on_disk
-        left = bool(stored) and self.ledger.is_left(feed, stored[-1].step)
-        complete = left or self.is_passed(feed) or (kept and self.ledger.is_complete(feed.feed))
-        gone = self.left.is_over(feed.feed, begun if since < 0 else since)
-        opened = FeedOpened(inc=inc, feed=feed, complete=complete or gone, begun=begun, left=gone)
+        over = bool(stored) and self.ledger.is_left(feed, stored[-1].step)
+        complete = over or self.is_passed(feed) or (kept and self.ledger.is_complete(feed.feed))
+        left = self.left_loops.is_over(feed.feed, begun if since < 0 else since)
+        opened = FeedOpened(inc=inc, feed=feed, complete=complete or left, begun=begun, left=left)
         return self.holder.opened(opened)
 
     def is_passed(self, feed: Feed) -> bool:
@@ -452,8 +451,8 @@ class MasterState:
         feed, inc = message.feed, message.inc
         workers = self.training_workers()
         deal = Deal(self.ledger, self.plans, message, workers=workers, step=self.step)
-        left = self.left.is_over(feed, message.since)
-        if not left and self.left.holds(message):
+        left = self.left_loops.is_over(feed, message.since)
+        if not left and self.left_loops.holds(message):
             return []
         passed = left or self.is_passed(self.ledger.feeds[feed])
         spans = () if passed else deal.pick(sizing)

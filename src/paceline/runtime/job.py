@@ -39,7 +39,7 @@ from paceline.runtime.seeding import seed_all
 from paceline.runtime.state.script_state import ScriptState
 from paceline.runtime.strategy import Entry, Strategy
 from paceline.runtime.strategy_choice import fitting, strategy_here
-from paceline.wire.messages.feeds import Feed
+from paceline.wire.messages.feeds import BEHIND, Feed
 
 CollateFn = Callable[[Any], Any]
 
@@ -369,6 +369,8 @@ class Job(JobCourse):
         reading, feed, growth = read or self._read(asked)
         self._strategy.accumulate = asked.accumulate
         feed = self._opened(feed, growth)
+        if feed.feed >= BEHIND:
+            self._begins_behind_end()
         if self._first_feed is None:
             self._first_feed = feed.feed
         ahead = reading.prefetch * max(reading.num_workers, 1)

@@ -184,11 +184,19 @@ class JobCourse(JobLog):
             return False
         if not entries.end_before(self._course.coming):
             return False
+        self._begins_behind_end()
+        return True
+
+    def _begins_behind_end(self) -> None:
+        """Count a loop that only this life begins, as the others' scripts have ended.
+
+        Raises:
+            SystemExit: there is no end of them.
+        """
         self._num_behind += 1
         if self._num_behind > MOST_BEHIND:
             sys.stderr.write(_WORDS_AT_END)
             raise SystemExit(0)
-        return True
 
     def _move_to(self, place: ScriptPlace) -> None:
         self._course.come_in(place)
@@ -348,10 +356,11 @@ class JobCourse(JobLog):
 
 
 _WORDS_AT_END = (
-    "paceline: the other workers' scripts have returned. This life had no batch of their last "
-    "loop, and its script asks for another one, since it has not counted their batches: it ends "
-    "here, and leaves out what its script does after its loops. If only this worker does it "
-    "(job.is_chief), do it by hand: `paceline checkpoint export` writes the model\n"
+    "paceline: the other workers' scripts have returned. This life began later, and its script "
+    "begins one loop after the other behind their last one, since it has not counted all batches: "
+    "it ends here, without what its script does after its loops. If only this worker does that "
+    "(job.is_chief), do it by hand: `paceline checkpoint export` writes the model. A script that "
+    "decides by job.step when to stop ends as the others do\n"
 )
 
 

@@ -481,7 +481,7 @@ class Watched:
         return self._left
 
     def __del__(self) -> None:
-        self._variables.leaves(sys._getframe(1))
+        self._variables.leaves_loop(sys._getframe(1))
         self._handed.append(self._variables.state_of(ended=True))
         self._variables.goes_on()
 

@@ -11,8 +11,7 @@ from collections.abc import Iterable, Mapping
 
 from paceline.base.numbering import NO_EPOCH, START, EpochNo, Inc, StepNo
 from paceline.base.samples import SampleSet, Span, between, num_samples
-from paceline.protocol.samples.left_loops import BEHIND
-from paceline.wire.messages.feeds import Feed, Slice, SourceLine, feed_of
+from paceline.wire.messages.feeds import BEHIND, Feed, Slice, SourceLine, feed_of
 from paceline.wire.messages.node import (
     FeedOpened,
     GiveBack,
@@ -46,7 +45,7 @@ class Leases:
         #: Samples in the model when the first feed to train on was opened; -1: none was.
         self.since = -1
         #: Feeds that ended before all of them was done: see `Grant`.
-        self.left: set[int] = set()
+        self.left_feeds: set[int] = set()
         self._reset()
 
     def _reset(self) -> None:
@@ -58,8 +57,8 @@ class Leases:
         #: The ends that every version of the open request holds.
         self.telling: tuple[tuple[str, int], ...] = ()
         #: Feeds of which nothing more is granted. Those behind the end of a job stay so.
-        self.left = {feed for feed in self.left if feed >= BEHIND}
-        self.ended: set[int] = set(self.left)
+        self.left_feeds = {feed for feed in self.left_feeds if feed >= BEHIND}
+        self.ended: set[int] = set(self.left_feeds)
         #: Forgotten, and not known to be journalled, by number.
         self.giving_back: dict[int, tuple[Span, ...]] = {}
         self.last_r = 0
@@ -82,7 +81,7 @@ class Leases:
             self.since = message.begun
         if message.left:
             self.ended.add(message.feed.feed)
-            self.left.add(message.feed.feed)
+            self.left_feeds.add(message.feed.feed)
 
     def opened(self, feed: Feed) -> Feed | None:
         """The feed at this place of the script as all workers read it; None: not known yet."""
@@ -109,7 +108,7 @@ class Leases:
         if message.end:
             self.ended.add(message.feed)
         if message.left:
-            self.left.add(message.feed)
+            self.left_feeds.add(message.feed)
         return True
 
     def recalled(self, message: Recall) -> list[Ask]:

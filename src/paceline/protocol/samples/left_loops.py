@@ -12,9 +12,6 @@ from paceline.base.numbering import Inc
 from paceline.protocol.records import LoopEnded
 from paceline.wire.messages.node import LeaseRequest, LoopLeft
 
-BEHIND = 1 << 30
-"""From here on feeds are numbered that only one worker opens, behind the end of the others."""
-
 
 class LeftLoops:
     """The loops of one job that workers have left. Durable: ``ended``, which records change."""

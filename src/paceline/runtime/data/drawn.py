@@ -41,7 +41,7 @@ class DrawnOrder:
         self._entries: Iterator[Any] | None = None
         self._next = 0
         self._state: dict[str, Any] | None = None
-        """Of the generators where the sampler was left."""
+        """State of the generators where the sampler was left."""
 
     def __len__(self) -> int:
         return self._num
@@ -54,7 +54,7 @@ class DrawnOrder:
         return found
 
     def first(self, num: int) -> "DrawnOrder":
-        """The same order, of so many entries."""
+        """Return the order of the first ``num`` entries."""
         shorter = DrawnOrder(self._sampler, self._seed)
         shorter._num = num
         return shorter

@@ -40,7 +40,7 @@ class Listed(Dataset[Any]):
         return self.dataset[int(self.order[np.asarray([index])][0])]
 
     def first(self, num: int) -> "Listed":
-        """So many of the records, from the beginning."""
+        """Return the first ``num`` records."""
         order = self.order
         return Listed(
             self.dataset, order.first(num) if isinstance(order, DrawnOrder) else order[:num]

@@ -327,7 +327,7 @@ def _order_of(
 
 
 def _drawn_later(loader: DataLoader[Any], sampler: Any, caller: str, now: Pass) -> DrawnOrder:
-    """What a sampler yields in this pass, if it has too many entries for a list."""
+    """Return the order of a pass whose sampler has too many entries for a list."""
     if loader.generator is not None or getattr(sampler, "generator", None) is not None:
         raise ConfigError(
             f"{caller}: the DataLoader has a {type(sampler).__name__} of {len(sampler):,} entries "

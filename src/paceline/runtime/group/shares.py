@@ -40,8 +40,8 @@ class StepShares:
         self._divides = divides
         self._state, self._largest = state, largest
         self.bodies = 0
-        """So many batches of a step the script counts, also where a worker has the share of another
-        one, too: what it does in those before is taken back. 0: it counts all."""
+        """Batches of a step that the script counts, also where its worker has the share of another
+        one, too: what it does in the batches before these is taken back. 0: it counts all."""
         #: Works that were shown to the reader, by step and samples.
         self._shown: dict[tuple[int, Slice], Work] = {}
 

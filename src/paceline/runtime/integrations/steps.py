@@ -79,7 +79,7 @@ class ThisMember(NamedTuple):
 
     @property
     def place(self) -> ScriptPlace:
-        """Of the newest epoch that was begun here."""
+        """Place of the newest epoch that was begun here."""
         return self.strategy.variables.place
 
     def leave_aside(self, checkpoint: Any, said: str) -> None:

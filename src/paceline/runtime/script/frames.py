@@ -165,7 +165,7 @@ class _Run(NamedTuple):
     """Offsets."""
     does: tuple[tuple[str, Any], ...]
     asks: bool
-    """It calls ``next``."""
+    """Whether it calls ``next``."""
     own_line: int
     line: int
     """Of those that do the same and go on at the same place, the first."""
@@ -173,7 +173,7 @@ class _Run(NamedTuple):
 
 @lru_cache(maxsize=256)
 def _runs_of(code: CodeType) -> list[_Run]:
-    """Those that call something."""
+    """The runs of a function that call something."""
     steps = list(dis.get_instructions(code))
     numbers = {step.offset: k for k, step in enumerate(steps)}
     first, found, at = dict[Any, int](), list[_Run](), 0
@@ -347,7 +347,7 @@ def is_in_for(frame: FrameType) -> bool:
     return _is_for(frame.f_code, frame.f_lasti)
 
 
-def leaves_for(frame: FrameType) -> bool:
+def drops_iterator(frame: FrameType) -> bool:
     """Whether a frame drops the iterator of a ``for`` statement that it leaves, by no error."""
     found = [one for one in dis.get_instructions(frame.f_code) if one.offset <= frame.f_lasti]
     return bool(found) and found[-1].opname == _LEAVES

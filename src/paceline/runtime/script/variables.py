@@ -99,11 +99,11 @@ class Variables:
         self._dataset: Any = None
         self._passed = list[tuple[Any, frames.IteratorAt]]()
         self._frame: FrameType | None = None
-        self._leaves = False
+        self._is_leaving = False
         #: Once the job stops.
         self._at_stop: dict[str, Any] | None = None
         self.is_stopping: Callable[[], bool] = lambda: False
-        """Whether the job is told to stop."""
+        """Whether somebody has told the job to stop."""
         #: From where the script asks for its batches, innermost first.
         self._asked_from = list[frames.Place]()
         self._mark: BodyMark | None = None
@@ -148,7 +148,7 @@ class Variables:
 
     def goes_on(self) -> None:
         """The script has its batch, or the loop is over."""
-        self._frame, self._leaves = None, False
+        self._frame, self._is_leaving = None, False
 
     def stopped(self) -> None:
         """The job stops where the script asks for a batch: the last cut holds what is there."""
@@ -165,16 +165,16 @@ class Variables:
             self.stopped()
             self.goes_on()
 
-    def leaves(self, frame: FrameType) -> None:
+    def leaves_loop(self, frame: FrameType) -> None:
         """The script leaves its loop, in this frame; `goes_on` follows.
 
-        What it holds belongs to the end of the loop, if it does so by ``break`` or ``return``. A
-        loop by ``next`` is let go of later, when the script may have changed more.
+        What it holds belongs to the end of the loop, if it does so by ``break`` or ``return``. In a
+        loop by ``next`` the batches are dropped later, when the script may have changed more.
         """
         chain = frames.frames_of(frame) if self.found and self._asked_from else []
         asked = [function for _, function, _ in self._asked_from]
-        if [one.f_code.co_qualname for one in chain] == asked and frames.leaves_for(chain[0]):
-            self._frame, self._leaves = frame, True
+        if [one.f_code.co_qualname for one in chain] == asked and frames.drops_iterator(chain[0]):
+            self._frame, self._is_leaving = frame, True
 
     # ------------------------------------------------------------------ where
 
@@ -354,7 +354,7 @@ class Variables:
         return {
             "site": [
                 list(one)
-                for one in (self._asked_from if self._leaves else map(frames.place_of, chain))
+                for one in (self._asked_from if self._is_leaving else map(frames.place_of, chain))
             ],
             "iterators": [
                 [_as_data(frames.reached(one)) for one in frames.positions_of(frame)]
@@ -363,7 +363,7 @@ class Variables:
             "place": tuple(self.place),
             "opened": self.opened,
             "ended": ended,
-            "left": self._leaves,
+            "left": self._is_leaving,
             "draws": self.draws or (None if self.draws_alone else draws()),
             "leaves": leaves,
             "last": self._last_of(look, leaves) if ended else {},

@@ -20,6 +20,10 @@ how many feeds it has opened there; in the body of a loop also the step, and how
 """
 
 
+BEHIND = 1 << 30
+"""Numbers from here on are of feeds that one worker alone opens, behind the end of the others."""
+
+
 def is_in_epochs(place: ScriptPlace) -> bool:
     """Whether a place lies in a loop over ``job.epochs``."""
     return len(place) > 1 and place[1] >= 0

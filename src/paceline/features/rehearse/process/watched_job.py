@@ -52,7 +52,7 @@ class RehearsedJob(Job):
         return read._replace(feed=feed, growth=None)
 
     def _dealt(self, loader: DataLoader[Any], accumulate: int) -> DealtLoader:
-        """The same loader, as long as the loop over it: an engine may count its batches."""
+        """Return the loader, as long as the loop over it: an engine may count its batches."""
         dealt = super()._dealt(loader, accumulate)
         dealt.most = self.looking.plan.batches * accumulate if self._shortens else None
         return dealt

@@ -92,7 +92,7 @@ class GroupClient(MemberClient):
                 yield
         except GeneratorExit:  # the script leaves the loop
             self._is_after_break = True
-            self.variables.leaves(sys._getframe())
+            self.variables.leaves_loop(sys._getframe())
             try:
                 self._replica.leave_loop()
             except RuntimeError:  # another thread of the script changes one of its variables

@@ -28,8 +28,6 @@ from paceline.wire.schema import ModelSchema
 
 NOTICE_S, SETTLE_S = 20.0, 600.0
 """After the first a worker says that it waits for the rest of a step, after both it goes on."""
-MOST_BEHIND = 100
-"""Loops that a script may begin behind the end of the others'."""
 SCRIPT_S = 1.0
 """So long a worker that joins waits for the script's state of the step before its own."""
 
@@ -43,8 +41,6 @@ class ServerTrainer(CheckedEdge):
         self.keeps_script, self.is_alone = True, False
         self.sums_workers = process.spec.mode == "bsp"
         self.overlap = self.takes_growth = not self.sums_workers
-        #: Loops begun, one after the other, that the others' scripts did not come to.
-        self._num_behind = 0
         #: Contributions in the model that the work in hand is computed on.
         self._seen: dict[Work, int] = {}
 
@@ -76,19 +72,7 @@ class ServerTrainer(CheckedEdge):
         opened = self.leases.opened(feed) or feed
         if growth is not None:
             self._works.follow(opened.feed, growth)
-        self._check_behind(opened)
         return opened
-
-    def _check_behind(self, feed: Feed) -> None:
-        """End a script that begins loop after loop behind the end, since it counts its batches."""
-        self._num_behind = self._num_behind + 1 if feed.feed in self.leases.left else 0
-        if self._num_behind > MOST_BEHIND:
-            sys.stderr.write(
-                f"paceline: {self.process.node} began later than its peers, and its script goes on "
-                "behind the loop with which theirs have ended; it ends here. Decide with job.step "
-                "when to stop\n"
-            )
-            raise SystemExit(0)
 
     def begun(self) -> tuple[Feed, ...]:
         return self._asking.begun(self._until).begun
@@ -119,7 +103,7 @@ class ServerTrainer(CheckedEdge):
                     self._tell_master(works.order_ahead(feed))
                     return work
                 if feed in self.leases.ended and self.partition is not None:
-                    if feed in self.leases.left:
+                    if feed in self.leases.left_feeds:
                         self.state.offers.clear()
                         self._contributions.clear()
                     return None
@@ -164,7 +148,7 @@ class ServerTrainer(CheckedEdge):
         with self._changed:
             self._works.give_back(work)
 
-    def left(self, feed: int) -> None:
+    def left_loop(self, feed: int) -> None:
         with self._changed:
             if not (self.process.stop_requested or self._leaving or feed in self.leases.ended):
                 step = StepNo(self.process.step if self._works.synchronous(feed) else START)

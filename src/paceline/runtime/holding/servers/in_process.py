@@ -89,7 +89,7 @@ class Alone(Dealing):
         """Nothing is ever under way: ``push`` applies."""
         return True
 
-    def left(self, feed: int) -> None:
+    def left_loop(self, feed: int) -> None:
         """Nobody else trains."""
 
     def settle(self) -> None:

@@ -146,7 +146,7 @@ class TrainingPort(Protocol):
     def give_back(self, work: Work) -> None:
         """The work was taken, but will not be pushed."""
 
-    def left(self, feed: int) -> None:
+    def left_loop(self, feed: int) -> None:
         """The script has left its loop over a feed before the end; again: the same."""
 
     def drain(self, within_s: float = float("inf")) -> bool:

@@ -159,7 +159,7 @@ class OnServers:
         try:
             yield from self._loop.run()
         except GeneratorExit:
-            self.trainer.left(feed.feed)
+            self.trainer.left_loop(feed.feed)
             self._left = LeftLoop(self.model.modules, self._refresh)
             raise
         finally:
