@@ -38,12 +38,17 @@ def ends(out: Path) -> list[list[float]]:
     return [[*map(float.fromhex, one.read_text().split())] for one in sorted(out.glob("*.end"))]
 
 
-def alone(script: Path, out: Path, *flags: str) -> list[float]:
-    """What one process ends with."""
+def run_alone(script: Path, out: Path, *flags: str) -> None:
+    """Run the script in one process, without a job."""
     out.mkdir()
     env = {name: value for name, value in os.environ.items() if not name.startswith("PACELINE_")}
     command = [sys.executable, str(script), "--out", str(out), *flags]
     subprocess.run(command, env=env, check=True, timeout=100)
+
+
+def alone(script: Path, out: Path, *flags: str) -> list[float]:
+    """What one process ends with."""
+    run_alone(script, out, *flags)
     (values,) = ends(out)
     return values
 

@@ -4,17 +4,14 @@ import contextlib
 import json
 import os
 import signal
-import subprocess
-import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from paceline.jobs.launch import ask, launch
+from paceline.jobs.launch import ask
 from paceline.wire.client import StopJob
-from paceline.wire.spec import CheckpointSpec, JobSpec, NodeSpec, RestartSpec
+from tests.integration.pair import pair_of, run_alone
 from tests.integration.running import RunningJob
 
 SCRIPT = Path(__file__).with_name("jobs") / "cycled.py"
@@ -26,28 +23,13 @@ def _home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PACELINE_HOME", str(tmp_path))
 
 
-@contextlib.contextmanager
-def job_of(out: Path, *flags: str) -> Iterator[RunningJob]:
-    spec = JobSpec(
-        script=str(SCRIPT),
-        args=("--out", str(out), "--step-s", "0.04", *flags),
-        strategy="allreduce",
-        workers=NodeSpec(count=2),
-        checkpoint=CheckpointSpec(every_s=0.5, share=0.5),
-        restart=RestartSpec(backoff_s=0.1),
-        solution="none",
-        preflight=False,
-    )
-    out.mkdir()
-    with contextlib.closing(RunningJob(launch(spec), out)) as job:
-        yield job
+def job_of(out: Path, *flags: str) -> contextlib.AbstractContextManager[RunningJob]:
+    return pair_of(SCRIPT, out, *flags)
 
 
 def plain(out: Path, *flags: str) -> dict[str, Any]:
     """What the script holds at its end without a job."""
-    env = {name: value for name, value in os.environ.items() if not name.startswith("PACELINE_")}
-    command = [sys.executable, str(SCRIPT), "--out", str(out), *flags]
-    subprocess.run(command, env=env, check=True, timeout=100)
+    run_alone(SCRIPT, out, *flags)
     (found,) = ends(out).values()
     return found
 

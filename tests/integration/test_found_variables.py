@@ -4,8 +4,6 @@ import contextlib
 import json
 import os
 import signal
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,6 +13,7 @@ import pytest
 from paceline.jobs.launch import ask, launch
 from paceline.wire.client import StopJob
 from paceline.wire.spec import CheckpointSpec, JobSpec, NodeSpec, RestartSpec
+from tests.integration.pair import run_alone
 from tests.integration.running import RunningJob
 
 SCRIPT = Path(__file__).with_name("jobs") / "plain_loop.py"
@@ -46,9 +45,7 @@ def job_of(out: Path, *flags: str, step_s: float = 0.04, **spec: Any) -> Iterato
 
 def plain(out: Path, *flags: str, script: Path = SCRIPT) -> dict[str, list[float]]:
     """What a script holds at its end without a job."""
-    env = {name: value for name, value in os.environ.items() if not name.startswith("PACELINE_")}
-    command = [sys.executable, str(script), "--out", str(out), *flags]
-    subprocess.run(command, env=env, check=True, timeout=100)
+    run_alone(script, out, *flags)
     (found,) = ends(out).values()
     return found
 
