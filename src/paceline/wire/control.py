@@ -414,9 +414,11 @@ class ControlServer(CallServer):
         super().__init__(secret, on_call, _decode_call)
         self._on_agent = on_agent
         self._streams: set[AgentStream] = set()
+        self._stopping = False
 
     async def stop(self) -> None:
         """Stop listening and end all streams, once what is queued is written."""
+        self._stopping = True
         await asyncio.gather(*(stream.finish() for stream in self._streams))
         await super().stop()
 
@@ -426,10 +428,13 @@ class ControlServer(CallServer):
 
     async def _agent(self, _: Any, context: Any) -> None:
         await self._authenticate(context, _AGENT)
+        if self._stopping:
+            await context.abort(grpc.StatusCode.UNAVAILABLE, "the master ends")
+        stream: AgentStream = Stream(context, _decode_up, context.peer())
+        # Before its client can know of it: `stop` ends every stream that somebody reads.
+        self._streams.add(stream)
         # The client waits for these, so that a refused secret shows when it connects.
         await context.send_initial_metadata(())
-        stream: AgentStream = Stream(context, _decode_up, context.peer())
-        self._streams.add(stream)
         served = asyncio.ensure_future(self._on_agent(stream))
         try:
             # Not awaited directly: gRPC cancels this task when the agent is gone, and on_agent

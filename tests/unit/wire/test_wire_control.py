@@ -150,11 +150,12 @@ def test_a_stream_ends_when_the_master_returns_from_it() -> None:
 def test_what_is_queued_when_an_end_leaves_still_arrives() -> None:
     async def main() -> None:
         seen: list[object] = []
-        gone = asyncio.Event()
+        begun, gone = asyncio.Event(), asyncio.Event()
 
         async def on_agent(stream: AgentStream) -> None:
             for _ in range(500):
                 stream.send_nowait(Leave())
+            begun.set()
             async for up in stream:
                 seen.append(up)
             gone.set()
@@ -171,7 +172,9 @@ def test_what_is_queued_when_an_end_leaves_still_arrives() -> None:
             await first.close()
             await gone.wait()
             assert len(seen) == 500
+            begun.clear()
             second = await client.connect_agent()
+            await begun.wait()
             stopping = asyncio.create_task(server.stop())
             assert len(await take(second, 500)) == 500
             assert await take(second, 1) == []
@@ -179,6 +182,18 @@ def test_what_is_queued_when_an_end_leaves_still_arrives() -> None:
             await stopping
 
     asyncio.run(main())
+
+
+def test_a_stream_that_opens_as_the_master_ends_is_closed() -> None:
+    async def body(master: Master, client: ControlClient) -> None:
+        stream = await client.connect_agent()
+        # The master's side of the stream may not have begun yet.
+        stopping = asyncio.create_task(master.server.stop())
+        assert await take(stream, 1) == []
+        await stream.close()
+        await stopping
+
+    with_master(body)
 
 
 def test_a_call_is_answered_with_and_without_an_event_loop() -> None:
