@@ -34,7 +34,7 @@ from paceline.runtime.evaluation import as_tensor, checked_values, untouched
 from paceline.runtime.feed_requests import Growing, check_number, feed_to_evaluate, feed_to_train
 from paceline.runtime.given import check_given, flatten, takes_norm_alone
 from paceline.runtime.job_course import BatchLoop, JobCourse
-from paceline.runtime.process import Stopped
+from paceline.runtime.process import LeftBehind, Stopped
 from paceline.runtime.seeding import seed_all
 from paceline.runtime.state.script_state import ScriptState
 from paceline.runtime.strategy import Entry, Strategy
@@ -431,13 +431,7 @@ class Job(JobCourse):
             process.open_loops.append(loop)
         try:
             self._check_node()
-            while True:
-                yield from self._pass(begun)
-                entry = self._next_entry(asked.site)
-                later = self._enter(asked, entry) if entry is not None else None
-                if later is None or self._strategy.entries is None:
-                    break
-                self._strategy.entries.goes_on()
+            while later := (yield from self._pass_or_next(begun, asked)):
                 begun = later
             if not (self._has_begun or self._strategy.variables.has_left):
                 self._stand_by()
@@ -448,6 +442,23 @@ class Job(JobCourse):
             self._looping = False
             self._leave_stream()
             self._settle_log()
+
+    def _pass_or_next(
+        self, begun: LoopBegun, asked: LoopAsked
+    ) -> Generator[Any, None, LoopBegun | None]:
+        """One pass over a feed; returns the loop of others that this life goes on with, if any."""
+        left: LeftBehind | None = None
+        try:
+            yield from self._pass(begun)
+        except LeftBehind as error:
+            left = error
+        entry = self._next_entry(asked.site)
+        later = self._enter(asked, entry) if entry is not None else None
+        if later is not None and self._strategy.entries is not None:
+            self._strategy.entries.goes_on()
+        elif left is not None:
+            raise left
+        return later
 
     def _miscount(self) -> int:
         """See `ScriptCourse.miscount`; 0 where what the script counts follows the job."""

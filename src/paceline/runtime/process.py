@@ -70,6 +70,13 @@ class Fenced(SystemExit):
         super().__init__(EXIT_FENCED)
 
 
+class LeftBehind(Fenced):
+    """Those who hold the model have left the loop that our script waits in.
+
+    A life that has had no batch yet can wait for their next loop; else another begins there.
+    """
+
+
 def fence_soon() -> None:
     """Have the script raise `Fenced` in its next line.
 

@@ -22,6 +22,7 @@ parser.add_argument("--same", action="store_true", help="one model, whose optimi
 parser.add_argument("--more", action="store_true", help="worker 0 prepares once more than others")
 parser.add_argument("--differ", action="store_true", help="the second model begins elsewhere")
 parser.add_argument("--range", action="store_true", help="epochs that job.epochs does not count")
+parser.add_argument("--stay-s", type=float, default=0.0, help="behind the first loop that is left")
 parser.add_argument("--late-s", type=float, default=0.0, help="before a new life begins")
 args = parser.parse_args()
 
@@ -79,6 +80,7 @@ for fold in range(3):
             optimizer.zero_grad()
             if leaves and job.step == 7:
                 break
+        time.sleep(args.stay_s if leaves and job.step == 7 and fold == 0 else 0.0)
         scheduler.step()
         model.eval()
         found = job.evaluate(predicted, held_out)["y"]

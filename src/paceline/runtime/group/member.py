@@ -21,7 +21,7 @@ from paceline.runtime.group.edge import MemberEdge
 from paceline.runtime.group.group import BREAKING, Group
 from paceline.runtime.group.short import ShortStep
 from paceline.runtime.group.store import GroupOver
-from paceline.runtime.process import Fenced, Process, Stopped
+from paceline.runtime.process import Fenced, LeftBehind, Process, Stopped
 from paceline.runtime.script.variables import Variables
 from paceline.wire.messages.checks import Checked
 from paceline.wire.messages.curves import Attempt
@@ -139,6 +139,9 @@ class MemberClient(MemberEdge):
         """Begin a step of a feed: the group to do it in, once there is one.
 
         None: the feed is over, or what all members hold is the end of it.
+
+        Raises:
+            LeftBehind: the others have left it before its end.
         """
         while True:
             self.unmark()
@@ -172,7 +175,7 @@ class MemberClient(MemberEdge):
                 if not self._is_left_behind:
                     behind_s = time.monotonic()
                 elif time.monotonic() > behind_s + 2 * RESEND_S:  # nor is it over: see `_caught_up`
-                    raise Fenced
+                    self._leave_behind()
                 run = self.state.enter()
                 if run is not None:
                     self.process.step = max(run.step, self.state.step) + 1
@@ -190,10 +193,14 @@ class MemberClient(MemberEdge):
                 self._check_stop()
                 self._rest(stays=True)
                 if self._is_left_behind:
-                    raise Fenced  # a fresh life begins where the others are
+                    self._leave_behind()
                 if state.step == NO_STEP:
                     self._exchange.wait()
             return state.running is run
+
+    def _leave_behind(self) -> NoReturn:
+        self._do(self.state.leave_step())
+        raise LeftBehind
 
     def _begun(self, run: RunGroup) -> Group | None:
         """The group itself, which connects; None: it was over before it began."""
