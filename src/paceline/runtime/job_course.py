@@ -68,6 +68,8 @@ class JobCourse(JobLog):
         """Loops that were begun behind the end of others' scripts."""
         self._num_passed = 0
         """Loops over batches that were done before this life came there, in no epoch."""
+        self._num_apart = 0
+        """Of these, those behind which its script does not hold what the others' did."""
         self._has_told = False
         self._course = ScriptCourse(self._step_of_body, self._place_in_body)
         self._begun: Reached | None = None
@@ -205,12 +207,16 @@ class JobCourse(JobLog):
     def _stand_by(self) -> None:
         """This life has had no batch of a loop, and goes on behind it, as others did."""
         entries = self._strategy.entries
-        if self._strategy.variables.take(ended=True) and entries is not None:
+        follows = self._strategy.variables.take(ended=True)
+        if follows and entries is not None:
             entries.came_in()
-        self._pass_loop()
+        self._pass_loop(follows=follows)
 
-    def _pass_loop(self) -> None:
-        """A loop over batches had none for this worker."""
+    def _pass_loop(self, *, follows: bool = False) -> None:
+        """A loop over batches had none for this worker.
+
+        ``follows``: what its script holds is what others' scripts held behind it.
+        """
         from paceline.runtime.process import current
 
         process, entries = current(), self._strategy.entries
@@ -221,8 +227,10 @@ class JobCourse(JobLog):
         if self._course.epoch is not None:
             return
         self._num_passed += 1
-        process.remark = _passed_words(self._num_passed)
         process.check_returned = self._check_returned
+        if not follows:
+            self._num_apart += 1
+            process.remark = _passed_words(self._num_apart)
 
     def _tell_passed(self) -> None:
         """Say, in the first loop with a batch, what this life has done again."""
@@ -231,7 +239,7 @@ class JobCourse(JobLog):
         process = current()
         if process is not None:
             process.stands_by = None
-        if process is not None and self._num_passed and not self._has_told:
+        if process is not None and self._num_apart and not self._has_told:
             self._has_told = True
             sys.stderr.write(f"paceline: this life of {process.node} {process.remark}\n")
 
@@ -252,7 +260,7 @@ class JobCourse(JobLog):
         self._course.next_training()
         if (process := current()) is not None:
             process.forget_remark()
-        self._num_passed = 0
+        self._num_passed = self._num_apart = 0
         self._begun, self._has_asked = None, False
         self._come_to(passed=False)
 

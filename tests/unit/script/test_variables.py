@@ -209,6 +209,33 @@ def test_what_a_library_holds_is_taken_back_and_handed_over(engines: Any) -> Non
     assert {"meter.total", "engine.state.epoch", "engine._handlers[0].best"} <= names
 
 
+def test_what_an_agent_acts_in_follows_and_what_nobody_can_look_into_is_named(
+    engines: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    handed = dict[str, Any]()
+
+    def ask(variables: Variables, step: int) -> None:
+        variables.begin_loop(loop((0, -1, 0)))
+        variables.waits_in(sys._getframe(1))
+        if handed:
+            variables.become(unpack(pack(handed)))
+            assert variables.take()
+        elif step < 2:
+            variables.compare([variables.table()])
+        else:
+            handed.update(variables.state_of() or {})
+
+    for steps in (3, 1):
+        variables, environment = Variables(found=True), engines.Environment()
+        for step in range(steps):
+            environment.step(1.0)
+            ask(variables, step)
+    assert environment.at == 3.0
+    (told,) = [one.message for one in caplog.records if "starts_over" in one.message]
+    assert "environment.memory" in told
+    assert "is a Renderer" in told
+
+
 def test_an_engine_that_has_left_its_epoch_is_set_back_into_it(engines: Any) -> None:
     variables, counts = Variables(found=True), list[int]()
 
@@ -270,6 +297,7 @@ def test_job_state_is_taken_back() -> None:
         lambda n: frozenset([n]),
         np.float32,
         lambda n: np.full(3, n),
+        lambda n: [np.full(3, n), np.full(2, n)],
         lambda n: torch.full((2, 2), n),
         lambda n: torch.Generator().manual_seed(n),
         np.random.default_rng,

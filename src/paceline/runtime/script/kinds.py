@@ -169,11 +169,11 @@ def _taken_plain(value: Any) -> Any:
 def put_plain(own: Any, new: Any) -> Any:  # noqa: C901 - a case for each type
     """A value of ours as another worker has it: changed in place where it can be."""
     match new:
-        case ["paceline:int", str(text)]:
+        case [str("paceline:int"), str(text)]:
             return int(text)
-        case ["paceline:named", str(), str(), *parts] if isinstance(own, tuple):
+        case [str("paceline:named"), str(), str(), *parts] if isinstance(own, tuple):
             return put_plain(own, tuple(parts))
-        case ["paceline:named", str(module), str(name), *parts]:
+        case [str("paceline:named"), str(module), str(name), *parts]:
             return _named(module, name)(map(_fresh, parts))
         case dict() if isinstance(own, dict):
             values = {key: put_plain(own.get(key), one) for key, one in new.items()}
@@ -222,9 +222,9 @@ def _in_turn(own: Any, new: Any) -> list[Any]:
 def _fresh(new: Any) -> Any:
     """What arrived as it was, where nothing of ours is in its place."""
     match new:
-        case ["paceline:int", str(text)]:
+        case [str("paceline:int"), str(text)]:
             return int(text)
-        case ["paceline:named", str(module), str(name), *parts]:
+        case [str("paceline:named"), str(module), str(name), *parts]:
             return _named(module, name)(map(_fresh, parts))
         case dict():
             return {key: _fresh(one) for key, one in new.items()}

@@ -98,6 +98,9 @@ class ScriptLook:
         self._functions = list[str]()
         self.of_libraries = set[str]()
         """Paths that lead through an object of a library."""
+        self.opaque: dict[str, type] = {}
+        """Path -> type of what cannot be looked into in an environment: memory of its own."""
+        self._environments = list[str]()
         self._defaults: dict[str, defaultdict[Any, Any]] = {}
         self._others, self._seen = others, set[int]()
         #: Objects of libraries: they come last, so that they take no place of the script's own.
@@ -214,15 +217,26 @@ class ScriptLook:
                 self._of_container(path, value, depth)
                 return
         kind = kind_of(value)
-        if kind is None or isinstance(value, AveragedModel | DataLoader):
-            return
+        if kind is None:
+            self._of_unknown(path, value)
+        elif not self._is_kept_elsewhere(kind, value):
+            self.leaves[path] = Variable(kind, value, bind)
+            if self._in_library:
+                self.of_libraries.add(path)
+
+    def _is_kept_elsewhere(self, kind: Kind, value: Any) -> bool:
+        if isinstance(value, AveragedModel | DataLoader):
+            return True
         if isinstance(value, Dataset) and not isinstance(value, TensorDataset):
-            return
-        if kind.name == "state" and id(value) in self._others:
-            return
-        self.leaves[path] = Variable(kind, value, bind)
-        if self._in_library:
-            self.of_libraries.add(path)
+            return True
+        return kind.name == "state" and id(value) in self._others
+
+    def _of_unknown(self, path: str, value: Any) -> None:
+        """Keep in mind what an environment is made of beside plain data."""
+        module = type(value).__module__.partition(".")[0]
+        is_known = module in ("builtins", "numpy") or isinstance(value, Enum)
+        if not is_known and any(path.startswith(one) for one in self._environments):
+            self.opaque[path] = type(value)
 
     def _of_attributes(self, path: str, value: Any, depth: int) -> bool:
         """Look into an object; whether that is all there is to it."""
@@ -278,6 +292,8 @@ class ScriptLook:
 
     def _of_object(self, path: str, value: Any, depth: int) -> None:
         attributes: dict[str, Any] = getattr(value, "__dict__", {})
+        if is_environment(type(value)):
+            self._environments.append(f"{path}.")
         self.holders[path] = attributes.__setitem__
         hidden = OF_MODULES if isinstance(value, nn.Module) else frozenset[str]()
         for key, one in list(attributes.items()):
@@ -333,9 +349,17 @@ def is_of_library(kind: type) -> bool:
         found = _of_library[kind] = not issubclass(kind, _NOT_LOOKED_INTO) and (
             frames.is_library_module(kind.__module__)
             # Files, pools, bars: what they hold is outside of the script.
-            and not any(hasattr(kind, name) for name in ("__enter__", "__next__", "__await__"))
+            and (is_environment(kind) or not any(hasattr(kind, name) for name in _OF_OUTSIDE))
         )
     return found
+
+
+def is_environment(kind: type) -> bool:
+    """Whether objects of a class are what an agent acts in (gymnasium, dm_env)."""
+    return all(callable(getattr(kind, name, None)) for name in ("reset", "step", "close"))
+
+
+_OF_OUTSIDE = ("__enter__", "__next__", "__await__")
 
 
 _of_library: dict[type, bool] = {}

@@ -454,6 +454,9 @@ class Variables:
         self._fill_values(state, look)
         if "paths" in state:  # not in a cut of an earlier release
             self._tell_alone(look, set(state["paths"]))
+        for path, kind in look.opaque.items():
+            why = f"is a {kind.__qualname__}, which is as this process has made it"
+            self._tell("starts_over", [path], why)
         self._reach(chain, state["iterators"])
         if state["draws"] is not None:
             put_draws(state["draws"])
