@@ -4,6 +4,7 @@ import contextlib
 import json
 import os
 import signal
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ from paceline.jobs.launch import ask, launch
 from paceline.wire.client import StopJob
 from paceline.wire.spec import CheckpointSpec, JobSpec, NodeSpec, RestartSpec
 from tests.integration.pair import run_alone
-from tests.integration.running import RunningJob
+from tests.integration.running import RunningJob, until
 
 SCRIPT = Path(__file__).with_name("jobs") / "plain_loop.py"
 DRIVEN = SCRIPT.with_name("driven.py")
@@ -151,14 +152,27 @@ def test_a_job_that_is_stopped_between_two_loops_goes_on_behind_the_first(tmp_pa
         check_end(job, expected)
 
 
+@pytest.mark.parametrize("held", ["1", pytest.param("01", marks=pytest.mark.soak)])
+def test_a_job_that_is_stopped_as_it_begins_a_loop_goes_on_there(held: str, tmp_path: Path) -> None:
+    # A worker that is not held has opened the loop, and waits for the other one.
+    expected = plain(tmp_path / "alone", "--epochs", "4")
+    with job_of(tmp_path / "job", "--epochs", "4", "--hold", held, step_s=0.02) as job:
+        until(lambda: all((job.out / f"holds{rank}").exists() for rank in held), "held", 60.0)
+        time.sleep(0.5)
+        (job.out / "resumed").touch()
+        ask(job.job, StopJob())
+        assert job.end().state == "stopped"
+        job.resume()
+        check_end(job, expected)
+
+
 def test_a_life_without_a_batch_of_an_epoch_does_nothing_of_it(tmp_path: Path) -> None:
     # Its mean over the epoch would be one over nothing.
     expected = plain(tmp_path / "alone", "--epochs", "3")
-    flags = ("--epochs", "3", "--pause-s", "2")
+    flags = ("--epochs", "3", "--pause-s", "2", "--die-after")
     with job_of(tmp_path / "job", *flags, step_s=0.02) as job:
-        for epochs in (1, 3):
-            job.until_committed(epochs * SAMPLES)
-            os.kill(job.pid_of("worker-1"), signal.SIGKILL)
+        job.until_committed(SAMPLES)
+        os.kill(job.pid_of("worker-1"), signal.SIGKILL)
         check_end(job, expected)
         assert len(job.deaths()) == 2
 

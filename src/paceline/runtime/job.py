@@ -313,10 +313,13 @@ class Job(JobCourse):
             epochs = self._strategy.spec.epochs or epochs
         variables, frame = self._strategy.variables, sys._getframe(1)
         asked = LoopAsked(given, variables.site(frame), epochs, accumulate, batch_per_worker)
+        last = self._loaders.turn_of(dataset)
         try:
             begun = self._begin(asked)
         except Stopped:
-            variables.stops_before(frame, self._course.coming, asked.site)
+            turn = self._loaders.turn_of(dataset)
+            turn = last + 1 if turn == last else turn  # it has not come to its data
+            variables.stops_before(frame, self._course.coming, asked.site, turn)
             raise
         if begun is None:
             return BatchLoop(_nothing(), 0, variables)
@@ -337,8 +340,8 @@ class Job(JobCourse):
         """Begin the loop that others are in; None: the script would read something else there."""
         here, turn = self._course.coming, self._loaders.turn_of(asked.given.dataset)
         self._move_to(entry.place)
-        read = self._read(asked, entry.feed.turn)
-        if feed_difference(entry.feed, read.feed):
+        read = self._read(asked, entry.turn)
+        if entry.feed is not None and feed_difference(entry.feed, read.feed):
             self._move_to(here)
             self._loaders.turn_back(asked.given.dataset, turn)
             self._strategy.variables.declined = True

@@ -70,7 +70,10 @@ class Entry(NamedTuple):
     place: ScriptPlace
     site: str
     """The lines of the script from which it was opened; see `Variables.site`."""
-    feed: Feed
+    turn: int
+    """Number of the pass over its ``DataLoader``; 0: it reads something else."""
+    feed: Feed | None
+    """None: no worker has opened it so far; scripts were stopped as they came to it."""
 
 
 class Entries(Protocol):

@@ -18,6 +18,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import paceline as pl
+from paceline.runtime.process import current
 
 parser = argparse.ArgumentParser()
 parser.add_argument("--out", type=Path, required=True)
@@ -28,6 +29,7 @@ parser.add_argument("--counted", action="store_true", help="leaves its loops by 
 parser.add_argument("--pause-s", type=float, default=0.0, help="of rank 0, after each epoch")
 parser.add_argument("--die-at", type=int, default=-1, help="rank 1, in the body of this step")
 parser.add_argument("--limit", type=int, default=-1, help="steps after which it leaves its loops")
+parser.add_argument("--hold", default="", help="ranks that begin epoch 2 when the job stops")
 parser.add_argument("--die-after", action="store_true", help="rank 1, after its last loop")
 args = parser.parse_args()
 
@@ -40,6 +42,16 @@ optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
 loader = DataLoader(TensorDataset(features, target), batch_size=16, shuffle=True)
 model, optimizer, loader = job.prepare(model, optimizer, loader)
 num_seen = 0
+
+
+def hold() -> None:
+    """Wait until somebody stops the job."""
+    process = current()
+    if process is None or str(job.rank) not in args.hold or (args.out / "resumed").exists():
+        return
+    (args.out / f"holds{job.rank}").touch()
+    while not process.stop_requested:
+        time.sleep(0.01)
 
 
 def die_once(step: int) -> bool:
@@ -103,6 +115,8 @@ class Trainer:
             # From the generators of the process, which each life goes on with.
             self.between += [random.random(), float(np.random.random()), torch.rand(()).item()]
             batches: Any = loader
+            if epoch == 2:
+                hold()
             if args.rollouts:
                 drawn = torch.as_tensor(self.noise.normal(size=(320, 4)))
                 batches = job.batches(

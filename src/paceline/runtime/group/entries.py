@@ -34,9 +34,7 @@ class EntriesOfMember:
         except PermanentError:  # the master finds out, and names another one
             return None
         feeds = {feed.place: feed for feed in (*found.begun, found.newest) if feed is not None}
-        if held is None or held[0] not in feeds:
-            return None
-        return Entry(*held, feeds[held[0]])
+        return None if held is None else Entry(*held, feeds.get(held[0]))
 
     def next_after(self, place: ScriptPlace) -> Entry | None:
         """See `Entries.next_after`."""
@@ -75,4 +73,4 @@ class EntriesOfMember:
         feed = found.newest
         if feed is None or feed.training != self._training():
             return None
-        return Entry(feed.place, feed.site, feed)
+        return Entry(feed.place, feed.site, feed.turn, feed)

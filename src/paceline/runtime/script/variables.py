@@ -87,6 +87,8 @@ class Variables:
         """Of the loop that the script is in."""
         self.opened = ""
         """The lines from which that was opened; see `site`."""
+        self.turn = 0
+        """Number of the pass over its loader."""
         self.ready: dict[str, Any] | None = None
         """The shared variables as they were when the script asked for the batch in hand."""
         self.draws: dict[str, Any] | None = None
@@ -137,7 +139,8 @@ class Variables:
     def begin_loop(self, feed: Feed, dataset: Any = None) -> None:
         """The script begins a loop over batches of a data set."""
         self._dataset = dataset
-        self.place, self.opened, self._mark, self.ready = feed.place, feed.site, None, None
+        self.place, self.opened, self.turn = feed.place, feed.site, feed.turn
+        self._mark = self.ready = None
         self.at_end, self.has_left, self._asked_from = False, False, []
         self.draws = None
 
@@ -157,9 +160,10 @@ class Variables:
         except RuntimeError:  # another thread of the script changes one of them
             self.missed = True
 
-    def stops_before(self, frame: FrameType, place: ScriptPlace, opened: str) -> None:
+    def stops_before(self, frame: FrameType, place: ScriptPlace, opened: str, turn: int) -> None:
         """The same where it is about to begin a loop, at this place and from these lines."""
         if self.found:
+            self.turn = turn
             self.place, self.opened, self.at_end, self.draws = place, opened, False, None
             self._frame = frame
             self.stopped()
@@ -362,6 +366,7 @@ class Variables:
             ],
             "place": tuple(self.place),
             "opened": self.opened,
+            "turn": self.turn,
             "ended": ended,
             "left": self._is_leaving,
             "draws": self.draws or (None if self.draws_alone else draws()),

@@ -93,11 +93,12 @@ def place_in_cut(training: int, *places: Path) -> tuple[ScriptPlace, Sequence[in
     return tuple(state.get("place", START)), state["outside"]
 
 
-def entry_in_cut(training: int, *places: Path) -> tuple[ScriptPlace, str] | None:
+def entry_in_cut(training: int, *places: Path) -> tuple[ScriptPlace, str, int] | None:
     """Where the script was in its loops when a cut was made; None: the cut does not know it.
 
     Returns:
-        The place of its loop, and the lines from which it was opened.
+        The place of its loop, the lines from which it was opened, and the number of the pass over
+        its loader.
 
     Raises:
         PermanentError: the cut is missing or damaged, or is no state.
@@ -107,7 +108,7 @@ def entry_in_cut(training: int, *places: Path) -> tuple[ScriptPlace, str] | None
     found = state.get("variables")
     if found is None or len(_over(state)) != training:
         return None
-    return tuple(found["place"]), found["opened"]
+    return tuple(found["place"]), found["opened"], found.get("turn", 0)
 
 
 def _layout_at(name: str, places: Sequence[Path]) -> Layout:
