@@ -8,7 +8,7 @@ import pytest
 from paceline.features.rehearse.compare import Comparison, Names, own_values
 from paceline.features.rehearse.numbers import Tolerance, alike, moved_apart, said, same
 from paceline.features.rehearse.observed import LoggedMean, ObservedAct
-from paceline.features.rehearse.plan import Leaves, PlainLeaf, PrintedLine
+from paceline.features.rehearse.plan import AT_END, Leaves, PlainLeaf, PrintedLine
 from paceline.features.rehearse.source import Source
 from paceline.features.rehearse.written import read_written
 
@@ -171,6 +171,17 @@ def test_what_differs_among_undisturbed_workers_is_no_drift() -> None:
     assert found.what == (
         "train.py:10 printed `epoch 0 loss 0.9` after a kill; undisturbed: `epoch 0 loss 0.5`"
     )
+
+
+def test_a_count_of_each_workers_own_is_named_where_weights_differ() -> None:
+    began = {"w": np.zeros(3)}
+    counts = {f"worker-{rank}": {AT_END: {"steps": whole(7 + rank)}} for rank in range(2)}
+    right = ObservedAct(variables=counts, began=began, weights={"worker-0": {"w": np.ones(3)}})
+    got = ObservedAct(variables=counts, weights={"worker-0": {"w": np.full(3, 1.2)}})
+    named, differs = comparison({"steps"}).all(right, got, NAMES).findings
+    assert named.what.startswith("`steps` (train.py:7) counts what each worker saw: 7 and 8")
+    assert "job.step" in named.remedy
+    assert differs.kind == "weights"
 
 
 def test_lines_may_come_again_and_one_that_the_killed_worker_missed_is_a_note() -> None:

@@ -100,6 +100,8 @@ class Comparison:
             *self.logged(right, got, names),
             *self.weights(right, got, names),
         ]
+        if not variables and any(one.kind == "weights" for one in found):
+            found = [*self._own_counts(right), *found]
         if found or any(one.lasts for one in variables):
             found = [*variables, *found]
         else:
@@ -157,6 +159,19 @@ class Comparison:
 
     def _is_own_value(self, path: str) -> bool:
         return path in self._own or _base(path) in self._own_names
+
+    def _own_counts(self, right: ObservedAct) -> list[Finding]:
+        """Name what each worker counts for itself: steps may depend on it."""
+        ends = {node: places.get(AT_END, {}) for node, places in right.variables.items()}
+        found = []
+        for path in sorted(self._own & ends.get(CHIEF, {}).keys()):
+            _, changed = self._changed(path)
+            if changed is not None and changed.how in ("counts", "appends"):
+                counted = " and ".join(shown(one[path]) for one in ends.values() if path in one)
+                what = f"counts what each worker saw: {counted}; a step may depend on it"
+                one = self._variable(path, ends[CHIEF][path], what)
+                found += [] if one is None else [one[1]]
+        return found[:MOST]
 
     def _variable(self, path: str, right: PlainLeaf, what: str) -> tuple[How, Finding] | None:
         source, changed = self._changed(path)
