@@ -20,10 +20,10 @@ import harness
 import numpy as np
 import torch
 
-from paceline.runtime import kernels
-from paceline.runtime.layout import initial_arrays
 from paceline.runtime.server.store import Gradients, Store
 from paceline.runtime.server.tables import KeyIndex
+from paceline.runtime.state import kernels
+from paceline.runtime.state.layout import initial_arrays
 from paceline.wire.schema import NUM_BUCKETS, ModelSchema, OptimizerGroup, Table
 
 IDS = 26 * 4096

@@ -21,10 +21,10 @@ import harness
 import numpy as np
 import torch
 
-from paceline.runtime.script import frames
-from paceline.runtime.script.kinds import digest_of
-from paceline.runtime.script.look import ScriptLook
-from paceline.runtime.script.mark import BodyMark
+from paceline.runtime.variables import frames
+from paceline.runtime.variables.kinds import digest_of
+from paceline.runtime.variables.look import ScriptLook
+from paceline.runtime.variables.mark import BodyMark
 
 
 class Stopper:

@@ -18,8 +18,8 @@ from tiny import Ids, Tiny, _as_it_is
 
 import paceline as pl
 from paceline.runtime.data.loader import Loader
-from paceline.runtime.exchange import Exchange
 from paceline.runtime.holding.servers.model import Model
+from paceline.runtime.process.exchange import Exchange
 
 WARM_UP_STEPS = 200
 

@@ -14,25 +14,25 @@ if TYPE_CHECKING:
     from paceline.runtime.data.table import SqlTable
     from paceline.runtime.data.tar import TarRows
     from paceline.runtime.data.text import CsvRows, TextLines
-    from paceline.runtime.embedding import Embedding
-    from paceline.runtime.job import Job, init
-    from paceline.runtime.process import Stopped
+    from paceline.runtime.process.process import Stopped
+    from paceline.runtime.script.embedding import Embedding
+    from paceline.runtime.script.job import Job, init
 
 __version__ = "0.1.0"
 
 _HOMES = {
     "CsvRows": "paceline.runtime.data.text",
-    "Embedding": "paceline.runtime.embedding",
+    "Embedding": "paceline.runtime.script.embedding",
     "GrowingFiles": "paceline.runtime.data.growing",
-    "Job": "paceline.runtime.job",
+    "Job": "paceline.runtime.script.job",
     "ParquetRows": "paceline.runtime.data.parquet",
     "SqlTable": "paceline.runtime.data.table",
-    "Stopped": "paceline.runtime.process",
+    "Stopped": "paceline.runtime.process.process",
     "StreamSource": "paceline.runtime.data.stream",
     "TarRows": "paceline.runtime.data.tar",
     "TensorRows": "paceline.runtime.data.batch",
     "TextLines": "paceline.runtime.data.text",
-    "init": "paceline.runtime.job",
+    "init": "paceline.runtime.script.job",
 }
 
 __all__ = [

@@ -19,8 +19,8 @@ import paceline as pl
 from paceline.jobs.launch import launch
 from paceline.runtime.holding.servers.in_process import Alone
 from paceline.runtime.holding.servers.strategy import OnServers
-from paceline.runtime.job import begin
-from paceline.runtime.step_frame import BY_HAND, TWICE
+from paceline.runtime.script.job import begin
+from paceline.runtime.script.step_frame import BY_HAND, TWICE
 from paceline.wire.spec import CheckpointSpec, JobSpec, NodeSpec
 from tests.conformance import promises
 from tests.conformance.promises import BATCH, EPOCHS, MAX_NORM, STEPS, N, Planted, Seen

@@ -468,7 +468,9 @@ def knock(job: RunningJob, over: threading.Event, knocked: set[tuple[str, int]])
         for process in find_job_processes(job.job.path):
             with contextlib.suppress(psutil.Error):
                 for one in psutil.Process(process.pid).net_connections("tcp"):
-                    if one.status == psutil.CONN_LISTEN and process.runs("paceline.runtime.zygote"):
+                    if one.status == psutil.CONN_LISTEN and process.runs(
+                        "paceline.runtime.process.zygote"
+                    ):
                         _talk_nonsense(one.laddr.port)
                         knocked.add((one.laddr.ip, one.laddr.port))
         time.sleep(0.01)

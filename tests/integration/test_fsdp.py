@@ -100,7 +100,7 @@ def listening(job: RunningJob) -> set[str]:
     """The addresses at which its workers listen by TCP."""
     found = set()
     for process in find_job_processes(job.job.path):
-        if not process.runs("paceline.runtime.zygote"):
+        if not process.runs("paceline.runtime.process.zygote"):
             continue
         with contextlib.suppress(psutil.Error):  # it has just ended
             for one in psutil.Process(process.pid).net_connections("tcp"):

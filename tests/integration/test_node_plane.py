@@ -23,7 +23,7 @@ from paceline.base.processes import (
     try_lock,
 )
 from paceline.jobs.outcome import Outcome, write_outcome
-from paceline.runtime.process import EXIT_TERMINATED
+from paceline.runtime.process.process import EXIT_TERMINATED
 from paceline.wire.client import Call, Done, Reply
 from paceline.wire.control import AgentStream, ControlServer
 from paceline.wire.messages.agent import (
@@ -47,7 +47,7 @@ PATIENCE_S = 60.0
 WAITING_SCRIPT = """
 import os, pathlib, signal, sys, time
 pathlib.Path(sys.argv[1], f"up.{os.environ['PACELINE_INC']}").write_text(str(time.time()))
-from paceline.runtime.process import current
+from paceline.runtime.process.process import current
 while not current().stop_requested:
     current().link.receive()
     current().keep_link()
@@ -248,7 +248,7 @@ def test_a_zygote_has_one_thread_when_it_forks(job: JobDir) -> None:
             await master.hello()
             master.send(start(1))
             up = await master.up(1)
-            zygote = find(job, "paceline.runtime.zygote", other_than=up.pid)
+            zygote = find(job, "paceline.runtime.process.zygote", other_than=up.pid)
             assert len(os.listdir(f"/proc/{zygote.pid}/task")) == 1
 
     asyncio.run(scenario())
@@ -353,7 +353,9 @@ def test_a_killed_zygote_costs_neither_the_process_nor_the_next_one(job: JobDir)
             await master.hello()
             master.send(start(1))
             up = await master.up(1)
-            os.kill(find(job, "paceline.runtime.zygote", other_than=up.pid).pid, signal.SIGKILL)
+            os.kill(
+                find(job, "paceline.runtime.process.zygote", other_than=up.pid).pid, signal.SIGKILL
+            )
             await master.until(lambda: len(find_job_processes(job.path)) == 3)
             os.kill(up.pid, signal.SIGKILL)
             assert (await master.exited(1)).evidence.exit_code is None
@@ -440,7 +442,7 @@ def test_a_process_above_its_memory_limit_is_recognised_by_the_kernels_counter(
 def test_heartbeats_tell_steps_and_what_they_cost(job: JobDir) -> None:
     script = """
 import time
-from paceline.runtime.process import current
+from paceline.runtime.process.process import current
 process = current()
 for step in range(1, 11):
     process.ledger.write(step=step, t_start_s=time.monotonic(), bpt_s=0.2, compute_s=0.1,
@@ -506,9 +508,9 @@ SLOW_TO_IMPORT = ("torch", "numba", "matplotlib", "pyarrow", "sqlalchemy", "rich
         ("paceline.backends.local.backend", ""),
         ("paceline.cli.main", "rich"),
         ("paceline.master.__main__", ""),
-        ("paceline.runtime.process", ""),  # all that the zygote of a program imports
+        ("paceline.runtime.process.process", ""),  # all that the zygote of a program imports
         ("paceline.runtime.server.server", "numba"),
-        ("paceline.runtime.zygote", ""),
+        ("paceline.runtime.process.zygote", ""),
         ("paceline.supervisor.__main__", ""),
     ],
 )

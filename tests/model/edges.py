@@ -31,7 +31,7 @@ from paceline.runtime.holding.servers import client, edge, loop
 from paceline.runtime.holding.servers.client import ServerTrainer
 from paceline.runtime.holding.servers.loop import ServersLoop
 from paceline.runtime.holding.servers.schedule import Schedule
-from paceline.runtime.reaching import Unheard
+from paceline.runtime.process.reaching import Unheard
 from paceline.wire.messages.base import CutRef, Message, Server
 from paceline.wire.messages.feeds import Feed
 from paceline.wire.messages.node import Committed, LeaseRequest, OpenFeed, Restore

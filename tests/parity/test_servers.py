@@ -7,7 +7,7 @@ import paceline as pl
 from paceline.base.errors import ConfigError
 from paceline.runtime.holding.servers.in_process import Alone
 from paceline.runtime.holding.servers.strategy import OnServers
-from paceline.runtime.job import Job
+from paceline.runtime.script.job import Job
 from paceline.wire.spec import JobSpec
 from tests.parity.cases import BATCH, STEPS, Case, Training, cases, reference, runs, samples
 from tests.parity.refusals import SERVED, refusal

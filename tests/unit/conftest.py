@@ -13,7 +13,7 @@ from paceline.base.jobdir import JobDir, run_place
 def held_both_ways(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """By torch, as a script without sparse tables is, and as one that has some."""
     if request.param == "tables":
-        monkeypatch.setattr("paceline.runtime.strategy_choice.is_table", lambda _: True)
+        monkeypatch.setattr("paceline.runtime.script.strategy_choice.is_table", lambda _: True)
 
 
 @pytest.fixture(autouse=True)

@@ -16,7 +16,7 @@ import typer
 import paceline
 from paceline.cli.main import app
 from paceline.jobs.spec_file import resolve
-from paceline.runtime.job import Job
+from paceline.runtime.script.job import Job
 from tests.pages import PAGES, ROOT, Block, blocks_of
 
 IDS = [str(page.relative_to(ROOT)) for page in PAGES]

@@ -1,8 +1,8 @@
 """What every thread of a training process was doing, captured before the process is ended.
 
-The process itself writes its Python stacks when it gets `STACKS_SIGNAL` (`paceline.runtime.process`
-sets that up), even while its main thread is stuck in C. One that cannot (stopped, or waiting in the
-kernel) is described by what the kernel says of its threads.
+The process itself writes its Python stacks when it gets `STACKS_SIGNAL` (set up in
+`paceline.runtime.process.process`), even while its main thread is stuck in C. One that cannot
+(stopped, or waiting in the kernel) is described by what the kernel says of its threads.
 """
 
 import asyncio

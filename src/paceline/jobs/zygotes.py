@@ -16,7 +16,7 @@ from paceline.base.processes import JOB_DIR, NODE, ROOM
 from paceline.jobs.surroundings import without_foreign
 from paceline.wire.spec import JobSpec
 
-MODULE = "paceline.runtime.zygote"
+MODULE = "paceline.runtime.process.zygote"
 
 _DETERMINISTIC = {
     # Else the bits of a product follow where in memory its factors lie.

@@ -21,8 +21,8 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 import paceline as pl
-from paceline.runtime import preflight
 from paceline.runtime.group import group
+from paceline.runtime.process import preflight
 from paceline.runtime.state.replica import Replica
 from paceline.wire.messages.checks import Link, NodeSpeed
 

@@ -18,7 +18,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import paceline as pl
-from paceline.runtime.process import current
+from paceline.runtime.process.process import current
 
 parser = argparse.ArgumentParser()
 parser.add_argument("--out", type=Path, required=True)

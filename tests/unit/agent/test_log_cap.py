@@ -10,7 +10,7 @@ from paceline.agent import log_cap
 from paceline.agent.facts import read_log_tail
 from paceline.agent.log_cap import LEAST_BYTES, LogCap, limit_bytes
 from paceline.jobs.history import Tail
-from paceline.runtime.output import open_lossy
+from paceline.runtime.process.output import open_lossy
 from tests.conftest import fill
 
 MIB = 1 << 20

@@ -8,7 +8,7 @@ import pytest
 from paceline.base.samples import Span
 from paceline.cuts import manifest as cut
 from paceline.runtime.checkpoint import cutfile
-from paceline.runtime.layout import initial_arrays
+from paceline.runtime.state.layout import initial_arrays
 from paceline.wire.messages.feeds import Feed
 from paceline.wire.schema import DenseTensor, ModelSchema, OptimizerGroup, Table
 from tests.chaos.oracle import check_cut

@@ -21,12 +21,12 @@ from paceline.cli.main import app
 from paceline.jobs.outcome import Outcome, write_outcome
 from paceline.master.cut_folders import CutFolders
 from paceline.protocol.records import CutValid
-from paceline.runtime import layout
 from paceline.runtime.checkpoint import cutfile
 from paceline.runtime.checkpoint.export import export
 from paceline.runtime.holding.servers.model import Model
 from paceline.runtime.holding.servers.partition import Partition
 from paceline.runtime.server.store import Gradients, Store
+from paceline.runtime.state import layout
 from paceline.runtime.state.replica import Replica
 from paceline.wire import spec as specs
 from paceline.wire.messages.base import CutRef, Server, ServerMap

@@ -11,13 +11,13 @@ import torch
 from torch import nn
 
 from paceline.base.errors import ConfigError
-from paceline.runtime import feed_requests
 from paceline.runtime.data import growth
 from paceline.runtime.data.growth import CountGrowth, StreamGrowth, is_long
 from paceline.runtime.data.text import TextLines
 from paceline.runtime.holding.servers.in_process import Alone
 from paceline.runtime.holding.servers.strategy import OnServers
-from paceline.runtime.job import Job
+from paceline.runtime.script import feed_requests
+from paceline.runtime.script.job import Job
 from paceline.wire.spec import DataSpec, JobSpec
 
 LIMIT_S = 20.0

@@ -14,12 +14,12 @@ from torch.utils.data import DataLoader, IterableDataset
 import paceline as pl
 from paceline.base.errors import ConfigError
 from paceline.base.numbering import Inc
-from paceline.runtime.asking import underway_at
 from paceline.runtime.data import iterated
 from paceline.runtime.data.digests import digest_of
 from paceline.runtime.data.iterated import PIECE, STRIDE, Iterated
 from paceline.runtime.data.listed import order_of_records
 from paceline.runtime.data.torch_loader import DEFAULTS, Loaders, ReadingLoop
+from paceline.runtime.process.asking import underway_at
 from paceline.wire.messages.feeds import Feed, Underway
 from paceline.wire.messages.node import PlaceIs
 from paceline.wire.spec import JobSpec

@@ -50,7 +50,7 @@ ROWS = [
         Evidence(
             exit=ExitEvidence(exit_code=1),
             error=structs.replace(
-                raised("paceline.runtime.reaching.Unreachable", in_user_code=False),
+                raised("paceline.runtime.process.reaching.Unreachable", in_user_code=False),
                 unreachable="server-0 at 10.0.0.3:4711 (Connection refused)",
             ),
             host="b (10.0.0.2)",

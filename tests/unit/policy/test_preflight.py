@@ -9,7 +9,7 @@ import torch
 from paceline.cli import checks as tables
 from paceline.master.checks import Checks, NodeChecked
 from paceline.policy.failslow.preflight import find_slow, found_slow, pair_up
-from paceline.runtime import preflight
+from paceline.runtime.process import preflight
 from paceline.wire.events.checks import CheckedEvent, CheckFailedEvent, SlowNodeEvent
 from paceline.wire.messages.checks import Checked, Link, NodeSpeed
 

@@ -12,8 +12,8 @@ from torch.optim import LBFGS, SGD, Optimizer
 import paceline as pl
 from paceline.base.errors import ConfigError
 from paceline.runtime.holding.replicas.averaging import Averaging
+from paceline.runtime.script.stepping import Regrouping, Stepping
 from paceline.runtime.state.restoring import fits, restore_optimizer
-from paceline.runtime.stepping import Regrouping, Stepping
 from paceline.wire.spec import JobSpec
 from tests.parity.cases import cases, reference
 from tests.parity.kinds import bits

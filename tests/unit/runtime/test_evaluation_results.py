@@ -8,8 +8,8 @@ import torch
 
 from paceline.base.numbering import NO_EPOCH, EpochNo, Inc
 from paceline.base.samples import Span
-from paceline.runtime.evaluation import untouched
-from paceline.runtime.evaluation_results import EvaluationResults
+from paceline.runtime.script.evaluation import untouched
+from paceline.runtime.script.evaluation_results import EvaluationResults
 from paceline.wire.messages.feeds import Feed
 from paceline.wire.messages.node import Evaluated
 

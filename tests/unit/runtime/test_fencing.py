@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from paceline.runtime.process import Fenced, fence_soon
+from paceline.runtime.process.process import Fenced, fence_soon
 
 LOOP = """
 def batches():

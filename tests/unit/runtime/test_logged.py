@@ -12,7 +12,7 @@ import paceline as pl
 from paceline.base.errors import ConfigError
 from paceline.base.numbering import Inc
 from paceline.runtime.data.batch import TensorRows
-from paceline.runtime.logged import (
+from paceline.runtime.script.logged import (
     EVERY_S,
     MAX_PENDING,
     MAX_STEPS,
@@ -21,7 +21,7 @@ from paceline.runtime.logged import (
     LogBook,
     checked_log,
 )
-from paceline.runtime.strategy import LogPlace
+from paceline.runtime.script.strategy import LogPlace
 from paceline.wire.messages.curves import Attempt, LogKept
 from paceline.wire.messages.node import Logged
 

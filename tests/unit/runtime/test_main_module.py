@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from paceline.runtime import main_module
+from paceline.runtime.process import main_module
 
 RUN = """
 import os, sys
-from paceline.runtime import main_module
+from paceline.runtime.process import main_module
 sys.argv = sys.argv[1:]
 try:
     main_module.run_file(sys.argv[0])
@@ -87,7 +87,7 @@ print(__name__, __package__, __spec__.name, sys.argv, sys.path[0], helper.ARGV)
 """
 ROUTE = """
 import os, sys
-from paceline.runtime import main_module
+from paceline.runtime.process import main_module
 sys.path.pop(0)
 sys.argv = [sys.argv[1], *sys.argv[2:]]
 main_module.run_module(sys.argv[0])
@@ -121,7 +121,7 @@ def test_a_module_of_a_package_runs_as_python_runs_it(tmp_path: Path) -> None:
 
 def test_a_file_of_a_package_that_is_run_by_its_path_gets_the_remedy(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text("from .model import Model")
-    code = "from paceline.runtime import main_module; main_module.run_file('train.py')"
+    code = "from paceline.runtime.process import main_module; main_module.run_file('train.py')"
     done = subprocess.run(
         [sys.executable, "-c", code],
         cwd=tmp_path,
@@ -136,7 +136,7 @@ def test_a_file_of_a_package_that_is_run_by_its_path_gets_the_remedy(tmp_path: P
 
 FULL = """
 import ctypes, helper, io
-from paceline.runtime.output import replace_streams
+from paceline.runtime.process.output import replace_streams
 
 class Broken(io.RawIOBase):
     def writable(self):
@@ -206,7 +206,7 @@ def test_modules_are_found_beside_the_script_unless_python_is_told_not_to(
 
 
 def test_an_interrupt_of_a_program_that_the_script_starts_ends_it() -> None:
-    from paceline.runtime.process import _ignore
+    from paceline.runtime.process.process import _ignore
 
     before = signal.signal(signal.SIGINT, _ignore)
     try:

@@ -5,7 +5,7 @@ from torch import nn
 from torch.optim import SGD
 from torch.optim.lr_scheduler import StepLR
 
-from paceline.runtime.process import Fenced
+from paceline.runtime.process.process import Fenced
 from paceline.runtime.state.outside import Outside
 
 

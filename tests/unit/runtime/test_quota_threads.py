@@ -12,9 +12,9 @@ import pytest
 import torch
 
 from paceline.base.cgroups import Hierarchy, NodeGroup
-from paceline.runtime import quota_threads
-from paceline.runtime.process import Process
-from paceline.runtime.quota_threads import QuotaThreads, follow_quota
+from paceline.runtime.process import quota_threads
+from paceline.runtime.process.process import Process
+from paceline.runtime.process.quota_threads import QuotaThreads, follow_quota
 from paceline.wire.spec import JobSpec, NodeSpec
 
 

@@ -9,9 +9,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from paceline.runtime import reaching
 from paceline.runtime.holding.servers import links
-from paceline.runtime.reaching import UNHEARD_S, Unheard, Unreachable, place_of, refusal
+from paceline.runtime.process import reaching
+from paceline.runtime.process.reaching import UNHEARD_S, Unheard, Unreachable, place_of, refusal
 from paceline.wire.data_plane import DataServer
 from paceline.wire.messages.base import Server
 from paceline.wire.messages.data import Echo, Echoed

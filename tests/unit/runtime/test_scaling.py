@@ -8,7 +8,7 @@ from torch import nn
 from torch.amp import GradScaler
 from torch.optim import SGD, Adam
 
-from paceline.runtime.scaling import follow_steps
+from paceline.runtime.script.scaling import follow_steps
 
 
 class Steps:

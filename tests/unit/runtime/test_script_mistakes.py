@@ -17,7 +17,7 @@ from torch.optim.lr_scheduler import StepLR
 import paceline as pl
 from paceline.base.errors import ConfigError
 from paceline.runtime.data.batch import TensorRows
-from paceline.runtime.step_frame import BY_HAND
+from paceline.runtime.script.step_frame import BY_HAND
 
 INSTEAD = (
     "A script with sparse tables (sparse=True, pl.Embedding) trains so alone, too; without them it "

@@ -9,8 +9,8 @@ import torch
 
 from paceline.base.samples import Span
 from paceline.runtime.data.work import Work
-from paceline.runtime.job import Job, begin
-from paceline.runtime.script.variables import Variables
+from paceline.runtime.script.job import Job, begin
+from paceline.runtime.variables.variables import Variables
 from paceline.wire.messages.feeds import Feed
 from paceline.wire.spec import JobSpec, NodeSpec
 

@@ -22,18 +22,18 @@ import paceline as pl
 from paceline.base.errors import ConfigError
 from paceline.base.jobdir import JobDir
 from paceline.base.node_files import NodeFiles
-from paceline.runtime import job as job_module
-from paceline.runtime import process as process_module
-from paceline.runtime.exchange import Exchange
 from paceline.runtime.holding.local.strategy import Local
-from paceline.runtime.job import Job
-from paceline.runtime.main_module import (
+from paceline.runtime.process import process as process_module
+from paceline.runtime.process.exchange import Exchange
+from paceline.runtime.process.main_module import (
     kind_of,
     raised_in_user_code,
     user_line,
     user_traceback,
 )
-from paceline.runtime.process import AgentLost, Process, exit_code
+from paceline.runtime.process.process import AgentLost, Process, exit_code
+from paceline.runtime.script import job as job_module
+from paceline.runtime.script.job import Job
 from paceline.wire.messages.node import Finished, ProcessUp
 from paceline.wire.spec import JobSpec, save
 
@@ -272,7 +272,7 @@ def test_an_error_of_a_scheduler_is_the_users_and_has_a_line(tmp_path: Path) -> 
     script = tmp_path / "train.py"
     wrapped = (
         "import torch\n"
-        "from paceline.runtime.given import takes_norm_alone\n"
+        "from paceline.runtime.script.given import takes_norm_alone\n"
         "optimizer = torch.optim.SGD([torch.ones(1)], lr=1.0); import inspect; rate = type('Rate', "
         "(torch.optim.lr_scheduler.OneCycleLR,), "
         "{'__signature__': inspect.signature(lambda optimizer, max_norm: 0)})\n"

@@ -16,12 +16,12 @@ from paceline.base.errors import ConfigError
 from paceline.base.samples import Span
 from paceline.protocol.holding.group.position import Position
 from paceline.protocol.samples.ledger import Ledger
-from paceline.runtime import job as job_module
 from paceline.runtime.data.batch import TensorRows
 from paceline.runtime.group.watcher import Watcher
 from paceline.runtime.holding.local.strategy import Local
-from paceline.runtime.job import Job
-from paceline.runtime.process import Fenced
+from paceline.runtime.process.process import Fenced
+from paceline.runtime.script import job as job_module
+from paceline.runtime.script.job import Job
 from paceline.runtime.state.outside import Outside
 from paceline.runtime.state.replica import Replica
 from paceline.runtime.state.script_state import ScriptState

@@ -15,7 +15,7 @@ from paceline.runtime.data.growing import GrowingFiles
 from paceline.runtime.data.parquet import ParquetRows
 from paceline.runtime.data.table import SqlTable
 from paceline.runtime.data.text import CsvRows, TextLines
-from paceline.runtime.unreadable import unreadable_path
+from paceline.runtime.process.unreadable import unreadable_path
 
 
 class Lazy(Dataset[int]):

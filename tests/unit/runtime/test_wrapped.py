@@ -12,7 +12,7 @@ from torch.nn.parallel import DistributedDataParallel
 import paceline as pl
 from paceline.base.errors import ConfigError
 from paceline.runtime.data.batch import TensorRows
-from paceline.runtime.wrapped import unwrapped
+from paceline.runtime.script.wrapped import unwrapped
 
 
 @pytest.fixture(autouse=True)

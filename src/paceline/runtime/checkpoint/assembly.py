@@ -10,9 +10,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from paceline.base.errors import PermanentError
-from paceline.runtime import layout
 from paceline.runtime.data.work import Array
 from paceline.runtime.server.scripts import saved_in
+from paceline.runtime.state import layout
 from paceline.runtime.state.saved import SavedBuffers, buffers_in
 from paceline.runtime.state.skeleton import (
     LAYOUT,

@@ -34,7 +34,7 @@ from paceline.cuts.manifest import (
     read_manifest,
     write_file,
 )
-from paceline.runtime.kernels import Array
+from paceline.runtime.state.kernels import Array
 
 CHUNK_BYTES = 2 << 20
 """Read at a time by `read_file`: still in the cache when it is hashed."""

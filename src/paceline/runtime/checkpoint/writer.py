@@ -28,7 +28,7 @@ from paceline.cuts.memory import (
 )
 from paceline.runtime.checkpoint import cutfile
 from paceline.runtime.data.work import Array
-from paceline.runtime.process import Process
+from paceline.runtime.process.process import Process
 from paceline.wire.messages.node import Copied, CutDelayed, CutKept, KeepCut
 
 RESEND_S = 1.0

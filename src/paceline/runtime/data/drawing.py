@@ -24,7 +24,7 @@ from paceline.runtime.data.batch import CollateFn
 from paceline.runtime.data.drawn import DrawnOrder
 from paceline.runtime.data.iterated import Iterated
 from paceline.runtime.data.listed import Listed
-from paceline.runtime.seeding import seed_cpu, seed_of
+from paceline.runtime.process.seeding import seed_cpu, seed_of
 
 COLLATE = -1
 """Stands for the number of a record: the batch is about to be collated."""

@@ -16,7 +16,7 @@ import numpy as np
 
 from paceline.base.errors import ConfigError
 from paceline.runtime.data.permutation import IntArray
-from paceline.runtime.seeding import draws, put_draws, seed_cpu
+from paceline.runtime.process.seeding import draws, put_draws, seed_cpu
 
 BLOCK = 1 << 12
 """Entries that are drawn at once."""

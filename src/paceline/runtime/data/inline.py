@@ -16,7 +16,7 @@ from paceline.runtime.data.batch import CollateFn
 from paceline.runtime.data.iterated import Iterated
 from paceline.runtime.data.loader import NOT_ASKED, Batches, Ranges, Request
 from paceline.runtime.data.order import EpochOrder
-from paceline.runtime.seeding import kept
+from paceline.runtime.process.seeding import kept
 
 
 class InlineLoader:

@@ -31,9 +31,9 @@ from paceline.runtime.data.iterated import (
 )
 from paceline.runtime.data.listed import Listed, Order
 from paceline.runtime.data.order import EpochOrder
-from paceline.runtime.dealt import DealtLoader
-from paceline.runtime.feed_requests import check_number
-from paceline.runtime.seeding import kept, seed_cpu, seed_of
+from paceline.runtime.process.seeding import kept, seed_cpu, seed_of
+from paceline.runtime.script.dealt import DealtLoader
+from paceline.runtime.script.feed_requests import check_number
 from paceline.wire.messages.feeds import ScriptPlace, Underway
 from paceline.wire.spec import JobSpec
 

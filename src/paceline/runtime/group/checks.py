@@ -6,8 +6,8 @@ import torch
 from torch import nn
 
 from paceline.base.errors import ConfigError
-from paceline.runtime.embedding import Embedding
-from paceline.runtime.prepared import why_empty
+from paceline.runtime.script.embedding import Embedding
+from paceline.runtime.script.prepared import why_empty
 from paceline.runtime.state.tree import why_unmovable
 
 

@@ -16,7 +16,7 @@ from torch.optim import LBFGS, Optimizer
 
 from paceline.base.errors import ConfigError
 from paceline.runtime.group.loop import GroupLoop
-from paceline.runtime.stepping import Stepping
+from paceline.runtime.script.stepping import Stepping
 
 _REMEDY = (
     "train it with --strategy allreduce, without deterministic, or in one process (python "

@@ -18,7 +18,7 @@ from paceline.protocol.holding.group.member import MemberState
 from paceline.runtime.checkpoint import cutfile
 from paceline.runtime.checkpoint.writer import CutWriter
 from paceline.runtime.data.work import Array
-from paceline.runtime.process import Process
+from paceline.runtime.process.process import Process
 from paceline.runtime.state.replica import Replica
 from paceline.wire.messages.group import NO_STEP, Member
 from paceline.wire.messages.node import Copied, CutDelayed, CutKept, KeepCut, TakeCut

@@ -21,15 +21,15 @@ from paceline.protocol.holding.group.member import (
     Say,
 )
 from paceline.protocol.samples.leases import Leases
-from paceline.runtime.asking import Asking, CutAsker
-from paceline.runtime.exchange import Exchange
 from paceline.runtime.group.cut_session import Keeper
 from paceline.runtime.group.group import CPU, Group
 from paceline.runtime.group.listener import Door
 from paceline.runtime.group.profiling import MemberProfiling
 from paceline.runtime.group.short import PeerSteps
 from paceline.runtime.group.store import PeerStore
-from paceline.runtime.process import Fenced, Process
+from paceline.runtime.process.asking import Asking, CutAsker
+from paceline.runtime.process.exchange import Exchange
+from paceline.runtime.process.process import Fenced, Process
 from paceline.runtime.state.replica import Replica
 from paceline.wire.messages.data import Data
 from paceline.wire.messages.group import (

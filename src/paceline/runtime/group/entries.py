@@ -4,8 +4,8 @@ from collections.abc import Callable
 
 from paceline.base.errors import PermanentError
 from paceline.runtime.group.member import MemberClient
+from paceline.runtime.script.strategy import Bystander, Entry
 from paceline.runtime.state.replica import entry_in_cut
-from paceline.runtime.strategy import Bystander, Entry
 from paceline.wire.messages.feeds import ScriptPlace
 from paceline.wire.messages.node import PlaceIs
 

@@ -24,7 +24,7 @@ from paceline.policy.failslow.preflight import pair_up
 from paceline.runtime.group.links import measure_links
 from paceline.runtime.group.store import GroupOver, PeerStore
 from paceline.runtime.group.transports import DIRECT, LONGEST_S, SOCKETS, Gloo, Transport
-from paceline.runtime.reaching import place_of, refusal
+from paceline.runtime.process.reaching import place_of, refusal
 from paceline.wire.messages.checks import Link
 from paceline.wire.messages.group import Member, RunGroup
 

@@ -8,7 +8,7 @@ import threading
 from collections.abc import Sequence
 from typing import Protocol
 
-from paceline.runtime.process import Process
+from paceline.runtime.process.process import Process
 from paceline.wire.data_plane import DataServer, bind_address
 from paceline.wire.messages.data import Data
 from paceline.wire.messages.group import AskState, Computed, Meet, StatePart

@@ -33,9 +33,9 @@ from paceline.runtime.group.shares import StepShares
 from paceline.runtime.group.short import Missing, ShortStep
 from paceline.runtime.group.step import GroupStep, Told, digest, joiners_of, num_sharing
 from paceline.runtime.group.watcher import Diverged, Divergence, Watcher
-from paceline.runtime.process import fence_soon
-from paceline.runtime.script.comparing import gathered, told_of
-from paceline.runtime.step_frame import LEFT, NO_BACKWARD, StepFrame
+from paceline.runtime.process.process import fence_soon
+from paceline.runtime.script.step_frame import LEFT, NO_BACKWARD, StepFrame
+from paceline.runtime.variables.comparing import gathered, told_of
 from paceline.wire.messages.feeds import Slice
 from paceline.wire.messages.group import RunGroup
 

@@ -21,8 +21,8 @@ from paceline.runtime.group.edge import MemberEdge
 from paceline.runtime.group.group import BREAKING, Group
 from paceline.runtime.group.short import ShortStep
 from paceline.runtime.group.store import GroupOver
-from paceline.runtime.process import Fenced, LeftBehind, Process, Stopped
-from paceline.runtime.script.variables import Variables
+from paceline.runtime.process.process import Fenced, LeftBehind, Process, Stopped
+from paceline.runtime.variables.variables import Variables
 from paceline.wire.messages.checks import Checked
 from paceline.wire.messages.curves import Attempt
 from paceline.wire.messages.feeds import Feed, ScriptPlace, Slice, SourceLine, Underway

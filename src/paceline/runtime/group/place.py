@@ -3,7 +3,7 @@
 from paceline.runtime.group.loop import GroupLoop
 from paceline.runtime.group.member import MemberClient
 from paceline.runtime.group.step import GroupStep
-from paceline.runtime.strategy import LogPlace
+from paceline.runtime.script.strategy import LogPlace
 from paceline.wire.messages.curves import UNPLACED, Attempt
 from paceline.wire.messages.group import NO_STEP
 

@@ -12,7 +12,7 @@ from paceline.protocol.reasons import different_loops
 from paceline.runtime.data.work import Work
 from paceline.runtime.group.group import BREAKING, Gathering, Group
 from paceline.runtime.group.short import ShortStep
-from paceline.runtime.step_frame import StepInHand
+from paceline.runtime.script.step_frame import StepInHand
 from paceline.wire.messages.feeds import Slice
 from paceline.wire.messages.group import Division, RunGroup
 from paceline.wire.messages.order import Lacking

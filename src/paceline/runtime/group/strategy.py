@@ -9,7 +9,6 @@ from torch.optim.swa_utils import AveragedModel
 
 from paceline.base.errors import ConfigError, InternalError
 from paceline.protocol.holding.group.division import Sharing
-from paceline.runtime.averages import KeptAverage, made, update_when
 from paceline.runtime.data.growth import Growth
 from paceline.runtime.data.reader import Reader
 from paceline.runtime.group.closures import ByClosure
@@ -21,8 +20,9 @@ from paceline.runtime.group.reducer import Reducer
 from paceline.runtime.group.shares import StepShares
 from paceline.runtime.group.watcher import Watcher
 from paceline.runtime.group.way import WayOfMember
-from paceline.runtime.script.variables import Variables
-from paceline.runtime.strategy import Entries
+from paceline.runtime.script.averages import KeptAverage, made, update_when
+from paceline.runtime.script.strategy import Entries
+from paceline.runtime.variables.variables import Variables
 from paceline.wire.messages.checks import Checked
 from paceline.wire.messages.feeds import Feed, SourceLine
 

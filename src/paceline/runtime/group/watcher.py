@@ -29,7 +29,7 @@ from paceline.protocol.holding.group.watch import (
 )
 from paceline.runtime.group.group import Group
 from paceline.runtime.group.store import GroupOver
-from paceline.runtime.stepping import params_of
+from paceline.runtime.script.stepping import params_of
 
 _STATIC = frozenset({"params", "param_names"})
 _MASK = (1 << 63) - 1

@@ -5,9 +5,9 @@ from collections.abc import Sequence
 from torch.optim.lr_scheduler import LRScheduler
 
 from paceline.runtime.group.member import MemberClient
+from paceline.runtime.script.strategy import Reached, begun_at
 from paceline.runtime.state.outside import Outside
 from paceline.runtime.state.replica import place_in_cut
-from paceline.runtime.strategy import Reached, begun_at
 from paceline.wire.messages.feeds import ScriptPlace, Underway
 
 

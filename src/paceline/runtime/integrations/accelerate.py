@@ -18,8 +18,8 @@ from torch.utils.data import DataLoader
 
 from paceline.base.errors import ConfigError
 from paceline.runtime.integrations.steps import SharedLoader, ThisMember, join
-from paceline.runtime.job import Job
-from paceline.runtime.step_frame import OUTSIDE
+from paceline.runtime.script.job import Job
+from paceline.runtime.script.step_frame import OUTSIDE
 
 
 def take_rank(member: ThisMember) -> None:

@@ -17,8 +17,8 @@ from torch.utils.data import DataLoader
 from paceline.base.errors import ConfigError
 from paceline.runtime.integrations.accelerate import take_rank
 from paceline.runtime.integrations.steps import Steps, ThisMember, by_class, join
-from paceline.runtime.job import Job
-from paceline.runtime.script.look import Attributes
+from paceline.runtime.script.job import Job
+from paceline.runtime.variables.look import Attributes
 
 
 class Trainer(transformers.Trainer):

@@ -19,8 +19,8 @@ from torch.optim import Optimizer
 
 from paceline.base.errors import ConfigError
 from paceline.runtime.integrations.steps import Steps, ThisMember, by_class, join
-from paceline.runtime.job import Job
-from paceline.runtime.script.look import Attributes
+from paceline.runtime.script.job import Job
+from paceline.runtime.variables.look import Attributes
 
 
 class PacelineStrategy(SingleDeviceStrategy):

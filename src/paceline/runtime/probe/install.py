@@ -13,7 +13,7 @@ from paceline.runtime.probe.meeting import Meetings
 from paceline.runtime.probe.periods import CallPeriods
 from paceline.runtime.probe.steps import StepProbe
 from paceline.runtime.probe.times import HostClock, StepClock, StepOver, clock_of
-from paceline.runtime.process import Process
+from paceline.runtime.process.process import Process
 from paceline.wire.call_ring import CallRingWriter
 from paceline.wire.step_ledger import Mark
 

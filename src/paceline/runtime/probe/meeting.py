@@ -15,8 +15,8 @@ import torch.distributed as dist
 import torch.distributed.distributed_c10d as c10d
 
 from paceline.runtime.group.links import measure_links
-from paceline.runtime.preflight import measure_node
-from paceline.runtime.process import Process
+from paceline.runtime.process.preflight import measure_node
+from paceline.runtime.process.process import Process
 from paceline.wire.messages.checks import Link
 from paceline.wire.messages.failslow import AtMeeting, GoOn, Measure, MeetAt, RankMeasured
 

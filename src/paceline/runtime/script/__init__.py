@@ -1,1 +1,1 @@
-"""The script's own variables: found in its running frames, taken back, handed over."""
+"""What a script calls: the job, its loops, and the port to what holds the model."""

@@ -15,10 +15,10 @@ import numpy as np
 
 from paceline.base.samples import SampleSet, Span
 from paceline.protocol.holding.servers.server import ServerState
-from paceline.runtime.layout import dense_spans, owned_buckets
 from paceline.runtime.server.moving import PIECE_BYTES
 from paceline.runtime.server.rules import changeable
 from paceline.runtime.server.store import Gradients
+from paceline.runtime.state.layout import dense_spans, owned_buckets
 from paceline.wire.messages.base import ServerMap
 from paceline.wire.messages.data import (
     AskMap,

@@ -9,8 +9,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from paceline.runtime import kernels, layout
-from paceline.runtime.kernels import Array, Int64s
+from paceline.runtime.state import kernels, layout
+from paceline.runtime.state.kernels import Array, Int64s
 from paceline.wire.schema import NUM_BUCKETS, ModelSchema
 
 EVERY = 31

@@ -38,10 +38,10 @@ from paceline.base.errors import InternalError
 from paceline.base.numbering import Inc
 from paceline.base.processes import die_with_parent
 from paceline.runtime.checkpoint import cutfile
-from paceline.runtime.kernels import Array
-from paceline.runtime.process import Process
+from paceline.runtime.process.process import Process
 from paceline.runtime.server.scripts import Scripts, saved_in
 from paceline.runtime.server.store import Gradients, Store
+from paceline.runtime.state.kernels import Array
 from paceline.wire.data_plane import DataClient
 from paceline.wire.messages.base import Server, ServerMap
 from paceline.wire.messages.data import Piece, PieceHeld

@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 
 from paceline.base.numbering import Inc
-from paceline.runtime.process import Process
+from paceline.runtime.process.process import Process
 from paceline.wire.data_plane import DataClient, DataServer, bind_address
 from paceline.wire.messages.base import ServerMap
 

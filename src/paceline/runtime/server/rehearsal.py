@@ -2,17 +2,17 @@
 
 Importing is not enough: numba reads a kernel from its cache at the first call (0.4 s for the first
 of them, with the compiler's own modules), and torch imports its compiler when the first optimizer
-is made (1 s). Starts no thread. Called by `paceline.runtime.zygote` before its first fork.
+is made (1 s). Starts no thread. Called by `paceline.runtime.process.zygote` before its first fork.
 """
 
 import importlib
 
 import numpy as np
 
-from paceline.runtime import kernels
 from paceline.runtime.data.permutation import Permutation
-from paceline.runtime.layout import initial_arrays
 from paceline.runtime.server.store import Gradients, Store
+from paceline.runtime.state import kernels
+from paceline.runtime.state.layout import initial_arrays
 from paceline.wire.schema import NUM_BUCKETS, DenseTensor, ModelSchema, OptimizerGroup, Table
 
 OWNERS = np.zeros(NUM_BUCKETS, np.int32)

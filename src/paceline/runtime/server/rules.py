@@ -11,8 +11,8 @@ from typing import NamedTuple
 import numpy as np
 
 from paceline.base.errors import ConfigError, InternalError
-from paceline.runtime.kernels import Array, Int64s
 from paceline.runtime.server import updates
+from paceline.runtime.state.kernels import Array, Int64s
 from paceline.wire.schema import FROZEN, OptimizerGroup
 
 INSTEAD = (

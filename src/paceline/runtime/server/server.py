@@ -28,7 +28,7 @@ from paceline.protocol.holding.servers.server_acts import (
 )
 from paceline.protocol.holding.servers.worker_acts import ToMaster
 from paceline.runtime.checkpoint.writer import CutWriter
-from paceline.runtime.process import Process
+from paceline.runtime.process.process import Process
 from paceline.runtime.server.admission import Admission, Parted
 from paceline.runtime.server.answering import WaitingPull, exported, pull_frames, pulled
 from paceline.runtime.server.grace import Grace
@@ -545,5 +545,5 @@ def _sender_of(message: Data) -> int:
 
 
 def main(process: Process) -> None:
-    """Run a server incarnation; called by `paceline.runtime.process`."""
+    """Run a server incarnation; called by `paceline.runtime.process.process`."""
     ServerProcess(process).run()

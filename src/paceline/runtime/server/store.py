@@ -12,15 +12,15 @@ from dataclasses import dataclass
 import numpy as np
 
 from paceline.base.errors import InternalError, PermanentError
-from paceline.runtime import layout
 from paceline.runtime.checkpoint.cutfile import Scattered
-from paceline.runtime.kernels import Array, Int64s, dedup, plain
 from paceline.runtime.server import updates
 from paceline.runtime.server.bucket_load import BucketLoad
 from paceline.runtime.server.rules import Rule
 from paceline.runtime.server.scripts import Kept, Scripts, saved_in
 from paceline.runtime.server.snapshot_while_serving import Aside
 from paceline.runtime.server.tables import DynamicTable, FixedTable
+from paceline.runtime.state import layout
+from paceline.runtime.state.kernels import Array, Int64s, dedup, plain
 from paceline.wire.messages.base import TableHeld
 from paceline.wire.messages.data import Changed
 from paceline.wire.schema import ModelSchema

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from paceline.runtime.kernels import AHEAD, Array, Int64s, compiled, prefetch
+from paceline.runtime.state.kernels import AHEAD, Array, Int64s, compiled, prefetch
 
 # ---------------------------------------------------------------------------------------- dense
 

@@ -23,7 +23,7 @@ from paceline.base.compiled import CPU_ARENA, CUDA_HOST, compiled
 from paceline.base.devices import gpu_index
 from paceline.base.errors import ConfigError
 from paceline.base.node_files import NodeFiles
-from paceline.runtime.process import Process
+from paceline.runtime.process.process import Process
 from paceline.runtime.share.boundary import MemoryBoundary
 from paceline.runtime.share.cpu_memory import CpuMemory
 from paceline.runtime.share.cuda import CudaDevice, say

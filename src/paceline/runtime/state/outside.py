@@ -12,8 +12,8 @@ from typing import Any
 
 from torch.optim.lr_scheduler import LRScheduler
 
-from paceline.runtime.process import Fenced
-from paceline.runtime.schedules import kind_of, replace_step
+from paceline.runtime.process.process import Fenced
+from paceline.runtime.script.schedules import kind_of, replace_step
 from paceline.wire.messages.feeds import ScriptPlace
 
 START: ScriptPlace = (0, -1)

@@ -24,8 +24,7 @@ from paceline.cuts.manifest import look_at, read_manifest
 from paceline.protocol.holding.group.position import Position
 from paceline.runtime.checkpoint.cutfile import read_file, unpack
 from paceline.runtime.data.work import Array
-from paceline.runtime.process import Fenced
-from paceline.runtime.script.variables import Variables
+from paceline.runtime.process.process import Fenced
 from paceline.runtime.state.begun import plain, prepared, tell_differences
 from paceline.runtime.state.outside import START, Outside
 from paceline.runtime.state.restoring import (
@@ -45,6 +44,7 @@ from paceline.runtime.state.skeleton import (
     read_layout,
 )
 from paceline.runtime.state.tree import as_array, as_bytes, take_apart
+from paceline.runtime.variables.variables import Variables
 from paceline.wire.messages.feeds import ScriptPlace
 
 PART_BYTES = 16 << 20

@@ -15,10 +15,10 @@ from paceline.runtime.group.checks import check_dense, device_of
 from paceline.runtime.group.edge import MemberEdge
 from paceline.runtime.group.strategy import Together
 from paceline.runtime.holding.replicas.strategy import Replicated, _be_deterministic
-from paceline.runtime.process import Fenced
+from paceline.runtime.process.process import Fenced
+from paceline.runtime.script.stepping import trained_by
 from paceline.runtime.state.outside import Outside
 from paceline.runtime.state.replica import Replica
-from paceline.runtime.stepping import trained_by
 from paceline.wire.messages.group import NO_STEP
 from paceline.wire.messages.node import FeedOpened
 from tests.unit.holding.group.test_group import FEED

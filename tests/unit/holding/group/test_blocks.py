@@ -14,7 +14,7 @@ from paceline.runtime.group import reducer as reducer_module
 from paceline.runtime.group.group import Group
 from paceline.runtime.holding.replicas.blocks import BlockReducer
 from paceline.runtime.holding.replicas.buffers import Buffers
-from paceline.runtime.seeding import seed_of
+from paceline.runtime.process.seeding import seed_of
 from paceline.wire.messages.group import Division, MemberPart
 from tests.unit.holding.group.test_reducer import in_group
 

@@ -9,9 +9,9 @@ from paceline.protocol.holding.servers.master import ServerHolder
 from paceline.protocol.holding.servers.placement import bucket_weights
 from paceline.protocol.records import EpochStarted, SchemaFixed
 from paceline.protocol.training import MasterState
-from paceline.runtime import kernels
 from paceline.runtime.server.bucket_load import EVERY, HALF_LIFE_S, BucketLoad
 from paceline.runtime.server.store import Gradients, Store
+from paceline.runtime.state import kernels
 from paceline.wire.messages.base import CutRef, Server, ServerMap
 from paceline.wire.messages.node import BucketLoads
 from paceline.wire.schema import NUM_BUCKETS, DenseTensor, ModelSchema, OptimizerGroup, Table

@@ -27,7 +27,7 @@ from paceline.runtime.holding.servers.in_process import Alone
 from paceline.runtime.holding.servers.port import Ids, PulledModel
 from paceline.runtime.holding.servers.schedule import Schedule
 from paceline.runtime.holding.servers.strategy import OnServers
-from paceline.runtime.job import Job
+from paceline.runtime.script.job import Job
 from paceline.runtime.server.store import Gradients
 from paceline.wire.messages.feeds import Feed
 from paceline.wire.spec import JobSpec

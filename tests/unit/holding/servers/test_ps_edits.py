@@ -18,7 +18,7 @@ from paceline.runtime.data.batch import TensorRows
 from paceline.runtime.data.work import Array
 from paceline.runtime.holding.servers.in_process import Alone
 from paceline.runtime.holding.servers.strategy import OnServers
-from paceline.runtime.job import Job
+from paceline.runtime.script.job import Job
 from paceline.wire.spec import JobSpec
 
 DATA = TensorRows(x=torch.arange(64.0).reshape(16, 4) / 64, y=torch.ones(16, 1))

@@ -4,8 +4,8 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from paceline.runtime import kernels
 from paceline.runtime.server.tables import KeyIndex
+from paceline.runtime.state import kernels
 from paceline.wire.schema import NUM_BUCKETS
 
 EXTREMES = st.sampled_from([0, -1, 1, 2**63 - 1, -(2**63), 2**32])

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from paceline.runtime import layout
+from paceline.runtime.state import layout
 from paceline.wire.schema import NUM_BUCKETS, DenseTensor, ModelSchema, OptimizerGroup
 
 SCHEMA = ModelSchema(

@@ -15,7 +15,7 @@ from paceline.base.errors import ConfigError
 from paceline.runtime.data.batch import TensorRows
 from paceline.runtime.holding.servers.in_process import Alone
 from paceline.runtime.holding.servers.strategy import OnServers
-from paceline.runtime.job import Job
+from paceline.runtime.script.job import Job
 from paceline.wire.spec import JobSpec
 
 STEPS, SIZE, NUM_IDS = 60, 8, 12

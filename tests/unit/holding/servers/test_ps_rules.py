@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from paceline.base.errors import ConfigError
-from paceline.runtime.layout import initial_arrays
 from paceline.runtime.server.rules import check_group
 from paceline.runtime.server.store import Gradients, Store
+from paceline.runtime.state.layout import initial_arrays
 from paceline.wire.schema import NUM_BUCKETS, DenseTensor, ModelSchema, OptimizerGroup, Table
 
 UPDATES = 100

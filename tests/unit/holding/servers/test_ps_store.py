@@ -11,10 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from paceline.base.errors import InternalError, PermanentError
-from paceline.runtime import kernels, layout
 from paceline.runtime.holding.servers.exports import Exporting
 from paceline.runtime.server.store import Gradients, Store
 from paceline.runtime.server.tables import Waiting
+from paceline.runtime.state import kernels, layout
 from paceline.wire.messages.data import Exported
 from paceline.wire.schema import NUM_BUCKETS, DenseTensor, ModelSchema, OptimizerGroup, Table
 

@@ -7,14 +7,14 @@ without a job. Nothing here is imported by a process that is not rehearsed.
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from paceline.runtime.process import Process
+    from paceline.runtime.process.process import Process
 
 
 def add(process: "Process") -> None:
     """Look on at the script of a process of a job."""
     from paceline.features.rehearse.process.looking import Looking, plan_here
     from paceline.features.rehearse.process.watched_job import RehearsedJob
-    from paceline.runtime import job
+    from paceline.runtime.script import job
 
     def leaving() -> bool:
         return process.stop_requested

@@ -16,12 +16,13 @@ from paceline.base.errors import ConfigError
 from paceline.features.rehearse.plan import RefusedCall, ScriptDied
 from paceline.features.rehearse.process.looking import Looking, plan_here
 from paceline.features.rehearse.process.watched_job import RehearsedJob
-from paceline.runtime import job, main_module
 from paceline.runtime.group.checks import check_dense, check_movable, check_own_statistics
 from paceline.runtime.holding.local.strategy import Local
 from paceline.runtime.holding.servers.in_process import Alone
 from paceline.runtime.holding.servers.strategy import OnServers
-from paceline.runtime.strategy import Strategy
+from paceline.runtime.process import main_module
+from paceline.runtime.script import job
+from paceline.runtime.script.strategy import Strategy
 
 REPLICAS = ("allreduce", "fsdp")
 

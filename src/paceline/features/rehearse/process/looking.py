@@ -33,7 +33,7 @@ from paceline.features.rehearse.plan import (
     TakenVariables,
     encode,
 )
-from paceline.runtime.script.frames import is_scripts_module
+from paceline.runtime.variables.frames import is_scripts_module
 
 POLL_S = 0.02
 SLOW_S = 0.15

@@ -21,9 +21,16 @@ from paceline.runtime.data.growth import Growth
 from paceline.runtime.data.local_feed import Dealing
 from paceline.runtime.data.reader import Reader
 from paceline.runtime.data.work import Array, Work
-from paceline.runtime.step_frame import NO_GRADIENT, StepFrame, StepInHand
-from paceline.runtime.stepping import Stepping, clip_whole, params_of, trained_by
-from paceline.runtime.strategy import Entries, Evaluation, LogPlace, Reached, Readers, Results
+from paceline.runtime.script.step_frame import NO_GRADIENT, StepFrame, StepInHand
+from paceline.runtime.script.stepping import Stepping, clip_whole, params_of, trained_by
+from paceline.runtime.script.strategy import (
+    Entries,
+    Evaluation,
+    LogPlace,
+    Reached,
+    Readers,
+    Results,
+)
 from paceline.wire.messages.checks import Checked
 from paceline.wire.messages.curves import Attempt
 from paceline.wire.messages.feeds import Feed, ScriptPlace, SourceLine

@@ -15,8 +15,8 @@ from paceline.runtime.holding.replicas.blocks import BlockReducer
 from paceline.runtime.holding.replicas.buffers import Buffers
 from paceline.runtime.holding.replicas.turns import TurnReducer
 from paceline.runtime.holding.replicas.undo import Undo
-from paceline.runtime.prepared import check_parameters
-from paceline.runtime.stepping import params_of, trained_by
+from paceline.runtime.script.prepared import check_parameters
+from paceline.runtime.script.stepping import params_of, trained_by
 
 
 class Averaging:

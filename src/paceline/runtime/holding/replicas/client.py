@@ -13,12 +13,12 @@ import msgspec
 from paceline.base.errors import PermanentError, TransientError
 from paceline.protocol.holding.group.member import Connect, Copy, Instruction, LoadReplica
 from paceline.runtime.data.work import Array, Work
-from paceline.runtime.evaluation_results import EvaluationResults
 from paceline.runtime.group.group import Group
 from paceline.runtime.group.member import RESEND_S, MemberClient
 from paceline.runtime.group.store import GroupOver
 from paceline.runtime.holding.replicas.copying import Copier, Photographs, beyond
-from paceline.runtime.process import Fenced, Process
+from paceline.runtime.process.process import Fenced, Process
+from paceline.runtime.script.evaluation_results import EvaluationResults
 from paceline.runtime.state.replica import Replica
 from paceline.wire.messages.checks import Checked
 from paceline.wire.messages.data import Data

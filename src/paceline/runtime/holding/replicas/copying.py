@@ -16,7 +16,7 @@ from paceline.base.numbering import Inc
 from paceline.base.processes import find_job_process, this_machine
 from paceline.protocol.holding.group.member import MemberState
 from paceline.runtime.holding.replicas.direct import read_memory
-from paceline.runtime.process import Process
+from paceline.runtime.process.process import Process
 from paceline.runtime.state.replica import Arriving, Photograph, Replica
 from paceline.wire.messages.group import BEYOND, NO_STEP, STILL, AskState, CatchUp, StatePart
 

@@ -29,9 +29,9 @@ from paceline.runtime.group.strategy import Together
 from paceline.runtime.group.transports import keep_to_network
 from paceline.runtime.holding.replicas.averaging import Averaging
 from paceline.runtime.holding.replicas.client import GroupClient
-from paceline.runtime.process import Process
+from paceline.runtime.process.process import Process
+from paceline.runtime.script.strategy import Evaluation, Readers, Results
 from paceline.runtime.state.replica import Replica
-from paceline.runtime.strategy import Evaluation, Readers, Results
 from paceline.wire.messages.feeds import Feed, ScriptPlace
 
 SHORT_STEPS = ("backup_workers", "partial")

@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-from paceline.runtime.stepping import params_of
+from paceline.runtime.script.stepping import params_of
 
 Kept = dict[int, tuple[Tensor, dict[str, Any]]]
 """Parameter by its place: its values and its state."""

@@ -8,8 +8,8 @@ import numpy as np
 
 from paceline.runtime.data.work import Array, Work
 from paceline.runtime.holding.servers.port import Ids
-from paceline.runtime.kernels import dedup
 from paceline.runtime.server.store import Gradients
+from paceline.runtime.state.kernels import dedup
 from paceline.wire.messages.data import Changed
 
 

@@ -19,7 +19,7 @@ from paceline.runtime.holding.servers.links import CheckedEdge
 from paceline.runtime.holding.servers.partition import Contribution
 from paceline.runtime.holding.servers.port import Ids, Initial, PulledModel
 from paceline.runtime.holding.servers.pulling import Pulling
-from paceline.runtime.process import Process, Stopped
+from paceline.runtime.process.process import Process, Stopped
 from paceline.runtime.server.store import Gradients
 from paceline.wire.messages.data import BARE, NEWEST, Also, Script, ScriptPart
 from paceline.wire.messages.feeds import Feed, ScriptPlace, SourceLine, Underway

@@ -25,15 +25,15 @@ from paceline.protocol.holding.servers.worker_acts import (
     ToServer,
     Withdraw,
 )
-from paceline.runtime.asking import Asking, CutAsker
-from paceline.runtime.evaluation_results import EvaluationResults
-from paceline.runtime.exchange import Exchange
 from paceline.runtime.holding.servers.exports import Exports
 from paceline.runtime.holding.servers.initial import InitialWriter
 from paceline.runtime.holding.servers.partition import Contribution, Partition
 from paceline.runtime.holding.servers.pulling import Pulling, Pushed
 from paceline.runtime.holding.servers.works import Works
-from paceline.runtime.process import Fenced, Process, Stopped
+from paceline.runtime.process.asking import Asking, CutAsker
+from paceline.runtime.process.exchange import Exchange
+from paceline.runtime.process.process import Fenced, Process, Stopped
+from paceline.runtime.script.evaluation_results import EvaluationResults
 from paceline.wire.messages.data import (
     Data,
     Differs,

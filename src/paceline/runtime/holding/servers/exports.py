@@ -7,8 +7,8 @@ import numpy as np
 from paceline.base.numbering import EpochNo, Inc
 from paceline.protocol.holding.servers.worker import WorkerState
 from paceline.runtime.data.work import Array
-from paceline.runtime.evaluation_results import Until
 from paceline.runtime.holding.servers.port import Ids
+from paceline.runtime.script.evaluation_results import Until
 from paceline.wire.messages.data import Export, Exported
 from paceline.wire.messages.node import NodeUp
 from paceline.wire.schema import ModelSchema

@@ -12,8 +12,8 @@ from paceline.base.errors import InternalError
 from paceline.runtime.data.local_feed import Dealing
 from paceline.runtime.data.work import Array, StepTimes, Work
 from paceline.runtime.holding.servers.port import Ids, Initial, PulledModel
-from paceline.runtime.layout import initial_arrays
 from paceline.runtime.server.store import Gradients, Store
+from paceline.runtime.state.layout import initial_arrays
 from paceline.wire.messages.checks import Checked
 from paceline.wire.messages.feeds import Feed, ScriptPlace
 from paceline.wire.schema import NUM_BUCKETS, ModelSchema

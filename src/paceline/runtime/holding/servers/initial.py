@@ -6,8 +6,8 @@ from paceline.base.numbering import NO_CUT
 from paceline.cuts.manifest import Checksum
 from paceline.runtime.checkpoint import cutfile
 from paceline.runtime.holding.servers.port import Initial
-from paceline.runtime.layout import initial_arrays
-from paceline.runtime.process import Process
+from paceline.runtime.process.process import Process
+from paceline.runtime.state.layout import initial_arrays
 from paceline.wire.messages.node import CutDelayed, InitialWritten
 from paceline.wire.schema import ModelSchema
 

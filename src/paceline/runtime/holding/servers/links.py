@@ -11,8 +11,8 @@ from msgspec.structs import replace
 
 from paceline.base.numbering import NO_EPOCH, Inc
 from paceline.runtime.holding.servers.edge import WorkerEdge
-from paceline.runtime.process import Process
-from paceline.runtime.reaching import Unreachable, place_of, refusal
+from paceline.runtime.process.process import Process
+from paceline.runtime.process.reaching import Unreachable, place_of, refusal
 from paceline.wire.data_plane import DataClient
 from paceline.wire.messages.base import Server
 from paceline.wire.messages.checks import Checked, Link

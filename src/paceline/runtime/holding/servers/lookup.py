@@ -16,9 +16,9 @@ import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 
 from paceline.base.errors import ConfigError
-from paceline.runtime import kernels
 from paceline.runtime.data.work import Array
 from paceline.runtime.holding.servers.port import Ids
+from paceline.runtime.state import kernels
 
 FetchRows = Callable[[int, Ids], Array]
 

@@ -25,8 +25,8 @@ from paceline.runtime.holding.servers.model import Flat, Model
 from paceline.runtime.holding.servers.port import PulledModel, TrainingPort
 from paceline.runtime.holding.servers.recipes import Recipe, Recipes, Recorder
 from paceline.runtime.holding.servers.schedule import Schedule
+from paceline.runtime.script.step_frame import NO_GRADIENT, StepFrame, StepInHand
 from paceline.runtime.server.store import Gradients
-from paceline.runtime.step_frame import NO_GRADIENT, StepFrame, StepInHand
 from paceline.wire.messages.data import Changed
 from paceline.wire.messages.feeds import Feed
 

@@ -20,7 +20,6 @@ from torch.optim import Optimizer
 
 from paceline.base.errors import ConfigError
 from paceline.runtime.data.work import Array
-from paceline.runtime.embedding import Embedding, is_table
 from paceline.runtime.holding.servers.lookup import Lookups, TableLookup, embed, embed_bag
 from paceline.runtime.holding.servers.noted import Noted
 from paceline.runtime.holding.servers.optimizer import (
@@ -33,6 +32,7 @@ from paceline.runtime.holding.servers.optimizer import (
     table_group,
 )
 from paceline.runtime.holding.servers.port import Ids
+from paceline.runtime.script.embedding import Embedding, is_table
 from paceline.runtime.server.rules import INSTEAD, check_group
 from paceline.wire.messages.data import Changed
 from paceline.wire.schema import DenseTensor, ModelSchema, OptimizerGroup, Table

@@ -20,8 +20,8 @@ from torch.optim.optimizer import (
 )
 
 from paceline.base.errors import ConfigError
+from paceline.runtime.script.stepping import BEGIN_LATER
 from paceline.runtime.server.rules import INSTEAD, NEVER_READ, changeable, row_options
-from paceline.runtime.stepping import BEGIN_LATER
 from paceline.wire.schema import FROZEN, OptimizerGroup
 
 _KINDS: dict[type[Optimizer], str] = {

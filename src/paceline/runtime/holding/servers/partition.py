@@ -6,10 +6,10 @@ import msgspec
 import numpy as np
 
 from paceline.base.numbering import Inc
-from paceline.runtime import kernels, layout
 from paceline.runtime.data.work import Array
 from paceline.runtime.holding.servers.port import Ids
 from paceline.runtime.server.store import Gradients
+from paceline.runtime.state import kernels, layout
 from paceline.wire.messages.base import ServerMap
 from paceline.wire.messages.data import Part
 from paceline.wire.schema import ModelSchema

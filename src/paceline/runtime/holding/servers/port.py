@@ -1,6 +1,6 @@
 """What a job's training loop needs from the model's holder: servers, or this process itself.
 
-`paceline.runtime.job` calls this port from the training thread only. ``in_process.py`` implements
+`paceline.runtime.script.job` calls this port from the training thread only. ``in_process.py`` has
 it on one `Store` in the process, ``client.py`` on parameter servers. Nothing here knows torch.
 """
 

@@ -7,16 +7,16 @@ from torch import nn
 from torch.amp import GradScaler
 
 from paceline.base.errors import ConfigError
-from paceline.runtime.averages import refuse_averages_of
 from paceline.runtime.holding.servers.lookup import Lookups
 from paceline.runtime.holding.servers.loop import ServersLoop
 from paceline.runtime.holding.servers.model import Model
 from paceline.runtime.holding.servers.optimizer import replace_step
 from paceline.runtime.holding.servers.port import TrainingPort
 from paceline.runtime.holding.servers.state_dict import Gatherer
-from paceline.runtime.prepared import refuse_empty
+from paceline.runtime.script.averages import refuse_averages_of
+from paceline.runtime.script.prepared import refuse_empty
+from paceline.runtime.script.step_frame import OUTSIDE
 from paceline.runtime.server.rules import INSTEAD
-from paceline.runtime.step_frame import OUTSIDE
 
 Current = Callable[[], ServersLoop | None]
 """The loop that trains; None: there is none."""

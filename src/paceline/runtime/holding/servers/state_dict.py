@@ -20,9 +20,9 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from paceline.base.errors import ConfigError
-from paceline.runtime.embedding import is_table
 from paceline.runtime.holding.servers.model import BoundTable, Dense, Model, rows_in_order
 from paceline.runtime.holding.servers.port import TrainingPort
+from paceline.runtime.script.embedding import is_table
 
 _HOOKS = ("_state_dict_hooks", "_load_state_dict_pre_hooks")
 """Where a module keeps what is called with its state."""

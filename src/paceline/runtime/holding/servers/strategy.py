@@ -20,9 +20,7 @@ from paceline.runtime.holding.servers.model import Model
 from paceline.runtime.holding.servers.port import TrainingPort
 from paceline.runtime.holding.servers.preparing import refuse, take_over
 from paceline.runtime.holding.servers.schedule import Schedule, place_of
-from paceline.runtime.script.variables import Variables
-from paceline.runtime.state.script_state import ScriptState
-from paceline.runtime.strategy import (
+from paceline.runtime.script.strategy import (
     Entries,
     Evaluation,
     LogPlace,
@@ -31,11 +29,13 @@ from paceline.runtime.strategy import (
     Results,
     begun_at,
 )
+from paceline.runtime.state.script_state import ScriptState
+from paceline.runtime.variables.variables import Variables
 from paceline.wire.messages.checks import Checked
 from paceline.wire.messages.feeds import Feed, ScriptPlace, SourceLine, Underway
 
 if TYPE_CHECKING:
-    from paceline.runtime.process import Process
+    from paceline.runtime.process.process import Process
 
 HAND_OVER_S = 5.0
 """For what a worker has handed in to be decided, when its script has returned within a loop."""

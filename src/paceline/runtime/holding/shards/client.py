@@ -22,7 +22,7 @@ from paceline.runtime.group.group import BREAKING, Group
 from paceline.runtime.group.member import MemberClient
 from paceline.runtime.group.store import PeerStore
 from paceline.runtime.holding.shards.shards import Shards
-from paceline.runtime.process import Process
+from paceline.runtime.process.process import Process
 from paceline.wire.messages.base import CutRef
 from paceline.wire.messages.checks import Checked
 from paceline.wire.messages.feeds import Feed

@@ -10,7 +10,7 @@ from paceline.base.samples import Span
 from paceline.protocol.holding.group.division import Sharing
 from paceline.runtime.data.reader import Reader
 from paceline.runtime.data.work import Array, Work
-from paceline.runtime.strategy import Evaluation, Results
+from paceline.runtime.script.strategy import Evaluation, Results
 from paceline.wire.messages.feeds import Feed, Slice
 from paceline.wire.messages.group import Division
 

@@ -28,9 +28,9 @@ from paceline.runtime.group.watcher import Watcher
 from paceline.runtime.holding.shards.client import ShardClient
 from paceline.runtime.holding.shards.shards import Shards, check_sharded
 from paceline.runtime.holding.shards.shares import Evenly, evaluate_in_turn
-from paceline.runtime.process import Process
-from paceline.runtime.stepping import clip_whole, trained_by
-from paceline.runtime.strategy import Evaluation, Readers, Results
+from paceline.runtime.process.process import Process
+from paceline.runtime.script.stepping import clip_whole, trained_by
+from paceline.runtime.script.strategy import Evaluation, Readers, Results
 from paceline.wire.messages.feeds import Feed, SourceLine, feed_of
 
 OWN = 1 << 30

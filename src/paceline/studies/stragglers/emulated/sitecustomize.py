@@ -12,7 +12,7 @@ def _slow_servers() -> None:
     from collections.abc import Sequence
 
     from paceline.protocol.holding.servers.server_acts import Key
-    from paceline.runtime.process import Process
+    from paceline.runtime.process.process import Process
     from paceline.runtime.server import server
     from paceline.studies.stragglers.emulation import EmulatedLife
 
@@ -32,5 +32,5 @@ def _slow_servers() -> None:
     server.ServerProcess = SlowServer  # type: ignore[misc]
 
 
-if {"paceline.runtime.zygote", "server"} <= set(sys.orig_argv):
+if {"paceline.runtime.process.zygote", "server"} <= set(sys.orig_argv):
     _slow_servers()

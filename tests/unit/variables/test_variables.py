@@ -14,13 +14,13 @@ import pytest
 import torch
 from torch.utils.data import TensorDataset
 
-from paceline.runtime.script import kinds
-from paceline.runtime.script.large import LargeTensors
-from paceline.runtime.script.look import ScriptLook
-from paceline.runtime.script.mark import BodyMark
-from paceline.runtime.script.naming import line_of
-from paceline.runtime.script.variables import Variables
 from paceline.runtime.state.packed import pack, unpack
+from paceline.runtime.variables import kinds
+from paceline.runtime.variables.large import LargeTensors
+from paceline.runtime.variables.look import ScriptLook
+from paceline.runtime.variables.mark import BodyMark
+from paceline.runtime.variables.naming import line_of
+from paceline.runtime.variables.variables import Variables
 from paceline.wire.messages.feeds import Feed
 
 

@@ -7,8 +7,8 @@ from time import monotonic
 from torch import Tensor
 
 from paceline.base.errors import ConfigError
-from paceline.runtime.job_life import JobLife
-from paceline.runtime.logged import LogBook, checked_log
+from paceline.runtime.script.job_life import JobLife
+from paceline.runtime.script.logged import LogBook, checked_log
 
 
 class JobLog(JobLife):
@@ -51,7 +51,7 @@ class JobLog(JobLife):
         """
         self._check_prepared("job.log")
         numbers = checked_log({} if values is None else values) | checked_log(named)
-        from paceline.runtime.process import current
+        from paceline.runtime.process.process import current
 
         process = current()
         if process is None or process.is_fork:
@@ -62,7 +62,7 @@ class JobLog(JobLife):
 
     def _settle_log(self) -> None:
         """A loop is over, or left: what was logged in it is not to wait for the next call."""
-        from paceline.runtime.process import current
+        from paceline.runtime.process.process import current
 
         process = current()
         if process is not None and process.log is not None:

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.amp import GradScaler
 from torch.optim import Optimizer
 
-from paceline.runtime.step_frame import StepFrame
+from paceline.runtime.script.step_frame import StepFrame
 
 
 def follow_steps(

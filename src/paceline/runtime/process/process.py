@@ -25,9 +25,9 @@ from paceline.base.jobdir import JobDir
 from paceline.base.node_files import STACKS_SIGNAL, NodeFiles
 from paceline.base.numbering import Inc
 from paceline.cuts.reach import cuts_of
-from paceline.runtime import additions, main_module
 from paceline.runtime.data.work import StepTimes
-from paceline.runtime.script.frames import frames_of
+from paceline.runtime.process import additions, main_module
+from paceline.runtime.variables.frames import frames_of
 from paceline.wire.messages.agent import EXIT_FENCED, EXIT_NO_AGENT
 from paceline.wire.messages.node import Finished, ProcessUp
 from paceline.wire.node_link import NodeLink
@@ -35,8 +35,8 @@ from paceline.wire.spec import JobSpec, load
 from paceline.wire.step_ledger import StepLedgerWriter
 
 if TYPE_CHECKING:
-    from paceline.runtime.logged import LogBook
-    from paceline.runtime.strategy import Bystander
+    from paceline.runtime.script.logged import LogBook
+    from paceline.runtime.script.strategy import Bystander
 
 AGENT_WAIT_S = 10.0
 """How long a process goes on without an agent: a new one is there within two seconds."""

@@ -11,7 +11,7 @@ from paceline.base.samples import Span
 from paceline.cuts.reach import evaluated
 from paceline.protocol.samples.leases import Leases
 from paceline.runtime.data.work import Array, Work
-from paceline.runtime.process import Process
+from paceline.runtime.process.process import Process
 from paceline.wire.messages.node import Evaluated, EvaluateResult, NodeUp
 
 MESSAGE_BYTES = 8 << 20

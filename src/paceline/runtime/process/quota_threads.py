@@ -12,7 +12,7 @@ import threading
 import torch
 
 from paceline.base.cgroups import NodeGroup, find_node_group
-from paceline.runtime.process import Process
+from paceline.runtime.process.process import Process
 from paceline.wire.spec import JobSpec
 
 EVERY_S = 1.0

@@ -30,9 +30,11 @@ import xxhash
 from torch import Tensor, nn
 
 from paceline.base.errors import ConfigError
-from paceline.runtime.process import Fenced
-from paceline.runtime.script import frames
-from paceline.runtime.script.kinds import (
+from paceline.runtime.process.process import Fenced
+from paceline.runtime.process.seeding import draws, put_draws
+from paceline.runtime.state.tree import take_apart
+from paceline.runtime.variables import frames
+from paceline.runtime.variables.kinds import (
     ATOMS,
     BY_NAME,
     MOST_BYTES,
@@ -40,12 +42,10 @@ from paceline.runtime.script.kinds import (
     digest_of,
     encoded,
 )
-from paceline.runtime.script.large import LargeTensors
-from paceline.runtime.script.look import DATA, ScriptLook, Variable
-from paceline.runtime.script.mark import BodyMark
-from paceline.runtime.script.naming import line_of
-from paceline.runtime.seeding import draws, put_draws
-from paceline.runtime.state.tree import take_apart
+from paceline.runtime.variables.large import LargeTensors
+from paceline.runtime.variables.look import DATA, ScriptLook, Variable
+from paceline.runtime.variables.mark import BodyMark
+from paceline.runtime.variables.naming import line_of
 from paceline.wire.messages.feeds import Feed, ScriptPlace
 
 _log = logging.getLogger(__name__)

@@ -10,16 +10,16 @@ from torch import nn
 from torch.optim import Optimizer
 
 from paceline.base.errors import ConfigError
-from paceline.runtime.embedding import is_table
 from paceline.runtime.holding.local.strategy import Local
 from paceline.runtime.holding.servers.in_process import Alone
 from paceline.runtime.holding.servers.strategy import OnServers
-from paceline.runtime.prepared import check_parameters
-from paceline.runtime.strategy import Strategy
+from paceline.runtime.script.embedding import is_table
+from paceline.runtime.script.prepared import check_parameters
+from paceline.runtime.script.strategy import Strategy
 from paceline.wire.spec import JobSpec
 
 if TYPE_CHECKING:
-    from paceline.runtime.process import Process
+    from paceline.runtime.process.process import Process
 
 
 def strategy_here(before: Strategy | None = None) -> Strategy:
@@ -35,7 +35,7 @@ def strategy_here(before: Strategy | None = None) -> Strategy:
     if "PACELINE_NODE" not in os.environ:
         return Local(JobSpec(script=os.path.abspath(sys.argv[0])))
     # Needs the services of a launched job.
-    from paceline.runtime.process import managed
+    from paceline.runtime.process.process import managed
 
     process = managed()
     if process.joined:

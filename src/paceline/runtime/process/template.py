@@ -1,8 +1,8 @@
 """The template of a job's zygotes on one machine: imports once, then forks a zygote for each agent.
 
-``python -m paceline.runtime.zygote --listen N --parent PID``: the supervisor has made the socket,
-and the kernel ends the template with it. Zygotes live on, each with the agent that asked for it.
-Has one thread at every fork, as a zygote has.
+``python -m paceline.runtime.process.zygote --listen N --parent PID``: the supervisor has made the
+socket, and the kernel ends the template with it. Zygotes live on, each with the agent that asked
+for it. Has one thread at every fork, as a zygote has.
 """
 
 import os
@@ -14,7 +14,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from paceline.base.processes import NODE, die_with_parent, peer_of, show_node
-from paceline.runtime.output import print_to
+from paceline.runtime.process.output import print_to
 from paceline.wire.zygote import Warm, receive_node
 
 

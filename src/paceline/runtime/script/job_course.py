@@ -5,13 +5,13 @@ from collections.abc import Generator, Iterator
 from typing import Any
 
 from paceline.base.errors import ConfigError
-from paceline.runtime.course import OUTSIDE, ScriptCourse
-from paceline.runtime.feed_requests import check_number
-from paceline.runtime.job_log import JobLog
-from paceline.runtime.process import Stopped
-from paceline.runtime.script.variables import Variables
+from paceline.runtime.process.process import Stopped
+from paceline.runtime.script.course import OUTSIDE, ScriptCourse
+from paceline.runtime.script.feed_requests import check_number
+from paceline.runtime.script.job_log import JobLog
+from paceline.runtime.script.strategy import Entry, Reached, Strategy
 from paceline.runtime.state.packed import packed, unpacked
-from paceline.runtime.strategy import Entry, Reached, Strategy
+from paceline.runtime.variables.variables import Variables
 from paceline.wire.messages.feeds import ScriptPlace
 
 MAX_VALUE_BYTES = 1 << 20
@@ -217,7 +217,7 @@ class JobCourse(JobLog):
 
         ``follows``: what its script holds is what others' scripts held behind it.
         """
-        from paceline.runtime.process import current
+        from paceline.runtime.process.process import current
 
         process, entries = current(), self._strategy.entries
         if process is None or self._has_begun:
@@ -234,7 +234,7 @@ class JobCourse(JobLog):
 
     def _tell_passed(self) -> None:
         """Say, in the first loop with a batch, what this life has done again."""
-        from paceline.runtime.process import current
+        from paceline.runtime.process.process import current
 
         process = current()
         if process is not None:
@@ -255,7 +255,7 @@ class JobCourse(JobLog):
 
     def _begin_course(self) -> None:
         """What was prepared trains next. A loop before it gave the state that it had ended with."""
-        from paceline.runtime.process import current
+        from paceline.runtime.process.process import current
 
         self._course.next_training()
         if (process := current()) is not None:

@@ -27,8 +27,8 @@ import paceline
 from paceline.base.errors import ConfigError
 from paceline.base.numbering import Inc
 from paceline.base.processes import die_with_parent
-from paceline.runtime.reaching import Unreachable
-from paceline.runtime.unreadable import unreadable_path
+from paceline.runtime.process.reaching import Unreachable
+from paceline.runtime.process.unreadable import unreadable_path
 from paceline.wire.messages.node import ScriptError
 
 PATIENCE_S = 3.0

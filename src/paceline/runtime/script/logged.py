@@ -22,7 +22,7 @@ from torch import Tensor
 
 from paceline.base.errors import ConfigError
 from paceline.base.numbering import Inc
-from paceline.runtime.strategy import LogPlace
+from paceline.runtime.script.strategy import LogPlace
 from paceline.wire.messages.curves import (
     MAX_NAMES,
     UNPLACED,

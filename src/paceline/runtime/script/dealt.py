@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any
 from torch.utils.data import DataLoader
 
 from paceline.base.errors import ConfigError
-from paceline.runtime.script.frames import Place, frames_of, is_scripts, place_of
-from paceline.runtime.wrapped import unwrapped
+from paceline.runtime.script.wrapped import unwrapped
+from paceline.runtime.variables.frames import Place, frames_of, is_scripts, place_of
 
 if TYPE_CHECKING:
-    from paceline.runtime.job_course import BatchLoop
+    from paceline.runtime.script.job_course import BatchLoop
 
 
 class DealtLoader:

@@ -12,9 +12,9 @@ from msgspec.structs import replace
 
 from paceline.base.errors import ConfigError
 from paceline.base.numbering import EpochNo, Inc, StepNo
-from paceline.runtime.evaluation_results import Until
-from paceline.runtime.process import Process
-from paceline.runtime.strategy import MEET_S
+from paceline.runtime.process.process import Process
+from paceline.runtime.script.evaluation_results import Until
+from paceline.runtime.script.strategy import MEET_S
 from paceline.wire.messages.feeds import ScriptPlace, Underway
 from paceline.wire.messages.node import AgreedOn, AgreeOn, AskCut, AskPlace, CutMade, PlaceIs
 

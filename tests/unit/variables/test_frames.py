@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from paceline.runtime.script import frames
+from paceline.runtime.variables import frames
 
 
 class Asking:

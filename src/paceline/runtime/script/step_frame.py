@@ -11,8 +11,8 @@ from typing import Any, Generic, TypeVar
 
 from paceline.base.errors import ConfigError
 from paceline.runtime.data.work import StepTimes, Work
-from paceline.runtime.process import Process, current
-from paceline.runtime.seeding import reseed, seed_of
+from paceline.runtime.process.process import Process, current
+from paceline.runtime.process.seeding import reseed, seed_of
 
 OUTSIDE = (
     "optimizer.step() was called outside of a loop over job.batches; only batches of the job can "

@@ -7,8 +7,8 @@
         optimizer.step(); optimizer.zero_grad()
 
 The same script runs alone (this process holds the model) and under ``paceline run`` (parameter
-servers do, or every worker). Only `paceline.runtime.strategy_choice` decides which. Alone, it goes
-by what is prepared. The rest sees the `Strategy` port.
+servers do, or every worker). Only `paceline.runtime.script.strategy_choice` decides which. Alone,
+it goes by what is prepared. The rest sees the `Strategy` port.
 """
 
 import sys
@@ -29,16 +29,21 @@ from paceline.protocol.reasons import feed_difference
 from paceline.runtime.data.reader import BatchLoader, Reader, loader_of
 from paceline.runtime.data.torch_loader import DEFAULTS, Loaders, ReadingLoop, Selection
 from paceline.runtime.data.work import Array
-from paceline.runtime.dealt import DealtLoader, as_prepared, without_loaders
-from paceline.runtime.evaluation import as_tensor, checked_values, untouched
-from paceline.runtime.feed_requests import Growing, check_number, feed_to_evaluate, feed_to_train
-from paceline.runtime.given import check_given, flatten, takes_norm_alone
-from paceline.runtime.job_course import BatchLoop, JobCourse
-from paceline.runtime.process import LeftBehind, Stopped
-from paceline.runtime.seeding import seed_all
+from paceline.runtime.process.process import LeftBehind, Stopped
+from paceline.runtime.process.seeding import seed_all
+from paceline.runtime.script.dealt import DealtLoader, as_prepared, without_loaders
+from paceline.runtime.script.evaluation import as_tensor, checked_values, untouched
+from paceline.runtime.script.feed_requests import (
+    Growing,
+    check_number,
+    feed_to_evaluate,
+    feed_to_train,
+)
+from paceline.runtime.script.given import check_given, flatten, takes_norm_alone
+from paceline.runtime.script.job_course import BatchLoop, JobCourse
+from paceline.runtime.script.strategy import Entry, Strategy
+from paceline.runtime.script.strategy_choice import fitting, strategy_here
 from paceline.runtime.state.script_state import ScriptState
-from paceline.runtime.strategy import Entry, Strategy
-from paceline.runtime.strategy_choice import fitting, strategy_here
 from paceline.wire.messages.feeds import BEHIND, Feed
 
 CollateFn = Callable[[Any], Any]
@@ -425,7 +430,7 @@ class Job(JobCourse):
     def _run(self, begun: LoopBegun, asked: LoopAsked) -> Generator[Any, None, None]:
         if self._looping:
             raise ConfigError("two loops over job.batches run at once; finish one, then the other")
-        from paceline.runtime.process import OpenLoop, current
+        from paceline.runtime.process.process import OpenLoop, current
 
         self._looping, process = True, current()
         # No step is known before the first batch.

@@ -18,8 +18,8 @@ from torch.optim.lr_scheduler import LRScheduler
 from paceline.runtime.data.growth import Growth
 from paceline.runtime.data.reader import Reader
 from paceline.runtime.data.work import Array
-from paceline.runtime.script.variables import Variables
 from paceline.runtime.state.script_state import ScriptState
+from paceline.runtime.variables.variables import Variables
 from paceline.wire.messages.checks import Checked
 from paceline.wire.messages.curves import Attempt
 from paceline.wire.messages.feeds import Feed, ScriptPlace, SourceLine, Underway

@@ -6,7 +6,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from paceline.runtime.process import Process
+    from paceline.runtime.process.process import Process
 
 LOOK_ON = "PACELINE_LOOK_ON"
 """Variable that names a module whose ``add(process)`` looks on; not set in an ordinary job."""
@@ -26,7 +26,7 @@ def add(process: "Process") -> None:
 
         share_device(process)
     if spec.traits.trains:
-        from paceline.runtime.quota_threads import follow_quota  # with torch
+        from paceline.runtime.process.quota_threads import follow_quota  # with torch
 
         follow_quota(process)
     if name := os.environ.get(LOOK_ON):

@@ -10,10 +10,10 @@ from torch.nn.utils import clip_grad_norm_
 from torch.optim import Optimizer
 
 from paceline.base.errors import ConfigError
-from paceline.runtime.scaling import follow_steps
-from paceline.runtime.script.variables import Variables
+from paceline.runtime.script.scaling import follow_steps
+from paceline.runtime.script.step_frame import NO_GRADIENT, OUTSIDE, StepFrame
 from paceline.runtime.state.script_state import ScriptState
-from paceline.runtime.step_frame import NO_GRADIENT, OUTSIDE, StepFrame
+from paceline.runtime.variables.variables import Variables
 from paceline.wire.spec import JobSpec
 
 BEGIN_LATER = (

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from paceline.runtime.script.variables import Table, VariableDifference
+from paceline.runtime.variables.variables import Table, VariableDifference
 
 if TYPE_CHECKING:
     from paceline.runtime.group.group import Group

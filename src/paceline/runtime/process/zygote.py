@@ -1,10 +1,11 @@
 """The warm process of a node: imports what training needs, then forks training processes.
 
-A fork of the job's template (`paceline.runtime.template`), or started by the agent before anything
-in it had threads; has one thread itself at every fork, which is what makes forking safe. ``python
--m paceline.runtime.zygote --fd N --for KIND``: N is a socket of a pair shared with the agent
-(`paceline.wire.zygote`), and the kind says what is imported. Ends when the agent does; its children
-live on. That of a server, or of a program that is no script of Python, never imports torch.
+A fork of the job's template (`paceline.runtime.process.template`), or started by the agent before
+anything in it had threads; has one thread itself at every fork, which is what makes forking safe.
+``python -m paceline.runtime.process.zygote --fd N --for KIND``: N is a socket of a pair shared with
+the agent (`paceline.wire.zygote`), and the kind says what is imported. Ends when the agent does;
+its children live on. That of a server, or of a program that is no script of Python, never imports
+torch.
 """
 
 import argparse
@@ -24,21 +25,21 @@ from typing import NoReturn
 from paceline.base.numbering import Inc
 from paceline.base.processes import ROOM, kill_group_quietly
 from paceline.jobs.zygotes import environment_digest
-from paceline.runtime import main_module, template
-from paceline.runtime.output import print_to, replace_streams
+from paceline.runtime.process import main_module, template
+from paceline.runtime.process.output import print_to, replace_streams
 from paceline.wire.zygote import Died, Fork, Forked, Warm, receive_fork, send
 
 PRELOAD = {
     "worker": (
         "torch",
         "numpy.random",
-        "paceline.runtime.process",
-        "paceline.runtime.job",
+        "paceline.runtime.process.process",
+        "paceline.runtime.script.job",
         "paceline.runtime.holding.servers.client",
     ),
-    "server": ("paceline.runtime.process", "paceline.runtime.server.server"),
-    "script": ("torch", "torch._dynamo", "numpy.random", "paceline.runtime.process"),
-    "program": ("paceline.runtime.process",),
+    "server": ("paceline.runtime.process.process", "paceline.runtime.server.server"),
+    "script": ("torch", "torch._dynamo", "numpy.random", "paceline.runtime.process.process"),
+    "program": ("paceline.runtime.process.process",),
 }
 """Modules imported before the first fork; a script trains on its own, by what it imports itself."""
 
@@ -88,7 +89,7 @@ def run_child(request: Fork) -> NoReturn:
     try:
         os.setsid()
         _become_node_process(request)
-        from paceline.runtime import process
+        from paceline.runtime.process import process
 
         code = process.main()
     except SystemExit as leaving:
@@ -122,7 +123,7 @@ def _leave(code: int) -> NoReturn:
 
 
 def main() -> None:
-    """Entry point of ``python -m paceline.runtime.zygote``."""
+    """Entry point of ``python -m paceline.runtime.process.zygote``."""
     parser = argparse.ArgumentParser()
     role = parser.add_mutually_exclusive_group(required=True)
     role.add_argument("--fd", type=int, help="socket of the agent")

@@ -22,8 +22,8 @@ from typing import Protocol
 
 from paceline.base.errors import ConfigError, InternalError, PacelineError
 from paceline.base.numbering import Inc
-from paceline.runtime.process import Process
-from paceline.runtime.reaching import Unheard
+from paceline.runtime.process.process import Process
+from paceline.runtime.process.reaching import Unheard
 from paceline.wire.data_plane import DataClient
 from paceline.wire.messages.checks import Checked, CheckKept
 from paceline.wire.messages.curves import LogKept

@@ -14,7 +14,7 @@ def line_of(path: str, modules: Sequence[ModuleType]) -> str:
     """``train.py:31`` for the path of a variable; empty: no line of these modules sets it.
 
     Args:
-        path: as of `paceline.runtime.script.look.ScriptLook`.
+        path: as of `paceline.runtime.variables.look.ScriptLook`.
         modules: of the script.
     """
     name = path.split("[")[0].replace(":", ".").rpartition(".")[2]

@@ -8,9 +8,9 @@ from torch import nn
 
 from paceline.base.errors import ConfigError
 from paceline.runtime.data.work import Work
-from paceline.runtime.preflight import check_node
-from paceline.runtime.seeding import all_kept, draws, seed_all, seed_of
-from paceline.runtime.strategy import Strategy
+from paceline.runtime.process.preflight import check_node
+from paceline.runtime.process.seeding import all_kept, draws, seed_all, seed_of
+from paceline.runtime.script.strategy import Strategy
 from paceline.wire.messages.feeds import Feed
 
 CPU = torch.device("cpu")
@@ -47,7 +47,7 @@ class JobLife:
             )
 
     def _process_seed(self, feed: Feed) -> int:
-        from paceline.runtime.process import current
+        from paceline.runtime.process.process import current
 
         process = current()
         life = process.inc if process is not None else 0
@@ -55,7 +55,7 @@ class JobLife:
 
     def _passed_over(self, seconds: float) -> None:
         """Others' records were read for so long: a worker that comes late does not hang."""
-        from paceline.runtime.process import current
+        from paceline.runtime.process.process import current
 
         process = current()
         if process is not None:
@@ -94,7 +94,7 @@ class JobLife:
 
     def _check_node(self) -> None:
         """Measure the node, if this is the first life there that trains."""
-        from paceline.runtime.process import current
+        from paceline.runtime.process.process import current
 
         process = current()
         if process is not None and process.check:

@@ -20,10 +20,10 @@ import torch
 from torch import Tensor, nn
 from torch.optim.swa_utils import AveragedModel
 
-from paceline.runtime.script import frames
-from paceline.runtime.script.kinds import ATOMS, CONTAINERS
-from paceline.runtime.script.large import SAMPLED, LargeTensors, is_large_kind
-from paceline.runtime.script.look import OF_MODULES, is_of_library, is_own, slots_of
+from paceline.runtime.variables import frames
+from paceline.runtime.variables.kinds import ATOMS, CONTAINERS
+from paceline.runtime.variables.large import SAMPLED, LargeTensors, is_large_kind
+from paceline.runtime.variables.look import OF_MODULES, is_of_library, is_own, slots_of
 
 SMALL_BYTES = 1 << 16
 """Tensors and arrays of at most so many bytes are copied for each batch."""

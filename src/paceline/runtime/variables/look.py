@@ -41,8 +41,8 @@ from torch.utils.data import (
     TensorDataset,
 )
 
-from paceline.runtime.script import frames
-from paceline.runtime.script.kinds import ATOMS, CONTAINERS, Kind, NoPlainError, encoded, kind_of
+from paceline.runtime.variables import frames
+from paceline.runtime.variables.kinds import ATOMS, CONTAINERS, Kind, NoPlainError, encoded, kind_of
 
 DEEPEST = 8
 """Objects within objects that are looked into."""

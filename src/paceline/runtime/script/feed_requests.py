@@ -10,7 +10,7 @@ from paceline.runtime.data.growth import CountGrowth, Growth, StreamGrowth, is_l
 from paceline.runtime.data.listed import ends_of_batches, order_of_records, part_of_records
 from paceline.runtime.data.order import DEFAULT_SHARD_SIZE
 from paceline.runtime.data.stream import StreamSource
-from paceline.runtime.strategy import Strategy
+from paceline.runtime.script.strategy import Strategy
 from paceline.wire.messages.feeds import Feed
 from paceline.wire.spec import JobSpec
 
