@@ -23,7 +23,7 @@ def feed_of(number: int) -> Feed:
 def drawn(job: Job, feed: int, start: int) -> tuple[float, ...]:
     """By the model, for the first batch of a life."""
     line = feed_of(feed).line()
-    job._begin_stream(feed_of(feed), Work(feed, (Span(line, start, start + 4),), 4))
+    job._draws.begin(job._strategy, feed_of(feed), Work(feed, (Span(line, start, start + 4),), 4))
     return torch.rand(1).item(), random.random(), np.random.rand()
 
 
@@ -31,7 +31,7 @@ def life(rank: int, **spec: Any) -> Job:
     spec_ = JobSpec(script="x", seed=7, **spec)
     strategy = SimpleNamespace(rank=rank, spec=spec_, is_alone=False, variables=Variables())
     job = begin(strategy)  # type: ignore[arg-type]
-    job._first_feed = 0
+    job._draws.first_feed = 0
     return job
 
 
@@ -48,7 +48,7 @@ def test_the_only_worker_goes_on_as_a_script_without_a_job() -> None:
     undisturbed = torch.rand(3).tolist()
     torch.set_rng_state(before)
     assert drawn(job, 0, 0)[0] == undisturbed[0]
-    job._leave_stream()
+    job._draws.leave()
     assert [drawn(job, 0, start)[0] for start in (10, 20)] == undisturbed[1:]
 
 
@@ -61,9 +61,9 @@ def test_after_a_loop_all_workers_draw_the_same() -> None:
         undisturbed = torch.rand(1).item()
         torch.set_rng_state(before)
         assert (drawn(job, 0, 0)[0] == undisturbed) == (rank == 0)
-        job._leave_stream()
+        job._draws.leave()
         seen.append((torch.rand(1).item(), drawn(job, 2, 0)))
-        job._leave_stream()
+        job._draws.leave()
     assert seen[0][0] == seen[1][0]
     assert not set(seen[0][1]) & set(seen[1][1])
 

@@ -38,8 +38,8 @@ from paceline.base.jobdir import JobDir
 from paceline.runtime.data.torch_loader import is_plain, is_random
 from paceline.runtime.holding.replicas.strategy import Replicated
 from paceline.runtime.process.process import Process, managed
+from paceline.runtime.script.batch_loop import BatchLoop
 from paceline.runtime.script.job import Job, begin
-from paceline.runtime.script.job_course import BatchLoop
 from paceline.runtime.script.logged import PLAIN
 from paceline.runtime.script.strategy import Entries
 from paceline.wire.messages.feeds import ScriptPlace

@@ -12,7 +12,7 @@ from paceline.runtime.script.wrapped import unwrapped
 from paceline.runtime.variables.frames import Place, frames_of, is_scripts, place_of
 
 if TYPE_CHECKING:
-    from paceline.runtime.script.job_course import BatchLoop
+    from paceline.runtime.script.batch_loop import BatchLoop
 
 
 class DealtLoader:

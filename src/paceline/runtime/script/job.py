@@ -13,11 +13,13 @@ it goes by what is prepared. The rest sees the `Strategy` port.
 
 import sys
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from functools import partial
+from time import monotonic
 from typing import Any, NamedTuple
 
 import msgspec
+import torch
 from torch import Tensor, nn
 from torch.amp import GradScaler
 from torch.optim import Optimizer
@@ -29,9 +31,13 @@ from paceline.protocol.reasons import feed_difference
 from paceline.runtime.data.reader import BatchLoader, Reader, loader_of
 from paceline.runtime.data.torch_loader import DEFAULTS, Loaders, ReadingLoop, Selection
 from paceline.runtime.data.work import Array
-from paceline.runtime.process.process import LeftBehind, Stopped
-from paceline.runtime.process.seeding import seed_all
+from paceline.runtime.process.preflight import check_node
+from paceline.runtime.process.process import LeftBehind, OpenLoop, Stopped, current
+from paceline.runtime.process.seeding import seed_all, seed_of
+from paceline.runtime.script.batch_loop import BatchLoop
+from paceline.runtime.script.course import OUTSIDE, ScriptCourse
 from paceline.runtime.script.dealt import DealtLoader, as_prepared, without_loaders
+from paceline.runtime.script.draws import Draws
 from paceline.runtime.script.evaluation import as_tensor, checked_values, untouched
 from paceline.runtime.script.feed_requests import (
     Growing,
@@ -40,13 +46,19 @@ from paceline.runtime.script.feed_requests import (
     feed_to_train,
 )
 from paceline.runtime.script.given import check_given, flatten, takes_norm_alone
-from paceline.runtime.script.job_course import BatchLoop, JobCourse
-from paceline.runtime.script.strategy import Entry, Strategy
+from paceline.runtime.script.late_life import LateLife
+from paceline.runtime.script.logged import LogBook, checked_log
+from paceline.runtime.script.strategy import Entry, Reached, Strategy
 from paceline.runtime.script.strategy_choice import fitting, strategy_here
+from paceline.runtime.state.packed import packed, unpacked
 from paceline.runtime.state.script_state import ScriptState
-from paceline.wire.messages.feeds import BEHIND, Feed
+from paceline.wire.messages.feeds import BEHIND, Feed, ScriptPlace
 
 CollateFn = Callable[[Any], Any]
+
+CPU = torch.device("cpu")
+MAX_VALUE_BYTES = 1 << 20
+"""Of what workers tell each other by `Job.agree` and its like."""
 
 
 class LoopAsked(NamedTuple):
@@ -117,21 +129,39 @@ def _nothing() -> Generator[Any, None, None]:
     yield from ()
 
 
-class Job(JobCourse):
+class Job:
     """One worker's view of its job. Not thread-safe: for the thread that trains."""
 
     def __init__(self, strategy: Strategy) -> None:
-        super().__init__(strategy)
+        self._strategy = strategy
+        self._modules: Sequence[nn.Module] = ()
         self._optimizers: Sequence[Optimizer] = ()
+        self._is_over = False
+        """`paceline.init` was called again, and returned another one."""
+        self._looping = False
         self._num_feeds = 0
         self._loaders = Loaders()
         self._has_trainings = False
         """Something was prepared in this script."""
+        self._draws = Draws()
+        self._set_course(ScriptCourse(self._step_of_body, self._place_in_body))
+        self._begun: Reached | None = None
+        """How far the state was when this script asked, before its first loop over epochs."""
+        self._has_asked = False
+        self._of_epochs = 0
+        """Epochs of the loop over epochs in hand; 0: in none."""
+        self._calls: tuple[int, ...] = ()
+        """Steps of schedulers between loops when the epoch in hand began."""
+
+    def _set_course(self, course: ScriptCourse) -> None:
+        self._course = course
+        self._late = LateLife(lambda: self._strategy, course, self._draws)
 
     def _follow(self, before: "Job") -> None:
         """Go on with the job of this process; the object of ``before`` is over."""
         before._check_between("pl.init")
-        self._course, self._has_trainings = before._course, before._has_trainings
+        self._set_course(before._course)
+        self._has_trainings = before._has_trainings
         self._strategy.script_state.begin_again()
         before._is_over, before._modules, before._optimizers = True, (), ()
 
@@ -180,6 +210,38 @@ class Job(JobCourse):
             ConfigError: before the first batch of `batches`.
         """
         return self._known("step", self._strategy.step)
+
+    @property
+    def samples(self) -> int:
+        """Samples in the model, as this worker knows: it changes where `step` does.
+
+        Raises:
+            ConfigError: before the first batch of `batches`.
+        """
+        return self._known("samples", self._strategy.samples)
+
+    @property
+    def epoch(self) -> int:
+        """The epoch of `epochs` in hand.
+
+        Raises:
+            ConfigError: outside of a loop over `epochs`.
+        """
+        if self._course.epoch is None:
+            raise ConfigError("job.epoch is known within a loop over job.epochs only")
+        return self._course.epoch
+
+    @property
+    def num_workers(self) -> int:
+        """Workers that train now: members of the step in hand; on servers those that are up.
+
+        Raises:
+            ConfigError: outside of a loop over `batches`.
+        """
+        count = self._strategy.num_workers
+        if count is None:
+            raise ConfigError("job.num_workers is known within a loop over job.batches only")
+        return count
 
     @property
     def state(self) -> ScriptState:
@@ -261,6 +323,53 @@ class Job(JobCourse):
             waits=lambda: self._strategy.in_step,
         )
 
+    def epochs(self, epochs: int) -> Iterator[int]:
+        """Number the epochs of a script that goes through its data more than once, from 0.
+
+            for epoch in job.epochs(12):
+                for batch in job.batches(dataset, batch_size=4096):
+                    ...
+                validate(model)
+
+        A worker that joins, and a job that is resumed, begin with the epoch that the model is in:
+        what the body does between its loops is not done again for epochs that are over. An epoch
+        has begun when a step of its first loop is in the model. If the job is resumed before that,
+        the end of the epoch before is done again, with the model and `state` as they were then.
+        What the script keeps from one epoch to the next belongs into `state`.
+
+        Args:
+            epochs: how many; ``epochs`` in the job's spec takes its place.
+
+        Raises:
+            ConfigError: a value is out of range, nothing was prepared, or another such loop is
+                open.
+        """
+        self._check_prepared("job.epochs")
+        check_number("job.epochs", "epochs", epochs)
+        if self._course.epoch is not None or self._looping:
+            raise ConfigError(
+                "job.epochs was called within a loop over job.epochs or job.batches; finish that "
+                "loop first"
+            )
+        return self._epochs(self._strategy.spec.epochs or epochs)
+
+    def _epochs(self, count: int) -> Iterator[int]:
+        if not self._has_asked:
+            self._begun, self._has_asked = self._strategy.begun(), True
+        first = self._course.first_epoch(self._begun.place if self._begun else None, count)
+        self._of_epochs, epoch = count, first
+        try:
+            while epoch < count:
+                self._course.enter(epoch)
+                self._come_to(passed=epoch == first > 0)
+                yield epoch
+                # A life that had no batch of it may have come in in a later one.
+                epoch = (self._course.epoch or 0) + 1
+        finally:
+            self._of_epochs = 0
+            self._course.leave()
+            self._come_to(passed=first == count)
+
     def batches(  # noqa: PLR0913
         self,
         dataset: Any,
@@ -335,9 +444,9 @@ class Job(JobCourse):
 
     def _begin(self, asked: LoopAsked) -> LoopBegun | None:
         """Begin the loop that others are in, or the next one; None: it is behind the last one."""
-        entry = self._entry(asked.site)
+        entry = self._late.entry(asked.site)
         begun = self._enter(asked, entry) if entry is not None else None
-        if begun is None and self._is_behind_end():
+        if begun is None and self._late.is_behind_end():
             return None
         return begun or self._begin_loop(asked)
 
@@ -378,9 +487,9 @@ class Job(JobCourse):
         self._strategy.accumulate = asked.accumulate
         feed = self._opened(feed, growth)
         if feed.feed >= BEHIND:
-            self._begins_behind_end()
-        if self._first_feed is None:
-            self._first_feed = feed.feed
+            self._late.begins_behind_end()
+        if self._draws.first_feed is None:
+            self._draws.first_feed = feed.feed
         ahead = reading.prefetch * max(reading.num_workers, 1)
         return LoopBegun(feed, reading.dataset, self._loader_of(reading, feed), growth, ahead)
 
@@ -430,8 +539,6 @@ class Job(JobCourse):
     def _run(self, begun: LoopBegun, asked: LoopAsked) -> Generator[Any, None, None]:
         if self._looping:
             raise ConfigError("two loops over job.batches run at once; finish one, then the other")
-        from paceline.runtime.process.process import OpenLoop, current
-
         self._looping, process = True, current()
         # No step is known before the first batch.
         loop = OpenLoop(lambda: self._strategy.step or 0, self._miscount)
@@ -441,14 +548,14 @@ class Job(JobCourse):
             self._check_node()
             while later := (yield from self._pass_or_next(begun, asked)):
                 begun = later
-            if not (self._has_begun or self._strategy.variables.has_left):
-                self._stand_by()
+            if not (self._draws.has_begun or self._strategy.variables.has_left):
+                self._late.stand_by()
             if process is not None:
                 process.open_loops.remove(loop)
         finally:
             loop.leave()
             self._looping = False
-            self._leave_stream()
+            self._draws.leave()
             self._settle_log()
 
     def _pass_or_next(
@@ -460,7 +567,7 @@ class Job(JobCourse):
             yield from self._pass(begun)
         except LeftBehind as error:
             left = error
-        entry = self._next_entry(asked.site)
+        entry = self._late.next_entry(asked.site)
         later = self._enter(asked, entry) if entry is not None else None
         if later is not None and self._strategy.entries is not None:
             self._strategy.entries.goes_on()
@@ -478,7 +585,7 @@ class Job(JobCourse):
         self._strategy.variables.begin_loop(feed, begun.dataset)
         with begun.make_loader() as loader, begun.growth or nullcontext():
             line = self._strategy.source_line
-            reader = Reader(loader, feed, line, partial(self._begin_stream, feed))
+            reader = Reader(loader, feed, line, partial(self._draws.begin, self._strategy, feed))
             yield from self._bodies(self._strategy.train(feed, reader, begun.ahead))
 
     def _bodies(self, batches: Iterator[Any]) -> Iterator[Any]:
@@ -487,12 +594,12 @@ class Job(JobCourse):
         try:
             for batch in batches:
                 if is_passed:
-                    self._tell_passed()
+                    self._late.tell_passed()
                 is_passed = False
                 self._course.enter_body()
                 yield batch
-            if is_passed and self._has_begun:
-                self._pass_loop()
+            if is_passed and self._draws.has_begun:
+                self._late.pass_loop()
         finally:
             self._course.leave_loop()
             if isinstance(batches, Generator):
@@ -621,6 +728,106 @@ class Job(JobCourse):
             merged |= module.state_dict(prefix=f"{number}.")
         return merged
 
+    def log(
+        self, values: Mapping[str, float | Tensor] | None = None, /, **named: float | Tensor
+    ) -> None:
+        """Have values of this step in the curves of the job: ``job.log(loss=loss, acc=acc)``.
+
+        Cheap enough for each batch: nothing is sent here, and tensors on a GPU are waited for once
+        a second at most. A value belongs to the step whose batch is in hand, before and after
+        ``optimizer.step()``; between loops it belongs to the last one. The curve has the mean of
+        all values that the workers logged for a step. If a step comes again, what is logged then
+        takes the place of what was logged for it, and for later steps, before.
+
+        Without `paceline run`, and in a process that the script forks, values are checked, and
+        nobody keeps them.
+
+        Args:
+            values: name -> number or tensor of no dimensions; also what is not finite. Names are
+                plain, with ``/`` between parts (``{"val/auc": auc}``), at most 100 in a job.
+            named: more of them.
+
+        Raises:
+            ConfigError: nothing was prepared, a name that is not plain, or a value that is no
+                number.
+        """
+        self._check_prepared("job.log")
+        numbers = checked_log({} if values is None else values) | checked_log(named)
+        process = current()
+        if process is None or process.is_fork:
+            return
+        if process.log is None:
+            process.log = LogBook(process.inc)
+        process.log.add(self._strategy.log_place, numbers, monotonic())
+
+    def agree(self, value: Any) -> Any:
+        """Decide something once for all workers: the value of the first one that calls.
+
+            if job.agree(bad_epochs >= 2):
+                break
+
+        All workers make the call, and get the same value, also those that come there later, or
+        again: after a resume, or where the step of a body comes again.
+
+        Args:
+            value: plain data or tensors, up to 1 MiB.
+
+        Raises:
+            ConfigError: something that cannot be sent, or in a loop body of mode asp or ssp.
+        """
+        self._check_prepared("job.agree")
+        apart = self._strategy.takes_growth and not self._strategy.is_alone
+        if self._course.in_body and apart:
+            raise ConfigError(
+                "job.agree was called within a loop over job.batches, whose workers share no step "
+                "in modes asp and ssp; call it between two loops, or run the job with --mode bsp"
+            )
+        return self._meet("job.agree", value, all_workers=False)[0]
+
+    def all_gather(self, value: Any) -> list[Any]:
+        """The values of all workers, by rank; all of them make the call.
+
+        A worker that dies is no longer waited for, so there may be fewer values than workers. One
+        that comes later, or again, gets the same list. With strategy allreduce the call may stand
+        in the body of a loop, too: there it hears the workers that are in the step.
+
+        Args:
+            value: plain data or tensors, up to 1 MiB.
+
+        Raises:
+            ConfigError: something that cannot be sent, or called in the body of a loop (not
+                with strategy allreduce).
+        """
+        return self._meet_all("job.all_gather", value)
+
+    def broadcast(self, value: Any) -> Any:
+        """The value of the worker with the lowest rank that lives; see `all_gather`."""
+        return self._meet_all("job.broadcast", value)[0]
+
+    def barrier(self) -> None:
+        """Return when all workers that live have come here; see `all_gather`."""
+        self._meet_all("job.barrier", None)
+
+    def _meet_all(self, caller: str, value: Any) -> list[Any]:
+        self._check_prepared(caller)
+        if self._looping and not self._strategy.meets_in_bodies:
+            raise ConfigError(
+                f"{caller} was called within a loop over job.batches, where a worker that dies "
+                "would leave the others waiting; call it between two loops, use job.agree or "
+                "job.evaluate, or run the job with --strategy allreduce"
+            )
+        return self._meet(caller, value, all_workers=True)
+
+    def _meet(self, caller: str, value: Any, *, all_workers: bool) -> list[Any]:
+        sent = packed(value, caller)
+        if len(sent) > MAX_VALUE_BYTES:
+            raise ConfigError(
+                f"{caller} got a value of {len(sent):,} bytes, and takes up to "
+                f"{MAX_VALUE_BYTES:,}; put what is larger into a file"
+            )
+        place = self._course.meeting()
+        return [*map(unpacked, self._strategy.meet(place, sent, all_workers=all_workers))]
+
     # ------------------------------------------------------------------ inside
 
     def _opened(self, feed: Feed, growth: Growing | None = None) -> Feed:
@@ -633,3 +840,87 @@ class Job(JobCourse):
         }
         feed = msgspec.structs.replace(feed, **given)
         return self._strategy.open_feed(feed, growth)
+
+    def _known(self, name: str, value: int | None) -> int:
+        """How far the job is, for a script that asks for it."""
+        self._course.asked()
+        if value is None:
+            raise ConfigError(
+                f"job.{name} is known from the first batch of job.batches on; read it in the loop"
+            )
+        return value
+
+    def _check_goes_on(self, caller: str) -> None:
+        if self._is_over:
+            raise ConfigError(
+                f"{caller} was called of a job that is over: pl.init() was called again, and "
+                "returned the one that goes on"
+            )
+
+    def _check_prepared(self, caller: str) -> None:
+        self._check_goes_on(caller)
+        if not self._modules:
+            raise ConfigError(
+                f"{caller} was called before job.prepare; call "
+                "model, optimizer = job.prepare(model, optimizer) first"
+            )
+
+    def _check_between(self, caller: str) -> None:
+        """Raise ConfigError within a loop, whose training is not over."""
+        if self._course.epoch is not None or self._looping:
+            raise ConfigError(
+                f"{caller} was called within a loop over job.epochs or job.batches, and begins the "
+                "next training; finish that loop, or leave it, first. For one training, call it "
+                "once, before its loops"
+            )
+
+    def _begin_course(self) -> None:
+        """What was prepared trains next. A loop before it gave the state that it had ended with."""
+        self._course.next_training()
+        self._late.begin_training()
+        self._begun, self._has_asked = None, False
+        self._come_to(passed=False)
+
+    def _move_to(self, place: ScriptPlace) -> None:
+        self._course.come_in(place)
+        self._strategy.enter_place(self._course.place)
+
+    def _come_to(self, *, passed: bool) -> None:
+        """The script is at its next place, or ``passed`` over what was done before."""
+        self._strategy.enter_place(self._course.place)
+        if passed and self._begun is not None and self._course.reaches_target:
+            self._strategy.pass_over(self._begun)
+        self._calls = self._strategy.calls
+
+    def _step_of_body(self) -> int:
+        """The step of the body in hand, where all workers compute each step together."""
+        return OUTSIDE if self._strategy.takes_growth else self._strategy.step or 0
+
+    def _place_in_body(self) -> tuple[int, ...]:
+        return (OUTSIDE,) if self._strategy.takes_growth else self._strategy.place_in_body
+
+    def _process_seed(self, feed: Feed) -> int:
+        process = current()
+        life = process.inc if process is not None else 0
+        return seed_of(feed.seed, self._strategy.rank, life)
+
+    def _passed_over(self, seconds: float) -> None:
+        """Others' records were read for so long: a worker that comes late does not hang."""
+        process = current()
+        if process is not None:
+            process.ledger.delay(seconds)
+
+    def _check_node(self) -> None:
+        """Measure the node, if this is the first life there that trains."""
+        process = current()
+        if process is not None and process.check:
+            process.check = False
+            device = next((one.device for one in self._modules[0].parameters()), CPU)
+            self._strategy.check(partial(check_node, process.inc, device))
+
+    def _settle_log(self) -> None:
+        """A loop is over, or left: what was logged in it is not to wait for the next call."""
+        process = current()
+        if process is not None and process.log is not None:
+            with suppress(RuntimeError):  # a GPU that has failed: what the loop ends with says so
+                process.log.settle()

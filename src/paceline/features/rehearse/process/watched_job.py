@@ -14,9 +14,9 @@ from torch.utils.data import DataLoader
 from paceline.base.errors import ConfigError
 from paceline.features.rehearse.plan import BEFORE_STEP, LoggedValues, PreparedModel
 from paceline.features.rehearse.process.looking import Looking
+from paceline.runtime.script.batch_loop import BatchLoop
 from paceline.runtime.script.dealt import DealtLoader
 from paceline.runtime.script.job import Job, LoopAsked, LoopRead
-from paceline.runtime.script.job_course import BatchLoop
 from paceline.runtime.script.logged import checked_log
 from paceline.runtime.script.strategy import Strategy
 from paceline.wire.messages.feeds import Feed
