@@ -342,7 +342,7 @@ def run(seed: int, folder: Path) -> tuple[str, str]:
         if not differ:
             return "equal", f"{done}"
         logs = "".join(path.read_text() for path in job.job.logs.glob("worker-*.log"))
-        named = "does not follow" in logs or "script_variable" in logs or "differ from here" in logs
+        named = "does not follow" in logs or " of the script " in logs or "differ from here" in logs
         said = "named" if named or job.events("left_loop") else "silent"
         return said, f"{done}: " + "; ".join(
             f"{name} {str(a)[:60]} / {str(b)[:60]}" for name, (a, b) in list(differ.items())[:4]

@@ -16,6 +16,13 @@ _SAME_FILES = (
 )
 
 
+_SAME_ORDER = (
+    "a sampler must draw by its seed and the number of the pass. A new life cannot follow one that "
+    "draws by what was trained (losses, weights): draw before the loop, and give job.batches a "
+    "Subset of what was drawn"
+)
+
+
 def schema_difference(known: ModelSchema, other: ModelSchema) -> str:
     """Two workers prepared models that are not the same."""
     for field in ("dense", "tables", "groups"):
@@ -56,6 +63,8 @@ def feed_difference(known: Feed, other: Feed, first: str = "", second: str = "")
         unknown = field == "contents" and not (mine and theirs)
         if mine != theirs and not unknown:
             remedy = f"; {_SAME_FILES}" if field in _OF_DATA else ""
+            if field == "contents" and "in the order" in mine and "in the order" in theirs:
+                remedy = f"; {_SAME_ORDER}"
             return (
                 f"workers opened feed {known.feed} differently: {field} is {mine} for "
                 f"{first or 'the job so far'} and {theirs} for {second or 'another worker'}; every "

@@ -1,10 +1,17 @@
 """A script's variables: taken back after a broken step, compared among members, handed over."""
 
+import array
+import datetime
 import importlib
+import itertools
 import random
 import sys
 from argparse import Namespace
-from collections import Counter, defaultdict, deque, namedtuple
+from collections import Counter, OrderedDict, defaultdict, deque, namedtuple
+from dataclasses import dataclass
+from decimal import Decimal
+from enum import Enum
+from fractions import Fraction
 from pathlib import Path
 from types import FrameType
 from typing import Any, NamedTuple
@@ -27,6 +34,22 @@ from paceline.wire.messages.feeds import Feed
 class Pair(NamedTuple):
     one: int
     two: float
+
+
+class Color(Enum):
+    RED = "red"
+    BLUE = "blue"
+    BOTH = (torch.float32, torch.float64)
+
+
+class Whole(int):
+    """A number of a class of the script's own."""
+
+
+@dataclass(frozen=True, slots=True)
+class Transition:
+    action: int
+    state: tuple[float, ...]
 
 
 class Stopper:
@@ -151,7 +174,7 @@ def test_modules_are_taken_back_but_for_those_of_the_job() -> None:
     assert all(map(torch.equal, prepared.parameters(), trained))
 
 
-def test_a_large_average_is_named_by_its_variable(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_large_average_is_named_by_its_variable(capsys: pytest.CaptureFixture[str]) -> None:
     member, average = Variables(found=True), torch.nn.Sequential(torch.nn.Linear(300, 300))
     member.begin_loop(loop())
     member.waits_in(sys._getframe())
@@ -160,7 +183,8 @@ def test_a_large_average_is_named_by_its_variable(caplog: pytest.LogCaptureFixtu
         average[0].weight.add_(1)
     member.undo()
     assert member.missed
-    assert "undone name=" in caplog.text and ".average at=test_variables.py:" in caplog.text
+    told = capsys.readouterr().err
+    assert "`average` (test_variables.py:" in told and "changes twice" in told
 
 
 def test_an_average_of_weights_follows_also_beside_the_jobs_model() -> None:
@@ -210,7 +234,7 @@ def test_what_a_library_holds_is_taken_back_and_handed_over(engines: Any) -> Non
 
 
 def test_what_an_agent_acts_in_follows_and_what_nobody_can_look_into_is_named(
-    engines: Any, caplog: pytest.LogCaptureFixture
+    engines: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:
     handed = dict[str, Any]()
 
@@ -231,9 +255,8 @@ def test_what_an_agent_acts_in_follows_and_what_nobody_can_look_into_is_named(
             environment.step(1.0)
             ask(variables, step)
     assert environment.at == 3.0
-    (told,) = [one.message for one in caplog.records if "starts_over" in one.message]
-    assert "environment.memory" in told
-    assert "is a Renderer" in told
+    told = capsys.readouterr().err
+    assert "`environment.memory` of the script is a Renderer, and begins as" in told
 
 
 def test_an_engine_that_has_left_its_epoch_is_set_back_into_it(engines: Any) -> None:
@@ -298,6 +321,17 @@ def test_job_state_is_taken_back() -> None:
         np.float32,
         lambda n: np.full(3, n),
         lambda n: [np.full(3, n), np.full(2, n)],
+        lambda n: [*Color][n],
+        lambda n: {"color": [*Color][n], "at": Decimal(n)},
+        lambda n: datetime.timedelta(days=n, microseconds=3),
+        lambda n: datetime.datetime(2026, 1, 1 + n, tzinfo=datetime.UTC),
+        Fraction,
+        lambda n: Path(str(n)),
+        lambda n: bytearray([n, 2]),
+        lambda n: array.array("d", [n, 2.0]),
+        Whole,
+        lambda n: deque([Transition(n, (0.5, n))]),
+        lambda n: OrderedDict([(n, 1), (2, n)]),
         lambda n: torch.full((2, 2), n),
         lambda n: torch.Generator().manual_seed(n),
         np.random.default_rng,
@@ -317,6 +351,101 @@ def test_each_kind_of_value_becomes_what_a_peer_has(make: Any) -> None:
     assert kinds.digest_of(kind.seen(became)) == kinds.digest_of(kind.seen(theirs))
     if isinstance(own, list | dict | deque | np.ndarray | torch.Tensor | TensorDataset):
         assert became is own
+
+
+class Batches:
+    """Three batches of a loop. Who goes through them when something was handed over takes it."""
+
+    def __init__(self, handed: dict[str, Any]) -> None:
+        self.variables, self.handed, self.left = Variables(found=True), handed, 3
+        self.follows = bool(handed)
+
+    def __iter__(self) -> Any:
+        return self
+
+    def __next__(self) -> int:
+        self.left -= 1
+        if self.left < 0:
+            raise StopIteration
+        self.variables.begin_loop(loop((0, -1, 0)))
+        self.variables.waits_in(sys._getframe(1))
+        if self.follows and self.left == 2:
+            self.variables.become(unpack(pack(self.handed)))
+            assert self.variables.take()
+        elif self.left:
+            self.variables.compare([self.variables.table()])
+        elif not self.follows:
+            self.handed.update(self.variables.state_of() or {})
+        return self.left
+
+
+def held_of(make: Any, change: Any) -> Any:
+    """What a script holds that takes over what another one has changed twice."""
+    handed = dict[str, Any]()
+    for follows in (False, True):
+        held, batches = make(), Batches(handed)
+        for _ in batches:
+            if follows:
+                break
+            held = change(held)
+    return held
+
+
+class Best(NamedTuple):
+    epoch: int
+    color: Color
+    model: torch.nn.Module
+
+
+def test_a_named_tuple_of_the_scripts_follows_part_by_part() -> None:
+    became = held_of(
+        lambda: Best(0, Color.RED, torch.nn.Linear(1, 1)),
+        lambda best: best._replace(epoch=best.epoch + 1, color=Color.BOTH),
+    )
+    assert (type(became), became.epoch, became.color) == (Best, 2, Color.BOTH)
+
+
+def test_iterators_go_on_or_are_named(capsys: pytest.CaptureFixture[str]) -> None:
+    def step(one: Any) -> Any:
+        next(one)
+        return one
+
+    assert next(held_of(lambda: iter([1, 2, 3, 4]), step)) == 3
+    assert next(held_of(itertools.count, step)) == 2
+    assert capsys.readouterr().err == ""
+    makes: list[Any] = [lambda: itertools.cycle("abc"), lambda: (n for n in range(9))]
+    for make in makes:
+        held_of(make, step)
+        told = capsys.readouterr().err
+        assert "of the script does not follow to a new life, or over a resume" in told
+        assert told.startswith("paceline: `held` (test_variables.py:")
+        assert type(make()).__qualname__ in told
+
+
+@pytest.mark.parametrize(
+    ("how", "words"),
+    [
+        ("for", ""),
+        ("next", ""),
+        ("sum", "is in a call (sum, map, a comprehension)"),
+    ],
+)
+def test_a_call_that_goes_through_the_loop_is_named(
+    how: str, words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    handed = dict[str, Any]()
+    for _ in range(2):
+        batches = Batches(handed)
+        if how == "for":
+            for _batch in batches:
+                pass
+        elif how == "next":
+            for _number in range(3):
+                next(batches)
+        else:
+            sum(batches)
+    told = capsys.readouterr().err
+    assert words in told and ("loop at" in told) == bool(words)
 
 
 def test_named_tuples_arrive_as_such_where_there_were_none() -> None:

@@ -22,6 +22,7 @@ from torch.utils.data import (
 )
 
 from paceline.base.errors import ConfigError
+from paceline.runtime.data import generators
 from paceline.runtime.data.batch import CollateFn
 from paceline.runtime.data.drawn import DrawnOrder
 from paceline.runtime.data.iterated import (
@@ -68,6 +69,10 @@ class Pass(NamedTuple):
     """Of samplers that draw from the generators of the process: for this pass alone."""
     begun: Tensor | None = None
     """State of its own generator before the first pass."""
+    num_skipped: int = 0
+    """Passes between the last one here and this one, which others have had."""
+    drew_from: tuple[tuple[Any, Any], ...] = ()
+    """Generators of its sampler, and their states before this pass."""
 
 
 class ReadingLoop(NamedTuple):
@@ -133,6 +138,8 @@ class Loaders:
         """Have the next pass over a DataLoader follow this one."""
         loader = given.loader if isinstance(given, DealtLoader) else given
         if isinstance(loader, DataLoader) and (now := self._passes.get(loader)) is not None:
+            for generator, state in now.drew_from:
+                generators.put(generator, state)
             self._passes[loader] = now._replace(turn=turn)
 
     def _next_pass(self, loader: DataLoader[Any], loop: ReadingLoop) -> Pass:
@@ -150,7 +157,12 @@ class Loaders:
                     "job.epochs; make one for each loop"
                 )
             turn = loop.epoch
-        now = last._replace(turn=turn, seed=seed_of(loop.spec.data_seed, turn))
+        now = last._replace(
+            turn=turn,
+            seed=seed_of(loop.spec.data_seed, turn),
+            num_skipped=max(0, turn - last.turn - 1),
+            drew_from=generators.of_samplers(loader),
+        )
         self._passes[loader] = now
         return now
 
@@ -352,8 +364,10 @@ def _drawn(loader: DataLoader[Any], sampler: Any, caller: str, now: Pass) -> lis
     generator, restore = loader.generator, kept()
     try:
         if generator is None:
-            seed_cpu(now.seed)
-            found = list(islice(sampler, len(sampler) + 1))
+            # A sampler that draws from a generator of its own has drawn for each pass of others.
+            for _ in range(now.num_skipped + 1 if now.drew_from else 1):
+                seed_cpu(now.seed)
+                found = list(islice(sampler, len(sampler) + 1))
         else:
             if now.begun is not None:
                 generator.set_state(now.begun)

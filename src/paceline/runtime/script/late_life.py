@@ -124,7 +124,8 @@ class LateLife:
         process = current()
         if process is not None:
             process.stands_by = None
-        if process is not None and self._num_apart and not self._has_told:
+        follows = self._strategy().variables.took  # what it holds now is what the others hold
+        if process is not None and self._num_apart and not (self._has_told or follows):
             self._has_told = True
             sys.stderr.write(f"paceline: this life of {process.node} {process.remark}\n")
 

@@ -17,7 +17,7 @@ import sysconfig
 from collections.abc import Iterator, Mapping
 from functools import cache, lru_cache
 from pathlib import Path
-from types import CodeType, FrameType, GeneratorType, ModuleType
+from types import CodeType, FrameType, FunctionType, GeneratorType, ModuleType
 from typing import Any, NamedTuple
 
 import paceline
@@ -353,6 +353,28 @@ def drops_iterator(frame: FrameType) -> bool:
     return bool(found) and found[-1].opname == _LEAVES
 
 
+def asks_by_itself(frame: FrameType) -> bool:
+    """Whether a frame asks for batches in a ``for`` statement or by ``next``.
+
+    Else a call does, or a comprehension, which has collected something that no variable holds.
+    """
+    return frame.f_code.co_name not in _COMPREHENSIONS and _asks(frame.f_code, frame.f_lasti)
+
+
+_COMPREHENSIONS = ("<listcomp>", "<setcomp>", "<dictcomp>", "<genexpr>")
+
+
+@lru_cache(maxsize=256)
+def _asks(code: CodeType, at: int) -> bool:
+    if _is_for(code, at):
+        return True
+    found = [*dis.get_instructions(code)]
+    line = next((one.positions for one in found if one.offset == at), None)
+    lines = {line.lineno if line is not None else 0}
+    same = (one for one in found if one.positions is not None and one.positions.lineno in lines)
+    return any(one.argval in ("next", "__next__", "anext") for one in same)
+
+
 @lru_cache(maxsize=256)
 def _is_for(code: CodeType, at: int) -> bool:
     before = [one for one in dis.get_instructions(code) if one.offset <= at]
@@ -476,7 +498,25 @@ def counts_of(frame: FrameType | None) -> list[Any]:
 
 
 def modules_of(chain: list[FrameType]) -> list[ModuleType]:
-    """The modules whose globals are the script's: the one that was started, those of its frames."""
+    """The modules whose globals are the script's: the started one, its frames', what these use."""
     names = ["__main__", *(str(one.f_globals.get("__name__")) for one in chain)]
-    found = (sys.modules.get(name) for name in dict.fromkeys(names) if is_scripts_module(name))
+    own = [name for name in dict.fromkeys(names) if is_scripts_module(name)]
+    for name in [*own]:
+        own += _used_by(name, len(vars(sys.modules[name]))) if name in sys.modules else ()
+    found = (sys.modules.get(name) for name in dict.fromkeys(own))
     return [one for one in found if one is not None]
+
+
+@lru_cache(maxsize=256)
+def _used_by(name: str, num_names: int) -> tuple[str, ...]:
+    """Names of the script's other modules of which this one has something; its names may grow."""
+    held = [*vars(sys.modules[name]).values()]
+    modules = {
+        one.__name__ if isinstance(one, ModuleType) else getattr(one, "__module__", None)
+        for one in held
+        if isinstance(one, ModuleType | FunctionType | type)
+    }
+    hidden = ("__main__", "__mp_main__", name)
+    return tuple(
+        sorted(one for one in modules if one and one not in hidden and is_scripts_module(one))
+    )

@@ -4,11 +4,13 @@ A kind is a row: how a value is copied so that it can be put back, how it travel
 and how an object of the script becomes what has arrived. What no row fits is left alone.
 """
 
+import dataclasses
 import json
 import random
 import sys
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Callable, Mapping
+from enum import Enum
 from itertools import islice
 from types import NoneType
 from typing import Any, NamedTuple
@@ -23,6 +25,9 @@ from torch.utils.data import TensorDataset
 from paceline.base.errors import ConfigError
 from paceline.runtime.state.restoring import restore_module
 from paceline.runtime.state.tree import as_bytes, take_apart, why_unmovable
+from paceline.runtime.variables import frames
+from paceline.runtime.variables.opaque import is_opaque, seen_opaque
+from paceline.runtime.variables.spelled import is_spelled, is_spelling, read_spelled, spell
 
 ATOMS = frozenset([NoneType, bool, int, float, complex, str, bytes])
 """Types whose values never change."""
@@ -59,7 +64,9 @@ class Kind(NamedTuple):
 def is_plain(value: Any) -> bool:
     """Whether a value is a container of plain data, or such data."""
     kind = type(value)
-    return kind in ATOMS or isinstance(value, (*CONTAINERS, Tensor, np.ndarray, np.generic, int))
+    if kind in ATOMS or isinstance(value, (*CONTAINERS, Tensor, np.ndarray, np.generic)):
+        return True
+    return isinstance(value, int | float | str) or is_spelled(value)
 
 
 def _seen_tensor(tensor: Tensor) -> list[Any]:
@@ -92,8 +99,17 @@ def _seen_inside(value: Any) -> Any:
             return ["complex", repr(value)]
         case deque():
             return list(value)
+        case _ if is_spelled(value):
+            return spell(value)
+        case int() | float() | str():  # of a class of its own
+            return [type(value).__qualname__, _atom_of(value)]
         case _:
             raise NoPlainError(type(value).__name__)
+
+
+def _atom_of(value: Any) -> Any:
+    """A number or text without its class."""
+    return next(kind for kind in (int, float, str) if isinstance(value, kind))(value)
 
 
 _encoder = msgspec.msgpack.Encoder(enc_hook=_seen_inside)
@@ -125,6 +141,8 @@ def digest_of(seen: Any) -> int:
 
 def _seen_plain(value: Any) -> Any:
     """Plain data; of much of it, its size and both ends."""
+    if isinstance(value, Enum):  # whatever its members are made of
+        return spell(value)
     if not isinstance(value, list | tuple | deque | dict | set) or _size(value) <= MOST_SEEN:
         return value
     if isinstance(value, dict | set):
@@ -146,15 +164,16 @@ def _taken_plain(value: Any) -> Any:
     match value:
         case Tensor():
             return value.detach().cpu().clone()
-        case int() if type(value) is not bool and not -(2**63) <= value < 2**63:
-            return ["paceline:int", str(int(value))]
-        case bool() | None | int() | float() | complex() | str() | bytes():
+        case _ if is_spelled(value):
+            return spell(value)
+        case _ if is_record(value) or (isinstance(value, tuple) and hasattr(value, "_fields")):
+            return _taken_apart(value)
+        case bool() | None | complex() | bytes():
             return value
+        case int() | float() | str() if not isinstance(value, np.generic):
+            return value if type(value) in ATOMS else _atom_of(value)
         case dict():
             return {key: _taken_plain(one) for key, one in value.items()}
-        case tuple() if hasattr(value, "_fields"):
-            named, parts = type(value), map(_taken_plain, value)
-            return ["paceline:named", named.__module__, named.__qualname__, *parts]
         case list() | tuple() | set():
             kind = next(kind for kind in (list, tuple, set) if isinstance(value, kind))
             return kind(_taken_plain(one) for one in value)
@@ -166,19 +185,52 @@ def _taken_plain(value: Any) -> Any:
             return value
 
 
+_NAMED, _RECORD = "paceline:named", "paceline:record"
+
+
+def _taken_apart(value: Any) -> list[Any]:
+    """A named tuple, or an object of a dataclass, as the name of its class and its parts."""
+    kind = type(value)
+    if isinstance(value, tuple):
+        return [_NAMED, kind.__module__, kind.__qualname__, *map(_taken_plain, value)]
+    names = [one.name for one in dataclasses.fields(value) if hasattr(value, one.name)]
+    fields = {name: _taken_plain(getattr(value, name)) for name in names}
+    return [_RECORD, kind.__module__, kind.__qualname__, fields]
+
+
+def _is_taken_apart(data: Any) -> bool:
+    return (
+        isinstance(data, list)
+        and len(data) > _CLASS
+        and isinstance(data[0], str)
+        and data[0] in (_NAMED, _RECORD)
+    )
+
+
+_CLASS = 2
+"""Place of the class's name."""
+
+
+def _together(own: Any, data: list[Any]) -> Any:
+    tag, module, name, *parts = data
+    if tag == _RECORD:
+        return _record(module, name, *parts)
+    if isinstance(own, tuple):
+        return put_plain(own, tuple(parts))
+    return _named(module, name)(map(_fresh, parts))
+
+
 def put_plain(own: Any, new: Any) -> Any:  # noqa: C901 - a case for each type
     """A value of ours as another worker has it: changed in place where it can be."""
+    if is_spelling(new):
+        return read_spelled(own, new)
+    if _is_taken_apart(new):
+        return _together(own, new)
     match new:
-        case [str("paceline:int"), str(text)]:
-            return int(text)
-        case [str("paceline:named"), str(), str(), *parts] if isinstance(own, tuple):
-            return put_plain(own, tuple(parts))
-        case [str("paceline:named"), str(module), str(name), *parts]:
-            return _named(module, name)(map(_fresh, parts))
         case dict() if isinstance(own, dict):
             values = {key: put_plain(own.get(key), one) for key, one in new.items()}
-            dict.clear(own)
-            dict.update(own, values)  # a Counter's own method adds
+            dict_of(own).clear(own)
+            dict_of(own).update(own, values)
             return own
         case list() if isinstance(own, list | deque):
             parts = _in_turn(own, new)
@@ -201,7 +253,7 @@ def put_plain(own: Any, new: Any) -> Any:  # noqa: C901 - a case for each type
                 own[...] = new
                 return own
             return new
-        case bool() | int() | float() if isinstance(own, np.generic) or _is_enum(own, new):
+        case bool() | int() | float() | str() if isinstance(own, np.generic) or _is_own(own, new):
             return type(own)(new)
         case list() | dict() | tuple():
             return _fresh(new)
@@ -209,9 +261,14 @@ def put_plain(own: Any, new: Any) -> Any:  # noqa: C901 - a case for each type
             return new
 
 
-def _is_enum(own: Any, new: Any) -> bool:
-    """Whether ours is of a class of its own among numbers."""
-    return isinstance(own, int) and type(own) not in (bool, int) and isinstance(new, int)
+def dict_of(value: dict[Any, Any]) -> type[dict[Any, Any]]:
+    """Return the class whose methods fill a dictionary: a Counter's own would add."""
+    return OrderedDict if isinstance(value, OrderedDict) else dict
+
+
+def _is_own(own: Any, new: Any) -> bool:
+    """Whether ours is of a class of its own among numbers or texts."""
+    return type(own) not in ATOMS and isinstance(own, type(new)) and type(new) is not bool
 
 
 def _in_turn(own: Any, new: Any) -> list[Any]:
@@ -221,11 +278,11 @@ def _in_turn(own: Any, new: Any) -> list[Any]:
 
 def _fresh(new: Any) -> Any:
     """What arrived as it was, where nothing of ours is in its place."""
+    if is_spelling(new):
+        return read_spelled(None, new)
+    if _is_taken_apart(new):
+        return _together(None, new)
     match new:
-        case [str("paceline:int"), str(text)]:
-            return int(text)
-        case [str("paceline:named"), str(module), str(name), *parts]:
-            return _named(module, name)(map(_fresh, parts))
         case dict():
             return {key: _fresh(one) for key, one in new.items()}
         case list() | tuple():
@@ -243,6 +300,29 @@ def _named(module: str, name: str) -> Callable[[Any], tuple[Any, ...]]:
         same = (one for one in tuple.__subclasses__() if one.__module__ == module)
         found = next((one for one in same if one.__qualname__ == name and _is_named(one)), None)
     return tuple if found is None else found._make
+
+
+def is_record(value: Any) -> bool:
+    """Whether a value is of a dataclass of the script's, as the transitions of a replay buffer."""
+    kind = type(value)
+    return dataclasses.is_dataclass(kind) and frames.is_scripts_module(kind.__module__)
+
+
+def _record(module: str, name: str, fields: Mapping[str, Any]) -> Any:
+    """Make an object of a dataclass of the script's, without running any of its code.
+
+    Raises:
+        ValueError: there is no such class.
+    """
+    kind: Any = sys.modules.get(module)
+    for part in name.split("."):
+        kind = getattr(kind, part, None)
+    if not (isinstance(kind, type) and dataclasses.is_dataclass(kind)):
+        raise ValueError(f"there is no dataclass {module}.{name}")
+    made = object.__new__(kind)
+    for field, value in fields.items():
+        object.__setattr__(made, field, _fresh(value))
+    return made
 
 
 def _is_named(found: Any) -> bool:
@@ -341,6 +421,23 @@ def _put_dataset(own: TensorDataset, tensors: Any) -> TensorDataset:
     return own
 
 
+def _put_iterator(own: Any, at: list[Any]) -> Any:
+    if not frames.reach(own, frames.IteratorAt(*at), back=True):
+        raise ValueError(f"the iterator cannot go to {at}")
+    return own
+
+
+def _seen_opaque(value: Any) -> Any:
+    try:
+        return seen_opaque(value, lambda one: digest_of(_seen_plain(one)))
+    except TypeError as error:
+        raise NoPlainError(str(error)) from error
+
+
+def _taken_opaque(value: Any) -> Any:
+    raise NoPlainError(f"nobody can make a {type(value).__qualname__} go on")
+
+
 KINDS = (
     Kind("plain", is_plain, _seen_plain, _taken_plain, put_plain),
     Kind(
@@ -379,6 +476,14 @@ KINDS = (
         _put_dataset,
     ),
     Kind("state", _has_state, _seen_state, _taken_state, _put_state),
+    Kind(
+        "iterator",
+        lambda value: frames.reached(value) is not None,
+        lambda value: [*(frames.reached(value) or ())],
+        lambda value: [*(frames.reached(value) or ())],
+        _put_iterator,
+    ),
+    Kind("opaque", is_opaque, _seen_opaque, _taken_opaque, lambda own, new: own),
 )
 BY_NAME = {kind.name: kind for kind in KINDS}
 

@@ -211,10 +211,10 @@ class ScriptLook:
             self._seen.add(id(value))
             if type(value) is defaultdict:
                 self._defaults[path] = value
-            if self._of_attributes(path, value, depth):
+            if self._of_attributes(path, value, depth) and not isinstance(value, CONTAINERS):
                 return
             if isinstance(value, CONTAINERS) and self._is_node(value):
-                self._of_container(path, value, depth)
+                self._of_container(path, value, bind, depth)
                 return
         kind = kind_of(value)
         if kind is None:
@@ -274,9 +274,16 @@ class ScriptLook:
             return True
         return False
 
-    def _of_container(self, path: str, value: Any, depth: int) -> None:
+    def _of_container(self, path: str, value: Any, bind: Callable[[Any], None], depth: int) -> None:
+        parts = [*value] if isinstance(value, tuple) else value
+
         def put(key: Any) -> Callable[[Any], None]:
-            return lambda new: value.__setitem__(key, new)
+            def put_there(new: Any) -> None:
+                parts[key] = new
+                if isinstance(value, tuple):
+                    bind(value._make(parts) if hasattr(value, "_make") else tuple(parts))
+
+            return put_there
 
         if len(value) > LONGEST:
             return
@@ -302,9 +309,6 @@ class ScriptLook:
                 self._add(f"{path}.{key}", one, bind, depth + 1)
         for key, one in slots_of(value):
             self._add(f"{path}.{key}", one, _binder(_setter(value), key), depth + 1)
-        # A list or a dictionary that the script has made a class of its own of.
-        if isinstance(value, CONTAINERS) and len(value):
-            self._of_container(path, value, depth)
 
     def _of_function(self, path: str, value: FunctionType, depth: int) -> None:
         if not frames.is_scripts_module(value.__module__) or id(value) in self._seen:
@@ -321,11 +325,16 @@ class ScriptLook:
                 self._add(f"{path}.{name}", held, _cell(cell), depth + 1)
         for name, one in list(vars(value).items()):
             self._add(f"{path}.{name}", one, _binder(vars(value).__setitem__, name), depth + 1)
+        for number, one in enumerate(value.__defaults__ or ()):
+            if isinstance(one, CONTAINERS):
+                self._add(f"{path}.default{number}", one, lambda value: None, depth + 1)
 
     def _of_class(self, path: str, value: type, depth: int) -> None:
         if not frames.is_scripts_module(value.__module__) or id(value) in self._seen:
             return
         self._seen.add(id(value))
+        if issubclass(value, Enum | tuple):  # what these have is Python's
+            return
         for name, one in list(vars(value).items()):
             if not _is_hidden(name) and (type(one) in ATOMS or type(one) in CONTAINERS):
                 self._add(f"{path}.{name}", one, _binder(_setter(value), name), depth + 1)

@@ -9,6 +9,7 @@ shallow copy, tensors and arrays by a copy where they are small, large tensors b
 have changed. What cannot be undone is named.
 """
 
+import array
 import random
 from collections import OrderedDict, defaultdict, deque
 from collections.abc import Callable, Collection, Iterable, Iterator
@@ -21,7 +22,7 @@ from torch import Tensor, nn
 from torch.optim.swa_utils import AveragedModel
 
 from paceline.runtime.variables import frames
-from paceline.runtime.variables.kinds import ATOMS, CONTAINERS
+from paceline.runtime.variables.kinds import ATOMS, CONTAINERS, dict_of
 from paceline.runtime.variables.large import SAMPLED, LargeTensors, is_large_kind
 from paceline.runtime.variables.look import OF_MODULES, is_of_library, is_own, slots_of
 
@@ -306,20 +307,22 @@ def _visit_tensor(mark: BodyMark, value: Tensor) -> None:
 
 def _visit_function(mark: BodyMark, value: FunctionType) -> None:
     cells = value.__closure__
-    if cells is None and not value.__dict__:
+    held = [one for one in value.__defaults__ or () if type(one) not in _DULL]
+    if cells is None and not (value.__dict__ or held):
         return
     mark._seen.add(id(value))
     if not frames.is_scripts_module(value.__module__ or ""):
         return
+    mark._visit(held)
     for cell in cells or ():
         if id(cell) not in mark._seen:
             try:
-                held = cell.cell_contents
+                value_of = cell.cell_contents
             except ValueError:  # it has none so far
                 continue
             mark._seen.add(id(cell))
-            mark._kept.append((_undo_cell, cell, held))
-            mark._visit((held,))
+            mark._kept.append((_undo_cell, cell, value_of))
+            mark._visit((value_of,))
     if value.__dict__:
         mark._keep_names(value.__dict__)
 
@@ -375,10 +378,10 @@ def _undo_dict(value: dict[Any, Any], kept: Any) -> bool:
         for key in [*value][kept:]:
             del value[key]
         return True
-    # Of a dictionary, since a Counter's own method adds.
-    if value.keys() != kept.keys():
-        dict.clear(value)
-    dict.update(value, kept)
+    kind = dict_of(value)
+    if [*value] != [*kept]:  # their order, too
+        kind.clear(value)
+    kind.update(value, kept)
     return True
 
 
@@ -445,6 +448,11 @@ def _undo_array(value: np.ndarray[Any, Any], kept: Any) -> bool:
     return True
 
 
+def _undo_buffer(value: Any, kept: Any) -> bool:
+    value[:] = kept
+    return True
+
+
 def _set_state(value: Any, kept: Any) -> bool:
     value.set_state(kept)
     return True
@@ -475,6 +483,8 @@ _ROWS: dict[type, Row] = {
     np.random.Generator: _kept_by(lambda value: value.bit_generator.state, _undo_numpy),
     np.random.RandomState: _kept_by(lambda value: value.get_state(legacy=False), _set_state),
     random.Random: _kept_by(lambda value: value.getstate(), _undo_python),
+    bytearray: _kept_by(bytes, _undo_buffer),
+    array.array: _kept_by(lambda value: value[:], _undo_buffer),
     FunctionType: _visit_function,
     MethodType: _visit_method,
 }

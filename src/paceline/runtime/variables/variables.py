@@ -22,6 +22,7 @@ import logging
 import sys
 from collections import deque
 from collections.abc import Callable, Collection, Sequence
+from enum import Enum
 from types import FrameType
 from typing import Any, NamedTuple
 
@@ -77,7 +78,7 @@ class Variables:
         found: whether they are looked for (``script_state`` in the job's spec).
     """
 
-    def __init__(self, *, found: bool = False) -> None:
+    def __init__(self, *, found: bool = False) -> None:  # noqa: PLR0915 - one for each attribute
         self.found = found
         self.others: set[int] = set()
         """Ids of objects whose state is kept elsewhere: what was prepared."""
@@ -99,7 +100,6 @@ class Variables:
         self.draws_alone = False
         """The script draws in its loops what it draws between them, as it is the only worker."""
         self._dataset: Any = None
-        self._passed = list[tuple[Any, frames.IteratorAt]]()
         self._frame: FrameType | None = None
         self._is_leaving = False
         #: Once the job stops.
@@ -109,6 +109,7 @@ class Variables:
         #: From where the script asks for its batches, innermost first.
         self._asked_from = list[frames.Place]()
         self._mark: BodyMark | None = None
+        self._passed = list[tuple[Any, frames.IteratorAt]]()
         self._large = LargeTensors()
         self._num_bodies = 0
         #: Path -> digest at the first look; at the newest comparison.
@@ -134,7 +135,9 @@ class Variables:
         """A step that comes again is asked for where the body of the script's loop begins."""
         self.objects: dict[str, Any] = {}
         """Of a library, by names for them: they are looked into like those of the script."""
-        self._num_given, self._took = 0, False
+        self.took = False
+        """The script holds what a peer or a cut has handed over."""
+        self._num_given = 0
 
     def begin_loop(self, feed: Feed, dataset: Any = None) -> None:
         """The script begins a loop over batches of a data set."""
@@ -238,7 +241,7 @@ class Variables:
 
     def comes_to(self, step: int) -> None:
         """The script is about to get a batch of the step after this one."""
-        if step <= 0 or self._num_given or self._took or self.missed:
+        if step <= 0 or self._num_given or self.took or self.missed:
             return
         self.missed = True
         if self._arrived is not None and self._frame is not None:
@@ -279,7 +282,7 @@ class Variables:
             self.missed = True
             look = self._look()
             paths = [path for path, leaf in look.leaves.items() if _is_among(leaf.value, left)]
-            self._tell("undone", paths, "was changed by a step that a lost worker broke, and again")
+            self._tell(paths, "was changed in a step that a lost worker broke, and changes twice")
         self.mark()
 
     # ------------------------------------------------------------------ what is shared
@@ -395,13 +398,14 @@ class Variables:
 
     def _taken(self, path: str, leaf: Variable, *, tells: bool) -> Any:
         try:
-            if leaf.kind.name == "plain" and len(encoded(leaf.value)) > MOST_BYTES:
+            is_data = leaf.kind.name == "plain" and not isinstance(leaf.value, Enum)
+            if is_data and len(encoded(leaf.value)) > MOST_BYTES:
                 raise NoPlainError("more than 16 MiB")
             taken = leaf.kind.taken(leaf.value)
             take_apart(taken, path)
         except (ConfigError, NoPlainError, RuntimeError, ValueError) as error:
             if tells:
-                self._tell("not_carried", [path], f"cannot be handed to another worker ({error})")
+                self._tell([path], f"does not follow to a new life, or over a resume: {error}")
             return None
         return taken
 
@@ -440,7 +444,7 @@ class Variables:
             if ended or self.declined or self._num_given or not self.takes_back:
                 return False
             raise Fenced  # a life that asks again where the state is begins there
-        self._arrived, self._took = None, True
+        self._arrived, self.took = None, True
         self._asked_from = [frames.place_of(one) for one in chain]
         self._fill(state, chain)
         return True
@@ -460,8 +464,9 @@ class Variables:
         if "paths" in state:  # not in a cut of an earlier release
             self._tell_alone(look, set(state["paths"]))
         for path, kind in look.opaque.items():
-            why = f"is a {kind.__qualname__}, which is as this process has made it"
-            self._tell("starts_over", [path], why)
+            self._tell([path], f"is a {kind.__qualname__}, and begins as this process has made it")
+        if not state["ended"]:
+            self._tell_call(chain)
         self._reach(chain, state["iterators"])
         if state["draws"] is not None:
             put_draws(state["draws"])
@@ -487,7 +492,16 @@ class Variables:
         """Name what no other worker has: nobody can hand it over."""
         alone = (path for path in look.leaves if _path_digest(path) not in known)
         names = dict.fromkeys(filter(None, map(look.variable_of, alone)))
-        self._tell("starts_over", [*names], "is of this worker alone, and nobody can hand it over")
+        self._tell([*names], "is in this worker alone, so it begins again")
+
+    def _tell_call(self, chain: Sequence[FrameType]) -> None:
+        """Name a call that goes through the loop itself: what it has added up is in it alone."""
+        if not frames.asks_by_itself(chain[0]):
+            here = _in_words([frames.place_of(chain[0])])
+            sys.stderr.write(
+                f"paceline: the loop at {here} is in a call (sum, map, a comprehension), and "
+                "what that has collected so far does not follow; write a for statement\n"
+            )
 
     def _is_of(self, state: dict[str, Any], chain: Sequence[FrameType]) -> bool:
         """Whether a state is of a script that asked from the lines from which this one asks."""
@@ -500,14 +514,14 @@ class Variables:
             if value is not leaf.value:
                 leaf.bind(value)
         except (RuntimeError, ValueError, TypeError, KeyError) as error:
-            self._tell("not_taken", [path], f"could not be taken over ({error})")
+            self._tell([path], f"could not be taken over, and begins again: {error}")
 
     def _add(
         self, look: ScriptLook, path: str, kind: str, taken: Any, leaf: Variable | None
     ) -> None:
         """Make a variable that the script has not set so far, or has set to nothing."""
         if kind != "plain":
-            self._tell("not_taken", [path], "is not there in this worker, and could not be made")
+            self._tell([path], "was not there in this worker, and could not be made")
             return
         value = BY_NAME[kind].put(None, taken)
         if leaf is not None:
@@ -535,14 +549,15 @@ class Variables:
     def _line(self, path: str) -> str:
         return line_of(path, frames.modules_of(self._chain))
 
-    def _tell(self, what: str, paths: Sequence[str], why: str) -> None:
-        """Name variables, once each."""
+    def _tell(self, paths: Sequence[str], why: str) -> None:
+        """Name variables, once each: on stderr, since a script may log into files of its own."""
         for path in paths:
             if path not in self._told:
                 self._told.add(path)
-                _log.warning(
-                    "script_variable %s name=%s at=%s: it %s", what, path, self._line(path), why
-                )
+                line = self._line(path)
+                at = f" ({line})" if line else ""
+                name = VariableDifference(path, line).name
+                sys.stderr.write(f"paceline: `{name}`{at} of the script {why}\n")
 
 
 def _is_among(value: Any, ids: set[int]) -> bool:
