@@ -448,6 +448,18 @@ def test_a_call_that_goes_through_the_loop_is_named(
     assert words in told and ("loop at" in told) == bool(words)
 
 
+def test_an_ordered_dictionary_is_told_by_its_own_order() -> None:
+    moved = OrderedDict([(0, 1), (1, 1)])
+    moved.move_to_end(0)
+    (kind,) = {kinds.kind_of(moved)}
+    assert kind is not None
+    assert kind.seen(moved) == kind.seen(OrderedDict([(1, 1), (0, 1)]))
+    mark = BodyMark([sys._getframe()])
+    moved.move_to_end(1)
+    mark.undo([sys._getframe()])
+    assert [*moved] == [1, 0]
+
+
 def test_named_tuples_arrive_as_such_where_there_were_none() -> None:
     (kind,) = {kinds.kind_of(one) for one in ([], {})}
     assert kind is not None

@@ -18,7 +18,7 @@ from collections.abc import Iterator, Mapping
 from functools import cache, lru_cache
 from pathlib import Path
 from types import CodeType, FrameType, FunctionType, GeneratorType, ModuleType
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import paceline
 
@@ -517,6 +517,25 @@ def _used_by(name: str, num_names: int) -> tuple[str, ...]:
         if isinstance(one, ModuleType | FunctionType | type)
     }
     hidden = ("__main__", "__mp_main__", name)
-    return tuple(
-        sorted(one for one in modules if one and one not in hidden and is_scripts_module(one))
-    )
+    own = (one for one in modules if one and one not in hidden and is_scripts_module(one))
+    return tuple(sorted(one for one in own if _may_change(sys.modules[one])))
+
+
+_FIXED = (ModuleType, FunctionType, type, int, float, complex, str, bytes, type(None), TypeVar)
+
+
+def _may_change(module: ModuleType) -> bool:
+    """Whether a module has a container or an object, or a function that sets one of its globals."""
+    for name, value in [*vars(module).items()]:
+        if name.startswith("__") or type(value).__module__ in ("typing", "types"):
+            continue
+        if not isinstance(value, _FIXED):
+            return True
+        functions = vars(value).values() if isinstance(value, type) else (value,)
+        if any(_sets_globals(one) for one in functions if isinstance(one, FunctionType)):
+            return True
+    return False
+
+
+def _sets_globals(function: FunctionType) -> bool:
+    return any(one.opname == "STORE_GLOBAL" for one in dis.get_instructions(function.__code__))

@@ -143,6 +143,8 @@ def _seen_plain(value: Any) -> Any:
     """Plain data; of much of it, its size and both ends."""
     if isinstance(value, Enum):  # whatever its members are made of
         return spell(value)
+    if isinstance(value, OrderedDict):  # whose order is not that of the dictionary within
+        return [*value.items()]
     if not isinstance(value, list | tuple | deque | dict | set) or _size(value) <= MOST_SEEN:
         return value
     if isinstance(value, dict | set):

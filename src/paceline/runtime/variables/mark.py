@@ -306,23 +306,23 @@ def _visit_tensor(mark: BodyMark, value: Tensor) -> None:
 
 
 def _visit_function(mark: BodyMark, value: FunctionType) -> None:
-    cells = value.__closure__
-    held = [one for one in value.__defaults__ or () if type(one) not in _DULL]
-    if cells is None and not (value.__dict__ or held):
+    cells, defaults = value.__closure__, value.__defaults__
+    if cells is None and defaults is None and not value.__dict__:
         return
     mark._seen.add(id(value))
     if not frames.is_scripts_module(value.__module__ or ""):
         return
-    mark._visit(held)
+    if defaults is not None:
+        mark._visit(defaults)
     for cell in cells or ():
         if id(cell) not in mark._seen:
             try:
-                value_of = cell.cell_contents
+                held = cell.cell_contents
             except ValueError:  # it has none so far
                 continue
             mark._seen.add(id(cell))
-            mark._kept.append((_undo_cell, cell, value_of))
-            mark._visit((value_of,))
+            mark._kept.append((_undo_cell, cell, held))
+            mark._visit((held,))
     if value.__dict__:
         mark._keep_names(value.__dict__)
 

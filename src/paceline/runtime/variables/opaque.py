@@ -1,4 +1,4 @@
-"""Values that can be told apart, and not handed over: iterators, generators, queues, streams.
+"""Values that can be told apart, but not handed over: iterators, generators, queues, streams.
 
 A script that loses the position of an ``itertools.cycle`` trains on otherwise, and nobody would
 know. So such a value has a digest, made of what Python's copying would take of it: if that changes,
@@ -10,7 +10,7 @@ import sys
 import threading
 from collections.abc import Callable
 from contextvars import ContextVar
-from types import FunctionType, GeneratorType, ModuleType
+from types import GeneratorType
 from typing import Any
 
 DEEPEST = 4
@@ -20,19 +20,16 @@ MOST_PARTS = 1 << 12
 
 
 def is_opaque(value: Any) -> bool:
-    """Whether a value is of Python's own library, and may have a state."""
+    """Whether a value is of Python's own library, and goes on as a script uses it."""
     kind = type(value)
-    if isinstance(value, type):
-        return False
     if isinstance(value, GeneratorType):
         return not value.gi_running  # else its variables are looked at themselves
     root = kind.__module__.partition(".")[0]
-    return root in sys.stdlib_module_names and kind not in _WITHOUT_STATE
+    is_iterator = root in sys.stdlib_module_names and hasattr(kind, "__next__")
+    return is_iterator or root in _WITH_STATE or isinstance(value, threading.local)
 
 
-_WITHOUT_STATE = frozenset(
-    [range, slice, type(Ellipsis), type(NotImplemented), object, property, FunctionType, ModuleType]
-)
+_WITH_STATE = frozenset(["collections", "contextvars", "_contextvars", "io", "_io", "queue"])
 
 
 def seen_opaque(value: Any, plain: Callable[[Any], Any], depth: int = 0) -> Any:
