@@ -16,7 +16,6 @@ from torch.optim import LBFGS, Optimizer
 
 from paceline.base.errors import ConfigError
 from paceline.runtime.group.loop import GroupLoop
-from paceline.runtime.script.stepping import Stepping
 
 _REMEDY = (
     "train it with --strategy allreduce, without deterministic, or in one process (python "
@@ -87,21 +86,6 @@ def step_by(
         take()
     loop.stepped()
     return loss
-
-
-class ByClosure(Stepping):
-    """The part of a member's `Strategy` that has optimizers call closures."""
-
-    has_turns = False
-    """Whether an optimizer may have gradients computed, and averaged, again within its step."""
-    _loop: GroupLoop | None
-
-    def _check_kind(self, optimizer: Optimizer) -> None:
-        check_calls(optimizer, may_again=self.has_turns)
-
-    def _step_by(self, closure: Callable[[], Any], number: int) -> Any:
-        assert self._loop is not None
-        return step_by(closure, self._optimizers[number], self._takes[number], self._loop, number)
 
 
 class _Calls:

@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from torch import nn
+from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 from torch.optim.swa_utils import AveragedModel
 
@@ -11,29 +12,38 @@ from paceline.base.errors import ConfigError, InternalError
 from paceline.protocol.holding.group.division import Sharing
 from paceline.runtime.data.growth import Growth
 from paceline.runtime.data.reader import Reader
-from paceline.runtime.group.closures import ByClosure
+from paceline.runtime.group.closures import check_calls, step_by
 from paceline.runtime.group.entries import EntriesOfMember
 from paceline.runtime.group.loop import GroupLoop
 from paceline.runtime.group.member import MemberClient
-from paceline.runtime.group.place import PlaceOfMember
 from paceline.runtime.group.reducer import Reducer
 from paceline.runtime.group.shares import StepShares
+from paceline.runtime.group.step import GroupStep
 from paceline.runtime.group.watcher import Watcher
-from paceline.runtime.group.way import WayOfMember
 from paceline.runtime.script.averages import KeptAverage, made, update_when
-from paceline.runtime.script.strategy import Entries
+from paceline.runtime.script.stepping import Stepping
+from paceline.runtime.script.strategy import Entries, LogPlace, Reached, begun_at
+from paceline.runtime.state.outside import Outside
+from paceline.runtime.state.replica import place_in_cut
 from paceline.runtime.variables.variables import Variables
 from paceline.wire.messages.checks import Checked
-from paceline.wire.messages.feeds import Feed, SourceLine
+from paceline.wire.messages.curves import UNPLACED, Attempt
+from paceline.wire.messages.feeds import Feed, ScriptPlace, SourceLine, Underway
+from paceline.wire.messages.group import NO_STEP
 
 
-class Together(ByClosure, PlaceOfMember, WayOfMember):
+class Together(Stepping):
     """The part of a member's `Strategy` that makes ``optimizer.step()`` a step of all members."""
 
     takes_growth = is_alone = can_accumulate = meets_in_bodies = takes_uneven_steps = False
     takes_trainings = False
     checks_gradients = True
+    has_turns = False
+    """Whether an optimizer may have gradients computed, and averaged, again within its step."""
     _loop: GroupLoop | None
+    _between: Outside
+    _training = 0
+    """Number of the script's newest training: each ``job.prepare`` begins one."""
 
     def __init__(self, client: MemberClient) -> None:
         super().__init__(client.process.spec, client.process.rank)
@@ -170,6 +180,125 @@ class Together(ByClosure, PlaceOfMember, WayOfMember):
                 yield from self._loop.run()
         finally:
             self._loop = None
+
+    # ------------------------------------------------------------------ closures
+
+    def _check_kind(self, optimizer: Optimizer) -> None:
+        check_calls(optimizer, may_again=self.has_turns)
+
+    def _step_by(self, closure: Callable[[], Any], number: int) -> Any:
+        assert self._loop is not None
+        return step_by(closure, self._optimizers[number], self._takes[number], self._loop, number)
+
+    # ------------------------------------------------------------------ how far training is
+
+    @property
+    def global_batch(self) -> int | None:
+        if self._loop is None or self._loop.step is None:
+            return None
+        return self._loop.global_batch
+
+    @property
+    def place_in_body(self) -> tuple[int, ...]:
+        """See `Strategy.place_in_body`; before the step also which of its batches is in hand.
+
+        A profiled batch is where the first one of the share is: others do not have it.
+        """
+        step = self._loop.step if self._loop is not None else None
+        if self._loop is None or step is None:
+            return (0,)
+        begun = step.works[-1].step - 1
+        if self._loop.in_step:
+            return begun, max(0, step.batch_no - step.num_profiled)
+        is_done = self._member.state.step > begun or self._half_done is not None
+        return (begun + is_done,)
+
+    @property
+    def step(self) -> int | None:
+        held, step = self._held, self._half_done
+        if held is None:
+            return None
+        count = self._member.state.position.of_training(held, 0)[0]
+        return count + (step.num_batches if step is not None else 0)
+
+    @property
+    def _held(self) -> int | None:
+        """Global batches in the model, those of trainings that are over included."""
+        state = self._member.state
+        if state.step == NO_STEP:  # at most a cut of the end was read, for which no group is needed
+            return state.position.value
+        return state.position.at(state.step)
+
+    @property
+    def _half_done(self) -> GroupStep | None:
+        """The step in hand, if an optimizer has stepped on it, and others may."""
+        return self._loop.half_done if self._loop is not None else None
+
+    @property
+    def samples(self) -> int | None:
+        state, step = self._member.state, self._half_done
+        held = state.position.samples if state.step == NO_STEP else self._member.samples_with()
+        if held is None:
+            return None
+        more = self._member.samples_with(step.whole) - held if step is not None else 0
+        return state.position.of_training(0, held)[1] + more
+
+    @property
+    def num_workers(self) -> int | None:
+        step = self._loop.step if self._loop is not None else None
+        return len(step.run.members) if step is not None else None
+
+    @property
+    def log_place(self) -> LogPlace:
+        step = self._loop.step if self._loop is not None else None
+        if step is not None:
+            # Not where the state is now: the group may be over, and the next one known.
+            attempt = Attempt(step.run.epoch_no, step.run.group)
+            return LogPlace(attempt, step.begins_at + 1, self._member.samples_with(step.whole))
+        at = self._held
+        if at is None or self._member.state.step == NO_STEP:
+            return LogPlace(Attempt(), UNPLACED, UNPLACED, between=True)
+        return LogPlace(self._member.attempt, at, self._member.samples_with(), between=True)
+
+    @property
+    def num_steps(self) -> int | None:
+        """Steps in the model, those that completed no global batch too; None: not known yet."""
+        step = self._member.state.step
+        return None if step == NO_STEP else step
+
+    # ------------------------------------------------------------------ from loop to loop
+
+    def _outside(self, schedulers: Sequence[LRScheduler]) -> Outside:
+        self._between = Outside(schedulers, self._num_schedules)
+        return self._between
+
+    def begun(self) -> Reached | None:
+        found = self._member.begun()
+        feeds = [one for one in found.begun if one.training == self._training]
+        if not feeds:
+            return None
+        if found.cut is None:
+            return begun_at(feeds[-1].place[:2], feeds[-1].calls, feeds)
+        # It may be of after the end of an epoch, and before a step of the next.
+        places = self._member.process.cuts.places(found.cut)
+        held = place_in_cut(self._training, *places)
+        return None if held is None else begun_at(*held, feeds)
+
+    def underway(self, place: ScriptPlace) -> Underway | None:
+        return self._member.underway(place)
+
+    @property
+    def calls(self) -> tuple[int, ...]:
+        return self._between.own()
+
+    def meet(self, place: ScriptPlace, value: bytes, *, all_workers: bool) -> Sequence[bytes]:
+        return self._member.meet(place, value, all_workers=all_workers)
+
+    def enter_place(self, place: ScriptPlace) -> None:
+        self._between.place = place
+
+    def pass_over(self, begun: Reached) -> None:
+        self._between.pass_over(begun.place, begun.calls)
 
     def open_feed(self, feed: Feed, growth: Growth | None = None) -> Feed:
         return self._member.open_feed(feed)

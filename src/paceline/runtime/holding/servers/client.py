@@ -10,17 +10,21 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 
+from msgspec import structs
+
 from paceline.base.errors import ConfigError
 from paceline.base.numbering import START, StepNo
 from paceline.base.samples import SampleSet, num_samples
 from paceline.runtime.data.growth import Growth
 from paceline.runtime.data.work import Array, StepTimes, Work
-from paceline.runtime.holding.servers.links import CheckedEdge
+from paceline.runtime.holding.servers.edge import WorkerEdge
+from paceline.runtime.holding.servers.links import measure_links
 from paceline.runtime.holding.servers.partition import Contribution
 from paceline.runtime.holding.servers.port import Ids, Initial, PulledModel
 from paceline.runtime.holding.servers.pulling import Pulling
 from paceline.runtime.process.process import Process, Stopped
 from paceline.runtime.server.store import Gradients
+from paceline.wire.messages.checks import Checked
 from paceline.wire.messages.data import BARE, NEWEST, Also, Script, ScriptPart
 from paceline.wire.messages.feeds import Feed, ScriptPlace, SourceLine, Underway
 from paceline.wire.messages.node import LoopLeft, NodeUp, OpenFeed, Prepared
@@ -32,7 +36,7 @@ SCRIPT_S = 1.0
 """So long a worker that joins waits for the script's state of the step before its own."""
 
 
-class ServerTrainer(CheckedEdge):
+class ServerTrainer(WorkerEdge):
     """`TrainingPort` on parameter servers; see `paceline.runtime.holding.servers.port`."""
 
     def __init__(self, process: Process) -> None:
@@ -86,6 +90,15 @@ class ServerTrainer(CheckedEdge):
         with self._changed:
             self._out_of = None
         return self._asking.meet(self._until, place, value, all_workers=all_workers)
+
+    def checked(self, message: Checked) -> None:
+        """Add the links to what the check of this node has measured, and tell the master."""
+        with self._changed:
+            servers = self.state.map.servers if self.state.map is not None else ()
+        if message.speed is not None:
+            speed = structs.replace(message.speed, links=measure_links(self.process, servers))
+            message = structs.replace(message, speed=speed)
+        self._exchange.tell(message)
 
     # ------------------------------------------------------------------ work
 

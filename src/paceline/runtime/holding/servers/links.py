@@ -7,15 +7,12 @@ own. Servers send back what they get. Only links over tcp are measured: the othe
 import time
 from collections.abc import Sequence
 
-from msgspec.structs import replace
-
 from paceline.base.numbering import NO_EPOCH, Inc
-from paceline.runtime.holding.servers.edge import WorkerEdge
 from paceline.runtime.process.process import Process
 from paceline.runtime.process.reaching import Unreachable, place_of, refusal
 from paceline.wire.data_plane import DataClient
 from paceline.wire.messages.base import Server
-from paceline.wire.messages.checks import Checked, Link
+from paceline.wire.messages.checks import Link
 from paceline.wire.messages.data import Echo, Echoed
 
 ANSWER_S = 10.0
@@ -50,19 +47,6 @@ def measure_links(process: Process, servers: Sequence[Server]) -> tuple[Link, ..
         finally:
             link.close()
     return tuple(links)
-
-
-class CheckedEdge(WorkerEdge):
-    """`WorkerEdge` with its part of the check of nodes."""
-
-    def checked(self, message: Checked) -> None:
-        """Add the links to what the check of this node has measured, and tell the master."""
-        with self._changed:
-            servers = self.state.map.servers if self.state.map is not None else ()
-        if message.speed is not None:
-            speed = replace(message.speed, links=measure_links(self.process, servers))
-            message = replace(message, speed=speed)
-        self._exchange.tell(message)
 
 
 class _SilentError(Exception):
