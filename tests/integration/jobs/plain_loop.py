@@ -29,7 +29,8 @@ parser.add_argument("--counted", action="store_true", help="leaves its loops by 
 parser.add_argument("--pause-s", type=float, default=0.0, help="of rank 0, after each epoch")
 parser.add_argument("--die-at", type=int, default=-1, help="rank 1, in the body of this step")
 parser.add_argument("--limit", type=int, default=-1, help="steps after which it leaves its loops")
-parser.add_argument("--hold", default="", help="ranks that begin epoch 2 when the job stops")
+parser.add_argument("--hold", default="", help="ranks that wait until the job stops")
+parser.add_argument("--at-break", action="store_true", help="before a break, not before epoch 2")
 parser.add_argument("--die-after", action="store_true", help="rank 1, after its last loop")
 args = parser.parse_args()
 
@@ -104,6 +105,8 @@ class Trainer:
             self.drawn.append(float(self.noise.random()) + number)
             # A new life is there before the body of the step that broke is over.
             time.sleep(3.0 if is_left else args.step_s)
+            if args.at_break and self.steps == 35:
+                hold()
             if (args.counted and self.steps % 20 == 15) or self.steps == args.limit:
                 break
         self.last = loss.item()  # in a worker without a batch there is none
@@ -115,7 +118,7 @@ class Trainer:
             # From the generators of the process, which each life goes on with.
             self.between += [random.random(), float(np.random.random()), torch.rand(()).item()]
             batches: Any = loader
-            if epoch == 2:
+            if epoch == 2 and not args.at_break:
                 hold()
             if args.rollouts:
                 drawn = torch.as_tensor(self.noise.normal(size=(320, 4)))

@@ -305,7 +305,7 @@ class GroupLoop(StepFrame[GroupStep]):
             return False
         self._client.mark(computing=True)
         differ = self._variables.compare(tables)
-        if differ and step.group.rank == 0:
+        if differ:  # in its own output: a member that has just come in knows of no difference
             sys.stderr.write(f"paceline: {told_of(differ)}\n")
         return True
 

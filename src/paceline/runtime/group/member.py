@@ -428,6 +428,11 @@ class MemberClient(MemberEdge):
 
     def open_feed(self, feed: Feed) -> Feed:
         message = OpenFeed(inc=self.process.inc, feed=feed)
+        if self._leases.opened(feed) is not None:
+            # The master has told of it by itself, and must know that our script is there: others
+            # that come in late look for it.
+            with self._changed:
+                self._tell_master([message])
         self._until(lambda: self._leases.opened(feed) is not None, ask=lambda: [message])
         return self._leases.opened(feed) or feed
 

@@ -61,7 +61,8 @@ class Together(Stepping):
         self.script_state.on_set = self._keep
         found = self.spec.script_state == "found"
         self.variables = client.variables = Variables(found=found)
-        self.variables.is_stopping = lambda: client.process.stop_requested
+        process = client.process
+        self.variables.leaves_by_stop = lambda: process.stop_requested and process.script_hears_stop
         self.entries: Entries | None = None
         if found:
             self.entries = EntriesOfMember(client, lambda: self._training)

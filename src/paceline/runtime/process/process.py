@@ -273,6 +273,11 @@ class Process:
         self._terminated = self.stop_requested = True
         self.at_terminate()
 
+    @property
+    def script_hears_stop(self) -> bool:
+        """Whether the script has a handler of its own for SIGTERM, and may leave its loop by it."""
+        return signal.getsignal(signal.SIGTERM) != self._on_terminate
+
     def leave_to_fork(self) -> None:
         """Make the copy of a process that the script forked a stranger to the job.
 

@@ -213,7 +213,7 @@ class Replica:
         if ended is None or self._outside.is_in_epoch_after(ended["place"]):
             return self._state(self._with_variables(self._of_training()))
         left = (ended.get("variables") or {}).get("left")
-        if left and self.variables is not None and self.variables.is_stopping():
+        if left and self.variables is not None and self.variables.leaves_by_stop():
             # Its own handler of the signal has left the loop, by a variable that would do so again.
             del ended["variables"]
         return self._state(ended)

@@ -104,8 +104,8 @@ class Variables:
         self._is_leaving = False
         #: Once the job stops.
         self._at_stop: dict[str, Any] | None = None
-        self.is_stopping: Callable[[], bool] = lambda: False
-        """Whether somebody has told the job to stop."""
+        self.leaves_by_stop: Callable[[], bool] = lambda: False
+        """Whether a handler of the script's may have left its loop, since the job is to stop."""
         #: From where the script asks for its batches, innermost first.
         self._asked_from = list[frames.Place]()
         self._mark: BodyMark | None = None
