@@ -60,7 +60,7 @@ class _Hands:
         self.speed: float | None = None
         """Samples per second, of its last batch."""
         self.asks = False
-        """It has asked, and was not granted anything."""
+        """True: the worker has asked for a lease and was not granted anything."""
 
     def next_batch(self, size: int) -> list[Span]:
         """Take a batch from the lease; it may be smaller."""
@@ -92,7 +92,7 @@ class _Hands:
 
     @property
     def idle(self) -> bool:
-        """It has nothing to do: nobody waits for it."""
+        """Tell whether the worker has nothing to do: nobody waits for it."""
         return not (self.batch or self.lease or self.sent)
 
 
@@ -100,7 +100,7 @@ class Asynchronous(SimJob):
     """A simulated job in mode asp or ssp."""
 
     def work(self) -> None:
-        """Event by event."""
+        """Do the work of the job, event by event."""
         self._total = self.scenario.num_samples * self.scenario.epochs
         self._hands = [_Hands(0) for _ in self.workers.names]
         self._queue: list[tuple[float, int, int, _Hands, Handling | None]] = []
@@ -118,19 +118,19 @@ class Asynchronous(SimJob):
         assert self.ledger.is_complete(FEED)
 
     def steps_left(self) -> int:
-        """In contributions of the usual size."""
+        """Count the samples that are left, in contributions of the usual size."""
         return -(-(self._total - self.num_committed) // self.scenario.local_batch)
 
     def iterations(self) -> float:
-        """Batches of the mean worker."""
+        """Count the batches of the mean worker so far."""
         return self.steps / self.scenario.workers
 
     def step_s(self) -> float | None:
-        """There are none."""
+        """Return None: there are no common steps."""
         return None
 
     def undecided(self) -> int:
-        """There is none."""
+        """Return 0: no step is undecided."""
         return 0
 
     # ------------------------------------------------------------------ events
@@ -275,14 +275,14 @@ class Asynchronous(SimJob):
             self.agenda.add(self.now_s, self._go_on_all)  # others may have waited for it
 
     def plan_prepared(self, since: Place) -> None:
-        """It begins with the next grant."""
+        """Do nothing: a plan begins with the next grant."""
 
     def plan_changed(self) -> None:
-        """Who had its part may get more."""
+        """Let all workers go on soon: one that had its part may get more under the new plan."""
         self.agenda.add(self.now_s, self._go_on_all)
 
     def profile(self, action: Profile) -> None:
-        """Nobody asks for it without common steps."""
+        """Do nothing: nobody asks for a profile without common steps."""
 
     def _commit(self) -> None:
         self.ledger.commit(self._uncommitted)
@@ -309,7 +309,7 @@ class Asynchronous(SimJob):
             self.redone += int(share * sum(len(span) for span in hands.batch))
 
     def worker_back(self, worker: int, now_s: float) -> None:
-        """It asks for a lease; its clock is that of the slowest."""
+        """Let the worker ask for a lease; its clock is that of the slowest."""
         others = [each.counted for each in self._hands if not each.idle]
         self._hands[worker] = _Hands(min(others, default=0))
         self._go_on(worker, self._hands[worker], now_s)

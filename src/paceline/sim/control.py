@@ -22,7 +22,7 @@ class Situation(msgspec.Struct, frozen=True, kw_only=True):
     committed: int
     """Samples in the model."""
     workers: dict[str, Share]
-    """That have a process, with their part of the plan in force."""
+    """Workers that have a process, with their part of the plan in force."""
     backup: int
     partial: Partial
     replacing: str = ""

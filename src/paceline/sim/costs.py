@@ -20,7 +20,7 @@ class Compute(msgspec.Struct, frozen=True, kw_only=True):
     """A worker's computation."""
 
     per_sample_s: float
-    """Of a worker of speed 1."""
+    """Seconds per sample of a worker of speed 1."""
     fixed_s: float = 0.0
     """Per batch, whatever its size."""
     saturation: int = 0

@@ -35,7 +35,8 @@ from paceline.wire.messages.feeds import Feed
 
 FEED = 1
 FEW_STEPS, AHEAD_S, MAX_STEPS_AHEAD = 2, 3.5, 512
-"""Of `runtime.holding.servers.works`: when a worker asks for more."""
+"""Steps and seconds of work ahead below which a worker asks for more, and the most such steps; as
+in `runtime.holding.servers.works`."""
 
 
 def steps_ahead(step_s: float | None) -> int:
@@ -113,39 +114,39 @@ class SimJob:
         raise NotImplementedError
 
     def worker_lost(self, worker: int, now_s: float) -> None:
-        """Its process is gone: its uncommitted samples are somebody else's."""
+        """Give the uncommitted samples of a worker whose process is gone to others."""
         raise NotImplementedError
 
     def worker_back(self, worker: int, now_s: float) -> None:
-        """It has a process again."""
+        """Take back a worker that has a process again."""
         raise NotImplementedError
 
     def pause(self, seconds: float) -> None:
-        """Everybody waits for so long."""
+        """Let everybody wait for so many seconds."""
         raise NotImplementedError
 
     def restart_all(self, until_s: float) -> None:
-        """From checkpoints: everybody stops, goes back to the last one, and starts at that time."""
+        """Stop everybody, go back to the last checkpoints, and start again at that time."""
         raise NotImplementedError
 
     def iterations(self) -> float:
-        """Synchronous: steps; asynchronous: batches of the mean worker."""
+        """Count the iterations so far: steps, or (asynchronous) batches of the mean worker."""
         raise NotImplementedError
 
     def step_s(self) -> float | None:
-        """As the master measures it; None: not yet."""
+        """Return the time of a step as the master measures it; None: not yet."""
         raise NotImplementedError
 
     def undecided(self) -> int:
-        """The number of the undecided step; asynchronous: 0."""
+        """Return the number of the undecided step; asynchronous: 0."""
         raise NotImplementedError
 
     def plan_prepared(self, since: Place) -> None:
-        """Nobody is to hold anything from here on, where a plan is to begin."""
+        """Let nobody hold anything from ``since`` on, where a plan is to begin."""
         raise NotImplementedError
 
     def plan_changed(self) -> None:
-        """A plan is committed."""
+        """Take note that a plan is committed."""
         raise NotImplementedError
 
     def profile(self, action: Profile) -> None:
@@ -153,7 +154,7 @@ class SimJob:
         raise NotImplementedError
 
     def steps_left(self) -> int:
-        """Steps, or contributions, to the end."""
+        """Count the steps, or contributions, that are left."""
         raise NotImplementedError
 
     # ------------------------------------------------------------------ reports and decisions
@@ -238,7 +239,7 @@ class SimJob:
 
     @property
     def plan_in_force(self) -> Plan:
-        """By which the undecided step is dealt."""
+        """The plan by which the undecided step is dealt."""
         return self.plans.at(self.plans.place(self.plans.undecided()))
 
     @property

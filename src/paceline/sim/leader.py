@@ -3,7 +3,8 @@
 import math
 
 REPORT_S, REPORT_ANYWAY_S = 0.1, 1.0
-"""Of `runtime.server.server`: not more often; and so long after that, if nothing has changed."""
+"""Least seconds between reports, and further seconds after which an unchanged model is reported, as
+in `runtime.server.server`."""
 
 
 class Leader:

@@ -35,13 +35,13 @@ class Noise:
         self._block = np.ones((num_workers, _BLOCK))
 
     def all(self, iteration: int) -> Floats:
-        """Of every worker in this iteration."""
+        """Return the factor on every worker's computation in this iteration."""
         for i in np.flatnonzero(self._number != iteration // _BLOCK):
             self._draw(int(i), iteration // _BLOCK)
         return self._block[:, iteration % _BLOCK]
 
     def of(self, worker: int, iteration: int) -> float:
-        """Of one worker in this iteration."""
+        """Return the factor on one worker's computation in this iteration."""
         if self._number[worker] != iteration // _BLOCK:
             self._draw(worker, iteration // _BLOCK)
         return float(self._block[worker, iteration % _BLOCK])
@@ -88,14 +88,14 @@ class Workers:
         self.present[worker] = False
 
     def start(self, worker: int) -> None:
-        """It has a process again, in another place."""
+        """Begin a worker's next life, in another place."""
         self.life[worker] += 1
         self.present[worker] = True
         self.disturbances.renew(worker, int(self.life[worker]))
 
 
 class Handling:
-    """When all servers handle one, and for how long; servers are rows."""
+    """Times at which all servers handle one contribution, and for how long; servers are rows."""
 
     __slots__ = ("arrival_s", "begin_s", "end_s", "part_s", "update_s")
 
@@ -104,9 +104,11 @@ class Handling:
         self.begin_s: Floats = np.zeros(num_servers)
         self.end_s: Floats = np.zeros(num_servers)
         self.part_s: Floats = np.zeros(num_servers)
-        """For the worker's part and pull; 0 of a server that has been replaced meanwhile."""
+        """Seconds of the worker's part and pull, by server; 0 of a server that has been replaced
+        meanwhile."""
         self.update_s: Floats = np.zeros(num_servers)
-        """For applying it; the same."""
+        """Seconds of applying the update, by server; 0 of a server that has been replaced
+        meanwhile."""
 
     @property
     def over_s(self) -> float:
@@ -124,7 +126,8 @@ class Servers:
         self.life = np.zeros(n, dtype=np.int64)
         self.disturbances = Disturbances(scenario.patterns, "server", n, seed)
         self._under_way: deque[Handling] = deque()
-        """As they came, and perhaps some that are over (asynchronous)."""
+        """Contributions in the order of their arrival, perhaps also some that are over
+        (asynchronous)."""
         self._free_s: Floats = np.zeros(n)
         """When each is done with all that has come so far (asynchronous)."""
         self._num_planned: Ints = np.zeros(n, dtype=np.int64)
@@ -136,7 +139,7 @@ class Servers:
         return max(self._traffic.part_s, LEAST_PART_S) * self.disturbances.slowdown
 
     def slowest_s(self, num_parts: int) -> tuple[float, float]:
-        """Of the server that takes longest for so many parts and their update: both times."""
+        """Return the times for a part and an update of the slowest server, given ``num_parts``."""
         part_s, update_s = self.part_s(), self.update_s()
         if not len(part_s):
             return 0.0, self._traffic.reduce_s

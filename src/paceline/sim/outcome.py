@@ -30,7 +30,7 @@ class SimOutcome(msgspec.Struct, frozen=True, kw_only=True):
 
     jct_s: float
     samples: int
-    """In the model at the end, over all epochs."""
+    """Samples in the model at the end, over all epochs."""
     steps: int
     """Synchronous: steps; asynchronous: contributions."""
     short_steps: int = 0
@@ -42,7 +42,8 @@ class SimOutcome(msgspec.Struct, frozen=True, kw_only=True):
     for a short step."""
     restarts: int = 0
     ledger_calls: int = 0
-    """At the master: grants, returns, and the leader's reports of what is in the model."""
+    """Number of calls of the master's ledger: grants, returns, and the leader's reports of what is
+    in the model."""
     reports: int = 0
     decisions: int = 0
     shares: dict[str, int] = {}

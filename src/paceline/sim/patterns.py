@@ -35,7 +35,7 @@ class Placement(msgspec.Struct, frozen=True):
 
     role: Role
     index: int
-    """Of the node among those of its role."""
+    """Index of the node among those of its role."""
     life: int = 0
 
 
@@ -69,7 +69,7 @@ class Transient(Pattern, frozen=True, kw_only=True):
     probability: float
     period: float
     share: float
-    """Of the period, from its start."""
+    """Disturbed part of the period, from its start."""
     delay_s: float
 
     def spells(self, place: Placement, rng: np.random.Generator) -> Spells:
@@ -89,13 +89,13 @@ class Persistent(Pattern, frozen=True, kw_only=True):
     slowdown: float = 1.0
     start: float = 0.0
     stop: float | None = None
-    """None: never."""
+    """End of the disturbance, by the pattern's clock; None: it does not end."""
     bound: bool = True
-    """To the first place, so that a restart is a cure; False: every life of the node has it, as
-    with a slow machine that no other can replace."""
+    """True: the pattern belongs to the first place, so that a restart is a cure. False: every life
+    of the node has it, as with a slow machine that no other can replace."""
 
     def spells(self, place: Placement, rng: np.random.Generator) -> Spells:
-        """At most one."""
+        """Yield one spell at most."""
         if place.index in self.nodes and not (self.bound and place.life):
             stop = math.inf if self.stop is None else self.stop
             yield Spell(self.start, stop, self.delay_s, self.slowdown)
@@ -111,10 +111,10 @@ class OnOff(Pattern, frozen=True, kw_only=True):
     mean_off: float
     delay_s: float
     probability: float = 1.0
-    """Of a place to be one of those that are ever disturbed."""
+    """Probability that a place is ever disturbed."""
 
     def spells(self, place: Placement, rng: np.random.Generator) -> Spells:
-        """From the stationary distribution."""
+        """Yield spells that begin from the stationary distribution."""
         if rng.random() >= self.probability:
             return
         on = rng.random() < self.mean_on / (self.mean_on + self.mean_off)
@@ -139,7 +139,7 @@ class HeavyTail(Pattern, frozen=True, kw_only=True):
     clock: Clock = "iterations"
 
     def spells(self, place: Placement, rng: np.random.Generator) -> Spells:
-        """One per iteration."""
+        """Yield one spell per iteration."""
         scale_s = self.scale_s * (10.0 if rng.random() < self.noisy else 1.0)
         at = 0
         while True:
@@ -154,16 +154,16 @@ class Cycle(Pattern, frozen=True, kw_only=True):
     nodes: tuple[int, ...]
     period: float
     on: float
-    """Of the period, from its start."""
+    """Disturbed time of each period, from its start."""
     delay_s: float = 0.0
     slowdown: float = 1.0
     start: float = 0.0
-    """Of the first node's first period."""
+    """Start of the first node's first period, by the pattern's clock."""
     stagger: float = 0.0
     """Each node's periods begin so much later than those of the node before it in ``nodes``."""
 
     def spells(self, place: Placement, rng: np.random.Generator) -> Spells:
-        """One per period."""
+        """Yield one spell per period."""
         if place.index not in self.nodes:
             return
         start = self.start + self.nodes.index(place.index) * self.stagger
@@ -184,7 +184,7 @@ class Shared(Pattern, frozen=True, kw_only=True):
     """Seeds the times, which all nodes share; a place's own draws would differ."""
 
     def spells(self, place: Placement, rng: np.random.Generator) -> Spells:
-        """The same for all nodes."""
+        """Yield the same spells for all nodes."""
         if place.index not in self.nodes:
             return
         shared = np.random.default_rng(self.key)
@@ -209,7 +209,7 @@ class Correlated(Pattern, frozen=True, kw_only=True):
     clock: Clock = "iterations"
 
     def spells(self, place: Placement, rng: np.random.Generator) -> Spells:
-        """One per iteration."""
+        """Yield one spell per iteration."""
         news = self.sigma * math.sqrt(1.0 - self.memory**2)
         log = self.sigma * rng.standard_normal()
         at = 0
@@ -232,10 +232,10 @@ class Ladder(Pattern, frozen=True, kw_only=True):
     hold: float
     start: float = 0.0
     bound: bool = True
-    """To the first place; False: every life of the node has it."""
+    """True: the pattern belongs to the first place; False: every life of the node has it."""
 
     def spells(self, place: Placement, rng: np.random.Generator) -> Spells:
-        """One per rung."""
+        """Yield one spell per rung."""
         if place.index not in self.nodes or (self.bound and place.life):
             return
         for rung in range(1, self.rungs + 1):
@@ -249,10 +249,10 @@ class Trace(Pattern, frozen=True, kw_only=True):
 
     tick: float
     levels: tuple[tuple[float, ...], ...]
-    """By node of the measured job, then by tick."""
+    """Slowdown, by node of the measured job, then by tick."""
 
     def spells(self, place: Placement, rng: np.random.Generator) -> Spells:
-        """Of the node's own row; of a random one for a node that was started again."""
+        """Repeat the node's own row; for a node that was started again, a random row."""
         rows = len(self.levels)
         row = self.levels[int(rng.integers(rows)) if place.life else place.index % rows]
         at = 0

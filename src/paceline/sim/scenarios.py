@@ -45,13 +45,13 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True):
     workers: int
     servers: int
     num_samples: int
-    """Of one epoch."""
+    """Samples in one epoch."""
     epochs: int
     batch_size: int
     """The global batch."""
     staleness: int = 0
     speeds: tuple[float, ...] = ()
-    """Of the workers' hardware, relative; empty: 1."""
+    """Relative speeds of the workers' hardware; empty: all 1."""
     kinds: tuple[str, ...] = ()
     """Hardware classes of the workers; empty: one."""
     batch_limit: int | None = None
@@ -62,8 +62,8 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True):
     patterns: tuple[AnyPattern, ...] = ()
     kills: tuple[PlannedKill, ...] = ()
     time_scale: float = 1.0
-    """Of the windows and periods that methods count in seconds: a job of a hundredth of the paper's
-    length has windows of a hundredth."""
+    """Factor on the windows and periods that methods count in seconds: a job of a hundredth of the
+    paper's length has windows of a hundredth."""
     report_every: int = 1
     """Iterations between a node's reports, at least; 10 in AntDT, section VII-A-5."""
     heartbeat_s: float = 0.5

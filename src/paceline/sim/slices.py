@@ -56,7 +56,7 @@ class Members:
         self._nodes = [names[row] for row in self.rows]
         self._num_workers = len(names)
         self._edges: dict[tuple[int, int], Ints] = {}
-        """By plan and size: most slices are alike."""
+        """Edges of the workers' shares, by plan and size: most slices are alike."""
 
     def cut(self, plan: Plan, spans: Sequence[Span], batch_size: int | None = None) -> Parts:
         """Divide these samples by this plan; ``batch_size``: of a whole slice."""
@@ -102,7 +102,7 @@ class Slices:
         return self._ahead.popleft()
 
     def plan_of(self, parts: Parts) -> Plan:
-        """By which a slice is dealt."""
+        """Return the plan by which a slice is dealt."""
         return self._plans.at(self._plans.place(parts.whole))
 
     def _grant(self, members: Members, whole: Slice, num_steps: int) -> None:

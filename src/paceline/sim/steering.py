@@ -92,7 +92,7 @@ class Steering:
     # ------------------------------------------------------------------ decisions
 
     def is_due(self, now_s: float, iterations: float) -> bool:
-        """As the controller says."""
+        """Ask the controller whether a decision is due."""
         self.next_s = now_s + POLL_S
         return self._controller.is_due(now_s, iterations)
 

@@ -111,7 +111,7 @@ class Synchronous(SimJob):
     """A simulated job whose workers share each step."""
 
     def work(self) -> None:
-        """Step by step."""
+        """Do the work of the job, step by step."""
         n = self.scenario.workers
         self._slices = Slices(self.plans, self.feed, self.worker_tally.incs)
         self._count_members()
@@ -125,9 +125,9 @@ class Synchronous(SimJob):
         self._step_s: float | None = None
         self._pause_s = 0.0
         self._may_lack = Lacking()
-        """Of the step under way."""
+        """Samples that the step under way may lack."""
         self._stopped_until_s: float | None = None
-        """All were stopped, and will be back then."""
+        """Time at which all workers that were stopped will be back; None: none was stopped."""
         self._kept: tuple[float, int, tuple[Span, ...]] = (0.0, 1, ())
         """The last checkpoint: when, of which step, with which samples."""
         while self._begin():
@@ -148,11 +148,11 @@ class Synchronous(SimJob):
         return max(-(-samples_left // self.feed.batch_size), self.feed.last_step - num_decided)
 
     def step_s(self) -> float | None:
-        """That of the last one."""
+        """Return the time of the last step; None: there was none."""
         return self._step_s
 
     def undecided(self) -> int:
-        """As the ledger's feed is dealt."""
+        """Return the number of the step that the slices have come to."""
         return self._slices.step
 
     # ------------------------------------------------------------------ a step
@@ -342,10 +342,10 @@ class Synchronous(SimJob):
         self._slices.recall(since)
 
     def plan_changed(self) -> None:
-        """It holds where it begins."""
+        """Do nothing: a plan holds from the step at which it begins."""
 
     def profile(self, action: Profile) -> None:
-        """Before the next step, while the others wait; the samples stay in the leases."""
+        """Measure these batches before the next step; the samples stay in the leases."""
         sizes = np.zeros(len(self._free_s), dtype=np.int64)
         for name, size in action.sizes.items():
             sizes[self.workers.rows[name]] = size
@@ -375,20 +375,20 @@ class Synchronous(SimJob):
         self._share_out(lost, now_s)
 
     def worker_back(self, worker: int, now_s: float) -> None:
-        """It gets a part of the first step that is not granted yet, or what nobody else has."""
+        """Give a returned worker part of the first ungranted step, or what nobody else has."""
         self._count_members()
         self._share_out([], now_s)
 
     def pause(self, seconds: float) -> None:
-        """Before the next step."""
+        """Let everybody wait before the next step."""
         self._pause_s += seconds
 
     def restart_all(self, until_s: float) -> None:
-        """The step under way is given up."""
+        """Give up the step under way, and stop all workers until ``until_s``."""
         self._stopped_until_s = max(until_s, self._stopped_until_s or 0.0)
 
     def _roll_back(self, until_s: float) -> None:
-        """All are back, with the last checkpoint."""
+        """Bring all back, with the last checkpoint."""
         self._stopped_until_s = None
         _, step, committed = self._kept
         num_kept = sum(len(span) for span in committed)

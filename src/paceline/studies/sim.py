@@ -135,7 +135,7 @@ def failslow(
 
 
 class _Jobs(NamedTuple):
-    """Which families of patterns are run, and on what jobs; empty: the default."""
+    """Choice of the families of patterns, and of the jobs to run them on; empty: the default."""
 
     modes: Sequence[str]
     workers: Sequence[int]

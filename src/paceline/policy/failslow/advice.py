@@ -33,9 +33,10 @@ class RestartPrice(msgspec.Struct, frozen=True, kw_only=True):
     """What a restart of the script costs, in seconds."""
 
     start_s: float
-    """From the start of its ranks to the end of its first step, as the last time."""
+    """Seconds from the start of the ranks to the end of their first step, as measured the last
+    time."""
     redo_s: float
-    """Since it last saved, or since it began."""
+    """Seconds of work since the script last saved, or since it began, which a restart repeats."""
     has_saved: bool
 
 

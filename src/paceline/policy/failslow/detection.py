@@ -34,11 +34,11 @@ class StepFact(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc
     """One step of a job, or the mean of some that follow each other."""
 
     number: int
-    """Of the last step."""
+    """Number of the step; for a mean, that of the last step in it."""
     end_s: float
     took_s: float
     marks: int = 0
-    """Of `paceline.wire.step_ledger.Mark`; any mark leaves the step out."""
+    """Flags of `paceline.wire.step_ledger.Mark`; a step with any mark is left out."""
     amount: float | None = None
     """Samples or tokens; None: not known."""
     steps: int = 1

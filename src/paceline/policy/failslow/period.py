@@ -52,15 +52,16 @@ class PeriodFinder:
     def __init__(self, longest: int = 2048) -> None:
         self._longest = longest
         self._symbols = np.full(2 * longest, -1, dtype=np.int64)
-        """Twice the same ring, the newest first, so that any part of it is one slice."""
+        """Ring of symbols, stored twice with the newest first, so that any part of it is one
+        slice."""
         self._head = longest
         self._lags = np.arange(1, longest + 1)
         self._agreeing = np.zeros(longest, dtype=np.int64)
-        """By lag - 1: how many calls in a row, to the newest, equal those so much earlier."""
+        """Number of newest calls in a row that equal those ``lag`` earlier, by lag less 1."""
         self._count = 0
         self._last: CallKind | None = None
         self._seen: dict[int, tuple[int, int]] = {}
-        """By symbol: the call that it was last seen at, and the longest time that it was away."""
+        """Call number at which each symbol was last seen, and its longest absence in calls."""
         self._period: int | None = None
         self._trusted: int | None = None
         self._began = 0, 0.0

@@ -34,7 +34,7 @@ class Cure(enum.StrEnum):
     TOPOLOGY = "S3"
     """Ranks change places, so that a slow link or node matters less."""
     RESTART = "S4"
-    """From the newest checkpoint, without the slow node."""
+    """Restart from the newest checkpoint, without the slow node."""
 
 
 Cause = Kind | Literal["unknown"]
@@ -61,9 +61,9 @@ class CureOption(msgspec.Struct, frozen=True, kw_only=True):
 
     cure: Cure
     cost_s: float
-    """As measured the last time, else estimated."""
+    """Seconds that the cure costs: as measured the last time, else estimated."""
     unavailable: str = ""
-    """Why it cannot be had here; empty: it can."""
+    """Reason why the cure cannot be had here; empty: it can."""
     by_hand: bool = False
     """A person must apply it: paceline does not steer this job."""
 
@@ -86,11 +86,11 @@ class PlannerRules(msgspec.Struct, frozen=True, kw_only=True):
     """Constants of the planner, in steps."""
 
     settle: int = 5
-    """After a cure; their times tell whether it helps."""
+    """Steps after a cure whose times tell whether it helps."""
     calm: int = 5
-    """Without a fault, before cures are undone."""
+    """Steps without a fault before cures are undone."""
     memory: int = 500
-    """For so long a cure that was undone is dearer."""
+    """Steps during which a cure that was undone stays dearer."""
     min_gain: float = 0.1
     """Part of the slowness that a cure must take away, or it is undone."""
 
@@ -103,19 +103,19 @@ class CureAct(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
 
 class ApplyCure(CureAct, frozen=True):
-    """It is worth its price by now."""
+    """Order to apply a cure whose cost the loss has reached."""
 
 
 class AdviseCure(CureAct, frozen=True):
-    """The same, but a person must apply it."""
+    """Advice to a person to apply a cure whose cost the loss has reached."""
 
 
 class PassCure(CureAct, frozen=True):
-    """It would be worth its price by now, but cannot be had."""
+    """A cure that would be worth its cost by now, but cannot be had."""
 
 
 class RevertCure(CureAct, frozen=True):
-    """It brought nothing, or is no longer needed."""
+    """Order to undo a cure that brought nothing or is no longer needed."""
 
 
 AnyCureAct = ApplyCure | AdviseCure | PassCure | RevertCure
@@ -126,14 +126,14 @@ class CureTrial(msgspec.Struct, frozen=True, kw_only=True):
 
     cure: Cure
     before_s: float
-    """A step, before it."""
+    """Seconds of a step before the cure."""
     renewed: bool
-    """It was in force before, for other faults."""
+    """True: the cure was already in force, for other faults."""
     steps_s: tuple[float, ...] = ()
 
 
 class CureUndone(msgspec.Struct, frozen=True, kw_only=True):
-    """That a cure was undone."""
+    """Record of an undone cure: how many times, and the step of the last time."""
 
     step: int
     times: int
@@ -143,15 +143,15 @@ class PlannerState(msgspec.Struct, frozen=True, kw_only=True):
     """What the planner remembers from one step to the next."""
 
     faults: tuple[Fault, ...] = ()
-    """Of the event; empty: there is none."""
+    """Faults of the present event; empty: there is no event."""
     loss_s: float = 0.0
-    """Since the event began, or since the last cure settled."""
+    """Seconds lost since the event began, or since the last cure settled."""
     recent_s: tuple[float, ...] = ()
-    """The newest steps of the event."""
+    """Times of the event's newest steps, in seconds."""
     applied: tuple[Cure, ...] = ()
-    """Those in force."""
+    """Cures in force."""
     done_with: tuple[Cure, ...] = ()
-    """Not considered again while the faults are the same."""
+    """Cures that are not considered again while the faults are the same."""
     trial: CureTrial | None = None
     fewer: int = 0
     """Steps since which faults are missing."""

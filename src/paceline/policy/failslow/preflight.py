@@ -38,7 +38,7 @@ class Slow(msgspec.Struct, frozen=True):
     nodes: tuple[str, ...]
     what: SlowPart | SlowWay
     ratio: float
-    """To the median; of a round trip: how many times as long."""
+    """Ratio to the median of the others; for a round trip: of its time to the usual one."""
 
 
 def pair_up(size: int) -> list[list[tuple[int, int]]]:

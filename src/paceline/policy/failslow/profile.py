@@ -48,20 +48,21 @@ class ProfileWindow(msgspec.Struct, frozen=True, kw_only=True):
 
     calls: tuple[TimedCall, ...]
     steps: dict[int, tuple[tuple[float, float], ...]]
-    """By rank: start and end of each step on that rank's clock."""
+    """Start and end of each step on the rank's own clock, by rank."""
     each: int = 1
     """Steps that each of these is made of: of short ones a few in a row count as one."""
     computing_s: dict[int, tuple[float, ...]] = {}
-    """By rank: time of computing in each step, where it is measured. Of other ranks it is the step
-    without the time inside calls."""
+    """Seconds of computing in each step, by rank, for ranks that measure it. For any other rank it
+    is the step without the time inside calls."""
     work: dict[int, float] = {}
-    """By rank: micro-batches or tokens of a step; 1 where missing."""
+    """Micro-batches or tokens of a step, by rank; 1 where missing."""
     same_clock: bool = False
     """All ranks are on one machine."""
     starved_s: dict[int, float] = {}
-    """By rank: time of a step in which it could run and had no processor; missing: not known."""
+    """Seconds of a step in which a rank was ready to run and had no processor, by rank; missing:
+    not known."""
     machines: dict[int, str] = {}
-    """By rank: where it runs."""
+    """Machine on which a rank runs, by rank."""
 
 
 class RankTimes(msgspec.Struct, frozen=True, kw_only=True):
@@ -139,7 +140,7 @@ def summarise(window: ProfileWindow) -> ProfileSummary:
 _Kind = tuple[tuple[int, ...], str, int]
 """Group, operation, bytes."""
 _Calls = dict[_Kind, dict[tuple[int, int], list[TimedCall]]]
-"""By kind and number: the call on each of its group's ranks, in the group's order."""
+"""Calls on each of the group's ranks, in the group's order, by kind and number."""
 
 
 def _name(op: str) -> str:
@@ -207,7 +208,7 @@ def _transfer_s(parts: list[TimedCall], op: str, same_clock: bool) -> float:
 
 
 def _inside(calls: Iterable[TimedCall]) -> dict[int, list[tuple[float, float]]]:
-    """By rank: from when to when each call kept it from computing, in order of their starts."""
+    """Return the spans in which calls kept a rank from computing, by rank, in order."""
     inside: dict[int, list[tuple[float, float]]] = defaultdict(list)
     for call in calls:
         blocked_s = call.blocked_s
@@ -235,7 +236,7 @@ def _outside(
 
 
 def _shapes(calls: _Calls) -> dict[int, set[str]]:
-    """By rank: the shapes of its groups, pipelines apart."""
+    """Return the shapes of each rank's groups, by rank, pipelines apart."""
     shapes: dict[int, set[str]] = defaultdict(set)
     for group, op, _ in calls:
         for rank in group if op in _MEETING else ():
@@ -250,7 +251,7 @@ def shape_of(group: tuple[int, ...]) -> str:
 
 
 def _stages(calls: _Calls) -> dict[int, tuple[int, int]]:
-    """By rank: its place among those that transfers between two connect, and their number."""
+    """Return each rank's place in its chain of transfers, and the chain's length, by rank."""
     chains: dict[int, set[int]] = {}
     for group, op, _ in calls:
         if op == "transfer":

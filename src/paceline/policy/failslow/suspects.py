@@ -45,7 +45,7 @@ _LEAST_APART = 0.01
 _SIGMAS = 2.0
 
 _Wait = tuple[float, float]
-"""For a processor in a step: now, and at the job's start."""
+"""Seconds of waiting for a processor in a step: now, and at the job's start."""
 Kind = Literal["computation", "link"]
 Against = Literal["baseline", "peers"]
 
@@ -138,7 +138,7 @@ def find_suspects(now: ProfileSummary, baseline: ProfileSummary | None = None) -
 
 
 def _waits(now: ProfileSummary, baseline: ProfileSummary) -> dict[str, dict[int, _Wait]]:
-    """By machine and rank: what it waits for a processor in a step, and did in the baseline."""
+    """Return each rank's waits for a processor, now and in the baseline, by machine and rank."""
     waits: dict[str, dict[int, _Wait]] = defaultdict(dict)
     for rank, times in now.ranks.items():
         own = baseline.ranks.get(rank)
@@ -148,7 +148,7 @@ def _waits(now: ProfileSummary, baseline: ProfileSummary) -> dict[str, dict[int,
 
 
 def _longer_s(waits: Mapping[int, _Wait]) -> float:
-    """What the middle rank of a machine waits longer; 0: it has no other rank, so who knows why."""
+    """Return how much longer a machine's middle rank waits; 0: it is the only rank."""
     return median(now_s - start_s for now_s, start_s in waits.values()) if len(waits) > 1 else 0.0
 
 
@@ -167,7 +167,7 @@ def _busy_machines(
 
 
 def _changes(now: ProfileSummary, baseline: ProfileSummary) -> dict[int, float]:
-    """By rank: how many times as long it computes as in the baseline."""
+    """Return the ratio of each rank's computing time to its time in the baseline, by rank."""
     own = baseline.ranks
     return {
         rank: median(times.computing_s) / before_s

@@ -30,7 +30,7 @@ ALIKE = 0.1
 
 
 _Times = dict[tuple[int, ...], float]
-"""By rank or by link."""
+"""Measured times in seconds, by rank or by link."""
 
 
 class ValidationPlan(msgspec.Struct, frozen=True, kw_only=True):
@@ -46,7 +46,7 @@ class Measurements(msgspec.Struct, frozen=True, kw_only=True):
     """Times of a validation, or of the measurements at the job's start."""
 
     products_s: dict[int, float]
-    """By rank: matrix products."""
+    """Seconds that a matrix product took, by rank."""
     hops: tuple[tuple[Hop, float], ...] = ()
     """Links, and the time of a transfer over each."""
 
@@ -77,7 +77,7 @@ class ValidationResult(msgspec.Struct, frozen=True, kw_only=True):
     absent: tuple[int, ...] = ()
     """Ranks of the plan that have no measurement."""
     products: dict[int, float] = {}
-    """By rank: how many times as long its matrix product takes as at the start."""
+    """Ratio of each rank's matrix product time to that at the job's start, by rank."""
 
 
 def plan_validation(findings: Findings, groups: Iterable[Sequence[int]]) -> ValidationPlan:

@@ -27,13 +27,13 @@ from paceline.policy.resources.step_model import Floats, SizeModel, SizeTable
 Ints = NDArray[np.int64]
 
 _HORIZON_S = 1800.0
-"""Until the end of a job of which it is not known."""
+"""Seconds until the end of a job whose end is not known."""
 CAUTION = 0.5
-"""Of its relative error, so much is taken from what a size is expected to bring."""
+"""Part of an expected rate's relative error by which the rate is lowered, out of caution."""
 _POPULATION = 40
 _GENERATIONS = 25
 _ROUNDS = 6
-"""Of looking at all neighbours of the front that the search has found."""
+"""Rounds of looking at all neighbours of the front that the search has found."""
 
 
 class SizeOffer(msgspec.Struct, frozen=True, kw_only=True):

@@ -22,11 +22,11 @@ _SLOW = 1.5
 _ABOVE = 1.2
 """Times its peers' use from which on a server has more load than they."""
 _FULL = 0.9
-"""Of its quota, from which on a server is short of cores (the paper's threshold)."""
+"""Used part of its quota from which a server is short of cores (the paper's threshold)."""
 _IDLE = 0.5
-"""Of their quota, below which servers' cores are idle."""
+"""Used part of their quota below which servers' cores are idle."""
 _CONFIDENCE = 0.6
-"""Of plans by a formula, which no model backs."""
+"""Confidence in plans by a formula, which no model backs."""
 
 
 def diagnose(seen: ResourceObservation) -> tuple[SizeCause, NodeUse | None]:
@@ -156,7 +156,7 @@ def add_server_cores(
 def add_workers(
     seen: ResourceObservation, history: SizingHistory, server: NodeUse | None
 ) -> ResourcePlan | None:
-    """As many workers as the servers' idle cores can serve: min(s_total / s hat, sqrt(K)).
+    """Plan as many workers as the servers' idle cores can serve: min(s_total / s hat, sqrt(K)).
 
     K is the number of batches that are left. DLRover launches workers beyond the quota as
     opportunistic ones; here the bounds hold.

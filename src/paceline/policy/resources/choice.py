@@ -29,7 +29,7 @@ class JobOffers(msgspec.Struct, frozen=True, kw_only=True):
     per_s: float
     """Samples per second now."""
     cost: float
-    """Of the present size, per hour."""
+    """Cost of the present size, per hour."""
     offers: tuple[SizeOffer, ...]
 
 

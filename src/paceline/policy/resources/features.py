@@ -9,7 +9,7 @@ class JobFeatures(msgspec.Struct, frozen=True, kw_only=True):
     user: str | None = None
     script: str | None = None
     arguments: str | None = None
-    """Of the script, as one line: they often name the data."""
+    """Arguments of the script, as one line: they often name the data."""
     strategy: str | None = None
     mode: str | None = None
     batch_size: int | None = None
@@ -17,10 +17,10 @@ class JobFeatures(msgspec.Struct, frozen=True, kw_only=True):
     data: str | None = None
     """What the files of its dataset hold, in short."""
     num_samples: int | None = None
-    """Of one epoch."""
+    """Samples in one epoch."""
     dense_bytes: int | None = None
-    """Of the parameters that are no tables."""
+    """Bytes of the parameters that are in no embedding table."""
     table_rows: dict[str, int] | None = None
-    """By embedding table."""
+    """Number of rows, by embedding table."""
     table_bytes: int | None = None
-    """Of the values of all rows."""
+    """Bytes of the values of all rows."""

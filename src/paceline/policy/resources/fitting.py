@@ -49,11 +49,11 @@ _LEAST_FORM = 0.02
 _PLANS = 4
 """Newest plans whose outcomes count for the form's error."""
 _LUCK = 0.33
-"""Of its error that counts of a plan that brought more than it promised: it did no harm."""
+"""Part of the error that counts where a plan brought more than it promised: it did no harm."""
 _FEW = 4
 """Sizes from which on some are held out."""
 _FULL_USE = 0.85
-"""Of its quota that a node uses which would use more."""
+"""Used part of its quota from which a node would use more if it had more."""
 _STEPS = (0.7, 1.0, 1.4)
 """Factors on measured cores that are tried as limits of useful ones."""
 _SIMPLER = 0.85

@@ -93,14 +93,16 @@ class SizingHistory(msgspec.Struct, frozen=True, kw_only=True):
     measured: tuple[MeasuredSize, ...] = ()
     """One for each size and batch, the newest last."""
     similar: tuple[MeasuredSize, ...] = ()
-    """Of earlier jobs like this one: a prior, which this job's own measurements outweigh."""
+    """Rates measured in similar earlier jobs: a prior, which this job's own measurements
+    outweigh."""
     avoided: tuple[AvoidedSize, ...] = ()
     outcomes: tuple[PlanOutcome, ...] = ()
     """Oldest first."""
     changes: int = 0
-    """Of the job's size so far, those that were taken back and the taking back included."""
+    """Changes of the job's size so far, including those that were taken back and the taking
+    back."""
     probes: int = 0
-    """Of them, those that were to learn something."""
+    """Changes among them that were made to learn something."""
 
     def avoids(
         self, size: JobSize, now_s: float, nodes: tuple[str, ...] = ()

@@ -38,11 +38,11 @@ MARGIN = 0.25
 LEADS = 2.0
 """Times the lead of a cure that is kept free."""
 LEAD_S = 5.0
-"""That a cure takes at least, as long as none was measured."""
+"""Least seconds that a cure takes, as long as none was measured."""
 STEP_BYTES = 1 << 20
 """Limits are whole multiples of it."""
 KEY_BYTES = 64
-"""Of a row, for its key: up to 47 bytes of the hash table, 8 for the key, 8 for its last use."""
+"""Bytes for the key of a row: up to 47 of the hash table, 8 for the key, 8 for its last use."""
 MOVE_BYTES, MOVE_COPIES = 96 << 20, 2.0
 """What a server takes on top while its rows are divided among more servers: at least, and for each
 byte of its share. A child process sends rows that it has collected, and what stays is built once
@@ -87,11 +87,12 @@ class MemoryForecast(msgspec.Struct, frozen=True, kw_only=True):
     limit_bytes: int
     used_bytes: int
     near_bytes: int
-    """With `AHEAD` as many samples again, or at the fastest growth until a cure takes effect."""
+    """Bytes needed with `AHEAD` as many samples again, or, at the fastest growth, until a cure
+    works."""
     end_bytes: int | None
-    """At the job's last sample; None: it is not known."""
+    """Bytes needed at the job's last sample; None: not known."""
     moving_bytes: int = 0
-    """That it takes on top while its rows are divided among more servers."""
+    """Bytes needed on top while the server's rows are divided among more servers."""
 
     @property
     def is_due(self) -> bool:

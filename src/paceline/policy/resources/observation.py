@@ -98,18 +98,18 @@ class ResourceBounds(msgspec.Struct, frozen=True, kw_only=True):
     """What a job may have; None: no limit."""
 
     cores: float | None = None
-    """Of all nodes together (the paper's C_total)."""
+    """Most cores of all nodes together (the paper's C_total)."""
     memory_bytes: int | None = None
-    """Of all nodes together."""
+    """Most memory of all nodes together."""
     cost: float | None = None
-    """Of all nodes together, per hour."""
+    """Highest cost of all nodes together, per hour."""
     min_workers: int = 1
     max_workers: int | None = None
     min_servers: int = 1
     max_servers: int | None = None
     min_node_cores: float = 0.1
     max_node_cores: float | None = None
-    """Of one node (the paper's C_max)."""
+    """Most cores of one node (the paper's C_max)."""
     max_node_bytes: int | None = None
     """Memory of one node."""
     max_server_bytes: int | None = None
@@ -185,17 +185,17 @@ class NodeUse(msgspec.Struct, frozen=True, kw_only=True):
     granted_bytes: int = 0
     """0: no limit."""
     used_bytes: int | None = None
-    """The most of the newest looks."""
+    """Largest use among the newest looks."""
     base_bytes: int | None = None
-    """Of a server: what it used before its tables had rows."""
+    """Bytes that a server used before its tables had rows."""
     samples_per_s: float | None = None
-    """Of a worker."""
+    """Samples per second of a worker."""
     batch_s: float | None = None
-    """Of a worker: wall time of a batch, waits included."""
+    """Wall time of a worker's batch, waits included."""
     service_s: float | None = None
-    """Of a server: its own work for one iteration (a step; without steps a pull of each worker)."""
+    """A server's own work for one iteration (a step; without steps: a pull of each worker)."""
     oom_kills: int = 0
-    """In this job so far."""
+    """Number of kills for want of memory in this job so far."""
 
     @property
     def use(self) -> float | None:
@@ -232,7 +232,7 @@ class TableRows(msgspec.Struct, frozen=True, kw_only=True):
 
     table: str
     row_bytes: int
-    """With the optimiser's state."""
+    """Bytes of a row, with the optimiser's state."""
     seen: tuple[RowsSeen, ...]
     """Oldest first."""
 
@@ -264,11 +264,11 @@ class TransitionTime(msgspec.Struct, frozen=True, kw_only=True):
 
     kind: ChangeKind
     seconds: float
-    """From the order until all nodes did their share."""
+    """Mean time from the order until all nodes did their share."""
     stall_s: float = 0.0
-    """Of it, the job's work that was lost, as seconds of standing still."""
+    """Part of ``seconds`` in which the job lost its work, as seconds of standing still."""
     changes: int = 1
-    """How many it is the mean of; 0: a guess from before the first."""
+    """Number of changes behind the mean; 0: a guess from before the first."""
 
 
 class RateWindow(msgspec.Struct, frozen=True, kw_only=True):
@@ -300,7 +300,7 @@ class ResourceObservation(msgspec.Struct, frozen=True, kw_only=True):
     samples_total: int | None = None
     """None: not known."""
     size: JobSize
-    """As granted; nodes that are absent for the moment count."""
+    """Size as granted; nodes that are absent for the moment count."""
     absent: int = 0
     """Nodes of the size that are not living: lost, pending, or under restart."""
     bounds: ResourceBounds = ResourceBounds()

@@ -20,9 +20,9 @@ from paceline.policy.resources.step_model import SizeModel, SizeTable, columns, 
 _MEASURED = 0.05
 """Relative error with which the step's time would be known at a size that is tried."""
 _NO_LOSS = 0.95
-"""Of the present rate that is expected of a size which is tried, at least."""
+"""Least part of the present rate that a size must promise to be tried."""
 _LEARNS = 0.8
-"""Of the variance of what is expected at the plan's target, at most so much must be left."""
+"""Largest part of the variance at the plan's target that a trial may leave."""
 
 
 def probe(

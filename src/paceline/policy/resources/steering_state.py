@@ -24,9 +24,9 @@ class SteeringRules(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     """After a change took effect its windows do not count for so long, or for as long as the change
     took, whichever is longer."""
     between_s: float = 60.0
-    """From one change that took effect to the next one, at least."""
+    """Least seconds from one change that took effect to the next one."""
     ask_s: float = 60.0
-    """From one question to the policy to the next one, if it had no plan."""
+    """Seconds from a question to the policy that gave no plan to the next question."""
     min_gain: float = 0.05
     """Relative gain that a plan must expect."""
     certainty: float = 2.0
@@ -37,11 +37,11 @@ class SteeringRules(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     harm: float = 0.03
     """Relative loss that is not worth a taking back."""
     min_confidence: float = 0.3
-    """Of a plan that is followed."""
+    """Least confidence of a plan that is followed."""
     max_probes: int = 4
     """Changes of one job that are made to learn something."""
     avoid_s: float = 600.0
-    """For so long a change that did not work out is not tried again; doubles each time."""
+    """Seconds before a change that did not work out is tried again; doubled each time."""
 
 
 class ChangeUnderWay(msgspec.Struct, frozen=True, kw_only=True):

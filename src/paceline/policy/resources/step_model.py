@@ -50,7 +50,7 @@ _KNEE = 3.0
 _BOUND_ERROR = 0.15
 """Relative error of the bound by the servers' cores."""
 _LEAST_PART = 0.1
-"""Of its cores that a node has for its work, whatever it uses while it waits."""
+"""Least part of its cores that a node has for its work, whatever it uses while it waits."""
 _FEW_SIZES = 3
 """Sizes from which on they say how the speed changes from one to the next; with fewer it is the
 form alone that says it, and a form may be wrong of close sizes, too."""
@@ -176,13 +176,13 @@ class SizeModel(msgspec.Struct, frozen=True, kw_only=True):
 
     form: StepForm
     coefficients: tuple[float, ...]
-    """By term, none below 0."""
+    """Coefficients by term, none below 0."""
     covariance: tuple[tuple[float, ...], ...]
-    """Of the coefficients, as far as the measurements determine them."""
+    """Covariance of the coefficients, as far as the measurements determine them."""
     form_error: float
     """Relative error of its form: what it was wrong by at sizes that were held out."""
     num_sizes: int
-    """That were measured."""
+    """Number of sizes that were measured."""
     lows: tuple[float, ...]
     """Least and largest of each dimension among the measured sizes."""
     highs: tuple[float, ...]

@@ -22,8 +22,8 @@ FARTHEST = 0.3
 
 
 MARGIN = 0.05
-"""Of jobs that are so much farther than the most similar one, none counts: a run with another batch
-size says little beside one with the same."""
+"""Distance beyond that of the most similar job from which a job does not count. A run with another
+batch size says little beside one with the same."""
 
 
 class FinishedSize(msgspec.Struct, frozen=True, kw_only=True):
@@ -40,7 +40,7 @@ class SimilarJob(msgspec.Struct, frozen=True, kw_only=True):
 
     job_id: str
     distance: float
-    """From 0, alike in all that is known, to 1."""
+    """Distance from the new job: 0, alike in all that is known, to 1."""
     final: JobSize
 
 

@@ -67,9 +67,9 @@ class ClusterFacts(msgspec.Struct, frozen=True, kw_only=True):
     """The sum of their quotas is no more than there are devices."""
     devices: tuple[ClusterDevice, ...]
     jobs: tuple[ClusterJob, ...] = ()
-    """In the order in which they were submitted."""
+    """Jobs in the order in which they were submitted."""
     usual_s: float = 600.0
-    """How long a job runs of which nobody has said it."""
+    """Seconds that a job is expected to run for if nobody has said how long."""
 
     def quota_of(self, tenant: str) -> int:
         """The devices that a tenant owns."""

@@ -31,7 +31,7 @@ class MemoryDivision:
         self.least = rules.least_of(facts.room)
         self.told: dict[str, MemoryLimit] = {}
         self.reserved = 0.0
-        """For a worker that comes back."""
+        """Bytes kept free for a worker that comes back."""
 
     @property
     def free(self) -> float:

@@ -49,7 +49,7 @@ class SharingFacts(msgspec.Struct, frozen=True, kw_only=True):
     guaranteed: str = ""
     """The job whose time is kept; empty: there is none."""
     life: int = 0
-    """Of its processes: another number says that they have begun again."""
+    """Number of the life of its processes: another number says that they have begun again."""
     others: tuple[str, ...] = ()
     steps_s: tuple[float, ...] = ()
     """Steps of the guaranteed job that have ended since the facts before these."""
@@ -72,7 +72,7 @@ class SharingRules(msgspec.Struct, frozen=True, kw_only=True):
     alone_steps: int = 20
     """Steps that say whether a job runs steadily, and as many that are measured alone at least."""
     most_alone_steps: int = 50
-    """Of steps that vary."""
+    """Most steps that are measured alone, where steps vary."""
     patience_s: float = 30.0
     """A job with no steady steps is waited for so long, once it has steps."""
     again_s: float = 300.0
@@ -89,7 +89,7 @@ class SharingRules(msgspec.Struct, frozen=True, kw_only=True):
     grow: float = 1.5
     add: float = 0.03
     most_add: float = 0.25
-    """Of the duty."""
+    """Largest raise of the duty at once, as a part of the duty."""
     cut: float = 0.8
     slash: float = 0.1
     most_patience: int = 16
@@ -105,29 +105,29 @@ class SharingState(msgspec.Struct, frozen=True, kw_only=True):
     others: tuple[str, ...] = ()
     mode: GateMode = GateMode.OFF
     duty: float = 1.0
-    """In force; of phase alone: with which sharing goes on."""
+    """Duty in force; in phase "alone": the duty with which sharing goes on."""
     since_s: float = 0.0
     """When the phase, or the window, began; of arrival: when the first step was seen."""
     steps_s: tuple[float, ...] = ()
-    """Of it."""
+    """Times of the phase's or the window's steps so far, in seconds."""
     alone_s: float = 0.0
     alone_spread: float = 0.0
     measured_s: float = 0.0
-    """When that was."""
+    """Time at which ``alone_s`` was measured."""
     fast: bool = True
-    """The duty grows by a factor."""
+    """True: the duty grows by a factor; False: by an addition."""
     ceiling: float = math.inf
-    """A duty that was too much."""
+    """Duty that was too much; inf: none was."""
     good: int = 0
     """Windows within the budget since the last change."""
     patience: int = 1
-    """So many of them make a raise."""
+    """Number of good windows that a raise takes."""
     odd: float = 0.0
     """Windows in a row that sharing does not explain."""
     over: int = 0
     """Windows in a row above the budget."""
     over_s: float = 0.0
-    """What a step took in the first of them."""
+    """Seconds that a step took in the first of the windows above the budget."""
     unstable: bool = False
 
 

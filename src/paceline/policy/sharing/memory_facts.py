@@ -13,24 +13,24 @@ class MemoryWorker(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     job: str
     is_kept: bool
-    """Of the guaranteed job."""
+    """True: a worker of the guaranteed job."""
     since_s: float = 0.0
     """When its job came; Unix time."""
     is_away: bool = False
     """Ended for want of room: it starts again when there is some."""
     minimum: float = 0.0
-    """That its spec says."""
+    """Least bytes that its spec asks for."""
     ordered: float = 0.0
     """The limit ordered last; 0: none yet, inf: no limit."""
     looks: float = 0.0
     """How often it has said its use; 0: it has no tensors yet."""
     limit: float = math.inf
-    """In effect."""
+    """Limit in effect, in bytes."""
     device: float = 0.0
     peak: float = 0.0
     host: float = 0.0
     spilled: float = 0.0
-    """In all so far."""
+    """Bytes spilled in all so far."""
     batches: float = 0.0
     """Mini-batches so far."""
 
@@ -69,7 +69,7 @@ class MemoryRules(msgspec.Struct, frozen=True, kw_only=True):
     most_calm_s: float = 160.0
     """A limit falls when no peak came near it for so long; doubled up to the second."""
     owed_s: float = 3.0
-    """For others to let go of what a job should get; then it is counted again."""
+    """Seconds for others to let go of what a job should get; then the amount is counted again."""
     step: float = 0.05
     step_s: float = 30.0
     """Part of the device's memory that is exchanged, and for how long speeds are compared."""
@@ -93,21 +93,21 @@ class MemoryShare(msgspec.Struct, frozen=True, kw_only=True):
     """What the device coordinator remembers of a worker."""
 
     limit: float
-    """Ordered."""
+    """Limit as ordered, in bytes."""
     calm_since_s: float
     calm_s: float
-    """For so long no peak must come near the limit before it falls."""
+    """Seconds during which no peak must come near the limit before it falls."""
     top: float = 0.0
     """The highest peak since it is calm."""
     was_lowered: bool = False
-    """The newest change was for want of use."""
+    """True: the newest change was for want of use."""
     taken: bool = False
-    """The limit was seen in effect, so what is spilled is spilled under it."""
+    """True: the limit was seen in effect, so what is spilled is spilled under it."""
     looks: float = 0.0
     spilled: float = 0.0
-    """As last seen."""
+    """Bytes spilled in all, as last seen."""
     lacks: float = 0.0
-    """Spilled in a mini-batch."""
+    """Bytes spilled in a mini-batch."""
     batches: float = 0.0
     batch_at_s: float = 0.0
     """Mini-batches, and when there was another one."""
@@ -133,14 +133,15 @@ class MemoryState(msgspec.Struct, frozen=True, kw_only=True):
     came_s: float = -math.inf
     """When a worker came last."""
     goes_on: bool = False
-    """From a former device coordinator: no job has come, though this one has seen none steady."""
+    """True: a former device coordinator's division goes on. No job has come, though this
+    coordinator has seen none run steadily."""
     since_s: float = 0.0
     made: dict[str, tuple[float, float]] = {}
     """When the window of speeds began; what had been made by then, and when the last of it was."""
     exchange: MemoryExchange | None = None
     refused: dict[tuple[str, str], float] = {}
-    """When an exchange was wrong."""
+    """Time at which an exchange was wrong, by giver and taker."""
     starved_since_s: float = math.inf
-    """Since when the guaranteed job spills what nobody can give."""
+    """Time since which the guaranteed job spills what no other job can give; inf: it does not."""
     away: dict[str, tuple[float, float]] = {}
     """Workers that were ended for want of room: when last, and for how long they stay away."""

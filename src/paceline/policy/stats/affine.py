@@ -18,8 +18,8 @@ _MOST_WEIGHT = 10.0
 """Iterations that a point counts for at most: from then on not scatter, but that nobody stays quite
 the same is what makes it wrong."""
 _LEAST_SLOPE = 0.5
-"""Of the prior: contention makes a sample dearer, hardly cheaper. With too large a slope we take a
-step towards the right size that is too small, with too small a one we overshoot."""
+"""Least slope, as a part of the prior: contention makes a sample dearer, hardly cheaper. If a slope
+is too large, the step towards the right size is too small; if it is too small, we overshoot."""
 
 
 def fit(

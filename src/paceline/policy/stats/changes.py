@@ -23,11 +23,12 @@ _BEFORE = 20
 _LADDER = 10
 """Newest values whose median is held against the healthy level."""
 _MIN_SCALE = 0.01
-"""Of the level: noise is never taken for smaller, or any jitter of a quiet series were a change."""
+"""Least noise, as a part of the level. Without it, any jitter of a quiet series would be a
+change."""
 
 
 class Shift(enum.StrEnum):
-    """Which way a level went."""
+    """Direction in which a level changed."""
 
     ONSET = "onset"
     RELIEF = "relief"
@@ -38,7 +39,7 @@ class Change(msgspec.Struct, frozen=True, kw_only=True):
 
     shift: Shift
     values: int
-    """It began so many values ago, the present one included."""
+    """Number of values since the change began, the present one included."""
     before: float
     """Level before: of the values, or the healthy one where small steps added up to it."""
     after: float
@@ -173,7 +174,7 @@ class ChangePoints:
         return None
 
     def _verified(self, level: float, before: list[float], after: list[float]) -> Shift | None:
-        """Which change of level, if any, the values after a candidate show."""
+        """Return the change of level that the values after a candidate show; None: none."""
         new_level = statistics.median(after)
         if new_level >= (1.0 + self._threshold) * level:
             return Shift.ONSET

@@ -59,9 +59,9 @@ class NoisyChangePoints(ChangePoints):
         self._sigmas = sigmas
         self._least = math.log1p(threshold)
         self._healthy_values = 0
-        """How many the healthy level is the level of."""
+        """Number of values that the healthy level was taken from."""
         self._slow_level = math.inf
-        """At the newest onset."""
+        """Level after the newest onset; inf: there was none."""
 
     def _verified(self, level: float, before: list[float], after: list[float]) -> Shift | None:
         if len(before) < _FEW:

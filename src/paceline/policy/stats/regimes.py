@@ -59,16 +59,16 @@ class Stretch(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """Some iterations of a worker, one after the other."""
 
     t_s: float
-    """When the last of them ended."""
+    """Time at which the last of them ended."""
     span_s: float
-    """From the begin of the first until then."""
+    """Seconds from the begin of the first iteration to the end of the last one."""
     iterations: int
     samples: float
-    """Of a batch."""
+    """Samples of one batch."""
     compute_s: float
     """Mean T^w."""
     compute_max_s: float
-    """The largest."""
+    """Largest T^w."""
 
     @property
     def begin_s(self) -> float:
@@ -95,10 +95,10 @@ class Regime(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """A node since its last change point: it has behaved alike since then."""
 
     since_s: float
-    """When it began, on the observation's clock."""
+    """Time at which the regime began, on the observation's clock."""
     iterations: int
     points: tuple[Point, ...]
-    """By batch size, ascending: with two sizes an affine cost can be fitted."""
+    """Points by batch size, ascending: to two sizes an affine cost can be fitted."""
     verified: bool = True
     """False: a change is suspected, and these are the iterations since; they have lasted for long
     enough for a cheap cure."""
@@ -110,13 +110,13 @@ class Regime(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """How late single iterations were: fading counts of reports by the largest of their times over
     the expected one (`LATE`), and last of iterations; none: not known."""
     trail: tuple[Stretch, ...] = ()
-    """The newest of a worker, the oldest first, also of regimes before."""
+    """Newest stretches of a worker, the oldest first, also of regimes before."""
     is_cut: bool = False
     """Its machine has cut the node's cpu quota, as the kernel says: it began when that did."""
     stolen_s: float = 0.0
-    """Of an iteration, time in which the node could have run and other processes had the
-    processors; a mean like those of its points. What its machine's load costs it, over the same
-    iterations that make it look slow."""
+    """Seconds of an iteration in which the node was ready to run and other processes had the
+    processors. A mean like those of its points: the cost of its machine's load over the iterations
+    that make the node look slow."""
     reported_s: float | None = None
     """How many of the seconds since it began the reports tell of, which are late on a busy machine;
     None: all."""
@@ -130,16 +130,16 @@ class Regimes:
 
     def __init__(self) -> None:
         self._slope_s: float | None = None
-        """As earlier regimes showed it."""
+        """Seconds per sample, as earlier regimes showed them; None: not known."""
         self._changes = ChangePoints(_THRESHOLD, _VERIFY, _WARM_UP, longest=_LONGEST)
         self._size: float | None = None
         """Batch size that the change points are watched at."""
         self._recent: deque[WindowMeans] = deque(maxlen=_RECENT)
-        """At that size."""
+        """Newest reports at that size."""
         self._points = _Points([])
-        """Of the present regime."""
+        """Points of the present regime."""
         self._is_cut = False
-        """In the present regime the node's cpu quota is cut."""
+        """True: the node's cpu quota is cut in the present regime."""
         self._doubt: list[WindowMeans] = []
         """Reports since a change that is suspected; they are in no regime yet."""
         self._settling = False
@@ -149,9 +149,10 @@ class Regimes:
         self._unjudged: list[tuple[float, WindowMeans]] = []
         """How late iterations were in reports that are in no regime yet."""
         self._before = _Points([])
-        """Of the regime before."""
+        """Points of the regime before."""
         self._slow_since_s: float | None = None
-        """Since when it is slower than before, through one regime or several."""
+        """Time since which the node is slower than before, through one regime or several; None: it
+        is not."""
         self._spells: list[float] = []
         self._trail: deque[Stretch] = deque(maxlen=_TRAIL)
         self._burst: list[tuple[float, WindowMeans]] = []
@@ -243,19 +244,19 @@ class Regimes:
             self._doubt = [report]
 
     def _clear_doubt(self) -> None:
-        """It goes on as before: what was suspected is over."""
+        """Drop a suspected change that was none: the present regime goes on as before."""
         if self._doubt and self._slow_since_s is None and self._is_slower(self._doubt):
             self._spells.append(self._doubt[-1].t_s - self._doubt[0].begin_s)
         self._doubt = []
 
     def _is_slower(self, reports: list[WindowMeans]) -> bool:
-        """Than the present regime."""
+        """Tell whether the node is slower in these reports than in the present regime."""
         return bool(self._points.iterations) and sum(map(self._points.ratio, reports)) > len(
             reports
         )
 
     def _note_spell(self, reports: list[WindowMeans]) -> None:
-        """Another regime begins with these."""
+        """Begin or end a slow spell, as another regime begins with these reports."""
         if self._is_slower(reports):
             if self._slow_since_s is None:
                 self._slow_since_s = reports[0].begin_s
@@ -464,7 +465,7 @@ def _time_s(report: WindowMeans) -> float:
 
 
 def _stretch(report: WindowMeans) -> Stretch:
-    """In four digits: it is written with every decision that is logged."""
+    """Shorten a report to four digits: a stretch is written with every decision that is logged."""
     return Stretch(
         round(report.t_s, 2),
         round(report.span_s, 2),

@@ -27,7 +27,8 @@ class RunLengths:
         self._hazard = hazard
         self._longest = longest
         self.log_weights: Floats = np.zeros(1)
-        """By run length; the first is the hazard's, see the module."""
+        """Logarithms of the run lengths' probabilities; the first is the hazard's, see
+        `paceline.policy.stats.changes`."""
         self._means: Floats = np.array([mean])
         self._betas: Floats = np.array([self._prior[1]])
 

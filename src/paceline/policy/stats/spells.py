@@ -27,7 +27,7 @@ class LifeTable(msgspec.Struct, frozen=True, array_like=True):
     reached: tuple[float, ...] = (0.0,) * _INTERVALS
     """Spells that came to the interval and whose way through it is known."""
     ended: tuple[float, ...] = (0.0,) * _INTERVALS
-    """Of these, those that were over before its end."""
+    """Spells among these that were over before the interval's end."""
 
     def with_spell(self, seconds: float, *, over: bool = True) -> Self:
         """Count one more.

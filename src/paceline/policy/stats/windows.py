@@ -36,9 +36,11 @@ class WindowMeans(msgspec.Struct, frozen=True, kw_only=True):
     data_s: float = 0.0
     """T^d: wait for the batch, from when it was wanted until it was read; in no other part."""
     stolen_s: float = 0.0
-    """Of the iteration, time in which it could have run and other processes had the processors."""
+    """Seconds of the iteration in which the node was ready to run and other processes had the
+    processors."""
     throttled_s: float = 0.0
-    """Of the iteration, its wait for a cpu quota that its machine has cut."""
+    """Seconds of the iteration in which the node waited for a cpu quota that its machine has
+    cut."""
     bpt_s: float = 0.0
     """Wall time of an iteration, waits included."""
 
@@ -90,7 +92,8 @@ class Pace(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     data_s: float = 0.0
     """T^d: wait for the batch, from when it was wanted until it was read; in no other part."""
     stolen_s: float = 0.0
-    """Of the iteration, time in which it could have run and other processes had the processors."""
+    """Seconds of the iteration in which the node was ready to run and other processes had the
+    processors."""
     bpt_s: float = 0.0
     """Wall time of an iteration, waits included."""
 

@@ -56,12 +56,12 @@ class Partial(Action, frozen=True):
     """
 
     left_out: int
-    """At most so many, which nobody waits for."""
+    """Most samples that a step may lack at once; nobody waits for them."""
     chunks: int = 1
     late: int = 0
-    """Or at most so many, which are waited for a little."""
+    """Most samples that a step may lack after a short wait, ``grace_s``."""
     grace_s: float = 0.0
-    """So long, from when no more than ``late`` were missing."""
+    """Seconds of that wait, from when no more than ``late`` samples were missing."""
 
 
 class AdjustRate(Action, frozen=True):
@@ -92,7 +92,7 @@ class Profile(Action, frozen=True):
     """
 
     sizes: dict[str, int]
-    """By node."""
+    """Batch size, by node."""
     steps: int
 
 

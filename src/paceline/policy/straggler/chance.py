@@ -22,7 +22,7 @@ STRETCH_S = 15.0
 _ENOUGH = 128
 """Nodes that tell how those of a job scatter."""
 _THIRD_QUARTILE = 1.15
-"""Of the size of a normal value, in deviations."""
+"""Third quartile of a normal value's size, in standard deviations."""
 
 
 def scatter(regimes: Sequence[Regime]) -> float:

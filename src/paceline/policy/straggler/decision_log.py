@@ -27,7 +27,7 @@ from paceline.policy.straggler.observation import Observation, RestartCost, Rest
 from paceline.wire.events.nodes import in_parts
 
 PARTS = ("pending_s", "start_s", "rebuild_s", "restore_s", "redo_s")
-"""Of a restart's cost (AntDT section V-E-2)."""
+"""Fields of a restart's cost (AntDT section V-E-2)."""
 
 
 class DecisionLine(msgspec.Struct, frozen=True, kw_only=True, tag=True, omit_defaults=True):
@@ -43,9 +43,9 @@ class Begun(DecisionLine, frozen=True):
     solution: str
     args: dict[str, bool | int | float | str] = {}
     lengths: Lengths = Lengths()
-    """Of the windows in its observations."""
+    """Lengths of the windows in its observations."""
     every_s: float = 0.0
-    """It is asked when both have passed."""
+    """Least seconds between questions; ``every_iterations`` must have passed, too."""
     every_iterations: int = 0
 
 
@@ -95,7 +95,7 @@ class Measured(DecisionLine, frozen=True):
     after: float | None
     """The same, since the action took effect."""
     seconds: float
-    """That ``after`` was measured over."""
+    """Seconds that ``after`` was measured over."""
     gain_s: float | None = None
     """Estimate: what the rest of the job takes less at the speed of after. None: its length, or a
     speed, is not known."""

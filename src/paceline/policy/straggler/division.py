@@ -22,11 +22,11 @@ from paceline.policy.straggler.solvers import Floats, Ints
 from paceline.policy.straggler.trials import Patience, Recorded, Trial
 
 _MOST_LEFT_OUT = 0.25
-"""Of the samples; no larger part is considered for being left out of a step."""
+"""Largest part of a step's samples that is considered for being left out."""
 _LACKING = (0.05, 0.1, _MOST_LEFT_OUT)
 """Parts of a step that are tried, and those of one worker at least."""
 _GRACES = (0.05, 0.15, 0.4)
-"""Of a step, that are tried; or none."""
+"""Lengths of a grace that are tried, as parts of a step, besides none."""
 _CHUNKS = ((1, 4), (2, 8))
 """Contributions of a worker to a step, that are tried; the latter where more than one is best."""
 _OF_ROUND_TRIP = 0.5
@@ -185,7 +185,7 @@ class StepModel:
         return plans[found], tried[found]
 
     def _ready(self, least: Patience) -> Patience:
-        """For the next spell, where they come and go, a grace: while nobody is late it is free."""
+        """Add a grace for the next spell, if spells come and go; it is free until then."""
         now = self._in_force
         late = max(now.left_out, now.late)
         if not self._come_and_go or late <= len(self._shares):

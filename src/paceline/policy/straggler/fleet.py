@@ -20,13 +20,13 @@ from paceline.policy.straggler.solvers import Floats, Ints
 Bools = NDArray[np.bool_]
 
 _LEAST_SLOPE = 1e-3
-"""Of the usual time per sample: no cost is taken for independent of the batch size."""
+"""Least slope, as a part of the usual time per sample: every cost depends on the batch size."""
 _UNKNOWN_SCATTER = 0.1
-"""What may be chance, relative, as long as it is not known how iterations scatter."""
+"""Relative difference that may be chance, as long as the iterations' scatter is not known."""
 _LEAST_ITERATIONS = 2
 """A single iteration that took long, for once, is not a worker that has become slow."""
 _MEDIAN = 0.675
-"""Of the size of a normal value, in deviations."""
+"""Median of a normal value's size, in standard deviations."""
 PLAN_S = 30.0
 """A division is made for so long: it should suit what is expected of that time."""
 _SPELL_S, _STATE_S = 10.0, 100.0
@@ -47,7 +47,8 @@ class Fleet:
     """What is usual for workers of its kind, and would be expected of it after a restart."""
     usual_slopes_s: Floats
     by_chance: Floats
-    """Of those that are not taken for usual: what of their difference may be chance, relative."""
+    """Part of a worker's relative difference from the usual that may be chance; 0 of a usual
+    worker."""
     shares: Ints
     """Samples per step in the plan in force."""
 
@@ -130,7 +131,7 @@ class Fleet:
 
     @property
     def differs(self) -> Bools:
-        """Who is not taken for usual."""
+        """Tell, by worker, whether its costs are not taken for usual."""
         apart_s = np.abs(self.delays_s - self.usual_delays_s)
         apart_s += np.abs(self.slopes_s - self.usual_slopes_s)
         return apart_s > 0.0

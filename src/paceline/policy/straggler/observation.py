@@ -99,7 +99,7 @@ class LifeEnded(msgspec.Struct, frozen=True, kw_only=True):
     """A node's process is gone, or was given up; the log has the end of its output."""
 
     t_s: float
-    """By the clock of ``now_s``."""
+    """Time by the clock of ``now_s``."""
     node: str
     inc: Inc
     reason: str
@@ -125,7 +125,7 @@ class Observation(msgspec.Struct, frozen=True, kw_only=True):
     steps_left: int | None
     """Steps that are left of the feed; None: not known."""
     workers: tuple[WorkerSeen, ...]
-    """In the order of their ranks."""
+    """Workers in the order of their ranks."""
     servers: tuple[ServerSeen, ...] = ()
     replacing: str = ""
     """The server that another is about to take the place of; no other can be replaced meanwhile."""
@@ -155,9 +155,9 @@ class Observation(msgspec.Struct, frozen=True, kw_only=True):
     """How long workers of this job were slow for, until they were as before."""
     server_spells: LifeTable = LifeTable()
     since_action_s: float | None = None
-    """Since the last action took effect; None: there was none."""
+    """Seconds since the last action took effect; None: there was none."""
     changes_s: tuple[float, ...] = ()
-    """How long ago the plan was changed, newest first: `MAX_CHANGES` at most."""
+    """Seconds since each change of the plan, newest first: `MAX_CHANGES` at most."""
     outcomes: tuple[RestartOutcome, ...] = ()
     """What KILL_RESTART achieved on this backend, in this job and before it."""
     ends: tuple[LifeEnded, ...] = ()

@@ -18,7 +18,7 @@ from paceline.policy.straggler.solvers import Floats
 _NO_END = 1e9
 """Stands for the steps that are left of a job whose length is not known."""
 _UNSEEN_STEPS = 3
-"""With an even share, until a worker that is slow again has told of it and has a smaller one."""
+"""Steps with an even share until a worker that is slow again has said so and has a smaller one."""
 
 
 def paces_s(seen: Observation, fleet: Fleet) -> tuple[Floats, Floats]:

@@ -29,7 +29,7 @@ class Replayed(msgspec.Struct, frozen=True, kw_only=True):
 
     decided: Decided
     actions: tuple[AnyAction, ...]
-    """Of the solution that was asked now."""
+    """Actions of the solution that was asked now."""
 
     @property
     def same(self) -> bool:

@@ -71,7 +71,7 @@ class Candidate:
     cost_s: float
     """What the job loses by the restart."""
     delay_s: float = 0.0
-    """For so long after the decision nothing is saved."""
+    """Seconds after the decision during which nothing is saved."""
     futile_s: float = 0.0
     """What the job loses besides if the new process is as slow: until that is seen."""
 

@@ -18,9 +18,9 @@ class SlowSeen(NamedTuple):
 
     node: str
     ratio: float
-    """Times the usual."""
+    """Ratio of the node's time to the usual one."""
     age_s: float
-    """Since its last change point."""
+    """Seconds since the node's last change point."""
 
 
 def slow_nodes(seen: Observation) -> list[SlowSeen]:

@@ -21,7 +21,7 @@ from paceline.policy.straggler.solvers import Floats, Ints
 
 
 class SlowWorkers(NamedTuple):
-    """Which workers are slow, and what a step takes for that."""
+    """The slow workers of a job, and the time that a step takes because of them."""
 
     fleet: Fleet
     """Present costs."""

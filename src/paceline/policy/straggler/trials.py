@@ -23,21 +23,21 @@ from paceline.policy.straggler.observation import WorkerSeen
 from paceline.policy.straggler.solvers import Floats
 
 _STEPS, _BATCHES, _FEW_STEPS = 48, 12_000, 12
-"""Of a record, at most: steps, and batches of all workers, but a few steps in any case: a decision
-of 1,000 workers is to take 100 ms."""
+"""Most steps and most batches (of all workers) in a record, and steps that are allowed in any case.
+A decision of 1,000 workers should take 100 ms at most."""
 _BLOCKS = 6
-"""Of a record, whose means tell how sure the mean over all is."""
+"""Number of blocks of a record. Their means tell how sure the mean over all is."""
 _FAST = 0.05
 """Quantile of times that tells how much faster than is usual iterations are by chance."""
 _BATCH = 0.01
-"""Of the usual time: what one more batch costs as long as no other sizes were seen."""
+"""Cost of one more batch as a part of the usual time, as long as no other sizes were seen."""
 _SIZES = 0.1
 """Sizes say what a batch of another size takes where the square of their relative deviation is
 larger: work is taken from those who are slow, so that small differences would mislead."""
 
 
 class Patience(NamedTuple):
-    """Whom a step waits for: `Partial`, or `BackupWorkers`."""
+    """Limits of a step's wait for missing samples: see `Partial` and `BackupWorkers`."""
 
     left_out: int = 0
     late: int = 0

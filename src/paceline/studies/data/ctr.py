@@ -21,7 +21,7 @@ NUM_NUMERIC = 13
 NUM_CATEGORICAL = 26
 BLOCK_ROWS = 65_536
 RANK = 3
-"""Of the planted pairwise part: one 64-bit hash holds a weight and three latent components."""
+"""Rank of the planted pairwise part: one 64-bit hash holds a weight and three latent components."""
 
 CRITEO_LIKE = (
     *(1_000, 400, 4_000, 3_000, 150, 12, 2_000, 300, 3),

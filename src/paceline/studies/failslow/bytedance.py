@@ -42,14 +42,14 @@ _BETWEEN_STAGES = {
 }
 """And how many stages further the other end is."""
 _LEAST = 0.5
-"""Of a job's slowness, that what is to blame explains."""
+"""Least part of a job's slowness that one component must explain to be blamed."""
 
 
 class PublishedVerdict(msgspec.Struct, frozen=True, kw_only=True):
     """What the authors' analysis blames."""
 
     slowdown: float
-    """Of the job, over itself without stragglers."""
+    """Ratio of the job's time to its time without stragglers."""
     worker: tuple[int, int] | None = None
     """Replica and stage of one worker."""
     stage: int | None = None
@@ -101,7 +101,7 @@ class PublishedTrace(msgspec.Struct, frozen=True, kw_only=True):
 
     window: ProfileWindow
     workers: dict[int, tuple[int, int]]
-    """By rank: replica and stage. Of a worker's tensor ranks the trace has one."""
+    """Replica and stage of each worker, by rank. The trace has one of a worker's tensor ranks."""
 
 
 def read_trace(folder: Path, job: str) -> PublishedTrace:

@@ -25,11 +25,11 @@ SIZE = 8
 FORWARDS = 2
 """Forward passes of a step."""
 STRIDES = {4: 32 << 10, 2: 129 << 10, 1: 64 << 10}
-"""Of the script's groups: how far apart two ranks are, and what each sends the other in a step, at
-least. So far are those of a pipeline, replicas, and members of a tensor-parallel group. Of a
-pipeline's 64 KiB half passes while ranks compute."""
+"""Least bytes that two ranks of a group send each other in a step, by their distance. The distances
+are those in a pipeline, of replicas, and in a tensor-parallel group. Half of a pipeline's 64 KiB
+passes while ranks compute."""
 FACTORS = (1.4, 2.6)
-"""How many times as long a step is to take."""
+"""How many times as long a step should take."""
 _TRIES = 5
 _STILL = 4.0
 """Ranks that take so many times as long for a step as usual stand still."""

@@ -11,7 +11,7 @@ from pathlib import Path
 from paceline.base.errors import PermanentError
 
 MADE_S = 10.0
-"""For a process to be in its namespace."""
+"""Seconds for a process to be in its namespace."""
 PORT = "port"
 """The interface of a rank in its namespace."""
 _BUCKET = "burst 4k"

@@ -24,10 +24,10 @@ class SuiteRow(msgspec.Struct, kw_only=True):
     false_jobs: int = 0
     """Healthy jobs with an alarm."""
     false_alarms: int = 0
-    """In all jobs."""
+    """Number of false alarms in all jobs, healthy or not."""
     missed: int = 0
     below_noise: int = 0
-    """Of the missed: smaller than chance could be, as the detector's formula has it."""
+    """Missed events that were smaller than chance could be, as the detector's formula has it."""
     delays: list[int] = []
     """Steps from the first slow one to the alarm, of the events that were found."""
 

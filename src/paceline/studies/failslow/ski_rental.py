@@ -38,7 +38,7 @@ class EventCost(msgspec.Struct, frozen=True):
 
     planner_s: float
     optimum_s: float
-    """Of the best cure, or none, at the event's first step."""
+    """Seconds lost with the best cure, or none, applied at the event's first step."""
 
     @property
     def ratio(self) -> float:

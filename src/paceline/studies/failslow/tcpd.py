@@ -24,7 +24,7 @@ KNOWN: dict[str, int | None] = {
     "quality_control_5": None,
     "bank": None,
 }
-"""By series: index of the first value after its change, by the dataset's own word; None: none."""
+"""Index of the first value after a series' change, by the dataset's own word; None: no change."""
 _SCALE = 0.2
 _FIRST = 30
 _MARGIN = 5

@@ -43,13 +43,13 @@ from paceline.wire.spec import JobSpec, NodeSpec
 
 SCRIPTS = Path(__file__).with_name("watched")
 HEALTHY_S = (7.0, 11.0)
-"""From a job's first step to its fault."""
+"""Range of the seconds from a job's first step to its fault."""
 PACE_S = 3.0
 WEAK = 1.15
 """A fault that makes a step less than so many times as long is none that counts: 1.10 is what the
 paper calls slow."""
 PATIENCE_S = 30.0
-"""For a verdict."""
+"""Seconds that a trial waits for a verdict."""
 START_S = 120.0
 POLL_S = 0.05
 
@@ -136,11 +136,11 @@ class FaultTrial(msgspec.Struct, kw_only=True):
     faults: tuple[InjectedFault, ...] = ()
     right: bool = False
     verdict_s: float | None = None
-    """From the fault to the verdict that names it, the last one if there are several."""
+    """Seconds from the fault to the verdict that names it, the last one if there are several."""
     factor: float = 1.0
     """Times a healthy step that a step took with the fault."""
     step_s: float = 0.0
-    """Of a healthy step."""
+    """Seconds of a healthy step."""
     healthy_s: float = 0.0
     false_alarms: int = 0
     """Times that the job was said to be slow while it was healthy."""
@@ -216,7 +216,7 @@ class Watched:
         return True
 
     def mean_step_s(self, from_s: float, to_s: float) -> float:
-        """Of the steps between two moments; 0: there are none."""
+        """Return the mean time of the steps between two moments; 0: there are none."""
         times = [each for each in times_of(self.log) if from_s <= each <= to_s]
         return (times[-1] - times[0]) / (len(times) - 1) if len(times) > 1 else 0.0
 

@@ -8,7 +8,7 @@ from paceline.studies.stragglers.goals import Goal, at_least, within
 from paceline.studies.stragglers.tables import table
 
 OFF_REAL = 0.10
-"""Of a real JCT from the simulated one, at most."""
+"""Largest relative difference of a real JCT from the simulated one."""
 
 Row = tuple[str, str, str]
 """Scenario, mode and method."""

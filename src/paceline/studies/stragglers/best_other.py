@@ -17,9 +17,9 @@ class BestOther(NamedTuple):
     """The other method that `auto` compares worst with."""
     over_best: float
     worst: float
-    """Of the seeds, over the same method."""
+    """Largest ratio among the seeds, over the same method."""
     over_none: float | None
-    """None: the method that does nothing was not run."""
+    """Ratio over the method that does nothing; None: it was not run."""
 
 
 def best_others(results: Results) -> list[BestOther]:

@@ -8,12 +8,12 @@ import numpy as np
 from paceline.sim.costs import Floats, Ints
 
 LIVES_AHEAD = 4
-"""So many lives are looked at beyond those that the node has."""
+"""Lives that are looked at beyond those that the node has."""
 MOST_LIVES = 100
-"""No more are looked at."""
+"""Most lives that are looked at."""
 
 Worth = Callable[[int], Floats]
-"""By life: what the node is worth in each iteration."""
+"""Function from a life's number to the node's worth in each iteration of it."""
 
 
 def best_restarts(
@@ -81,7 +81,7 @@ def _ends(done: Floats, after: Floats, earliest: Ints) -> tuple[Ints, Floats]:
 
 
 def _ends_by_age(done: Floats, after: Floats, earliest: Ints) -> tuple[Ints, Floats]:
-    """As `_ends`; ``done`` is by age."""
+    """Return what `_ends` returns, with ``done`` by the life's age."""
     totals = [
         after[first:] + done[first - begin : len(done) - begin]
         for begin, first in enumerate(earliest)

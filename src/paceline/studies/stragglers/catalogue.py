@@ -44,13 +44,13 @@ from paceline.studies.stragglers.presets import (
 from paceline.studies.stragglers.results import Method
 
 ANY_SIZE = (BSP, BACKUP_TENTH, LB_BSP, ND, ND_OWN, PARTIAL, AUTO)
-"""For synchronous jobs of other sizes than the paper's."""
+"""Methods for synchronous jobs of other sizes than the paper's."""
 OF_FAMILIES: dict[str, tuple[Method, ...]] = {
     "bsp": (BACKUP, *ANY_SIZE),
     "asp": ASYNCHRONOUS,
     "allreduce": (DDP, BACKUP_TENTH, LB_BSP, ND, ND_OWN, PARTIAL, AUTO),
 }
-"""By mode: for jobs with other patterns than the paper's."""
+"""Methods for jobs with other patterns than the paper's, by mode."""
 WORST = 0.8
 """The intensity of Figures 10 and 11."""
 

@@ -36,7 +36,7 @@ from paceline.studies.stragglers.best_restarts import best_restarts
 ROUNDS = 3
 """So often restarts are chosen for the job as it ran in the round before."""
 LEAST_GAIN = 1e-3
-"""Of the job, or of an even part of it: less is no reason to restart a node."""
+"""Least gain that is a reason to restart a node, as a part of the job or of an even share of it."""
 GRID_S = 1.0
 """Asynchronous jobs have no steps; their workers are restarted at moments so far apart."""
 NUM_MOMENTS = 400
@@ -224,7 +224,7 @@ class _Synchronous(_Clairvoyant):
         return agenda
 
     def _costs(self, workers: Workers, step: int) -> tuple[Floats, Floats]:
-        """Of each worker in this step: what it pays once, and per sample."""
+        """Return each worker's costs in this step: a fixed one, and one per sample."""
         compute, disturbed = self.scenario.compute, workers.disturbances
         factor = disturbed.slowdown * workers.noise.all(step)
         per_sample_s = np.where(workers.present, compute.per_sample_s / workers.speed, math.inf)

@@ -80,7 +80,7 @@ def draw_into(directory: Path | None, results: Results) -> None:
 
 
 def _commit() -> str:
-    """Of the source tree that this runs from; none: it is installed."""
+    """Return the commit of the source tree that this runs from; "no commit": it is installed."""
     command = ["git", "-C", str(Path(__file__).parent), "rev-parse", "--short", "HEAD"]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=5, check=False)

@@ -9,7 +9,7 @@ from paceline.studies.stragglers.emulation import ROWS
 from paceline.wire.schema import NUM_BUCKETS
 
 TOLERANCE = 1e-3
-"""Of a count: sums of some thousand fractions."""
+"""Relative error that a count may have: it is a sum of some thousand fractions."""
 
 
 def check_samples(job: JobDir, scenario: Scenario, short_steps: int, *, adjusted: bool) -> int:

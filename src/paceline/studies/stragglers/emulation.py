@@ -20,10 +20,10 @@ from paceline.sim.scenarios import Scenario
 DIRECTORY = "PACELINE_EMULATED"
 """Environment variable that names the directory."""
 ROWS = 1_024
-"""Of the model, which counts: sample i has added 1 to row i % ROWS."""
+"""Rows of the model, which counts: sample i has added 1 to row i % ROWS."""
 WAIT_S = 0.02
 FIELDS = 3
-"""Of an entry: when it began and ended (Unix time), and its samples."""
+"""Numbers in a diary's entry: its begin and end (Unix time), and its samples."""
 
 
 class Emulated(msgspec.Struct, frozen=True, kw_only=True):
@@ -65,7 +65,7 @@ def started_s(directory: Path, workers: int) -> float | None:
 
 
 def _ready_s(directory: Path, node: str) -> float | None:
-    """Of its first life that came so far."""
+    """Return the Unix time at which a node's first life was ready; None: none was yet."""
     return next((float(each[0, 0]) for each in diaries(directory, node) if len(each)), None)
 
 
@@ -91,7 +91,7 @@ class EmulatedLife:
 
     @classmethod
     def of_this_process(cls) -> "EmulatedLife":
-        """Who this training process is."""
+        """Return the life of this training process, by its environment."""
         return cls(os.environ["PACELINE_NODE"], Path(os.environ[DIRECTORY]))
 
     def note(self, start_s: float, stop_s: float, samples: int) -> None:

@@ -20,7 +20,7 @@ from paceline.studies.stragglers.results import Method, Results, Run
 CALIBRATION_STEPS = 20
 PLAIN = Method(label="calibration", solution="none")
 MOST_SHARE = 0.1
-"""Of a step: where messages take more, a run shows them and not its stragglers."""
+"""Largest part of a step for messages: above it, a run shows messages and not its stragglers."""
 
 
 class Calibration(msgspec.Struct, frozen=True, kw_only=True):
@@ -56,10 +56,10 @@ class Emulations(Results, kw_only=True):
     """Results of real jobs, with what they are compared to."""
 
     calibrations: dict[str, Calibration] = {}
-    """By mode."""
+    """Calibration of this machine, by mode."""
     restarts: dict[str, RestartCost] = {}
-    """By role: mean of those that took effect, or what the master expected; simulated runs cost
-    that much."""
+    """Cost of a restart, by role: the mean of those that took effect, or what the master expected.
+    Simulated runs cost that much."""
     beside: list[Beside] = []
 
 

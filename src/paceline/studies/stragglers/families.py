@@ -36,7 +36,7 @@ from paceline.studies.stragglers.presets import (
 )
 
 LENGTH = 1 / 3
-"""Of the paper's job."""
+"""Length of a job, as a part of the paper's job."""
 JOB_S = 1_200.0
 """What that takes, about, without stragglers."""
 BATCH_S = PER_SAMPLE_S * LOCAL_BATCH
@@ -363,9 +363,10 @@ FAMILIES: dict[str, Family] = {
     "correlated": _correlated,
     "outliers": _outliers,
 }
-"""By name; a family's place in this table seeds its draws, so new ones come last."""
+"""Generators by family name; a family's place in this table seeds its draws, so new ones come
+last."""
 OF_SERVERS = frozenset({"server", "flapping server", "both roles"})
-"""There are none with all-reduce."""
+"""Families with slow servers, which all-reduce jobs do not have."""
 NOBODY_SLOW = frozenset({"undisturbed", "noise", "correlated", "outliers"})
 """Workers differ by chance only: nothing is to be gained by looking for the slow one."""
 

@@ -16,8 +16,8 @@ from paceline.studies.stragglers.tables import published, table
 STEADY, OVER_BSP, OVER_CLAIRVOYANT = 1.12, 2.0, 1.10
 OFF_PAPER, OFF_DEDICATED = 0.15, 0.05
 OVER_BEST, OVER_NONE = 1.02, 1.005
-"""Of `auto` on families of patterns: over the best other method, and over none where nobody is
-slow."""
+"""Bounds for `auto` on families of patterns: over the best other method, and over none where nobody
+is slow."""
 MILDEST, WORST = "0.1", "0.8"
 """Intensities."""
 ROLES = ("worker", "server")
@@ -105,7 +105,7 @@ def _by_intensity(results: Results) -> Iterable[Goal]:
 
 
 def _by_row(results: Results) -> Iterable[Goal]:
-    """Of the paper's jobs with stragglers, in every mode."""
+    """Yield goals for the paper's jobs with stragglers, in every mode."""
     jobs = dict.fromkeys((name, mode) for name, mode, _ in results.rows())
     for scenario, mode in jobs:
         runs = results.of(scenario, mode, "auto")
@@ -141,7 +141,7 @@ def _margins(results: Results) -> Iterable[Goal]:
 
 
 def _pairs(results: Results) -> Iterable[Goal]:
-    """Of each job the method that comes closest to `auto`."""
+    """Yield a goal for each job, with the method that comes closest to `auto`."""
     rows = results.rows()
     for scenario, mode in dict.fromkeys(row[:2] for row in rows):
         highs = [

@@ -30,13 +30,13 @@ class Ran(msgspec.Struct, frozen=True, kw_only=True):
     refused: tuple[str, ...]
     """Actions that the master did not carry out, with its reasons."""
     costs: dict[str, list[RestartCost]]
-    """Of restarts that took effect, by role."""
+    """Costs of the restarts that took effect, by role."""
     expected: dict[str, RestartCost]
-    """By role: what the master took a restart to cost, when it last decided."""
+    """Cost of a restart that the master expected when it last decided, by role."""
     batches: dict[str, Floats]
-    """By worker: start and end (Unix time) and samples of each batch, over all its lives."""
+    """Start and end (Unix time) and samples of each batch, by worker, over all its lives."""
     updates: dict[str, Floats]
-    """By server: start and end of each update, with what it is delayed by."""
+    """Start and end (Unix time) of each update, by server; its injected delay is included."""
 
 
 def read_ran(job: JobDir, directory: Path, scenario: Scenario, *, keep_trail: bool) -> Ran:
@@ -87,7 +87,7 @@ def read_ran(job: JobDir, directory: Path, scenario: Scenario, *, keep_trail: bo
 
 
 def _entries(directory: Path, nodes: Sequence[str]) -> dict[str, Floats]:
-    """Of all lives of each node."""
+    """Return the diary entries of all lives of each node, by node."""
     none = np.empty((0, FIELDS))
     return {node: np.concatenate([none, *diaries(directory, node)]) for node in nodes}
 

@@ -23,9 +23,10 @@ BACKUP = Method(label="backup workers", solution="backup_workers", parameters={"
 BACKUP_TENTH = Method(label="backup workers (a tenth)", solution="backup_workers")
 LB_BSP = Method(label="LB-BSP", solution="lb_bsp")
 ND = Method(label="ND", solution="nd", windows="paper")
-"""As published: windows of 5 and 10 minutes, decisions every 5 minutes."""
+"""Method ND as published: windows of 5 and 10 minutes, decisions every 5 minutes."""
 ND_OWN = Method(label="ND, own windows", solution="nd")
-"""In iterations, too: 100 and 200; decisions every 100 iterations, at least 30 s."""
+"""Method ND with windows in iterations, too: 100 and 200. Decisions come every 100 iterations, at
+least 30 s."""
 DD = Method(label="DD", solution="dd", parameters={"largest": 128})
 OVER_TIME = (ND.label, ASP_DDS.label)
 """What the paper draws over time."""

@@ -26,7 +26,7 @@ JOBS = (1, 2, 3, 4)
 TICK_S = 10.0
 SERVERS = 4
 STEPS = 700
-"""Of 2 s, without stragglers: some half of the shortest trace."""
+"""Steps of a job, 2 s each without stragglers: some half of the shortest trace."""
 
 
 def file_of(directory: Path, job: int) -> Path:

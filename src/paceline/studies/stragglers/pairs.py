@@ -8,9 +8,9 @@ from typing import NamedTuple
 from paceline.studies.stragglers.results import Results
 
 FEWEST_SEEDS = 5
-"""Of fewer no interval is given."""
+"""Seeds from which on an interval is given."""
 ENOUGH_SEEDS = 20
-"""Of fewer it is not said whether the ratio is below 1."""
+"""Seeds from which on the result says whether the ratio is below 1."""
 
 
 class Pair(NamedTuple):
@@ -20,7 +20,7 @@ class Pair(NamedTuple):
     mean: float
     low: float
     high: float
-    """Of the mean, 95 %."""
+    """Ends of the 95 % confidence interval of the mean."""
 
     @property
     def below_1(self) -> bool | None:

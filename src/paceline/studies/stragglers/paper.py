@@ -28,7 +28,7 @@ JCT_S: dict[tuple[str, str], float] = {
     ("homepage", "BSP"): 27.8 * 3600,
     ("homepage", "ND"): 5.4 * 3600,
 }
-"""By scenario and method, s: Table III, section VII-C, section VII-F."""
+"""Published times in seconds, by scenario and method: Table III, section VII-C, section VII-F."""
 
 TIMES_ND: dict[tuple[str, str, str], float] = {
     ("worker 0.8", "bsp", "BSP"): 8144 / 3982,
@@ -47,8 +47,8 @@ TIMES_ND: dict[tuple[str, str, str], float] = {
     ("fleet", "asp", "ASP-DDS"): 1.175,
     ("homepage", "bsp", "BSP"): 27.8 / 5.4,
 }
-"""By scenario, mode and other method: its JCT over that of ND. Of "outperforms by x %" in ASP, x is
-taken for how much longer the other one takes."""
+"""Ratio of another method's JCT to that of ND, by scenario, mode and method. In ASP, the x of
+"outperforms by x %" is taken for how much longer the other method takes."""
 
 TIMES_DD: dict[tuple[str, str], float] = {
     ("ResNet-101", "DDP"): 1266 / 912,
@@ -56,7 +56,7 @@ TIMES_DD: dict[tuple[str, str], float] = {
     ("MobileNet", "DDP"): 1.485,
     ("MobileNet", "LB-BSP"): 1.25,
 }
-"""By model and other method: its JCT over that of DD."""
+"""Ratio of another method's JCT to that of DD, by model and method."""
 
 RESTART_S: dict[str, float] = {"restart, ledger": 120.0, "restart, 5 min": 1020.0}
 """Fig. 17: what a restart costs the job, without the node's own start."""

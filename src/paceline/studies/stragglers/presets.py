@@ -29,7 +29,7 @@ TRANSIENT_S = 1.5
 PERSISTENT_WORKER_S = 3.2
 """Fitted; published is 4 s for both roles, which is far off the BSP column of workers."""
 PERSISTENT_SERVER_S = 4.0
-"""As published."""
+"""Seconds, as published."""
 TRANSIENT_PERIOD_S, TRANSIENT_SHARE, TRANSIENT_PROBABILITY = 1_800.0, 0.5, 0.3
 SLOW_NODE = 3
 """The persistent straggler."""
@@ -119,12 +119,12 @@ def server_straggler(intensity: float, mode: str, scale: ScaleFactors = PAPER_SC
 # ---------------------------------------------------------------------------- all-reduce, DD
 
 V100_SPEED, SATURATION, LIMIT = 3.0, 32, 128
-"""Of section VII-C: a V100 is three times as fast as a P100; batches from 32 to 128."""
+"""Hardware of section VII-C: a V100 is three times as fast as a P100; batches from 32 to 128."""
 DD_BATCH, DD_SAMPLES = 768, 1_280_000
 RESNET_REDUCE, MOBILENET_REDUCE = 68.7, 106.0
 """Fitted to DDP / LB-BSP alone: the all-reduce takes as long as so many samples on a P100."""
 RESNET_STEP_S = 1_266 / 1_667
-"""Of DDP: 96 samples on a P100, and the all-reduce."""
+"""Seconds of a step of DDP: 96 samples on a P100, and the all-reduce."""
 
 
 def dedicated(name: str, reduce: float) -> Scenario:

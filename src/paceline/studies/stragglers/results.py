@@ -79,11 +79,11 @@ class Results(msgspec.Struct, kw_only=True):
     notes: tuple[str, ...] = ()
     """What a reader of the numbers must know."""
     call_costs: CallCosts | None = None
-    """None: not measured."""
+    """Costs of calls; None: not measured."""
     methods: dict[str, Method] = {}
-    """By label."""
+    """Methods, by label."""
     scenarios: dict[str, Scenario] = {}
-    """By name, as drawn by the first seed."""
+    """Scenarios by name, as drawn by the first seed."""
     runs: list[Run] = []
 
     def of(self, scenario: str, mode: str, method: str) -> list[Run]:

@@ -32,7 +32,7 @@ from paceline.studies.stragglers.presets import (
 from paceline.studies.stragglers.results import Method
 
 SAMPLES = 256
-"""Of a worker's batch, for 4,096 of the paper: they are dealt and counted, not computed."""
+"""Samples in a worker's batch, for the paper's 4,096: they are dealt and counted, not computed."""
 WORST = 0.8
 
 

@@ -31,7 +31,7 @@ def markdown(results: Results) -> str:
 
 
 def _seeds(results: Results) -> str:
-    """Which were run, and whether anything was chosen on them."""
+    """Name the seeds that were run, and say whether anything was chosen on them."""
     seeds = {run.seed for run in results.runs}
     if not seeds:
         return ""
@@ -99,7 +99,7 @@ def _row(results: Results, scenario: str, mode: str, method: str) -> list[str]:
 
 
 PLAIN = {"bsp": "BSP", "asp": "ASP-DDS", "ssp": "SSP", "allreduce": "DDP"}
-"""By mode: the method that does nothing about stragglers."""
+"""Label of the method that does nothing about stragglers, by mode."""
 
 
 def published(results: Results, scenario: str, mode: str, method: str) -> float | None:

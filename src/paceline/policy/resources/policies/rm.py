@@ -56,7 +56,7 @@ class DlroverRm(ResourcePolicy, frozen=True):
     trials: AnyNumber = 3
     """Sizes of one job that are tried although, with caution, no plan is worth it."""
     seed: AnyNumber = 0
-    """Of the search for plans."""
+    """Seed of the search for plans."""
 
     def decide(self, seen: ResourceObservation, history: SizingHistory) -> ResourcePlan | Hold:
         present = now_of(seen, history)

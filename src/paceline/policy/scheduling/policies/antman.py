@@ -54,7 +54,7 @@ class AntMan(SchedulingPolicy, frozen=True, kw_only=True):
         return draft.all_acts()
 
     def claims(self, facts: ClusterFacts) -> list[AnySchedulingAct]:
-        """Who gets quota now."""
+        """Return the orders by which guaranteed jobs get quota now."""
         return self._claimed(facts).all_acts()
 
     def _claimed(self, facts: ClusterFacts) -> Draft:

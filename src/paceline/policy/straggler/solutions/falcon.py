@@ -53,7 +53,7 @@ from paceline.policy.straggler.solution import (
 )
 
 _MOST_DOUBLINGS = 3
-"""Of the price of a division: a change of the plan costs little, however often."""
+"""Most doublings of the price of a division: a change of the plan costs little, however often."""
 NO_PLACES = "ranks of a data-parallel job have no places to exchange"
 
 
@@ -79,7 +79,7 @@ class Falcon(Solution, frozen=True):
     calm: Annotated[int, Meta(ge=1)] = 5
     """Steps without a slow worker, before shares are even again."""
     memory: Annotated[int, Meta(ge=1)] = 500
-    """For so many steps, a plan that went back and forth makes the next division dearer."""
+    """Steps during which a plan that went back and forth makes the next division dearer."""
     max_restarts: Annotated[int, Meta(ge=0)] = 3
     """Restarts of one worker. Each doubles the price of the next."""
 
@@ -192,7 +192,7 @@ class Falcon(Solution, frozen=True):
         )
 
     def _undone(self, seen: Observation, step_s: float) -> dict[Cure, CureUndone]:
-        """Of the recent changes, every second one is counted as one that took another back."""
+        """Count every second recent change of the plan as one that took another back."""
         recent = [ago_s for ago_s in seen.changes_s if ago_s < self.memory * step_s]
         if len(recent) < 2:
             return {}
