@@ -17,10 +17,10 @@ class WayOfMember:
     _member: MemberClient
     _between: Outside
     _training = 0
-    """The script's newest one: each ``job.prepare`` begins one."""
+    """Number of the script's newest training: each ``job.prepare`` begins one."""
 
     def _num_schedules(self, scheduler: LRScheduler) -> int | None:
-        """Of a call in the body of a loop; None: there is no loop."""
+        """Return the steps that a scheduler's call in the body of a loop counts; None: no loop."""
         raise NotImplementedError
 
     def _outside(self, schedulers: Sequence[LRScheduler]) -> Outside:
