@@ -34,10 +34,10 @@ _INC, _SLOTS, _COUNT, _INFERS = 1, 2, 3, 4
 """Words of the header; word 0 is the magic."""
 _FIRST = 8
 _WORDS = 7
-"""Of an entry: stamp, start, end, bytes, step; running number, group and op in one; wait."""
+"""Words of an entry: stamp, start, end, bytes, step; running number, group and op in one; wait."""
 _OP_BITS = _GROUP_BITS = 16
 _STEP = (1 << _OP_BITS) - 1
-"""In place of an operation: a step of the script."""
+"""Stand-in for an operation: a step of the script."""
 NUM_SLOTS = 8192
 OPS = (
     "allreduce_",
@@ -73,12 +73,12 @@ ring."""
 
 
 class CallGroup(msgspec.Struct, frozen=True, array_like=True):
-    """Who takes part in a call."""
+    """The ranks that take part in a call."""
 
     name: str
-    """Torch's."""
+    """Torch's name of the group."""
     ranks: tuple[int, ...]
-    """Of the job, in the order of the group's own ranks."""
+    """Ranks in the job, in the order of the group's own ranks."""
     backend: str = ""
 
 
@@ -86,17 +86,17 @@ class NotedCall(msgspec.Struct, frozen=True, array_like=True):
     """One collective call of one rank. Times are of the monotonic clock, in seconds."""
 
     group: int
-    """Place in the table of groups."""
+    """Place of the group in the table of groups."""
     op: int
     num_bytes: int
     step: int
     start_s: float
     end_s: float
-    """0: it has not come to its end, or none is seen."""
+    """End of the call; 0: it has not come to its end, or none is seen."""
     seq: int
     """Running number in its group, by which the same call is found on other ranks."""
     wait_s: float = 0.0
-    """Since when the script did nothing but wait for it; 0: not known."""
+    """Time since when the script did nothing but wait for the call; 0: not known."""
 
 
 class NotedStep(msgspec.Struct, frozen=True, array_like=True):

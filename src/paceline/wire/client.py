@@ -32,7 +32,7 @@ class ResizeNodes(Message, frozen=True):
     cpu: tuple[float, ...] | None = None
     """Cores of each, node by node, in turn; None: as before."""
     memory_bytes: int | None = None
-    """Of each; None: as before."""
+    """Bytes of memory of each node; None: as before."""
 
 
 class Kill(Message, frozen=True):
@@ -94,9 +94,9 @@ class NodeStatus(msgspec.Struct, frozen=True, kw_only=True):
     rss_bytes: int = 0
     cpu_s: float = 0.0
     cores: float | None = None
-    """What it may use: the quota; None: all."""
+    """Cores that the process may use: the quota; None: all."""
     limit_bytes: int | None = None
-    """Of memory, what it may use; None: all."""
+    """Bytes of memory that the process may use; None: all."""
     note: str = ""
     sharing: SharingDecision | None = None
     """The newest decision about the device that it shares; None: it shares none."""
@@ -120,7 +120,7 @@ class SlowPart(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def sentence(self) -> str:
-        """Who is slow, and how many times as long it takes."""
+        """Return the culprit, and how many times as long it takes, in words."""
         if self.culprit == "nothing":
             return f"a step takes {self.ratio:.2f} times as long ({self.done})"
         return blame(self.culprit, self.nodes, self.ratio)
@@ -149,7 +149,7 @@ class JobStatus(Message, frozen=True):
     total: int | None
     """Samples in all opened feeds, all epochs; None while unknown or unbounded."""
     samples_per_s: float | None
-    """Of the last seconds; None: too little was seen since the master started."""
+    """Mean of the last seconds; None: too little was seen since the master started."""
     eta_s: float | None
     started_s: float
     """Unix time of the job's launch."""
@@ -163,7 +163,7 @@ class JobStatus(Message, frozen=True):
     waits_for: str = ""
     """Why workers that are ready do not train yet; empty: they do, or may."""
     room: dict[str, int] = {}
-    """By role: further nodes that would get a place at once; absent where nobody counts that."""
+    """Further nodes that would get a place at once, by role; absent where nobody counts them."""
     logged: tuple[LastLogged, ...] = ()
     slow: tuple[SlowPart, ...] = ()
     """Strategy script: what makes the job slow now; empty: nothing is known to."""

@@ -59,7 +59,7 @@ class Doorkeeper:
         self._token = b""
         self._seen: set[bytes] = set()
         self.monitor: Any = None
-        """To be polled once `secure` was called; `look` is to be called."""
+        """Socket of failed connections: poll it after `secure`, and call `look` when it has one."""
 
     def secure(self, sock: Any) -> None:
         """Set up the server's socket, before it is bound."""

@@ -21,7 +21,7 @@ COPY_BYTES = 1 << 16
 SHARED_BYTES = 1 << 15
 """Smaller frames go through the socket even on one host."""
 NOBLOCK, NOBLOCK_MORE = int(zmq.NOBLOCK), int(zmq.NOBLOCK | zmq.SNDMORE)
-"""As plain numbers: arithmetic on pyzmq's enumerations takes longer than a send."""
+"""Flags as plain numbers: arithmetic on pyzmq's enumerations takes longer than a send."""
 
 Buffer = Any
 """Anything that exports a contiguous buffer: bytes, memoryview, numpy array."""
@@ -36,9 +36,9 @@ class Envelope(msgspec.Struct, frozen=True, array_like=True):
 
     message: Data
     arena: str = ""
-    """The sender's; empty: it has none, and all frames follow."""
+    """Name of the sender's arena; empty: it has none, and all frames follow."""
     places: tuple[FramePlace | None, ...] = ()
-    """Of each frame in the arena; None: it follows."""
+    """Place of each frame in the arena; None: the frame follows."""
 
 
 _log = logging.getLogger(__name__)

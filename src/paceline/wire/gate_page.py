@@ -68,19 +68,19 @@ class PageMemory(NamedTuple):
     """
 
     looks: float
-    """How often the process has said it."""
+    """Number of times that the process has said its memory."""
     limit: float
-    """In effect; inf: none."""
+    """Limit in effect; inf: none."""
     device: float
-    """Of tensors on the device."""
+    """Bytes of tensors on the device."""
     peak: float
-    """The most of them in the newest half second at least."""
+    """Most bytes of them in the newest half second at least."""
     host: float
-    """Of tensors that lie in the host's memory instead."""
+    """Bytes of tensors that lie in the host's memory instead."""
     spilled: float
-    """Allocated there, by all processes of the page so far."""
+    """Bytes allocated there, by all processes of the page so far."""
     batches: float
-    """Mini-batches that they have begun."""
+    """Mini-batches that these processes have begun."""
 
 
 class GatePage:

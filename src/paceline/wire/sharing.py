@@ -48,12 +48,12 @@ class MemoryLimit(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     """None: no limit."""
     cause: MemoryCause
     seen_bytes: int = 0
-    """Of spill, room, no room: what was spilled in a mini-batch; of unused: what was used at most;
-    of return: what the worker needs at least."""
+    """Bytes that the cause is about. Spill, room, no room: what was spilled in a mini-batch.
+    Unused: what was used at most. Return: what the worker needs at least."""
     by: str = ""
     """The worker whose memory is cared for, if it is another one."""
     room_bytes: int = 0
-    """The device's memory."""
+    """Bytes of the device's memory."""
 
     @property
     def allowed(self) -> str:
@@ -106,19 +106,19 @@ class SharingDecision(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=T
     guaranteed: str = ""
     """The job whose time is kept; empty: there is none."""
     num_others: int = 0
-    """Opportunistic jobs."""
+    """Number of opportunistic jobs."""
     step_s: float = 0.0
-    """What a step of the guaranteed job took last."""
+    """Seconds that a step of the guaranteed job took last."""
     alone_s: float = 0.0
-    """What it takes while all others wait; 0: not measured."""
+    """Seconds that it takes while all others wait; 0: not measured."""
     budget: float = 0.0
-    """By so much it may take longer."""
+    """Part by which a step may take longer than alone; 0.03: 3 %."""
     memory: MemoryLimit | None = None
-    """Of cause memory: what has changed; mode and duty are as before."""
+    """Change of a worker's limit, if the cause is memory; mode and duty are as before."""
 
     @property
     def loss(self) -> float:
-        """By what part a step takes longer than alone."""
+        """Return the part by which a step takes longer than alone."""
         return self.step_s / self.alone_s - 1.0 if self.alone_s else 0.0
 
     @property

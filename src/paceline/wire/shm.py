@@ -136,7 +136,7 @@ class Arena:
                 self._free(block)
 
     def receivers(self) -> set[object]:
-        """Who holds blocks now."""
+        """Return the receivers that hold blocks now."""
         self._collect()
         return {block.receiver for block in self._blocks if block.receiver is not None}
 

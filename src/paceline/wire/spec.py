@@ -247,25 +247,26 @@ class ResourcesSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     """How a job finds its own size, and what it may have."""
 
     policy: Annotated[str, Meta(description="the name of a resource policy")] = "none"
-    """Who chooses the numbers of workers and servers and the cores of each, while the job trains.
-    Default none: they stay as the spec says. ``--auto`` is short for rm, that of DLRover-RM."""
+    """Policy that chooses the numbers of workers and servers and the cores of each, while the job
+    trains. Default none: they stay as the spec says. ``--auto`` is short for rm, that of
+    DLRover-RM."""
     cores: Cores | None = None
-    """Of all nodes together, at most. Default none: the cores of this machine."""
+    """Most cores of all nodes together. Default none: the cores of this machine."""
     memory_bytes: Annotated[int, Meta(ge=1, le=2**60, examples=["16GiB"])] | None = field(
         default=None, name="memory"
     )
-    """Of all nodes together, at most. Default none: no bound."""
+    """Most memory of all nodes together. Default none: no bound."""
     node_memory_bytes: Annotated[int, Meta(ge=1, le=2**60, examples=["4GiB"])] | None = field(
         default=None, name="node_memory"
     )
-    """Of one node, at most; what needs more is divided among more servers. Default none: the memory
-    of this machine."""
+    """Most memory of one node; what needs more is divided among more servers. Default none: the
+    memory of this machine."""
     workers: Count | None = None
-    """At most. Default none: ``max_workers``, or as many as the cores allow."""
+    """Most workers. Default none: ``max_workers``, or as many as the cores allow."""
     servers: Count | None = None
-    """At most. Default none: as many as the cores allow."""
+    """Most servers. Default none: as many as the cores allow."""
     cost: Annotated[float, Meta(gt=0)] | None = None
-    """Of an hour, at most; a core costs 1 and a GiB 0.1. Default none: no bound."""
+    """Most that an hour may cost; a core costs 1 and a GiB 0.1. Default none: no bound."""
     window_s: PositiveSeconds = 5.0
     """Seconds of a window over which samples are counted. Default 5."""
     settle_s: PositiveSeconds = 10.0

@@ -40,7 +40,7 @@ _INC, _PID, _SLOTS, _COUNT, _MARK, _STEP = 1, 2, 3, 4, 5, 6
 """Words of the header; word 0 is the magic."""
 _FIRST = 8
 _WORDS = 20
-"""Of a record: front stamp, the fields of StepRecord, back stamp."""
+"""Words of a record: front stamp, the fields of StepRecord, back stamp."""
 _FIELDS = struct.Struct(f"@{_WORDS - 2}d")
 
 
@@ -49,11 +49,11 @@ class Mark(enum.IntFlag):
 
     NONE = 0
     FIRST = 1
-    """It holds the script's start."""
+    """Start of the script, in the step."""
     EVALUATION = 2
     CHECKPOINT = 4
     GARBAGE = 8
-    """Python looked for garbage for a good part of it."""
+    """Garbage collection of Python, for a good part of the step."""
     COMPILE = 16
 
 
@@ -75,7 +75,7 @@ class StepRecord(NamedTuple):
     """Numbers in the batches of a script that trains on its own; 0: not known."""
     samples: int
     marks: int
-    """Of `Mark`."""
+    """Flags of `Mark`."""
     total_steps: int
     total_samples: int
     total_compute_s: float
@@ -97,10 +97,10 @@ class LedgerPage(NamedTuple):
     records: tuple[StepRecord, ...]
     """Steps since the previous read, oldest first; those overwritten meanwhile are missing."""
     mark_s: float
-    """Since when (monotonic clock) it computes a step alone; negative: since when it waits
-    for others; 0: neither."""
+    """Time (monotonic clock) since when the process computes a step alone; negative: since when it
+    waits for others; 0: neither."""
     step: int = 0
-    """That it is at; 0: it has begun none, or has no steps."""
+    """Step that the process is at; 0: it has begun none, or has no steps."""
 
 
 class StepLedgerWriter:

@@ -20,10 +20,10 @@ class Traits(Struct, frozen=True, kw_only=True):
     """What a strategy allows, and how its workers live."""
 
     summary: str
-    """For people, in one line."""
+    """Description for people, in one line."""
     holder: HolderName
-    """Who holds the state of training; ``nobody``: the script does, and paceline counts no sample.
-    ``runtime/holding/`` has a folder for each other name, the master a holder."""
+    """Holder of the state of training; ``nobody``: the script does, and paceline counts no sample.
+    For each other name ``runtime/holding/`` has a folder, and the master has a holder."""
     modes: tuple[Mode, ...] = ("bsp",)
     """The modes it trains in."""
     lives: Literal["singly", "in_rounds"] = "singly"
@@ -34,7 +34,7 @@ class Traits(Struct, frozen=True, kw_only=True):
     rigid: str = ""
     """Why workers cannot come and go one by one, and the remedy; empty: they can."""
     scales: Literal["freely", "evenly", "never"] = "freely"
-    """To how many workers the job can be scaled; evenly: to a divisor of the global batch."""
+    """Numbers of workers that the job can be scaled to; evenly: divisors of the global batch."""
     uneven_shares: str = ""
     """Why workers cannot compute unequal shares, so that no solution acts; empty: they can."""
     deterministic: tuple[Mode, ...] = ()

@@ -60,7 +60,7 @@ class Died(Message, frozen=True):
     inc: Inc
     pid: int
     status: int
-    """As waitpid gives it."""
+    """Status as waitpid gives it."""
 
 
 FromZygote = Warm | Forked | Died

@@ -125,7 +125,7 @@ def names_of_tensor(tensor: DenseTensor) -> tuple[str, ...]:
 
 
 def names_of_table(table: Table) -> list[tuple[str, ...]]:
-    """Of each module that reads a table, what the state dict calls the parts of it."""
+    """Return the state dict's names for the parts of a table, for each module that reads it."""
     parts = ("weight",) if table.num_rows is not None else ("keys", "rows")
     return [
         tuple(f"{module}.{part}" if module else part for part in parts)

@@ -50,7 +50,7 @@ class TableRow(msgspec.Struct, frozen=True, kw_only=True):
     dtype: str
     optimizer: str
     num_bytes: int
-    """Of its values."""
+    """Bytes of the values."""
 
 
 class StateRow(msgspec.Struct, frozen=True, kw_only=True):
@@ -59,7 +59,7 @@ class StateRow(msgspec.Struct, frozen=True, kw_only=True):
     owner: str
     kind: str
     num_arrays: int
-    """One per parameter, or per server."""
+    """One array per parameter, or per server."""
     num_bytes: int
 
 

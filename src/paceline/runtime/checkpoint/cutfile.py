@@ -37,9 +37,9 @@ from paceline.cuts.manifest import (
 from paceline.runtime.state.kernels import Array
 
 CHUNK_BYTES = 2 << 20
-"""Read at a time by `read_file`: still in the cache when it is hashed."""
+"""Bytes that `read_file` reads at a time: they are still in the cache when it hashes them."""
 THREADS = 2
-"""That read: the kernel takes twice as long for it as memory does for the copy."""
+"""Threads that read a file: the kernel takes twice as long to read as memory takes to copy."""
 _MAX_PIECES = os.sysconf("SC_IOV_MAX")
 _ALIGN_BYTES = 64
 _DTYPES = {
@@ -438,7 +438,7 @@ def fault(name: str, expected: str, *places: Path) -> str | None:
 
 
 def _fault(path: Path) -> str:
-    """Of a file whose checksum differs, or that cannot be read."""
+    """Say what is wrong with a file whose checksum differs, or that cannot be read."""
     try:
         num_bytes = path.stat().st_size
         with path.open("rb") as file:

@@ -41,7 +41,7 @@ class ExportedModel(msgspec.Struct, frozen=True, kw_only=True):
     num_tensors: int
     num_bytes: int
     num_buffers: int = 0
-    """Of servers: buffers among them, which are those of the worker that was furthest."""
+    """Buffers among the tensors, of the worker that was furthest; 0 without servers."""
     left_out: tuple[str, ...] = ()
     """Buffers that are not among them (`SavedBuffers.left_out`)."""
 

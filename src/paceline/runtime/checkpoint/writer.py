@@ -71,7 +71,7 @@ class CutWriter:
         self._asked_s = 0.0
         self._answered: set[bool] = set()
         self._image: memoryview | None = None
-        """Of it; mapped here whatever becomes of its file."""
+        """Image of the cut in `_ask`; it stays mapped here whatever becomes of its file."""
         #: Images of ours that come after that: of one name one is written at a time.
         self._waiting: list[Image] = []
         self._lock = threading.Lock()
@@ -171,7 +171,7 @@ class CutWriter:
         return time.monotonic() - self._delayed_s < DELAYED_S
 
     def _delayed(self, copied: Copied, reason: str) -> None:
-        """In a thread of the keeper of this process."""
+        """Queue the news that the disk refuses a cut; called in a thread of the keeper."""
         self._delayed_s = time.monotonic()
         self._delays.put(CutDelayed(inc=copied.inc, cut_no=copied.cut_no, reason=reason))
         self._on_news()

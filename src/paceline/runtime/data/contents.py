@@ -11,9 +11,9 @@ from torch.utils.data import ConcatDataset, Subset
 from paceline.runtime.data.listed import Listed
 
 MAX_FILES = 64
-"""Of more files these many are looked into; of the others names and sizes count."""
+"""Most files whose bytes are read; of the others only names and sizes count."""
 LOOK_BYTES = 1 << 16
-"""So much of a file's beginning, of its middle and of its end is read."""
+"""Bytes that are read at the beginning, in the middle and at the end of such a file."""
 
 
 class OfFiles:

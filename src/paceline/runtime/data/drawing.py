@@ -66,7 +66,10 @@ class Places:
         self._range, self._first = 0, 0
 
     def seed_of(self, number: int) -> int:
-        """Of a record, by its number in the batch, or of `COLLATE`; numbers only grow."""
+        """Return the seed of a record by its number in the batch, or of `COLLATE`.
+
+        From one call to the next, numbers only grow.
+        """
         if number == COLLATE:
             line, start, _ = self._ranges[0]
             return seed_of(self._seed, 1, _key(line), start)

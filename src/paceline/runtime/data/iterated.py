@@ -29,9 +29,9 @@ PIECE = 16
 STRIDE = 1 << 44
 """Record k of epoch e has the number e * STRIDE + k."""
 STEPS_KEPT = 2
-"""Of what was read so many steps stay in memory: one that breaks may need its records again."""
+"""Steps whose records stay in memory: a step that breaks may need its records again."""
 COUNT_WITHIN_S = 1800.0
-"""So long the records of a dataset without a length are counted at most."""
+"""Most seconds for which the records of a dataset without a length are counted."""
 SAY_AFTER_S = 5.0
 DRAWN = 2
 """Sets these seeds apart from those of records."""
@@ -312,6 +312,6 @@ class Iterated(Dataset[Any]):
 
 
 _OPEN: WeakValueDictionary[int, Iterated] = WeakValueDictionary()
-"""By the id of its dataset, whose state another loop would move."""
+"""Open iterations, by the id of their dataset: another loop would move its state."""
 _READERS: WeakValueDictionary[int, Iterated] = WeakValueDictionary()
-"""By the id of its dataset, who has iterated it last."""
+"""The iteration that read from a dataset last, by the id of the dataset."""

@@ -80,7 +80,7 @@ class LineIndex:
         return known + (os.pread(self._fd, 1, self.size_bytes - 1) != b"\n")
 
     def locate(self, newlines: IntArray) -> tuple[IntArray, IntArray]:
-        """For the n-th newlines of the file (from 0): their block, and which one in it.
+        """Return the blocks of the n-th newlines of the file (from 0), and which ones in these.
 
         The end of a last line without a newline is in block ``len(blocks)``.
         """

@@ -76,9 +76,9 @@ def order_of_records(dataset: Any) -> str:
 
 
 def part_of_records(dataset: Any) -> str:
-    """Which records torch's ``Subset`` takes, in short, to be compared; empty: there is none.
+    """Describe in short which records torch's ``Subset`` takes, for a comparison; empty: no subset.
 
-    Who splits a dataset by a generator that only this process has trains on records of its own.
+    A script that splits a dataset by a generator of this process alone trains on its own records.
     """
     taken = _taken(dataset)
     return f"part {digest_of(taken)} of the records" if taken else ""

@@ -39,7 +39,7 @@ class Dealing:
         return self._to_do[feed].look(limit)
 
     def give_back(self, work: Work) -> None:
-        """It was taken, but not trained on: it comes next."""
+        """Put back a batch that was taken but not trained on: it comes next."""
         self._to_do[work.feed].put_back(work)
 
 

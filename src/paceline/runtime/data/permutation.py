@@ -126,7 +126,7 @@ def _walk_all(points, images, shape, keys, backwards):  # type: ignore[no-untype
 
 @njit(inline="always")
 def _mix_word(word):  # type: ignore[no-untyped-def]
-    """As `_mix`, on a machine word."""
+    """Compute `_mix` on a machine word."""
     word = (word ^ (word >> np.uint64(30))) * np.uint64(_MULTIPLIERS[0])
     word = (word ^ (word >> np.uint64(27))) * np.uint64(_MULTIPLIERS[1])
     return word ^ (word >> np.uint64(31))

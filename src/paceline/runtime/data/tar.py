@@ -50,9 +50,9 @@ class TarRows(OfFiles):
     def __init__(self, paths: Paths, parse: Callable[[dict[str, Any]], Any] | None = None) -> None:
         self.paths, self.parse = expand_paths(paths), parse
         self._names: list[str] = []
-        """Of fields."""
+        """Names of fields, by their numbers."""
         self._keys: list[str] = []
-        """Of records."""
+        """Keys of records, in their order."""
         #: Where the files of records begin and what each has, and the first file of each record.
         starts, sizes, fields, firsts = (array("q") for _ in range(4))
         records = [0]

@@ -53,22 +53,22 @@ class Selection(NamedTuple):
 
 
 MAX_BATCHES = 100_000
-"""Of a batch sampler, in one pass: the job knows where each ends."""
+"""Most batches of a batch sampler in one pass: the job keeps where each ends."""
 MOST_LISTED = 1 << 22
-"""Entries of a sampler that are drawn before a pass begins; of more, each when it is read."""
+"""Most entries of a sampler that are drawn before a pass begins; of more, each when it is read."""
 DEFAULTS = Selection(None, None, True, 0, None, False, 2)
-"""Of ``job.batches``."""
+"""Values of the arguments that a call of ``job.batches`` leaves out."""
 
 
 class Pass(NamedTuple):
     """One pass over a DataLoader."""
 
     turn: int = 0
-    """Passes over it that came before."""
+    """Passes over the DataLoader before this one."""
     seed: int = 0
-    """Of samplers that draw from the generators of the process: for this pass alone."""
+    """Seed of this pass alone, for samplers that draw from the generators of the process."""
     begun: Tensor | None = None
-    """State of its own generator before the first pass."""
+    """State of the DataLoader's own generator before the first pass."""
     num_skipped: int = 0
     """Passes between the last one here and this one, which others have had."""
     drew_from: tuple[tuple[Any, Any], ...] = ()
@@ -79,15 +79,15 @@ class ReadingLoop(NamedTuple):
     """A loop that is about to begin."""
 
     caller: str
-    """For messages."""
+    """Name of the call, for messages."""
     spec: JobSpec
     place: ScriptPlace
-    """In the training that it belongs to."""
+    """Place of the loop in the training that it belongs to."""
     epochs: int = 1
     epoch: int | None = None
-    """Of the loop over ``job.epochs`` around it."""
+    """Epoch of the loop over ``job.epochs`` around this loop; None: there is none."""
     size: int = 0
-    """Of a batch, where neither the spec nor what is read says it."""
+    """Samples per batch, where neither the spec nor what is read says it; 0: not given."""
     accumulate: int = 1
     underway: Callable[[], Underway | None] = lambda: None
     """See `Strategy.underway`."""

@@ -23,7 +23,7 @@ class Work:
     """Its gradients are handed over with those of the batches before it; False: they are kept for
     the next. Known when ``next_work`` returns it, as is the following."""
     ends_step: bool = True
-    """As far as is known nothing more of its step comes."""
+    """Whether nothing more of its step comes, as far as is known."""
 
 
 @dataclass(frozen=True, slots=True)

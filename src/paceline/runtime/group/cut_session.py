@@ -37,21 +37,21 @@ class Keeper:
         #: The newest cut that we can copy after the step that comes next, and that all can.
         self.ready_for = self._agreed = 0
         self.copied_step = NO_STEP
-        """Of the last copy."""
+        """Step of the last copy."""
         self._writer = CutWriter(process, on_news)
         self._thread = ThreadPoolExecutor(1, "paceline-cut")
         self._asked: TakeCut | None = None
         self._copying: Future[None] | None = None
         self._room: Future[None] | None = None
         self.num_bytes = 0
-        """A copy has so many, or fewer: memory is made for them."""
+        """Most bytes that a copy has: memory is made for so many."""
         #: The newest cut that was copied, and the last word about it.
         self._cut_no = 0
         self._last: Copied | None = None
         self._writing = 0
 
     def set_members(self, members: Sequence[Member]) -> None:
-        """One of their nodes is to hold a second copy in memory."""
+        """Tell the writer the nodes of the members: one of them holds a second copy in memory."""
         self._writer.set_holders([member.node for member in members])
         if self._together:
             self._sharers = tuple(member.inc for member in members)

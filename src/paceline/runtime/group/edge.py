@@ -93,7 +93,7 @@ class MemberEdge:
         self._asking = Asking(process)
         self._leaving = self._hands_over = self._keeps_end = False
         self.device = CPU
-        """That holds what we train."""
+        """Device that holds the model that we train."""
         self.joins_others = False
         """Whether a group trained already when we opened a feed."""
         self._within = NO_FEED
@@ -101,7 +101,7 @@ class MemberEdge:
         self._loop_edge = -1
         """See `AskState`."""
         self.in_body = False
-        """The script has a batch in hand, or what follows from it to do: the state is its own."""
+        """Whether the script works on a batch, or on what follows from it: the state is its own."""
         process.at_end = self._end
 
     def _end(self) -> None:
@@ -173,7 +173,7 @@ class MemberEdge:
         self._follow_epoch()
 
     def _on_news(self) -> None:
-        """Of the keeper; in its thread."""
+        """Take the keeper's news; called in the keeper's thread."""
         with self._changed:
             self._exchange.leave(self._hear_news)
 

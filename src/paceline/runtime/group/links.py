@@ -19,16 +19,17 @@ from paceline.runtime.group.store import GroupOver
 from paceline.wire.messages.checks import Link
 
 PATIENCE_S = 24 * 3600.0
-"""For one message: who does not answer is found by the master (`master.hangs`), as in a step."""
+"""Seconds that a message may take: the master finds members that hang (`master.hangs`), as it does
+in a step."""
 PINGS = 8
 FIRST_BYTES, CHUNK_BYTES, GROWTH = 4 << 10, 1 << 20, 4
 """Chunks grow from the first size to the last one, as long as the link is quick."""
 QUICK_S = 0.03
 STREAM_S = 0.02
-"""So long, at least `MIN_CHUNKS`, a pair sends to each other chunks of one size."""
+"""Seconds for which a pair exchanges chunks of one size; it exchanges `MIN_CHUNKS` at least."""
 MIN_CHUNKS = 4
 LONGEST_S = 2.0
-"""After so long the chunk under way is the last one, also of a slow link."""
+"""Seconds after which the chunk under way is the last one, also on a slow link."""
 _ON, _LARGER, _LAST = 1, 2, 3
 _TAG = 0
 

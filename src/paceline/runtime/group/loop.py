@@ -40,7 +40,7 @@ from paceline.wire.messages.feeds import Slice
 from paceline.wire.messages.group import RunGroup
 
 COMPARED_STEPS = 2
-"""In so many steps of each loop members compare their script's variables."""
+"""Steps at the beginning of each loop in which members compare their script's variables."""
 
 
 class GroupLoop(StepFrame[GroupStep]):

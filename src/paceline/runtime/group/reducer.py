@@ -26,13 +26,14 @@ from paceline.base.errors import ConfigError
 from paceline.runtime.group.group import BREAKING, Collective, Group
 
 BUCKET_BYTES, FIRST_BUCKET_BYTES = 25 << 20, 1 << 20
-"""As DDP's: the first is small, so that the first sum begins early."""
+"""Bytes of a bucket, and of the first, as in DDP: a small one lets the first sum begin early."""
 ALL = -1
-"""In place of an optimizer: any that has gradients."""
+"""Stand-in for an optimizer's number: all optimizers that have gradients."""
 LEFT_OUT = -1024.0
-"""In place of a mark: of fewer members than this the sum is negative, in any dtype."""
+"""Stand-in for a mark: with fewer than 1,024 members it makes the sum negative, in any dtype."""
 FAIL_S, POLL_S = 0.05, 0.001
-"""Within this all operations of a dropped group fail that were not forgotten."""
+"""Seconds within which all operations of a dropped group fail that were not forgotten, and seconds
+between two looks at them."""
 
 
 class Bucket:

@@ -120,7 +120,7 @@ class StepShares:
         return found or Work(self.feed.feed, spans, num_samples(spans), number)
 
     def few(self, whole: Slice) -> list[Work]:
-        """As little of the next step as can be computed."""
+        """Return works of as few samples of the next step as can be computed."""
         # Of one sample BatchNorm could not make a mean.
         size = min(2, self._largest or 2, num_samples(whole))
         shares = self.sharing.batches(whole, range(size), 1)

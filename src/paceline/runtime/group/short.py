@@ -75,7 +75,7 @@ class ShortStep:
         self._samples = 0
         self._watched: Future[None] = Future()
         self.left_behind = False
-        """It has gone on without some of our samples."""
+        """Whether the step has gone on without some of our samples."""
 
     def computed(self, rank: int) -> None:
         """A peer has computed its share."""
@@ -85,7 +85,7 @@ class ShortStep:
 
     @property
     def is_due(self) -> bool:
-        """Whether it goes on at once."""
+        """Whether the step goes on at once."""
         with self._changed:
             now_s = monotonic()
             due_s = self._missing.due_s(now_s)

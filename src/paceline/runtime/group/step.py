@@ -75,34 +75,34 @@ class GroupStep(StepInHand):
     works: list[Work] = field(default_factory=list)
     """The batches that we compute it in."""
     num_profiled: int = 0
-    """So many of them come before our share, are timed, and count for nothing."""
+    """Number of them that come before our share, are timed, and count for nothing."""
     num_idle: int = 0
-    """So many of them come first, and count for nothing."""
+    """Number of them that come first, and count for nothing."""
     num_timed: int = 0
     batch_no: int = 0
-    """Of them, that in the script's hands."""
+    """Place in `works` of the batch in the script's hands."""
     settling: int = -1
     """The newest batch of which all gradients are there."""
     settled: bool = False
-    """Gradients were averaged, or cannot be."""
+    """Whether gradients were averaged, or cannot be."""
     left_out: bool = False
-    """A member has not stepped: its samples are done, and no parameter changes."""
+    """Whether a member has not stepped: its samples are done, and no parameter changes."""
     holds: bool = False
-    """The averaged gradients are to change the model."""
+    """Whether the averaged gradients will change the model."""
     on_trial: bool = False
-    """What optimizers change is taken back, unless the gradients of all others come, too."""
+    """Whether changes by optimizers are taken back, unless the gradients of all others come."""
     last: bool = False
-    """Some member wants it to be the last one in this group."""
+    """Whether some member wants this step to be the last one in this group."""
     waited_before_s: float = 0.0
-    """Of ``data_s``, what lies before ``start_s``."""
+    """Part of ``data_s`` from before ``start_s``."""
     turns_s: float = 0.0
-    """Spent on waiting for sums, before the script computed what others of its optimizers need."""
+    """Seconds of waiting for sums, before the script computed what its other optimizers need."""
     computed_cpu_s: float = 0.0
     """Processor time of the process when all was computed."""
     short: ShortStep | None = None
-    """Whether it goes on without us; None: it waits for all."""
+    """Watch over whether the step goes on without us; None: it waits for all."""
     behind: bool = False
-    """It goes on without us since we began."""
+    """Whether the others went on without us when we began the step."""
     present: Gathering | None = None
     """Samples of each member that are in the sums; None: all."""
 

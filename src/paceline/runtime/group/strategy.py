@@ -68,7 +68,7 @@ class Together(Stepping):
             self.entries = EntriesOfMember(client, lambda: self._training)
 
     def _num_schedules(self, scheduler: LRScheduler) -> int | None:
-        """Of a call in the body of a loop; None: there is no loop.
+        """Return the steps that a scheduler's call in the body of a loop counts; None: no loop.
 
         A step that broke comes again. One that lacks samples may complete no global batch, or one
         more. What looks at a measure looks once for each step: it does not count batches.

@@ -34,21 +34,23 @@ from paceline.runtime.script.stepping import params_of
 _STATIC = frozenset({"params", "param_names"})
 _MASK = (1 << 63) - 1
 _WORDS = ((4, torch.int32), (2, torch.int16), (1, torch.uint8))
-"""Of half a machine word at most: the sum of signs of whole ones has none."""
+"""Widths of words in bytes, and their types. Words have half a machine word at most: in a sum of
+whole ones, changes of two signs would cancel."""
 _ROW = 1024
 KERNELS = "torch's kernels for the processor"
-"""Differ among machines of different kinds, and with them the last bits of what they compute."""
+"""Name of torch's kernels. They differ among machines of different kinds, and with them the last
+bits of what they compute."""
 SHOWN = 3
-"""Of the values that differ so many are named."""
+"""Most values that differ and are named in a message."""
 
 
 class Divergence(NamedTuple):
     """Members of a group do not hold the same."""
 
     text: str
-    """Which members, and which value."""
+    """Words that name the members and the values that differ."""
     minority: tuple[int, ...]
-    """Ranks of those that are to copy from the others; none: nobody knows which are right."""
+    """Ranks of members that must copy from the others; empty: nobody knows which are right."""
     begins: bool = False
     """See `Difference.begins`."""
 
@@ -235,7 +237,7 @@ class Watcher:
         return _digest([(name, total) for name, total in self._sums()])
 
     def _sums(self) -> list[tuple[str, int]]:
-        """Of each value that must be alike, by its name."""
+        """Return the name and the checksum of each value that must be alike."""
         names, values = [], []
         for name, value in self._values():
             names.append(name)

@@ -56,7 +56,7 @@ class PacelineStrategy(SingleDeviceStrategy):
 
     @property
     def is_global_zero(self) -> bool:
-        """Who logs and saves."""
+        """Return whether this process is the one that logs and saves."""
         return self.global_rank == 0
 
     def setup(self, trainer: Any) -> None:

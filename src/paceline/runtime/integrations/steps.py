@@ -241,7 +241,7 @@ class Steps(SharedLoader):
         self._num_epochs = 0
         self._batches: Iterator[Any] = iter(())
         self._first: list[Any] = []
-        """Of an epoch that was looked into."""
+        """First batch of an epoch that was looked into; empty: there is none."""
         self.on_empty: Callable[[], None] = lambda: None
         """Called where an epoch has no batch for us."""
 

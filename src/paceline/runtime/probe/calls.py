@@ -66,11 +66,12 @@ class CallProbe:
         self._ring, self._step, self._called = ring, step, called
         self._groups: dict[tuple[str, int, int], int] = {}
         self._lock = threading.Lock()
-        """Of the table of groups: calls come from any thread."""
+        """Lock of the table of groups: calls come from any thread."""
         self._open: dict[int, tuple[Work, int]] = {}
-        """By identity: calls without a future. Held, or another would have their identity."""
+        """Calls without a future, by their identity; held, or another would have their identity."""
         self._results: dict[int, int] = {}
-        """By address: what functional collectives have returned. Not held; it is so for a step."""
+        """Entries of functional collectives, by the address of their results. Results are not held:
+        an entry stays for one step."""
         self._is_off = False
         #: Their registrations are withdrawn with them.
         self._libraries = [

@@ -22,11 +22,11 @@ from paceline.wire.messages.failslow import AtMeeting, GoOn, Measure, MeetAt, Ra
 
 LONGEST_S = 60.0
 AGAIN_S = 1.0
-"""Between the words that it has come."""
+"""Seconds between two messages that this process has come."""
 PATIENCE_S = 10.0
-"""For one message of a peer, when links are measured."""
+"""Seconds that a peer may take for one message, when links are measured."""
 CONNECT_S = 10.0
-"""For the ranks to connect with each other, apart from the script's own groups."""
+"""Seconds for the ranks to connect with each other, apart from the script's own groups."""
 
 
 class Meetings:

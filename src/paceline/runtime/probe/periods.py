@@ -7,8 +7,8 @@ from collections.abc import Callable
 from paceline.policy.failslow.period import CallKind, PeriodFinder
 
 AFTER_S = 30.0
-"""Since the first call: so long an optimizer may take to its first step, with all that it
-compiles and accumulates. Only then its calls are looked at."""
+"""Seconds from the first call until calls are looked at. An optimizer may take so long to its first
+step, with all that it compiles and accumulates."""
 
 
 class CallPeriods:

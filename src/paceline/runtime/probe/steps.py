@@ -52,7 +52,7 @@ class StepProbe:
         self._gc_s = self._gc_start_s = 0.0
         self._watches_compiler = self._is_off = False
         self.device = torch.device("cpu")
-        """That the script trains on, as far as its optimizer says."""
+        """Device that the script trains on, as far as its optimizer says."""
 
     def install(self) -> None:
         """Have torch and Python call us."""
@@ -63,7 +63,7 @@ class StepProbe:
         _mark_saves(self._mark)
 
     def take_marks(self, took_s: float) -> Mark:
-        """What a step is to be marked with that ends elsewhere; the next one begins unmarked.
+        """Return the marks of a step that ends elsewhere; the next step begins unmarked.
 
         The script's start is kept for the first step of an optimizer, should there be one.
         """
@@ -108,7 +108,7 @@ class StepProbe:
             self._marks |= Mark.FIRST
 
     def _rarest(self) -> int:
-        """Of those that come again; the present one if it is about as rare.
+        """Return the rarest optimizer that comes again; the present one if it is about as rare.
 
         Of optimizers that take turns, one is seen once more than the others.
         """

@@ -23,7 +23,7 @@ class StepOver(NamedTuple):
     start_s: float
     took_s: float
     ran_s: float
-    """In which the calling thread ran."""
+    """Seconds for which the calling thread ran."""
     marks: Mark
     amount: float
 
@@ -37,14 +37,14 @@ class StepClock(Protocol):
 
 
 class HostClock:
-    """Of a script on processors: the host's times are those of the steps."""
+    """The clock of a script on processors: the host's times are those of the steps."""
 
     def over(self, step: StepOver) -> Iterator[StepOver]:
         yield step
 
 
 class GpuClock:
-    """Of a script on a GPU: an event between two steps says when it has done the first of them.
+    """The clock of a script on a GPU: an event between two steps says when the first is done.
 
     Nothing waits for the GPU: events are looked at when the host ends a later step.
 

@@ -75,7 +75,7 @@ def run_module(name: str) -> None:
 
 
 def _fresh_main() -> ModuleType:
-    """In place of the zygote's, and for good: exit handlers and pickles look there as well."""
+    """Replace the zygote's ``__main__`` for good: exit handlers and pickles look there as well."""
     main = ModuleType("__main__")
     main.__dict__["__builtins__"] = __builtins__
     sys.modules["__main__"] = main

@@ -19,16 +19,17 @@ from paceline.base.numbering import Inc
 from paceline.wire.messages.checks import Checked, NodeSpeed
 
 MULTIPLY_S = 0.2
-"""With `COPY_S` three periods of a cpu quota: within one, a node may seem to have none."""
+"""Seconds of products. With `COPY_S` three periods of a cpu quota: within one, a node may seem to
+have none."""
 COPY_S = 0.1
 CPU_ROWS = 512
-"""Of a square matrix: some milliseconds of one core."""
+"""Rows of a square matrix, whose product takes some milliseconds of one core."""
 DEVICE_ROWS = 4096
-"""The same of any other device."""
+"""Rows of the matrix on any other device."""
 COPY_BYTES = 32 << 20
-"""More than a core's share of any cache."""
+"""Bytes of a copy: more than a core's share of any cache."""
 SHARE_OF_FREE = 8
-"""Where memory is limited no more than one part in so many of what is left is used."""
+"""Divisor of the memory that is left: where memory is limited, no more than this part is used."""
 
 
 class _Done(NamedTuple):
@@ -37,7 +38,7 @@ class _Done(NamedTuple):
     times: int
     took_s: float
     ran_s: float
-    """Of ``took_s``: each of the threads ran, in the mean; another device runs all the time."""
+    """Part of ``took_s`` for which each thread ran, in the mean; on another device all of it."""
 
 
 def check_node(inc: Inc, device: torch.device) -> Checked:

@@ -39,9 +39,9 @@ if TYPE_CHECKING:
     from paceline.runtime.script.strategy import Bystander
 
 AGENT_WAIT_S = 10.0
-"""How long a process goes on without an agent: a new one is there within two seconds."""
+"""Seconds that a process goes on without an agent: a new one is there within two seconds."""
 LAST_WORDS_S = 1.0
-"""For the last messages to reach the agent."""
+"""Seconds for the last messages to reach the agent."""
 EXIT_TERMINATED = 128 + signal.SIGTERM
 
 
@@ -132,27 +132,27 @@ class Process:
         self.cuts = cuts_of(job, self.spec)
         self._step = 0
         self.has_stepped = False
-        """A step was done in this life."""
+        """Whether a step was done in this life."""
         self.stop_requested = False
-        """Finish the step and leave in order: SIGTERM came, or the master's word."""
+        """Whether to finish the step and leave in order: SIGTERM came, or the master's word."""
         self._terminated = False
         self.told_to_stop = False
-        """It was the master's word: the job ends, so an unfinished loop is no failure."""
+        """Whether the master ordered the stop: the job ends, and an open loop is no failure."""
         self.open_loops: list[OpenLoop] = []
-        """Those that have begun and did not come to their end, in order."""
+        """Loops that have begun and did not come to their end, in order."""
         self._hand_over: Callable[[], None] | None = None
         self.check_returned: Callable[[], None] = _nothing
         """Raises ConfigError if the script has returned before others."""
         self.stands_by: Callable[[], Bystander] | None = None
         """This life has had no batch of the loops that it came to: says what its errors mean."""
         self.remark = ""
-        """To add to an error of the script; empty: nothing."""
+        """Words to add to an error of the script; empty: none."""
         self.at_end: Callable[[], None] = _nothing
         """Ends the thread that uses the link, so that the main thread can."""
         self.at_terminate: Callable[[], None] = _nothing
         """Called at a SIGTERM, after which the step in hand must end."""
         self.at_fork: Callable[[], None] = _nothing
-        """In a process that the script forks: what of ours it has a copy of cannot be used."""
+        """Called in a process that the script forks: its copies of our objects cannot be used."""
         self.on_held: Callable[[float], None] = _no_step
         """Takes the time for which a gate has held the process, in the midst of a step."""
         self.between_steps: Callable[[], None] = _nothing
@@ -162,7 +162,7 @@ class Process:
         self.log: LogBook | None = None
         """What the script has logged; None: nothing so far."""
         self.is_fork = False
-        """A process that the script forked has this copy."""
+        """Whether this copy is that of a process that the script forked."""
         # Before the hello: from then on it may come.
         signal.signal(signal.SIGTERM, self._on_terminate)
         files = NodeFiles(job, up.node)
@@ -304,7 +304,7 @@ class Process:
         )
 
     def _record(self, up: ProcessUp) -> None:
-        """For an agent that comes after the present one."""
+        """Write the record of this process, for an agent that comes after the present one."""
         fresh = self._files.process.with_name(f"{self.node}.process.{os.getpid()}")
         fresh.write_bytes(msgspec.json.encode(up))
         fresh.replace(self._files.process)

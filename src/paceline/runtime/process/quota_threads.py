@@ -16,7 +16,7 @@ from paceline.runtime.process.process import Process
 from paceline.wire.spec import JobSpec
 
 EVERY_S = 1.0
-"""From one look at the quota to the next."""
+"""Seconds from one look at the quota to the next."""
 
 
 class QuotaThreads:

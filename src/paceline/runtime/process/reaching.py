@@ -10,11 +10,11 @@ from paceline.base.numbering import Inc
 from paceline.wire.messages.base import Server
 
 UNHEARD_S = 10.0
-"""A server that is asked and has not said a word for so long is looked at, and so often again."""
+"""Seconds without a word after which a server that is asked is looked at, and so often again."""
 FAILURES = 2
-"""After so many looks in a row that fail, a server counts as out of reach."""
+"""Looks in a row that fail, after which a server counts as out of reach."""
 CONNECT_S = 2.0
-"""For one look: a firewall may drop what it is sent."""
+"""Seconds that one look may take: a firewall may drop what it is sent."""
 
 
 class Unreachable(ConfigError):

@@ -63,7 +63,7 @@ class KeptAverage:
         return self._average() is average
 
     def state_dict(self) -> dict[str, Any]:
-        """Of the average; empty: the script has it no more."""
+        """Return the state of the average; empty: the script no longer has it."""
         average = self._average()
         return {} if average is None else average.state_dict()
 

@@ -10,14 +10,14 @@ from collections.abc import Callable
 from paceline.wire.messages.feeds import ScriptPlace
 
 OUTSIDE = -1
-"""In place of an epoch: in none. In place of a step: it is not the same in all workers."""
+"""Stand-in for an epoch: outside of all; for a step: it is not the same in all workers."""
 
 MEETING = -2
-"""Between a place and the number of a meeting there."""
+"""Separator between a place and the number of a meeting there."""
 
 
 class ScriptCourse:
-    """One script's.
+    """The course of one script.
 
     Args:
         step: how far the model is in the body in hand, the same in all workers that hold it;

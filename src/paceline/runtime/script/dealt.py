@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class DealtLoader:
-    """In place of a DataLoader: ``for batch in loader`` is ``for batch in job.batches(loader)``.
+    """A stand-in for a DataLoader: ``for batch in loader`` reads ``job.batches(loader)``.
 
     Everything else is the DataLoader's. So is a pass while every prepared model is in eval mode:
     scripts measure on the data that they train on, and each worker then reads all of it. But one

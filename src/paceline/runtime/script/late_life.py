@@ -35,7 +35,7 @@ class LateLife:
         self._num_passed = 0
         """Loops over batches that were done before this life came there, in no epoch."""
         self._num_apart = 0
-        """Of these, those behind which its script does not hold what the others' did."""
+        """Passed loops behind which this script does not hold what the others' did."""
         self._has_told = False
 
     def begin_training(self) -> None:

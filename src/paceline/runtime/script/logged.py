@@ -34,12 +34,13 @@ from paceline.wire.messages.curves import (
 from paceline.wire.messages.node import Logged
 
 EVERY_S = 1.0
-"""Between two messages."""
+"""Seconds between two messages."""
 RESEND_S = 3.0
-"""Less than the time in which the master waits for other workers' values of a step: what a master
-that died has heard comes again before the next one writes."""
+"""Seconds until a message is sent again: less than the time in which the master waits for other
+workers' values of a step. What a master that died has heard comes again before the next one
+writes."""
 MAX_STEPS = 32
-"""Of one name in one message; of more steps, some at equal distances."""
+"""Most steps of one name in one message; of more, some at equal distances are sent."""
 MAX_PENDING = 1024
 """Steps that wait to be sent; beyond that they are thinned out as well."""
 MAX_UNKEPT = 64
@@ -269,7 +270,10 @@ class LogBook:
 
 
 def _superfluous(numbers: list[int], most: int) -> Iterator[int]:
-    """Of more steps than so many all but the first of each block, whose size is a power of two."""
+    """Yield the steps to drop, if there are more than ``most``.
+
+    Of each block of numbers the first step stays. A block's size is a power of two.
+    """
     if len(numbers) <= most:
         return
     size = 1 << (-(-(numbers[-1] - numbers[0] + 1) // (most - 1)) - 1).bit_length()

@@ -60,15 +60,15 @@ class StepInHand:
     evaluating: bool = False
     """An optimizer is in its step, and may call its closure again."""
     has_gradients: bool = False
-    """A parameter had a gradient when an optimizer was told to step."""
+    """Whether a parameter had a gradient when an optimizer was told to step."""
     closed: bool = False
-    """The optimizers that have not stepped on it will not."""
+    """Whether the optimizers that have not stepped on the batch never will."""
     samples: int = 0
     start_s: float = 0.0
     """When its batch was ready."""
     wait_s: float = 0.0
     data_s: float = 0.0
-    """From when batches were wanted until they were read and made."""
+    """Seconds from when batches were wanted until they were read and made."""
     compute_s: float = 0.0
     server_s: float = 0.0
     message_s: float = 0.0

@@ -201,7 +201,7 @@ def trained_by(
 
 
 def clip_whole(params: Sequence[nn.Parameter], max_norm: float) -> Tensor:
-    """As torch's ``clip_grad_norm_``; the norm of gradients in shards is that of the whole."""
+    """Clip as torch's ``clip_grad_norm_``; return the norm, of the whole if it is in shards."""
     norm = clip_grad_norm_(params, max_norm)
     # Not by its type, whose import takes a second, also where nothing is in shards.
     whole: Tensor = getattr(norm, "full_tensor", lambda: norm)()

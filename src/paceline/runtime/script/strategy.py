@@ -34,7 +34,7 @@ Results = Mapping[str, Array]
 
 
 MEET_S = 1800.0
-"""So long a worker waits for the others to come to the same place of the script."""
+"""Seconds that a worker waits for the others to come to the same place of the script."""
 
 
 class LogPlace(NamedTuple):
@@ -42,11 +42,11 @@ class LogPlace(NamedTuple):
 
     attempt: Attempt
     step: int
-    """That of the batch in hand; between loops the last one. `UNPLACED`: not known here."""
+    """Step of the batch in hand; between loops the last one. `UNPLACED`: not known here."""
     samples: int
-    """In the model with that step."""
+    """Samples in the model with that step."""
     between: bool = False
-    """No batch is in hand: the step is in the model."""
+    """Whether no batch is in hand: the step is in the model."""
 
 
 class Reached(NamedTuple):
@@ -55,13 +55,14 @@ class Reached(NamedTuple):
     place: ScriptPlace
     """Loops over ``job.epochs`` that are over, and the epoch in hand."""
     calls: Sequence[int]
-    """Of each scheduler, the steps between loops that came before it."""
+    """Steps of each scheduler between loops, up to the place."""
     feeds: Sequence[Feed]
-    """To train on, of the places before."""
+    """Feeds to train on, of the places before."""
 
 
 Bystander = Literal["fails", "leaves", "returns"]
-"""It is an error as any other; others train, and another life comes in later; or all is done."""
+"""Fate of a life without a batch whose script raises an error. ``fails``: as with any other error.
+``leaves``: others train, and another life comes in later. ``returns``: all is done."""
 
 
 class Entry(NamedTuple):
@@ -174,7 +175,7 @@ class Strategy(Protocol):
 
     @property
     def calls(self) -> tuple[int, ...]:
-        """Of each scheduler, the steps that the script has taken between loops so far."""
+        """Return the steps of each scheduler that the script has taken between loops so far."""
 
     def meet(self, place: ScriptPlace, value: bytes, *, all_workers: bool) -> Sequence[bytes]:
         """Tell the others something, and hear what counts at this place of the script.

@@ -156,7 +156,7 @@ class Admission:
         return _bad_spans(part.spans, part.slice) or self._bad_tables(part.tables)
 
     def _bad_changes(self, part: Part) -> str:
-        """Of hyper-parameters, and of parameters without a gradient."""
+        """Say what is wrong with hyper-parameters or lacking gradients; empty: nothing."""
         groups = self.schema.groups
         for group, name, value in part.changed:
             if not 0 <= group < len(groups) or not isfinite(value):

@@ -14,10 +14,10 @@ from paceline.runtime.state.kernels import Array, Int64s
 from paceline.wire.schema import NUM_BUCKETS, ModelSchema
 
 EVERY = 31
-"""A prime: workers that come in turn are all counted."""
+"""Requests of which one is looked at. A prime: workers that come in turn are all counted."""
 MANY = 1024
-"""Of a request for so many rows one of `EVERY` is looked at: that has no factor in common with the
-number of buckets, so ids one after another meet all of them."""
+"""Rows of a request from which on one row of `EVERY` is looked at. That number has no factor in
+common with the number of buckets, so ids one after another meet all of them."""
 HALF_LIFE_S = 30.0
 
 _EACH = np.arange(NUM_BUCKETS, dtype=np.int32)
@@ -82,7 +82,7 @@ def _counts(ids: Int64s, *, dynamic: bool) -> Array:
 
 
 def _dense_elements(schema: ModelSchema, owned: Sequence[int]) -> dict[str, Array]:
-    """By dtype, elements in each bucket."""
+    """Return the elements in each bucket, by dtype."""
     found: dict[str, Array] = {}
     for dtype, size in layout.dense_sizes(schema).items():
         found[dtype] = np.zeros(NUM_BUCKETS)

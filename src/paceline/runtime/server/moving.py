@@ -48,34 +48,34 @@ from paceline.wire.messages.data import Piece, PieceHeld
 from paceline.wire.schema import ModelSchema
 
 PIECE_BYTES = 1 << 20
-"""A server takes a piece between two messages of workers: half a millisecond."""
+"""Bytes of a piece, which a server takes between two messages of workers: half a millisecond."""
 WINDOW = 4
 """Pieces that may be unanswered; a receiver has so many of each owner before it."""
 ARENA_BYTES = 2 * WINDOW * PIECE_BYTES
-"""Of shared memory, on one host: out of a socket a receiver would have to copy what comes."""
+"""Bytes of shared memory, on one host: out of a socket a receiver would have to copy what comes."""
 BYTES_PER_S = 100e6
-"""No owner sends faster: training has the rest of the machine."""
+"""Most bytes per second that an owner sends: training has the rest of the machine."""
 RESEND_S = 1.0
 LEAST_BYTES_PER_S, RANK_AFTER_S = 10e6, 2.0
-"""A sender that comes after all who train has to send so much: where they use all processors it
-would send nothing."""
+"""Bytes per second that a sender which comes after all who train has to send, and seconds until
+that is judged. Where they use all processors it would send nothing."""
 NICE = 10
-"""By so much its priority is lower then."""
+"""Increase of a sender's niceness, if it does not come after all who train."""
 BURST_BYTES = 1 << 17
-"""So much is put where it belongs at a time, and a rest follows: a thread that trains waits for a
-processor for no longer than that takes, 0.3 ms where memory is slow."""
+"""Bytes put where they belong at a time, before a rest. A thread that trains waits for a processor
+for no longer than that takes: 0.3 ms where memory is slow."""
 REST, LONGEST_REST_S = 15, 0.01
-"""The rest is so many times as long as the work before it, but no longer than that: a receiver
-takes a sixteenth of a processor."""
+"""Length of a rest as a multiple of the work before it, and its most seconds: a receiver takes a
+sixteenth of a processor."""
 LONG_BURST_S = 0.001
-"""A burst that takes so long has made a huge page, where that is slow."""
+"""Seconds of a burst that has made a huge page, where that is slow."""
 CATCH_UP_S = 0.01
-"""As long as there is much to catch up with, so much of a turn is spent on that."""
+"""Seconds of a turn that are spent on catching up, as long as there is much of that."""
 
 RELEASE_BYTES = 16 << 20
-"""Memory given back at a time."""
+"""Bytes of memory given back at a time."""
 LARGE_BYTES = 1 << 22
-"""Arrays of so many bytes have huge pages where the machine allows that: numpy asks for them."""
+"""Bytes of arrays that have huge pages where the machine allows that: numpy asks for them."""
 
 _libc = ctypes.CDLL(None)
 _log = logging.getLogger(__name__)

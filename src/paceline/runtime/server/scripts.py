@@ -70,7 +70,7 @@ class Scripts:
         return Script(known, found.state)
 
     def save(self) -> dict[str, Array]:
-        """As arrays by name, for a cut."""
+        """Return the states that are kept as arrays by name, for a cut."""
         arrays: dict[str, Array] = {}
         for number, one in enumerate(self._kept):
             arrays[f"script.{number}.at"] = np.array([one.first, one.last], np.int64)

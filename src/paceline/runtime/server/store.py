@@ -46,7 +46,7 @@ class Gradients:
     """Dense parameters, by their places in the schema, that have no gradient: what ``dense`` holds
     for them is 0."""
     position: int = 0
-    """Of the schedule, at which it was computed (`ps.schedule`)."""
+    """Schedule position at which this contribution was computed (`ps.schedule`)."""
 
 
 class Store:
@@ -311,7 +311,7 @@ class _Plan:
     counting: set[int]
     """Groups that count the step."""
     grown: Int64s
-    """By tensor, how much."""
+    """Growth of the count of steps, by tensor."""
     due: list[tuple[int, int, int, int]]
 
 

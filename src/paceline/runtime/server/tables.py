@@ -77,7 +77,7 @@ class FixedTable:
         self.sizes = layout.bucket_rows(table.num_rows)
         self.slabs = Slabs(table, group, int(self.sizes[list(buckets)].sum()))
         self.aside: Aside | None = None
-        """Is told what is about to change."""
+        """The copy under way, to be told what is about to change; None: there is none."""
 
     def _rows(self, ids: Int64s) -> Int64s:
         rows = np.empty(ids.size, np.int64)
@@ -117,7 +117,7 @@ class FixedTable:
                 slab[mine] = saved[name][source : source + mine.stop - mine.start]
 
     def _runs(self, buckets: Sequence[int]) -> list[tuple[int, slice]]:
-        """Of buckets that are here, too: their first row there, and their rows here."""
+        """Return the first row there and the rows here of each bucket that is here, too."""
         offsets = layout.bucket_offsets(self.num_rows, buckets)
         return [
             (int(offsets[one]), slice(self.offsets[one], self.offsets[one] + self.sizes[one]))
@@ -281,7 +281,7 @@ class DynamicTable:
         self.last_used = np.zeros(MIN_ROWS, np.int64)
         self.waiting = Waiting()
         self.aside: Aside | None = None
-        """Is told what is about to change."""
+        """The copy under way, to be told what is about to change; None: there is none."""
 
     def read(self, keys: Int64s, out: Array) -> None:
         """Copy the rows of ``keys`` to ``out``; an absent key reads as its would-be first row."""
@@ -407,7 +407,7 @@ def _longer(array: Array, size: int) -> Array:
 
 
 def _of_buckets(keys: Array, buckets: Sequence[int]) -> npt.NDArray[np.bool_]:
-    """Which keys belong to these buckets."""
+    """Return a mask of the keys that belong to these buckets."""
     owned = np.zeros(NUM_BUCKETS, np.int32)
     owned[list(buckets)] = 1
     mine = np.empty(keys.size, np.int32)

@@ -42,13 +42,13 @@ class MemoryBoundary:
         self._said = page.memory
         self._ordered, self._tried_s = 0.0, 0.0
         self._owed = False
-        """Tensors in the host's memory may have room on the device now."""
+        """Whether tensors in the host's memory may have room on the device now."""
         self._passed_s = self._peak_s = monotonic()
         self._peaks = (0.0, 0.0)
-        """Of the present span of `PEAK_S`, and of the one before."""
+        """Peaks of the present span of `PEAK_S`, and of the one before, in bytes."""
         self._optimizers: WeakSet[Optimizer] = WeakSet()
         self._unseen_steps = 0
-        """Of optimizers, since a boundary."""
+        """Steps of optimizers since a boundary."""
         self._lock = threading.Lock()
         self._is_fork = False
 

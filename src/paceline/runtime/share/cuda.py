@@ -19,16 +19,17 @@ from paceline.base.devices import gpu_index
 from paceline.base.errors import ConfigError
 
 CHUNK_S = 1e-3
-"""Of the GPU's time: a chunk takes about as long. What is queued when the guaranteed job begins to
-compute costs that job as much: two processes' work takes turns of some 2 ms (H100)."""
+"""Seconds of the GPU's time that a chunk takes, about. Work that is queued when the guaranteed job
+begins to compute costs that job as much. Two processes' work takes turns of some 2 ms (H100)."""
 MOST_POINTS = 256
-"""Points of a gate in a chunk, at most."""
+"""Most points of a gate in a chunk."""
 AHEAD = 1
 """Chunks that may be queued while the process goes on."""
 POLL_S = 5e-5
-"""Between looks at an event."""
+"""Seconds between looks at an event."""
 RAW_STREAM = "_cuda_getCurrentRawStream"
-"""Of torch: the current stream's number, which costs a tenth of asking for the stream."""
+"""Name of torch's function for the current stream's number, which costs a tenth of asking for the
+stream."""
 
 
 class Chunk(NamedTuple):
@@ -37,7 +38,7 @@ class Chunk(NamedTuple):
     begin: Any
     end: Any
     num_points: int
-    """Of the gate, within it."""
+    """Points of the gate within the chunk."""
 
 
 class CudaDevice:

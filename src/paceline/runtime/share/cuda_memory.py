@@ -27,15 +27,15 @@ from paceline.runtime.share.memory import MemoryUse
 
 MIB = 1 << 20
 LEAST_SLAB_BYTES = 1024 * MIB
-"""Pinned when the first limit comes: 0.6 s (H100)."""
+"""Bytes pinned when the first limit comes, which takes 0.6 s (H100)."""
 STEP_BYTES = 256 * MIB
 """The slab grows in such steps, to what lay beyond the limit at the peak and a quarter more."""
 MOST_OF_HOST = 0.5
-"""Of the host's memory that is available: no more is pinned at once."""
+"""Part of the host's available memory that is pinned at once, at most."""
 SIDE_BYTES = 256 * MIB
-"""Of the slab for each stream but the first: a stream has blocks of its own."""
+"""Bytes of the slab for each stream but the first: a stream has blocks of its own."""
 SMALL_SEGMENTS = 32
-"""Of 2 MiB, for tensors of 1 MiB at most, for each stream."""
+"""Segments of 2 MiB for each stream, for tensors of 1 MiB at most."""
 
 
 class Slab:

@@ -30,11 +30,11 @@ class InputGaps:
         self._page, self._device = page, device
         self._waits_s: deque[float] = deque(maxlen=NUM_WAITS)
         self._idle_since_s: float | None = None
-        """None: the job is busy."""
+        """Time since which the job is idle; None: it is busy."""
         self._number = 0
-        """Odd within a wait."""
+        """Number of the wait, odd within it."""
         self._work: tuple[int, Callable[[], bool]] = (0, bool)
-        """Of a wait, by its number: says whether the device has done the job's work."""
+        """Number of a wait, and a function that says whether the device has done the job's work."""
         self._asked = threading.Event()
         self._lock = threading.Lock()
         self._follower: threading.Thread | None = None

@@ -31,11 +31,11 @@ from paceline.wire.sharing import GateMode
 NOBODY = memoryview(bytes(4 * NUM_NUMBERS)).cast("i")
 """The numbers of a job that is never busy."""
 LEAST_IDLE_S = 1e-3
-"""Shorter waits are put together."""
+"""Seconds of a wait below which waits are put together."""
 MOST_CREDIT_S = 5e-3
-"""A job whose waits ended late, as on a busy processor, may use so much more of the device."""
+"""Most extra seconds of the device for a job whose waits ended late, as on a busy processor."""
 MOST_FREE_S = 0.05
-"""Of what a job used while nothing held it, this much is owed when an order comes."""
+"""Most seconds owed when an order comes, for what a job used while nothing held it."""
 LOOK_S = 0.5
 """Longest wait after which the gate looks whether there is a device coordinator."""
 
@@ -53,21 +53,21 @@ class Gate:
         self._page, self._device, self._held = page, device, held
         self._words: memoryview[float] | MutableSequence[float] = page.words
         self._used_s = device.busy_s()
-        """Of the device, as of the last passage."""
+        """Seconds of the device that were used, as of the last passage."""
         self._owed_s = 0.0
-        """Used, for which the job has not idled; negative: it has idled for more."""
+        """Seconds used for which the job has not idled; negative: it has idled for more."""
         self._newest = page.newest
         self._is_free = True
         self._has_left = False
-        """The device."""
+        """Whether the job has left the device."""
         self._lock = threading.Lock()
         self._beside: GatePage | None = None
         self._due_s = 0.0
-        """Before this, nothing more can be owed than what is waited for in one go."""
+        """Time before which no more can be owed than what is waited for in one go."""
         self._numbers, self._busy = page.numbers, NOBODY
-        """Those of the page, and of the guaranteed job if the order says to wait for its gaps."""
+        """Numbers of the page, and of the guaranteed job if the order says to wait for its gaps."""
         self._number = 0
-        """Of the order that was obeyed last."""
+        """Number of the order that was obeyed last."""
         # No process that the script forks, as those of its loaders, is held.
         os.register_at_fork(after_in_child=self.free)
 

@@ -69,7 +69,7 @@ class GatePoints:
     def __init__(self, gate: Gate) -> None:
         self._tick = gate.tick
         self._groups: WeakKeyDictionary[Optimizer, int] = WeakKeyDictionary()
-        """Of each optimizer, how many groups of parameters have hooks."""
+        """Number of parameter groups that have hooks, by optimizer."""
 
     def install(self) -> None:
         register_module_forward_pre_hook(self._before_forward)

@@ -15,13 +15,13 @@ class MemoryUse(NamedTuple):
     """Memory that the tensors of a process take."""
 
     device_bytes: int
-    """Of tensors on the device, now."""
+    """Bytes of tensors on the device, now."""
     peak_bytes: int
-    """The most of them at one time since the look before."""
+    """Most bytes of these at one time since the look before."""
     host_bytes: int
-    """Of tensors that belong to the device and lie in the host's memory, now."""
+    """Bytes of tensors that belong to the device and lie in the host's memory, now."""
     spilled_bytes: int
-    """Allocated there since the look before."""
+    """Bytes allocated there since the look before."""
 
 
 class DeviceMemory(Protocol):

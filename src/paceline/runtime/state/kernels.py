@@ -128,7 +128,7 @@ def partition(owners: Int32s, num_servers: int, order: Int64s, bounds: Int64s) -
 
 @compiled
 def part_of_key(key: int) -> np.int64:
-    """Which of HASH_PARTS a key falls into."""
+    """Return the number of the part, of HASH_PARTS, that a key falls into."""
     return np.int64(mix(key) >> np.uint64(64 - _PART_BITS))
 
 

@@ -24,11 +24,11 @@ class Layout(msgspec.Struct, frozen=True):
 
     skeleton: Skeleton
     tensors: tuple[tuple[str, tuple[int, ...]], ...]
-    """dtype and shape."""
+    """dtype and shape of each tensor."""
     part: tuple[int, int] = (0, 1)
-    """Which shard of the state this is, and of how many."""
+    """Number of this shard of the state, and the number of shards."""
     rows: tuple[int | None, ...] = ()
-    """Of a shard: of each tensor that is one, how many rows the whole has; None: it is whole."""
+    """Rows of the whole for each tensor that is in shards; None: the tensor is whole."""
 
 
 def rows_of_part(num_rows: int, part: tuple[int, int]) -> range:

@@ -49,9 +49,9 @@ class SlowNodeEvent(Event, frozen=True):
     value: float
     """Cores, part of the time, FLOP/s, bytes/s, bytes/s of its best link: as ``what`` says."""
     ratio: float
-    """To the median."""
+    """Ratio of the value to the median."""
     threads: int = 0
-    """Threads of torch."""
+    """Number of torch's threads."""
 
     clause_words = "{0.measured}, {0.ratio:.2f} of the median"
     sentence_words = "{0.node} is slow: {0.clause}"
@@ -83,7 +83,7 @@ class SlowLinkEvent(Event, frozen=True):
     value: float
     """Bytes/s of a link, seconds of a round trip."""
     ratio: float
-    """To the median."""
+    """Ratio of the value to the median."""
 
     clause_words = "{0.ends[0]} - {0.ends[1]}: {0.measured}"
     sentence_words = "a link is slow: {0.clause}"

@@ -26,11 +26,12 @@ class ComparedPart(msgspec.Struct, frozen=True, array_like=True):
     """What one part of the job takes, beside what it took at the job's start."""
 
     what: Literal["computing", "product", "link"]
-    """Of a rank: its own part of a step, and a matrix product; of two: a transfer between them."""
+    """Part that is compared: a rank's own part of a step, its matrix product, or a transfer between
+    two ranks."""
     nodes: tuple[str, ...]
     now_s: float
     start_s: float | None
-    """None: it was not measured then."""
+    """Seconds at the job's start; None: it was not measured then."""
 
     @property
     def ratio(self) -> float | None:
@@ -60,7 +61,7 @@ class SlowedEvent(Event, frozen=True):
 
     @property
     def slower(self) -> str:
-        """By how much, in words."""
+        """Return in words by how much a step is slower."""
         ratio = self.after_s / self.before_s
         return (
             f"a step takes {self.after_s * 1e3:.3g} ms, {ratio:.2f} times the "
@@ -87,37 +88,37 @@ class DiagnosedEvent(Event, frozen=True):
     nodes: tuple[str, ...] = ()
     """A link: its ends, or the members of the group whose links are slow."""
     ratio: float = 1.0
-    """Times its reference."""
+    """Time as a multiple of its reference."""
     evidence: str = ""
     absent: tuple[str, ...] = ()
     """Nodes that did not come to be measured."""
     unseen: dict[str, str] = {}
-    """By node: what else is not known of it, as the end of a sentence."""
+    """Words for what else is not known of a node, as the end of a sentence, by node."""
     took_s: float = 0.0
-    """From the moment at which the slowness was known."""
+    """Seconds from the moment at which the slowness was known."""
     parts: tuple[ComparedPart, ...] = ()
-    """All that was looked at."""
+    """All parts that were looked at."""
     busy: bool = False
-    """Other programs use the processors of most ranks, too: a restart does not help."""
+    """Whether other programs use the processors of most ranks, too: a restart does not help."""
 
     clause_words = "{0.blamed}{0.missing}"
     sentence_words = "{0.clause}"
 
     @property
     def who(self) -> str:
-        """Who is to blame."""
+        """Return the culprit, in words."""
         if self.culprit == "nothing" and self.busy:
             return "the machine is busy, and no rank is to blame"
         return blame(self.culprit, self.nodes, self.ratio)
 
     @property
     def blamed(self) -> str:
-        """Who is to blame, and the evidence."""
+        """Return the culprit and the evidence, in words."""
         return f"{self.who}: {self.evidence}" if self.evidence else self.who
 
     @property
     def missing(self) -> str:
-        """What was not looked at, after the rest."""
+        """Return words for what was not looked at, to follow the rest; empty: all was."""
         words = gap_words(self.absent, self.unseen)
         return f"; {words}" if words else ""
 
@@ -126,12 +127,12 @@ class RestartAdvisedEvent(Event, frozen=True):
     """The slowness has cost as much by now as a restart without its cause would."""
 
     nodes: tuple[str, ...]
-    """Whom to leave out: ranks, or the ends of a link."""
+    """Nodes to leave out: ranks, or the ends of a link."""
     lost_s: float
     start_s: float
-    """Of the script, as the last time."""
+    """Seconds that the script took to start, as it did the last time."""
     redo_s: float
-    """Since it last saved, or since it began."""
+    """Seconds since the script last saved, or since it began."""
     has_saved: bool
 
     clause_words = (

@@ -51,7 +51,7 @@ class MasterStartedEvent(Event, frozen=True):
     """A master has started."""
 
     restarted: bool
-    """It goes on from the journal of another one."""
+    """Whether the master goes on from the journal of another one."""
 
     @property
     def is_news(self) -> bool:
@@ -241,7 +241,7 @@ class SizeJudgedEvent(Event, frozen=True):
     after_per_s: float
     expected_per_s: float
     found: str
-    """In words, such as: faster."""
+    """Judgement in words, such as: faster."""
 
     clause_words = (
         "{0.found}: {0.after_per_s:,.0f} samples/s after {0.before_per_s:,.0f}, "

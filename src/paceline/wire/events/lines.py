@@ -95,7 +95,7 @@ KnownEvent = (
     | state.MemberSlowEvent
     | state.DivergedEvent
 )
-"""In the order of the table in the reference."""
+"""All kinds of events, in the order of the table in the reference."""
 AnyEvent = KnownEvent | PlainEvent
 KINDS: tuple[type[Event], ...] = get_args(KnownEvent)
 

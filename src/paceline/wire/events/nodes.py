@@ -13,7 +13,7 @@ class Verdict(StrEnum):
 
     FINISHED = "finished"
     STOPPED = "stopped"
-    """By our own order, which says what comes next."""
+    """Ended by our own order, which says what comes next."""
     PREEMPTED = "preempted"
     MADE_ROOM = "made room"
     """Ended for the memory of a guaranteed job on the same device."""
@@ -21,9 +21,9 @@ class Verdict(StrEnum):
     RETRYABLE = "retryable"
     UNRETRYABLE = "unretryable"
     GIVEN_UP = "given up"
-    """It has ended because of what became of others, or of the master's word."""
+    """Ended because of what became of others, or by the master's word."""
     NOT_STARTED = "not started"
-    """It never was a process that could have failed."""
+    """Never a process that could have failed."""
 
 
 # --------------------------------------------------------------------------- starts
@@ -122,11 +122,11 @@ class _MemoryEvent(Event, frozen=True):
     """The memory of a node, and with it of all nodes of its role."""
 
     limit_bytes: int
-    """Of each, so far."""
+    """Limit of each node so far."""
     need_bytes: int
-    """With so much it would have enough, by the forecast; out of memory: twice its limit."""
+    """Bytes that would be enough, by the forecast; after an end out of memory: twice its limit."""
     used_bytes: int = 0
-    """By it when this was forecast; 0: after an end out of memory."""
+    """Bytes in use by the node when this was forecast; 0: after an end out of memory."""
     after_oom: bool = False
     """Whether it has ended out of memory."""
 
@@ -143,7 +143,7 @@ class MemoryRaisedEvent(_MemoryEvent, frozen=True):
     """Nodes of a role get more memory, before it runs out or after one has run out of it."""
 
     given_bytes: int = 0
-    """To each of them."""
+    """Bytes that each of the nodes gets."""
 
     clause_words = "{0.cause}; each {0.role} gets {0.given}"
     sentence_words = "{0.clause}"
@@ -177,7 +177,7 @@ class MachineShortEvent(Event, frozen=True):
     """Servers without a limit will need more memory than their machine has left."""
 
     need_bytes: int
-    """By all of them together, beyond what they use, by the forecast."""
+    """Bytes that all servers together need beyond what they use, by the forecast."""
     left_bytes: int
 
     clause_words = (
@@ -286,7 +286,7 @@ class HungEvent(Event, frozen=True):
     since_s: float
     """Seconds for which it has made no progress."""
     silent: bool = False
-    """It has said nothing either."""
+    """Whether the process itself was silent, too."""
 
     sentence_words = "{0.node} hangs: {0.clause}"
 
@@ -321,7 +321,7 @@ class KillRestartEvent(ReasonedEvent, frozen=True):
 
     @property
     def cause(self) -> str:
-        """Who wanted it, and why."""
+        """Return why it is restarted, in words: by a person's order, or by a decision."""
         return BY_ORDER if self.by_person else f"by decision: {self.reason}"
 
 
@@ -345,7 +345,7 @@ class FencedEvent(Event, frozen=True):
     """Nothing of this life counts from here on."""
 
     before_restart: bool = False
-    """It ended while no master was there to see it."""
+    """Whether the life ended while no master was there to see it."""
 
     is_usual = True
 

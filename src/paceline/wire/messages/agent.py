@@ -14,9 +14,9 @@ EXIT_SOFTWARE = 70
 EXIT_NO_AGENT = 75
 """Exit code of a training process that has had no agent for long."""
 MOST_CALLS = 4096
-"""That an agent tells at once."""
+"""Most calls that an agent tells at once."""
 EXIT_FENCED = 76
-"""Of one that was given up, or holds nothing that the job goes on from."""
+"""Exit code of a process that was given up, or holds nothing that the job goes on from."""
 
 
 class ExitEvidence(msgspec.Struct, frozen=True, kw_only=True):
@@ -31,11 +31,11 @@ class ExitEvidence(msgspec.Struct, frozen=True, kw_only=True):
     """The same of the whole machine, where the node has no cgroup of its own."""
     stopped_by_us: bool = False
     hung: bool = False
-    """It was ended since all others waited for it."""
+    """Whether the process was ended since all others waited for it."""
     made_room: bool = False
-    """It was ended since the memory of its device is a guaranteed job's."""
+    """Whether the process was ended since the memory of its device is a guaranteed job's."""
     stacks: str = ""
-    """What its threads did then."""
+    """Stacks of its threads at that time."""
     log_tail: str = ""
     step: int | None = None
     """The step that it was at; 0: it had begun none; None: unknown, or it is no worker."""
@@ -45,11 +45,11 @@ class StepsTook(msgspec.Struct, frozen=True, array_like=True):
     """A few steps in a row of a script that trains on its own."""
 
     last: int
-    """Its step, the number of steps, and their mean time."""
+    """Number of the last step; then the number of steps, and their mean time in seconds."""
     count: int
     mean_s: float
     marks: int = 0
-    """Of each of them, of `paceline.wire.step_ledger.Mark`."""
+    """Marks that each of these steps has: flags of `paceline.wire.step_ledger.Mark`."""
     amount: float = 0.0
     """Mean of the numbers in a step's batches; 0: not known."""
 
@@ -59,11 +59,11 @@ class NodeFacts(msgspec.Struct, frozen=True, kw_only=True):
 
     inc: Inc
     step: int = 0
-    """Of a server: in the model; asp, ssp: 0, since it has none."""
+    """Newest step; of a server the step in the model. With asp and ssp 0: it has none."""
     samples: int = 0
     """Samples handed to the training loop in this life."""
     steps: int = 0
-    """New since the last report; of a server without steps: pulls that it has answered, of which
+    """Steps since the last report. A server without steps counts the pulls that it has answered:
     each worker makes one in an iteration."""
     step_samples: float = 0.0
     """Mean batch size of those steps."""
@@ -160,7 +160,7 @@ class StartProcess(Message, frozen=True):
     rank: int
     num_workers: int
     check: bool = False
-    """It is to measure what its node can do, before its first step."""
+    """Whether the process measures what its node can do, before its first step."""
     restart: int = 0
     """Strategy script: how often all workers have begun again."""
     port: int = 0

@@ -18,7 +18,7 @@ class Server(msgspec.Struct, frozen=True, array_like=True):
 
 
 class ServerMap(msgspec.Struct, frozen=True, kw_only=True):
-    """Who holds what: ``owners[b]`` is the index in ``servers`` of the owner of bucket b.
+    """The owners of buckets: ``owners[b]`` is the index in ``servers`` of the owner of bucket b.
 
     The first server is the leader.
     """
@@ -44,7 +44,7 @@ class ServerMap(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def ownership(self) -> tuple[Inc, ...]:
-        """By bucket, the incarnation of its owner."""
+        """Return the incarnation of each bucket's owner."""
         return tuple(self.servers[owner].inc for owner in self.owners)
 
     @property
@@ -59,11 +59,11 @@ class CutRef(msgspec.Struct, frozen=True, kw_only=True):
 
     cut_no: CutNo
     epoch_no: EpochNo = NO_EPOCH
-    """In which it was copied, since the number of a cut that failed comes again; 0: unknown."""
+    """Epoch of the copy, since the number of a cut that failed comes again; 0: unknown."""
     memory: bool | str = False
-    """Nodes hold copies of its files in memory. (A path, in journals of earlier releases.)"""
+    """Whether nodes hold its files in memory. (A path, in journals of earlier releases.)"""
     stored: bool = False
-    """All of it is on disk, too; what is in memory may be gone."""
+    """Whether all of it is on disk, too; what is in memory may be gone."""
 
     @property
     def in_memory(self) -> bool:
@@ -77,4 +77,4 @@ class TableHeld(msgspec.Struct, frozen=True, array_like=True):
     table: str
     rows: int
     row_bytes: int
-    """Of the value and the optimizer's state of a row."""
+    """Bytes of the value and the optimizer's state of a row."""

@@ -18,9 +18,9 @@ class NodeSpeed(msgspec.Struct, frozen=True, kw_only=True):
     """One node, measured under the limits of its training process."""
 
     device: str = "cpu"
-    """Which of torch's devices multiplied and copied."""
+    """Torch's device that multiplied and copied."""
     threads: int
-    """Of torch."""
+    """Number of torch's threads."""
     matmul_flops: float
     """Floating point operations of a product of float32 matrices, per second that it ran."""
     copy_bytes_per_s: float

@@ -16,7 +16,7 @@ class Attempt(msgspec.Struct, frozen=True, array_like=True, order=True):
 
     epoch_no: int = 0
     group: int = 0
-    """With all-reduce and fsdp; else 0."""
+    """Number of the group with all-reduce and fsdp; else 0."""
 
 
 class LoggedTotal(msgspec.Struct, frozen=True, array_like=True):
@@ -33,10 +33,10 @@ class LoggedStep(msgspec.Struct, frozen=True, array_like=True):
     step: int
     """`UNPLACED`: the worker does not know where the model is."""
     samples: int
-    """In the model with that step."""
+    """Samples in the model with that step."""
     values: dict[str, LoggedTotal]
     between: bool = False
-    """Logged between loops: the step is in the model."""
+    """Whether this was logged between loops: the step is in the model."""
 
 
 class LogKept(Message, frozen=True):

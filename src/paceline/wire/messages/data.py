@@ -50,7 +50,7 @@ class Part(Message, frozen=True):
     lacking: tuple[int, ...] = ()
     """Dense parameters, by their places in the schema, that have no gradient here."""
     factor: float = 1.0
-    """On the learning rates."""
+    """Factor on the learning rates."""
     seen: int = -1
     """Contributions in the model whose parameters it was computed on; -1: its staleness does not
     matter."""
@@ -103,9 +103,9 @@ class Also(msgspec.Struct, frozen=True, array_like=True):
 
 
 BARE = Also()
-"""Nothing."""
+"""An `Also` that asks for nothing."""
 NEWEST = 1 << 62
-"""For `Also.script`, a position that no job comes to: the newest state is wanted."""
+"""Position for `Also.script` that no job comes to: the newest state is wanted."""
 
 
 class Pull(Message, frozen=True):
@@ -118,12 +118,12 @@ class Pull(Message, frozen=True):
     clock: int = -1
     """SSP: contributions this worker has offered; -1: it is idle and nobody waits for it."""
     feed: Feed | None = None
-    """BSP: what it trains on."""
+    """BSP: the feed that the worker trains on."""
     tables: tuple[int, ...] = ()
     dense: bool = True
     also: Also = BARE
     map_version: int = 0
-    """Of the map by which ids are cut to servers."""
+    """Version of the map by which ids are divided among servers."""
 
 
 class Pulled(Message, frozen=True):
@@ -214,9 +214,9 @@ class Piece(Message, frozen=True):
 
     epoch_no: EpochNo
     server: Inc
-    """Who sends it."""
+    """Incarnation of the owner, which sends it."""
     inc: Inc
-    """Who is to have it."""
+    """Incarnation of the receiver."""
     map: ServerMap
     position: EntryNo
     step: StepNo

@@ -51,10 +51,10 @@ class Feed(msgspec.Struct, frozen=True, kw_only=True):
     window_shards: int = 0
     """Neighbouring shards that are mixed with each other; 0: all of the epoch."""
     per_worker: bool = False
-    """A step is as many slices as workers do it: the global batch follows their number."""
+    """Whether a step is as many slices as workers do it: the global batch follows their number."""
     blocks: int = 0
-    """On servers: a whole slice is computed in so many batches, by any workers; 0: it is
-    not divided beforehand."""
+    """On servers: batches in which a whole slice is computed, by any workers; 0: it is not divided
+    beforehand."""
     contents: str = ""
     """What the files of its dataset hold, in short; empty: not known, and so not compared."""
     place: ScriptPlace = ()
@@ -66,12 +66,12 @@ class Feed(msgspec.Struct, frozen=True, kw_only=True):
     turn: int = 0
     """The number of the pass over its DataLoader, if it is one."""
     calls: tuple[int, ...] = ()
-    """Of each scheduler, the steps between loops that the script had taken when its epoch began."""
+    """Steps of each scheduler between loops that the script had taken when its epoch began."""
     ends: tuple[int, ...] = ()
     """Where slices of several sizes end, none larger than ``batch_size``, in the one epoch; empty:
     all but the last of an epoch have ``batch_size`` samples."""
     training: int = 0
-    """Which training of the script it belongs to: each ``job.prepare`` begins one."""
+    """Number of the script's training that it belongs to: each ``job.prepare`` begins one."""
     first_feed: int = 0
     """Number of the first feed of that training, whose orders are those of a job of its own; the
     master fills it in."""
@@ -239,7 +239,7 @@ class Underway(NamedTuple):
     """How far a job is in a feed."""
 
     num_samples: int
-    """Of one epoch."""
+    """Samples of one epoch."""
     epochs: int
     at: int
     """The first position that nobody has, in all epochs."""

@@ -45,7 +45,7 @@ class MemberPart(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Division(msgspec.Struct, frozen=True, array_like=True):
-    """Who computes how much of a step: the plan of this number, member by member.
+    """The division of a step among the members: the plan of this number, member by member.
 
     Without ``parts`` all compute alike, in one batch. ``lacking``: what of a whole step the others
     do not wait for.

@@ -128,7 +128,7 @@ class LeaseRequest(Message, frozen=True):
     finished: bool = False
     handled: tuple[Span, ...] = ()
     map_version: int = 0
-    """Of the servers' map, as the worker knows it."""
+    """Version of the servers' map, as the worker knows it."""
     since: int = 0
     """See `OpenFeed`."""
 
@@ -188,9 +188,9 @@ class Committed(Message, frozen=True):
     committed: tuple[Span, ...]
     allow: int = 0
     short_steps: int = 0
-    """Of this epoch_no: decided while something of their slice was missing."""
+    """Steps of this epoch_no that were decided while something of their slice was missing."""
     left_out: int = 0
-    """Samples that were missing, in all of them."""
+    """Samples that were missing, in all of these steps."""
 
 
 class Copied(Message, frozen=True):
@@ -232,7 +232,7 @@ class CutDelayed(Message, frozen=True):
     inc: Inc
     cut_no: CutNo
     reason: str
-    """With the path."""
+    """Error of the disk, with the path."""
 
 
 class Restored(Message, frozen=True):

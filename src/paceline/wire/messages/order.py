@@ -32,12 +32,12 @@ class Lacking(NamedTuple):
     """What a step is decided without."""
 
     left_out: int = 0
-    """At most so many samples, at once."""
+    """Most samples that a step may lack at once."""
     late: int = 0
-    """Or so many, when no more have been missing for the grace."""
+    """Most samples that a step may lack when no more have been missing for the grace."""
     grace_s: float = 0.0
     of: int = 0
-    """The global batch that these are of, if it follows the workers."""
+    """Global batch that these numbers are of, if it follows the workers."""
 
     def of_slice(self, size: int, batch_size: int) -> "Lacking":
         """Scale to a slice smaller than the global batch; never all of it."""
@@ -56,7 +56,7 @@ class Allow(Message, frozen=True):
     epoch_no: EpochNo
     inc: Inc
     no: int
-    """Of the plan; a newer one replaces it."""
+    """Number of the plan; a newer one replaces it."""
     step: StepNo
     left_out: int
     of: int

@@ -26,7 +26,7 @@ from paceline.runtime.group.reducer import ALL, Bucket, Reducer, in_buckets
 from paceline.runtime.holding.replicas.undo import Undo
 
 LEAVES, NO_MORE = -2, -3
-"""In place of an optimizer: this member steps none of them on its batch, or no other one."""
+"""Stand-ins for an optimizer's number: this member steps none on its batch, or no other one."""
 _NOT_CLEARED = (
     "loss.backward() adds to gradients that an optimizer has not stepped on, and that are those of "
     "this worker alone, or of a batch before; call zero_grad() of that optimizer before it"

@@ -16,15 +16,15 @@ from paceline.wire.messages.checks import Link
 from paceline.wire.messages.data import Echo, Echoed
 
 ANSWER_S = 10.0
-"""A server that sends nothing back for so long is left out, if it can be reached at all."""
+"""Seconds without an answer after which a server is left out, if it can be reached at all."""
 PINGS = 8
 FIRST_BYTES, CHUNK_BYTES, GROWTH = 4 << 10, 1 << 20, 4
 """Chunks grow from the first size to the last one, as long as the link is quick."""
 QUICK_S = 0.1
 MIN_CHUNKS, STREAM_S = 4, 0.05
-"""Of the last size at least so many chunks are sent, for so long."""
+"""Least number of chunks of the last size, and seconds for which they are sent."""
 LONGEST_S = 2.0
-"""After so long the chunk under way is the last one, also of a slow link."""
+"""Seconds after which the chunk under way is the last one, also on a slow link."""
 
 
 def measure_links(process: Process, servers: Sequence[Server]) -> tuple[Link, ...]:

@@ -42,7 +42,7 @@ class Call:
     paddings: set[int | None] = field(default_factory=set)
     """The padding id of each module that asked for it; none: it was not used."""
     version: int = 0
-    """Of ``ids``: they may be a view of the batch, which the user may change in place."""
+    """Torch's version of ``ids``: the user may change the batch, and so a view, in place."""
 
     @property
     def used(self) -> bool:
@@ -99,7 +99,7 @@ class Lookups:
         self.open = False
         """Whether there is a batch in hand."""
         self.waited_s = 0.0
-        """For rows that were not foreseen, in the batch in hand."""
+        """Seconds spent on waiting for rows that were not foreseen, in the batch in hand."""
 
     def begin(self, foreseen: Mapping[int, Foreseen], rows: Mapping[int, Array]) -> None:
         """Start a batch whose ids are as foreseen, with their rows."""
@@ -325,7 +325,7 @@ def _gradient(table: TableLookup) -> tuple[Ids, Array] | None:
 
 
 def _looked_up(table: TableLookup, compact: Compact) -> Array | None:
-    """Which rows were really asked for and take a gradient; None: all.
+    """Return a mask of the rows that were really asked for and take a gradient; None: all.
 
     A row with a gradient of zero is not the same as no gradient: lazy Adam moves it.
     """

@@ -52,10 +52,10 @@ class ServersStep(StepInHand):
     grads: dict[int, Flat] = field(default_factory=dict)
     """Optimizer -> what its parameters' gradients were when it stepped."""
     restores: int = 0
-    """Of the trainer (`TrainingPort.restores`), before it was begun."""
+    """Count of the trainer's restores (`TrainingPort.restores`) before the step began."""
     pushed: bool = False
     is_over: bool = False
-    """The script is through with its body."""
+    """Whether the script is through with its body."""
 
 
 class ServersLoop(StepFrame[ServersStep]):

@@ -80,7 +80,7 @@ class Flat:
     """What one optimizer was to apply when it stepped: gradients of dense parameters, settings."""
 
     parts: Mapping[str, Tensor]
-    """By dtype, end to end; of a parameter without a gradient 0."""
+    """Gradients by dtype, end to end; those of a parameter without a gradient are 0."""
     lacking: frozenset[int]
     """The parameters, by their places in the schema, that have none."""
     rates: Mapping[int, float]
@@ -104,7 +104,7 @@ class Model:
         self.modules, self.optimizers, self.seed = tuple(modules), tuple(optimizers), seed
         self._groups: list[OptimizerGroup] = []
         self._settings: list[dict[int, Settings]] = [{} for _ in optimizers]
-        """By optimizer and group, the hyper-parameters."""
+        """Hyper-parameters, by optimizer and group."""
         self._kinds: list[tuple[OptimizerGroup, int, bool, frozenset[str]]] = []
         """What tells one group from another."""
         self._trained_by = _owners(optimizers)
@@ -125,7 +125,7 @@ class Model:
         """Whether the script has taken it back (`take_back`): its own values count."""
         self._noted: Noted | None = None
         self._held: list[tuple[int, int]] = []
-        """Of each dense parameter, torch's count of changes and where its values are."""
+        """Torch's count of changes and the address of the values, for each dense parameter."""
         self._slots: list[tuple[dict[str, nn.Parameter | None], str, nn.Parameter | None]] = []
         """Where modules hold them."""
 
@@ -539,7 +539,7 @@ def _owners(optimizers: Sequence[Optimizer]) -> dict[int, tuple[int, Optimizer, 
 
 
 def _members(optimizer: Optimizer) -> list[list[int]]:
-    """Which parameters its groups hold."""
+    """Return the identities of the parameters that each group of an optimizer holds."""
     return [list(map(id, settings["params"])) for settings in optimizer.param_groups]
 
 

@@ -38,7 +38,7 @@ _HOW = {"foreach", "fused", "capturable", "differentiable"}
 """Options that say how torch runs an optimizer, not what it computes."""
 
 FROZEN_GROUP = OptimizerGroup(kind=FROZEN)
-"""Of parameters that nobody trains."""
+"""Group of the parameters that nobody trains."""
 
 
 def group_of(

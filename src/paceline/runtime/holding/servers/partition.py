@@ -16,7 +16,7 @@ from paceline.wire.schema import ModelSchema
 
 
 class Spread:
-    """Which of a map's servers has, or will have, what of a model."""
+    """The division of a model among the servers of a map, as it is or will be."""
 
     def __init__(self, schema: ModelSchema, owners: Sequence[int], num_servers: int) -> None:
         """``owners``: by bucket, the place of a server in the map; -1: of none."""

@@ -21,17 +21,17 @@ class Pushed:
         self._sizes: deque[tuple[int, int, int]] = deque()
 
     def add(self, part: Part) -> None:
-        """A contribution was offered."""
+        """Note that a contribution was offered."""
         self._sizes.append((part.seq, feed_of(part.spans[0].line), part.weight))
 
     def renumber(self, old: int, new: int) -> None:
-        """It was offered again."""
+        """Note that a contribution was offered again, with another number."""
         self._sizes = deque(
             (new if seq == old else seq, feed, size) for seq, feed, size in self._sizes
         )
 
     def clear(self) -> None:
-        """The model went back."""
+        """Forget all contributions: the model went back."""
         self._sizes.clear()
 
     def before(self, feed: int, answers: Iterable[Pulled]) -> int:

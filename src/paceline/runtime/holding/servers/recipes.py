@@ -20,7 +20,7 @@ NUM_STRIKES = 3
 """Batches in a row in which a recipe was wrong, after which it is dropped."""
 
 MAX_DEPTH = 4
-"""Of objects inside objects, which may form a circle."""
+"""Most levels of objects inside objects that are looked into: they may form a circle."""
 
 Path = tuple[tuple[bool, Any], ...]
 """Steps from a batch to a tensor: (an attribute?, its name) or (False, key or index)."""
@@ -42,7 +42,7 @@ class Operation:
     args: Any
     kwargs: Any
     output: int | None
-    """Which of several results; None: the only one."""
+    """Place of the result among several; None: it is the only one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +70,7 @@ class Recipes:
 
     found: list[Recipe] = field(default_factory=list)
     size_path: Path = ()
-    """Of the tensor whose leading size is the number of samples."""
+    """Path to the tensor whose leading size is the number of samples."""
     recordings_left: int = NUM_RECORDINGS
 
     def ids_of(self, batch: Any) -> list[tuple[Recipe, Tensor]]:

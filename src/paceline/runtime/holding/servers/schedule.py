@@ -67,13 +67,13 @@ class Schedule:
         self._optimizers, self._schedulers, self._count = optimizers, schedulers, count
         self._script = ScriptState() if script is None else script
         self.reckoning = Reckoning()
-        """Of the samples in the model."""
+        """Counts of the samples in the model."""
         self.position = 0
         self._is_known = False
         self.before = 0
-        """Where the batch in hand begins."""
+        """Position at which the batch in hand begins."""
         self.restores = -1
-        """Of the trainer (`Trainer.restores`), when this was what it has."""
+        """Value of `Trainer.restores` when the trainer had what this schedule has; -1: never."""
         self._feed, self._base = -1, 0
         self._opened: dict[int, Feed] = {}
         """Training feeds of the script so far, also those of which this worker has no batch."""
@@ -101,16 +101,16 @@ class Schedule:
         self._kinds = tuple(map(_kind, schedulers))
         self._begun = msgspec.msgpack.encode(pack(self._prepared()))
         self._num_steps = 0
-        """Of the schedulers, so far: each may change anything in their state."""
+        """Steps of the schedulers so far: each may change anything in their state."""
         self._num_before = 0
-        """When the body in hand began."""
+        """Value of `_num_steps` when the body in hand began."""
         self._has_left = False
         """Whether a body has ended."""
         self._first = b""
         """The state before the first body of this worker."""
         self._saved = b""
         self._fresh = False
-        """Whether that is the state as it is now, but for what the script does meanwhile."""
+        """Whether `_saved` is the state as it is now, but for what the script does meanwhile."""
         self._saved_of: tuple[Any, ...] | None = None
 
     # ------------------------------------------------------------------ positions

@@ -38,7 +38,8 @@ if TYPE_CHECKING:
     from paceline.runtime.process.process import Process
 
 HAND_OVER_S = 5.0
-"""For what a worker has handed in to be decided, when its script has returned within a loop."""
+"""Seconds to wait for a decision on what a worker has handed in, when its script has returned
+within a loop."""
 
 
 def begin(process: "Process") -> "OnServers":

@@ -11,9 +11,9 @@ from paceline.runtime.data.work import Work
 from paceline.wire.spec import JobSpec
 
 FEW_STEPS = 2
-"""With work for no more steps than this a worker is about to run out."""
+"""Steps of work left at which a worker is about to run out."""
 AHEAD_S = 3.5
-"""More is asked for while there is work for so long: a dead master is back sooner."""
+"""Seconds of work left for which more is asked for: a dead master is back sooner."""
 MAX_STEPS_AHEAD = 512
 ASK_AGAIN_STEPS = 16
 

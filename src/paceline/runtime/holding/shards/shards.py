@@ -159,9 +159,9 @@ class _File(NamedTuple):
     """One member's file of a cut."""
 
     layout: Layout
-    """Not verified."""
+    """Form of the state in the file, not verified."""
     arrays: Callable[[], dict[str, Array]]
-    """Verified; raises PermanentError."""
+    """Function that reads the arrays and verifies them; raises PermanentError."""
 
 
 def _files_of(*places: Path) -> list[_File]:
