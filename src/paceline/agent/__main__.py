@@ -22,7 +22,7 @@ from paceline.wire import last_words
 from paceline.wire.spec import JobSpec, load
 
 TAKE_OVER_S = 5.0
-"""For a killed predecessor to release its lock."""
+"""Seconds that a killed predecessor has to release its lock."""
 
 
 def take_node(job: JobDir, node: str) -> int:

@@ -89,7 +89,7 @@ class Agent:
         self._state = NodeState(node, adopted, stop_s=self._stop_s)
         self._link = NodeLinkServer(self._files.socket, self._on_process, self._on_link_lost)
         self._linked: dict[int, bool] = {}
-        """By incarnation whether it is connected now; absent: it never was."""
+        """For each incarnation that has ever connected: whether it is connected now."""
         self._ended: dict[int, ExitEvidence] = {}
         self._refused: set[int] = set()
         self._stacks = ""

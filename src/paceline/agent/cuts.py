@@ -67,13 +67,13 @@ class CutsKept:
         self._keeper.keep(Image(copied, memoryview(mapped), message.partner))
 
     def _hear(self, copied: Copied, error: Exception | None) -> None:
-        """In the keeper's thread."""
+        """Hand the keeper's word on a cut to the loop; runs in the keeper's thread."""
         kept = CutKept(inc=copied.inc, copied=copied, error="" if error is None else str(error))
         with contextlib.suppress(RuntimeError):  # the loop is closed: the agent ends
             self._loop.call_soon_threadsafe(self._tell, kept)
 
     def _delayed(self, copied: Copied, reason: str) -> None:
-        """In the keeper's thread."""
+        """Have the loop report why a cut is delayed; runs in the keeper's thread."""
         delayed = CutDelayed(inc=copied.inc, cut_no=copied.cut_no, reason=reason)
         kept = CutKept(inc=copied.inc, copied=copied, delayed=True)
         with contextlib.suppress(RuntimeError):  # the loop is closed: the agent ends

@@ -25,10 +25,11 @@ from paceline.wire.step_ledger import LedgerPage, StepLedgerReader, StepRecord
 TAIL_LINES = 20
 TAIL_BYTES = 16_384
 FATAL = "Fatal Python error: "
-"""Begins what is said of a crash."""
+"""Beginning of the line with which Python reports a crash."""
 IDLE_SHARE = 0.005
 IDLE_S = 0.02
-"""Who uses no more cpu than both together does nothing: a thread that looks around now and then."""
+"""CPU time that an idle process may use: this share of its silence plus these seconds. One of its
+threads may look around now and then."""
 LOOKED_S = 2.0
 """Longest time between two looks of which we know what happened: we may have been stopped, too."""
 MOST_TOOK = 50
@@ -47,7 +48,7 @@ class Silence(msgspec.Struct, frozen=True):
 
     inc: Inc = NO_INC
     cpu_s: float = 0.0
-    """Of the process when it began."""
+    """CPU seconds that the process had used when the silence began."""
     looked_s: float = 0.0
     silent_s: float = 0.0
 
@@ -132,7 +133,7 @@ class FactsReader:
         return waited_s / steps, min(max(self._stolen[2] - throttled_s, 0.0), waited_s) / steps
 
     def step_of(self, inc: int) -> int | None:
-        """Which step a life of a worker is at, or was; None: it is not known."""
+        """Return the step of a worker's life, the last one after its end; None: not known."""
         page = self._read_page()
         return page.step if page and page.inc == inc else None
 

@@ -12,7 +12,7 @@ SHARE = 4
 """All logs together take at most one part in so many of what their disk has left for them."""
 LEAST_BYTES = 64 << 10
 KEPT_PART = 4
-"""Of a log that is cut, the last one part in so many stays, in a second file."""
+"""Part of a log's limit, one in so many: its end, which stays in a second file after a cut."""
 
 _log = logging.getLogger(__name__)
 

@@ -49,7 +49,7 @@ class MasterLink:
             self._stream.send_nowait(message)
 
     def silent_s(self) -> float:
-        """For how long there has been no master, up to this call and since one before it."""
+        """Return the seconds since the last call that found a master; 0: there is one now."""
         now_s = time.monotonic()
         if self._stream is not None:
             self._heard_s = now_s

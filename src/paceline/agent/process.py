@@ -68,7 +68,7 @@ class ProcessHost:
             self._on_zygote_failed,
         )
         self.failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        """Has the error, once the node can have no process."""
+        """Future that gets the error once the node can have no process."""
         self._pending: Fork | None = None
         self._inc = NO_INC
         self._pid = 0
@@ -111,7 +111,7 @@ class ProcessHost:
         self._watch = ProcessWatch(up.pid, self._on_watched_end)
 
     def _count_oom_kills(self) -> None:
-        """As a life begins: what the kernel kills from here on counts for it."""
+        """Note the kernel's counts of kills as a life begins: later kills count for that life."""
         self._oom_kills_before = self._group.oom_kills()
         self._machine_oom_kills_before = machine_oom_kills()
 

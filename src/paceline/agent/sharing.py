@@ -73,7 +73,7 @@ class NodeShare:
         self._told = 0
         """Number of the newest decision that the master knows."""
         self._newest: dict[bool, SharingDecision] = {}
-        """Of its gate, and of its own memory."""
+        """The newest decision on the node's gate (True) and on the node's own memory (False)."""
         self._again = False
         self._job, self._looks = job, 0
         self._coordinator: DeviceCoordinator | None = None

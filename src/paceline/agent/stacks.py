@@ -14,9 +14,9 @@ from pathlib import Path
 from paceline.base.node_files import STACKS_SIGNAL
 
 PATIENCE_S = 1.0
-"""For a process to write its stacks."""
+"""Seconds that a process has to write its stacks."""
 QUIET_S = 0.05
-"""It has written all when it has written nothing for so long."""
+"""Seconds without writing after which the stacks of a process are complete."""
 MAX_BYTES = 64 << 10
 
 

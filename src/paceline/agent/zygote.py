@@ -30,11 +30,12 @@ from paceline.wire.spec import JobSpec
 from paceline.wire.zygote import BecomeZygote, Fork, FromZygote, Warm, receive_from_zygote, send
 
 CLOSE_GRACE_S = 2.0
-"""For a zygote that was hung up on to exit, interpreter shutdown with torch included."""
+"""Seconds that a zygote has to exit after a hang-up, interpreter shutdown with torch included."""
 LOOK_S = 3.0
-"""Between looks at a template that does not answer: one that uses no processor hangs."""
+"""Seconds between looks at a template that does not answer: one that uses no processor hangs."""
 TEMPLATE_S = 60.0
-"""For a template that imports, which takes long where many processes want the processors."""
+"""Seconds that a template has to import, which takes long where many processes want the
+processors."""
 
 _log = logging.getLogger(__name__)
 

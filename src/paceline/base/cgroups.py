@@ -23,7 +23,7 @@ are the kernel's bounds: for less than 0.1 core the period is longer."""
 
 
 CUT = 0.9
-"""Of a quota: what is nearer to it may be rounded."""
+"""Part of the quota set here: a lower quota is somebody else's, a nearer one may be rounded."""
 LAST = "last"
 """The group of a job's processes that give way to its nodes."""
 NO_LIMIT = 1 << 60
@@ -65,7 +65,7 @@ def _own_paths(own: Path) -> dict[str, str]:
 
 
 def _below(mount: Path, path: str) -> Path:
-    """In a container the path may be the host's and not exist below the mount: then the mount."""
+    """Return the path below the mount; the mount if the path is the host's, as in a container."""
     inside = mount / path.lstrip("/")
     return inside if inside.is_dir() else mount
 

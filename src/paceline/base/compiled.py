@@ -26,7 +26,7 @@ COMPILERS = ("c++", "g++", "clang++")
 FLAGS = ("-std=c++20", "-O2", "-shared", "-fPIC")
 COMPILE_S = 120.0
 _LAST_LINES = 5
-"""Of a compiler's complaint."""
+"""Lines of a compiler's complaint that an error quotes, from its end."""
 
 
 def compiled(source: Path) -> Path:

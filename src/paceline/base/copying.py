@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 LARGE_BYTES = 4 << 20
-"""From here on it pays: 1.8 times as fast at 16 MB on two cores."""
+"""Bytes from which on two threads copy: 1.8 times as fast at 16 MB on two cores."""
 
 Bytes = NDArray[np.uint8]
 

@@ -8,7 +8,7 @@ from paceline.base.errors import ConfigError
 from paceline.base.gpus import gpu_uuids, has_driver
 
 MAX_LENGTH = 48
-"""Of a name."""
+"""Most characters of a device's name."""
 ORDER = "CUDA_DEVICE_ORDER"
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 _CPU = re.compile(r"cpu:(\d{1,5}(?:-\d{1,5})?(?:,\d{1,5}(?:-\d{1,5})?)*)")

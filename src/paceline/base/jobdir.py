@@ -18,7 +18,7 @@ from paceline.base.private_folders import check_place, claim, claimed
 
 SHARED_MEMORY = Path("/dev/shm")
 RUN_PREFIX = "paceline-"
-"""Of the names of run directories; a job's id follows."""
+"""Beginning of the name of a run directory; the job's id follows."""
 UNIX = "unix:"
 """Beginning of an address that is the path of a unix socket."""
 MAX_LISTED = 5
@@ -95,13 +95,13 @@ class JobDir:
         self.outcome = path / "outcome.json"
         """Written once by the master: how the job ended. Removed by ``--resume``."""
         self.file_servers = path / "files.json"
-        """Who serves the files of cuts; only where the master is on another machine."""
+        """Servers of the files of cuts; written only where the master is on another machine."""
         self.resumed = path / "resumed"
         """Nothing of an earlier run lives here. Removed once the master has looked at the cuts."""
         self.url_holder = path / "url.holder"
         """The name under which this run of the job holds the lease at the URL of its cuts."""
         self.resize = path / "resize.json"
-        """With how many nodes a resumed job is to go on; removed once the master knows it."""
+        """Numbers of nodes with which a resumed job goes on; removed once the master knows them."""
         self.report = path / "report.html"
 
     @property

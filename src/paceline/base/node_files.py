@@ -7,7 +7,7 @@ from paceline.base.jobdir import JobDir
 
 CHIEF = "worker-0"
 STACKS_SIGNAL = signal.SIGRTMAX - 1
-"""Has a training process write what all its threads do."""
+"""Signal on which a training process writes the Python stacks of all its threads."""
 
 
 class NodeFiles:

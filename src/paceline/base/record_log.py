@@ -19,9 +19,9 @@ from paceline.base.errors import PermanentError, TransientError
 WAL_PAGES = 8192
 """Pages (4 KiB) between checkpoints: they sync, which would otherwise show in grants' latency."""
 SCHEMA = 1
-"""Of the file; a file of a newer paceline has a higher one."""
+"""Version of the file's layout; a file of a newer paceline has a higher one."""
 BUSY_S = 1.0
-"""To wait for a process that holds the file's lock: nobody of ours does."""
+"""Seconds to wait for a process that holds the file's lock; none of ours does."""
 _REFUSALS = frozenset(
     {
         sqlite3.SQLITE_FULL,

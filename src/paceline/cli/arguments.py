@@ -27,12 +27,12 @@ _BY_SIGNATURE = re.compile(
 
 
 class Options(Struct, frozen=True):
-    """What ``paceline run`` itself understands."""
+    """The options that ``paceline run`` itself understands."""
 
     takes_value: Mapping[str, bool]
-    """By name, ``--batch-size`` or ``-d``: whether a value follows."""
+    """For each option, as ``--batch-size`` or ``-d``: whether a value follows."""
     torchrun: Set[str]
-    """Those that torchrun has, too."""
+    """Options that torchrun has, too."""
 
 
 class _Word(Struct, frozen=True):
@@ -49,12 +49,12 @@ class _Word(Struct, frozen=True):
 
 
 class Own(Struct, frozen=True):
-    """What of the words is paceline's own."""
+    """The words of a command line that are paceline's own."""
 
     place: int | None
-    """Of the first word that is neither an option nor its value: the script, or a JOB."""
+    """Index of the first word that is neither an option nor its value: the script, or a JOB."""
     options: Mapping[int, str]
-    """The names of options, by their places."""
+    """Names of the options, by their indices."""
 
 
 def find_own(words: Sequence[str], options: Options) -> Own:
@@ -215,7 +215,7 @@ def _near(unknown: str, options: Options) -> str:
 
 
 def defined_in(script: str, names: Set[str]) -> Set[str]:
-    """Which flags a script seems to define, itself or in a module of its folder.
+    """Return the flags that a script seems to define, itself or in a module of its folder.
 
     Args:
         script: a file, or a module that is found from this folder.

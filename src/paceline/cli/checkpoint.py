@@ -30,7 +30,7 @@ EXIT_BAD = 1
 """Exit code where a cut is damaged."""
 EXIT_OURS = 2
 MAX_RANGES = 4
-"""Of a line's samples that are shown."""
+"""Ranges of a line's samples that are shown; the rest is counted."""
 
 MAX_WIDTH = 1_000
 

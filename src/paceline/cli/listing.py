@@ -33,9 +33,9 @@ class JobRow(Struct, frozen=True, kw_only=True):
 
     job_id: str
     state: str
-    """As in `state_of`."""
+    """State of the job, as `state_of` returns it."""
     exit_code: int | None
-    """None: it has not ended."""
+    """None: the job has not ended."""
     error: str
     name: str | None
     """None, as below: the spec is of another version."""
@@ -46,14 +46,14 @@ class JobRow(Struct, frozen=True, kw_only=True):
     committed: int
     """Samples in the model."""
     total: int | None
-    """Of all epochs; None: not known."""
+    """Samples of all epochs; None: not known."""
     samples_per_s: float | None
-    """Of the last seconds, of an ended job the mean over its training; None: not known."""
+    """Mean over the last seconds, of an ended job over its training; None: not known."""
     started_s: float
     """Unix time of its launch."""
     ended_s: float | None
     jct_s: float | None
-    """From its launch to its end, interruptions included."""
+    """Seconds from the job's launch to its end, interruptions included; None: no outcome."""
     path: str
 
     @property
@@ -64,14 +64,14 @@ class JobRow(Struct, frozen=True, kw_only=True):
 
 
 class JobSelection(Struct, frozen=True, kw_only=True):
-    """Which jobs are listed."""
+    """A choice of the jobs that are listed."""
 
     state: str | None = None
-    """As in `state_of`; ``running``: whatever has not ended."""
+    """State as in `state_of`, or ``running`` for every job that has not ended; None: any."""
     name: str | None = None
-    """The beginning of their names."""
+    """Beginning of the jobs' names; None: any."""
     last: int | None = None
-    """The newest ones, at most so many."""
+    """Number of jobs that are listed at most, the newest; None: all."""
 
 
 RUNNING = "running"

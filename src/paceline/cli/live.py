@@ -24,7 +24,7 @@ NUM_EVENTS = 6
 LANDMARKS = (LaunchedEvent, ProcessUpEvent, FinishedEvent)
 """Usual events that are shown among the news; those of cuts and feeds would push the news out."""
 TIME_WIDTH = 9
-"""Of the time before an event."""
+"""Characters for the time before an event."""
 BAR_WIDTH = 24
 PROGRESS_WIDTH = 30
 LEAST_PROGRESS_WIDTH = 8
@@ -34,7 +34,8 @@ PARTS = (
     ("message_s", "magenta"),
     ("data_s", "yellow"),
 )
-"""Of a batch's time: the worker's own work, the servers', the way there and back, the data."""
+"""Parts of a batch's time, with their colours: the worker's own work, the servers', the way there
+and back, the data."""
 STATES = {"running": "green", "finished": "cyan"}
 STATES |= dict.fromkeys(("starting", "pending", "not known"), "yellow")
 OTHER_STATE = "red"

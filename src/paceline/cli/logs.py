@@ -26,17 +26,17 @@ CUT_OFF = ".1.log"
 
 
 class LogFilter(Struct, frozen=True, kw_only=True):
-    """Which lines, and how they are printed."""
+    """A choice of log lines, and how they are printed."""
 
     node: str | None = None
-    """None: of all."""
+    """None: lines of all nodes."""
     tail: int | None = None
-    """So many at the end of each log; None: all."""
+    """Number of lines printed from the end of each log; None: all."""
     since_s: float | None = None
-    """Unix time."""
+    """Unix time before which lines are left out; None: none is."""
     as_json: bool = False
     timestamps: bool = False
-    """When each line was printed, as far as the node's agent noted it."""
+    """Whether each line shows when it was printed, as far as the node's agent noted it."""
     follow: bool = False
 
 

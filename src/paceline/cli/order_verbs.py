@@ -12,7 +12,7 @@ from paceline.cli.shared_options import Job, console, whole_number
 if TYPE_CHECKING:
     from paceline.wire.client import Call, JobStatus, ResizeNodes
 MOST_CORES = 4096
-"""Of a node that makes sense."""
+"""Most cores that an order may give a node."""
 
 Worker = Annotated[
     int | None, typer.Option(metavar="N", help="Which worker.", parser=whole_number("--worker"))

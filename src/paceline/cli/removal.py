@@ -26,12 +26,12 @@ CLEANER_POLL_S = 0.02
 
 
 class Filter(Struct, frozen=True, kw_only=True):
-    """Which jobs are to go; at least one of the two is given."""
+    """A choice of the jobs to be removed; at least one of the two fields is given."""
 
     older_than_s: float | None = None
-    """Since the job's end, or since its processes died."""
+    """Least seconds since the job's end, or since its processes died; None: any."""
     finished: bool = False
-    """Only those whose script returned: others can be resumed."""
+    """Whether to take only jobs whose script returned: others can be resumed."""
 
     def takes(self, row: JobRow, over_s: float) -> bool:
         """Whether a job that has been over for so long is to go."""

@@ -16,7 +16,7 @@ PIPE_WIDTH = 160
 
 
 def job_ids() -> list[str]:
-    """For a shell that completes a JOB: the newest first."""
+    """Return the ids of all jobs, the newest first, for a shell that completes a JOB."""
     return [job.job_id for job in reversed(JobDir.all())]
 
 

@@ -48,7 +48,7 @@ NUM_EVENTS = 10
 ALL_ROWS = ConsoleDimensions(80, 10_000)
 COLUMNS = ("job", "state", "done", "samples", "speed", "workers", "age")
 DROPPED = ("workers", "speed", "samples", "age", "done", "state")
-"""In this order where a terminal is too narrow."""
+"""Columns that a narrow terminal leaves out, in this order."""
 
 
 class JobDetail(JobRow, frozen=True, kw_only=True):
@@ -56,10 +56,10 @@ class JobDetail(JobRow, frozen=True, kw_only=True):
 
     eta_s: float | None
     valid_cuts: tuple[int, ...]
-    """Of a job that runs."""
+    """Numbers of the cuts that can be loaded, while the job runs."""
     nodes: tuple[NodeStatus, ...]
     events: tuple[dict[str, object], ...]
-    """As lines of ``events.jsonl``."""
+    """The newest events, each as a line of ``events.jsonl``."""
     slow: tuple[SlowPart, ...]
     """Nodes and links that are slow; of a job that has ended, that were so at its end."""
     logged: tuple[LastLogged, ...]

@@ -131,7 +131,7 @@ def _whole(flag: str, value: str, among: range, expected: str) -> str:
 
 
 def _count_gpus() -> int:
-    """As torch counts them, which the command line does not import."""
+    """Return how many GPUs torch counts, in another process: the command line imports no torch."""
     command = [sys.executable, "-P", "-c", NUM_GPUS]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     return int(done.stdout) if done.returncode == 0 else 0

@@ -51,11 +51,11 @@ class Look(msgspec.Struct, frozen=True, kw_only=True):
     status: JobStatus | None
     """None: the master does not answer, or the job has ended."""
     events: tuple[Event, ...] = ()
-    """Since the look before."""
+    """Events since the look before."""
     said: tuple[str, ...] = ()
     """Lines that the chief's script has printed since then."""
     tracebacks: tuple[str, ...] = ()
-    """Of errors of the script since then, each once, whichever workers have had it."""
+    """Tracebacks of the script's errors since then, each once, however many workers have had it."""
     outcome: Outcome | None = None
     gone: bool = False
     """Every process of the job is dead, and none wrote how it ended."""

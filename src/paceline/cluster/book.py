@@ -43,7 +43,7 @@ class JobQueued(ClusterRecord, frozen=True, kw_only=True):
 
     @property
     def job_id(self) -> str:
-        """Of the job."""
+        """Id of the submitted job."""
         return self.job.job_id
 
 
@@ -54,7 +54,7 @@ class JobDecided(ClusterRecord, frozen=True, kw_only=True):
 
     @property
     def job_id(self) -> str:
-        """Of the job that it concerns."""
+        """Id of the job that the order concerns."""
         return self.act.job_id
 
 
@@ -75,9 +75,9 @@ class JobOver(ClusterRecord, frozen=True, kw_only=True):
 
     job_id: str
     how: str
-    """In words."""
+    """How the job ended, in words."""
     finished: bool
-    """Whether it did all that it was started for."""
+    """Whether the job did all that it was started for."""
 
 
 AnyClusterRecord = JobQueued | JobDecided | JobLaunched | CancelOrdered | JobOver

@@ -13,16 +13,16 @@ from paceline.wire.codec import decoder
 from paceline.wire.control import ControlClient
 
 START_S = 30.0
-"""For a scheduler to answer."""
+"""Seconds that a scheduler has after its start to answer."""
 ANSWER_S = 10.0
 STOP_S = 60.0
-"""For a scheduler that is starting jobs to end."""
+"""Seconds that a scheduler which is starting jobs has to end."""
 LOG_TAIL = 500
 A = TypeVar("A")
 
 _decode_reply = decoder(ClusterReply)
 _schedulers: list[subprocess.Popen[bytes]] = []
-"""Of this process; a Popen that is forgotten warns that its process lives."""
+"""Schedulers that this process started; a Popen that is forgotten warns that its process lives."""
 
 
 def start_scheduler(folder: ClusterDir, config: ClusterConfig) -> None:

@@ -29,7 +29,7 @@ class ClusterConfig(msgspec.Struct, frozen=True, kw_only=True):
     tenants: tuple[Tenant, ...]
     policy: str = "antman"
     parameters: dict[str, str] = {}
-    """Of the policy."""
+    """Parameters of the scheduling policy."""
 
     def check(self) -> None:
         """See that it can be.

@@ -31,7 +31,8 @@ AHEAD = 4
 AGAIN_S = 2.0
 """A request that is not answered is repeated after this."""
 PATIENCE_S = 30.0
-"""Who answers nothing for so long is given up; the disk may be slow to make a file durable."""
+"""Seconds of silence after which a peer is given up; its disk may be slow to make a file
+durable."""
 
 T = TypeVar("T", FilesAre, FileTaken)
 

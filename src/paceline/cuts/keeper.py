@@ -33,7 +33,7 @@ class Image(msgspec.Struct, frozen=True):
     copied: Copied
     data: memoryview
     partner: str = ""
-    """Who holds the second copy in memory; empty: nobody."""
+    """Node that holds the second copy in memory; empty: none."""
 
 
 class CutKeeper:

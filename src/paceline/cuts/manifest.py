@@ -30,9 +30,10 @@ T = TypeVar("T")
 FORMAT_VERSION = 2
 MANIFEST = "manifest.json"
 PIECE_BYTES = 4 << 20
-"""Written at a time."""
+"""Bytes written at a time."""
 LAST_CUT_S, SLOW_BYTES_PER_S = 20.0, 20e6
-"""Who leaves waits for its last cut: so long in any case, and longer by what a slow disk takes."""
+"""Seconds that a last cut may take in any case, and bytes per second of a slow disk, which may take
+longer."""
 
 
 class CutManifest(msgspec.Struct, frozen=True, kw_only=True):

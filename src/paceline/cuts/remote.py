@@ -28,9 +28,9 @@ from paceline.wire.spec import JobSpec
 
 HANDOVER = "handover.json"
 PROBE = ".paceline"
-"""Written and removed before a job starts."""
+"""File that is written and removed before a job starts, to try the storage."""
 PATIENCE_S = 60.0
-"""For an operation; with data `LEAST_BYTES_PER_S` more."""
+"""Seconds for an operation; its data has more, at `LEAST_BYTES_PER_S`."""
 LEAST_BYTES_PER_S = 100_000
 
 _URL = re.compile(r"(?!(file|local)://[^/])[a-z][a-z0-9+.-]*:///?[^/].*")

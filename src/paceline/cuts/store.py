@@ -21,7 +21,7 @@ from paceline.wire.messages.base import CutRef
 from paceline.wire.spec import JobSpec
 
 PIECE_BYTES = 2 << 20
-"""Of a file, at a time: still in the cache when it is copied after it was hashed."""
+"""Bytes of a file read at a time: a hashed piece is still in the cache when it is copied."""
 _DIGITS = 6
 
 

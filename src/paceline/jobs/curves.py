@@ -38,7 +38,7 @@ class CurveLine(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     group: int = 0
     step: int
     samples: int
-    """In the model with that step."""
+    """Samples in the model with that step."""
     between: bool = False
     """Logged between loops: the step was in the model."""
     values: dict[str, float | str]
@@ -73,7 +73,7 @@ def as_json(value: float) -> float | str:
 
 
 class CurveOrder:
-    """Which points follow those that are there, and which take their place."""
+    """The order of points: which follow the present ones, and which replace some of them."""
 
     def __init__(self) -> None:
         self.attempt = Attempt()
@@ -108,7 +108,7 @@ class Curves:
 
     def __init__(self) -> None:
         self.points: dict[str, list[CurvePoint]] = {}
-        """By name, in the order in which names came."""
+        """Points of each curve by name, in the order in which names came."""
         self.order = CurveOrder()
 
     def add(self, line: CurveLine) -> None:

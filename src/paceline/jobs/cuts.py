@@ -22,7 +22,8 @@ class FoundCut(msgspec.Struct, frozen=True, kw_only=True):
 
     number: int
     places: tuple[Path, ...]
-    """As `wire.cut.places` has them."""
+    """Directories of the cut: a cut that is not wholly on disk has one in memory, too. The last is
+    on disk."""
     manifest: CutManifest | None
     sealed: bool
     """Whether a manifest is there, readable or not: it was whole once."""
@@ -54,7 +55,7 @@ class FoundCuts(msgspec.Struct, frozen=True, kw_only=True):
     """All that was found."""
 
     where: str
-    """For people: the job, or the folder."""
+    """Name of the job or folder that was searched, for people."""
     folder: Path
     job: JobDir | None
     cuts: tuple[FoundCut, ...]

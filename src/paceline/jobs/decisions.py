@@ -50,7 +50,7 @@ from paceline.policy.straggler.solution import Compared, Solution
 WAIT_SHARE = 0.05
 """A wait that is a smaller part of a batch's time is not told."""
 MAX_SHARES = 6
-"""Of an ADJUST_BS, named one by one."""
+"""Most shares of an ADJUST_BS that are named one by one."""
 
 
 class Story(msgspec.Struct, frozen=True, kw_only=True):
@@ -61,9 +61,9 @@ class Story(msgspec.Struct, frozen=True, kw_only=True):
     what: str
     """The action, with whom it concerns."""
     seen: str = ""
-    """Who was slow against whom."""
+    """The node that was slow and those it was compared with, in words."""
     rule: str = ""
-    """The solution, and its rule with the numbers that it looked at."""
+    """The solution, and its rule with the numbers that the rule looked at."""
     expected: str = ""
     """Gain and cost."""
     became: str = ""
@@ -247,10 +247,10 @@ def _size(share: Share) -> str:
 
 
 def seen_of(asked: Solution, action: AnyAction, seen: Observation) -> str:
-    """Who was slow against whom, by the times that the rule looked at.
+    """Return which node was slow against which, by the times that the rule looked at.
 
-    That is the node of the action, or else the slowest worker. If the solution (it may be a user's)
-    raises here, the usual times are shown.
+    The slow one is the node of the action, or else the slowest worker. If the solution (it may be
+    a user's) raises here, the usual times are shown.
     """
     try:
         return _seen_by(asked.compared(seen, action), action, seen)
@@ -267,7 +267,7 @@ def _seen_by(compared: Compared, action: AnyAction, seen: Observation) -> str:
 
 
 def _waits(seen: Observation) -> str:
-    """Who waits longest for data, and who for a processor, if that is a part to speak of."""
+    """Say which node waits longest for data, and which for a processor; empty: not for long."""
     paces = {worker.node: worker.short or worker.long for worker in seen.workers}
     known = {node: pace for node, pace in paces.items() if pace is not None and pace.bpt_s}
     told = []

@@ -65,8 +65,8 @@ STARTS = (SupervisorStartedEvent, MasterStartedEvent)
 TRAINING = (RestoredEvent, GroupRunsEvent)
 """Training can begin, or go on."""
 AWAY_S = 10.0
-"""With nothing heard for longer before a start, nobody was there; measurements come each second,
-in jobs of weeks less often."""
+"""Seconds of silence before a start: after more, no process was there in between. Measurements come
+each second, in jobs of weeks less often."""
 
 
 class LifeFacts(msgspec.Struct, frozen=True):
@@ -122,8 +122,8 @@ class Facts(msgspec.Struct, frozen=True):
     ended_s: float
     """Unix time of what is known of it last."""
     training_s: float
-    """From the first time that all servers (or members) held the model to the end, without the
-    time in which no process of the job was there."""
+    """Seconds from when all servers (or members) first held the model to the end. The time in which
+    no process of the job was there is left out."""
     committed: int
     lives: tuple[LifeFacts, ...]
     incidents: tuple[Incident, ...]
@@ -133,7 +133,7 @@ class Facts(msgspec.Struct, frozen=True):
     decisions: tuple[Story, ...] = ()
     """What was decided about stragglers, action by action."""
     stacks: tuple[tuple[str, str], ...] = ()
-    """By node what the threads of its processes that hung were doing."""
+    """Stacks of processes that hung, with their nodes: what the threads were doing."""
     curves: dict[str, list[CurvePoint]] = {}
     """What the script has logged, by name."""
     runs: bool = False

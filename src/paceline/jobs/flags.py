@@ -34,7 +34,7 @@ class Flag(Struct, frozen=True, kw_only=True):
     """One option of ``paceline run``."""
 
     names: tuple[str, ...]
-    """As typed; the first is what messages call it."""
+    """Spellings of the option; messages use the first."""
     help: str = ""
     """Empty: taken, but not listed."""
     metavar: str = ""

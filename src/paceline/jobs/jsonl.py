@@ -46,7 +46,7 @@ class LineFile:
         #: The end of the file up to which there is room on the disk for sure.
         self._reserved_to = 0
         self.num_bytes = 0
-        """As of the last `flush` that wrote."""
+        """Bytes of the file at the last `flush` that wrote."""
         self._lines: list[bytes] = []
         self._num_lines = 0
         self._counted_bytes = 0

@@ -35,16 +35,18 @@ SAY_S = 5.0
 """A supervisor and a master start in a second; on a loaded machine the starter says every so often
 for what it waits."""
 CLEAN_UP_S = 10.0
-"""For the supervisor of a job that has ended to leave."""
+"""Seconds that the supervisor of a job that has ended has to leave."""
 AS_BEFORE = Resize()
 ANSWER_S = 5.0
-"""For one answer of the master; it is asked again as long as there is a supervisor."""
+"""Seconds for one answer of the master; the question is repeated as long as there is a
+supervisor."""
 
 RESTART_S = 20.0
-"""For a master that is being restarted to answer an order."""
+"""Seconds that a master which is being restarted has to answer an order."""
 
 _supervisors: list[subprocess.Popen[bytes]] = []
-"""Those of this process, to be reaped; a Popen that is forgotten warns that its process lives."""
+"""Supervisors that this process started, to be reaped; a Popen that is forgotten warns that its
+process lives."""
 
 
 def launch(spec: JobSpec, job: JobDir | None = None) -> JobDir:

@@ -15,7 +15,8 @@ from paceline.base.private_folders import is_own_folder, usual_name
 from paceline.base.processes import is_locked, start_detached
 
 _cleaners: list[subprocess.Popen[bytes]] = []
-"""Of this process, to be reaped; a Popen that is forgotten warns that its process lives."""
+"""Cleaners that this process started, to be reaped; a Popen that is forgotten warns that its
+process lives."""
 
 
 def clear_leftovers() -> list[str]:

@@ -72,7 +72,7 @@ ENDS: dict[End, EndRow] = {
         "failed", None, "an error of the script: its own exit code, 1 after an exception"
     ),
 }
-"""In the order of their codes."""
+"""A row for each end, in the order of their codes."""
 
 END_OF_SIGNAL: dict[int, End] = {
     signal.SIGINT: End.INTERRUPTED,
@@ -101,7 +101,7 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
     jct_s: float = 0.0
     """Job completion time: from the job's launch, interruptions included."""
     training_s: float | None = None
-    """Of that, while the model was there and processes lived; None: not known."""
+    """Seconds of ``jct_s`` in which the model was there and processes lived; None: not known."""
     committed: int = 0
     total: int = 0
     kept: int | None = None

@@ -81,7 +81,7 @@ def alone(job: JobDir) -> Iterator[None]:
 
 
 def running_since(job: JobDir) -> str:
-    """Who runs the job, and since when, in words."""
+    """Return the supervisor that runs the job, and its start, in words; empty: not known."""
     events = read_events(job.events)
     started = [event for event in events if isinstance(event, SupervisorStartedEvent)]
     if not started:

@@ -25,9 +25,9 @@ VERDICT_WORDS: dict[Verdict, str] = {
 }
 """What a change has made of a job."""
 LEAST_CORES = 0.02
-"""Of a node: with less, it takes minutes to import torch."""
+"""Least cores of a node: with less, importing torch takes minutes."""
 NODE_CORES = 1.0
-"""Of a node whose spec says none, as far as the bound has room."""
+"""Cores of a node whose spec names none, as far as the bound has room."""
 
 
 def bounds_of(spec: JobSpec) -> ResourceBounds:

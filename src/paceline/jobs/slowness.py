@@ -116,7 +116,7 @@ class ScriptPace:
         """None: nothing is known to be slow."""
         self.onsets = 0
         self.diagnoses: Counter[str] = Counter()
-        """By culprit."""
+        """Number of diagnoses for each culprit."""
 
     def note(self, event: Event) -> Slowness | None:
         """Take in the next event; return the slowness that it ends."""

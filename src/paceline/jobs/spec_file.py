@@ -55,7 +55,7 @@ MIN_MEMORY_BYTES = MappingProxyType({"workers": 256 * 2**20, "servers": 128 * 2*
 numpy, numba and zmq take a server 90 MiB."""
 
 _CHOSEN = frozenset({"MASTER_ADDR", "MASTER_PORT", "ROLE_NAME", "TORCHELASTIC_RUN_ID"})
-"""Of these with strategy script the user may set."""
+"""Variables of torchrun that the user may set with strategy script."""
 _SECTIONS = {key.rpartition(".")[0] for key in LEAVES} - {""} | {*FREE_SECTIONS}
 _ROOT = "expected keys and values; write e.g. script: train.py"
 

@@ -30,7 +30,8 @@ _LOCALE = (
     *("LC_MONETARY", "LC_MESSAGES", "PYTHONUTF8", "PYTHONIOENCODING", "PYTHONCOERCECLOCALE"),
 )
 _THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
-"""Of a script that trains on its own; other workers have the numbers that the job computes."""
+"""Variables kept for a script that trains on its own; other workers have the numbers that the job
+computes."""
 _OTHER_THREADS = ("OMP_DYNAMIC", "MKL_DYNAMIC", "NUMEXPR_NUM_THREADS", "NUMBA_NUM_THREADS")
 _LOCALTIME = Path("/etc/localtime")
 
@@ -61,7 +62,7 @@ def without_foreign(spec: JobSpec, environment: Mapping[str, str]) -> dict[str, 
 
 
 def _hash_seed(exported: str, seed: int) -> str:
-    """That of the shell; ``random``, and what Python would refuse, is drawn once for the run."""
+    """Return the shell's hash seed; for ``random``, and what Python would refuse, draw one."""
     if exported.isdecimal() and int(exported) <= _MOST_HASH_SEED:
         return exported
     if exported:
@@ -70,7 +71,7 @@ def _hash_seed(exported: str, seed: int) -> str:
 
 
 def _zone_of_machine() -> str | None:
-    """Its name, which other machines understand; None: it has no name."""
+    """Return the zone's name, which other machines understand; None: the zone has no name."""
     if not _LOCALTIME.exists():
         return "UTC"  # what the C library takes then
     _, found, name = str(_LOCALTIME.resolve()).partition("/zoneinfo/")

@@ -207,7 +207,7 @@ class Controller:
     def ask(
         self, observation: Observation, iterations: float, progress: JobProgress
     ) -> list[Instruction]:
-        """It is due: what the solution sees, and how far the job is."""
+        """Have the solution asked, now that it is due, and judge the effects of earlier actions."""
         while len(self._points) > 1 and progress.t_s - self._points[1].t_s >= self._span_s:
             self._points.popleft()
         self._speed = _speed(self._points[0], progress) if self._points else None
@@ -328,7 +328,7 @@ class Controller:
         return Write(ActionRefused(no=no, index=index, reason=reason))
 
     def carried_out(self, action: AnyAction) -> None:
-        """It is on its way."""
+        """Count an action that is on its way."""
         kind = type(action).__name__
         self.num_actions[kind] = self.num_actions.get(kind, 0) + 1
 

@@ -19,7 +19,7 @@ from paceline.wire.messages.node import Logged
 SETTLE_S = 5.0
 """A point is written so long after its first value came: other workers log it meanwhile."""
 MAX_HEARD = 256
-"""Of the messages of a worker, which repeats fewer."""
+"""Messages of a worker that are remembered; the worker repeats fewer."""
 MAX_OPEN = 4096
 """Points that wait for that; beyond it the oldest are written sooner."""
 

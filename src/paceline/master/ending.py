@@ -24,7 +24,7 @@ class Stage(IntEnum):
 LAST_CUT_S = 30.0
 """The last cut may take so long; then the one before it is the last."""
 LEAVE_S = 3.0
-"""For agents to end their processes; who is still there then is ended by force."""
+"""Seconds that agents have to end their processes; those that are left are ended by force."""
 
 
 class Seen(msgspec.Struct, frozen=True, kw_only=True):
@@ -47,7 +47,7 @@ class ScriptsWork(msgspec.Struct, frozen=True, kw_only=True):
     num_loops: int
     """Feeds to train on that were opened."""
     num_unfinished: int
-    """Of them those that are not wholly in the model."""
+    """Opened feeds that are not wholly in the model."""
 
 
 def how_finished(work: ScriptsWork) -> End:

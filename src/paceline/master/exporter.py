@@ -39,7 +39,7 @@ from paceline.policy.straggler.observation import Observation, ServerSeen, Worke
 
 HOST = "127.0.0.1"
 REQUEST_S = 10.0
-"""For one request to arrive."""
+"""Seconds for one request to arrive."""
 MAX_OPEN = 16
 """Connections at a time: a scraper needs one."""
 NODE = ["node", "role"]

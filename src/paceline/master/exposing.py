@@ -30,15 +30,15 @@ class Exposed(msgspec.Struct, frozen=True, kw_only=True):
     speeds: dict[str, float]
     """Samples per second by worker, where measured."""
     restarts: dict[str, int]
-    """By node, those that cost budget."""
+    """Number of restarts that cost budget, by node."""
     decided: dict[str, int]
-    """By node, those of KILL_RESTART."""
+    """Number of lives that a KILL_RESTART has ended, by node."""
     decisions: int
     actions: dict[str, int]
     logged: tuple[LastLogged, ...] = ()
     """The newest value of each name that the script has logged."""
     observation: Observation | None = None
-    """As a solution sees the job; None: nobody trains."""
+    """The job as a solution sees it; None: no worker trains."""
     pace: ScriptPace | None = None
     """None: the job is none of strategy script."""
 

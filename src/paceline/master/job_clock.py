@@ -16,9 +16,9 @@ class MasterStarted(Record, frozen=True):
     started_s: float
     """Unix time at which the job's first master started."""
     steady_s: float = 0.0
-    """By the steady clock, the same moment."""
+    """Seconds of the steady clock at the same moment."""
     boot: str = ""
-    """Of the machine: the steady clock begins with it."""
+    """Id of the machine's boot, with which the steady clock begins."""
 
 
 def since_boot_s() -> float:

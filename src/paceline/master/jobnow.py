@@ -21,11 +21,11 @@ class JobNow(msgspec.Struct, frozen=True, kw_only=True):
     global_batch: int
     steps_left: int | None
     shares: dict[str, Share]
-    """Of the living workers, in the order of their ranks."""
+    """Shares of the living workers, in the order of their ranks."""
     servers: tuple[str, ...]
     replacing: str = ""
     restarts: dict[str, int]
-    """By KILL_RESTART; of who had none, 0."""
+    """Number of restarts by KILL_RESTART, by node; a node that is absent had none."""
     fixed: bool = False
     by_staleness: bool = False
     short_steps: bool = True

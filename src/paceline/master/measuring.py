@@ -38,7 +38,7 @@ class Measuring:
         self._watches = watched and (not share.every or share.kind == "guaranteed")
         self._log = DecisionFile(parts.job.decisions, times.wall) if self._watches else None
         self._away_s: float | None = None
-        """Since when not all ranks are up; None: they are, or were when this master began."""
+        """Time since which not all ranks are up; None: all are, or were when this master began."""
         self.watch = FailSlowWatch(meets=parts.spec.preflight, first_meeting=time.time_ns())
 
     def heartbeat(self, node: str, facts: NodeFacts, now_s: float) -> None:

@@ -50,7 +50,7 @@ NEWEST_S = 20.0
 
 
 FREEING_S = 3.0
-"""For servers to give back what moving buckets took."""
+"""Seconds that servers have to give back what moving buckets took."""
 
 
 class _Used:

@@ -36,7 +36,7 @@ WINDOW_S = 10.0
 FREE = 0.05
 """Part of a node's memory limit that a batch is to leave free."""
 MAX_ENDS = 100
-"""Of lives; all are in the events file."""
+"""Ends of lives that are remembered; the events file has all."""
 DEFAULT_LENGTHS = Lengths()
 """The defaults: 100 and 200 iterations, 5 and 10 minutes at most."""
 
@@ -109,7 +109,7 @@ class NodeTotals(msgspec.Struct):
     facts: NodeFacts
     """The newest; ``server_s`` of a server is that of an iteration, whatever it counts."""
     earlier_samples: int = 0
-    """Of lives before the present one."""
+    """Samples of the lives before the present one."""
     earlier_cpu_s: float = 0.0
 
     @property
@@ -210,7 +210,7 @@ class Monitor:
         """The newest limit of a node's memory on it."""
         self._committed = RunningRate()
         self._earlier: dict[str, NodeMetrics] = {}
-        """Of nodes not heard of yet, by a master before this one."""
+        """Metrics by a former master, of nodes that this one has not heard of yet."""
         self.progress_s = 0.0
         """When anything was last seen to advance."""
 

@@ -39,7 +39,7 @@ class NodeSizes:
         self.change: NodesResizing | None = None
         """Where a place keeps its size: what moves; None: nothing does."""
         self.num_orders = 0
-        """That nodes are to move by."""
+        """Number of orders by which nodes have to move."""
         self._granted: dict[str, NodeSize] = {}
         """What nodes were started with, as their agents have said."""
         self._given_up: set[str] = set()

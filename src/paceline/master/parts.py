@@ -36,7 +36,7 @@ class Times(NamedTuple):
     """The three times of a master, in seconds."""
 
     steady: Callable[[], float]
-    """For times within the job."""
+    """Clock for times within the job."""
     own: OwnTime
     """The time in which the master itself ran."""
     wall: JobClock

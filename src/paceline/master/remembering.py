@@ -29,7 +29,7 @@ from paceline.wire.events.job import HistoryUnusableEvent
 READ_AFTER_S = 5.0
 """A job that ends sooner has no use for the history, and starts sooner without it."""
 ADD_S = 8.0
-"""For a job that has ended to be added: its supervisor waits 10 s for the master to leave."""
+"""Seconds to add a job that has ended: its supervisor waits 10 s for the master to leave."""
 
 _log = logging.getLogger(__name__)
 

@@ -13,7 +13,7 @@ from paceline.master.controller import MAX_OUTCOMES
 from paceline.policy.straggler.observation import RestartOutcome
 
 HELPED = "restarts.jsonl"
-"""In a job's folder."""
+"""Name of the file of restarts' outcomes in a job's folder."""
 _outcome = msgspec.json.Decoder(RestartOutcome)
 
 

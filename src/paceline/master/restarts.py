@@ -43,11 +43,12 @@ class StartMeasured(Record, frozen=True):
     first: bool = False
     """The node's first start: the prior."""
     launched: bool = False
-    """It was given a place by the platform, as after a KILL_RESTART."""
+    """Whether the platform gave the node its place, as after a KILL_RESTART."""
     replaces: str = ""
     """The server whose place it has taken."""
     cores: float | None = None
-    """That its place was asked for with; None: no quota, or an agent of before has not said."""
+    """Cores with which the place was asked for; None: no quota, or an agent of before has not
+    said."""
 
     @property
     def role(self) -> str:
@@ -56,7 +57,7 @@ class StartMeasured(Record, frozen=True):
 
     @property
     def event(self) -> WorksEvent:
-        """That the node works."""
+        """Event that tells that the node works."""
         cost = self.cost
         return WorksEvent(
             node=self.node,
@@ -131,7 +132,7 @@ class Restarts:
             start.redo_s = redo_s
 
     def works(self, node: str, since_s: float, *, replaces: str = "") -> None:
-        """It does what it is there for: with that its start is measured.
+        """Note that a node does what it is there for: with that its start is measured.
 
         ``replaces``: the node whose place it has taken.
         """
@@ -176,7 +177,7 @@ class Restarts:
         return (record for kept in self._measured.values() for record in kept)
 
     def waits_s(self) -> dict[float, list[float]]:
-        """By cores what the newest launches of that quota have waited for a place."""
+        """Return the seconds that newest launches waited for a place, by cores of their quota."""
         found: dict[float, list[float]] = {}
         for one in self.measured():
             if one.launched and one.cores is not None:
@@ -188,7 +189,7 @@ class Restarts:
         return node in self._under_way
 
     def cost(self, role: str) -> RestartCost:
-        """Of a KILL_RESTART: mean of the restarts that were given a place, else of first starts.
+        """Return the cost of a KILL_RESTART: mean of the placed restarts, else of first starts.
 
         A server serves until its successor has its buckets: hardly anybody waits meanwhile. (The
         pause, hundredths of a second, is measured by ``benchmarks/server_replace.py``.)

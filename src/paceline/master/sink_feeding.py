@@ -15,7 +15,7 @@ MAX_WAITING = 10_000
 """Points that wait for a slow sink; of more the newest are dropped."""
 FLUSH_S = 1.0
 CLOSE_S = 5.0
-"""For the sinks to take what waits, when the job has ended."""
+"""Seconds that the sinks have, when the job has ended, to take the points that wait."""
 
 
 class SinkFeed:

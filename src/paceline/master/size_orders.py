@@ -43,7 +43,7 @@ class SizeOrders:
 
     @property
     def size(self) -> JobSize:
-        """As ordered last."""
+        """Size of the job as it was ordered last."""
         workers = [node.name for node in self._members.wanted_workers()]
         servers = [node.name for node in self._members.in_place()]
         return ordered_size(self._sizes, workers, servers)

@@ -62,7 +62,7 @@ class SizingSeat:
         self._windows = SizeWindows(parts, training, bounds_of(parts.spec))
         self._loop: SizeLoop | None = None
         self._before: SteeringState | None = None
-        """Of a former master."""
+        """State that a former master left, until the loop has it."""
         if self._spec.policy != "none":
             members.watchers.append(lambda _event: self._windows.disturb())
 

@@ -13,7 +13,7 @@ from paceline.wire.control import AgentStream
 
 TICK_S = 0.2
 HANDLED_S = 0.01
-"""For the end of a stream to be handled."""
+"""Seconds left for the end of a stream to be handled."""
 HAS_ENDED = "the job has ended"
 
 

@@ -35,11 +35,12 @@ from paceline.wire.events.state import (
 from paceline.wire.messages.base import CutRef
 
 RETRY_S, RETRY_MAX_S = 1.0, 30.0
-"""Before a second try, and the longest wait before any."""
+"""Seconds before a second try, and the longest wait before any."""
 AWAY_S = 30.0
-"""At a job's end a storage that has failed, and does nothing for so long, is waited for no more."""
+"""Seconds without an answer after which an ended job no longer waits for a storage that has
+failed."""
 LOOK_S = 0.2
-"""How often it is looked then whether it has."""
+"""Seconds between looks at the storage when the job has ended."""
 
 
 class Upload(msgspec.Struct, frozen=True):
@@ -51,7 +52,7 @@ class Upload(msgspec.Struct, frozen=True):
 
 
 class Uploaded(msgspec.Struct, frozen=True):
-    """It is there, or ``given_up`` for this reason."""
+    """News of a cut: all of it is in the storage, or it was ``given_up`` for this reason."""
 
     cut_no: CutNo
     given_up: str = ""

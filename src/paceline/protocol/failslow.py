@@ -64,14 +64,15 @@ WARM_STEPS, WARM_S = 10, 2.0
 SHORT_S = 0.01
 """Shorter steps are profiled a few together, which take as long as a group has at least."""
 ANSWER_S = 3.0
-"""For agents to tell the calls of their processes."""
+"""Seconds that agents have to tell the calls of their processes."""
 GONE_STEPS, GONE_S, GONE_TIMES = 10, 5.0, 5.0
 """Another rank is followed if it has been ahead by so many steps for so long, and for so many steps
 of the followed rank: that one makes none any more. Ranks in step are a few apart."""
 LAG_S = 1.2
-"""How old a rank's newest step may be."""
+"""Seconds that a rank's newest step may be old."""
 MOST_LOOKS = 5
-"""At the job's start, until all agents have told the calls of their processes."""
+"""Most profiles at the job's start, made until all agents have told the calls of their
+processes."""
 REST_S, MOST_REST_S, CALM = 20.0, 640.0, 8.0
 """Rest after a meeting about a slowness, since all ranks stand still for half a second at each: the
 first, and twice as long after each further one, up to the second. It is the first again after a
@@ -112,7 +113,7 @@ class FailSlowWatch:
         self._meets, self._meetings = meets, RankMeetings(first_meeting)
         self._asked = 0
         self._newest: dict[int, int] = {}
-        """By rank: its newest step."""
+        """Newest step of each rank."""
         self._followed: int | None = None
         """The rank whose times of steps count: the lowest that makes some."""
         self._gone: set[int] = set()
@@ -124,25 +125,25 @@ class FailSlowWatch:
         self.ranks, self._begun_s = ranks, begun_s
         self._meetings.begin(ranks)
         self._ahead: Counter[int] = Counter()
-        """By rank: its steps since one of the followed rank was told."""
+        """Steps of each rank since the followed rank last told one."""
         self._ahead_s = math.inf
-        """Since when one of them is ahead by `GONE_STEPS`."""
+        """Time since which one of them is ahead by `GONE_STEPS`; infinite: none is."""
         self._advice = RestartAdvice(self._rank_of, begun_s)
         self._waits = ProcessorWaits()
         self._detector = SlowJobDetector()
         self._steps = StepGroups()
         self._marks = UsualMarks()
         self._without: deque[bool] = deque(maxlen=RECENT)
-        """Of the recent steps: whether the amount of work is not known."""
+        """For each of the recent steps: whether its amount of work is unknown."""
         self._warm = (0, 0.0)
         self._question: _Question | None = None
         self._groups: tuple[tuple[int, ...], ...] = ()
         self._findings, self._gaps = Findings(), Gaps()
         self._summary: ProfileSummary | None = None
         self.profile: ProfileSummary | None = None
-        """Of the job's start."""
+        """Profile of the job's start; None: there is none yet."""
         self.measured: Measurements | None = None
-        """At the job's start."""
+        """Measurements at the job's start; None: there are none yet."""
         self._infers = False
         """Steps are taken from calls, which begin at other moments on other ranks."""
         self._is_warm = False
@@ -159,7 +160,7 @@ class FailSlowWatch:
         self._missed = False
         """The meeting of the job's start failed: the ranks' numbers of steps may differ."""
         self._looks = 0
-        """At the job's start."""
+        """Number of profiles made at the job's start."""
 
     @property
     def _is_busy(self) -> bool:

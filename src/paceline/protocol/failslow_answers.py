@@ -11,9 +11,9 @@ from paceline.wire.messages.agent import CallsTold
 from paceline.wire.messages.failslow import RankMeasured
 
 WINDOW_STEPS = 20
-"""Of a profile, at most; of short steps, parts of a few in a row."""
+"""Most steps of a profile; where steps are short, most parts of a few steps in a row."""
 MOST_HEARTBEATS = 64
-"""Whose word on waits for processors is kept."""
+"""Heartbeats of a rank whose word on waits for processors is kept."""
 MOST_WORDS = 200
 """Characters of an error in a diagnosis, at most."""
 
@@ -23,7 +23,8 @@ class ProcessorWaits:
 
     def __init__(self) -> None:
         self._noted: dict[int, deque[tuple[int, int, float]]] = {}
-        """By rank: newest step, steps, and the wait in each."""
+        """For each rank, heartbeat by heartbeat: newest step, number of steps, and the wait in
+        each."""
 
     def add(self, rank: int, last: int, steps: int, starved_s: float) -> None:
         """Note what a heartbeat says of the newest steps."""

@@ -31,7 +31,7 @@ COMING_S, COMING_STEPS = 5.0, 3.0
 """How long a meeting is waited for; a rank that steps on is late by a few steps at most."""
 MEASURING_S = 30.0
 MOST_TRIES = 3
-"""Of a meeting that a rank is late for, or goes past."""
+"""Most tries of a meeting that a rank is late for, or goes past."""
 
 
 class Rank(msgspec.Struct, frozen=True):
@@ -47,7 +47,7 @@ class RankPace(NamedTuple):
     """Where the ranks are."""
 
     newest: Mapping[int, int]
-    """By rank: its newest step."""
+    """Newest step of each rank."""
     step_s: float
 
 
@@ -72,7 +72,7 @@ class _Open(msgspec.Struct):
     came: set[int] = set()
     late: set[int] = set()
     missed_s: float = math.inf
-    """Since when it is known that a rank has gone past this one."""
+    """Time since which a rank is known to have gone past this meeting; infinite: none has."""
     measured: dict[int, RankMeasured] | None = None
 
 

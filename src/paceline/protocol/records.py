@@ -30,7 +30,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     no: int = 0
     shares: dict[str, Share] = {}
-    """By node; see `share_of`. None: all compute alike."""
+    """Share of each node; see `share_of`. Empty: all compute alike."""
     fixed: bool = False
     """Nobody is granted more of an epoch than its share (asynchronous)."""
     backup: int = 0
@@ -43,13 +43,13 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     lacking_of: int = 0
     """The global batch that these samples are of, if it follows the workers."""
     allow: int = 0
-    """Number of the plan since which these three are so; 0: they always were."""
+    """Number of the plan since which these three hold; 0: they always did."""
     chunks: int = 1
     """Contributions in which each worker hands in its share of a step (synchronous)."""
     factors: dict[str, float] = {}
-    """On the learning rate of contributions, by node (asynchronous)."""
+    """Factor on the learning rate of a node's contributions, by node (asynchronous)."""
     by_staleness: bool = False
-    """Whether it is 1 / (1 + staleness) for those without a factor."""
+    """Whether the factor is 1 / (1 + staleness) for nodes without one."""
 
     @property
     def lacking(self) -> Lacking:
@@ -125,9 +125,9 @@ class EpochStarted(Record, frozen=True):
     committed: tuple[Span, ...]
     map: ServerMap
     short_steps: int = 0
-    """Of all epochs before, decided while something was missing."""
+    """Steps of all epochs before that were decided while something was missing."""
     left_out: int = 0
-    """Samples that were missing in them."""
+    """Samples that were missing in these steps."""
 
 
 class Extended(Record, frozen=True):
@@ -197,11 +197,11 @@ class MoveBegun(Record, frozen=True):
     """Buckets are to move: servers join, leave, or have others; beside the map of ``version``."""
 
     joining: tuple[Server, ...]
-    """Fresh ones."""
+    """Fresh servers."""
     leaving: tuple[Inc, ...]
-    """They own buckets now, and none when the move is over."""
+    """Servers that own buckets now, and none when the move is over."""
     owners: tuple[Inc, ...]
-    """By bucket, who is to own it."""
+    """Next owner of each bucket."""
     version: int
 
 

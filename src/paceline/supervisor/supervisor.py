@@ -35,13 +35,13 @@ from paceline.wire.last_words import LastWords
 SIGNALS = (signal.SIGCHLD, signal.SIGTERM, signal.SIGINT)
 
 POLL_S = 0.2
-"""Between looks at the lock of a master that is not our child, and at the job directory."""
+"""Seconds between looks at the lock of a master that is not our child, and at the job directory."""
 END_GRACE_S = 10.0
-"""For the master to exit once it has written the outcome (it writes the report)."""
+"""Seconds that the master has to exit once it has written the outcome (it writes the report)."""
 LEAVE_GRACE_S = 3.0
-"""For agents and their processes to leave by themselves after that."""
+"""Seconds that agents and their processes then have to leave by themselves."""
 SWEEP_S = 5.0
-"""For killed processes to vanish."""
+"""Seconds that killed processes have to vanish."""
 SWEEP_POLL_S = 0.05
 LOG_TAIL_BYTES = 4096
 

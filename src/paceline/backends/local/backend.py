@@ -38,9 +38,9 @@ class LaunchedAgent(msgspec.Struct, eq=False):
     words: int = -1
     """The end of the pipe by which the child says what it dies of."""
     came_up: bool = False
-    """It has spoken."""
+    """Whether the agent has spoken."""
     older_pid: int = 0
-    """That has spoken while this one came up; 0: none."""
+    """PID of an agent that answered while this one was starting; 0: none."""
 
 
 class LocalBackend:

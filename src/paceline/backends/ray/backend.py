@@ -41,11 +41,12 @@ from paceline.wire.spec import JobSpec
 
 GATEWAY = ("-m", "paceline.backends.ray.gateway")
 RETRY_S, RETRY_MAX_S = 0.5, 10.0
-"""Between a gateway's end and the next one; doubles."""
+"""Seconds between a gateway's end and the next start: the first wait, which doubles, and the
+longest."""
 CLOSE_S = 20.0
-"""For the gateway to give everything back."""
+"""Seconds that the gateway has to give everything back."""
 PROBE_S = 60.0
-"""For a first answer of the cluster."""
+"""Seconds that the cluster has for its first answer."""
 LINE_BYTES = 1 << 24
 
 _log = logging.getLogger(__name__)

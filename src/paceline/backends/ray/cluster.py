@@ -23,11 +23,11 @@ if TYPE_CHECKING:  # an actor imports this module too, and needs none of the mas
 
 GANG = "gang"
 KNOCK_S = 5.0
-"""For a connection."""
+"""Seconds for a connection to the head of the cluster."""
 LEAVE_S = 30.0
-"""For Ray to take places back, and for the other launchers to end."""
+"""Seconds for Ray to take places back, and for the other launchers to end."""
 LOOK_S = 1.0
-"""Between looks for them."""
+"""Seconds between looks for the other launchers."""
 
 
 def namespace_of(job_id: str) -> str:

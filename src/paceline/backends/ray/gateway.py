@@ -61,11 +61,11 @@ from paceline.protocol.nodes.platform import (
 from paceline.wire.spec import load
 
 PENDING_S = 1.0
-"""A node that has no place after so long is said to wait."""
+"""Seconds without a place after which a node is said to wait."""
 LOOK_S = 2.0
-"""Between looks at machines that drain, and at launchers that could not be reached."""
+"""Seconds between looks at machines that drain, and at launchers that could not be reached."""
 STOP_S = 10.0
-"""For launchers to end what they have started."""
+"""Seconds that launchers have to end what they have started."""
 
 _log = logging.getLogger(__name__)
 

@@ -36,9 +36,9 @@ IDLE_S = 60.0
 """A launcher without an agent that hears nothing for so long, from its start on, ends itself:
 nobody is left who could, once the master and its gateway have died for good."""
 GONE_S = 5.0
-"""For killed processes to vanish."""
+"""Seconds that killed processes have to vanish."""
 _OF_RAY = ("RAY_", "OMP_NUM_THREADS")
-"""Of its environment an agent gets nothing that begins so."""
+"""Beginnings of the environment variables that an agent does not inherit from its launcher."""
 
 
 class AgentOrder(msgspec.Struct, frozen=True, kw_only=True):
@@ -46,10 +46,10 @@ class AgentOrder(msgspec.Struct, frozen=True, kw_only=True):
 
     job_id: str
     path: str
-    """Of the job's directory, where the master is."""
+    """Path of the job's directory on the master's machine."""
     node: str
     address: str
-    """The master's, ``HOST:PORT``."""
+    """Address of the master, ``HOST:PORT``."""
     secret: str
     spec: JobSpec
 
@@ -71,7 +71,7 @@ class AgentStarted(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class AgentEnded(msgspec.Struct, frozen=True, kw_only=True):
-    """It has ended."""
+    """The end of an agent, and its reason."""
 
     pid: int
     reason: str

@@ -52,7 +52,7 @@ MARKS: dict[type[Event], tuple[str, str, str]] = {
 }
 """What is marked in the times of steps: label, marker, colour."""
 WIDTH_IN, HEIGHT_IN, SIZE_IN = 9.0, 2.8, 1.1
-"""Of a drawing, and the height of a row about the job's size below it."""
+"""Inches: width and height of a drawing, and the height of a row about the job's size below it."""
 SMOOTH_S = 5.0
 MAX_CURVES, MAX_DRAWN, FEW = 12, 600, 30
 """Drawings of what was logged, points of one, and points that are marked."""

@@ -14,20 +14,20 @@ class JobNumbers(Struct, frozen=True, kw_only=True):
 
     job_id: str
     state: str
-    """As in ``paceline ps``, but ``running`` for a job that has not ended."""
+    """State as in ``paceline ps``, but ``running`` for a job that has not ended."""
     exit_code: int | None
-    """None: it has not ended."""
+    """None: the job has not ended."""
     error: str
     started_s: float
     """Unix time of its launch."""
     jct_s: float
-    """From its launch to its end, or until now, interruptions included."""
+    """Seconds from the job's launch to its end, or until now, interruptions included."""
     training_s: float
-    """Of that, while the model was there and processes lived."""
+    """Seconds of ``jct_s`` in which the model was there and processes lived."""
     committed: int
     """Samples in the model."""
     total: int | None
-    """Of all epochs; None: not known."""
+    """Samples of all epochs; None: not known."""
     samples_per_s: float
     """Mean over the training."""
     relaunches: int
@@ -35,7 +35,7 @@ class JobNumbers(Struct, frozen=True, kw_only=True):
     """Times that the job went back to a cut."""
     valid_cuts: int
     stalled_s: float
-    """At most without a new sample in the model, because of what went wrong."""
+    """Seconds, at most, in which faults kept new samples out of the model."""
     undone: int
     """Samples that left the model again, to be trained again."""
     incidents: tuple[Incident, ...]

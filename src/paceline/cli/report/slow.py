@@ -14,7 +14,7 @@ from paceline.wire.events.failslow import ComparedPart, DiagnosedEvent
 
 COLUMNS = ("at", "what was slow")
 MAX_ROWS, MAX_MATRICES = 40, 3
-"""Of a job with more of them, the newest."""
+"""Most rows and matrices shown of a job: its newest."""
 OWN = {"computing": "computing", "product": "matrix product"}
 """Columns of a rank's own parts."""
 

@@ -64,7 +64,7 @@ class Refusal(Struct, frozen=True, kw_only=True):
     strategy: str
     refused: bool
     messages: tuple[str, ...] = ()
-    """With the remedy of each."""
+    """Refusals, each with its remedy."""
     places: tuple[str, ...] = ()
     """File and line of each message; empty: not known."""
     notes: tuple[str, ...] = ()

@@ -35,19 +35,19 @@ class ObservedAct(Struct, frozen=True, kw_only=True):
     """One act, as it is compared."""
 
     printed: list[PrintedLine] = []
-    """By the first worker, in all its lives."""
+    """Lines that the first worker printed, in all its lives."""
     logged: Mapping[str, Mapping[int, LoggedMean]] = {}
-    """By name and step."""
+    """Means of the logged values, by name and step."""
     variables: Mapping[str, Mapping[str, Leaves]] = {}
-    """By node and place; of the newest life that came there."""
+    """Variables by node and place, of the newest life that came there."""
     files: Mapping[str, Leaves] = {}
     weights: Mapping[str, Weights] = {}
-    """By node, at the end of the script."""
+    """Weights by node, at the end of the script."""
     began: Weights = {}
     draws: tuple[str, ...] = ()
     batch_norms: tuple[str, ...] = ()
     loops: Mapping[str, list[int]] = {}
-    """By node, the batches of each loop of its first life."""
+    """Batches of each loop in a node's first life, by node."""
     first_ended: int | None = None
     """Number of the first worker's first loop that came to its end; None: all were left."""
     evaluations: int = 0

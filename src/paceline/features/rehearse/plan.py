@@ -110,7 +110,7 @@ class LoggedValues(Struct, frozen=True, tag="logged"):
     step: int
     values: dict[str, float]
     samples: int = 1
-    """Of the batch in hand; 1 between loops, and where a batch does not say."""
+    """Samples of the batch in hand; 1 between loops, and where a batch does not say."""
 
 
 class LoopDone(Struct, frozen=True, tag="loop"):

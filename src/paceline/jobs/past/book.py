@@ -24,14 +24,14 @@ WAIT_S = 5
 NEWEST = "0001"
 """The version of the tables: the newest file in ``migrations/versions``."""
 LOCK = 0x5061_6365
-"""By this number one process at a time changes the tables of a PostgreSQL database."""
+"""Key of the PostgreSQL lock under which one process at a time changes a database's tables."""
 _VERSIONS = sql.table("alembic_version", sql.column("version_num"))
 _COLUMNS = {column.name for column in JOBS.columns}
 _FEATURES = ("user", "script", "strategy", "mode")
 
 
 class JobFilter(msgspec.Struct, frozen=True, kw_only=True):
-    """Which jobs of a history are wanted; None: any."""
+    """A choice of a history's jobs; a field that is None takes any."""
 
     user: str | None = None
     script: str | None = None

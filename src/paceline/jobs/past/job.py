@@ -14,7 +14,7 @@ class SizeChange(msgspec.Struct, frozen=True, kw_only=True):
     since_launch_s: float
     size: JobSize
     reason: str
-    """In words; empty: not known."""
+    """Why the size changed, in words; empty: not known."""
 
 
 class PastJob(msgspec.Struct, frozen=True, kw_only=True):
@@ -31,13 +31,13 @@ class PastJob(msgspec.Struct, frozen=True, kw_only=True):
     ended_s: float
     features: JobFeatures
     first: JobSize
-    """As it was launched."""
+    """Size with which the job was launched."""
     final: JobSize
-    """As it was at its end."""
+    """Size of the job at its end."""
     sizes: tuple[SizeChange, ...] = ()
-    """From the first change on, in order."""
+    """Changes of the size, from the first on."""
     samples: int = 0
-    """In the model."""
+    """Samples in the model at the job's end."""
     samples_per_s: float = 0.0
     """Mean over the training."""
     training_s: float = 0.0

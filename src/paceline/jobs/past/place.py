@@ -10,10 +10,10 @@ from paceline.wire.spec import JobSpec
 
 VARIABLE = "PACELINE_HISTORY"
 NOWHERE = "off"
-"""No history is kept."""
+"""Value of `VARIABLE` with which no history is kept."""
 KINDS = ("sqlite", "postgresql")
 FILE = "history.sqlite"
-"""In PACELINE_HOME, where nobody names another place."""
+"""Name of the history in PACELINE_HOME, where no other place is named."""
 
 
 class HistoryPlace(NamedTuple):

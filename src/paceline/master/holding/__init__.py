@@ -11,4 +11,4 @@ EDGES: dict[HolderName, type[HolderEdge]] = {
     "replicas": GroupEdge,
     "shards": GroupEdge,
 }
-"""By the holder that the row of a strategy names."""
+"""Edge for each holder that the row of a strategy names."""

@@ -205,7 +205,7 @@ class GroupEdge(HolderEdge):
         return hang
 
     def _find_unheard(self, group: Formation, since_s: float) -> Hang | None:
-        """Who does not say that it has stopped, though it was told to do so at once."""
+        """Find members that do not say that they have stopped, after an order to do so at once."""
         silent = group.unheard()
         if silent and not group.at_once:
             self._forming = group.number, self._forming[1] + since_s
@@ -216,7 +216,7 @@ class GroupEdge(HolderEdge):
         return Hang(tuple(hang), since_s) if hang else None
 
     def reconnect(self, since_s: float) -> None:
-        """Nobody hangs, and nobody gets on: what connects the members is broken."""
+        """Break up a group without progress where no member hangs: its connections are broken."""
         group = self.holder.group
         if group.running:
             stuck = GroupStuckEvent(since_s=since_s)

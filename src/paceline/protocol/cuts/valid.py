@@ -73,7 +73,7 @@ class Cuts:
             self.safe |= self.covered
 
     def apply(self, record: CutStored | CutGone) -> None:
-        """It is on disk as well, or its files are deleted or damaged."""
+        """Note that a cut is on disk as well, or that its files are deleted or damaged."""
         if isinstance(record, CutStored):
             number = record.cut.cut_no
             self.valid = [
@@ -170,7 +170,7 @@ class Cuts:
             self.wanted[message.inc] = CutWanted(message.n, message.step, later_than)
 
     def take_met(self) -> list[tuple[Inc, int]]:
-        """Who has now what it asked for, and up to which number; no longer wanted."""
+        """Take out the requests that are met now, as pairs of asker and number of the request."""
         met = [
             (inc, wanted.n)
             for inc, wanted in sorted(self.wanted.items())

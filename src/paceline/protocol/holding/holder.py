@@ -177,7 +177,7 @@ class Holder(abc.ABC):
 
     @abc.abstractmethod
     def copiers(self) -> tuple[Inc, ...]:
-        """Who holds the state, and so copies it for a cut; none: nobody can now."""
+        """Return the incarnations that hold the state and so copy it for a cut; empty: none can."""
 
     @abc.abstractmethod
     def may_copy(self, inc: Inc) -> bool:

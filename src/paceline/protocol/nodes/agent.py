@@ -107,15 +107,16 @@ class Life(msgspec.Struct):
     """One incarnation, from StartProcess to the acknowledgement of its end."""
 
     up: ProcessUp
-    """As the process says it, before that with what is known: pid 0 until it is forked."""
+    """Word of the process on its start; until it speaks, what is known: pid 0 until it is
+    forked."""
     stopped_by_us: bool = False
     hung: bool = False
     made_room: bool = False
     kill_at_s: float | None = None
     extra_s: float = 0.0
-    """Of an orderly end: it keeps a cut first."""
+    """Seconds that an orderly end takes longer, since the process keeps a cut first."""
     last_words: tuple[AgentUp, ...] = ()
-    """Not repeated by the process, which is gone: kept with its end."""
+    """Last words of the process, kept with its end: a process that is gone repeats nothing."""
     ended: ProcessExited | None = None
 
 

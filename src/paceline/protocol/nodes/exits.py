@@ -123,7 +123,7 @@ LOADER_CODE = "torch/utils/data/dataloader.py"
 LOADER_CUT_OFF = frozenset({"ConnectionResetError", "ConnectionRefusedError", "EOFError"})
 """What reading from such a process ends in, if its death is noticed so first."""
 MESSAGE_CHARS = 200
-"""Of an error's message in a reason; the traceback has all of it."""
+"""Most characters of an error's message in a reason; the traceback has all of it."""
 UNREADABLE, UNREACHABLE = "unreadable source", "unreachable peer"
 LACKING = frozenset({UNREADABLE, UNREACHABLE})
 """The rules of a worker whose machine lacks what the script reads, or the way to a peer."""

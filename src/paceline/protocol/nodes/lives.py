@@ -15,12 +15,13 @@ class Presence(enum.Enum):
     """Whether a node's agent is there."""
 
     LAUNCHED = enum.auto()
-    """It has not said a word yet; before the first launch, too."""
+    """Launched, or about to be, and silent so far."""
     RELAUNCHED = enum.auto()
-    """The same, of one that takes the place of an agent that fell silent."""
+    """Launched in the place of an agent that fell silent, and silent so far."""
     CONNECTED = enum.auto()
     ABSENT = enum.auto()
-    """Its connection broke, or only a former master has heard it: it may come back."""
+    """Gone or unheard: its connection broke, or only a former master has heard it. It may come
+    back."""
 
 
 class Backing(enum.Enum):
@@ -49,21 +50,22 @@ class NodeAgent(msgspec.Struct):
 
     presence: Presence = Presence.LAUNCHED
     pid: int = 0
-    """Of the newest that has greeted."""
+    """PID of the newest agent that has greeted."""
     heard_s: float = 0.0
-    """When it was last heard, or launched."""
+    """Time of the agent's last word, or of its launch."""
     greeted_s: float = 0.0
-    """When it first said a word."""
+    """Time of the agent's first word."""
     patience: int = 1
-    """By what the time after which its silence counts is multiplied."""
+    """Factor on the time after which the agent's silence counts."""
     is_remote: bool = False
-    """It runs on another machine than the master."""
+    """Whether the agent runs on another machine than the master."""
     machine: str = ""
-    """The address of that machine; empty: it is the master's."""
+    """Address of that machine; empty: the master's machine."""
     host: str = ""
     """Where it runs: the name of the machine, and its address if that is another one."""
     left_s: float | None = None
-    """Since when its connection is broken; None: it is there, or was never heard by this master."""
+    """Time since which its connection is broken; None: it is not, or this master never heard the
+    agent."""
 
     @property
     def has_greeted(self) -> bool:
@@ -104,11 +106,11 @@ class LifePhase(enum.Enum):
 
 
 class EndOrder(enum.Enum):
-    """Who has ordered that a life ends; an end that was ordered costs no budget."""
+    """The order to end a life, by its kind; an end that was ordered costs no budget."""
 
     NONE = enum.auto()
     PLAIN = enum.auto()
-    """By the user, or that of the whole job."""
+    """An end by the user, or of the whole job."""
     MOVE = enum.auto()
     """A KILL_RESTART: the next life begins where the platform puts it."""
 
@@ -117,27 +119,28 @@ class NodeLife(msgspec.Struct):
     """The newest life of a node: one incarnation of its training process."""
 
     inc: Inc = NO_INC
-    """0: there was none yet."""
+    """0: there was no life yet."""
     round_no: int = 0
-    """Strategies script and fsdp: the round that it takes part in."""
+    """Strategies script and fsdp: the round in which this life takes part."""
     phase: LifePhase = LifePhase.NONE
     up: ProcessUp | None = None
     """What the process said of itself, while it runs."""
     started_by: int = 0
-    """The agent that was last ordered to start it."""
+    """PID of the agent that was last ordered to start this life."""
     started_s: float = 0.0
     missing_since_s: float | None = None
-    """Since when an agent is there that does not know it."""
+    """Time since which an agent is there that does not know this life; None: none is."""
     error: ScriptError | None = None
     returned: bool = False
-    """The script has returned."""
+    """Whether the script has returned."""
     end: EndOrder = EndOrder.NONE
     end_told_s: float = 0.0
-    """When its agent was last told to end it; a former master may have done so until now."""
+    """Time at which the agent was last told to end it; a former master may have done so until
+    now."""
     end_grace_s: float = 0.0
-    """Of a KILL_RESTART."""
+    """Seconds of grace that a KILL_RESTART gives this life."""
     note: str = ""
-    """Why it ended."""
+    """Why this life ended."""
 
     @property
     def is_alive(self) -> bool:
@@ -166,7 +169,7 @@ class Fate(enum.Enum):
     """What becomes of a node."""
 
     STAYS = enum.auto()
-    """It lives, or its next life begins as soon as its agent is there."""
+    """The node lives, or its next life begins as soon as its agent is there."""
     BACKS_OFF = enum.auto()
     """Its life has ended, and the next one waits for its time, or for its round."""
     LEAVES = enum.auto()
@@ -174,7 +177,7 @@ class Fate(enum.Enum):
     FINISHED = enum.auto()
     """Its script has returned."""
     FAILED = enum.auto()
-    """It cannot take part, or the job has failed by it."""
+    """The node cannot take part, or has made the job fail."""
 
     @property
     def lives_on(self) -> bool:
@@ -186,18 +189,19 @@ class NextLife(msgspec.Struct):
     """When and where the next life of a node begins."""
 
     due_s: float | None = None
-    """Not before; None: no time is set."""
+    """Earliest time of the next life; None: no time is set."""
     in_new_agent: bool = False
-    """Not in the agent that there is, or was: another is launched when the time has come."""
+    """Whether another agent is launched for it when the time has come, instead of the present
+    one."""
 
 
 class NodePast(msgspec.Struct):
     """What the lives of a node have left."""
 
     restarts: int = 0
-    """Those that cost budget."""
+    """Number of restarts that cost budget."""
     decided: int = 0
-    """Lives that a KILL_RESTART has ended."""
+    """Number of lives that a KILL_RESTART has ended."""
     previous: tuple[str, int] | None = None
     """How the last life ended, and at which step: `Judged.sign`."""
     repeats: int = 0

@@ -35,7 +35,7 @@ class NodeStarted(Record, frozen=True):
     node: str
     inc: Inc
     restarts: int = 0
-    """Of this node, so far; only those that cost budget count."""
+    """Number of restarts of this node so far that cost budget."""
     decided: int = 0
     """Lives of this node, so far, that a KILL_RESTART has ended."""
     previous: tuple[str, int] | None = None
@@ -51,7 +51,7 @@ class NodeFinished(Record, frozen=True):
 
     node: str
     joined: bool = True
-    """It called ``pl.init``."""
+    """Whether the script called ``pl.init``."""
 
 
 class NodeRefused(Record, frozen=True):
@@ -72,7 +72,7 @@ class WorkersWanted(Record, frozen=True):
 
     count: int
     next_inc: Inc = NO_INC
-    """In a snapshot: no life has had this number, or a higher one."""
+    """In a snapshot: a number that no life has had, nor a higher one."""
 
 
 class ServersWanted(Record, frozen=True):
@@ -101,7 +101,7 @@ class RestartOrdered(Record, frozen=True):
 
 
 class ServerAdded(Record, frozen=True):
-    """In a snapshot: a server that has its place."""
+    """A server that has its place, as a snapshot tells it."""
 
     node: str
 
@@ -263,9 +263,9 @@ class Node(msgspec.Struct):
     role: str
     rank: int
     by_itself: bool = False
-    """It joined on its own: the backend can start no agent for it."""
+    """Whether the node joined on its own: the backend can start no agent for it."""
     joins: bool = False
-    """It is to have buckets of other servers, and has none yet."""
+    """Whether the server awaits buckets of other servers, and has none yet."""
     agent: NodeAgent = msgspec.field(default_factory=NodeAgent)
     place: NodePlace = NodePlace()
     life: NodeLife = msgspec.field(default_factory=NodeLife)

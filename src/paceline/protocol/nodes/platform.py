@@ -46,7 +46,7 @@ class PlaceRefused(PlatformWord, frozen=True):
     """The platform does not start the node."""
 
     why: str
-    """In the platform's own words."""
+    """Reason in the platform's own words."""
 
 
 class PlaceDraining(PlatformWord, frozen=True):

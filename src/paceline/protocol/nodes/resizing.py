@@ -12,10 +12,11 @@ import msgspec
 from paceline.protocol.records import Record
 
 STARTS = 5
-"""A node that has its place may take so many times the patience until it works."""
+"""Factor on the patience with a node that has its place, until it works."""
 
 Condition = Literal["works", "starts", "ended", "waits", "refused"]
-"""Of a node; ended: its next life is due, at the same place. Waits, refused: it has no place."""
+"""Condition of a node. Ended: its next life is due, at the same place. Waits, refused: it has no
+place."""
 
 # --------------------------------------------------------------------------- records
 
@@ -31,7 +32,7 @@ class NodesResizing(Record, frozen=True, kw_only=True):
     """Nodes move, one after the other, to places of the sizes that the spec has now."""
 
     former: dict[str, FormerSize] = {}
-    """By role, for those whose nodes are to move; empty: none moves any more."""
+    """Former sizes of the roles whose nodes have to move, by role; empty: none moves any more."""
     spared: int = 0
     """The number of workers without the one that stands in; 0: none does."""
 
@@ -50,7 +51,7 @@ class SizedNode(msgspec.Struct, frozen=True, kw_only=True):
     role: str
     condition: Condition
     fits: bool | None = True
-    """It has the size that it should have; None: its agent has not said what it has."""
+    """Whether the node has the size that it should have; None: its agent has not said."""
 
 
 class SizesSeen(msgspec.Struct, frozen=True, kw_only=True):
@@ -65,9 +66,9 @@ class SizesSeen(msgspec.Struct, frozen=True, kw_only=True):
     tried: frozenset[str] = frozenset()
     """Nodes that have been told to move in this change."""
     waited_s: float = 0.0
-    """For how long the same node has been awaited."""
+    """Seconds for which the same node has been awaited."""
     patience_s: float
-    """For how long a node may wait for its place."""
+    """Seconds that a node may wait for its place."""
     ends: bool = False
     """A script has returned: a worker that is awaited would hold up the end of the job."""
     is_given_up: bool = False

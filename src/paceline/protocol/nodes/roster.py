@@ -46,7 +46,7 @@ class Roster:
     """The nodes of one job, as records have made them."""
 
     min_workers: int = 1
-    """With fewer that can take part the job fails."""
+    """Least number of workers that can take part: with fewer the job fails."""
 
     def __init__(self, num_workers: int, num_servers: int, rounds: Rounds | None) -> None:
         self.rounds = rounds

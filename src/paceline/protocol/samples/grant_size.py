@@ -22,7 +22,7 @@ PLAN_LEAD_S = 0.3
 """A new plan begins so much later: by then all workers have given back what they hold from there
 on, and have been granted their new shares. The leader's report alone may be 0.1 s old."""
 LEAD_BEFORE_MEASURED = 2
-"""In steps: a plan's while nobody knows how long they take."""
+"""Steps that a plan begins ahead while their time is not known."""
 
 
 Owner = TypeVar("Owner", bound=int)
@@ -101,15 +101,15 @@ def tail_share(
     asker: Owner,
     batch_size: int,
 ) -> tuple[Owner, int] | None:
-    """Whom to ask for a part of its lease at the tail, and how many samples it is to keep.
+    """Return the worker that gives up a part of its lease at the tail, and the samples it keeps.
 
-    Of the owner that would take longest, so much that it and the asker end together; whole batches,
-    as leases are: a part of one would be kept back where a source has no more for now.
+    The worker that would take longest gives up so much that it and the asker end together. Leases
+    are whole batches: a part of one would be kept back where a source has no more for now.
 
     Args:
         leases: samples that each other worker holds.
         speeds: samples per second; None or absent: not measured, as fast as the others.
-        asker: who has nothing.
+        asker: the worker that has nothing.
         batch_size: samples of a batch; the owner keeps at least the next one.
 
     Returns:

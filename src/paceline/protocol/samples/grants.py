@@ -115,7 +115,7 @@ class Deal:
                 yield Span(span.line, start, stop)
 
     def _next_slices(self, num_steps: int) -> Iterator[tuple[Place, Slice]]:
-        """That of the undecided step, and what comes after it in order, by place."""
+        """Yield the undecided step's slice, and then those after it, each with its place."""
         feed, line, whole = self._feed, self._feed.line(), self._undecided
         if not whole or whole[0].line != line:
             return

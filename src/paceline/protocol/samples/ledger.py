@@ -304,7 +304,7 @@ class Ledger:
                 self.done.add(new)
 
     def holders(self, line: int, start: int) -> list[Inc]:
-        """Who has a lease on samples of ``line`` from position ``start`` on."""
+        """Return the incarnations with leases on samples of ``line`` at or after ``start``."""
         rest = Span(line, start, self.lines[line].end) if line in self.lines else None
         return [inc for inc, lease in self.leases.items() if rest and lease.overlap(rest)]
 

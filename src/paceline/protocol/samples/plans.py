@@ -346,7 +346,7 @@ class Plans:
         return Planned(plan=one.plan, since=one.since, step=one.step, undecided=since_then)
 
     def holders(self) -> list[Inc]:
-        """Who holds samples that the plan on its way will deal."""
+        """Return the incarnations that hold samples which the plan on its way will deal."""
         if self.preparing is None or not (self.synchronous and self.granted):
             return []
         return self.ledger.holders(self.preparing.since.line, self.preparing.since.position)

@@ -25,7 +25,7 @@ MOST = 200
 ENDS = 16
 ELEMENTS = 32
 BIG = 1 << 22
-"""Of a tensor with more elements only some are looked at, and no norm is computed."""
+"""Elements of a tensor above which only some are looked at, and no norm is computed."""
 _PARTS = {"_parameters", "_buffers", "_modules"}
 
 

@@ -18,7 +18,7 @@ class Sharing(NamedTuple):
     """
 
     batch_size: int
-    """Of a whole batch."""
+    """Samples of a whole batch, or of each member's with ``per_worker``."""
     blocks: int = 0
     per_worker: bool = False
 

@@ -293,7 +293,7 @@ class Formation:
     # ------------------------------------------------------------------ re-forming
 
     def _ask(self, incs: Iterable[Inc]) -> list[Instruction]:
-        """Whatever these members are waited for."""
+        """Ask these members again for whatever is awaited of them."""
         if self.begun is not None:
             run = [inc for inc in incs if inc in self.untold]
             return [Send(inc, self._run_message(self.begun, inc)) for inc in run]
@@ -334,7 +334,7 @@ class Formation:
         )
 
     def _source(self, inc: Inc) -> GroupStopped | None:
-        """Whom a member that is behind copies from, once everybody has said something."""
+        """Return the member that one behind copies from; None: not all have said something yet."""
         if len(self.stopped) < len(self.members):
             return None
         if self.sharded:

@@ -342,7 +342,7 @@ class GroupHolder(Holder):
         return [*self._tell_safe(), *self._make_safe()]
 
     def _tell_safe(self) -> list[Instruction]:
-        """Of a feed that is on disk, too, nothing can come again."""
+        """Tell workers that a feed on disk is complete for good: nothing of it can come again."""
         fresh = sorted(self.core.cuts.safe - self.core.complete)
         self.core.complete.update(fresh)
         told = [

@@ -11,7 +11,7 @@ class Position:
         self.value: int | None = None
         """None: so far, or when the state was written, each step has completed one."""
         self.samples: int | None = None
-        """In the model; None: so far nobody has counted them here."""
+        """Samples in the model; None: so far nobody has counted them here."""
         self.began: tuple[int, int] | None = (0, 0)
         """Global batches and samples in the model when the training in hand began; None: it has
         not made a step."""

@@ -30,7 +30,7 @@ class Word(NamedTuple):
     settings: int
     """A digest of the hyper-parameters of the last update, if it has made that itself."""
     checksum: int
-    """Of what it holds, where that is due."""
+    """Checksum of what the member holds, where one is due."""
     check_at: int
     """The number of complete steps at which the next checksum is due."""
     every: int
@@ -38,10 +38,10 @@ class Word(NamedTuple):
 
 
 class Difference(NamedTuple):
-    """Members differ."""
+    """A difference between the members of a group."""
 
     in_settings: bool
-    """In hyper-parameters; else in what they hold."""
+    """Whether the members differ in hyper-parameters; False: in what they hold."""
     minority: tuple[int, ...]
     """Ranks of those that differ from most; none: no more than half of them agree."""
     begins: bool = False
@@ -130,7 +130,7 @@ def differences(tables: Sequence[Mapping[int, str]], names: Mapping[int, str]) -
 
 
 def in_words(nodes: Sequence[str], values: Sequence[str]) -> str:
-    """Which members have which value: ``0.1 in worker-0 and worker-2, 0.2 in worker-1``."""
+    """Say which members have which value: ``0.1 in worker-0 and worker-2, 0.2 in worker-1``."""
     having: dict[str, list[str]] = {}
     for node, value in sorted(zip(nodes, values, strict=True)):
         having.setdefault(value, []).append(node)

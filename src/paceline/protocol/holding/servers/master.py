@@ -384,7 +384,7 @@ class ServerHolder(Holder):
     def _owners_after(
         self, now: ServerMap, joining: tuple[Inc, ...], leaving: tuple[Inc, ...]
     ) -> tuple[Inc, ...]:
-        """By bucket; a server that only replaces another takes what that has, and no more."""
+        """Return the next owner of each bucket; a mere successor takes what its predecessor has."""
         takes = dict(zip(leaving, joining, strict=False))
         owners = tuple(takes.get(inc, inc) for inc in now.ownership)
         if len(joining) == len(leaving):

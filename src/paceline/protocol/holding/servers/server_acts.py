@@ -37,7 +37,7 @@ class Apply(msgspec.Struct, frozen=True):
 
     keys: tuple[Key, ...]
     factor: float = 1.0
-    """On the learning rates."""
+    """Factor on the learning rates."""
 
 
 class Forget(msgspec.Struct, frozen=True):
