@@ -6,11 +6,17 @@ from html import escape
 from paceline.features.rehearse.findings import ActVerdict, Check, Rehearsal
 
 _STYLE = """
-body { font: 15px/1.5 system-ui, sans-serif; margin: 2em auto; max-width: 62em; color: #222; }
+body { font: 15px/1.5 system-ui, sans-serif; margin: 2em auto; max-width: 62em; color: #222;
+padding: 0 1em; color-scheme: light dark; background: #fff; }
 table { border-collapse: collapse; width: 100%; } td, th { text-align: left; vertical-align: top;
 padding: .35em .8em .35em 0; border-bottom: 1px solid #ddd; }
 .good { color: #176b2c; } .bad { color: #a3201c; font-weight: 600; } .note { color: #666; }
-li { margin: .4em 0; } pre { white-space: pre-wrap; background: #f6f6f6; padding: .6em; }
+li, pre { margin: .4em 0; } .more ul { margin: 0; padding-left: 1.2em; }
+pre { white-space: pre-wrap; overflow-wrap: anywhere; background: #f6f6f6; padding: .6em; }
+tr:has(+ .more) td { border-bottom: 0; }
+@media (prefers-color-scheme: dark) { body { color: #ddd; background: #181818; }
+pre { background: #262626; } td, th { border-color: #444; } .note { color: #aaa; }
+.good { color: #7fd18f; } .bad { color: #ff9a92; } }
 """
 _GOOD = {"equal", "runs", "left out", "takes it"}
 
@@ -86,12 +92,14 @@ def page_of(rehearsal: Rehearsal) -> str:
         listed = f"<ul>{''.join(found)}</ul>" if found else ""
         rows.append(
             f"<tr><td>{escape(one.strategy)}<td>{escape(one.act)}<td class={_class(one.state)}>"
-            f"{one.state}<td>{one.seconds:.1f} s<td>{message}{listed}"
+            f"{one.state}<td>{_took(one.seconds)}"
         )
+        if message or listed:
+            rows.append(f"<tr class=more><td colspan=4>{message}{listed}")
     head = f"<h1>Rehearsal of {escape(rehearsal.script)}</h1><p class="
     head += f"{'good' if rehearsal.passes else 'bad'}>{escape(verdict_of(rehearsal))}</p>"
     notes = "".join(f"<p class=note>{escape(line)}</p>" for line in conditions(rehearsal))
-    table = "<tr><th>strategy<th>act<th>verdict<th>took<th>what differs, and what to change"
+    table = "<tr><th>strategy<th>act<th>verdict<th>took"
     return _page(f"{head}<table>{table}{''.join(rows)}</table>{notes}")
 
 
@@ -106,15 +114,21 @@ def page_of_check(check: Check) -> str:
         found += [f"<li class=note>{_code(note)}</li>" for note in one.notes]
         word = "refused" if one.refused else "takes it"
         rows.append(
-            f"<tr><td>{one.strategy}<td class={_class(word)}>{word}<td><ul>{''.join(found)}</ul>"
+            f"<tr><td>{one.strategy}<td class={_class(word)}>{word}"
+            f"<tr class=more><td colspan=2><ul>{''.join(found)}</ul>"
         )
     error = f"<pre>{escape(check.error)}</pre>" if check.error else ""
     return _page(f"<h1>Check of {escape(check.script)}</h1>{error}<table>{''.join(rows)}</table>")
 
 
 def _page(body: str) -> str:
-    head = f"<!doctype html><meta charset=utf-8><title>paceline</title><style>{_STYLE}</style>"
+    head = "<!doctype html><meta charset=utf-8><meta name=viewport content='width=device-width'>"
+    head += f"<title>paceline</title><style>{_STYLE}</style>"
     return f"{head}{body}\n"
+
+
+def _took(seconds: float) -> str:
+    return f"{seconds:.1f} s" if seconds else ""
 
 
 def _class(state: str) -> str:
