@@ -460,6 +460,19 @@ def test_an_ordered_dictionary_is_told_by_its_own_order() -> None:
     assert [*moved] == [1, 0]
 
 
+def test_a_life_whose_model_came_alone_says_so_once(capsys: pytest.CaptureFixture[str]) -> None:
+    for step, words in ((0, ""), (3, "since the model came without it")):
+        variables = Variables(found=True)
+        variables.begin_loop(loop())
+        variables.waits_in(sys._getframe())
+        variables.comes_to(step)
+        variables.comes_to(step)
+        told = capsys.readouterr().err
+        assert told.count("does not follow to this life") == bool(words)
+        assert words in told
+        assert variables.missed == bool(words)
+
+
 def test_named_tuples_arrive_as_such_where_there_were_none() -> None:
     (kind,) = {kinds.kind_of(one) for one in ([], {})}
     assert kind is not None

@@ -244,13 +244,19 @@ class Variables:
         if step <= 0 or self._num_given or self.took or self.missed:
             return
         self.missed = True
-        if self._arrived is not None and self._frame is not None:
+        if not self.found or self._frame is None:
+            return
+        why = "the model came without it"
+        if self._arrived is not None:
             here = _in_words([list(frames.place_of(one)) for one in self._chain])
-            sys.stderr.write(
-                "paceline: what the script counts and remembers does not follow, since it asks for "
-                f"its batches at {here}, and asked at {_in_words(self._arrived['site'])} before, "
-                "or reads something else there; it starts over\n"
+            why = (
+                f"it asks for its batches at {here}, and asked at "
+                f"{_in_words(self._arrived['site'])} before, or reads something else there"
             )
+        sys.stderr.write(
+            "paceline: what the script counts and remembers does not follow to this life, since "
+            f"{why}; it starts over\n"
+        )
 
     @property
     def follows(self) -> bool:
