@@ -41,6 +41,7 @@ for epoch in job.epochs(3):
         optimizer.zero_grad()
     if epoch == 0:
         kept.update(weights=copy.deepcopy(job.state_dict()), epoch=epoch)
+        job.barrier()  # else one worker trains on what the other one copies
 model.load_state_dict(kept["weights"])
 found = job.evaluate(lambda b: {"out": model(b[0])}, data)["out"]
 own = model(ids)
