@@ -158,6 +158,7 @@ def test_a_job_that_is_stopped_between_two_loops_goes_on_behind_the_first(tmp_pa
         ("1", ()),
         pytest.param("01", (), marks=pytest.mark.soak),
         ("01", ("--counted", "--at-break")),
+        ("01", ("--numbered",)),
     ],
 )
 def test_a_job_that_is_stopped_at_the_edge_of_a_loop_goes_on_there(

@@ -30,6 +30,7 @@ parser.add_argument("--pause-s", type=float, default=0.0, help="of rank 0, after
 parser.add_argument("--die-at", type=int, default=-1, help="rank 1, in the body of this step")
 parser.add_argument("--limit", type=int, default=-1, help="steps after which it leaves its loops")
 parser.add_argument("--hold", default="", help="ranks that wait until the job stops")
+parser.add_argument("--numbered", action="store_true", help="epochs of job.epochs")
 parser.add_argument("--at-break", action="store_true", help="before a break, not before epoch 2")
 parser.add_argument("--die-after", action="store_true", help="rank 1, after its last loop")
 args = parser.parse_args()
@@ -114,7 +115,7 @@ class Trainer:
 
     def fit(self) -> dict[str, Any]:
         best, log, mine = None, {}, random.Random(os.getpid())
-        for epoch in range(args.epochs):
+        for epoch in job.epochs(args.epochs) if args.numbered else range(args.epochs):
             # From the generators of the process, which each life goes on with.
             self.between += [random.random(), float(np.random.random()), torch.rand(()).item()]
             batches: Any = loader

@@ -427,14 +427,15 @@ class Job:
             epochs = self._strategy.spec.epochs or epochs
         variables, frame = self._strategy.variables, sys._getframe(1)
         asked = LoopAsked(given, variables.site(frame), epochs, accumulate, batch_per_worker)
-        last = self._loaders.turn_of(dataset)
+        turn = self._loaders.turn_of(dataset) + 1
+        variables.comes_to_loop(frame, self._course.coming, asked.site, turn)
         try:
             begun = self._begin(asked)
         except Stopped:
-            turn = self._loaders.turn_of(dataset)
-            turn = last + 1 if turn == last else turn  # it has not come to its data
-            variables.stops_before(frame, self._course.coming, asked.site, turn)
+            variables.stopped()
             raise
+        finally:
+            variables.goes_on()
         if begun is None:
             return BatchLoop(_nothing(), 0, variables)
         feed, bodies = begun.feed, self._run(begun, asked)

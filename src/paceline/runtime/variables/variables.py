@@ -163,14 +163,15 @@ class Variables:
         except RuntimeError:  # another thread of the script changes one of them
             self.missed = True
 
-    def stops_before(self, frame: FrameType, place: ScriptPlace, opened: str, turn: int) -> None:
-        """The same where it is about to begin a loop, at this place and from these lines."""
+    def comes_to_loop(self, frame: FrameType, place: ScriptPlace, opened: str, turn: int) -> None:
+        """The script begins a loop, at this place and from these lines; `goes_on` follows.
+
+        If the job stops meanwhile, the last cut is of here: it is made before the script hears.
+        """
         if self.found:
             self.turn = turn
             self.place, self.opened, self.at_end, self.draws = place, opened, False, None
             self._frame = frame
-            self.stopped()
-            self.goes_on()
 
     def leaves_loop(self, frame: FrameType) -> None:
         """The script leaves its loop, in this frame; `goes_on` follows.
