@@ -1,1 +1,1 @@
-"""What a script calls: the job, its loops, and the port to what holds the model."""
+"""The job as a script calls it: its loops, and the port to the holder of the model."""

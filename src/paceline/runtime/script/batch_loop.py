@@ -1,4 +1,4 @@
-"""What a script iterates over in a loop over batches."""
+"""The iterator of a loop over batches."""
 
 import sys
 from collections.abc import Generator, Iterator

@@ -58,7 +58,7 @@ CollateFn = Callable[[Any], Any]
 
 CPU = torch.device("cpu")
 MAX_VALUE_BYTES = 1 << 20
-"""Of what workers tell each other by `Job.agree` and its like."""
+"""Bytes of a value that workers tell each other by `Job.agree` and its like, at most."""
 
 
 class LoopAsked(NamedTuple):
@@ -876,7 +876,7 @@ class Job:
             )
 
     def _begin_course(self) -> None:
-        """What was prepared trains next. A loop before it gave the state that it had ended with."""
+        """Begin the training of the objects that were prepared last."""
         self._course.next_training()
         self._late.begin_training()
         self._begun, self._has_asked = None, False

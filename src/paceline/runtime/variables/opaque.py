@@ -81,7 +81,7 @@ def _parts_of(value: Any) -> list[Any]:
 
 
 def _taken_apart(value: Any) -> list[Any]:
-    """What Python's copying would take of a value."""
+    """Return the parts of a value that Python's copying would take."""
     try:
         made: Any = value.__reduce_ex__(2)
     except Exception as error:
