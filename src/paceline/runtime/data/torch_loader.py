@@ -35,6 +35,7 @@ from paceline.runtime.data.order import EpochOrder
 from paceline.runtime.process.seeding import kept, seed_cpu, seed_of
 from paceline.runtime.script.dealt import DealtLoader
 from paceline.runtime.script.feed_requests import check_number
+from paceline.runtime.variables.kinds import Kind
 from paceline.wire.messages.feeds import ScriptPlace, Underway
 from paceline.wire.spec import JobSpec
 
@@ -71,8 +72,8 @@ class Pass(NamedTuple):
     """State of the DataLoader's own generator before the first pass."""
     num_skipped: int = 0
     """Passes between the last one here and this one, which others have had."""
-    drew_from: tuple[tuple[Any, Any], ...] = ()
-    """Generators of its sampler, and their states before this pass."""
+    drew_from: tuple[tuple[Any, Kind, Any], ...] = ()
+    """Generators of its samplers, their kinds, and their states before this pass."""
 
 
 class ReadingLoop(NamedTuple):
@@ -138,8 +139,8 @@ class Loaders:
         """Have the next pass over a DataLoader follow this one."""
         loader = given.loader if isinstance(given, DealtLoader) else given
         if isinstance(loader, DataLoader) and (now := self._passes.get(loader)) is not None:
-            for generator, state in now.drew_from:
-                generators.put(generator, state)
+            for generator, kind, state in now.drew_from:
+                kind.put(generator, state)
             self._passes[loader] = now._replace(turn=turn)
 
     def _next_pass(self, loader: DataLoader[Any], loop: ReadingLoop) -> Pass:

@@ -487,6 +487,10 @@ KINDS = (
     ),
     Kind("opaque", is_opaque, _seen_opaque, _taken_opaque, lambda own, new: own),
 )
+GENERATORS = frozenset(
+    ["torch.Generator", "numpy.random.Generator", "numpy.random.RandomState", "random.Random"]
+)
+"""Names of the kinds that are generators of random numbers."""
 BY_NAME = {kind.name: kind for kind in KINDS}
 
 
