@@ -79,10 +79,17 @@ def bar(given):
     for one in given:
         yield one
 
+def whole(net):
+    weight = net.weight.detach()
+    return (weight.full_tensor() if hasattr(weight, "full_tensor") else weight).flatten()
+
 def validate():
     with torch.no_grad():
         return float(((model(x) - y) ** 2).mean())
 """
+
+SHARD = "from torch.distributed.fsdp import fully_shard\nfully_shard(model)"
+"""What a script of fsdp has before its optimizer."""
 
 TAIL = "\nopen(f'{OUT}/{job.rank}-{os.getpid()}.end', 'w').write(json.dumps(found))\n"
 
@@ -119,12 +126,12 @@ STATES = {
     "best": (
         "best, weights = float('inf'), None",
         "",
-        "loss = validate()\nif loss < best: best, weights = loss, model.weight.detach().clone()",
-        "[best, *weights.flatten().tolist()]",
+        "loss = validate()\nif loss < best: best, weights = loss, whole(model).clone()",
+        "[best, *weights.tolist()]",
     ),
     "average": (
         "average = torch.zeros(4, dtype=torch.float64)",
-        "average.mul_(0.9).add_(0.1 * model.weight.detach().flatten())",
+        "average.mul_(0.9).add_(0.1 * whole(model))",
         "",
         "average.tolist()",
     ),
@@ -133,6 +140,14 @@ STATES = {
 
 def indented(text: str, depth: int) -> str:
     return "\n".join("    " * depth + line for line in text.splitlines() if line)
+
+
+def sharded(text: str) -> str | None:
+    """The same script for fsdp; ``None`` for one that prepares several models."""
+    if "job.prepare(net" in text:
+        return None
+    text = text.replace("\noptimizer = torch", "\n" + SHARD + "\noptimizer = torch", 1)
+    return text.replace("copy.deepcopy(model.state_dict())", '{"weight": whole(model).clone()}')
 
 
 def script_of(seed: int) -> tuple[str, bool]:  # noqa: PLR0915 - one statement for each shape
@@ -204,7 +219,7 @@ def script_of(seed: int) -> tuple[str, bool]:  # noqa: PLR0915 - one statement f
     over = f"enumerate({source})" if counted else source
     loop = f"for {target} in {over}:\n" + indented(own(step), 1)
     found = ", ".join(f"'{name}': {own(STATES[name][3])}" for name in names)
-    found += ", 'weight': model.weight.detach().flatten().tolist(), 'epoch': epoch"
+    found += ", 'weight': whole(model).tolist(), 'epoch': epoch"
     body = own(first) + "\n" + loop + "\n" + own(after) + own(ends)
     if counted:
         body = body.replace("\nmean = ", "\nlast = i\nmean = ", 1)
@@ -309,18 +324,23 @@ def disturb(job: RunningJob, pick: random.Random) -> list[str]:
     return done
 
 
-def run(seed: int, folder: Path) -> tuple[str, str]:
-    """The verdict on one script: equal, named, failed or silent; and why."""
+def run(seed: int, folder: Path, strategy: str) -> tuple[str, str]:
+    """The verdict on one script: equal, named, failed, silent or left out; and why."""
     text, _ = script_of(seed)
     script = folder / f"script{seed}.py"
     script.write_text(text)
     expected = plain(script, folder / f"plain{seed}")
+    if strategy == "fsdp":
+        shards = sharded(text)
+        if shards is None:
+            return "left out", "several models"
+        script.write_text(shards)
     out = folder / f"job{seed}"
     out.mkdir()
     spec = JobSpec(
         script=str(script),
         args=(str(out), "0.03"),
-        strategy="allreduce",
+        strategy=strategy,
         workers=NodeSpec(count=2),
         checkpoint=CheckpointSpec(every_s=0.5, share=0.5),
         restart=RestartSpec(backoff_s=0.1),
@@ -356,6 +376,7 @@ def run(seed: int, folder: Path) -> tuple[str, str]:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seeds", default="0:10")
+    parser.add_argument("--strategy", default="allreduce", choices=["allreduce", "fsdp"])
     parser.add_argument("--keep", type=Path, help="a folder for scripts and jobs")
     args = parser.parse_args()
     low, high = map(int, args.seeds.split(":"))
@@ -366,7 +387,7 @@ def main() -> int:
         os.environ["PACELINE_HOME"] = str(folder / "home")
         for seed in range(low, high):
             start_s = time.monotonic()
-            verdict, why = run(seed, folder)
+            verdict, why = run(seed, folder, args.strategy)
             counts[verdict] = counts.get(verdict, 0) + 1
             print(f"{seed}: {verdict} ({time.monotonic() - start_s:.0f} s) {why}", flush=True)
     print(counts)

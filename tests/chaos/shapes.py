@@ -45,7 +45,7 @@ every = Every({every})
 runner = Runner([every, lambda runner: None])
 runner.run({steps})
 found = {{"iteration": runner.iteration, "epoch": runner.epoch, "losses": runner.losses,
-    "calls": every.calls, "seen": every.seen, "weight": model.weight.detach().flatten().tolist()}}
+    "calls": every.calls, "seen": every.seen, "weight": whole(model).tolist()}}
 """
 
 FOLDS = """
@@ -71,7 +71,7 @@ for fold in range({folds}):
     results[fold] = losses
 mean = sum(one[-1] for one in results.values()) / len(results)
 found = {{"results": list(results.values()), "mean": mean, "steps": total_steps,
-    "weight": net.weight.detach().flatten().tolist()}}
+    "weight": whole(net).tolist()}}
 """
 
 ROLLOUTS = """
@@ -106,7 +106,7 @@ def main():
 
 progress = main()
 found = {{"steps": progress.steps, "returns": progress.returns, "best": progress.best,
-    "weight": model.weight.detach().flatten().tolist()}}
+    "weight": whole(model).tolist()}}
 """
 
 YIELDS = """
@@ -138,7 +138,7 @@ for epoch, number, count in steps({epochs}):
     if number == {last}:
         history.append(validate())
 found = {{"count": count, "made": made, "marks": [list(one) for one in marks], "history": history,
-    "weight": model.weight.detach().flatten().tolist()}}
+    "weight": whole(model).tolist()}}
 """
 
 CLOSURES = """
