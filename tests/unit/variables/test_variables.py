@@ -808,3 +808,11 @@ def test_a_data_set_that_goes_on_behind_its_loop_is_handed_over() -> None:
         variables.goes_on()
     name = f"{sys._getframe().f_code.co_name}.data"
     assert handed[1]["leaves"][name][0] == "TensorDataset"
+
+
+def test_what_has_arrived_is_the_state_until_the_script_takes_it_or_goes_on_without() -> None:
+    variables, handed = Variables(found=True), {"site": [], "place": (0, -1, 2), "leaves": {}}
+    variables.become(handed)
+    assert variables.state_of() is handed, "a cut that is made at once holds it, too"
+    variables.comes_to(7)
+    assert variables.state_of() is None, "the script counts on its own"

@@ -348,6 +348,8 @@ class Variables:
         Args:
             ended: the loop is over.
         """
+        if self._arrived is not None and not (self._num_given or self.missed):
+            return self._arrived  # the model is still where it was when these were handed over
         if self._frame is None or not self._first:
             return self._at_stop
         chain, look = self._chain, self._look()
