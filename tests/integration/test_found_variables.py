@@ -177,6 +177,31 @@ def test_a_job_that_is_stopped_at_the_edge_of_a_loop_goes_on_there(
         check_end(job, expected)
 
 
+@pytest.mark.parametrize(
+    ("flags", "stop_at"),
+    [
+        (("--pause-s", "1.5"), 2.0),
+        (("--counted", "--pause-s", "1.5"), 1.6),
+        pytest.param((), 1.4, marks=pytest.mark.soak),
+    ],
+    ids=["behind a loop", "behind a loop that was left", "in a loop"],
+)
+def test_shards_go_on_where_their_scripts_were(
+    flags: tuple[str, ...], stop_at: float, tmp_path: Path
+) -> None:
+    # All begin again after a death: each comes late to the loop at whose end the cut is.
+    expected = plain(tmp_path / "alone", "--epochs", "4", *flags)
+    flags = ("--epochs", "4", "--shard", *flags)
+    with job_of(tmp_path / "job", *flags, step_s=0.02, strategy="fsdp") as job:
+        job.until_committed(int(stop_at * SAMPLES))
+        ask(job.job, StopJob())
+        assert job.end().state == "stopped"
+        job.resume()
+        job.until_committed(int(2.4 * SAMPLES))
+        os.kill(job.pid_of("worker-1"), signal.SIGKILL)
+        check_end(job, expected)
+
+
 def test_a_life_without_a_batch_of_an_epoch_does_nothing_of_it(tmp_path: Path) -> None:
     # Its mean over the epoch would be one over nothing.
     expected = plain(tmp_path / "alone", "--epochs", "3")

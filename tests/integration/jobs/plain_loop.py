@@ -14,7 +14,9 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor
 from torch.utils.data import DataLoader, TensorDataset
 
 import paceline as pl
@@ -33,6 +35,7 @@ parser.add_argument("--hold", default="", help="ranks that wait until the job st
 parser.add_argument("--numbered", action="store_true", help="epochs of job.epochs")
 parser.add_argument("--at-break", action="store_true", help="before a break, not before epoch 2")
 parser.add_argument("--die-after", action="store_true", help="rank 1, after its last loop")
+parser.add_argument("--shard", action="store_true", help="with fsdp")
 args = parser.parse_args()
 
 generator = torch.Generator().manual_seed(1)
@@ -40,10 +43,17 @@ features = torch.randn(320, 4, generator=generator, dtype=torch.float64)
 target = features.sum(1, keepdim=True)
 job = pl.init()
 model = nn.Linear(4, 1).double()
+if args.shard:
+    fully_shard(model)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
 loader = DataLoader(TensorDataset(features, target), batch_size=16, shuffle=True)
 model, optimizer, loader = job.prepare(model, optimizer, loader)
 num_seen = 0
+
+
+def weight() -> Tensor:
+    found = model.weight.detach()
+    return found.full_tensor() if isinstance(found, DTensor) else found
 
 
 def hold() -> None:
@@ -134,14 +144,14 @@ class Trainer:
             self.records.append({"epoch": epoch, "of a share": mean, "at": f"epoch {epoch}"})
             print(f"rank {job.rank} epoch {epoch} mean {mean:.6f} of {count}", flush=True)
             if best is None or loss < best["loss"]:
-                best = {"loss": loss, "weight": model.weight.detach().clone()}
+                best = {"loss": loss, "weight": weight().clone()}
             if job.is_chief:
                 time.sleep(args.pause_s)
             if self.stopper.is_over(loss) or self.steps == args.limit:
                 break
         assert best is not None
         return {
-            "weight": model.weight.detach().flatten().tolist(),
+            "weight": weight().flatten().tolist(),
             "best": best["weight"].flatten().tolist(),
             "log": list(log.values()),
             "history": self.stopper.history,

@@ -7,6 +7,7 @@ other half: master and peers. `GroupClient` is the client of a member that holds
 
 import logging
 import math
+import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -49,6 +50,8 @@ class MemberClient(MemberEdge):
         self.entered: RunGroup | None = None
         """The group in which the newest step was begun."""
         self._told_leaving_s = -math.inf
+        self._is_after_break = False
+        """The script has left a loop, and no step was made since."""
 
     # ------------------------------------------------------------------ what is held
 
@@ -98,13 +101,27 @@ class MemberClient(MemberEdge):
 
     @contextmanager
     def training(self, feed: int) -> Iterator[None]:
-        """The script is in the loop over a feed."""
+        """The script is in the loop over a feed; with what it left that, a cut behind it holds."""
+        assert self._replica is not None
+        self._replica.enter_loop()
         self._loop_edge = 2 * feed
         try:
             with self.within(feed):
                 yield
+        except GeneratorExit:  # the script leaves the loop
+            self._is_after_break = True
+            self.variables.leaves_loop(sys._getframe())
+            try:
+                self._replica.leave_loop()
+            except RuntimeError:  # another thread of the script changes one of its variables
+                self.variables.goes_on()
+                self._replica.leave_loop()
+            finally:
+                self.variables.goes_on()
+            raise
         finally:
             self._loop_edge = 2 * feed + 1
+        self._replica.leave_loop()
 
     def _move(self, feed: int) -> None:
         with self._changed:

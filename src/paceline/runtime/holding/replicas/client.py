@@ -1,11 +1,9 @@
 """The side of its group of a member that holds all of the model, which peers copy from it."""
 
-import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
-from contextlib import contextmanager
 from functools import partial
 
 import msgspec
@@ -72,8 +70,6 @@ class GroupClient(MemberClient):
         self._measure: Callable[[], Checked] | None = None
         self.on_another: Callable[[], None] = lambda: None
         """Called when what we hold has become another's."""
-        self._is_after_break = False
-        """The script has left a loop, and no step was made since."""
         self.touched = False
         """What we hold is not what we were built with any more, though it is no step's."""
 
@@ -82,26 +78,6 @@ class GroupClient(MemberClient):
         self._replica = replica
         self.state.replica = replica.describe()
         self._exchange.start()
-
-    @contextmanager
-    def training(self, feed: int) -> Iterator[None]:
-        assert self._replica is not None
-        self._replica.enter_loop()
-        try:
-            with super().training(feed):
-                yield
-        except GeneratorExit:  # the script leaves the loop
-            self._is_after_break = True
-            self.variables.leaves_loop(sys._getframe())
-            try:
-                self._replica.leave_loop()
-            except RuntimeError:  # another thread of the script changes one of its variables
-                self.variables.goes_on()
-                self._replica.leave_loop()
-            finally:
-                self.variables.goes_on()
-            raise
-        self._replica.leave_loop()
 
     def next_training(self, hold: Callable[[Replica], None]) -> None:
         """Hold something else from now on; ``hold`` makes what we hold that."""

@@ -66,7 +66,7 @@ class Shards(Replica):
 
     def save(self) -> dict[str, Array]:
         """Save the state; of what is sharded only our own rows."""
-        skeleton, tensors = take_apart(self._state(self._with_variables(self._of_training())))
+        skeleton, tensors = take_apart(self._state_for_cut())
         rows = tuple(one.shape[0] if isinstance(one, DTensor) else None for one in tensors)
         local = [one.to_local() if isinstance(one, DTensor) else one for one in tensors]
         layout = encode_layout(skeleton, local, part=self._part, rows=rows)
