@@ -1,8 +1,11 @@
-"""A member of a group, whatever it holds: what the training thread calls.
+"""A member of a group, whatever it holds: what it does about steps, cuts, feeds and peers.
 
-The training thread talks to the master only where it has nothing to compute. `MemberEdge` is the
-other half: master and peers. `GroupClient` is the client of a member that holds all of the model,
-`ShardClient` (``runtime/holding/shards``) that of a member that holds a shard.
+Three threads work here, one at a time: each holds the lock ``changed``. The training thread makes
+the public calls, and talks to the master only where it has nothing to compute. The `Exchange`'s
+hears the master, and peers that answer; the `Door`'s hears peers that ask. What arrives goes into
+the pure `MemberState`, `Leases` and the parts of a cut, and what they decide is carried out:
+messages are left to be sent, groups are dropped, peers are connected. `GroupClient` is a member
+that holds all of the model, `ShardClient` (``runtime/holding/shards``) one that holds a shard.
 """
 
 import logging
@@ -11,24 +14,67 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import NoReturn
+from functools import partial
+from typing import NoReturn, assert_never
 
 from paceline.base.numbering import START, step_after
 from paceline.base.processes import peak_memory_bytes, reset_peak_memory
 from paceline.base.samples import SampleSet, Span, num_samples
 from paceline.cuts.manifest import patience_s
+from paceline.protocol.holding.group.member import (
+    Connect,
+    Copy,
+    Drop,
+    Instruction,
+    LoadReplica,
+    MemberState,
+    Say,
+)
+from paceline.protocol.samples.leases import Leases
 from paceline.runtime.data.work import StepTimes
-from paceline.runtime.group.edge import MemberEdge
-from paceline.runtime.group.group import BREAKING, Group
-from paceline.runtime.group.short import ShortStep
+from paceline.runtime.group.cut_session import Keeper
+from paceline.runtime.group.group import BREAKING, CPU, Group
+from paceline.runtime.group.listener import Door
+from paceline.runtime.group.peers import GroupPeers
+from paceline.runtime.group.profiling import MemberProfiling
+from paceline.runtime.group.short import PeerSteps, ShortStep
 from paceline.runtime.group.store import GroupOver
+from paceline.runtime.process.asking import Asking, CutAsker
+from paceline.runtime.process.exchange import Exchange
 from paceline.runtime.process.process import Fenced, LeftBehind, Process, Stopped
+from paceline.runtime.state.replica import Replica
 from paceline.runtime.variables.variables import Variables
 from paceline.wire.messages.checks import Checked
 from paceline.wire.messages.curves import Attempt
+from paceline.wire.messages.data import Data
 from paceline.wire.messages.feeds import Feed, ScriptPlace, Slice, SourceLine, Underway
-from paceline.wire.messages.group import NO_STEP, Computed, Division, RunGroup
-from paceline.wire.messages.node import Leaving, NodeUp, OpenFeed, PlaceIs
+from paceline.wire.messages.group import (
+    NO_FEED,
+    NO_STEP,
+    AskState,
+    CatchUp,
+    Computed,
+    Divide,
+    Division,
+    Meet,
+    ProfileBatches,
+    RunGroup,
+    StatePart,
+    StopGroup,
+)
+from paceline.wire.messages.node import (
+    AgreedOn,
+    CutKept,
+    CutMade,
+    FeedOpened,
+    Leaving,
+    NodeDown,
+    NodeUp,
+    OpenFeed,
+    PlaceIs,
+    Stop,
+    TakeCut,
+)
 
 RESEND_S = 0.5
 """What is unanswered this long is asked again."""
@@ -38,11 +84,46 @@ IN_NO_STEP_S = 1.0
 _log = logging.getLogger(__name__)
 
 
-class MemberClient(MemberEdge):
-    """A member, for its training thread, which makes all public calls."""
+class MemberClient:
+    """A member; its public calls are the training thread's.
+
+    Args:
+        process: this one.
+        together: a cut is made of copies of all members, after the same step.
+    """
 
     def __init__(self, process: Process, *, together: bool = False) -> None:
-        super().__init__(process, together=together)
+        self.process, self.spec = process, process.spec
+        # Peers hear little, and read from each other's memory: none is shared for messages.
+        self._exchange = Exchange(process, self, arena_bytes=0)
+        self._changed = self._exchange.changed
+        self._door = Door(process, self)
+        self.state = MemberState(process.inc, self._door.address)
+        self._replica: Replica | None = None
+        self._profiling = MemberProfiling(process.inc)
+        self._peer_steps = PeerSteps()
+        self._keeper = Keeper(process, self._on_news, together=together)
+        self._asker = CutAsker(process.inc)
+        self._peers = GroupPeers(self._exchange, self.state)
+        self._group: Group | None = None
+        #: The newest one that has come together.
+        self._met: Group | None = None
+        #: What feeds there are, and leases of what is evaluated.
+        self._leases = Leases(process.inc)
+        #: What the master has said of complete feeds: in which cut they are.
+        self._complete: dict[int, FeedOpened] = {}
+        self._asking = Asking(process)
+        self._leaving = self._hands_over = self._keeps_end = False
+        self.device = CPU
+        """Device that holds the model that we train."""
+        self.joins_others = False
+        """Whether a group trained already when we opened a feed."""
+        self._within = NO_FEED
+        """The feed that the script trains on or evaluates."""
+        self._loop_edge = -1
+        """See `AskState`."""
+        self.in_body = False
+        """Whether the script works on a batch, or on what follows from it: the state is its own."""
         #: Since when it waits for others, in a step or for one; None: it goes on by itself.
         self._waits_since_s: float | None = -math.inf
         self.variables = Variables()
@@ -52,6 +133,13 @@ class MemberClient(MemberEdge):
         self._told_leaving_s = -math.inf
         self._is_after_break = False
         """The script has left a loop, and no step was made since."""
+        process.at_end = self._end
+
+    def _end(self) -> None:
+        with self._changed:
+            self._drop()
+        self._exchange.halt()
+        self._door.close()
 
     # ------------------------------------------------------------------ what is held
 
@@ -69,6 +157,10 @@ class MemberClient(MemberEdge):
 
     def _on_connected(self, run: RunGroup, group: Group) -> None:
         """The group has come together; raises as its operations."""
+
+    def _take_over(self, order: Copy | LoadReplica) -> None:
+        """Become what a peer, or a cut, holds."""
+        raise NotImplementedError
 
     def check(self, measure: Callable[[], Checked]) -> None:
         raise NotImplementedError
@@ -227,7 +319,7 @@ class MemberClient(MemberEdge):
                 return group
             if self.state.running is not run:
                 return None
-            store = self._store(run.group)
+            store = self._peers.store(run.group)
             group = self._group = Group(run, self.state.inc, store, self.device)
             group.begin(self.spec.listen)
             return group
@@ -303,7 +395,7 @@ class MemberClient(MemberEdge):
         inc, step = self.state.inc, step_after(self.state.step)
         message = Computed(epoch_no=run.epoch_no, inc=inc, group=run.group, step=step)
         with self._changed:
-            self._tell_peers(run, message)
+            self._peers.tell(run, message)
 
     @property
     def ready_for_cut(self) -> int:
@@ -546,3 +638,123 @@ class MemberClient(MemberEdge):
                 self._exchange.wait()
                 if self.process.stop_requested and not self._leaving:
                     self._leave()
+
+    # ------------------------------------------------------------------ events
+
+    def tick(self) -> None:
+        self._do(self.state.resend())
+        self._tell_master(self._asker.resend())
+        self._hear_keeper()
+        self._tell_master(self._leases.resend())
+
+    def from_master(self, message: NodeDown) -> None:
+        match message:
+            case StopGroup() | CatchUp() | RunGroup() | Divide():
+                self._about_group(message)
+            case ProfileBatches():
+                answer = self._profiling.asked(message)
+                self._tell_master([] if answer is None else [answer])
+            case TakeCut() if message.epoch_no == self.state.epoch_no:
+                self._tell_master(self._keeper.ask(message))
+            case CutKept():
+                self._keeper.kept(message)
+                self._hear_keeper()
+            case CutMade():
+                self._asker.made(message)
+            case FeedOpened():
+                self._feed_opened(message)
+            case AgreedOn() | PlaceIs():
+                self._asking.answered(message)
+            case Stop():
+                self.process.stop_requested = self.process.told_to_stop = True
+            case _:
+                _log.warning("a member has no use for %s", type(message).__name__)
+
+    def _feed_opened(self, message: FeedOpened) -> None:
+        feed = message.feed
+        self.joins_others |= message.trains
+        if message.complete:
+            self._complete[feed.feed] = message
+        elif feed.feed in self._complete and feed.purpose == "train":
+            raise Fenced  # our script has passed over what is to be done again
+        self._leases.feed_opened(message)
+
+    def _about_group(self, message: StopGroup | CatchUp | RunGroup | Divide) -> None:
+        match message:
+            case StopGroup():
+                self._do(self.state.stop_group(message))
+                self._follow_epoch()
+            case CatchUp():
+                self._catch_up(message)
+            case RunGroup():
+                self._do(self.state.run_group(message))
+            case Divide():
+                self._do(self.state.divide(message))
+            case _:
+                assert_never(message)
+
+    def _catch_up(self, order: CatchUp) -> None:
+        self._do(self.state.catch_up(order))
+        self._follow_epoch()
+
+    def _on_news(self) -> None:
+        """Take the keeper's news; called in the keeper's thread."""
+        with self._changed:
+            self._exchange.leave(self._hear_news)
+
+    def _hear_news(self) -> None:
+        with self._changed:
+            self._hear_keeper()
+
+    def _hear_keeper(self) -> None:
+        self._tell_master(self._keeper.said())
+
+    def _tell_master(self, messages: Iterable[NodeUp]) -> None:
+        for message in messages:
+            self._exchange.leave(partial(self.process.link.send, message))
+
+    def _follow_epoch(self) -> None:
+        epoch_no = self.state.epoch_no
+        self._asker.went_back(epoch_no)
+        if epoch_no > self._leases.epoch_no:
+            self._tell_master(self._leases.begin(epoch_no))
+
+    def from_server(self, server: int, message: Data, frames: Sequence[memoryview]) -> None:
+        """Take in what a peer answers."""
+
+    # ------------------------------------------------------------------ peers
+
+    def met(self, message: Meet, value: bytes) -> None:
+        with self._changed:
+            self._peers.met(message, value)
+
+    def peer_computed(self, message: Computed) -> None:
+        with self._changed:
+            self._peer_steps.heard(message)
+
+    def hand_out(self, message: AskState) -> tuple[StatePart, bytes] | None:
+        return None
+
+    # ------------------------------------------------------------------ instructions
+
+    def _do(self, instructions: Iterable[Instruction]) -> None:
+        for instruction in instructions:
+            match instruction:
+                case Say(message):
+                    self._tell_master([message])
+                case Drop():
+                    self._drop()
+                case Copy() | LoadReplica():
+                    self._take_over(instruction)
+                case Connect(run):
+                    self._keeper.set_members(run.members)
+                    self._peers.connect(run)
+                case _:
+                    assert_never(instruction)
+
+    def _drop(self) -> None:
+        """What we worked in is over; a group after it may have been heard of already."""
+        self._peers.drop()
+        if self._group is not None:
+            self._group.drop()
+            self._group = None

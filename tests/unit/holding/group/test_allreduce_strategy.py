@@ -12,7 +12,7 @@ from paceline.base.errors import ConfigError
 from paceline.protocol.holding.group.member import MemberState
 from paceline.runtime.data.work import Work
 from paceline.runtime.group.checks import check_dense, device_of
-from paceline.runtime.group.edge import MemberEdge
+from paceline.runtime.group.member import MemberClient
 from paceline.runtime.group.strategy import Together
 from paceline.runtime.holding.replicas.strategy import Replicated, _be_deterministic
 from paceline.runtime.process.process import Fenced
@@ -210,7 +210,7 @@ def test_who_has_passed_over_a_loop_that_is_to_be_done_again_ends_its_life() -> 
     over = FeedOpened(inc=3, feed=FEED, complete=True)
     again = FeedOpened(inc=3, feed=FEED)
     for message in (again, over, over):
-        MemberEdge._feed_opened(edge, message)
+        MemberClient._feed_opened(edge, message)
     assert told == [again, over, over]
     with pytest.raises(Fenced):
-        MemberEdge._feed_opened(edge, again)
+        MemberClient._feed_opened(edge, again)

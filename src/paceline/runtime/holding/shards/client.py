@@ -65,7 +65,7 @@ class ShardClient(MemberClient):
             raise InternalError("the group was over before it began")
         self.unmark()  # what the script does until its first step may take as long as it takes
         with self._changed:
-            return group, self._store(run.group)
+            return group, self._peers.store(run.group)
 
     def start(self, shards: Shards, group: Group) -> None:
         """Everything is prepared: become what the job goes on from.
