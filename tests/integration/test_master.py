@@ -698,7 +698,7 @@ def test_where_a_place_keeps_its_size_workers_move_also_by_the_next_master(tmp_p
         bench.make_longer()
         await let_workers_move(bench, cores=2.0)
         await bench.until(lambda: "kill_restart" in bench.event_names())
-        assert bench.master.parts.members.num_workers == 3, "one stands in"
+        assert bench.master.parts.members.roster.num_workers == 3, "one stands in"
         await bench.kill_master()
         bench.spec = load(bench.job.spec)
         bench.start_master()
@@ -707,7 +707,7 @@ def test_where_a_place_keeps_its_size_workers_move_also_by_the_next_master(tmp_p
         await bench.until(lambda: sizes.change is None)
         bench.world.work_s = 0.001
         await bench.until(lambda: cores_of_workers(bench) == [2.0, 2.0])
-        assert bench.master.parts.members.num_workers == 2
+        assert bench.master.parts.members.roster.num_workers == 2
         await bench.done()
         bench.assert_each_sample_once()
         assert "not_resized" not in bench.event_names()
@@ -724,7 +724,7 @@ def test_a_worker_that_finds_no_place_is_back_at_its_own_before_the_spare_leaves
         await bench.until(lambda: "worker-2" in bench.backend.agents)
         bench.backend.most_cores = 1.0  # somebody else takes what was free
         await bench.until(lambda: "not_resized" in bench.event_names())
-        assert "worker-2" in bench.master.parts.members.nodes, "it stands in"
+        assert "worker-2" in bench.master.parts.members.roster.nodes, "it stands in"
         sizes = bench.master.rooms.agents.sizes
         await bench.until(lambda: sizes.change is None)
         await bench.until(lambda: cores_of_workers(bench) == [None, None])
@@ -753,7 +753,7 @@ def test_a_size_that_has_no_place_is_given_up_and_stays_so(tmp_path: Path) -> No
         await bench.until(lambda: "not_resized" in bench.event_names())
         assert cores_of_workers(bench) == [None, None]
         assert load(bench.job.spec) == bench.spec
-        assert "worker-2" not in bench.master.parts.members.nodes
+        assert "worker-2" not in bench.master.parts.members.roster.nodes
         bench.world.work_s = 0.001
         await bench.kill_master()
         bench.start_master()
@@ -792,7 +792,7 @@ def test_there_are_no_more_workers_than_the_spec_allows(tmp_path: Path) -> None:
             assert isinstance(reply, Done)
             assert "workers, expected 1 to 3" in reply.error
         await bench.done()
-        assert len(list(bench.master.parts.members.wanted_workers())) <= 3
+        assert len(list(bench.master.parts.members.roster.wanted_workers())) <= 3
 
     play(tmp_path, body, make_spec(max_workers=3))
 

@@ -99,7 +99,7 @@ class Agents:
 
     def _hello(self, stream: AgentStream, hello: AgentHello, now_s: float) -> None:
         name = hello.node
-        node = self._members.nodes.get(name)
+        node = self._members.roster.nodes.get(name)
         if node is not None and node.turns_away(hello):
             _log.warning("agent_turned_away node=%s pid=%d", name, hello.agent_pid)
             stream.send_nowait(Leave())
@@ -193,7 +193,7 @@ class Agents:
                 self._training.handle(name, body, self._times.steady())
 
     def _is_alive(self, name: str, inc: Inc) -> bool:
-        node = self._members.node_of(inc)
+        node = self._members.roster.node_of(inc)
         return node is not None and node.name == name and node.life.is_alive
 
     def _refuse(self, name: str, reason: str) -> None:

@@ -28,7 +28,7 @@ class Scene:
         restart: Callable[[str, str], None],
     ) -> None:
         """``pending_s``: the backend's; ``restart(node, reason)``: as a membership's decision."""
-        self._training, self._members, self._monitor = training, members, monitor
+        self._training, self._roster, self._monitor = training, members.roster, monitor
         self._pending_s, self._restart = pending_s, restart
 
     def progress(self, now_s: float) -> JobProgress:
@@ -39,14 +39,14 @@ class Scene:
     def iterations(self, progress: JobProgress) -> float:
         """Steps of the job; asynchronous: of its mean worker."""
         state = self._training.state
-        steps = steps_done(state, self._members, progress.committed)
-        return steps if state.mode == "bsp" else steps / max(1, self._members.num_workers)
+        steps = steps_done(state, self._roster, progress.committed)
+        return steps if state.mode == "bsp" else steps / max(1, self._roster.num_workers)
 
     def observe(self, progress: JobProgress, since_action_s: float | None) -> Observation | None:
         """What a solution sees; None: nobody trains now."""
         now = job_now(
             self._training.state,
-            self._members,
+            self._roster,
             committed=progress.committed,
             total=progress.total,
             pending_s=self._pending_s(),
@@ -74,7 +74,7 @@ class Scene:
             self._training.leasing.carry_out(action)
 
     def _kill_restart(self, action: KillRestart) -> None:
-        node = self._members.nodes.get(action.node)
+        node = self._roster.nodes.get(action.node)
         if node is None or not node.life.is_alive or node.fate is Fate.LEAVES:
             raise ConfigError(f"{action.node} has ended meanwhile, or is about to leave")
         self._restart(action.node, action.reason)

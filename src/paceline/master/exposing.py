@@ -78,13 +78,13 @@ class Exposing:
         """Show this from now on, if anyone can see it."""
         if self._exporter is None:
             return
-        nodes = self._members.nodes.values()
+        nodes = self._members.roster.nodes.values()
         speeds = {name: self._monitor.speed(name) for name in metrics.nodes}
         self._exporter.publish(
             Exposed(
                 job_id=self._job.job_id,
                 metrics=metrics,
-                steps=steps_done(self._state, self._members, metrics.committed),
+                steps=steps_done(self._state, self._members.roster, metrics.committed),
                 speeds={name: speed for name, speed in speeds.items() if speed is not None},
                 restarts={node.name: node.past.restarts for node in nodes},
                 decided={node.name: node.past.decided for node in nodes},

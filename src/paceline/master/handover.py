@@ -40,7 +40,7 @@ def beside_cut(parts: MasterParts, state: MasterState, valid: CutValid) -> bytes
 
 def _handover(parts: MasterParts, state: MasterState, last: list[Records]) -> Handover:
     # What nodes can do, and what their starts cost, is of this machine.
-    records = [take(state), *parts.members.snapshot(), *last]
+    records = [take(state), *parts.members.roster.snapshot(), *last]
     unset = dict.fromkeys(parts.spec.env, "")
     return Handover(
         job_id=parts.job.job_id,

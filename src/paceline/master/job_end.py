@@ -60,5 +60,5 @@ class JobEnd:
         ending.ended_s = self._times.wall()
         self._inbox.changed = True
         self._members.close_at_once()
-        for name in self._members.nodes:
+        for name in self._members.roster.nodes:
             self._outbox.retire(name)

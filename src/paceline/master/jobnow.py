@@ -6,7 +6,7 @@ Pure views of the state machines, from which the monitor makes what a solution s
 import msgspec
 
 from paceline.policy.straggler.actions import BackupWorkers, Share
-from paceline.protocol.nodes.membership import Membership
+from paceline.protocol.nodes.roster import Roster
 from paceline.protocol.records import Plan
 from paceline.protocol.samples.plans import part_sizes
 from paceline.protocol.training import MasterState
@@ -43,7 +43,7 @@ class JobNow(msgspec.Struct, frozen=True, kw_only=True):
 
 def job_now(
     state: MasterState,
-    members: Membership,
+    roster: Roster,
     *,
     committed: int,
     total: int | None,
@@ -54,7 +54,7 @@ def job_now(
 
     Args:
         state: of the training.
-        members: of the job.
+        roster: of the job.
         committed: samples of training feeds in the model.
         total: of all opened training feeds; None: not known.
         pending_s: see `paceline.master.ports.Backend.pending_s`.
@@ -67,9 +67,9 @@ def job_now(
     workers = state.training_workers()
     if feed is None or not workers or not state.is_training:
         return None
-    nodes = [members.node_of(inc) for inc in sorted(workers)]
+    nodes = [roster.node_of(inc) for inc in sorted(workers)]
     synchronous = state.mode == "bsp"
-    batch_size = feed.global_batch(len(workers)) if synchronous else contribution(feed, members)
+    batch_size = feed.global_batch(len(workers)) if synchronous else contribution(feed, roster)
     names = [node.name if node is not None else "" for node in nodes]
     sizes = part_sizes(Plan(), names, batch_size) if synchronous else [batch_size] * len(nodes)
     steps_left = None if total is None else -(-(total - committed) // batch_size)
@@ -85,16 +85,16 @@ def job_now(
     is_backup = plan.backup > 0 and state.holds(BackupWorkers(count=plan.backup))
     return JobNow(
         mode=state.holder.pace,
-        step=steps_done(state, members, committed),
+        step=steps_done(state, roster, committed),
         global_batch=batch_size,
         batch_per_worker=feed.batch_size if synchronous and feed.per_worker else 0,
         steps_left=steps_left,
         shares=shares,
         servers=state.holder.sharers,
-        replacing=members.being_replaced,
-        absent=sum(node.name not in shares for node in members.wanted_workers()),
+        replacing=roster.being_replaced,
+        absent=sum(node.name not in shares for node in roster.wanted_workers()),
         restarts={
-            node.name: node.past.decided for node in members.nodes.values() if node.past.decided
+            node.name: node.past.decided for node in roster.nodes.values() if node.past.decided
         },
         pending_s=pending_s,
         since_action_s=since_action_s,
@@ -109,20 +109,20 @@ def job_now(
     )
 
 
-def steps_done(state: MasterState, members: Membership, committed: int) -> int:
+def steps_done(state: MasterState, roster: Roster, committed: int) -> int:
     """Synchronous: decided steps; asynchronous: contributions that so many samples make."""
     feed = _feed(state)
     if state.mode == "bsp" or feed is None:
         return state.step
-    return committed // contribution(feed, members)
+    return committed // contribution(feed, roster)
 
 
-def contribution(feed: Feed, members: Membership) -> int:
+def contribution(feed: Feed, roster: Roster) -> int:
     """Samples of one contribution, in the asynchronous modes.
 
     Of all workers that there are to be: one that is being restarted changes no batch.
     """
-    return max(1, feed.batch_size // max(1, members.num_workers))
+    return max(1, feed.batch_size // max(1, roster.num_workers))
 
 
 def _feed(state: MasterState) -> Feed | None:

@@ -50,7 +50,8 @@ class JournalRecovery:
             if ended:
                 self._training.edge.ended()
             self._apply(record)
-        self._checks.judge([node.name for node in self._members.wanted_workers()])  # was told
+        workers = self._members.roster.wanted_workers()
+        self._checks.judge([node.name for node in workers])  # was told
         if not restarted:
             begun: list[JournalRecord] = [self._clock.started, *self._past.records]
             for record in begun:
@@ -74,7 +75,7 @@ class JournalRecovery:
             case NodesResizing() | NodesResized():
                 self._sizes.apply(record)
             case _ if isinstance(record, MemberRecords):
-                self._members.apply(record)
+                self._members.roster.apply(record)
             case _:
                 self._training.state.apply(record)
 
@@ -96,7 +97,7 @@ class JournalRecovery:
     def _snapshot(self) -> list[JournalRecord]:
         measured = self._monitor.restarts.measured()
         kept = [
-            *self._members.snapshot(),
+            *self._members.roster.snapshot(),
             *measured,
             *self._checks.records(),
             *self._sizing.records,

@@ -32,7 +32,7 @@ class Leasing:
     """The feeds of one job: sizes its leases by what nodes measure."""
 
     def __init__(self, parts: MasterParts, core: TrainingCore) -> None:
-        self._spec, self._members = parts.spec, parts.members
+        self._spec, self._roster = parts.spec, parts.members.roster
         self._monitor, self._outbox = parts.monitor, parts.outbox
         self._state, self._do = core.state, core.do
         self._first = FirstSamples()
@@ -60,7 +60,7 @@ class Leasing:
 
         A worker of another machine that reads other data than the job has trained on is left out.
         """
-        feed, node = message.feed, self._members.nodes[name]
+        feed, node = message.feed, self._roster.nodes[name]
         self._first.readers.add(name)
         if self._state.known_feed(feed) is None:
             number = self._state.number_of(feed)
@@ -76,7 +76,7 @@ class Leasing:
     def lease(self, node: str, request: LeaseRequest, now_s: float) -> None:
         """Lease samples to a worker; a request that is not answered comes again."""
         begun = bool(self._state.grants or self._state.ledger.done)
-        workers = self._members.wanted_workers()
+        workers = self._roster.wanted_workers()
         if self._spec.traits.has_servers and not begun and self._first.await_any(workers, now_s):
             return
         if request.feed in self._state.ledger.feeds:
@@ -102,7 +102,7 @@ class Leasing:
         speeds = map(self._monitor.speed, workers.values())
         num_workers = max(1, len(workers))
         together = self._spec.mode == "bsp" or feed.purpose != "train"
-        batch_size = feed.batch_size if together else contribution(feed, self._members)
+        batch_size = feed.batch_size if together else contribution(feed, self._roster)
         return Sizing(
             samples=lease_samples(
                 speed=planned_speed(own, share, speeds),
@@ -120,7 +120,7 @@ class Leasing:
 
     def _is_complete(self) -> bool:
         present = set(self._state.training_workers().values())
-        return all(node.name in present for node in self._members.wanted_workers())
+        return all(node.name in present for node in self._roster.wanted_workers())
 
     def _held(self, request: LeaseRequest, feed: Feed) -> int:
         """Samples that the worker still has, if it asks before it runs out (asynchronous)."""

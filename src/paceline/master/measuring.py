@@ -32,7 +32,7 @@ class Measuring:
     """The edge around `Checks` and `FailSlowWatch`; ``checks``: of the job's nodes."""
 
     def __init__(self, parts: MasterParts, times: Times, checks: Checks) -> None:
-        self._members, self._outbox, self._checks = parts.members, parts.outbox, checks
+        self._roster, self._outbox, self._checks = parts.members.roster, parts.outbox, checks
         # A script that lives on what is left of a device has no pace to be compared with.
         share, watched = parts.spec.share, parts.spec.watch and not parts.spec.traits.trains
         self._watches = watched and (not share.every or share.kind == "guaranteed")
@@ -63,7 +63,7 @@ class Measuring:
 
     def _checked(self, node: str, message: Checked) -> None:
         """Keep what a node can do, and say who is slow, or what was not measured."""
-        workers = [one.name for one in self._members.wanted_workers()]
+        workers = [one.name for one in self._roster.wanted_workers()]
         for one in self._checks.heard(node, message, workers):
             if isinstance(one, NodeChecked):
                 self._outbox.record(one)
@@ -75,7 +75,7 @@ class Measuring:
         """Look whether all ranks have begun (again), and who is waited for in vain."""
         if not self._watches:
             return
-        workers = [*self._members.of_role("worker")]
+        workers = [*self._roster.of_role("worker")]
         ranks = {
             number_of(one.name): Rank(one.name, one.life.inc, one.agent.host)
             for one in workers

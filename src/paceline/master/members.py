@@ -49,6 +49,7 @@ class MembersEdge:
         training: Training,
     ) -> None:
         self._spec, self._members, self._outbox = parts.spec, parts.members, parts.outbox
+        self._roster = parts.members.roster
         self._monitor, self._times, self._checks = parts.monitor, times, checks
         self._inbox, self._end, self._training = inbox, end, training
         self._orders, self._places = NodeOrders(parts.members), NodePlaces(parts.members)
@@ -88,7 +89,7 @@ class MembersEdge:
         """Have the backend, or a node's agent, do it."""
         match act:
             case Launch(node=node):
-                life = self._members.nodes[node].life
+                life = self._roster.nodes[node].life
                 self._outbox.launch(node, may_move=not life.is_alive)
                 first = life.inc == 0
                 self._monitor.restarts.launched(node, self._times.steady(), first=first)
@@ -114,13 +115,13 @@ class MembersEdge:
         """Do what follows from what the training has found out."""
         match found:
             case Moved():
-                change, now_s = self._members.change, self._times.steady()
+                change, now_s = self._roster.change, self._times.steady()
                 for name in change.joining if change is not None else ():
                     replaced = change.replaced if change is not None else ""
                     self._monitor.restarts.works(name, now_s, replaces=replaced)
                 self.act(self._members.changed())
             case NotMoved(futile=futile):
-                withdrawn = self._withdrawn is not None and self._withdrawn == self._members.change
+                withdrawn = self._withdrawn is not None and self._withdrawn == self._roster.change
                 futile = futile and not withdrawn
                 self.act(self._members.not_changed(futile=futile, withdrawn=withdrawn))
             case WorkerRefused(inc=inc, reason=reason):
@@ -170,10 +171,10 @@ class MembersEdge:
     def platform_said(self, word: AnyWord) -> None:
         """Take in what the backend says of a node; one whose place goes away leaves it in order."""
         acts = self._places.heard(word, self._times.own())
-        if isinstance(word, AgentGone) and word.node not in self._members.nodes:
+        if isinstance(word, AgentGone) and word.node not in self._roster.nodes:
             self._outbox.vacate(word.node)
         self.act(acts)
-        node = self._members.nodes.get(word.node)
+        node = self._roster.nodes.get(word.node)
         if acts and isinstance(word, PlaceDraining) and node is not None and node.life.is_alive:
             try:
                 self.restart(word.node, word.why, word.within_s)
@@ -188,9 +189,9 @@ class MembersEdge:
         Raises:
             ConfigError: there is none of this name; names those that there are.
         """
-        node = self._members.nodes.get(name)
+        node = self._roster.nodes.get(name)
         if node is None or not node.life.is_alive:
-            nodes = self._members.nodes.values()
+            nodes = self._roster.nodes.values()
             names = ", ".join(node.name for node in nodes if node.life.is_alive)
             raise ConfigError(f"no live node {name!r}; there are: {names or 'none'}")
         return node
@@ -214,21 +215,21 @@ class MembersEdge:
         Buckets that have moved stay where they are. Until the leader has said which is true, ask
         again.
         """
-        members, edge = self._members, self._training.edge
-        if members.change is None:
+        roster, edge = self._roster, self._training.edge
+        if roster.change is None:
             return True
-        self._withdrawn = members.change
+        self._withdrawn = roster.change
         if edge.is_moving:
             edge.give_up_move()
         else:
-            self.act(members.not_changed(futile=False, withdrawn=True))
-        return members.change is None
+            self.act(self._members.not_changed(futile=False, withdrawn=True))
+        return roster.change is None
 
     def _check_may_move(self) -> None:
         """Refuse to move buckets while some move, or where none can."""
-        members = self._members
-        if members.change is not None or self._training.edge.is_moving:
-            what = f"{members.being_replaced} is being replaced" if members.being_replaced else ""
+        replaced = self._roster.being_replaced
+        if self._roster.change is not None or self._training.edge.is_moving:
+            what = f"{replaced} is being replaced" if replaced else ""
             raise ConfigError(
                 f"a change of the servers is under way: {what or 'their number changes'}; wait "
                 "until that is over (`paceline status` shows the servers)"

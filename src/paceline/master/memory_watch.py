@@ -85,7 +85,8 @@ class MemoryWatch:
 
     def __init__(self, parts: MasterParts, state: MasterState, fail: Callable[[str], None]) -> None:
         self.sizes = NodeSizes(parts)
-        self._members, self._monitor, self._outbox = parts.members, parts.monitor, parts.outbox
+        self._roster = parts.members.roster
+        self._monitor, self._outbox = parts.monitor, parts.outbox
         self._state, self._fail = state, fail
         #: A resource policy looks ahead for it.
         self._is_planned = parts.spec.resources.policy != "none"
@@ -149,7 +150,7 @@ class MemoryWatch:
         if now_s - self._looked_s < LOOK_S:
             return
         self._looked_s = now_s
-        servers = {node.name for node in self._members.of_role("server")}
+        servers = {node.name for node in self._roster.of_role("server")}
         self._held = {name: held for name, held in self._held.items() if name in servers}
         if self._held.keys() != servers:
             return  # one is coming or going: the others' rows are not all

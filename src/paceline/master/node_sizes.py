@@ -32,7 +32,7 @@ class NodeSizes:
     def __init__(self, parts: MasterParts) -> None:
         self._job, self._outbox, self._backend = parts.job, parts.outbox, parts.backend
         self._spec = parts.spec
-        self._monitor, self._members = parts.monitor, parts.members
+        self._monitor, self._roster = parts.monitor, parts.members.roster
         self._sizes = {"worker": parts.spec.workers, "server": parts.spec.servers}
         self._due: deque[str] = deque()
         """Nodes whose limits are to change; the first one has been told."""
@@ -79,7 +79,7 @@ class NodeSizes:
             self.num_orders += 1
             self.keep(replace(change, former={role: former, **change.former}))
             return
-        for node in self._members.of_role(role):
+        for node in self._roster.of_role(role):
             if node.name in self._outbox.streams:
                 self._tell_in_turn(node.name)
 
@@ -95,14 +95,14 @@ class NodeSizes:
         self._backend.resized(self._spec)
 
     def _check(self, role: str, sizes: NodeSpec) -> None:
-        if not any(True for _ in self._members.of_role(role)):
+        if not any(True for _ in self._roster.of_role(role)):
             raise ConfigError(f"cannot resize: the job has no {role}s")
         if not self._backend.resizes_live:
             check_moves(self._spec, role)
         if (wanted := sizes.memory_bytes) is None:
             return
         before = self._sizes[role].memory_bytes
-        for node in self._members.of_role(role):
+        for node in self._roster.of_role(role):
             seen = self._monitor.nodes.get(node.name)
             used = seen.facts.rss_bytes if seen is not None else 0
             refused = f"cannot give {node.name} {size(wanted)} of memory: "

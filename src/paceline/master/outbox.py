@@ -77,7 +77,7 @@ class Outbox:
             self._acts.append(lambda: self._deliver(inc, body))
 
     def _deliver(self, inc: Inc, body: NodeDown) -> None:
-        node = self._members.node_of(inc)
+        node = self._members.roster.node_of(inc)
         stream = self.streams.get(node.name) if node else None
         if stream is not None:
             stream.send_nowait(ToProcess(inc=inc, body=body))

@@ -58,7 +58,7 @@ class Replies:
         sizes: NodeSizes,
     ) -> None:
         self._job, self._spec, self._outbox = parts.job, parts.spec, parts.outbox
-        self._wanted_workers, self._room = parts.members.wanted_workers, parts.backend.room
+        self._wanted_workers, self._room = parts.members.roster.wanted_workers, parts.backend.room
         self._training, self._shutdown, self._members = training, shutdown, members
         self._decisions, self._reporting, self._sharing = decisions, reporting, sharing
         self._sizes = sizes

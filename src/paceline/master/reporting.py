@@ -69,7 +69,7 @@ class Reporting:
         self._curves.tick(now_s)
         committed = count_committed(self._state)
         self._monitor.committed(committed, now_s)
-        self._monitor.keep(self._members.nodes)
+        self._monitor.keep(self._members.roster.nodes)
         metrics = self._monitor.metrics(unix_s, committed, self._state.epoch_no)
         if now_s >= self._next_line_s:
             self._next_line_s = now_s + self._line_every_s
@@ -79,7 +79,7 @@ class Reporting:
     def measure_last(self, unix_s: float) -> None:
         """Write down what the job has come to."""
         self._curves.close()
-        self._monitor.keep(self._members.nodes)
+        self._monitor.keep(self._members.roster.nodes)
         committed = count_committed(self._state)
         self._write(self._monitor.metrics(unix_s, committed, self._state.epoch_no))
 
@@ -121,7 +121,7 @@ class Reporting:
             committed=max(count_committed(self._state), kept),
             total=known_total(self._state, finished=ending.state == "finished") or 0,
             kept=kept,
-            joined=self._members.joined,
+            joined=self._members.roster.joined,
             short_steps=self._state.holder.short_steps,
             left_out=self._state.holder.left_out,
         )

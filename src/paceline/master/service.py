@@ -81,7 +81,7 @@ class Master:
             rooms.end.fail(str(error))
         rooms.members.act(rooms.recovery.resize())
         goes_on = restarted and not ended
-        found = self.parts.backend.left_running(self.parts.members.nodes) if goes_on else ()
+        found = self.parts.backend.left_running(self.parts.members.roster.nodes) if goes_on else ()
         rooms.members.act(self.parts.members.begin(self._times.own(), found))
         outbox.flush()
         rooms.sources.begin()
@@ -90,7 +90,7 @@ class Master:
         rooms, outbox, ending = self.rooms, self.parts.outbox, self.rooms.end.ending
         assert ending is not None
         rooms.sources.refuse_calls()
-        for name in self.parts.members.nodes:
+        for name in self.parts.members.roster.nodes:
             self.parts.backend.stop(name)
         await self.parts.backend.close()
         if rooms.uploads is not None:
@@ -164,7 +164,7 @@ class Master:
         """What follows from the state of the whole rather than from one message."""
         rooms = self.rooms
         rooms.shutdown.go_on()
-        change = self.parts.members.change_due()
+        change = self.parts.members.roster.change_due()
         if change is not None:
             rooms.training.edge.change_servers(*change)
         if not rooms.end.is_leaving and rooms.training.edge.epoch_is_due():

@@ -74,7 +74,7 @@ class Shutdown:
 
     def go_on(self) -> None:
         """Begin the end when all scripts have returned; go on with it as far as it can now."""
-        if self.end.ending is None and self._members.all_finished():
+        if self.end.ending is None and self._members.roster.all_finished():
             work = work_of(self._training.state, self._members)
             self.end.begin(Ending(end=how_finished(work)))
         if self.end.ending is not None:
@@ -97,10 +97,11 @@ class Shutdown:
                 self.end.leave(ending)
 
     def _seen(self) -> Seen:
+        roster = self._members.roster
         return Seen(
-            workers_alive=sum(node.life.is_alive for node in self._members.of_role("worker")),
+            workers_alive=sum(node.life.is_alive for node in roster.of_role("worker")),
             last_stored_no=self._training.state.cuts.last_stored_no,
-            servers_up=self._members.servers() is not None,
+            servers_up=roster.servers() is not None,
             agents_connected=len(self._outbox.streams),
             waits_for_disk=self._training.cuts.waits_for_disk(self._clock()),
         )

@@ -49,6 +49,7 @@ class SizeMoves:
         sizes: NodeSizes,
     ) -> None:
         self._spec, self._members, self._monitor = parts.spec, parts.members, parts.monitor
+        self._roster = parts.members.roster
         self._outbox, self._times = parts.outbox, times
         self._training, self._edge, self._sizes = training, edge, sizes
         self._orders = NodeOrders(parts.members)
@@ -73,7 +74,7 @@ class SizeMoves:
             self._give_up(change, str(refused))
 
     def _do(self, move: ResizeMove, change: NodesResizing) -> None:
-        count = self._members.num_workers
+        count = self._roster.num_workers
         match move:
             case Await():
                 return
@@ -85,7 +86,7 @@ class SizeMoves:
                 self._edge.scale(change.spared)
             case MoveNode(node=name):
                 self._tried |= {name}
-                self._move(self._members.nodes[name])
+                self._move(self._roster.nodes[name])
             case GiveUpResize(why=why):
                 self._give_up(change, why)
             case ResizeOver():
@@ -106,13 +107,13 @@ class SizeMoves:
         except ConfigError:
             return  # the disk refuses the spec: the next tick tries again
         self._outbox.tell(NotResizedEvent(reason=why))
-        if self._members.change is not None and not self._training.edge.is_moving:
+        if self._roster.change is not None and not self._training.edge.is_moving:
             self._edge.act(self._members.not_changed())
         spare = _spare(change)
-        if spare in self._members.nodes and self._condition(self._members.nodes[spare]) != "works":
+        if spare in self._roster.nodes and self._condition(self._roster.nodes[spare]) != "works":
             self._sizes.scaled()
             self._edge.scale(change.spared)
-        for node in list(self._members.nodes.values()):
+        for node in list(self._roster.nodes.values()):
             if self._condition(node) in ("waits", "refused"):
                 self._edge.act(self._members.launch(node, self._times.own()))
 
@@ -126,7 +127,7 @@ class SizeMoves:
                 condition=self._condition(node),
                 fits=node.by_itself or self._sizes.fits(node.name),
             )
-            for node in self._members.nodes.values()
+            for node in self._roster.nodes.values()
             if node.fate in (Fate.STAYS, Fate.BACKS_OFF)
         )
         awaited = next(
@@ -138,18 +139,18 @@ class SizeMoves:
             nodes=nodes,
             spare=_spare(change),
             may_add=self._may_add(),
-            buckets_move=self._members.change is not None or self._training.edge.is_moving,
+            buckets_move=self._roster.change is not None or self._training.edge.is_moving,
             tried=self._tried,
             waited_s=now_s - self._since_s,
             patience_s=self._spec.resources.patience_s,
-            ends=any(one.fate is Fate.FINISHED for one in self._members.nodes.values()),
+            ends=any(one.fate is Fate.FINISHED for one in self._roster.nodes.values()),
             is_given_up=not change.former,
         )
 
     def _may_add(self) -> bool:
         feed = self._training.state.plans.in_training()
         try:
-            check_scale(self._spec, feed, self._members.num_workers + 1)
+            check_scale(self._spec, feed, self._roster.num_workers + 1)
         except ConfigError:
             return False
         return True

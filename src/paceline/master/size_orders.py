@@ -29,7 +29,7 @@ class SizeOrders:
     def __init__(
         self, parts: MasterParts, training: Training, edge: MembersEdge, sizes: NodeSizes
     ) -> None:
-        self._spec, self._members, self._backend = parts.spec, parts.members, parts.backend
+        self._spec, self._roster, self._backend = parts.spec, parts.members.roster, parts.backend
         self._training, self._edge, self._sizes = training, edge, sizes
         self._patience_s = parts.spec.resources.patience_s
         self._target: JobSize | None = None
@@ -44,8 +44,8 @@ class SizeOrders:
     @property
     def size(self) -> JobSize:
         """Size of the job as it was ordered last."""
-        workers = [node.name for node in self._members.wanted_workers()]
-        servers = [node.name for node in self._members.in_place()]
+        workers = [node.name for node in self._roster.wanted_workers()]
+        servers = [node.name for node in self._roster.in_place()]
         return ordered_size(self._sizes, workers, servers)
 
     @property
@@ -129,7 +129,7 @@ class SizeOrders:
 
         Not those of another order, as of a person or of a solution that replaces a slow server.
         """
-        change = self._members.change
+        change = self._roster.change
         if change is None:
             return True
         present = self.size.servers
@@ -163,9 +163,9 @@ class SizeOrders:
         """What of the newest stage is not in effect; empty: all is."""
         if self._sizes.is_changing:
             return "the limits of nodes change"
-        if self._members.change is not None:
+        if self._roster.change is not None:
             return "the servers' share of the model moves"
-        for node in self._members.nodes.values():
+        for node in self._roster.nodes.values():
             if node.word not in ("running", "finished"):
                 return f"{node.name} is {node.word}"
         return ""
@@ -214,7 +214,7 @@ class SizeOrders:
         """
         own, sizes = self._own(role), self._sizes.of(role)
         usual = getattr(self.size, f"{role}_cpu")
-        ranks = {node.rank for node in self._members.of_role(role)}
+        ranks = {node.rank for node in self._roster.of_role(role)}
         wanted = tuple(
             quota(sizes.cpu_of(number) or 0.0, usual, cpu, own.get(number), alone=bool(own))
             for number in range(1 + max(*own, *ranks, 0))

@@ -53,7 +53,7 @@ class SizeWindows:
     """
 
     def __init__(self, parts: MasterParts, training: Training, bounds: ResourceBounds) -> None:
-        self._monitor, self._members = parts.monitor, parts.members
+        self._monitor, self._roster = parts.monitor, parts.members.roster
         self._pending_s, self._training, self._bounds = parts.backend.pending_s, training, bounds
         self._window_s = parts.spec.resources.window_s
         self._windows: deque[RateWindow] = deque(maxlen=KEPT_WINDOWS)
@@ -104,7 +104,7 @@ class SizeWindows:
         samples, total = count_committed(state), count_total(state)
         job = job_now(
             state,
-            self._members,
+            self._roster,
             committed=samples,
             total=total,
             pending_s=self._pending_s(),
@@ -117,7 +117,7 @@ class SizeWindows:
         # Without steps `job` has the samples of one worker's contribution; all divide the script's
         # batch in either case.
         has_steps = job.mode == "bsp" or not job.servers
-        divided = job.global_batch * (1 if has_steps else max(1, self._members.num_workers))
+        divided = job.global_batch * (1 if has_steps else max(1, self._roster.num_workers))
         batch_size = divided // len(job.shares) if has_steps else job.global_batch
         absent = max(0, size.workers - len(workers)) + max(0, size.servers - len(servers))
         return ResourceObservation(

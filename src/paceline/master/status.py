@@ -90,7 +90,7 @@ def job_state(state: MasterState, members: Membership, ending: Ending | None) ->
     if ending is not None:
         return ending.state if ending.stage >= Stage.LEAVE else "stopping"
     if members.runs_by_itself:
-        workers = members.of_role("worker")
+        workers = members.roster.of_role("worker")
         up = all(node.life.up or node.fate is Fate.FINISHED for node in workers)
         return "running" if up else "starting"
     return state.phase
@@ -124,7 +124,7 @@ def describe(
         eta_s=eta_s,
         started_s=started_s,
         valid_cuts=tuple(cut.cut.cut_no for cut in state.cuts.valid),
-        nodes=tuple(_node(node, monitor) for node in members.nodes.values()),
+        nodes=tuple(_node(node, monitor) for node in members.roster.nodes.values()),
         num_events=num_events,
         error=ending.error if ending else "",
         short_steps=state.holder.short_steps,

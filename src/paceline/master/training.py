@@ -91,7 +91,7 @@ class Training:
         # A fence may have been under way, or a life have ended, when the master died.
         # One without a lease counts, too: in SSP its clock would hold the others back.
         for inc in sorted(self.known() - self.state.gone):
-            node = self.members.node_of(inc)
+            node = self.members.roster.node_of(inc)
             if node is None or not node.life.is_alive:
                 self.outbox.tell(FencedEvent(inc=inc, before_restart=True))
                 self.worker_lost(inc)
@@ -130,12 +130,12 @@ class Training:
 
     def worker_up(self, inc: Inc) -> None:
         """A worker's process is there."""
-        node = self.members.node_of(inc)
+        node = self.members.roster.node_of(inc)
         self.do(self.state.worker_up(inc, node.name if node is not None else ""))
 
     def worker_lost(self, inc: Inc) -> None:
         """Nothing of this worker may count from here on."""
-        node = self.members.node_of(inc)
+        node = self.members.roster.node_of(inc)
         returned = node is not None and node.life.returned
         self.profiling.lost(inc)
         self.do(self.state.worker_lost(inc, returned=returned))

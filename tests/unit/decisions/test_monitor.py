@@ -288,7 +288,7 @@ class Training:
     def __init__(self, mode: str, num_workers: int, *, batch_size: int = 10) -> None:
         self.state = MasterState(ServerHolder(), mode=mode, samples="exactly-once")
         self.members = Membership(num_workers=num_workers, num_servers=2, restart=RestartSpec())
-        for inc, node in enumerate(list(self.members.nodes.values()), 1):
+        for inc, node in enumerate(list(self.members.roster.nodes.values()), 1):
             self.members._new_life(node, 0.0)
             up = ProcessUp(node=node.name, inc=inc, pid=inc, role=node.role, address=f"a{inc}")
             self.members.process_up(up, 0.0)
@@ -320,7 +320,7 @@ class Training:
     def now(self, committed: int = 0, total: int | None = 200) -> JobNow | None:
         return job_now(
             self.state,
-            self.members,
+            self.members.roster,
             committed=committed,
             total=total,
             pending_s=0.0,
@@ -379,7 +379,7 @@ def test_an_asynchronous_job_counts_contributions() -> None:
 
 def test_workers_are_in_the_order_of_their_ranks_whatever_their_lives() -> None:
     training = Training("asp", 3)
-    node = training.members.nodes["worker-0"]
+    node = training.members.roster.nodes["worker-0"]
     training.state.worker_lost(node.life.inc)
     training.members._new_life(node, 1.0)
     node.past.decided = 1
@@ -396,7 +396,7 @@ def test_workers_are_in_the_order_of_their_ranks_whatever_their_lives() -> None:
 
 def test_workers_under_restart_are_absent_and_those_who_leave_are_not_missed() -> None:
     training = Training("asp", 4)
-    lost, leaving = (training.members.nodes[f"worker-{i}"] for i in (1, 3))
+    lost, leaving = (training.members.roster.nodes[f"worker-{i}"] for i in (1, 3))
     training.state.worker_lost(lost.life.inc)
     leaving.fate = Fate.LEAVES
     now = training.now()

@@ -42,7 +42,7 @@ def test_a_worker_is_restarted_and_the_rest_is_the_trainings_affair() -> None:
 @pytest.mark.parametrize("state", ["unknown", "dead", "leaving"])
 def test_who_went_away_between_question_and_answer_is_not_restarted(state: str) -> None:
     stage = Stage()
-    node = stage.job.members.nodes["worker-1"]
+    node = stage.job.members.roster.nodes["worker-1"]
     node.life.phase = LifePhase.ENDED if state == "dead" else LifePhase.RUNNING
     node.fate = Fate.LEAVES if state == "leaving" else Fate.STAYS
     name = "worker-9" if state == "unknown" else "worker-1"

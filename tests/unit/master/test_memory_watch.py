@@ -72,15 +72,15 @@ class Watched:
         ledger = SimpleNamespace(
             feeds={0: feed}, done=SimpleNamespace(lines=self.done), total=lambda _: 3_000_000
         )
+
+        def nodes_of(role: str) -> list[SimpleNamespace]:
+            return [SimpleNamespace(name=name) for name in names if name.startswith(role)]
+
         parts = SimpleNamespace(
             job=self.job,
             spec=spec,
             backend=SimpleNamespace(resizes_live=live, resized=lambda _: None),
-            members=SimpleNamespace(
-                of_role=lambda role: [
-                    SimpleNamespace(name=name) for name in names if name.startswith(role)
-                ]
-            ),
+            members=SimpleNamespace(roster=SimpleNamespace(of_role=nodes_of)),
             monitor=SimpleNamespace(nodes={}, hardware=lambda *_: None, samples_per_s=100.0),
             outbox=SimpleNamespace(
                 streams=dict.fromkeys(names),

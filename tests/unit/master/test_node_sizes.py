@@ -44,7 +44,7 @@ class Edges:
             job=self.job,
             spec=spec,
             backend=SimpleNamespace(resizes_live=live, resized=self.launched.append),
-            members=SimpleNamespace(of_role=self._of_role),
+            members=SimpleNamespace(roster=SimpleNamespace(of_role=self._of_role)),
             monitor=SimpleNamespace(nodes=nodes, hardware=lambda _node, _hardware: None),
             outbox=SimpleNamespace(
                 streams=self.streams,

@@ -40,7 +40,7 @@ class Job:
             ]
             for role, count in (("worker", 1), ("server", servers))
         }
-        parts = SimpleNamespace(spec=spec, members=self, backend=None)
+        parts = SimpleNamespace(spec=spec, members=SimpleNamespace(roster=self), backend=None)
         self.quotas: dict[str, tuple[float, ...]] = {"worker": (1.0,), "server": (1.0,)}
         sizes = SimpleNamespace(is_changing=False, of=self._sizes_of, order=self._resize)
         self.orders = SizeOrders(
@@ -59,7 +59,7 @@ class Job:
         assert wanted.cpu is not None
         self.quotas[wanted.role] = wanted.cpu
 
-    # of its members
+    # of its roster
 
     def wanted_workers(self) -> list[SimpleNamespace]:
         return self.all["worker"]

@@ -141,7 +141,7 @@ class Job:
     def begin(self) -> None:
         for inc, node in zip((*SERVERS, WORKER, OTHER), NODES, strict=True):
             role = node.partition("-")[0]
-            self.members._new_life(self.members.nodes[node], 0.0)
+            self.members._new_life(self.members.roster.nodes[node], 0.0)
             up = ProcessUp(node=node, inc=inc, pid=inc, role=role, address=f"ipc://{inc}")
             self.members.process_up(up, 0.0)
         for inc in (WORKER, OTHER):
@@ -710,7 +710,7 @@ def gets_samples(job: Job, inc: int) -> bool:
 
 def test_the_first_samples_wait_for_workers_of_other_machines(tmp_path: Path) -> None:
     job = asynchronous(tmp_path)
-    other = job.members.nodes["worker-1"]
+    other = job.members.roster.nodes["worker-1"]
     other.agent.is_remote = True
     assert not gets_samples(job, WORKER)
     job.wait(GATHER_S - 1)
@@ -724,7 +724,7 @@ def test_a_worker_of_another_machine_that_does_not_come_is_not_awaited_for_ever(
     tmp_path: Path,
 ) -> None:
     job = asynchronous(tmp_path)
-    job.members.nodes["worker-1"].place = NodePlace(Backing.TAKEN, host="b")
+    job.members.roster.nodes["worker-1"].place = NodePlace(Backing.TAKEN, host="b")
     assert not gets_samples(job, WORKER)
     job.wait(GATHER_S)
     assert gets_samples(job, WORKER)
@@ -733,7 +733,7 @@ def test_a_worker_of_another_machine_that_does_not_come_is_not_awaited_for_ever(
 @pytest.mark.parametrize("backing", [Backing.UNKNOWN, Backing.PENDING, Backing.REFUSED])
 def test_a_worker_without_a_place_is_not_awaited(tmp_path: Path, backing: Backing) -> None:
     job = asynchronous(tmp_path)
-    job.members.nodes["worker-1"].place = NodePlace(backing, host="b")
+    job.members.roster.nodes["worker-1"].place = NodePlace(backing, host="b")
     assert gets_samples(job, WORKER)
 
 
@@ -742,7 +742,7 @@ def test_only_a_machine_that_comes_late_or_on_its_own_is_left_out_for_its_data(
 ) -> None:
     job = asynchronous(tmp_path)
     job.say(OpenFeed(inc=WORKER, feed=TRAINED))
-    other = job.members.nodes["worker-1"]
+    other = job.members.roster.nodes["worker-1"]
     other.agent.is_remote, other.agent.host = True, "b (10.0.0.2)"
     shorter = OpenFeed(inc=OTHER, feed=msgspec.structs.replace(TRAINED, num_samples=999))
     job.say(shorter)

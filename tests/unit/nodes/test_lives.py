@@ -12,7 +12,7 @@ from tests.unit.nodes.test_membership import AS_ORDERED, LOST_AFTER_S, Job, of
 
 
 def word(job: Job, node: str = "worker-0") -> str:
-    return job.members.nodes[node].word
+    return job.members.roster.nodes[node].word
 
 
 def test_status_shows_how_far_a_node_has_come() -> None:
@@ -46,7 +46,7 @@ def test_a_running_node_is_running_whatever_becomes_of_its_agent() -> None:
     job.run("worker-0")
     job.members.stream_lost("worker-0", job.now_s)
     job.tick(LOST_AFTER_S)
-    assert job.members.nodes["worker-0"].agent.presence is Presence.RELAUNCHED
+    assert job.members.roster.nodes["worker-0"].agent.presence is Presence.RELAUNCHED
     assert word(job) == "running"
 
 
@@ -55,7 +55,7 @@ def test_the_next_master_awaits_agents_that_may_be_there_and_launches_the_others
     for node in ("server-0", "worker-0", "worker-1"):
         job.run(node)
     later = job.restarted(awaited=("worker-0",))
-    shown = {node.name: node.word for node in later.members.nodes.values()}
+    shown = {node.name: node.word for node in later.members.roster.nodes.values()}
     assert shown == {"server-0": "pending", "worker-0": "not known", "worker-1": "pending"}
     later.hello("worker-0", 50, later.process("worker-0"))
     assert word(later) == "running"
@@ -76,7 +76,7 @@ def test_what_ends_while_the_job_ends_is_lost() -> None:
 def test_the_last_life_says_how_it_ended(returned: ExitEvidence, shown: str) -> None:
     job = Job(budget=0)
     job.run("worker-0")
-    job.members.nodes["worker-0"].life.returned = shown == "finished"
+    job.members.roster.nodes["worker-0"].life.returned = shown == "finished"
     job.exit("worker-0", returned)
     assert word(job) == shown
 
@@ -89,7 +89,7 @@ def test_a_life_that_ends_to_move_still_moves_when_the_user_kills_it() -> None:
     orders.kill("worker-0")
     ended = job.exit("worker-0")
     assert of(Launch, ended) == [Launch("worker-0")]
-    assert job.members.nodes["worker-0"].past.decided == 1
+    assert job.members.roster.nodes["worker-0"].past.decided == 1
 
 
 def test_a_worker_that_leaves_leaves_even_if_it_is_refused_meanwhile() -> None:
@@ -99,10 +99,10 @@ def test_a_worker_that_leaves_leaves_even_if_it_is_refused_meanwhile() -> None:
     orders = NodeOrders(job.members)
     job.note(orders.scale(1, 1.0, grace_s=5.0))
     job.note(orders.refuse(inc, "another model"))
-    assert job.members.nodes["worker-1"].fate is Fate.LEAVES
+    assert job.members.roster.nodes["worker-1"].fate is Fate.LEAVES
     later = job.restarted()
     assert Retire("worker-1") in later.first
-    assert "worker-1" not in later.members.nodes
+    assert "worker-1" not in later.members.roster.nodes
 
 
 def test_a_name_that_is_given_again_is_a_worker_that_stays_also_for_the_next_master() -> None:
@@ -116,15 +116,15 @@ def test_a_name_that_is_given_again_is_a_worker_that_stays_also_for_the_next_mas
     job.note(acts)
     assert name == "worker-1"
     later = job.restarted(awaited=("worker-0",))
-    assert later.members.nodes["worker-1"].fate is Fate.STAYS
+    assert later.members.roster.nodes["worker-1"].fate is Fate.STAYS
     assert Retire("worker-1") not in later.first
 
 
 def test_a_worker_that_is_absent_stays_so_after_a_compaction() -> None:
     job = Job(num_workers=2)
     job.run("worker-0")
-    del job.members.nodes["worker-1"]
-    job.kept = [KeepRecord(record) for record in job.members.snapshot()]
+    del job.members.roster.nodes["worker-1"]
+    job.kept = [KeepRecord(record) for record in job.members.roster.snapshot()]
     assert Launch("worker-1") not in job.restarted(awaited=("worker-0",)).first
 
 
@@ -134,16 +134,16 @@ def test_a_worker_that_leaves_still_does_after_a_compaction() -> None:
     job.note(NodeOrders(job.members).scale(2, 1.0, grace_s=5.0))
     job.run("worker-1")
     job.note(NodeOrders(job.members).scale(1, 1.0, grace_s=5.0))
-    job.kept = [KeepRecord(record) for record in job.members.snapshot()]
+    job.kept = [KeepRecord(record) for record in job.members.roster.snapshot()]
     later = job.restarted(awaited=("worker-0", "worker-1"))
     assert Retire("worker-1") in later.first
-    assert set(later.members.nodes) == {"server-0", "worker-0"}
+    assert set(later.members.roster.nodes) == {"server-0", "worker-0"}
 
 
 def test_what_a_life_was_is_not_what_the_next_one_is() -> None:
     job = Job(budget=5)
     job.run("worker-0")
-    node = job.members.nodes["worker-0"]
+    node = job.members.roster.nodes["worker-0"]
     NodeOrders(job.members).kill("worker-0")
     job.exit("worker-0")
     life = node.life

@@ -26,6 +26,7 @@ from paceline.protocol.nodes.node import (
     WorkerUp,
 )
 from paceline.protocol.nodes.orders import NodeOrders
+from paceline.protocol.nodes.roster import Roster
 from paceline.wire.events.base import Event
 from paceline.wire.events.nodes import (
     FencedEvent,
@@ -88,7 +89,7 @@ class Job:
         return self.note(self.members.process_up(self.process(node, address), self.now_s))
 
     def process(self, node: str, address: str = "") -> ProcessUp:
-        inc = self.members.nodes[node].life.inc
+        inc = self.members.roster.nodes[node].life.inc
         role = node.partition("-")[0]
         return ProcessUp(node=node, inc=inc, pid=1000 + inc, role=role, address=address)
 
@@ -96,10 +97,10 @@ class Job:
         """Bring a node up; its incarnation."""
         self.hello(node, pid)
         self.up(node, "ipc://a" if node.startswith("server") else "")
-        return self.members.nodes[node].life.inc
+        return self.members.roster.nodes[node].life.inc
 
     def exit(self, node: str, evidence: ExitEvidence = KILLED, inc: int | None = None) -> list[Act]:
-        inc = self.members.nodes[node].life.inc if inc is None else inc
+        inc = self.members.roster.nodes[node].life.inc if inc is None else inc
         message = ProcessExited(node=node, inc=inc, evidence=evidence)
         return self.note(self.members.process_exited(message, self.now_s, any_committed=True))
 
@@ -115,7 +116,7 @@ class Job:
         other = Job(*self.size)
         other.members = self.fresh()
         for keep in self.kept:
-            other.members.apply(keep.record)
+            other.members.roster.apply(keep.record)
         other.kept, other.now_s = list(self.kept), self.now_s
         other.first = other.note(other.members.begin(self.now_s, awaited))
         return other
@@ -152,24 +153,24 @@ def test_incarnations_are_never_given_twice() -> None:
         for node in ("worker-0", "worker-1", "server-0"):
             job.exit(node)
             job.up(node, "a")
-            seen.append(job.members.nodes[node].life.inc)
+            seen.append(job.members.roster.nodes[node].life.inc)
     later = job.restarted()
     later.tick(1.0)
     later.hello("worker-0", 51)
     later.tick(3.0)
-    seen.append(later.members.nodes["worker-0"].life.inc)
+    seen.append(later.members.roster.nodes["worker-0"].life.inc)
     assert len(set(seen)) == len(seen)
 
 
 def test_servers_are_known_when_all_have_said_their_address() -> None:
     job = Job(num_servers=2)
     first = job.run("server-0")
-    assert job.members.servers() is None
+    assert job.members.roster.servers() is None
     job.hello("server-1", 51)
     job.up("server-1", "")
-    assert job.members.servers() is None
+    assert job.members.roster.servers() is None
     job.up("server-1", "ipc://b")
-    assert job.members.servers() == (
+    assert job.members.roster.servers() == (
         Server(first, "server-0", "ipc://a"),
         Server(first + 1, "server-1", "ipc://b"),
     )
@@ -192,7 +193,7 @@ def test_a_worker_that_keeps_dying_waits_longer_each_time() -> None:
     for _ in range(5):
         job.exit("worker-0")
         at_s = job.now_s
-        while not job.members.nodes["worker-0"].life.is_alive:
+        while not job.members.roster.nodes["worker-0"].life.is_alive:
             job.tick(job.now_s + 0.5)
         waits.append(job.now_s - at_s)
         job.members.heard("worker-0", job.now_s)
@@ -273,7 +274,7 @@ def test_an_unretryable_error_ends_the_job_with_the_script_s_code_and_traceback(
     error = ScriptError(inc=inc, kind="ValueError", traceback="TB", in_user_code=True, step=3)
     for expected in (0, 1):
         error = ScriptError(
-            inc=job.members.nodes["worker-0"].life.inc,
+            inc=job.members.roster.nodes["worker-0"].life.inc,
             kind="ValueError",
             traceback="TB",
             in_user_code=True,
@@ -330,7 +331,7 @@ def test_the_traceback_of_an_error_of_the_script_is_told_at_once(
     acts = job.exit("worker-0", ExitEvidence(exit_code=1, log_tail="last lines"))
     (end,) = of(ProcessExitedEvent, acts)
     assert end.traceback == told
-    assert of(Start, acts) or job.members.nodes["worker-0"].next.due_s is not None
+    assert of(Start, acts) or job.members.roster.nodes["worker-0"].next.due_s is not None
     job.up("worker-0")
     acts = job.exit("worker-0", ExitEvidence(signal=9, log_tail="last lines"))
     assert [one.traceback for one in of(ProcessExitedEvent, acts)] == [""]
@@ -354,10 +355,10 @@ def test_a_returned_script_is_finished_and_not_started_again() -> None:
     assert of(KeepRecord, acts) == [KeepRecord(NodeFinished(node="worker-0"))]
     assert of(Retire, acts) == [Retire("worker-0")]
     assert of(WorkerLost, acts) == [WorkerLost(inc)]
-    assert job.members.all_finished()
+    assert job.members.roster.all_finished()
     later = job.restarted()
     assert Launch("worker-0") not in later.first
-    assert later.members.all_finished()
+    assert later.members.roster.all_finished()
 
 
 def test_a_worker_that_left_its_loop_is_told_once_unless_it_was_told_to_leave() -> None:
@@ -367,8 +368,8 @@ def test_a_worker_that_left_its_loop_is_told_once_unless_it_was_told_to_leave() 
     assert job.members.script_returned(left) == [told]
     assert job.members.script_returned(left) == []
     job.run("worker-1")
-    job.members.nodes["worker-1"].fate = Fate.LEAVES
-    inc = job.members.nodes["worker-1"].life.inc
+    job.members.roster.nodes["worker-1"].fate = Fate.LEAVES
+    inc = job.members.roster.nodes["worker-1"].life.inc
     assert job.members.script_returned(Finished(inc=inc, left_step=9)) == []
 
 
@@ -386,19 +387,19 @@ def test_a_worker_that_is_refused_is_not_started_again_and_not_awaited(how: str)
     ]
     if how != "live":
         if how == "compacted":
-            job.kept = [KeepRecord(record) for record in job.members.snapshot()]
+            job.kept = [KeepRecord(record) for record in job.members.roster.snapshot()]
         job = job.restarted(awaited=("worker-0", "worker-1"))
         job.hello("worker-0", 50, job.process("worker-0"))
     assert job.exit("worker-1") == []
     assert job.hello("worker-1", 51) == [Retire("worker-1")]
     assert Launch("worker-1") not in job.tick(1000.0)
-    node = job.members.nodes["worker-1"]
+    node = job.members.roster.nodes["worker-1"]
     assert (node.word, node.life.note) == ("failed", "another model")
-    assert [one.name for one in job.members.wanted_workers()] == ["worker-0"]
+    assert [one.name for one in job.members.roster.wanted_workers()] == ["worker-0"]
     assert NodeOrders(job.members).refuse(second, "another model") == []
     job.members.script_returned(Finished(inc=first))
     job.exit("worker-0", ExitEvidence(exit_code=0))
-    assert job.members.all_finished()
+    assert job.members.roster.all_finished()
 
 
 def test_with_too_few_left_a_refusal_ends_the_job() -> None:
@@ -421,7 +422,7 @@ def test_what_a_joined_machine_lacks_is_no_error_of_the_others() -> None:
     name = joined(job)
     job.hello(name, 70)
     job.up(name)
-    inc = job.members.nodes[name].life.inc
+    inc = job.members.roster.nodes[name].life.inc
     error = ScriptError(
         inc=inc, kind="paceline.base.errors.ConfigError", traceback="", in_user_code=False, step=0
     )
@@ -429,14 +430,14 @@ def test_what_a_joined_machine_lacks_is_no_error_of_the_others() -> None:
     acts = job.exit(name, ExitEvidence(exit_code=1))
     assert not of(FailJob, acts)
     assert of(Retire, acts) == [Retire(name)]
-    assert [one.name for one in job.members.wanted_workers()] == ["worker-0"]
+    assert [one.name for one in job.members.roster.wanted_workers()] == ["worker-0"]
 
 
 def lacks_a_source(job: Job, name: str, *, any_committed: bool, remote: bool = True) -> list[Act]:
     """A worker's machine cannot read what the script reads."""
-    agent = job.members.nodes[name].agent
+    agent = job.members.roster.nodes[name].agent
     agent.is_remote, agent.host = remote, "b"
-    inc = job.members.nodes[name].life.inc
+    inc = job.members.roster.nodes[name].life.inc
     error = ScriptError(
         inc=inc,
         kind="FileNotFoundError",
@@ -467,7 +468,7 @@ def test_one_that_comes_later_is_left_out_and_the_others_train_on() -> None:
     assert of(Retire, acts) == [Retire("worker-1")]
     (told,) = of(LeftOutEvent, acts)
     assert told.reason.startswith("b cannot read /data/x;")
-    assert [one.name for one in job.members.wanted_workers()] == ["worker-0"]
+    assert [one.name for one in job.members.roster.wanted_workers()] == ["worker-0"]
     assert of(FailJob, lacks_a_source(job, "worker-0", any_committed=True)), "nobody is left"
 
 
@@ -497,9 +498,9 @@ def test_a_person_brings_back_who_was_left_out() -> None:
     # A master that dies before the worker is there has it launched, too.
     assert Launch("worker-1") in job.restarted().first
     job.hello("worker-1", 99)
-    assert [one.name for one in job.members.wanted_workers()] == ["worker-0", "worker-1"]
+    assert [one.name for one in job.members.roster.wanted_workers()] == ["worker-0", "worker-1"]
     again = job.restarted().members
-    assert [one.name for one in again.wanted_workers()] == ["worker-0", "worker-1"]
+    assert [one.name for one in again.roster.wanted_workers()] == ["worker-0", "worker-1"]
 
 
 def test_a_dead_agent_alone_is_launched_again_and_the_life_goes_on() -> None:
@@ -511,7 +512,7 @@ def test_a_dead_agent_alone_is_launched_again_and_the_life_goes_on() -> None:
     acts = job.hello("worker-0", 51, job.process("worker-0"))
     assert not of(Start, acts)
     job.tick(5.0)
-    assert job.members.nodes["worker-0"].life.inc == inc
+    assert job.members.roster.nodes["worker-0"].life.inc == inc
 
 
 def test_an_agent_that_finds_nothing_gets_a_new_life_after_a_moment() -> None:
@@ -563,7 +564,7 @@ def test_a_life_that_never_came_up_costs_no_budget_and_waits_longer_each_time() 
     pid, waits, incs = 50, [], []
     for _ in range(6):
         pid += 1
-        incs.append(job.members.nodes["worker-0"].life.inc)
+        incs.append(job.members.roster.nodes["worker-0"].life.inc)
         job.members.agent_ended("worker-0", pid - 1, "killed", job.now_s)
         job.hello("worker-0", pid)
         at_s = job.now_s
@@ -574,7 +575,7 @@ def test_a_life_that_never_came_up_costs_no_budget_and_waits_longer_each_time() 
         waits.append(round(job.now_s - at_s))
     assert waits == [1, 2, 4, 4, 4, 4]
     assert len(set(incs)) == len(incs), "a number is given once"
-    assert job.members.num_restarts() == 0
+    assert job.members.roster.num_restarts() == 0
 
 
 def test_a_life_that_was_heard_of_and_vanished_uses_the_budget() -> None:
@@ -624,7 +625,7 @@ def test_agents_of_a_resumed_job_that_never_come_up_use_the_budget(before: str) 
     if before == "moving":
         job.note(NodeOrders(job.members).restart("worker-0", 1.0, grace_s=5.0))
     if before == "ended":
-        job.note([job.members.keep(JobEnded())])
+        job.note([job.members.roster.keep(JobEnded())])
     later = job.restarted()
     waits: list[float] = []
     acts: list[Act] = []
@@ -686,7 +687,9 @@ def test_an_unreachable_worker_is_fenced_only_when_others_wait() -> None:
 def test_a_worker_counts_as_up_once() -> None:
     job = Job()
     job.hello("worker-0", 50)
-    assert of(WorkerUp, job.up("worker-0")) == [WorkerUp(job.members.nodes["worker-0"].life.inc)]
+    assert of(WorkerUp, job.up("worker-0")) == [
+        WorkerUp(job.members.roster.nodes["worker-0"].life.inc)
+    ]
     assert job.up("worker-0") == []
 
 
@@ -701,7 +704,7 @@ def test_scaling_down_lets_the_highest_ranks_leave_in_order() -> None:
     gone = job.exit("worker-2", ExitEvidence(exit_code=0))
     assert of(WorkerLost, gone) == [WorkerLost(incs[2])]
     assert of(Retire, gone) == [Retire("worker-2")]
-    assert "worker-2" not in job.members.nodes
+    assert "worker-2" not in job.members.roster.nodes
 
 
 def test_a_worker_wanted_again_before_it_left_gets_a_new_life() -> None:
@@ -732,16 +735,16 @@ def test_a_restarted_master_launches_the_others_and_gives_up_what_they_do_not_kn
     acts = later.tick(0.2)
     assert of(WorkerLost, acts) == [WorkerLost(inc)]
     assert of(Start, acts)
-    assert later.members.num_restarts() == 0
+    assert later.members.roster.num_restarts() == 0
 
 
 def test_an_ended_job_that_is_resumed_starts_afresh() -> None:
     job = Job(budget=1)
     inc = job.run("worker-0")
     job.exit("worker-0")
-    job.note([job.members.keep(JobEnded())])
+    job.note([job.members.roster.keep(JobEnded())])
     later = job.restarted()
-    assert later.members.num_restarts() == 0
+    assert later.members.roster.num_restarts() == 0
     acts = later.hello("worker-0", 51)
     assert of(Start, acts)[0].message.inc > inc + 1
 
@@ -755,10 +758,10 @@ def test_a_snapshot_stands_for_all_records() -> None:
     job.note(NodeOrders(job.members).scale(2, 0.0, grace_s=1.0))
     job.exit("worker-2", ExitEvidence(exit_code=0))
     fresh = Membership(num_workers=3, num_servers=1, restart=RestartSpec())
-    for record in job.members.snapshot():
-        fresh.apply(record)
-    assert fresh.snapshot() == job.members.snapshot()
-    assert fresh.num_restarts() == 1
+    for record in job.members.roster.snapshot():
+        fresh.roster.apply(record)
+    assert fresh.roster.snapshot() == job.members.roster.snapshot()
+    assert fresh.roster.num_restarts() == 1
     records = of(KeepRecord, fresh.hello(AgentHello(node="server-9", agent_pid=1, host=""), 0.0))
     assert records == []
     fresh.begin(0.0)
@@ -802,8 +805,8 @@ def test_one_who_joined_and_went_silent_is_dropped_only_when_others_wait() -> No
     acts = job.tick(9 * LOST_AFTER_S + 1)
     assert of(WorkerLost, acts) == [WorkerLost(inc)]
     assert not of(Launch, acts)
-    assert "worker-1" not in job.members.nodes
-    assert job.members.num_workers == 1
+    assert "worker-1" not in job.members.roster.nodes
+    assert job.members.roster.num_workers == 1
     assert job.hello("worker-1", 70) == [Retire("worker-1")]
 
 
@@ -812,7 +815,7 @@ def test_one_who_joined_and_leaves_in_order_is_dropped_at_once() -> None:
     inc = job.run(joined(job), 70)
     acts = job.exit("worker-1", ExitEvidence(exit_code=143, stopped_by_us=True))
     assert of(WorkerLost, acts) == [WorkerLost(inc)]
-    assert "worker-1" not in job.members.nodes
+    assert "worker-1" not in job.members.roster.nodes
 
 
 def test_one_who_was_to_join_and_never_came_is_dropped() -> None:
@@ -823,7 +826,7 @@ def test_one_who_was_to_join_and_never_came_is_dropped() -> None:
     acts = job.tick(61.0)
     assert [type(act) for act in of(Event, acts) if act.node == "worker-1"] == [NodeLostEvent]
     assert Launch("worker-1") not in acts
-    assert "worker-1" not in job.members.nodes
+    assert "worker-1" not in job.members.roster.nodes
 
 
 def test_a_restarted_master_awaits_who_joined_and_forgets_who_was_dropped() -> None:
@@ -834,14 +837,14 @@ def test_a_restarted_master_awaits_who_joined_and_forgets_who_was_dropped() -> N
     job.exit(first, ExitEvidence(exit_code=143, stopped_by_us=True))
     later = job.restarted()
     assert Launch(second) not in later.first
-    assert first not in later.members.nodes
+    assert first not in later.members.roster.nodes
     up = ProcessUp(node=second, inc=inc, pid=9, role="worker")
     assert not of(Start, later.hello(second, 71, up))
     fresh = Membership(num_workers=1, num_servers=1, restart=RestartSpec())
-    for record in job.members.snapshot():
-        fresh.apply(record)
-    assert fresh.snapshot() == job.members.snapshot()
-    assert set(fresh.nodes) == {"server-0", "worker-0", second}
+    for record in job.members.roster.snapshot():
+        fresh.roster.apply(record)
+    assert fresh.roster.snapshot() == job.members.roster.snapshot()
+    assert set(fresh.roster.nodes) == {"server-0", "worker-0", second}
 
 
 def test_a_job_that_ends_does_not_wait_for_one_who_joined_and_vanished() -> None:
@@ -878,8 +881,8 @@ def test_a_restart_by_decision_ends_in_order_and_goes_on_at_another_place() -> N
     ]
     assert of(Start, after) == []
     assert len(of(Start, job.hello("worker-1", 51))) == 1
-    node = job.members.nodes["worker-1"]
-    assert (node.past.restarts, node.past.decided, job.members.num_restarts()) == (0, 1, 0)
+    node = job.members.roster.nodes["worker-1"]
+    assert (node.past.restarts, node.past.decided, job.members.roster.num_restarts()) == (0, 1, 0)
     # The next end is no decision: the agent stays, and there is no budget left.
     job.up("worker-1")
     assert of(FailJob, job.exit("worker-1"))
@@ -894,12 +897,12 @@ def test_restarts_by_decision_are_counted_by_the_next_master() -> None:
         job.run("worker-0")
     job.exit("worker-0")
     job.tick(job.spec.backoff_s)
-    node = job.restarted().members.nodes["worker-0"]
+    node = job.restarted().members.roster.nodes["worker-0"]
     assert (node.past.restarts, node.past.decided) == (1, 2)
     compacted = Job(budget=3)
-    for record in job.members.snapshot():
-        compacted.members.apply(record)
-    assert compacted.members.nodes["worker-0"].past.decided == 2
+    for record in job.members.roster.snapshot():
+        compacted.members.roster.apply(record)
+    assert compacted.members.roster.nodes["worker-0"].past.decided == 2
 
 
 def test_the_order_to_end_is_repeated_until_the_process_has_ended() -> None:
@@ -935,7 +938,7 @@ def test_a_worker_that_leaves_and_is_silent_is_gone() -> None:
     assert of(WorkerLost, acts) == [WorkerLost(inc)]
     assert of(Launch, acts) == []
     assert [event.node for event in of(NodeLostEvent, acts)] == ["worker-1"]
-    assert "worker-1" not in job.members.nodes
+    assert "worker-1" not in job.members.roster.nodes
     assert job.hello("worker-1", 50, ProcessUp(node="worker-1", inc=inc, pid=9, role="worker")) == [
         Retire("worker-1")
     ]
@@ -947,7 +950,7 @@ def test_the_next_master_carries_on_with_an_ordered_restart(compacted: bool) -> 
     inc = job.run("worker-0")
     job.note(NodeOrders(job.members).restart("worker-0", 1.0, grace_s=5.0))
     if compacted:
-        job.kept = [KeepRecord(record) for record in job.members.snapshot()]
+        job.kept = [KeepRecord(record) for record in job.members.roster.snapshot()]
     after = job.restarted(awaited=("worker-0",))
     after.hello("worker-0", 50, after.process("worker-0"))
     assert of(EndLife, after.tick(3.0)) == [EndLife("worker-0", inc, 5.0)]
@@ -955,7 +958,7 @@ def test_the_next_master_carries_on_with_an_ordered_restart(compacted: bool) -> 
     assert of(Retire, ended) == [Retire("worker-0")]
     assert of(FailJob, ended) == []
     after.run("worker-0", 51)
-    assert after.members.nodes["worker-0"].past.decided == 1
+    assert after.members.roster.nodes["worker-0"].past.decided == 1
     assert of(EndLife, after.tick(9.0)) == [], "the next life is not to end"
 
 
@@ -968,7 +971,7 @@ def test_a_machine_that_joined_is_restarted_where_it_is() -> None:
     after = job.exit(name, AS_ORDERED)
     assert of(Retire, after) == []
     assert len(of(Start, after)) == 1
-    assert job.members.nodes[name].past.decided == 1
+    assert job.members.roster.nodes[name].past.decided == 1
 
 
 def test_the_end_of_a_life_is_told_with_its_evidence() -> None:
@@ -993,19 +996,19 @@ def replacing(budget: int = 8) -> Job:
 
 def test_a_server_that_joins_counts_when_it_has_taken_the_others_place() -> None:
     job = replacing()
-    before = job.members.servers()
+    before = job.members.roster.servers()
     job.hello("server-2", 20)
     job.up("server-2", "shm://server-2")
-    assert job.members.servers() == before
-    assert job.members.change_due() == ((Server(3, "server-2", "shm://server-2"),), (1,))
+    assert job.members.roster.servers() == before
+    assert job.members.roster.change_due() == ((Server(3, "server-2", "shm://server-2"),), (1,))
 
     acts = job.note(job.members.changed())
 
     assert Retire("server-0") in acts
-    assert [s.node for s in job.members.servers() or ()] == ["server-1", "server-2"]
-    assert job.members.change is None
-    assert "server-0" not in job.members.nodes
-    assert job.members.nodes["server-2"].past.decided == 1, (
+    assert [s.node for s in job.members.roster.servers() or ()] == ["server-1", "server-2"]
+    assert job.members.roster.change is None
+    assert "server-0" not in job.members.roster.nodes
+    assert job.members.roster.nodes["server-2"].past.decided == 1, (
         "what it is worth to replace this one again"
     )
 
@@ -1017,9 +1020,12 @@ def test_a_server_that_is_not_needed_leaves() -> None:
     acts = job.note(job.members.not_changed())
 
     assert Retire("server-2") in acts
-    assert sorted(node.name for node in job.members.of_role("server")) == ["server-0", "server-1"]
+    assert sorted(node.name for node in job.members.roster.of_role("server")) == [
+        "server-0",
+        "server-1",
+    ]
     assert not job.members.not_changed(), "again: nothing"
-    assert job.members.nodes["server-0"].past.decided == 1
+    assert job.members.roster.nodes["server-0"].past.decided == 1
 
 
 def test_a_joining_server_that_uses_up_the_budget_ends_the_move_and_not_the_job() -> None:
@@ -1032,7 +1038,7 @@ def test_a_joining_server_that_uses_up_the_budget_ends_the_move_and_not_the_job(
     assert not of(FailJob, acts)
     assert Retire("server-2") in acts
     assert [told.node for told in of(NotReplacedEvent, acts)] == ["server-0"]
-    assert job.members.change is None
+    assert job.members.roster.change is None
 
 
 def test_a_joining_server_that_fails_for_good_ends_the_move_and_not_the_job() -> None:
@@ -1047,14 +1053,14 @@ def test_a_joining_server_that_fails_for_good_ends_the_move_and_not_the_job() ->
 
     assert not of(FailJob, acts)
     assert [told.node for told in of(NotReplacedEvent, acts)] == ["server-0"]
-    assert job.members.nodes["server-0"].past.decided == 1
+    assert job.members.roster.nodes["server-0"].past.decided == 1
 
 
 def test_a_move_that_a_crash_of_another_has_ended_was_not_futile() -> None:
     job = replacing()
     job.hello("server-2", 20)
     job.note(job.members.not_changed(futile=False))
-    assert job.members.nodes["server-0"].past.decided == 0
+    assert job.members.roster.nodes["server-0"].past.decided == 0
 
 
 def test_servers_that_are_not_wanted_any_more_leave_and_do_not_come_late() -> None:
@@ -1069,7 +1075,7 @@ def test_servers_that_are_not_wanted_any_more_leave_and_do_not_come_late() -> No
     assert {act.node for act in of(Retire, acts)} == {"server-1", "server-2"}
     (told,) = of(ServersNotChangedEvent, acts)
     assert told.clause == "still 1: the order is withdrawn"
-    assert [node.name for node in job.members.of_role("server")] == ["server-0"]
+    assert [node.name for node in job.members.roster.of_role("server")] == ["server-0"]
     assert job.hello("server-2", 30) == [Retire("server-2")]
 
 
@@ -1077,7 +1083,7 @@ def test_a_joining_server_that_dies_is_told() -> None:
     job = replacing()
     job.hello("server-2", 20)
     job.up("server-2", "shm://server-2")
-    inc = job.members.nodes["server-2"].life.inc
+    inc = job.members.roster.nodes["server-2"].life.inc
 
     exited = ProcessExited(node="server-2", inc=inc, evidence=KILLED)
     acts = job.note(job.members.process_exited(exited, 0.0, any_committed=True))
@@ -1093,15 +1099,15 @@ def test_who_serves_survives_the_master(taken: bool) -> None:
     if taken:
         job.note(job.members.changed())
 
-    for records in ([keep.record for keep in job.kept], job.members.snapshot()):
+    for records in ([keep.record for keep in job.kept], job.members.roster.snapshot()):
         again = job.fresh()
         for record in records:
-            again.apply(record)
+            again.roster.apply(record)
         again.begin(0.0)
-        names = {node.name for node in again.of_role("server")}
-        assert names == {node.name for node in job.members.of_role("server")}
-        assert (again.change is None) == taken
-        assert [node.name for node in again.of_role("server") if node.joins] == (
+        names = {node.name for node in again.roster.of_role("server")}
+        assert names == {node.name for node in job.members.roster.of_role("server")}
+        assert (again.roster.change is None) == taken
+        assert [node.name for node in again.roster.of_role("server") if node.joins] == (
             [] if taken else ["server-2"]
         )
 
@@ -1110,9 +1116,9 @@ def test_who_serves_survives_the_master(taken: bool) -> None:
 def test_a_job_is_resumed_with_another_number_of_servers(count: int) -> None:
     members = Membership(num_workers=1, num_servers=2, restart=RestartSpec())
     # One of them took the place of another, under a name of its own.
-    members.apply(ServersChanging(joining=("server-2",), leaving=("server-1",)))
-    members.apply(ServersChanged())
-    members.forget(members.nodes["server-1"])
+    members.roster.apply(ServersChanging(joining=("server-2",), leaving=("server-1",)))
+    members.roster.apply(ServersChanged())
+    members.roster.forget(members.roster.nodes["server-1"])
     records = [
         act.record for act in NodeOrders(members).resize(3, count) if isinstance(act, KeepRecord)
     ]
@@ -1123,9 +1129,11 @@ def test_a_job_is_resumed_with_another_number_of_servers(count: int) -> None:
     assert {"worker-0", "worker-1", "worker-2"} < launched
 
     replayed = Membership(num_workers=1, num_servers=2, restart=RestartSpec())
-    for record in [*members.snapshot(), *records]:
-        replayed.apply(record)
-    assert sorted(map(repr, replayed.snapshot())) == sorted(map(repr, members.snapshot()))
+    for record in [*members.roster.snapshot(), *records]:
+        replayed.roster.apply(record)
+    assert sorted(map(repr, replayed.roster.snapshot())) == sorted(
+        map(repr, members.roster.snapshot())
+    )
 
 
 def scaling(before: int, after: int) -> Job:
@@ -1139,35 +1147,37 @@ def scaling(before: int, after: int) -> Job:
 
 def test_servers_join_when_all_of_them_are_up() -> None:
     job = scaling(2, 4)
-    before = job.members.servers()
-    assert job.members.change_due() is None
+    before = job.members.roster.servers()
+    assert job.members.roster.change_due() is None
     for index in (2, 3):
         job.hello(f"server-{index}", 20 + index)
         job.up(f"server-{index}", f"shm://server-{index}")
-    due = job.members.change_due()
+    due = job.members.roster.change_due()
     assert due is not None
     assert ([server.node for server in due[0]], due[1]) == (["server-2", "server-3"], ())
-    assert job.members.servers() == before
+    assert job.members.roster.servers() == before
 
     acts = job.note(job.members.changed())
 
     assert not of(Retire, acts)
     assert [told.count for told in of(ServersChangedEvent, acts)] == [4]
-    assert [s.node for s in job.members.servers() or ()] == [f"server-{i}" for i in range(4)]
+    assert [s.node for s in job.members.roster.servers() or ()] == [f"server-{i}" for i in range(4)]
 
 
 def test_the_servers_that_came_last_leave() -> None:
     job = scaling(3, 1)
-    due = job.members.change_due()
+    due = job.members.roster.change_due()
     assert due is not None
     assert due[0] == ()
     assert len(due[1]) == 2
-    assert len(job.members.servers() or ()) == 3, "they serve until all they have is elsewhere"
+    assert len(job.members.roster.servers() or ()) == 3, (
+        "they serve until all they have is elsewhere"
+    )
 
     acts = job.note(job.members.changed())
 
     assert [act.node for act in of(Retire, acts)] == ["server-1", "server-2"]
-    assert [s.node for s in job.members.servers() or ()] == ["server-0"]
+    assert [s.node for s in job.members.roster.servers() or ()] == ["server-0"]
 
 
 def test_servers_that_cannot_join_leave_all_as_it_was() -> None:
@@ -1175,7 +1185,7 @@ def test_servers_that_cannot_join_leave_all_as_it_was() -> None:
     acts = job.note(job.members.not_changed())
     assert [act.node for act in of(Retire, acts)] == ["server-1", "server-2"]
     assert [told.count for told in of(ServersNotChangedEvent, acts)] == [1]
-    assert job.members.change is None
+    assert job.members.roster.change is None
     assert NodeOrders(job.members).scale_servers(1, 0.0) == [], "as many as there are"
 
 
@@ -1183,16 +1193,16 @@ def test_a_server_that_joins_by_the_name_of_one_that_has_left_survives_the_maste
     job = scaling(2, 1)
     job.note(job.members.changed())
     job.note(NodeOrders(job.members).scale_servers(2, 2.0))
-    assert [node.name for node in job.members.nodes.values() if node.joins] == ["server-1"]
+    assert [node.name for node in job.members.roster.nodes.values() if node.joins] == ["server-1"]
 
     later = job.restarted()
 
-    assert later.members.change == job.members.change
-    assert later.members.change_due() is None, "it is not up"
+    assert later.members.roster.change == job.members.roster.change
+    assert later.members.roster.change_due() is None, "it is not up"
     assert Launch("server-1") in later.first
     later.hello("server-1", 60)
     later.up("server-1", "shm://server-1")
-    due = later.members.change_due()
+    due = later.members.roster.change_due()
     assert due is not None
     assert [server.node for server in due[0]] == ["server-1"]
 
@@ -1202,34 +1212,34 @@ def test_who_reads_the_journal_has_the_servers_that_its_writer_had(seed: int) ->
     rng = random.Random(seed)
     job = scaling(2, 2)
     for number in range(8):
-        if job.members.change is None:
+        if job.members.roster.change is None:
             job.note(NodeOrders(job.members).scale_servers(rng.randint(1, 5), 0.0))
         elif rng.random() < 0.3:
             job.note(job.members.not_changed())
         else:
-            for place, name in enumerate(job.members.change.joining):
+            for place, name in enumerate(job.members.roster.change.joining):
                 job.hello(name, 100 * number + place + 20)
                 job.up(name, f"shm://{name}")
             job.note(job.members.changed())
 
-        for records in ([keep.record for keep in job.kept], job.members.snapshot()):
+        for records in ([keep.record for keep in job.kept], job.members.roster.snapshot()):
             again = job.fresh()
             for record in records:
-                again.apply(record)
+                again.roster.apply(record)
             again.begin(0.0)
-            assert again.change == job.members.change
-            again.change_due()
-            for servers in (Membership.in_place, lambda members: members.of_role("server")):
-                there = {node.name for node in servers(again)}
-                assert there == {node.name for node in servers(job.members)}
+            assert again.roster.change == job.members.roster.change
+            again.roster.change_due()
+            for servers in (Roster.in_place, lambda roster: roster.of_role("server")):
+                there = {node.name for node in servers(again.roster)}
+                assert there == {node.name for node in servers(job.members.roster)}
 
 
 @pytest.mark.parametrize("counts", [(1, 3), (3, 1)])
 def test_a_change_of_servers_survives_the_master(counts: tuple[int, int]) -> None:
     job = scaling(*counts)
-    for records in ([keep.record for keep in job.kept], job.members.snapshot()):
+    for records in ([keep.record for keep in job.kept], job.members.roster.snapshot()):
         again = job.fresh()
         for record in records:
-            again.apply(record)
-        assert again.change == job.members.change
-        assert again.change is not None
+            again.roster.apply(record)
+        assert again.roster.change == job.members.roster.change
+        assert again.roster.change is not None

@@ -37,7 +37,7 @@ def departed(job: Job, after_s: float, *, group_broke: bool = False) -> list[obj
 
 
 def word_of(job: Job) -> str:
-    return job.members.nodes[NODE].word
+    return job.members.roster.nodes[NODE].word
 
 
 def test_a_place_that_is_called_dead_costs_a_node_that_speaks_nothing() -> None:
@@ -78,7 +78,7 @@ def test_a_launch_that_waits_for_its_place_is_not_launched_again() -> None:
     assert of(PlacePendingEvent, say(job, PlacePending(node=NODE, why="no room")))
     assert not say(job, PlacePending(node=NODE, why="no room")), "once"
     assert not say(job, PlacePending(node=NODE, why="1 CPU is free")), "for people to see"
-    assert job.members.nodes[NODE].place.why == "1 CPU is free"
+    assert job.members.roster.nodes[NODE].place.why == "1 CPU is free"
     job.members.heard("worker-1", 1000.0)
     assert not [one for one in of(Launch, job.tick(1000.0)) if one.node == NODE]
     say(job, PlaceTaken(node=NODE, host="h"))
@@ -120,7 +120,7 @@ def test_a_place_that_goes_away_is_told_of_once() -> None:
 def test_an_agent_that_is_gone_is_replaced_and_its_process_kept() -> None:
     job = Job()
     job.run(NODE)
-    pid = job.members.nodes[NODE].agent.pid
+    pid = job.members.roster.nodes[NODE].agent.pid
     acts = say(job, AgentGone(node=NODE, agent_pid=pid, reason="exit code -9"))
     assert of(Launch, acts) and not of(WorkerLost, acts)
 
@@ -128,7 +128,7 @@ def test_an_agent_that_is_gone_is_replaced_and_its_process_kept() -> None:
 def test_a_machine_that_closed_its_connection_and_does_not_come_back_is_lost() -> None:
     job = Job()
     job.run(NODE)
-    job.members.nodes[NODE].agent.is_remote = True
+    job.members.roster.nodes[NODE].agent.is_remote = True
     job.members.stream_lost(NODE, job.now_s)
     assert not departed(job, RETURN_S / 2)
     acts = departed(job, RETURN_S)
@@ -140,7 +140,7 @@ def test_a_machine_that_closed_its_connection_and_does_not_come_back_is_lost() -
 def test_a_machine_whose_group_broke_as_well_is_lost_sooner() -> None:
     job = Job()
     job.run(NODE)
-    job.members.nodes[NODE].agent.is_remote = True
+    job.members.roster.nodes[NODE].agent.is_remote = True
     job.members.stream_lost(NODE, job.now_s)
     assert not departed(job, BROKEN_RETURN_S / 2, group_broke=True)
     assert not departed(job, BROKEN_RETURN_S)
@@ -151,14 +151,14 @@ def test_a_machine_whose_group_broke_as_well_is_lost_sooner() -> None:
 def test_an_agent_that_speaks_is_not_lost_with_its_group() -> None:
     job = Job()
     job.run(NODE)
-    job.members.nodes[NODE].agent.is_remote = True
+    job.members.roster.nodes[NODE].agent.is_remote = True
     assert not departed(job, RETURN_S, group_broke=True)
 
 
 def test_a_machine_is_not_missed_while_the_job_closes() -> None:
     job = Job()
     job.run(NODE)
-    job.members.nodes[NODE].agent.is_remote = True
+    job.members.roster.nodes[NODE].agent.is_remote = True
     job.note(job.members.close(job.now_s, 5.0))
     job.members.stream_lost(NODE, job.now_s)
     assert not departed(job, RETURN_S)
@@ -167,8 +167,8 @@ def test_a_machine_is_not_missed_while_the_job_closes() -> None:
 def test_a_machine_that_comes_back_in_time_has_lost_nothing() -> None:
     job = Job()
     job.run(NODE)
-    job.members.nodes[NODE].agent.is_remote = True
-    pid = job.members.nodes[NODE].agent.pid
+    job.members.roster.nodes[NODE].agent.is_remote = True
+    pid = job.members.roster.nodes[NODE].agent.pid
     job.members.stream_lost(NODE, job.now_s)
     job.hello(NODE, pid, job.process(NODE))
     assert not departed(job, 2 * RETURN_S)
@@ -182,19 +182,21 @@ def test_of_two_machines_agents_the_one_stays_that_has_the_node_or_runs_its_life
 
     job = Job()
     old = hello("10.0.0.2")
-    assert not job.members.nodes[NODE].turns_away(old), "nobody is there"
+    assert not job.members.roster.nodes[NODE].turns_away(old), "nobody is there"
     job.note(job.members.hello(old, job.now_s))
     job.up(NODE)
     former = job.process(NODE)
-    assert not job.members.nodes[NODE].turns_away(hello("10.0.0.2", former)), "it comes again"
-    job.members.launch(job.members.nodes[NODE], job.now_s)
+    assert not job.members.roster.nodes[NODE].turns_away(hello("10.0.0.2", former)), (
+        "it comes again"
+    )
+    job.members.launch(job.members.roster.nodes[NODE], job.now_s)
     new = hello("10.0.0.3")
-    assert not job.members.nodes[NODE].turns_away(new), "another one was asked for"
+    assert not job.members.roster.nodes[NODE].turns_away(new), "another one was asked for"
     job.note(job.members.hello(new, job.now_s))
-    assert not job.members.nodes[NODE].turns_away(hello("10.0.0.2", former)), (
+    assert not job.members.roster.nodes[NODE].turns_away(hello("10.0.0.2", former)), (
         "it runs the node's life"
     )
     job.tick(job.now_s + 2.0)
-    assert job.members.nodes[NODE].life.inc > former.inc, "another life has begun"
-    assert job.members.nodes[NODE].turns_away(hello("10.0.0.2", former))
-    assert job.members.nodes[NODE].turns_away(hello(""))
+    assert job.members.roster.nodes[NODE].life.inc > former.inc, "another life has begun"
+    assert job.members.roster.nodes[NODE].turns_away(hello("10.0.0.2", former))
+    assert job.members.roster.nodes[NODE].turns_away(hello(""))

@@ -54,7 +54,7 @@ class Job:
         )
         self.kept = list(kept or [])
         for keep in self.kept:
-            self.members.apply(keep.record)
+            self.members.roster.apply(keep.record)
 
     def run(self) -> "Job":
         """All workers start and come up."""
@@ -78,7 +78,7 @@ class Job:
         return self.note(self.members.hello(hello, self.now_s))
 
     def inc(self, node: str) -> int:
-        return self.members.nodes[node].life.inc
+        return self.members.roster.nodes[node].life.inc
 
     def process(self, node: str) -> ProcessUp:
         return ProcessUp(node=node, inc=self.inc(node), pid=1000, role="worker")
@@ -102,7 +102,7 @@ class Job:
 
     def tick(self, after_s: float) -> list[Act]:
         self.now_s += after_s
-        for node in self.members.nodes:
+        for node in self.members.roster.nodes:
             self.members.heard(node, self.now_s)
         return self.note(
             self.members.tick(self.now_s, lost_after_s=10.0, others_wait=True, any_committed=False)
@@ -140,7 +140,7 @@ def test_one_workers_death_ends_all_and_then_all_begin_again_elsewhere() -> None
     assert starts(acts) == {"worker-0": (1, 2), "worker-1": (1, 2)}
     (told,) = of(RestartAllEvent, acts)
     assert (told.node, told.cause, told.wait_s) == ("worker-1", "signal SIGKILL", 0.0)
-    assert job.members.num_restarts() == 1
+    assert job.members.roster.num_restarts() == 1
 
 
 def test_a_port_is_journalled_before_anybody_is_started() -> None:
@@ -199,7 +199,7 @@ def test_a_script_that_ends_with_0_while_others_run_has_not_failed() -> None:
     assert of(KeepRecord, acts) == [KeepRecord(NodeFinished(node="worker-0", joined=False))]
     assert not of(EndLife, acts)
     job.returned("worker-1")
-    assert job.members.all_finished()
+    assert job.members.roster.all_finished()
 
 
 def test_a_script_that_returned_and_died_in_teardown_has_not_failed() -> None:
@@ -207,7 +207,7 @@ def test_a_script_that_returned_and_died_in_teardown_has_not_failed() -> None:
     job.members.script_returned(Finished(inc=job.inc("worker-0")))
     job.exit("worker-0", ExitEvidence(signal=6))
     job.returned("worker-1")
-    assert job.members.all_finished()
+    assert job.members.roster.all_finished()
 
 
 def test_who_has_finished_begins_again_with_the_others() -> None:
@@ -246,7 +246,7 @@ def test_a_worker_killed_by_order_costs_no_budget() -> None:
     job.note(NodeOrders(job.members).kill("worker-1"))
     job.exit("worker-1", ORDERED)
     assert starts(job.exit("worker-0", ExitEvidence(exit_code=1), PEER))
-    assert job.members.num_restarts() == 0
+    assert job.members.roster.num_restarts() == 0
 
 
 def test_rounds_that_fail_soon_wait_longer_each_time() -> None:
@@ -290,11 +290,11 @@ def test_a_new_master_keeps_the_round_and_its_port() -> None:
     old = Job().run()
     old.exit("worker-1", KILLED)
     old.exit("worker-0", ORDERED)
-    for kept in (old.kept, [KeepRecord(record) for record in old.members.snapshot()]):
+    for kept in (old.kept, [KeepRecord(record) for record in old.members.roster.snapshot()]):
         job = Job(kept=kept)
         assert job.members.rounds is not None
         assert (job.members.rounds.number, job.members.rounds.port) == (1, 2)
-        assert {node.life.round_no for node in job.members.nodes.values()} == {1}
+        assert {node.life.round_no for node in job.members.roster.nodes.values()} == {1}
 
 
 def test_a_resumed_job_begins_again_with_all_of_its_workers() -> None:
@@ -323,7 +323,7 @@ def test_one_more_worker_begins_with_all_others() -> None:
     acts = job.exit("worker-1", ORDERED)
     assert {start.node for start in of(Start, acts)} == {"worker-0", "worker-1", "worker-2"}
     assert all(start.message.num_workers == 3 for start in of(Start, acts))
-    assert job.members.num_restarts() == 0
+    assert job.members.roster.num_restarts() == 0
 
 
 @pytest.mark.parametrize("how", [KILLED, FAILED])
@@ -334,7 +334,7 @@ def test_a_worker_that_failed_may_be_scaled_away_before_the_others_have_ended(
     job = Job(budget=budget).run()
     job.exit("worker-1", how)
     job.note(NodeOrders(job.members).scale(1, job.now_s, GRACE_S))
-    assert set(job.members.nodes) == {"worker-0"}
+    assert set(job.members.roster.nodes) == {"worker-0"}
     acts = job.exit("worker-0", ORDERED)
     failed = [act.reason.partition(":")[0] for act in of(FailJob, acts)]
     assert failed == ([] if budget else ["worker-1"])
@@ -348,7 +348,7 @@ def test_one_worker_less_begins_anew_without_the_one_that_leaves() -> None:
     assert not of(Start, job.exit("worker-0", ORDERED))
     acts = job.exit("worker-1", ORDERED)
     assert {start.node for start in of(Start, acts)} == {"worker-0"}
-    assert set(job.members.nodes) == {"worker-0"}
+    assert set(job.members.roster.nodes) == {"worker-0"}
 
 
 @pytest.mark.parametrize("how", ["its agent ended", "its agent is silent"])
@@ -366,4 +366,4 @@ def test_the_next_round_does_not_wait_for_a_leaver_that_nobody_can_reach(how: st
             job.members.tick(job.now_s, lost_after_s=10.0, others_wait=True, any_committed=False)
         )
     assert {start.node for start in of(Start, acts)} == {"worker-0"}
-    assert set(job.members.nodes) == {"worker-0"}
+    assert set(job.members.roster.nodes) == {"worker-0"}

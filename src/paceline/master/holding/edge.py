@@ -100,7 +100,7 @@ class HolderEdge(abc.ABC):
         """The newest report of each of these lives whose script has not returned."""
         found = {}
         for inc in incs:
-            node = self.training.members.node_of(inc)
+            node = self.training.members.roster.node_of(inc)
             seen = self.training.monitor.nodes.get(node.name) if node else None
             if node and not node.life.returned and seen and seen.facts.inc == inc:
                 found[node.name] = seen.facts

@@ -82,8 +82,8 @@ class GroupEdge(HolderEdge):
     def handle(self, node: str, message: NodeUp, now_s: float) -> bool:
         match message:
             case JoinGroup() | GroupStopped() | Progress() | Broken():
-                expected = sum(1 for _ in self.training.members.wanted_workers())
-                one = self.training.members.nodes[node]
+                expected = sum(1 for _ in self.training.members.roster.wanted_workers())
+                one = self.training.members.roster.nodes[node]
                 distant = one.by_itself or one.agent.is_remote
                 said = self.holder.member_said(
                     message, node=node, expected=expected, distant=distant
@@ -152,7 +152,7 @@ class GroupEdge(HolderEdge):
         for inc, reason in group.broken.items():
             if reason == self._diverged[2]:
                 continue  # is said already, of all of them
-            node = self.training.members.node_of(inc)
+            node = self.training.members.roster.node_of(inc)
             name = node.name if node else ""
             self.training.outbox.tell(GroupBrokenEvent(node=name, inc=inc, reason=reason))
         step, times = self._futile

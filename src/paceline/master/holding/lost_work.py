@@ -38,7 +38,7 @@ class LostWithLives:
     def fenced(self, training: "Training", answer: FenceAnswer) -> None:
         """A worker's life is over; what it had finished beyond ``committed`` is to do again."""
         inc, lease = answer.fenced, training.state.ledger.leases.get(answer.fenced)
-        node = training.members.node_of(inc)
+        node = training.members.roster.node_of(inc)
         if node is None or training.state.samples != "exactly-once":
             return
         left = SampleSet(lease or ())

@@ -173,7 +173,7 @@ class ServerEdge(HolderEdge):
         ]
         for lacks, incs, since_s, patience_s in patience:
             if now_s - since_s >= patience_s and not moving.given_up:
-                nodes = [self.training.members.node_of(inc) for inc in incs]
+                nodes = [self.training.members.roster.node_of(inc) for inc in incs]
                 successor = ", ".join(node.name for node in nodes if node is not None)
                 given_up = MoveGivenUpEvent(successor=successor, lacks=lacks, waited_s=patience_s)
                 self.training.outbox.tell(given_up)
@@ -227,13 +227,13 @@ class ServerEdge(HolderEdge):
 
     def epoch_is_due(self) -> bool:
         """Whether all servers are up, and they are not those of the present epoch."""
-        servers = self.training.members.servers()
+        servers = self.training.members.roster.servers()
         if servers is None or not self.training.state.cuts.valid or self.training.epochs.choosing:
             return False
         return set(self.holder.serving) != {server.inc for server in servers}
 
     def begin_epoch(self, chosen: CutChosen, now_s: float) -> None:
-        servers = self.training.members.servers()
+        servers = self.training.members.roster.servers()
         if chosen.cut_no is not None and servers is not None:
             committed = count_committed(self.training.state)
             self.training.do(self.holder.start_epoch(servers))

@@ -14,8 +14,9 @@ fails all end, then all begin again together. A worker may also join on its own 
 backend cannot launch an agent for it, so it is awaited as long as others, and then dropped.
 """
 
-from collections.abc import Container
+from collections.abc import Container, Iterable, Iterator
 
+from paceline.base.numbering import NO_INC
 from paceline.protocol.nodes.budget import Budget
 from paceline.protocol.nodes.exits import LACKING, NO_CAUSE, Evidence, Judged, is_free, judge
 from paceline.protocol.nodes.lives import Backing, EndOrder, Fate, LifePhase, NodePlace, Presence
@@ -28,24 +29,33 @@ from paceline.protocol.nodes.node import (
     Node,
     NodeDropped,
     NodeFinished,
+    NodeRefused,
     Retire,
     RoundSet,
     ServersChanged,
+    ServersChanging,
+    ServersNotChanged,
     Start,
     WorkerLost,
     WorkerUp,
 )
 from paceline.protocol.nodes.roster import Roster, started
 from paceline.protocol.nodes.rounds import Ended, Rounds
+from paceline.wire.events.base import Event
 from paceline.wire.events.nodes import (
     AgentJoinedEvent,
     AgentLostEvent,
     FencedEvent,
+    LeftOutEvent,
     NodeLostEvent,
     NodeStartedEvent,
+    NotReplacedEvent,
     ProcessUpEvent,
     RelaunchEvent,
+    ReplacedEvent,
     RestartAllEvent,
+    ServersChangedEvent,
+    ServersNotChangedEvent,
     Verdict,
 )
 from paceline.wire.messages.agent import AgentHello, ExitEvidence, ProcessExited, StartProcess
@@ -67,8 +77,11 @@ BRIEF, PATIENCE = 10, 8
 long, up to so many times. A machine too busy for its agents would be made busier by new ones."""
 
 
-class Membership(Roster):
+class Membership:
     """The lives of all nodes: what an end or a silence means, and what follows."""
+
+    min_workers: int = 1
+    """Least number of workers that can take part: with fewer the job fails."""
 
     def __init__(
         self,
@@ -83,7 +96,9 @@ class Membership(Roster):
 
         ``rounds``: workers start and restart together; None: each on its own.
         """
-        super().__init__(num_workers, num_servers, rounds)
+        self.roster = Roster(num_workers, num_servers, rounds)
+        """The nodes, as records have made them."""
+        self.rounds = rounds
         self._restart, self._budget = restart, Budget(restart)
         self._pending_s = pending_s
         self.closing = False
@@ -98,7 +113,7 @@ class Membership(Roster):
     def begin(self, now_s: float, awaited: Container[str] = ()) -> list[Act]:
         """At the master's start: launch every node but those whose agent may still be there."""
         acts: list[Act] = []
-        for node in list(self.nodes.values()):
+        for node in list(self.roster.nodes.values()):
             if node.fate is Fate.LEAVES:
                 acts += self.gone_for_good(node)
             if not self._wanted(node):
@@ -114,7 +129,7 @@ class Membership(Roster):
     def gone_for_good(self, node: Node) -> list[Act]:
         """Forget a node that was scaled away; its agent, if one is found, must leave."""
         acts = self.lost(node)
-        self.forget(node)
+        self.roster.forget(node)
         return [*acts, Retire(node.name)]
 
     def _left(self, node: Node, now_s: float) -> list[Act]:
@@ -126,7 +141,7 @@ class Membership(Roster):
         """Drop a node that joined on its own: it does not come back."""
         inc = node.life.inc
         told = NodeLostEvent(node=node.name, inc=inc, reason=reason, silent_s=silent_s)
-        return [told, *self.lost(node), self.keep(NodeDropped(node=node.name))]
+        return [told, *self.lost(node), self.roster.keep(NodeDropped(node=node.name))]
 
     def launch(self, node: Node, now_s: float) -> list[Act]:
         """Have an agent started for the node."""
@@ -140,7 +155,7 @@ class Membership(Roster):
 
     def hello(self, message: AgentHello, now_s: float) -> list[Act]:
         """An agent has connected and says what runs on its node."""
-        node = self.nodes.get(message.node)
+        node = self.roster.nodes.get(message.node)
         if node is None or not self._may_serve(node):
             return [Retire(message.node)]
         life, pid = node.life, message.agent_pid
@@ -167,19 +182,19 @@ class Membership(Roster):
 
     def heard(self, name: str, now_s: float) -> None:
         """Anything came from the node's agent."""
-        node = self.nodes.get(name)
+        node = self.roster.nodes.get(name)
         if node is not None:
             node.agent.hear(now_s)
 
     def stream_lost(self, name: str, now_s: float) -> None:
         """The agent's connection broke; it may come back."""
-        node = self.nodes.get(name)
+        node = self.roster.nodes.get(name)
         if node is not None:
             node.agent.disconnect(now_s)
 
     def agent_ended(self, name: str, agent_pid: int, reason: str, now_s: float) -> list[Act]:
         """The backend's word: this agent is gone. Its process goes on and awaits the next one."""
-        node = self.nodes.get(name)
+        node = self.roster.nodes.get(name)
         if node is None or (node.agent.has_greeted and agent_pid not in (0, node.agent.pid)):
             return []
         node.agent.disconnect(now_s)
@@ -220,13 +235,13 @@ class Membership(Roster):
         if self.rounds is None or self.rounds.port:
             return []
         self.rounds.began_s = now_s
-        keep = self.keep(RoundSet(number=self.rounds.number, port=port))
-        due = [node for node in self.of_role("worker") if not node.life.is_alive]
+        keep = self.roster.keep(RoundSet(number=self.rounds.number, port=port))
+        due = [node for node in self.roster.of_role("worker") if not node.life.is_alive]
         return [keep, *(act for node in due for act in self._start_if_due(node, now_s))]
 
     def _new_life(self, node: Node, now_s: float) -> list[Act]:
         round_no = self.rounds.number if self.rounds is not None else 0
-        keep = self.keep(started(node, self._next_inc, round_no))
+        keep = self.roster.keep(started(node, self.roster.next_inc, round_no))
         node.next.due_s = None
         node.life.end_told_s = -REPEAT_END_S
         told = NodeStartedEvent(node=node.name, inc=node.life.inc)
@@ -239,7 +254,7 @@ class Membership(Roster):
             inc=life.inc,
             role=node.role,
             rank=node.rank,
-            num_workers=self.num_workers,
+            num_workers=self.roster.num_workers,
             restart=life.round_no,
             port=self.rounds.port if self.rounds is not None else 0,
         )
@@ -247,7 +262,7 @@ class Membership(Roster):
 
     def process_up(self, up: ProcessUp, now_s: float) -> list[Act]:
         """The process exists; a server is up only with its address."""
-        node = self._by_inc.get(up.inc)
+        node = self.roster.node_of(up.inc)
         if node is None or node.name != up.node or not node.life.is_alive or up.pid == 0:
             return []
         if node.life.up == up:
@@ -263,13 +278,13 @@ class Membership(Roster):
 
     def script_error(self, message: ScriptError) -> None:
         """The last words of a process; its end follows."""
-        node = self._by_inc.get(message.inc)
+        node = self.roster.node_of(message.inc)
         if node is not None:
             node.life.error = message
 
     def script_returned(self, message: Finished) -> list[Act]:
         """The script came to its end; that of the process follows."""
-        node = self._by_inc.get(message.inc)
+        node = self.roster.node_of(message.inc)
         told = [] if node is None else node.told_return(message)
         return [*told] if node is not None and self._wanted(node) else []
 
@@ -277,7 +292,7 @@ class Membership(Roster):
         self, message: ProcessExited, now_s: float, *, any_committed: bool
     ) -> list[Act]:
         """The agent's word that a life is over; repetitions change nothing."""
-        node = self._by_inc.get(message.inc)
+        node = self.roster.node_of(message.inc)
         if node is None or not node.life.is_alive or node.name != message.node:
             return []
         return self._ended(node, message.evidence, now_s, any_committed=any_committed)
@@ -296,13 +311,13 @@ class Membership(Roster):
             exit=exit_,
             error=life.error,
             # A worker told to leave returns from its script, too.
-            finished=self.has_returned(node, exit_) and self._wanted(node),
+            finished=self._has_returned(node, exit_) and self._wanted(node),
             started=started,
             any_committed=any_committed,
             by_itself=self.runs_by_itself,
             previous=node.past.previous if self._counts_repeats(now_s) else None,
             repeats=node.past.repeats,
-            host=node.agent.host if node.role == "worker" and self.spreads else "",
+            host=node.agent.host if node.role == "worker" and self.roster.spreads else "",
         )
         judged = judge(evidence)
         life.note = judged.reason
@@ -313,7 +328,7 @@ class Membership(Roster):
             acts += self._end_round(node, judged, now_s)
         elif judged.verdict is Verdict.FINISHED:
             finished = NodeFinished(node=node.name, joined=node.past.joined)
-            acts += [self.keep(finished), Retire(node.name)]
+            acts += [self.roster.keep(finished), Retire(node.name)]
         elif node.fate is Fate.LEAVES:
             acts += self._left(node, now_s)
         elif self.closing:
@@ -349,10 +364,30 @@ class Membership(Roster):
         told = [] if life.returned else [FencedEvent(node=node.name, inc=life.inc)]
         return [*told, WorkerLost(life.inc)]
 
+    def _has_returned(self, node: Node, exit_: ExitEvidence) -> bool:
+        """Whether the script has returned; with strategy script the exit code says it, too."""
+        if node.life.returned or not self.runs_by_itself:
+            return node.life.returned
+        return exit_.exit_code == 0 and not exit_.stopped_by_us
+
+    def left_out(self, node: Node, reason: str, lost: Iterable[Act] = ()) -> list[Act]:
+        """Have the others go on without a worker that cannot take part, nor could its next life.
+
+        Args:
+            node: its life has ended, or is about to: by ``lost``.
+            reason: why.
+            lost: what follows from that.
+        """
+        told = LeftOutEvent(node=node.name, inc=node.life.inc, reason=reason)
+        kept = self.roster.keep(NodeRefused(node=node.name, reason=reason))
+        num_left = sum(1 for _ in self.roster.counting())
+        fails = num_left < max(1, self.min_workers)
+        return [told, *lost, kept, FailJob(reason) if fails else Retire(node.name)]
+
     def _fail(self, name: str, judged: Judged, why: str = "") -> FailJob:
         # Rounds: since its life ended the node may have been scaled away.
-        if name in self.nodes:
-            self.nodes[name].fate = Fate.FAILED
+        if name in self.roster.nodes:
+            self.roster.nodes[name].fate = Fate.FAILED
         return FailJob(f"{name}: {judged.reason}{why}", judged.traceback, judged.own_code)
 
     def _again(self, node: Node, judged: Judged, now_s: float) -> list[Act]:
@@ -363,7 +398,7 @@ class Membership(Roster):
         free = ordered or is_free(judged.verdict, past.streak)
         if judged.verdict not in NO_CAUSE:
             past.remember(judged.sign)
-        if not free and self._budget.is_spent(now_s, self.num_restarts()):
+        if not free and self._budget.is_spent(now_s, self.roster.num_restarts()):
             if node.joins:
                 return self.not_changed()
             return [self._fail(node.name, judged, f"; {self._budget.used_up}")]
@@ -392,6 +427,22 @@ class Membership(Roster):
 
     # ------------------------------------------------------------------ rounds
 
+    @property
+    def runs_by_itself(self) -> bool:
+        """Whether what scripts train is not known."""
+        return self.rounds is not None and self.rounds.by_itself
+
+    def _in_round(self, node: Node) -> bool:
+        return self.rounds is not None and node.role == "worker"
+
+    def _of_former_rounds(self) -> Iterator[Node]:
+        """Workers that are to end before the next round can begin."""
+        return (node for node in self.roster.of_role("worker") if self._is_former(node))
+
+    def _is_former(self, node: Node) -> bool:
+        number = self.rounds.number if self.rounds is not None and node.role == "worker" else 0
+        return node.life.is_alive and node.life.round_no < number
+
     def _is_done(self, node: Node, judged: Judged) -> bool:
         """Whether the worker has come to its end in the present round."""
         present = self.rounds is None or node.life.round_no == self.rounds.number
@@ -404,7 +455,7 @@ class Membership(Roster):
         acts: list[Act] = []
         life, ordered = node.life, node.life.end_is_ordered
         if life.round_no == rounds.number:
-            acts.append(self.keep(RoundSet(number=rounds.number + 1)))
+            acts.append(self.roster.keep(RoundSet(number=rounds.number + 1)))
         if ordered or judged.verdict not in (Verdict.STOPPED, Verdict.FINISHED):
             ended = Ended(
                 node=node.name, inc=life.inc, judged=judged, error=life.error, ordered=ordered
@@ -429,20 +480,21 @@ class Membership(Roster):
         if now_s - rounds.began_s > self._restart.backoff_max_s:
             rounds.streak = 0
         # A living worker is in the present round already, which an ended one has not come to.
-        ended = (node for node in self.of_role("worker") if not node.life.is_alive)
+        ended = (node for node in self.roster.of_role("worker") if not node.life.is_alive)
         workers = [node for node in ended if node.fate is not Fate.LEAVES]
         acts: list[Act] = []
         wait_s = 0.0
         if cause is not None:
             free = cause.ordered or is_free(cause.judged.verdict, rounds.streak)
-            if cause.is_final or (not free and self._budget.is_spent(now_s, self.num_restarts())):
+            restarts = self.roster.num_restarts()
+            if cause.is_final or (not free and self._budget.is_spent(now_s, restarts)):
                 return [self._give_up(cause)]
             wait_s = 0.0 if cause.ordered else self._budget.backoff_s(rounds.streak)
             rounds.streak += 0 if cause.ordered else 1
             if not free:
                 self._budget.count(now_s)
-                if cause.node in self.nodes:  # else it was scaled away since
-                    self.nodes[cause.node].past.restarts += 1
+                if cause.node in self.roster.nodes:  # else it was scaled away since
+                    self.roster.nodes[cause.node].past.restarts += 1
             why = cause.judged.reason
             told = RestartAllEvent(node=cause.node, inc=cause.inc, cause=why, wait_s=wait_s)
             acts.append(told)
@@ -465,7 +517,7 @@ class Membership(Roster):
     ) -> list[Act]:
         """What is due: relaunches, repeated starts, ends that nobody reported, silence."""
         acts: list[Act] = []
-        for node in list(self.nodes.values()):
+        for node in list(self.roster.nodes.values()):
             life, missing_s = node.life, node.life.missing_since_s
             if missing_s is not None and now_s >= missing_s + MISSING_S:
                 acts += self._missing(node, now_s, any_committed=any_committed)
@@ -546,20 +598,46 @@ class Membership(Roster):
 
     # ------------------------------------------------------------------ servers
 
-    def changed(self) -> list[Act]:
-        """Those that joined have everything: those that were to leave may go."""
-        change = self.change
+    def _told_change(self, change: ServersChanging) -> Event:
+        """Return what there is to tell of servers that have their places now."""
+        if change.replaced:
+            old, successor = self.roster.nodes[change.replaced], change.joining[0]
+            return ReplacedEvent(node=old.name, inc=old.life.inc, successor=successor)
+        count = sum(1 for _ in self.roster.in_place())
+        return ServersChangedEvent(count=count, joined=change.joining, left=change.leaving)
+
+    def not_changed(self, *, futile: bool = True, withdrawn: bool = False) -> list[Act]:
+        """Those that were to join are not to: the job goes on without them.
+
+        ``futile``: they could not; a crash of somebody else says nothing about the attempt.
+        ``withdrawn``: nobody wants them any more.
+        """
+        change = self.roster.change
         if change is None:
             return []
-        acts: list[Act] = [self.keep(ServersChanged()), self.told_change(change)]
+        keep = self.roster.keep(ServersNotChanged(futile=futile))
+        count = sum(1 for _ in self.roster.in_place())
+        told: Event = ServersNotChangedEvent(count=count, futile=futile, withdrawn=withdrawn)
+        if change.replaced:
+            replaced = self.roster.nodes.get(change.replaced)
+            inc = replaced.life.inc if replaced is not None else NO_INC
+            told = NotReplacedEvent(node=change.replaced, inc=inc)
+        return [told, keep, *(Retire(name) for name in change.joining)]
+
+    def changed(self) -> list[Act]:
+        """Those that joined have everything: those that were to leave may go."""
+        change = self.roster.change
+        if change is None:
+            return []
+        acts: list[Act] = [self.roster.keep(ServersChanged()), self._told_change(change)]
         for name in change.leaving:
-            acts += self.gone_for_good(self.nodes[name])
+            acts += self.gone_for_good(self.roster.nodes[name])
         return acts
 
     def close(self, now_s: float, grace_s: float) -> list[Act]:
         """End all workers' processes in order: nothing is started again from here on."""
         self.closing, self._closing_grace_s = True, grace_s
-        closed = [node for node in self.nodes.values() if self._closes(node)]
+        closed = [node for node in self.roster.nodes.values() if self._closes(node)]
         return [node.end_life(now_s, grace_s) for node in closed]
 
     def close_at_once(self) -> None:

@@ -24,16 +24,16 @@ class NodeOrders:
     """What the user and solutions order of the nodes of one job."""
 
     def __init__(self, members: Membership) -> None:
-        self.members = members
+        self.members, self._roster = members, members.roster
 
     def resize(self, workers: int | None, servers: int | None) -> list[Act]:
         """Before `begin`: go on with so many nodes; None: as many as there were."""
         acts: list[Act] = []
         if workers is not None:
-            acts.append(self.members.keep(WorkersWanted(count=workers)))
+            acts.append(self._roster.keep(WorkersWanted(count=workers)))
             acts.append(ScaledEvent(role="worker", count=workers))
         if servers is not None:
-            acts.append(self.members.keep(ServersWanted(count=servers)))
+            acts.append(self._roster.keep(ServersWanted(count=servers)))
             acts.append(ScaledEvent(role="server", count=servers))
         return acts
 
@@ -42,36 +42,36 @@ class NodeOrders:
 
         Those that live in rounds begin the next one.
         """
-        if self.members.rounds is not None and count == self.members.num_workers:
+        if self.members.rounds is not None and count == self._roster.num_workers:
             return []  # else all would begin again
-        told = ScaledEvent(role="worker", count=count, before=self.members.num_workers)
+        told = ScaledEvent(role="worker", count=count, before=self._roster.num_workers)
         acts: list[Act] = [told]
-        for node in list(self.members.of_role("worker")):
+        for node in list(self._roster.of_role("worker")):
             if node.fate is Fate.LEAVES and node.rank < count:
                 # Wanted again before it was gone: the next agent takes its place.
                 acts += [*self.members.lost(node), *([Retire(node.name)] if node.by_itself else [])]
-        known = set(self.members.nodes)
-        for node in self.members.of_role("worker"):
+        known = set(self._roster.nodes)
+        for node in self._roster.of_role("worker"):
             known -= {node.name} if node.fate is Fate.LEAVES else set()
-        acts.insert(0, self.members.keep(WorkersWanted(count=count)))
-        for node in list(self.members.of_role("worker")):
+        acts.insert(0, self._roster.keep(WorkersWanted(count=count)))
+        for node in list(self._roster.of_role("worker")):
             if node.fate is Fate.LEAVES:
                 acts += self._send_away(node, now_s, grace_s)
             elif node.fate is Fate.FAILED and not node.by_itself:
-                acts.append(self.members.keep(NodeRecalled(node=node.name)))
+                acts.append(self._roster.keep(NodeRecalled(node=node.name)))
                 acts += self.members.launch(node, now_s)
             elif node.name not in known:
                 acts += self.members.launch(node, now_s)
         if self.members.rounds is not None:
-            acts.append(self.members.keep(RoundSet(number=self.members.rounds.number + 1)))
+            acts.append(self._roster.keep(RoundSet(number=self.members.rounds.number + 1)))
             acts += self.members.end_formers(now_s)
         return acts
 
     def replace_server(self, name: str, now_s: float, reason: str) -> list[Act]:
-        """Start a server that is to take the place of this one (`Membership.change_due`)."""
-        inc = self.members.nodes[name].life.inc
+        """Start a server that is to take the place of this one (`Roster.change_due`)."""
+        inc = self._roster.nodes[name].life.inc
         acts = self._change(1, (name,), now_s)
-        successor = max(node.rank for node in self.members.of_role("server"))
+        successor = max(node.rank for node in self._roster.of_role("server"))
         told = ReplacingEvent(node=name, inc=inc, cause=reason, successor=f"server-{successor}")
         return [acts[0], told, *acts[1:]]
 
@@ -80,7 +80,7 @@ class NodeOrders:
 
         They stay until all they have is elsewhere (`Membership.changed`).
         """
-        present = [node.name for node in self.members.in_place()]
+        present = [node.name for node in self._roster.in_place()]
         if count == len(present):
             return []
         told = ScaledEvent(role="server", count=count, before=len(present))
@@ -88,20 +88,19 @@ class NodeOrders:
         return [acts[0], told, *acts[1:]]
 
     def _change(self, num_joining: int, leaving: tuple[str, ...], now_s: float) -> list[Act]:
-        first = 1 + max(node.rank for node in self.members.of_role("server"))
+        first = 1 + max(node.rank for node in self._roster.of_role("server"))
         joining = tuple(f"server-{first + number}" for number in range(num_joining))
-        keep = self.members.keep(ServersChanging(joining=joining, leaving=leaving))
-        fresh = (self.members.nodes[name] for name in joining)
+        keep = self._roster.keep(ServersChanging(joining=joining, leaving=leaving))
+        fresh = (self._roster.nodes[name] for name in joining)
         return [keep, *(act for node in fresh for act in self.members.launch(node, now_s))]
 
     def join(self, host: str, now_s: float) -> tuple[str, list[Act]]:
         """Add a worker, whose agent is about to be started there; returns its name, too."""
-        name = (
-            f"worker-{max((node.rank for node in self.members.of_role('worker')), default=-1) + 1}"
-        )
-        keep = self.members.keep(NodeJoined(node=name))
-        told = ScaledEvent(node=name, role="worker", count=self.members.num_workers, host=host)
-        self.members.nodes[name].agent.heard_s = now_s
+        ranks = (node.rank for node in self._roster.of_role("worker"))
+        name = f"worker-{max(ranks, default=-1) + 1}"
+        keep = self._roster.keep(NodeJoined(node=name))
+        told = ScaledEvent(node=name, role="worker", count=self._roster.num_workers, host=host)
+        self._roster.nodes[name].agent.heard_s = now_s
         return name, [keep, told]
 
     def _send_away(self, node: Node, now_s: float, grace_s: float) -> list[Act]:
@@ -112,7 +111,7 @@ class NodeOrders:
 
     def kill(self, name: str) -> list[Act]:
         """End a node's process at once, as a crash would; it is started again."""
-        life = self.members.nodes[name].life
+        life = self._roster.nodes[name].life
         if not life.end_is_ordered:
             life.end = EndOrder.PLAIN
         return [KilledEvent(node=name, inc=life.inc), EndLife(name, life.inc, 0.0)]
@@ -126,7 +125,7 @@ class NodeOrders:
             since_s: so long it has made no progress.
             silent: it has not even spoken.
         """
-        node = self.members.nodes.get(name)
+        node = self._roster.nodes.get(name)
         if node is None or not node.life.is_alive or now_s < node.life.end_told_s + REPEAT_END_S:
             return []
         told = HungEvent(node=name, inc=node.life.inc, since_s=since_s, silent=silent)
@@ -137,19 +136,19 @@ class NodeOrders:
 
         It costs no budget (``restart.budget`` is the user's, for what goes wrong) and no backoff.
         """
-        node = self.members.nodes[name]
-        keep = self.members.keep(RestartOrdered(node=name, grace_s=grace_s))
+        node = self._roster.nodes[name]
+        keep = self._roster.keep(RestartOrdered(node=name, grace_s=grace_s))
         told = KillRestartEvent(node=name, inc=node.life.inc, reason=reason)
         return [keep, told, node.end_life(now_s, grace_s)]
 
     def begin_elsewhere(self, name: str) -> list[Act]:
         """Have the next life of a node, whose last one has ended, begin at another place."""
-        self.members.nodes[name].next.in_new_agent = True
+        self._roster.nodes[name].next.in_new_agent = True
         return [Retire(name)]
 
     def refuse(self, inc: Inc, reason: str) -> list[Act]:
         """This worker cannot take part: see `Membership.left_out`."""
-        node = self.members.node_of(inc)
+        node = self._roster.node_of(inc)
         if node is None or not node.life.is_alive:
             return []
         return self.members.left_out(node, reason, self.members.lost(node))

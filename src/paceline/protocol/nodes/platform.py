@@ -78,12 +78,12 @@ class NodePlaces:
     """The places of one job's nodes."""
 
     def __init__(self, members: Membership) -> None:
-        self._members = members
+        self._members, self._roster = members, members.roster
         self._said_unseen = False
 
     def heard(self, said: AnyWord, now_s: float) -> list[Act]:
         """Take in a word of the platform; repetitions change nothing."""
-        node = self._members.nodes.get(said.node)
+        node = self._roster.nodes.get(said.node)
         if node is None:
             return []
         told: Event
@@ -121,7 +121,7 @@ class NodePlaces:
         """
         acts: list[Act] = []
         return_s = BROKEN_RETURN_S if group_broke else RETURN_S
-        for node in list(self._members.nodes.values()):
+        for node in list(self._roster.nodes.values()):
             stays = self._members.closing and node.fate is not Fate.LEAVES
             if not stays and node.has_departed(now_s, return_s):
                 node.next.in_new_agent = True

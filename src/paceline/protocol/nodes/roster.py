@@ -1,14 +1,16 @@
-"""Which nodes a job has: changed by records only, so that a restarted master has the same."""
+"""Which nodes a job has: changed by records only, so that a restarted master has the same.
+
+`paceline.protocol.nodes.membership` holds a roster and decides which records come. Whoever only
+looks at the nodes needs no more than the roster.
+"""
 
 import itertools
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from typing import assert_never
 
-from paceline.base.numbering import NO_INC, Inc
+from paceline.base.numbering import Inc
 from paceline.protocol.nodes.lives import EndOrder, Fate, LifePhase, NodeLife
 from paceline.protocol.nodes.node import (
-    Act,
-    FailJob,
     JobEnded,
     KeepRecord,
     MemberRecords,
@@ -20,7 +22,6 @@ from paceline.protocol.nodes.node import (
     NodeRefused,
     NodeStarted,
     RestartOrdered,
-    Retire,
     RoundSet,
     ServerAdded,
     ServersChanged,
@@ -30,28 +31,17 @@ from paceline.protocol.nodes.node import (
     WorkersWanted,
 )
 from paceline.protocol.nodes.rounds import Rounds
-from paceline.wire.events.base import Event
-from paceline.wire.events.nodes import (
-    LeftOutEvent,
-    NotReplacedEvent,
-    ReplacedEvent,
-    ServersChangedEvent,
-    ServersNotChangedEvent,
-)
-from paceline.wire.messages.agent import ExitEvidence
 from paceline.wire.messages.base import Server
 
 
 class Roster:
     """The nodes of one job, as records have made them."""
 
-    min_workers: int = 1
-    """Least number of workers that can take part: with fewer the job fails."""
-
     def __init__(self, num_workers: int, num_servers: int, rounds: Rounds | None) -> None:
-        self.rounds = rounds
+        self._rounds = rounds
         self._num_servers = num_servers
-        self._next_inc = Inc(1)
+        self.next_inc = Inc(1)
+        """Incarnation number of the next life, of whichever node."""
         self.num_workers = num_workers
         self.nodes: dict[str, Node] = {}
         self._by_inc: dict[Inc, Node] = {}
@@ -76,7 +66,7 @@ class Roster:
             case NodeStarted():
                 node = self._known(record.node)
                 self._by_inc.pop(node.life.inc, None)
-                self._next_inc = max(self._next_inc, Inc(record.inc + 1))
+                self.next_inc = max(self.next_inc, Inc(record.inc + 1))
                 node.life = NodeLife(record.inc, record.round_no, LifePhase.PRESUMED)
                 node.fate = node.fate if node.fate is Fate.LEAVES else Fate.STAYS
                 node.past.restarts, node.past.decided = record.restarts, record.decided
@@ -94,7 +84,7 @@ class Roster:
                 node = self.nodes[record.node]
                 node.fate, node.life.phase = Fate.STAYS, LifePhase.NONE
             case WorkersWanted():
-                self._next_inc = max(self._next_inc, record.next_inc)
+                self.next_inc = max(self.next_inc, record.next_inc)
                 self._resize(record.count)
             case ServersWanted():
                 self._resize_servers(record.count)
@@ -139,18 +129,18 @@ class Roster:
             node.life.finish()
             node.fate = Fate.STAYS if node.fate is Fate.FAILED else node.fate
         self._apply_change(ServersNotChanged())
-        if self.rounds is not None and not self.all_finished():
-            self._apply_round(RoundSet(number=self.rounds.number + 1))
+        if self._rounds is not None and not self.all_finished():
+            self._apply_round(RoundSet(number=self._rounds.number + 1))
 
     def _apply_round(self, record: RoundSet) -> None:
-        if self.rounds is None:
+        if self._rounds is None:
             return
-        if record.number > self.rounds.number:
+        if record.number > self._rounds.number:
             for node in self.of_role("worker"):
                 if node.fate is Fate.FINISHED:
                     node.fate, node.life.phase = Fate.STAYS, LifePhase.NONE
                     node.next.in_new_agent = True
-        self.rounds.number, self.rounds.port = record.number, record.port
+        self._rounds.number, self._rounds.port = record.number, record.port
 
     def _apply_change(self, record: ServersChanging | ServersChanged | ServersNotChanged) -> None:
         change = self.change
@@ -210,11 +200,11 @@ class Roster:
 
     def snapshot(self) -> list[MemberRecords]:
         """Records that stand for all that were applied."""
-        kept: list[MemberRecords] = [WorkersWanted(count=self.num_workers, next_inc=self._next_inc)]
+        kept: list[MemberRecords] = [WorkersWanted(count=self.num_workers, next_inc=self.next_inc)]
         names = (f"worker-{rank}" for rank in range(self.num_workers))
         absent = [NodeDropped(node=name) for name in names if name not in self.nodes]
-        if self.rounds is not None:
-            kept.append(RoundSet(number=self.rounds.number, port=self.rounds.port))
+        if self._rounds is not None:
+            kept.append(RoundSet(number=self._rounds.number, port=self._rounds.port))
         first = (f"server-{rank}" for rank in range(self._num_servers))
         kept += [NodeDropped(node=name) for name in first if not self._stays(name)]
         kept += [ServerAdded(node=node.name) for node in self.in_place()]
@@ -242,45 +232,6 @@ class Roster:
         """Apply a record and have it journalled."""
         self.apply(record)
         return KeepRecord(record)
-
-    def left_out(self, node: Node, reason: str, lost: Iterable[Act] = ()) -> list[Act]:
-        """Have the others go on without a worker that cannot take part, nor could its next life.
-
-        Args:
-            node: its life has ended, or is about to: by ``lost``.
-            reason: why.
-            lost: what follows from that.
-        """
-        told = LeftOutEvent(node=node.name, inc=node.life.inc, reason=reason)
-        kept = self.keep(NodeRefused(node=node.name, reason=reason))
-        num_left = sum(1 for _ in self.counting())
-        fails = num_left < max(1, self.min_workers)
-        return [told, *lost, kept, FailJob(reason) if fails else Retire(node.name)]
-
-    def told_change(self, change: ServersChanging) -> Event:
-        """Return what there is to tell of servers that have their places now."""
-        if change.replaced:
-            old, successor = self.nodes[change.replaced], change.joining[0]
-            return ReplacedEvent(node=old.name, inc=old.life.inc, successor=successor)
-        count = sum(1 for _ in self.in_place())
-        return ServersChangedEvent(count=count, joined=change.joining, left=change.leaving)
-
-    def not_changed(self, *, futile: bool = True, withdrawn: bool = False) -> list[Act]:
-        """Those that were to join are not to: the job goes on without them.
-
-        ``futile``: they could not; a crash of somebody else says nothing about the attempt.
-        ``withdrawn``: nobody wants them any more.
-        """
-        change = self.change
-        if change is None:
-            return []
-        keep = self.keep(ServersNotChanged(futile=futile))
-        count = sum(1 for _ in self.in_place())
-        told: Event = ServersNotChangedEvent(count=count, futile=futile, withdrawn=withdrawn)
-        if change.replaced:
-            inc = self.nodes[change.replaced].life.inc if change.replaced in self.nodes else NO_INC
-            told = NotReplacedEvent(node=change.replaced, inc=inc)
-        return [told, keep, *(Retire(name) for name in change.joining)]
 
     # ------------------------------------------------------------------ what is there
 
@@ -351,30 +302,6 @@ class Roster:
     def spreads(self) -> bool:
         """Whether some agent is on another machine than the master."""
         return any(node.by_itself or node.agent.is_remote for node in self.nodes.values())
-
-    def has_returned(self, node: Node, exit_: ExitEvidence) -> bool:
-        """Whether the script has returned; with strategy script the exit code says it, too."""
-        if node.life.returned or not self.runs_by_itself:
-            return node.life.returned
-        return exit_.exit_code == 0 and not exit_.stopped_by_us
-
-    # ------------------------------------------------------------------ rounds
-
-    @property
-    def runs_by_itself(self) -> bool:
-        """Whether what scripts train is not known."""
-        return self.rounds is not None and self.rounds.by_itself
-
-    def _in_round(self, node: Node) -> bool:
-        return self.rounds is not None and node.role == "worker"
-
-    def _of_former_rounds(self) -> Iterator[Node]:
-        """Workers that are to end before the next round can begin."""
-        return (node for node in self.of_role("worker") if self._is_former(node))
-
-    def _is_former(self, node: Node) -> bool:
-        number = self.rounds.number if self.rounds is not None and node.role == "worker" else 0
-        return node.life.is_alive and node.life.round_no < number
 
 
 def started(node: Node, inc: Inc, round_no: int) -> NodeStarted:
