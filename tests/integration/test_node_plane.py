@@ -508,7 +508,7 @@ SLOW_TO_IMPORT = ("torch", "numba", "matplotlib", "pyarrow", "sqlalchemy", "rich
         ("paceline.backends.local.backend", ""),
         ("paceline.cli.main", "rich"),
         ("paceline.master.__main__", ""),
-        ("paceline.runtime.process.process", ""),  # all that the zygote of a program imports
+        ("paceline.runtime.process.running", ""),  # all that the zygote of a program imports
         ("paceline.runtime.server.server", "numba"),
         ("paceline.runtime.process.zygote", ""),
         ("paceline.supervisor.__main__", ""),

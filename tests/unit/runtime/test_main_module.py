@@ -206,9 +206,9 @@ def test_modules_are_found_beside_the_script_unless_python_is_told_not_to(
 
 
 def test_an_interrupt_of_a_program_that_the_script_starts_ends_it() -> None:
-    from paceline.runtime.process.process import _ignore
+    from paceline.runtime.process.process import ignore_interrupt
 
-    before = signal.signal(signal.SIGINT, _ignore)
+    before = signal.signal(signal.SIGINT, ignore_interrupt)
     try:
         sleeper = subprocess.Popen(["sleep", "60"])
         os.kill(os.getpid(), signal.SIGINT)  # ignored here

@@ -24,6 +24,7 @@ from paceline.base.jobdir import JobDir
 from paceline.base.node_files import NodeFiles
 from paceline.runtime.holding.local.strategy import Local
 from paceline.runtime.process import process as process_module
+from paceline.runtime.process import running
 from paceline.runtime.process.exchange import Exchange
 from paceline.runtime.process.main_module import (
     kind_of,
@@ -31,7 +32,8 @@ from paceline.runtime.process.main_module import (
     user_line,
     user_traceback,
 )
-from paceline.runtime.process.process import AgentLost, Process, exit_code
+from paceline.runtime.process.process import AgentLost, Process
+from paceline.runtime.process.running import exit_code
 from paceline.runtime.script import job as job_module
 from paceline.runtime.script.job import Job
 from paceline.wire.messages.node import Finished, ProcessUp
@@ -70,10 +72,10 @@ def said_at_its_end(
 ) -> list[object]:
     """What the master hears of a process whose script this is."""
     monkeypatch.setattr(process_module, "_current", process)
-    monkeypatch.setattr(process_module, "_run_to_its_end", script)
+    monkeypatch.setattr(running, "_run_to_its_end", script)
     sent: list[object] = []
     monkeypatch.setattr(process.link, "send", sent.append)
-    assert process_module.run_script(process) == 0
+    assert running.run_script(process) == 0
     return sent
 
 
@@ -190,7 +192,7 @@ def test_nobody_waits_for_the_job_in_what_the_script_forks(process: Process) -> 
 
 def test_a_folder_that_is_gone_is_told_and_not_tried_again(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"cwd: got .*/gone, .*No such file"):
-        process_module._enter(str(tmp_path / "gone"))
+        running._enter(str(tmp_path / "gone"))
 
 
 def test_an_announced_address_is_what_a_later_agent_finds(process: Process) -> None:
@@ -333,7 +335,7 @@ def test_what_is_trained_is_handed_over_when_the_script_has_come_to_its_end(
     process.spec = JobSpec(script=str(path), strategy="allreduce", cwd=str(tmp_path))
     handed: list[str] = []
     process.join(lambda: handed.append("over"))
-    assert (process_module.run_script(process) == 0) == ends_well
+    assert (running.run_script(process) == 0) == ends_well
     assert bool(handed) == ends_well
 
 
@@ -345,9 +347,9 @@ def test_what_became_of_others_is_no_error_of_the_script(
         raise error
 
     sent: list[object] = []
-    monkeypatch.setattr(process_module, "_run", run)
+    monkeypatch.setattr(running, "_run", run)
     monkeypatch.setattr(process.link, "send", sent.append)
-    assert process_module.run_script(process) == error.exit_code
+    assert running.run_script(process) == error.exit_code
     assert (sent, capfd.readouterr().err) == ([], "")
 
 

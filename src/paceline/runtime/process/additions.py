@@ -3,16 +3,14 @@
 import os
 import sys
 from importlib import import_module
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from paceline.runtime.process.process import Process
+from paceline.runtime.process.process import Process
 
 LOOK_ON = "PACELINE_LOOK_ON"
 """Variable that names a module whose ``add(process)`` looks on; not set in an ordinary job."""
 
 
-def add(process: "Process") -> None:
+def add(process: Process) -> None:
     """Have the script watched, and held back where its device is shared; see `QuotaThreads`."""
     spec = process.spec
     if spec.run_as == "program":
@@ -22,7 +20,7 @@ def add(process: "Process") -> None:
     if by_itself and (spec.watch or shares):
         _watch(process)
     if shares:
-        from paceline.runtime.share.hooks import share_device  # few jobs share
+        from paceline.runtime.share.hooks import share_device  # with torch; few jobs share
 
         share_device(process)
     if spec.traits.trains:
@@ -33,7 +31,7 @@ def add(process: "Process") -> None:
         import_module(name).add(process)
 
 
-def _watch(process: "Process") -> None:
+def _watch(process: Process) -> None:
     """Watch the script that is about to run; if that cannot be, say so and let it run."""
     try:
         from paceline.runtime.probe.install import Probe  # with a part of torch that may change

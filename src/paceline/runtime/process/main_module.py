@@ -36,7 +36,8 @@ PATIENCE_S = 3.0
 _PACKAGE = str(Path(paceline.__path__[0]))
 _SCHEDULERS = os.path.join("torch", "optim", "lr_scheduler.py")
 _LIBRARIES = tuple({f"{prefix}/lib" for prefix in (sys.prefix, sys.base_prefix)})
-_PROCESS = str(Path(__file__).with_name("process.py"))
+_OURS = (__file__, *(str(Path(__file__).with_name(name)) for name in ("process.py", "running.py")))
+"""Files of the frames that lead to the script."""
 
 _OF_PACKAGE = (
     "paceline: as with python, a file that is run by its path belongs to no package; run it as a "
@@ -218,7 +219,7 @@ def user_traceback(error: BaseException) -> TracebackType | None:
 
 def _is_launcher(frame: FrameType) -> bool:
     name = frame.f_code.co_filename
-    return name in (_PROCESS, __file__) or "runpy" in Path(name).name
+    return name in _OURS or "runpy" in Path(name).name
 
 
 def raised_in_user_code(trace: TracebackType | None) -> bool:

@@ -1,35 +1,30 @@
-"""The training process from its fork to its exit: who it is, its link, its script, its end.
+"""The training process that this one is: its identity, its link to the agent, its step ledger.
 
-The zygote's child calls `main`; everything else in ``runtime`` asks `current` for the node's
-identity, the link to the agent, the step ledger and whether a stop was asked for. With
-strategy script only the script's end is reported, and the script gets its signals itself. Runs no
-thread; a worker's `Exchange` does, and uses the link until ``at_end``.
+Everything in ``runtime`` asks `current` for it, and whether a stop was asked for; what such a
+process does from its fork to its exit is in `paceline.runtime.process.running`. Runs no thread; a
+worker's `Exchange` does, and uses the link until ``at_end``.
 """
 
 import contextlib
-import faulthandler
 import inspect
 import os
 import signal
 import sys
 import time
 from collections.abc import Callable
-from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING, Any, assert_never
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from paceline.base.errors import ConfigError
 from paceline.base.jobdir import JobDir
-from paceline.base.node_files import STACKS_SIGNAL, NodeFiles
-from paceline.base.numbering import Inc
+from paceline.base.node_files import NodeFiles
 from paceline.cuts.reach import cuts_of
 from paceline.runtime.data.work import StepTimes
-from paceline.runtime.process import additions, main_module
 from paceline.runtime.variables.frames import frames_of
 from paceline.wire.messages.agent import EXIT_FENCED, EXIT_NO_AGENT
-from paceline.wire.messages.node import Finished, ProcessUp
+from paceline.wire.messages.node import ProcessUp
 from paceline.wire.node_link import NodeLink
 from paceline.wire.spec import JobSpec, load
 from paceline.wire.step_ledger import StepLedgerWriter
@@ -40,8 +35,6 @@ if TYPE_CHECKING:
 
 AGENT_WAIT_S = 10.0
 """Seconds that a process goes on without an agent: a new one is there within two seconds."""
-LAST_WORDS_S = 1.0
-"""Seconds for the last messages to reach the agent."""
 EXIT_TERMINATED = 128 + signal.SIGTERM
 
 
@@ -286,7 +279,7 @@ class Process:
         """
         if signal.getsignal(signal.SIGTERM) == self._on_terminate:
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
-        if signal.getsignal(signal.SIGINT) is _ignore:
+        if signal.getsignal(signal.SIGINT) is ignore_interrupt:
             signal.signal(signal.SIGINT, signal.default_int_handler)
         self.is_fork, self.at_end, self._hand_over = True, _nothing, None
         self.check_returned = _nothing
@@ -318,11 +311,18 @@ def _no_step(_waited_s: float) -> None:
     """No step is under way."""
 
 
-def _ignore(_number: int, _frame: FrameType | None) -> None:
+def ignore_interrupt(_number: int, _frame: FrameType | None) -> None:
     """SIGINT's handler; SIG_IGN would be inherited by the programs that the script starts."""
 
 
 _current: Process | None = None
+
+
+def become(process: Process) -> None:
+    """Be this process of a job from now on, and have what the script forks be a stranger to it."""
+    global _current
+    _current = process
+    os.register_at_fork(after_in_child=process.leave_to_fork)
 
 
 def current() -> Process | None:
@@ -343,164 +343,3 @@ def managed() -> Process:
             "PACELINE_NODE from the environment of this one, to train here without the job"
         )
     return _current
-
-
-def main() -> int:
-    """Run the node's role to its end; the exit code."""
-    global _current
-    signal.signal(signal.SIGINT, _ignore)
-    faulthandler.enable()
-    process = _current = _from_environment()
-    os.register_at_fork(after_in_child=process.leave_to_fork)
-    # Kept open for good: it is written to by the signal's handler.
-    stacks = open(NodeFiles(process.job, process.node).stacks, "w")  # noqa: SIM115
-    faulthandler.register(STACKS_SIGNAL, file=stacks, all_threads=True)
-    code = run_server(process) if process.role == "server" else run_script(process)
-    process.at_end()
-    process.link.flush(LAST_WORDS_S)
-    return code
-
-
-def _from_environment() -> Process:
-    up = ProcessUp(
-        node=os.environ["PACELINE_NODE"],
-        inc=Inc(int(os.environ["PACELINE_INC"])),
-        pid=os.getpid(),
-        role=os.environ["PACELINE_ROLE"],
-    )
-    job = JobDir(Path(os.environ["PACELINE_JOB_DIR"]))
-    num_workers = int(os.environ["PACELINE_NUM_WORKERS"])
-    check = os.environ.get("PACELINE_CHECK") == "1"
-    return Process(job, up, int(os.environ["PACELINE_RANK"]), num_workers, check=check)
-
-
-def run_server(process: Process) -> int:
-    """Run a parameter server until it is stopped."""
-    try:
-        from paceline.runtime.server import server
-
-        server.main(process)
-    except AgentLost:
-        return EXIT_NO_AGENT
-    except Exception as error:
-        return report_error(process, error)
-    return 0
-
-
-def run_script(process: Process) -> int:
-    """Run the user's script as ``python script args`` would."""
-    try:
-        if not process.spec.traits.trains:
-            process.step = -1  # not known, until its optimizer steps
-            main_module.leave_to_script()
-            if process.stop_requested:  # before it was left to the script
-                return EXIT_TERMINATED
-        additions.add(process)
-        if process.spec.cwd is not None:
-            _enter(process.spec.cwd)
-        _run_to_its_end(process.spec)
-        process.returned()
-    except (AgentLost, Fenced) as leaving:
-        return leaving.exit_code  # no error of the script, whose traceback would hide the cause
-    except SystemExit as leaving:
-        code = exit_code(leaving)
-        if code != 0:
-            return report_error(process, leaving, code)
-    except BaseException as error:
-        if code := _after_error(process, error):
-            return code
-    if process.stop_requested and not process.told_to_stop:
-        return EXIT_TERMINATED  # somebody else's SIGTERM: the work is not finished
-    process.at_end()
-    process.tell_log()
-    process.link.send(_finished(process))
-    return 0
-
-
-def _finished(process: Process) -> Finished:
-    """What is to be said of a script that has come to its end."""
-    finished = Finished(inc=process.inc, joined=process.joined)
-    if not process.open_loops:
-        return finished
-    doubtful = (loop for loop in process.open_loops if loop.miscount())
-    left = next(doubtful, process.open_loops[0])
-    step, miscount = left.step(), left.miscount()
-    return msgspec.structs.replace(finished, left_step=step, miscount=miscount)
-
-
-def _after_error(process: Process, error: BaseException) -> int:
-    """The exit code of a script that has raised an error; 0: the error says nothing of the job.
-
-    That is so of a life that has had no batch: it did what stands after a loop that it passed over.
-    """
-    stands_by, process.stands_by = process.stands_by, None
-    fate = "fails" if stands_by is None else stands_by()
-    if fate == "fails":
-        return report_error(process, error)
-    print(
-        f"paceline: {process.node} had no batch of the loop that its peers had done, and its "
-        f"script then raised {type(error).__name__}: {error}. This does not end the job",
-        file=sys.stderr,
-    )
-    return EXIT_FENCED if fate == "leaves" else 0
-
-
-def _enter(folder: str) -> None:
-    """Raises ConfigError: it is gone, which another life would not change."""
-    try:
-        os.chdir(folder)
-    except OSError as error:
-        raise ConfigError(
-            f"cwd: got {folder}, where the job's scripts run, expected a folder to enter "
-            f"({error.strerror}); make it again, and go on with `paceline run --resume`"
-        ) from error
-
-
-def _run_to_its_end(spec: JobSpec) -> None:
-    """Run the script; ``sys.exit(0)`` is a return. Raises whatever else it ends with."""
-    try:
-        _run(spec)
-    except Stopped:
-        raise
-    except SystemExit as leaving:
-        if leaving.code not in (None, 0):
-            raise
-
-
-def _run(spec: JobSpec) -> None:
-    sys.argv = [spec.script, *spec.args]
-    match spec.run_as:
-        case "file":
-            main_module.run_file(spec.script)
-        case "module":
-            main_module.run_module(spec.script)
-        case "program":
-            os.execv(spec.script, sys.argv)
-        case _:
-            assert_never(spec.run_as)
-
-
-def exit_code(leaving: SystemExit) -> int:
-    """Return the exit code as Python maps ``sys.exit``'s argument; a text is printed."""
-    if leaving.code is None:
-        return 0
-    if isinstance(leaving.code, int):
-        return leaving.code
-    print(leaving.code, file=sys.stderr)
-    return 1
-
-
-def report_error(process: Process, error: BaseException, code: int = 1) -> int:
-    """Print the user's own traceback and tell the agent; ``code`` is passed through."""
-    last_words = main_module.script_error(error, process.inc, process.step)
-    if process.has_stepped or Path(last_words.unreadable).is_relative_to(process.job.path):
-        # An error as any other: of missing data the next life of the node tells.
-        last_words = msgspec.structs.replace(last_words, unreadable="")
-    if not isinstance(error, SystemExit):
-        print(last_words.traceback, end="", file=sys.stderr)
-        if process.remark and last_words.in_user_code:
-            print(f"paceline: {process.node} {process.remark}", file=sys.stderr)
-    process.at_end()
-    process.tell_log()
-    process.link.send(last_words)
-    return code

@@ -33,13 +33,13 @@ PRELOAD = {
     "worker": (
         "torch",
         "numpy.random",
-        "paceline.runtime.process.process",
+        "paceline.runtime.process.running",
         "paceline.runtime.script.job",
         "paceline.runtime.holding.servers.client",
     ),
-    "server": ("paceline.runtime.process.process", "paceline.runtime.server.server"),
-    "script": ("torch", "torch._dynamo", "numpy.random", "paceline.runtime.process.process"),
-    "program": ("paceline.runtime.process.process",),
+    "server": ("paceline.runtime.process.running", "paceline.runtime.server.server"),
+    "script": ("torch", "torch._dynamo", "numpy.random", "paceline.runtime.process.running"),
+    "program": ("paceline.runtime.process.running",),
 }
 """Modules imported before the first fork; a script trains on its own, by what it imports itself."""
 
@@ -89,9 +89,10 @@ def run_child(request: Fork) -> NoReturn:
     try:
         os.setsid()
         _become_node_process(request)
-        from paceline.runtime.process import process
+        # Not at the top: with numpy, which reads what `warm_up` puts into the environment.
+        from paceline.runtime.process import running
 
-        code = process.main()
+        code = running.main()
     except SystemExit as leaving:
         code = leaving.code if isinstance(leaving.code, int) else 1
     except BaseException:

@@ -4,7 +4,6 @@ import os
 import sys
 from collections.abc import Sequence
 from importlib import import_module
-from typing import TYPE_CHECKING
 
 from torch import nn
 from torch.optim import Optimizer
@@ -13,13 +12,11 @@ from paceline.base.errors import ConfigError
 from paceline.runtime.holding.local.strategy import Local
 from paceline.runtime.holding.servers.in_process import Alone
 from paceline.runtime.holding.servers.strategy import OnServers
+from paceline.runtime.process.process import Process, managed
 from paceline.runtime.script.embedding import is_table
 from paceline.runtime.script.prepared import check_parameters
 from paceline.runtime.script.strategy import Strategy
 from paceline.wire.spec import JobSpec
-
-if TYPE_CHECKING:
-    from paceline.runtime.process.process import Process
 
 
 def strategy_here(before: Strategy | None = None) -> Strategy:
@@ -34,9 +31,6 @@ def strategy_here(before: Strategy | None = None) -> Strategy:
     """
     if "PACELINE_NODE" not in os.environ:
         return Local(JobSpec(script=os.path.abspath(sys.argv[0])))
-    # Needs the services of a launched job.
-    from paceline.runtime.process.process import managed
-
     process = managed()
     if process.joined:
         if before is not None and before.takes_trainings:
@@ -61,7 +55,7 @@ def strategy_here(before: Strategy | None = None) -> Strategy:
     return strategy
 
 
-def _strategy_of(process: "Process") -> Strategy:
+def _strategy_of(process: Process) -> Strategy:
     strategy: Strategy = import_module(process.spec.traits.module).begin(process)
     return strategy
 

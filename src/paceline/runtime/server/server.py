@@ -545,5 +545,5 @@ def _sender_of(message: Data) -> int:
 
 
 def main(process: Process) -> None:
-    """Run a server incarnation; called by `paceline.runtime.process.process`."""
+    """Run a server incarnation; called by `paceline.runtime.process.running`."""
     ServerProcess(process).run()

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from time import monotonic
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -20,6 +20,7 @@ from paceline.runtime.holding.servers.model import Model
 from paceline.runtime.holding.servers.port import TrainingPort
 from paceline.runtime.holding.servers.preparing import refuse, take_over
 from paceline.runtime.holding.servers.schedule import Schedule, place_of
+from paceline.runtime.process.process import Process
 from paceline.runtime.script.strategy import (
     Entries,
     Evaluation,
@@ -34,17 +35,14 @@ from paceline.runtime.variables.variables import Variables
 from paceline.wire.messages.checks import Checked
 from paceline.wire.messages.feeds import Feed, ScriptPlace, SourceLine, Underway
 
-if TYPE_CHECKING:
-    from paceline.runtime.process.process import Process
-
 HAND_OVER_S = 5.0
 """Seconds to wait for a decision on what a worker has handed in, when its script has returned
 within a loop."""
 
 
-def begin(process: "Process") -> "OnServers":
+def begin(process: Process) -> "OnServers":
     """Make the strategy of a job's process."""
-    # A script started without `paceline run` needs neither sockets nor a process.
+    # Not at the top: a script started without `paceline run` does without it, and begins sooner.
     from paceline.runtime.holding.servers.client import ServerTrainer
 
     return OnServers(ServerTrainer(process))
