@@ -31,7 +31,7 @@ from prometheus_client.registry import Collector
 
 from paceline.base.jobdir import JobDir, role_of
 from paceline.jobs.stragglers import slow_parts
-from paceline.master.exposing import Exposed
+from paceline.master.exposed import Exposed
 from paceline.master.monitor import NodeMetrics
 from paceline.policy.stats.windows import Pace
 from paceline.policy.straggler.decision_log import PARTS

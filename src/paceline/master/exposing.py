@@ -3,11 +3,10 @@
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-import msgspec
-
 from paceline.base.jobdir import JobDir
 from paceline.jobs.slowness import ScriptPace
 from paceline.master.controller import Controller
+from paceline.master.exposed import Exposed
 from paceline.master.jobnow import steps_done
 from paceline.master.monitor import Metrics, Monitor
 from paceline.policy.straggler.observation import Observation
@@ -19,28 +18,6 @@ from paceline.wire.events.job import NoMetricsEndpointEvent
 
 if TYPE_CHECKING:
     from paceline.master.exporter import Exporter
-
-
-class Exposed(msgspec.Struct, frozen=True, kw_only=True):
-    """What one scrape shows."""
-
-    job_id: str
-    metrics: Metrics
-    steps: int
-    speeds: dict[str, float]
-    """Samples per second by worker, where measured."""
-    restarts: dict[str, int]
-    """Number of restarts that cost budget, by node."""
-    decided: dict[str, int]
-    """Number of lives that a KILL_RESTART has ended, by node."""
-    decisions: int
-    actions: dict[str, int]
-    logged: tuple[LastLogged, ...] = ()
-    """The newest value of each name that the script has logged."""
-    observation: Observation | None = None
-    """The job as a solution sees it; None: no worker trains."""
-    pace: ScriptPace | None = None
-    """None: the job is none of strategy script."""
 
 
 class Exposing:
@@ -60,7 +37,7 @@ class Exposing:
 
     def open(self, port: int, tell: Callable[[Event], None]) -> None:
         """Answer Prometheus from now on; where the port is taken, only say so."""
-        # Most jobs do without it, and a master is to start soon.
+        # Not at the top: most jobs do without prometheus_client, and a master must start soon.
         from paceline.master.exporter import Exporter
 
         try:

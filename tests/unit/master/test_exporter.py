@@ -19,7 +19,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from paceline.base.jobdir import JobDir
 from paceline.jobs.slowness import ScriptPace
 from paceline.master.exporter import MAX_OPEN, Exporter, JobCollector
-from paceline.master.exposing import Exposed
+from paceline.master.exposed import Exposed
 from paceline.master.monitor import Metrics, NodeMetrics
 from paceline.policy.stats.windows import Pace
 from paceline.policy.straggler.observation import Observation, RestartCost, WorkerSeen

@@ -1,0 +1,30 @@
+"""What one scrape of a job's metrics shows: made by `Exposing`, read by the exporter's threads."""
+
+import msgspec
+
+from paceline.jobs.slowness import ScriptPace
+from paceline.master.monitor import Metrics
+from paceline.policy.straggler.observation import Observation
+from paceline.wire.client import LastLogged
+
+
+class Exposed(msgspec.Struct, frozen=True, kw_only=True):
+    """What one scrape shows."""
+
+    job_id: str
+    metrics: Metrics
+    steps: int
+    speeds: dict[str, float]
+    """Samples per second by worker, where measured."""
+    restarts: dict[str, int]
+    """Number of restarts that cost budget, by node."""
+    decided: dict[str, int]
+    """Number of lives that a KILL_RESTART has ended, by node."""
+    decisions: int
+    actions: dict[str, int]
+    logged: tuple[LastLogged, ...] = ()
+    """The newest value of each name that the script has logged."""
+    observation: Observation | None = None
+    """The job as a solution sees it; None: no worker trains."""
+    pace: ScriptPace | None = None
+    """None: the job is none of strategy script."""
