@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from msgspec import Struct
+from safetensors.numpy import load_file
 
 from paceline.features.rehearse.acts import PlayedAct
 from paceline.features.rehearse.plan import (
@@ -66,8 +67,6 @@ def observe(acted: PlayedAct, files: Mapping[str, Leaves], exported: Path | None
     lives = list(acted.lives)
     ended = {one.node: _arrays(one.ended) for one in lives if one.ended is not None}
     if exported is not None and exported.exists():
-        from safetensors.numpy import load_file
-
         ended = {"servers": load_file(exported)}
     began = next((one.began for one in lives if one.began is not None), None)
     models = [note for life in lives for note in life.notes if isinstance(note, PreparedModel)]

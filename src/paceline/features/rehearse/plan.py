@@ -14,7 +14,7 @@ from msgspec import Struct
 
 PLAN = "PACELINE_REHEARSAL"
 """Variable that names the file of the plan."""
-LOOK_ON = "paceline.features.rehearse.process"
+LOOK_ON = "paceline.features.rehearse.process.in_job"
 """Module that puts the rehearsal into a process of a job."""
 BEFORE_STEP, AT_END = "before step ", "the end of the script"
 """Names of places at which variables are taken."""

@@ -33,6 +33,7 @@ from paceline.features.rehearse.plan import (
     TakenVariables,
     encode,
 )
+from paceline.features.rehearse.process.leaves import leaves_of
 from paceline.runtime.variables.frames import is_scripts_module
 
 POLL_S = 0.02
@@ -127,8 +128,6 @@ class Looking:
         self._take(place, [main, *(frame.f_locals for frame in reversed([*self.frames()]))])
 
     def _take(self, place: str, spaces: list[Mapping[str, Any]]) -> None:
-        from paceline.features.rehearse.process.leaves import leaves_of
-
         mine = ("__main__", *_modules_of_script())
         values: Leaves = {}
         for space in spaces:
