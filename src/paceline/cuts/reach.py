@@ -37,6 +37,7 @@ def keep_servers(job: JobDir, servers: FileServers) -> None:
 
 def serve_files(job: JobDir, node: str, spec: JobSpec) -> "FileServer":
     """Serve what a joined node has, to all that know the job's secret."""
+    # With ZMQ, as all that goes over the data plane here: see above.
     from paceline.cuts.serving import FileServer
     from paceline.wire.data_plane import bind_address
 
@@ -101,7 +102,7 @@ class JoinedCuts(LocalCuts):
         maker = name.rpartition("-")[0]
         peer = _servers(self._job).nodes.get(maker, "")
         if peer:
-            from paceline.cuts.distant import DistantStore
+            from paceline.cuts.distant import DistantStore  # with ZMQ
 
             store = DistantStore(lambda: peer, self._job.secret(), patience_s=PEER_PATIENCE_S)
             try:
@@ -124,7 +125,7 @@ def _servers(job: JobDir) -> FileServers:
 
 
 def _master(job: JobDir, epoch_no: EpochNo = NO_EPOCH) -> CutStore:
-    from paceline.cuts.distant import DistantStore
+    from paceline.cuts.distant import DistantStore  # with ZMQ
 
     return DistantStore(lambda: _servers(job).master, job.secret(), epoch_no)
 

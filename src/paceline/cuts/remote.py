@@ -111,7 +111,7 @@ class RemoteCuts:
     @cached_property
     def _fs(self) -> Any:
         """Some look for credentials when they are made, which takes its time."""
-        from fsspec.core import url_to_fs
+        from fsspec.core import url_to_fs  # as above: for those who have a URL
 
         return url_to_fs(self.url)[0]
 
@@ -328,7 +328,7 @@ class RemoteCuts:
 
     def _progress(self) -> Any:
         """What fsspec calls while bytes move."""
-        from fsspec.callbacks import Callback
+        from fsspec.callbacks import Callback  # as above
 
         def note(*_: object, **__: object) -> None:
             self.answered_s = time.monotonic()

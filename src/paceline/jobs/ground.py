@@ -103,7 +103,7 @@ def _sink_complaint(spec: JobSpec) -> str:
     """Try the places to which curves are to go."""
     if not spec.log_to:
         return ""
-    from paceline.jobs.sinks.registry import sink_complaints
+    from paceline.jobs.sinks.registry import sink_complaints  # it looks for plug-ins
 
     return "\n".join(sink_complaints(spec))
 

@@ -44,7 +44,7 @@ def _check_newest(job: JobDir, outcome: Outcome) -> None:
     Raises:
         PermanentError: it is damaged, or gone.
     """
-    from paceline.jobs.cuts import find_cuts
+    from paceline.jobs.cuts import find_cuts  # with psutil, which few commands need
 
     remedy = "; `paceline checkpoint ls` shows what is left of it"
     sealed = [cut for cut in find_cuts(str(job.path)).cuts if cut.sealed]

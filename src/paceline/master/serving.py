@@ -39,6 +39,7 @@ class CutsServed:
 
     def _tell(self) -> None:
         if self._server is None:
+            # With ZMQ, see above.
             from paceline.cuts.serving import FileServer
             from paceline.wire.data_plane import bind_address
 

@@ -28,7 +28,7 @@ def send(address: str, entrypoint: str, folder: Path | None, home: str | None) -
         ConfigError: Ray is not installed, or nothing answers, or it refuses.
     """
     try:
-        from ray.job_submission import JobSubmissionClient
+        from ray.job_submission import JobSubmissionClient  # an extra, and slow
     except ImportError as error:
         raise ConfigError(
             "submit: Ray is not installed here; run `pip install 'paceline[ray]'`"
