@@ -14,9 +14,9 @@ from paceline.wire.spec import JobSpec
 
 def read_past(spec: JobSpec) -> PastRead:
     """Read from the history what a job can learn of restarts in earlier ones."""
-    from paceline.jobs.past.book import PastJobs
-
     try:
+        from paceline.jobs.past.book import PastJobs
+
         place = history_place(spec)
         return PastRead(
             restarts=tuple(PastJobs(place).restarts(spec.backend, MAX_OUTCOMES)) if place else ()
