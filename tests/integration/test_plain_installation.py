@@ -31,7 +31,8 @@ def plain(tmp_path: Path) -> dict[str, str]:
     site = tmp_path / "site"
     site.mkdir()
     (site / "sitecustomize.py").write_text(BLOCKED)
-    return {**os.environ, "PYTHONPATH": str(site), "PACELINE_HOME": str(tmp_path / "home")}
+    around = {name: value for name, value in os.environ.items() if name != "PACELINE_HISTORY"}
+    return {**around, "PYTHONPATH": str(site), "PACELINE_HOME": str(tmp_path / "home")}
 
 
 def command(plain: dict[str, str], *args: str, timeout_s: float = 110.0) -> tuple[int, str]:
@@ -91,7 +92,10 @@ def test_a_job_runs_to_its_end_and_has_a_report(plain: dict[str, str]) -> None:
         (["run", "t.py", "--auto"], r"--auto needs scipy.*\[sizing\]"),
         (["history"], r"the history of jobs needs sqlalchemy.*\[sql\]"),
         (["run", "t.py", "--set", "history=sqlite:////x/h.db"], r"needs sqlalchemy.*\[sql\]"),
-        (["data", "make-ctr", "--rows", "9", "--out", "x"], r"this command needs pyarrow.*\[parquet\]"),
+        (
+            ["data", "make-ctr", "--rows", "9", "--out", "x"],
+            r"this command needs pyarrow.*\[parquet\]",
+        ),
     ],
     ids=lambda value: value[-1] if isinstance(value, list) else "",
 )
