@@ -11,6 +11,7 @@ import numpy as np
 from msgspec import Meta
 from msgspec.structs import replace
 
+from paceline.base.optional import extra_for
 from paceline.policy.resources.history import MeasuredSize, SizingHistory
 from paceline.policy.resources.observation import JobSize, ResourceObservation
 from paceline.policy.resources.plan import Hold, ResourcePlan
@@ -89,7 +90,8 @@ def _columns(size: JobSize) -> list[float]:
 
 
 def _fitted(seen: list[MeasuredSize]) -> list[float]:
-    from scipy.optimize import nnls  # 0.4 s, and needed only here
+    with extra_for("a resource policy that fits a model"):
+        from scipy.optimize import nnls  # 0.4 s, and needed only here
 
     times_s = np.array([each.step_s for each in seen])
     rows = np.array([_columns(each.size) for each in seen]) / times_s[:, np.newaxis]

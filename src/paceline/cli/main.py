@@ -11,6 +11,7 @@ from typer.core import TyperGroup
 from paceline.base.disk import describe, is_refusal
 from paceline.base.errors import InternalError, PacelineError
 from paceline.base.features import parts
+from paceline.base.optional import missing_line
 from paceline.cli import (
     checkpoint,
     cluster,
@@ -38,6 +39,12 @@ class _Group(TyperGroup):
         except PacelineError as error:
             ours = " (a bug of paceline: please report it)" if _is_bug(error) else ""
             print(f"paceline: {error}{ours}", file=sys.stderr)
+            raise typer.Exit(code_of(End.REFUSED)) from error
+        except ModuleNotFoundError as error:
+            line = missing_line("this command", error)
+            if not line:
+                raise
+            print(f"paceline: {line}", file=sys.stderr)
             raise typer.Exit(code_of(End.REFUSED)) from error
         except OSError as error:
             if not (is_refusal(error) or isinstance(error, PermissionError)):
