@@ -9,7 +9,7 @@ COPY constraints.txt ./
 RUN pip install --no-cache-dir -c constraints.txt torch
 COPY pyproject.toml README.md LICENSE ./
 COPY src src
-RUN pip install --no-cache-dir -c constraints.txt .
+RUN pip install --no-cache-dir -c constraints.txt '.[all]'
 
 # Jobs need no root. A volume that is mounted at either folder first takes the folder's owner over.
 RUN useradd --create-home --uid 1000 paceline \

@@ -13,9 +13,9 @@ PARTS := pages form rules types imports
 
 setup: $(STAMP)
 
-$(STAMP): pyproject.toml constraints.txt
+$(STAMP): pyproject.toml experiments/pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]' -e ./experiments
 	touch $@
 
 demo: setup
@@ -69,7 +69,7 @@ chaos: setup
 	$(BIN)/python -m tests.chaos.grouped --seeds $(or $(SEEDS),0:200) --links --disk
 
 bench: setup
-	failed=0; for script in $$(grep -l __main__ benchmarks/*.py); do \
+	failed=0; for script in $$(grep -l __main__ experiments/benchmarks/*.py); do \
 		echo "== $$script"; $(BIN)/python $$script || failed=1; done; exit $$failed
 
 clean:

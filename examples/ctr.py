@@ -18,9 +18,9 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import Dataset
 
-from paceline.studies.data.ctr import CtrSettings
-from paceline.studies.data.make_ctr import make_ctr
-from paceline.studies.data.tables import Meta, read_meta
+from paceline.features.data.ctr import CtrSettings
+from paceline.features.data.make_ctr import make_ctr
+from paceline.features.data.tables import Meta, read_meta
 
 CACHE = Path(tempfile.gettempdir()) / f"paceline-examples-{os.getuid()}"
 

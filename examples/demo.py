@@ -25,14 +25,14 @@ from paceline.cli.report.text import INCIDENT_COLUMNS, incident_rows
 from paceline.cli.run import start, watch
 from paceline.cli.watch import Look
 from paceline.cuts.manifest import CutManifest
+from paceline.features.data.ctr import CtrSettings
+from paceline.features.data.make_ctr import make_ctr
+from paceline.features.data.tables import read_meta
 from paceline.jobs.facts import Facts, read_facts
 from paceline.jobs.launch import ask
 from paceline.jobs.spec_file import resolve
 from paceline.runtime.checkpoint import cutfile
 from paceline.runtime.server.store import Store
-from paceline.studies.data.ctr import CtrSettings
-from paceline.studies.data.make_ctr import make_ctr
-from paceline.studies.data.tables import read_meta
 from paceline.wire.client import Kill, NodeStatus
 from paceline.wire.schema import NUM_BUCKETS
 

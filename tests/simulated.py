@@ -5,17 +5,17 @@ from collections.abc import Sequence
 from typing import TypeVar
 
 import msgspec
+from paceline_experiments.sim.asynchronous import Asynchronous
+from paceline_experiments.sim.control import Situation
+from paceline_experiments.sim.costs import Compute, Traffic
+from paceline_experiments.sim.job import SimJob
+from paceline_experiments.sim.outcome import SimOutcome
+from paceline_experiments.sim.scenarios import Recovery, Scenario
+from paceline_experiments.sim.synchronous import Synchronous
 
 from paceline.policy.stats.history import ProfiledTimes
 from paceline.policy.straggler.actions import AnyAction
 from paceline.policy.straggler.observation import RestartCost
-from paceline.sim.asynchronous import Asynchronous
-from paceline.sim.control import Situation
-from paceline.sim.costs import Compute, Traffic
-from paceline.sim.job import SimJob
-from paceline.sim.outcome import SimOutcome
-from paceline.sim.scenarios import Recovery, Scenario
-from paceline.sim.synchronous import Synchronous
 from paceline.wire.messages.agent import NodeFacts
 
 S = TypeVar("S", bound=msgspec.Struct)

@@ -8,12 +8,13 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from paceline.runtime.data.batch import TensorRows
+    from paceline.runtime.data.delimited import CsvRows
     from paceline.runtime.data.growing import GrowingFiles
     from paceline.runtime.data.parquet import ParquetRows
     from paceline.runtime.data.stream import StreamSource
     from paceline.runtime.data.table import SqlTable
     from paceline.runtime.data.tar import TarRows
-    from paceline.runtime.data.text import CsvRows, TextLines
+    from paceline.runtime.data.text import TextLines
     from paceline.runtime.process.process import Stopped
     from paceline.runtime.script.embedding import Embedding
     from paceline.runtime.script.job import Job, init
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _HOMES = {
-    "CsvRows": "paceline.runtime.data.text",
+    "CsvRows": "paceline.runtime.data.delimited",
     "Embedding": "paceline.runtime.script.embedding",
     "GrowingFiles": "paceline.runtime.data.growing",
     "Job": "paceline.runtime.script.job",

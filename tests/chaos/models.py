@@ -24,7 +24,7 @@ import msgspec
 import numpy as np
 from safetensors.numpy import load_file
 
-from benchmarks.closeness import FLOAT64_LIMIT, Model, farthest
+from experiments.benchmarks.closeness import FLOAT64_LIMIT, Model, farthest
 from paceline.jobs.launch import launch
 from paceline.wire.spec import (
     CheckpointSpec,

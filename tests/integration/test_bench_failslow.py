@@ -6,9 +6,8 @@ import sys
 from pathlib import Path
 
 import pytest
-
-from paceline.studies.failslow.networks import can_make_networks
-from paceline.studies.failslow.trials import CASES
+from paceline_experiments.failslow.networks import can_make_networks
+from paceline_experiments.failslow.trials import CASES
 
 pytestmark = [pytest.mark.soak, pytest.mark.timeout(900)]
 PACELINE = (sys.executable, "-c", "from paceline.cli.main import app; app()")

@@ -3,17 +3,17 @@
 import msgspec
 import numpy as np
 import pytest
+from paceline_experiments.sim.costs import Compute
+from paceline_experiments.sim.patterns import Persistent
+from paceline_experiments.sim.scenarios import Recovery, Scenario
+from paceline_experiments.stragglers.beside import markdown_beside
+from paceline_experiments.stragglers.emulations import Emulations, emulate
+from paceline_experiments.stragglers.experiments import Experiment, PlannedRun
+from paceline_experiments.stragglers.methods import BSP
+from paceline_experiments.stragglers.real import run_real
+from paceline_experiments.stragglers.results import Run
 
 from paceline.policy.straggler.observation import RestartCost
-from paceline.sim.costs import Compute
-from paceline.sim.patterns import Persistent
-from paceline.sim.scenarios import Recovery, Scenario
-from paceline.studies.stragglers.beside import markdown_beside
-from paceline.studies.stragglers.emulations import Emulations, emulate
-from paceline.studies.stragglers.experiments import Experiment, PlannedRun
-from paceline.studies.stragglers.methods import BSP
-from paceline.studies.stragglers.real import run_real
-from paceline.studies.stragglers.results import Run
 
 pytestmark = pytest.mark.soak
 

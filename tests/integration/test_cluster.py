@@ -49,7 +49,7 @@ from paceline.wire.spec import JobSpec, load
 from tests.integration.running import RunningJob, devices, planted, until
 
 SCRIPT = Path(__file__).with_name("jobs") / "queued.py"
-KEPT = Path(__file__).parents[2] / "benchmarks" / "jobs" / "shared.py"
+KEPT = Path(__file__).parents[2] / "experiments" / "benchmarks" / "jobs" / "shared.py"
 CONFIG = ClusterConfig(
     devices=("cpu:0", "cpu:1"),
     tenants=(Tenant("a", 1), Tenant("b", 1)),

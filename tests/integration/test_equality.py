@@ -1,6 +1,6 @@
 """Launched jobs compute in BSP what one process computes, whoever dies.
 
-A slice of ``benchmarks/equality.py``, which runs more workers, more steps, and the comparison with
+A slice of ``experiments/benchmarks/equality.py``, which runs more workers, more steps, and the comparison with
 the drift of one process in float32.
 """
 

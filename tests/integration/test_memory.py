@@ -24,7 +24,7 @@ from tests.chaos.oracle import leftovers
 from tests.integration.running import RunningJob, install, until
 
 ONE = NodeSpec()
-SCRIPT = Path(__file__).parents[2] / "benchmarks" / "jobs" / "growing.py"
+SCRIPT = Path(__file__).parents[2] / "experiments" / "benchmarks" / "jobs" / "growing.py"
 MIB = 1 << 20
 SAMPLES = 250_000
 """Rows of 256 bytes, and their keys."""

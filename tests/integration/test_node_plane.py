@@ -515,7 +515,7 @@ SLOW_TO_IMPORT = ("torch", "numba", "matplotlib", "pyarrow", "sqlalchemy", "rich
     ],
 )
 def test_processes_around_training_import_nothing_slow(module: str, allowed: str) -> None:
-    # So that they start in half a second; `benchmarks/control_start.py` times them.
+    # So that they start in half a second; `experiments/benchmarks/control_start.py` times them.
     code = f"import {module}, sys; print(*sorted(set({SLOW_TO_IMPORT}) & set(sys.modules)))"
     ran = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
     assert ran.stdout.strip() == allowed

@@ -9,11 +9,11 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from paceline_experiments.failslow.networks import PORT, Networks, can_make_networks, connected
 
 from paceline.base.cgroups import find_node_group, find_trees
 from paceline.jobs.history import read_events
 from paceline.policy.failslow.preflight import find_slow
-from paceline.studies.failslow.networks import PORT, Networks, can_make_networks, connected
 from paceline.wire.events.checks import CheckedEvent
 from paceline.wire.messages.checks import Link, NodeSpeed
 from paceline.wire.spec import TimeoutSpec

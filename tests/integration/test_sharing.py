@@ -26,7 +26,7 @@ from tests.integration.test_allreduce import finals, group
 from tests.integration.test_deterministic import Model
 from tests.integration.test_fsdp import sharded
 
-SCRIPT = Path(__file__).parents[2] / "benchmarks" / "jobs" / "shared.py"
+SCRIPT = Path(__file__).parents[2] / "experiments" / "benchmarks" / "jobs" / "shared.py"
 SIZES = ("64", "96")
 """Of a batch, which takes a core for a moment."""
 CORES = sorted(os.sched_getaffinity(0))

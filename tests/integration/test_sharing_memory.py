@@ -22,7 +22,7 @@ from paceline.wire.spec import JobSpec, NodeSpec, ShareSpec
 from tests.integration.running import until
 from tests.integration.test_sharing import CORE, Sharer
 
-SCRIPT = Path(__file__).parents[2] / "benchmarks" / "jobs" / "phases.py"
+SCRIPT = Path(__file__).parents[2] / "experiments" / "benchmarks" / "jobs" / "phases.py"
 MIB = 1 << 20
 ROOM = 160 * MIB
 MINUTES = float(os.environ.get("PACELINE_SOAK_MINUTES", "2"))

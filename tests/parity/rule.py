@@ -1,4 +1,4 @@
-"""When what a holder trained counts as equal to plain torch; the rule of ``benchmarks/equality.py``.
+"""When what a holder trained counts as equal to plain torch; the rule of ``experiments/benchmarks/equality.py``.
 
 The yardstick of what is not float64 is one process that sums each of its batches in four parts.
 """

@@ -254,7 +254,7 @@ def test_a_worker_beyond_its_memory_limit_is_known_as_out_of_memory(tmp_path: Pa
 def test_servers_of_which_one_is_lost_with_its_machine_compute_what_a_laptop_does(
     tmp_path: Path, machines: list[subprocess.Popen[bytes]]
 ) -> None:
-    """By the rule of ``benchmarks/equality.py``: the loss of each step, and the model."""
+    """By the rule of ``experiments/benchmarks/equality.py``: the loss of each step, and the model."""
     alone = equality.run_alone(tmp_path / "alone", EQUAL_STEPS)
     lost = list[JobDir]()
 

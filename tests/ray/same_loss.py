@@ -1,6 +1,6 @@
 """The same script and spec in one process and on a Ray cluster: the same loss, in mode bsp.
 
-`tests.ray.cluster` runs this file. The rule is that of ``benchmarks/equality.py``; by it
+`tests.ray.cluster` runs this file. The rule is that of ``experiments/benchmarks/equality.py``; by it
 `tests.integration.test_equality` compares a job of this machine.
 """
 

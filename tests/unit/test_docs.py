@@ -45,7 +45,7 @@ BLOCK = re.compile(r"^```.*?^```$", re.MULTILINE | re.DOTALL)
 @cache
 def sources() -> frozenset[str]:
     """Every file of Python that the documentation may name."""
-    folders = ("src/paceline", "tests", "benchmarks", "examples", "docs/reference")
+    folders = ("src/paceline", "tests", "experiments", "examples", "docs/reference")
     found = [path for folder in folders for path in (ROOT / folder).rglob("*.py")]
     return frozenset(f"/{path.relative_to(ROOT)}" for path in found)
 

@@ -4,6 +4,7 @@ import importlib
 
 from paceline.cli.resume_from_url import check_unused
 from paceline.jobs.ground import note_on_memory
+from paceline.jobs.past.place import note_on_history
 from paceline.jobs.surroundings import fixed
 from paceline.wire.spec import JobSpec
 
@@ -32,7 +33,7 @@ def prepared(spec: JobSpec) -> tuple[JobSpec, list[str]]:
     if spec.checkpoint.url:
         check_unused(spec.checkpoint.url)
     spec = fitted(spec)
-    notes = [note] if (note := note_on_memory(spec)) else []
+    notes = [note for note in (note_on_memory(spec), note_on_history(spec)) if note]
     if spec.resources.policy == "none":
         return spec, notes
     from paceline.jobs.past.beginning import warm_started

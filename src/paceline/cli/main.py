@@ -10,20 +10,20 @@ from typer.core import TyperGroup
 
 from paceline.base.disk import describe, is_refusal
 from paceline.base.errors import InternalError, PacelineError
+from paceline.base.features import parts
+from paceline.base.optional import missing_line
 from paceline.cli import (
     checkpoint,
     cluster,
     decision_verbs,
+    features,
     job_verbs,
     order_verbs,
     run_verbs,
     submit,
 )
-from paceline.features.rehearse import verbs as rehearsals
 from paceline.jobs.leftovers import clear_leftovers
 from paceline.jobs.outcome import End, code_of
-from paceline.studies import bench, sim
-from paceline.studies.data import command as data
 
 
 class _Group(TyperGroup):
@@ -39,6 +39,12 @@ class _Group(TyperGroup):
         except PacelineError as error:
             ours = " (a bug of paceline: please report it)" if _is_bug(error) else ""
             print(f"paceline: {error}{ours}", file=sys.stderr)
+            raise typer.Exit(code_of(End.REFUSED)) from error
+        except ModuleNotFoundError as error:
+            line = missing_line("this command", error)
+            if not line:
+                raise
+            print(f"paceline: {line}", file=sys.stderr)
             raise typer.Exit(code_of(End.REFUSED)) from error
         except OSError as error:
             if not (is_refusal(error) or isinstance(error, PermissionError)):
@@ -62,12 +68,9 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
     help="Elastic training of PyTorch models, every sample accounted for.",
 )
-app.add_typer(bench.app, name="bench")
 app.add_typer(checkpoint.app, name="checkpoint")
 app.add_typer(cluster.app, name="cluster")
-app.add_typer(data.app, name="data")
 app.add_typer(job_verbs.history_app, name="history")
-app.add_typer(sim.app, name="sim")
 
 
 def _print_version(wanted: bool) -> None:
@@ -112,8 +115,9 @@ for verb in (
     decision_verbs.failslow,
     decision_verbs.replay,
     order_verbs.agent,
+    features.features,
 ):
     app.command()(verb)
-for rehearsal in (rehearsals.rehearse, rehearsals.check):
-    app.command()(rehearsal)
 app.command(cls=submit.SubmitCommand, context_settings=submit.PASS_ON)(submit.submit)
+for add_verbs in parts("verbs"):
+    add_verbs(app)

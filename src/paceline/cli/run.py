@@ -10,6 +10,7 @@ from rich.console import Console
 
 from paceline.base.errors import ConfigError, PacelineError
 from paceline.base.jobdir import JobDir
+from paceline.base.optional import complaint
 from paceline.cli.fitting import prepared
 from paceline.cli.live import LiveView
 from paceline.cli.plain import PlainView
@@ -173,6 +174,9 @@ def _write_page(facts: Facts, job: JobDir, console: Console) -> None:
 
     try:
         mark = write_report(facts, job, drawn=False)
+        if lacks := complaint("a drawing of it", "matplotlib"):
+            tell(console, f"report: {job.report} without drawings; {lacks}")
+            return
         drawn = draw_within(job, mark, DRAW_S)
     except UNREADABLE as error:
         tell(console, f"no report.html: {error}; make it with `paceline report --html PATH`")

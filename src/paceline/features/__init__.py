@@ -1,1 +1,1 @@
-"""Features: each is one folder that the core does not name."""
+"""Features: each is one folder that the core does not name, and declares itself (`Feature`)."""

@@ -12,6 +12,7 @@ from paceline.base.devices import cores_of, gpu_index, named_cores, shared_name
 from paceline.base.disk import room_bytes
 from paceline.base.errors import ConfigError
 from paceline.base.jobdir import SHARED_MEMORY, home, run_place
+from paceline.base.optional import complaint
 from paceline.jobs.past.place import history_place
 from paceline.jobs.sharing import pages_of_jobs
 from paceline.jobs.spec_values import show
@@ -39,6 +40,7 @@ def check_ground(spec: JobSpec) -> None:
         _listen_complaint(spec),
         _metrics_complaint(spec),
         _share_complaint(spec),
+        _library_complaint(spec),
         _history_complaint(spec),
         _sink_complaint(spec),
     ]
@@ -84,6 +86,16 @@ def _room_complaint(folder: Path, remedy: str) -> str:
         return ""
     got = f"{room >> 10} KiB are free, a job needs {LEAST_BYTES >> 10} KiB to begin"
     return f"no space left on {folder}: {got}; {remedy}"
+
+
+def _library_complaint(spec: JobSpec) -> str:
+    """Find out whether an optional library is missing that the job would need in its course."""
+    found = []
+    if spec.traits.has_servers:
+        found.append(complaint("a model on servers", "numba", "llvmlite"))
+    if spec.resources.policy != "none":
+        found.append(complaint(_where(spec, "resources.policy"), "scipy"))
+    return "\n".join(filter(None, found))
 
 
 def _history_complaint(spec: JobSpec) -> str:

@@ -4,7 +4,7 @@ from msgspec.structs import replace
 
 from paceline.base.errors import PacelineError
 from paceline.jobs.past.making import submitted_features
-from paceline.jobs.past.place import history_place
+from paceline.jobs.past.place import usable_place
 from paceline.master.controller import MAX_OUTCOMES
 from paceline.master.facts import PastRead
 from paceline.policy.resources.features import JobFeatures
@@ -14,13 +14,13 @@ from paceline.wire.spec import JobSpec
 
 def read_past(spec: JobSpec) -> PastRead:
     """Read from the history what a job can learn of restarts in earlier ones."""
-    from paceline.jobs.past.book import PastJobs  # with SQLAlchemy: 0.2 s
-
     try:
-        place = history_place(spec)
-        return PastRead(
-            restarts=tuple(PastJobs(place).restarts(spec.backend, MAX_OUTCOMES)) if place else ()
-        )
+        place = usable_place(spec)
+        if place is None:
+            return PastRead()
+        from paceline.jobs.past.book import PastJobs  # with SQLAlchemy: 0.2 s
+
+        return PastRead(restarts=tuple(PastJobs(place).restarts(spec.backend, MAX_OUTCOMES)))
     except PacelineError as error:
         return PastRead(error=str(error))
 

@@ -15,7 +15,7 @@ from paceline.base.errors import PacelineError
 from paceline.jobs.history import read_events, read_metrics
 from paceline.jobs.outcome import Outcome
 from paceline.jobs.past.making import past_job
-from paceline.jobs.past.place import HistoryPlace, history_place
+from paceline.jobs.past.place import HistoryPlace, usable_place
 from paceline.master.facts import PastRead
 from paceline.master.inbox import Inbox
 from paceline.master.parts import MasterParts
@@ -75,7 +75,7 @@ class Remembering:
 
         def add() -> None:
             try:
-                if (place := history_place(spec)) is not None:
+                if (place := usable_place(spec)) is not None:
                     self._add(place, outcome, features)
             except (PacelineError, OSError) as error:
                 errors.append(str(error))

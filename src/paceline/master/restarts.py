@@ -192,7 +192,7 @@ class Restarts:
         """Return the cost of a KILL_RESTART: mean of the placed restarts, else of first starts.
 
         A server serves until its successor has its buckets: hardly anybody waits meanwhile. (The
-        pause, hundredths of a second, is measured by ``benchmarks/server_replace.py``.)
+        pause, hundredths of a second, is measured by ``experiments/benchmarks/server_replace.py``.)
         """
         stall_s = 0.0 if role == "server" else None
         again = [one.cost for one in self._measured.get((role, False), ()) if one.launched]

@@ -1,4 +1,4 @@
-"""What ``benchmarks/allreduce_recovery.py`` makes of its records."""
+"""What ``experiments/benchmarks/allreduce_recovery.py`` makes of its records."""
 
 import allreduce_recovery
 import numpy as np

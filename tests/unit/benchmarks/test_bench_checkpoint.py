@@ -1,11 +1,11 @@
-"""What ``benchmarks/checkpoint.py`` makes of its records."""
+"""What ``experiments/benchmarks/checkpoint.py`` makes of its records."""
 
 from pathlib import Path
 
 import checkpoint
 import numpy as np
 import pytest
-from harness import ArmError
+from paceline_experiments.harness import ArmError
 
 
 def rows(steps: list[tuple[float, float, float, float]]) -> np.ndarray:

@@ -4,9 +4,9 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-import harness
 import pytest
-from harness import ArmError
+from paceline_experiments import harness
+from paceline_experiments.harness import ArmError
 from peers.install import chosen
 
 from paceline.base.jobdir import JobDir

@@ -1,4 +1,4 @@
-"""What ``benchmarks/restart_redo.py`` makes of its records."""
+"""What ``experiments/benchmarks/restart_redo.py`` makes of its records."""
 
 import numpy as np
 import pytest

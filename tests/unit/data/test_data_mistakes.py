@@ -12,11 +12,12 @@ import torch
 
 from paceline.base.errors import ConfigError
 from paceline.runtime.data.batch import TensorRows
+from paceline.runtime.data.delimited import CsvRows
 from paceline.runtime.data.growing import GrowingFiles
 from paceline.runtime.data.lines import expand_paths
 from paceline.runtime.data.parquet import ParquetRows
 from paceline.runtime.data.table import SqlTable
-from paceline.runtime.data.text import CsvRows, TextLines
+from paceline.runtime.data.text import TextLines
 
 COLUMNS = {"id": "int64", "score": "float32", "name": "str"}
 

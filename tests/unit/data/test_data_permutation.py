@@ -5,7 +5,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from paceline.runtime.data.permutation import Permutation, derive_key
+from paceline.runtime.data import compiled_walks, walks
+from paceline.runtime.data.permutation import MAX_LENGTH, Permutation, derive_key
 
 LENGTHS = [1, 2, 3, 4, 5, 7, 8, 97, 1024, 65_535, 65_536, 65_537, 99_991, 1 << 17, 200_003]
 
@@ -72,3 +73,14 @@ def test_the_order_is_frozen_so_that_a_saved_job_can_go_on() -> None:
 def test_a_length_out_of_range_is_refused(length: int) -> None:
     with pytest.raises(ValueError, match=str(length)):
         Permutation(0, length)
+
+
+@pytest.mark.parametrize("length", [65_537, 1_000_003, 45_000_000, (1 << 40) + 1, MAX_LENGTH])
+def test_without_a_compiler_the_images_are_the_same(length: int) -> None:
+    found = Permutation(7, length)
+    points = np.random.default_rng(0).integers(0, length, 500)
+    shape = np.uint64(length), found._low_bits, *found._masks
+    for backwards in (False, True):
+        plain = walks.walk(points, shape, found._round_keys, backwards)
+        compiled = compiled_walks.walk(points, shape, found._round_keys, backwards)
+        assert plain.tolist() == compiled.tolist()

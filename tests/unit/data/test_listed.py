@@ -13,7 +13,7 @@ from paceline.base.errors import ConfigError
 from paceline.runtime.data import drawn
 from paceline.runtime.data.drawn import DrawnOrder
 from paceline.runtime.data.listed import Listed, order_of_records, part_of_records
-from paceline.runtime.data.permutation import IntArray
+from paceline.runtime.data.walks import IntArray
 
 ROWS = TensorDataset(torch.arange(8))
 

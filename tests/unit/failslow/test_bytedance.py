@@ -8,11 +8,7 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-
-from paceline.policy.failslow.profile import summarise
-from paceline.policy.failslow.suspects import Findings
-from paceline.policy.failslow.validation import plan_validation
-from paceline.studies.failslow.bytedance import (
+from paceline_experiments.failslow.bytedance import (
     PublishedTrace,
     PublishedVerdict,
     imbalances,
@@ -22,6 +18,10 @@ from paceline.studies.failslow.bytedance import (
     published,
     read_trace,
 )
+
+from paceline.policy.failslow.profile import summarise
+from paceline.policy.failslow.suspects import Findings
+from paceline.policy.failslow.validation import plan_validation
 
 VARIABLE = "PACELINE_STRAGGLER_ANALYSIS"
 FOLDER = Path(os.environ.get(VARIABLE, ""))

@@ -5,6 +5,13 @@ from collections.abc import Iterator, Sequence
 
 import msgspec
 import pytest
+from paceline_experiments.failslow.ski_rental import (
+    EmulatedCure,
+    EventCost,
+    play_event,
+    ratios,
+    several_cures,
+)
 
 from paceline.policy.failslow.planner import (
     AdviseCure,
@@ -21,13 +28,6 @@ from paceline.policy.failslow.planner import (
     decide,
 )
 from paceline.policy.straggler.decision_log import CurePlanned
-from paceline.studies.failslow.ski_rental import (
-    EmulatedCure,
-    EventCost,
-    play_event,
-    ratios,
-    several_cures,
-)
 
 S2, S3, S4 = Cure
 SLOW = Fault(cause="computation", ranks=(3,))

@@ -5,15 +5,15 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from paceline_experiments.failslow.scores import SuiteRow, total
+from paceline_experiments.failslow.steps import Episode, JobKind, SyntheticJob, draw_job
+from paceline_experiments.failslow.suite_command import run_suites
+from paceline_experiments.failslow.suites import DEVELOPMENT, run_suite
+from paceline_experiments.failslow.tcpd import KNOWN, run_tcpd
 from typer.testing import CliRunner
 
 from paceline.base.errors import ConfigError
 from paceline.cli.main import app
-from paceline.studies.failslow.scores import SuiteRow, total
-from paceline.studies.failslow.steps import Episode, JobKind, SyntheticJob, draw_job
-from paceline.studies.failslow.suite_command import run_suites
-from paceline.studies.failslow.suites import DEVELOPMENT, run_suite
-from paceline.studies.failslow.tcpd import KNOWN, run_tcpd
 
 VARIABLE = "PACELINE_TCPD"
 

@@ -4,10 +4,10 @@ import random
 
 import msgspec
 import pytest
+from paceline_experiments.failslow.bytedance import imbalances
 
 from paceline.policy.failslow.profile import ProfileSummary, ProfileWindow, TimedCall, summarise
 from paceline.policy.failslow.suspects import Findings, find_suspects
-from paceline.studies.failslow.bytedance import imbalances
 from tests.unit.failslow.emulated_mesh import EmulatedMesh
 
 

@@ -3,9 +3,9 @@
 import random
 
 import pytest
+from paceline_experiments.failslow.faults import SIZE, InjectedFault, draw_link
+from paceline_experiments.failslow.trials import CASES, FaultTrial, judge
 
-from paceline.studies.failslow.faults import SIZE, InjectedFault, draw_link
-from paceline.studies.failslow.trials import CASES, FaultTrial, judge
 from paceline.wire.events.failslow import Culprit, DiagnosedEvent, SlowedEvent
 
 RANK = InjectedFault(way="quota", ranks=(3,), factor=2.0)

@@ -15,7 +15,7 @@ import paceline
 
 PACKAGE = paceline.__name__
 SOURCE = Path(paceline.__file__).parent
-VERBS = ("cli/", "studies/", "sim/")
+VERBS = ("cli/",)
 
 FUNCTIONS = ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda
 IMPORTS = ast.Import | ast.ImportFrom

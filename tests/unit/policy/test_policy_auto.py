@@ -6,6 +6,7 @@ from pathlib import Path
 import msgspec
 import numpy as np
 import pytest
+from paceline_experiments.baselines.lb_bsp import LbBsp
 
 from paceline.policy.stats.regimes import Point, Regime, Stretch
 from paceline.policy.stats.spells import LifeTable
@@ -26,7 +27,6 @@ from paceline.policy.straggler.observation import (
 from paceline.policy.straggler.restarts import slowness
 from paceline.policy.straggler.solution import Solution
 from paceline.policy.straggler.solutions.auto import Auto, _patience
-from paceline.policy.straggler.solutions.lb_bsp import LbBsp
 from paceline.policy.straggler.solutions.non_dedicated import NonDedicated
 from paceline.policy.straggler.solutions.static import Backup, LeaveOut, Nothing
 from paceline.policy.straggler.trials import Patience

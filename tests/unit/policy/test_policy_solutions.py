@@ -2,6 +2,7 @@
 
 import msgspec
 import pytest
+from paceline_experiments.baselines.lb_bsp import LbBsp
 
 from paceline.base.errors import ConfigError
 from paceline.policy.stats.history import ProfiledTimes
@@ -19,7 +20,6 @@ from paceline.policy.straggler.actions import (
 from paceline.policy.straggler.observation import Observation, ServerSeen, WorkerSeen
 from paceline.policy.straggler.solution import Solution
 from paceline.policy.straggler.solutions.dedicated import Dedicated
-from paceline.policy.straggler.solutions.lb_bsp import LbBsp
 from paceline.policy.straggler.solutions.non_dedicated import NonDedicated
 from paceline.policy.straggler.solutions.static import Backup, Even, LeaveOut, Nothing, Rates
 from paceline.policy.straggler.solvers import NoExactSum

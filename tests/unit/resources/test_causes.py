@@ -6,6 +6,9 @@ from typing import Any
 import msgspec
 import pytest
 from msgspec.structs import replace
+from paceline_experiments.baselines.es import ElasticScaling
+from paceline_experiments.baselines.optimus import Optimus
+from paceline_experiments.baselines.staged import SampleOptimiseAdjust
 
 from paceline.policy.resources.causes import ALGORITHMS, diagnose
 from paceline.policy.resources.history import MeasuredSize, PlanOutcome, SizingHistory
@@ -16,10 +19,7 @@ from paceline.policy.resources.observation import (
     ResourceObservation,
 )
 from paceline.policy.resources.plan import Hold, NodeTarget, ResourcePlan
-from paceline.policy.resources.policies.es import ElasticScaling
-from paceline.policy.resources.policies.optimus import Optimus
 from paceline.policy.resources.policies.rm import DlroverRm
-from paceline.policy.resources.policies.staged import SampleOptimiseAdjust
 from paceline.policy.resources.rates import JobRate
 from paceline.policy.resources.steering import steer
 from paceline.policy.resources.steering_state import (

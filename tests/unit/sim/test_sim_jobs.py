@@ -8,6 +8,12 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from paceline_experiments.sim.costs import Compute, Traffic, served_s
+from paceline_experiments.sim.leader import Leader
+from paceline_experiments.sim.nodes import worker_names
+from paceline_experiments.sim.patterns import Persistent, Transient
+from paceline_experiments.sim.scenarios import Recovery, Scenario
+from paceline_experiments.sim.slices import Members, Slices
 
 from paceline.base.samples import SampleSet, Span
 from paceline.policy.stats.history import ProfiledTimes
@@ -26,12 +32,6 @@ from paceline.protocol.samples.grant_size import Sizing
 from paceline.protocol.samples.ledger import Ledger
 from paceline.protocol.samples.plans import Plans
 from paceline.protocol.training import MasterState
-from paceline.sim.costs import Compute, Traffic, served_s
-from paceline.sim.leader import Leader
-from paceline.sim.nodes import worker_names
-from paceline.sim.patterns import Persistent, Transient
-from paceline.sim.scenarios import Recovery, Scenario
-from paceline.sim.slices import Members, Slices
 from paceline.wire.messages.base import Server
 from paceline.wire.messages.feeds import Feed, Slice
 from paceline.wire.messages.node import (

@@ -6,8 +6,7 @@ import math
 import msgspec
 import numpy as np
 import pytest
-
-from paceline.sim.patterns import (
+from paceline_experiments.sim.patterns import (
     AnyPattern,
     Correlated,
     Course,

@@ -4,7 +4,10 @@ import ast
 import inspect
 from pathlib import Path
 
-import paceline.sim
+import paceline_experiments.sim
+from paceline_experiments.sim import job, leader
+from paceline_experiments.sim.steering import Steering
+
 from paceline.master.controller import Controller
 from paceline.master.monitor import Monitor
 from paceline.policy.stats.history import Lengths
@@ -15,8 +18,6 @@ from paceline.protocol.samples.ledger import Ledger
 from paceline.protocol.samples.plans import Plans
 from paceline.runtime.holding.servers import works
 from paceline.runtime.server import server
-from paceline.sim import job, leader
-from paceline.sim.steering import Steering
 from tests.simulated import SMALL, Scripted, job_of
 
 ROLES = (
@@ -35,7 +36,7 @@ ROLES = (
     "solution",
     "window",
 )
-FOLDER = Path(paceline.sim.__file__).parent
+FOLDER = Path(paceline_experiments.sim.__file__).parent
 
 
 def classes() -> list[tuple[Path, ast.ClassDef]]:

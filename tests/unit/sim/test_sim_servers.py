@@ -1,9 +1,9 @@
 """Servers of asynchronous jobs: each handles one contribution after the other."""
 
 import pytest
+from paceline_experiments.sim.nodes import Servers
+from paceline_experiments.sim.patterns import AnyPattern, Clock, Persistent
 
-from paceline.sim.nodes import Servers
-from paceline.sim.patterns import AnyPattern, Clock, Persistent
 from tests.simulated import NOISY, changed
 
 FAST_S = NOISY.traffic.part_s + NOISY.traffic.update_s

@@ -11,10 +11,7 @@ from collections.abc import Callable, Iterable, Sequence
 from itertools import pairwise, zip_longest
 from typing import TYPE_CHECKING, Any
 
-import matplotlib as mpl
-from matplotlib.figure import Figure
-from matplotlib.ticker import LogLocator, MaxNLocator, NullFormatter
-
+from paceline.base.optional import extra_for
 from paceline.cli.report import slow
 from paceline.cli.report.size_story import has_changed, size_curve, size_rows
 from paceline.jobs.curves import CurvePoint
@@ -28,6 +25,11 @@ from paceline.wire.events.failslow import (
     RestartAdvisedEvent,
     SlowedEvent,
 )
+
+with extra_for("the page of `paceline report`"):
+    import matplotlib as mpl
+    from matplotlib.figure import Figure
+    from matplotlib.ticker import LogLocator, MaxNLocator, NullFormatter
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

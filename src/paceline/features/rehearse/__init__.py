@@ -1,1 +1,9 @@
 """``paceline rehearse`` and ``paceline check``: what a script does when its job is disturbed."""
+
+from paceline.base.features import Feature
+
+FEATURE = Feature(
+    name="rehearse",
+    about="disturbs short jobs of a script, and says whether each ends as undisturbed",
+    verbs="paceline.features.rehearse.verbs:add_to",
+)

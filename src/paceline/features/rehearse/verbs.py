@@ -199,3 +199,9 @@ class _Progress:
         """Time passes."""
         if self._status is not None:
             self._status.update(f"{self._what}: {monotonic() - self._since_s:.0f} s")
+
+
+def add_to(app: typer.Typer) -> None:
+    """Add the commands ``rehearse`` and ``check``."""
+    app.command()(rehearse)
+    app.command()(check)

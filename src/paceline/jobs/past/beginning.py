@@ -4,7 +4,6 @@ from msgspec.structs import replace
 
 from paceline.base.errors import PacelineError
 from paceline.jobs.outcome import End
-from paceline.jobs.past.book import JobFilter, PastJobs
 from paceline.jobs.past.making import submitted_features
 from paceline.jobs.past.place import HistoryPlace, history_place
 from paceline.jobs.sizing import bounds_of
@@ -36,6 +35,9 @@ def first_size(
     Raises:
         ConfigError: the history cannot be used.
     """
+    # SQLAlchemy is of an extra; without it a job begins with the size of its spec.
+    from paceline.jobs.past.book import JobFilter, PastJobs
+
     wanted = JobFilter(backend=spec.backend, strategy=spec.strategy, end=End.FINISHED)
     earlier = [
         FinishedSize(job_id=job.job_id, ended_s=job.ended_s, features=job.features, final=job.final)

@@ -12,13 +12,16 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-import sqlalchemy as sql
 
 from paceline.base.errors import ConfigError
+from paceline.base.optional import extra_for
 from paceline.jobs.past.job import PastJob, SizeChange
 from paceline.jobs.past.place import HistoryPlace, without_password
 from paceline.jobs.past.tables import JOBS, RESTARTS, SIZES
 from paceline.policy.straggler.observation import RestartOutcome
+
+with extra_for("the history of jobs"):
+    import sqlalchemy as sql
 
 WAIT_S = 5
 NEWEST = "0001"
@@ -251,9 +254,10 @@ def _version(connection: sql.Connection) -> str | None:
 
 def _migrate(connection: sql.Connection) -> None:
     """Make the tables those of the newest version."""
-    # Nearly every process finds them so, and does without alembic.
-    from alembic import command
-    from alembic.config import Config
+    with extra_for("the history of jobs"):
+        # Nearly every process finds them so, and does without alembic.
+        from alembic import command
+        from alembic.config import Config
 
     config = Config()
     config.set_main_option("script_location", str(Path(__file__).with_name("migrations")))

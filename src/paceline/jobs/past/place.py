@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 from paceline.base.errors import ConfigError
 from paceline.base.jobdir import home
+from paceline.base.optional import complaint
 from paceline.wire.spec import JobSpec
 
 VARIABLE = "PACELINE_HISTORY"
@@ -39,6 +40,27 @@ def history_place(spec: JobSpec | None = None) -> HistoryPlace | None:
     if asked is None:
         return HistoryPlace(f"sqlite:///{home() / FILE}", "")
     return place_of(asked, named)
+
+
+def usable_place(spec: JobSpec) -> HistoryPlace | None:
+    """Find the history of a job; also None where nobody has named one and SQLAlchemy is missing.
+
+    Raises:
+        ConfigError: what names it is no URL of a database that can hold it.
+    """
+    place = history_place(spec)
+    return place if place is None or place.named or not missing_history() else None
+
+
+def missing_history() -> str:
+    """Say that the library of the usual history is not installed; empty: it is."""
+    return complaint("the history of jobs", "sqlalchemy", "alembic")
+
+
+def note_on_history(spec: JobSpec) -> str:
+    """Say that a job will not be in the usual history; empty: it will, or nobody wants it."""
+    is_left_out = history_place(spec) is not None and usable_place(spec) is None
+    return f"note: this job is not remembered: {missing_history()}" if is_left_out else ""
 
 
 def place_of(asked: str, named: str) -> HistoryPlace | None:

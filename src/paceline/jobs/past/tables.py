@@ -1,6 +1,9 @@
 """The tables of the history, as the newest migration leaves them (`versions/`)."""
 
-import sqlalchemy as sql
+from paceline.base.optional import extra_for
+
+with extra_for("the history of jobs"):
+    import sqlalchemy as sql
 
 METADATA = sql.MetaData()
 

@@ -14,7 +14,7 @@ Pure: `decide` is a function of the state and one step's facts, so a log is repl
 
 Reference: FALCON sections 4.1 and 4.2 (arXiv:2410.12588).
 Differs: losses are a sum, where the paper multiplies the number of steps by the present gap; the
-loss is re-based. No bound is claimed for several cures (`paceline.studies.failslow.ski_rental`).
+loss is re-based. No bound is claimed for several cures (see `ski_rental` of the experiments).
 """
 
 import enum

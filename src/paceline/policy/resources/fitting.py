@@ -17,6 +17,7 @@ import msgspec
 import numpy as np
 from msgspec.structs import replace
 
+from paceline.base.optional import extra_for
 from paceline.policy.resources.history import MeasuredSize, PlanOutcome, SizingHistory
 from paceline.policy.resources.node_use import used_by
 from paceline.policy.resources.step_model import (
@@ -177,7 +178,8 @@ def _held_out(
 def _solve(
     own: Sequence[MeasuredSize], similar: Sequence[MeasuredSize], form: StepForm
 ) -> SizeModel:
-    from scipy.optimize import nnls  # 0.4 s, and needed only here
+    with extra_for("a resource policy that fits a model"):
+        from scipy.optimize import nnls  # 0.4 s, and needed only here
 
     parts = [_equations(each, form, 1.0) for each in own]
     parts += [_equations(each, form, _SIMILAR / _WHOLE) for each in similar]

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from paceline.base.optional import extra_for
 from paceline.policy.resources.history import MeasuredSize
 from paceline.policy.resources.step_model import StepForm
 
@@ -63,7 +64,8 @@ def _parted(seen: Sequence[tuple[float, tuple[float, ...]]]) -> list[float]:
     Returns:
         Of each part: cores, or core-seconds for each.
     """
-    from scipy.optimize import nnls  # 0.4 s, and needed only here
+    with extra_for("a resource policy that fits a model"):
+        from scipy.optimize import nnls  # 0.4 s, and needed only here
 
     used = np.array([cores for cores, _ in seen])
     rows = np.array([row for _, row in seen]) / used[:, np.newaxis]

@@ -30,7 +30,7 @@ _GRACES = (0.05, 0.15, 0.4)
 _CHUNKS = ((1, 4), (2, 8))
 """Contributions of a worker to a step, that are tried; the latter where more than one is best."""
 _OF_ROUND_TRIP = 0.5
-"""What one contribution more of a step costs (`benchmarks/chunk_cost.py`)."""
+"""What one contribution more of a step costs (`experiments/benchmarks/chunk_cost.py`)."""
 _LEAST_CHUNK = 4
 """Samples of a contribution."""
 _LEAST_RECORD = 8

@@ -14,7 +14,6 @@ from paceline.policy.straggler.solution import MODES, Solution
 from paceline.policy.straggler.solutions.auto import Auto
 from paceline.policy.straggler.solutions.dedicated import Dedicated
 from paceline.policy.straggler.solutions.falcon import Falcon
-from paceline.policy.straggler.solutions.lb_bsp import LbBsp
 from paceline.policy.straggler.solutions.non_dedicated import NonDedicated
 from paceline.policy.straggler.solutions.static import Backup, Even, LeaveOut, Nothing, Rates
 
@@ -27,7 +26,6 @@ BUILT_IN: Mapping[str, type[Solution]] = {
     "dd": Dedicated,
     "even": Even,
     "falcon": Falcon,
-    "lb_bsp": LbBsp,
     "nd": NonDedicated,
     "none": Nothing,
     "partial": LeaveOut,

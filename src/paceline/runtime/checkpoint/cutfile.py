@@ -34,7 +34,7 @@ from paceline.cuts.manifest import (
     read_manifest,
     write_file,
 )
-from paceline.runtime.state.kernels import Array
+from paceline.runtime.state.arrays import Array
 
 CHUNK_BYTES = 2 << 20
 """Bytes that `read_file` reads at a time: they are still in the cache when it hashes them."""

@@ -17,7 +17,7 @@ from torch.utils.data import TensorDataset, default_collate
 from paceline.base.errors import ConfigError
 from paceline.runtime.data.iterated import STRIDE
 from paceline.runtime.data.listed import Listed
-from paceline.runtime.data.permutation import IntArray
+from paceline.runtime.data.walks import IntArray
 
 CollateFn = Callable[[Any], Any]
 

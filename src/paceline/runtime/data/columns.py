@@ -4,11 +4,14 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
 import torch
 
 from paceline.base.errors import ConfigError
+from paceline.base.optional import extra_for
 from paceline.runtime.data.batch import batch_type
+
+with extra_for("a dataset of columns"):
+    import pyarrow as pa
 
 ARROW_TYPES = {
     "float32": pa.float32(),

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from paceline.base.errors import ConfigError
-from paceline.runtime.data.permutation import IntArray
+from paceline.runtime.data.walks import IntArray
 from paceline.runtime.process.seeding import draws, put_draws, seed_cpu
 
 BLOCK = 1 << 12

@@ -6,14 +6,16 @@ import os
 import threading
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
 
 from paceline.base.errors import ConfigError, PermanentError
+from paceline.base.optional import complaint
+
+if TYPE_CHECKING:
+    from paceline.runtime.data.grown_parquet import GrownParquet
 
 END_FILE = "_END"
 _MARK_EVERY = 256
@@ -50,8 +52,11 @@ class GrowingFiles:
             raise ConfigError(
                 f"the pattern {pattern!r} names no known form; let it end in .jsonl or .parquet"
             )
+        lacks = complaint("a stream of Parquet files", "pyarrow")
+        if lacks and pattern.endswith(".parquet"):
+            raise ConfigError(lacks)
         self._pattern, self._complete = pattern, complete
-        self._files: dict[str, _Jsonl | _Parquet] = {}
+        self._files: dict[str, _Jsonl | GrownParquet] = {}
 
     def partitions(self) -> list[str]:
         """Names of the files, in the order in which this process saw them first."""
@@ -80,11 +85,11 @@ class GrowingFiles:
         """Whether ``_END`` is there (or the stream was said to be complete)."""
         return self._complete or (self._directory / END_FILE).exists()
 
-    def _file(self, partition: str) -> "_Jsonl | _Parquet":
+    def _file(self, partition: str) -> "_Jsonl | GrownParquet":
         found = self._files.get(partition)
         if found is None:
             path = self._directory / partition
-            fresh = _Parquet(path) if path.suffix == ".parquet" else _Jsonl(path)
+            fresh = _parquet(path) if path.suffix == ".parquet" else _Jsonl(path)
             found = self._files.setdefault(partition, fresh)
         return found
 
@@ -94,6 +99,13 @@ class GrowingFiles:
     def __setstate__(self, state: tuple[Path, str, bool]) -> None:
         self._directory, self._pattern, self._complete = state
         self._files = {}
+
+
+def _parquet(path: Path) -> "GrownParquet":
+    # pyarrow is of an extra, and streams of JSONL do without it.
+    from paceline.runtime.data.grown_parquet import GrownParquet
+
+    return GrownParquet(path)
 
 
 class _Jsonl:
@@ -165,37 +177,3 @@ class _Jsonl:
             return msgspec.json.decode(line)
         except msgspec.DecodeError as error:
             raise ConfigError(f"{self._path}, line {number}: no JSON: {error}") from error
-
-
-class _Parquet:
-    """One Parquet file of a stream: there as a whole, or not yet."""
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self._starts: list[int] | None = None
-
-    def end(self, finished: bool) -> int | None:
-        if self._starts is None:
-            try:
-                metadata = pq.read_metadata(self._path)
-            except (FileNotFoundError, pa.ArrowInvalid) as error:
-                if not finished:
-                    return None  # still being written: its footer comes last
-                raise ConfigError(f"{self._path} cannot be read as Parquet: {error}") from error
-            rows = [metadata.row_group(g).num_rows for g in range(metadata.num_row_groups)]
-            self._starts = [0, *itertools.accumulate(rows)]
-        return self._starts[-1]
-
-    def read(self, start: int, stop: int) -> list[Any]:
-        assert self._starts is not None
-        groups = [
-            group
-            for group, (low, high) in enumerate(itertools.pairwise(self._starts))
-            if low < stop and start < high
-        ]
-        if not groups:
-            return []
-        with pq.ParquetFile(self._path) as parquet:
-            table = parquet.read_row_groups(groups, use_threads=False)
-        rows: list[Any] = table.slice(start - self._starts[groups[0]], stop - start).to_pylist()
-        return rows

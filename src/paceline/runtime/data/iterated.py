@@ -20,7 +20,7 @@ from torch.utils.data import Dataset
 from paceline.base.errors import ConfigError
 from paceline.runtime.data.digests import digest_of
 from paceline.runtime.data.order import EpochOrder
-from paceline.runtime.data.permutation import IntArray
+from paceline.runtime.data.walks import IntArray
 from paceline.runtime.process.seeding import kept, seed_cpu, seed_of
 from paceline.wire.messages.feeds import Underway
 

@@ -20,7 +20,7 @@ import numpy.typing as npt
 
 from paceline.base.errors import ConfigError, PermanentError
 from paceline.base.jobdir import home
-from paceline.runtime.data.permutation import IntArray
+from paceline.runtime.data.walks import IntArray
 
 BLOCK_BYTES = 1 << 16
 SIDECAR_MIN_BYTES = 64 << 20

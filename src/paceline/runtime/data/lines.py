@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 from paceline.base.errors import ConfigError, InternalError
 from paceline.runtime.data.line_index import BLOCK_BYTES, LineIndex
-from paceline.runtime.data.permutation import IntArray
+from paceline.runtime.data.walks import IntArray
 
 Paths = str | Path | Sequence[str | Path]
 _CACHED_BLOCKS = 256

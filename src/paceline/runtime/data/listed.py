@@ -12,7 +12,7 @@ from paceline.base.errors import ConfigError
 from paceline.runtime.data.digests import digest_of
 from paceline.runtime.data.drawn import BLOCK, DrawnOrder
 from paceline.runtime.data.iterated import Iterated
-from paceline.runtime.data.permutation import IntArray
+from paceline.runtime.data.walks import IntArray
 
 Order = Sequence[int] | IntArray | DrawnOrder
 

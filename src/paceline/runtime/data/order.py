@@ -11,7 +11,8 @@ from functools import lru_cache
 import numpy as np
 
 from paceline.base.errors import ConfigError, InternalError
-from paceline.runtime.data.permutation import IntArray, Permutation, derive_key
+from paceline.runtime.data.permutation import Permutation, derive_key
+from paceline.runtime.data.walks import IntArray
 
 DEFAULT_SHARD_SIZE = 4096
 

@@ -6,14 +6,18 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
 
 from paceline.base.errors import ConfigError
+from paceline.base.optional import extra_for
 from paceline.runtime.data.batch import batch_type
-from paceline.runtime.data.columns import to_batch
 from paceline.runtime.data.contents import OfFiles
 from paceline.runtime.data.lines import Paths, expand_paths
+
+with extra_for("`pl.ParquetRows`"):
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    from paceline.runtime.data.columns import to_batch
 
 _CACHED_ROW_GROUPS = 4
 

@@ -9,17 +9,19 @@ from functools import cached_property
 
 import numpy as np
 import numpy.typing as npt
-from numba import njit
 
-IntArray = npt.NDArray[np.int64]
-_Words = npt.NDArray[np.uint64]
+from paceline.runtime.data.walks import MULTIPLIERS, IntArray, Words, mix_words
+
+try:
+    from paceline.runtime.data.compiled_walks import walk
+except ModuleNotFoundError:  # numba is of the extra `servers`; the images are the same
+    from paceline.runtime.data.walks import walk
 
 MAX_LENGTH = 1 << 62
 _TABLE_LENGTH = 1 << 16
 _NUM_ROUNDS = 8
 _MASK = (1 << 64) - 1
 _GOLDEN = 0x9E3779B97F4A7C15
-_MULTIPLIERS = (0xBF58476D1CE4E5B9, 0x94D049BB133111EB)
 
 
 def derive_key(*parts: int) -> int:
@@ -69,7 +71,7 @@ class Permutation:
     def _table(self) -> IntArray:
         # _mix_words is a bijection of 64-bit words: no two points of one key tie.
         counter = np.arange(1, self.length + 1, dtype=np.uint64) * np.uint64(_GOLDEN)
-        return np.argsort(_mix_words(counter + np.uint64(self.key))).astype(np.int64)
+        return np.argsort(mix_words(counter + np.uint64(self.key))).astype(np.int64)
 
     @cached_property
     def _inverse_table(self) -> IntArray:
@@ -78,55 +80,17 @@ class Permutation:
         return table
 
     @cached_property
-    def _round_keys(self) -> _Words:
+    def _round_keys(self) -> Words:
         return np.array([derive_key(self.key, turn) for turn in range(_NUM_ROUNDS)], np.uint64)
 
     def _walk(self, points: IntArray, *, backwards: bool) -> IntArray:
-        images = np.empty(points.shape, np.int64)
         shape = np.uint64(self.length), self._low_bits, *self._masks
-        _walk_all(points.ravel(), images.reshape(-1), shape, self._round_keys, backwards)
-        return images
+        images: IntArray = walk(points.ravel(), shape, self._round_keys, backwards)
+        return images.reshape(points.shape)
 
 
 def _mix(word: int) -> int:
     """The finaliser of splitmix64 (Steele et al. 2014) on a Python integer."""
-    word = ((word ^ (word >> 30)) * _MULTIPLIERS[0]) & _MASK
-    word = ((word ^ (word >> 27)) * _MULTIPLIERS[1]) & _MASK
+    word = ((word ^ (word >> 30)) * MULTIPLIERS[0]) & _MASK
+    word = ((word ^ (word >> 27)) * MULTIPLIERS[1]) & _MASK
     return word ^ (word >> 31)
-
-
-def _mix_words(words: _Words) -> _Words:
-    """The same on arrays; overflow wraps, as the hash wants."""
-    words = (words ^ (words >> np.uint64(30))) * np.uint64(_MULTIPLIERS[0])
-    words = (words ^ (words >> np.uint64(27))) * np.uint64(_MULTIPLIERS[1])
-    return words ^ (words >> np.uint64(31))
-
-
-@njit(cache=True, nogil=True)
-def _walk_all(points, images, shape, keys, backwards):  # type: ignore[no-untyped-def]
-    """Each point through the network, again and again until it is inside."""
-    length, low_bits, low_mask, high_mask = shape
-    for index in range(points.size):
-        word = np.uint64(points[index])
-        while True:
-            low, high = word & low_mask, word >> low_bits
-            # Even turns change the low half by the high one, odd turns the high half by the low
-            # one; each undoes itself, so the same turns backwards are the inverse.
-            for turn in range(keys.size):
-                at = keys.size - 1 - turn if backwards else turn
-                if at % 2 == 0:
-                    low ^= _mix_word(high + keys[at]) & low_mask
-                else:
-                    high ^= _mix_word(low + keys[at]) & high_mask
-            word = low | (high << low_bits)
-            if word < length:
-                break
-        images[index] = np.int64(word)
-
-
-@njit(inline="always")
-def _mix_word(word):  # type: ignore[no-untyped-def]
-    """Compute `_mix` on a machine word."""
-    word = (word ^ (word >> np.uint64(30))) * np.uint64(_MULTIPLIERS[0])
-    word = (word ^ (word >> np.uint64(27))) * np.uint64(_MULTIPLIERS[1])
-    return word ^ (word >> np.uint64(31))

@@ -11,12 +11,15 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
-import sqlalchemy as sql
-
 from paceline.base.errors import ConfigError, PermanentError
-from paceline.runtime.data.columns import arrow_schema, to_batch
+from paceline.base.optional import extra_for
 from paceline.runtime.data.order import DEFAULT_SHARD_SIZE
+
+with extra_for("`pl.SqlTable`"):
+    import pyarrow as pa
+    import sqlalchemy as sql
+
+    from paceline.runtime.data.columns import arrow_schema, to_batch
 
 _BLOCK_ROWS = 1024
 _CACHED_BLOCKS = 64

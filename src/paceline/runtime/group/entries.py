@@ -28,13 +28,15 @@ class EntriesOfMember:
         """See `Entries.newest`; where nobody trains, the loop that the newest cut is of."""
         found = self._member.begun()
         if found.cut is None:
-            return self._entry(found)
+            newest, held = self._entry(found), self._member.variables.arrived_at
+            # What a member has loaded may be of a loop in which nobody had a batch so far.
+            is_later = held is not None and (newest is None or held[0] > newest.place)
+            return self._entry_at(held, found) if is_later else newest
         try:
             held = entry_in_cut(self._training(), *self._member.process.cuts.places(found.cut))
         except PermanentError:  # the master finds out, and names another one
             return None
-        feeds = {feed.place: feed for feed in (*found.begun, found.newest) if feed is not None}
-        return None if held is None else Entry(*held, feeds.get(held[0]))
+        return self._entry_at(held, found)
 
     def next_after(self, place: ScriptPlace) -> Entry | None:
         """See `Entries.next_after`."""
@@ -68,6 +70,10 @@ class EntriesOfMember:
         """See `Entries.fate_of_bystander`."""
         found = self._member.begun()
         return "leaves" if found.others else "returns" if found.returned else "fails"
+
+    def _entry_at(self, held: tuple[ScriptPlace, str, int] | None, found: PlaceIs) -> Entry | None:
+        feeds = {feed.place: feed for feed in (*found.begun, found.newest) if feed is not None}
+        return None if held is None else Entry(*held, feeds.get(held[0]))
 
     def _entry(self, found: PlaceIs) -> Entry | None:
         feed = found.newest

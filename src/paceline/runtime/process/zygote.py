@@ -23,19 +23,22 @@ from pathlib import Path
 from typing import NoReturn
 
 from paceline.base.numbering import Inc
+from paceline.base.optional import complaint
 from paceline.base.processes import ROOM, kill_group_quietly
 from paceline.jobs.zygotes import environment_digest
 from paceline.runtime.process import main_module, template
 from paceline.runtime.process.output import print_to, replace_streams
 from paceline.wire.zygote import Died, Fork, Forked, Warm, receive_fork, send
 
+SERVED = "paceline.runtime.holding.servers.client"
+"""Needed by workers whose model is on servers; its kernels need the extra `servers`."""
 PRELOAD = {
     "worker": (
         "torch",
         "numpy.random",
         "paceline.runtime.process.running",
         "paceline.runtime.script.job",
-        "paceline.runtime.holding.servers.client",
+        SERVED,
     ),
     "server": ("paceline.runtime.process.running", "paceline.runtime.server.server"),
     "script": ("torch", "torch._dynamo", "numpy.random", "paceline.runtime.process.running"),
@@ -170,9 +173,13 @@ def warm_up(kind: str, preload: Sequence[str]) -> None:
     # Whether there are GPUs: asked of the driver's library, since a process that has asked CUDA
     # itself cannot hand it to its forks. Libraries ask while they are imported.
     os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
+    kernels_lack = complaint("a model on servers", "numba", "llvmlite")
     for name in (*PRELOAD[kind], *preload):
-        importlib.import_module(name)
-    if kind in ("server", "worker"):
+        if not (kernels_lack and name == SERVED):
+            importlib.import_module(name)
+    if kernels_lack and kind == "worker":
+        importlib.import_module("torch._dynamo")
+    elif kind in ("server", "worker"):
         rehearsal = importlib.import_module("paceline.runtime.server.rehearsal")
         (rehearsal.rehearse_server if kind == "server" else rehearsal.rehearse_worker)()
     gc.freeze()

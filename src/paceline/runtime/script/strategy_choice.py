@@ -10,8 +10,6 @@ from torch.optim import Optimizer
 
 from paceline.base.errors import ConfigError
 from paceline.runtime.holding.local.strategy import Local
-from paceline.runtime.holding.servers.in_process import Alone
-from paceline.runtime.holding.servers.strategy import OnServers
 from paceline.runtime.process.process import Process, managed
 from paceline.runtime.script.embedding import is_table
 from paceline.runtime.script.prepared import check_parameters
@@ -70,6 +68,10 @@ def fitting(
     """
     alone = isinstance(strategy, Local)
     if alone and any(is_table(one) for root in modules for one in root.modules()):
+        # Their kernels are compiled with numba, which is of an extra.
+        from paceline.runtime.holding.servers.in_process import Alone
+        from paceline.runtime.holding.servers.strategy import OnServers
+
         strategy = OnServers(Alone(strategy.spec), strategy.script_state)
     check_parameters(modules, optimizers, alone=isinstance(strategy, Local))
     return strategy

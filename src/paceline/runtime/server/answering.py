@@ -9,7 +9,7 @@ from paceline.base.copying import copy
 from paceline.base.samples import SampleSet
 from paceline.protocol.holding.servers.server import ServerState
 from paceline.runtime.server.store import Store
-from paceline.runtime.state.kernels import Array
+from paceline.runtime.state.arrays import Array
 from paceline.wire.data_plane import DataServer
 from paceline.wire.messages.data import Export, Exported, Pull, Pulled
 from paceline.wire.messages.feeds import feed_of

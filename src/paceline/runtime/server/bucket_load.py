@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from paceline.runtime.state import kernels, layout
-from paceline.runtime.state.kernels import Array, Int64s
+from paceline.runtime.state.arrays import Array, Int64s
 from paceline.wire.schema import NUM_BUCKETS, ModelSchema
 
 EVERY = 31

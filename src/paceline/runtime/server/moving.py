@@ -41,7 +41,7 @@ from paceline.runtime.checkpoint import cutfile
 from paceline.runtime.process.process import Process
 from paceline.runtime.server.scripts import Scripts, saved_in
 from paceline.runtime.server.store import Gradients, Store
-from paceline.runtime.state.kernels import Array
+from paceline.runtime.state.arrays import Array
 from paceline.wire.data_plane import DataClient
 from paceline.wire.messages.base import Server, ServerMap
 from paceline.wire.messages.data import Piece, PieceHeld

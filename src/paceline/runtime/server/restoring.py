@@ -8,7 +8,7 @@ from paceline.base.samples import SampleSet
 from paceline.cuts.manifest import CutManifest, look_at, map_file, read_manifest
 from paceline.runtime.checkpoint.cutfile import read_file, unpack
 from paceline.runtime.server.store import Store
-from paceline.runtime.state.kernels import Array
+from paceline.runtime.state.arrays import Array
 from paceline.wire.messages.node import Restore
 
 

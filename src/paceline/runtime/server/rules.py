@@ -12,7 +12,7 @@ import numpy as np
 
 from paceline.base.errors import ConfigError, InternalError
 from paceline.runtime.server import updates
-from paceline.runtime.state.kernels import Array, Int64s
+from paceline.runtime.state.arrays import Array, Int64s
 from paceline.wire.schema import FROZEN, OptimizerGroup
 
 INSTEAD = (

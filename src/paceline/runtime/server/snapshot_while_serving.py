@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from paceline.runtime.checkpoint import cutfile
-from paceline.runtime.state.kernels import Array, Int64s
+from paceline.runtime.state.arrays import Array, Int64s
 
 LOG_BYTES = 64 << 20
 """What may be noted; updates wait for the rest of the copy when it is more."""

@@ -20,7 +20,8 @@ from paceline.runtime.server.scripts import Kept, Scripts, saved_in
 from paceline.runtime.server.snapshot_while_serving import Aside
 from paceline.runtime.server.tables import DynamicTable, FixedTable
 from paceline.runtime.state import layout
-from paceline.runtime.state.kernels import Array, Int64s, dedup, plain
+from paceline.runtime.state.arrays import Array, Int64s
+from paceline.runtime.state.kernels import dedup, plain
 from paceline.wire.messages.base import TableHeld
 from paceline.wire.messages.data import Changed
 from paceline.wire.schema import ModelSchema

@@ -15,7 +15,7 @@ from paceline.runtime.checkpoint.cutfile import Scattered
 from paceline.runtime.server.rules import Rule, State
 from paceline.runtime.server.snapshot_while_serving import Aside
 from paceline.runtime.state import kernels, layout
-from paceline.runtime.state.kernels import Array, Int64s
+from paceline.runtime.state.arrays import Array, Int64s
 from paceline.wire.schema import NUM_BUCKETS, OptimizerGroup, Table
 
 MIN_ROWS = 1024

@@ -13,7 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from paceline.runtime.state.kernels import AHEAD, Array, Int64s, compiled, prefetch
+from paceline.runtime.state.arrays import Array, Int64s
+from paceline.runtime.state.kernels import AHEAD, compiled, prefetch
 
 # ---------------------------------------------------------------------------------------- dense
 

@@ -15,13 +15,14 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from llvmlite import ir
-from numba import njit, types
-from numba.extending import intrinsic
 
-Array = npt.NDArray[Any]
-Int64s = npt.NDArray[np.int64]
-Int32s = npt.NDArray[np.int32]
+from paceline.base.optional import extra_for
+from paceline.runtime.state.arrays import Array, Int32s, Int64s
+
+with extra_for("a model on servers or with sparse tables"):
+    from llvmlite import ir
+    from numba import njit, types
+    from numba.extending import intrinsic
 
 compiled = njit(cache=True, nogil=True, error_model="numpy", fastmath={"nsz"})
 """The one way kernels are compiled: no reassociation, so sums keep their written order; nothing is

@@ -434,6 +434,14 @@ class Variables:
             # Others may copy what we hold before our script has taken these.
             self._arrived = self.ready = state
 
+    @property
+    def arrived_at(self) -> tuple[ScriptPlace, str, int] | None:
+        """Where a script was with what has arrived, and was not taken: see `entry_in_cut`."""
+        state = self._arrived
+        if state is None:
+            return None
+        return tuple(state["place"]), state["opened"], state.get("turn", 0)
+
     def take(self, *, ended: bool = False) -> bool:
         """Give the script's variables the values that have arrived, where it waits; whether it did.
 

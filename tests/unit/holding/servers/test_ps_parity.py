@@ -20,7 +20,7 @@ from paceline.wire.spec import JobSpec
 
 STEPS, SIZE, NUM_IDS = 60, 8, 12
 TOLERANCE = {torch.float64: 1e-10, torch.float32: 1e-5}
-"""As in benchmarks/equality.py."""
+"""As in experiments/benchmarks/equality.py."""
 
 
 class Net(nn.Module):

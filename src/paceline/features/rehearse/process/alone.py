@@ -18,8 +18,6 @@ from paceline.features.rehearse.process.looking import Looking, plan_here
 from paceline.features.rehearse.process.watched_job import RehearsedJob
 from paceline.runtime.group.checks import check_dense, check_movable, check_own_statistics
 from paceline.runtime.holding.local.strategy import Local
-from paceline.runtime.holding.servers.in_process import Alone
-from paceline.runtime.holding.servers.strategy import OnServers
 from paceline.runtime.process import main_module
 from paceline.runtime.script import job
 from paceline.runtime.script.strategy import Strategy
@@ -55,6 +53,10 @@ class RehearsedOnServers(RehearsedJob):
 
     def __init__(self, strategy: Strategy) -> None:
         if type(strategy) is Local:
+            # Their kernels are compiled with numba, which is of an extra.
+            from paceline.runtime.holding.servers.in_process import Alone
+            from paceline.runtime.holding.servers.strategy import OnServers
+
             strategy = OnServers(Alone(strategy.spec), strategy.script_state)
         super().__init__(strategy)
 

@@ -56,7 +56,7 @@ class DlroverRm(ResourcePolicy, frozen=True):
     trials: AnyNumber = 3
     """Sizes of one job that are tried although, with caution, no plan is worth it."""
     seed: AnyNumber = 0
-    """Seed of the search for plans."""
+    """Not used, since the search draws nothing; specs and logs of earlier versions may name it."""
 
     def decide(self, seen: ResourceObservation, history: SizingHistory) -> ResourcePlan | Hold:
         present = now_of(seen, history)
@@ -100,7 +100,7 @@ class DlroverRm(ResourcePolicy, frozen=True):
         least = (1.0 - self.loss) * per_s
         return [
             each
-            for each in offers(seen, model, per_s, self.reach, self.seed, least, caution)
+            for each in offers(seen, model, per_s, self.reach, least, caution)
             if each.size.differing(seen.size) and not history.avoids(each.size, seen.now_s)
         ]
 

@@ -1,0 +1,11 @@
+"""The commands ``paceline sim`` and ``paceline bench``."""
+
+import typer
+
+from paceline_experiments.verbs import bench, sim
+
+
+def add_to(app: typer.Typer) -> None:
+    """Add the commands ``sim ...`` and ``bench ...``."""
+    app.add_typer(bench.app, name="bench")
+    app.add_typer(sim.app, name="sim")

@@ -1,1 +1,0 @@
-"""The papers' experiments, simulated and with real jobs, and the data they use."""

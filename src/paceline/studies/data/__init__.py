@@ -1,1 +1,0 @@
-"""Click logs with a known answer, and public data sets in the same layout."""
