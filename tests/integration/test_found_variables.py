@@ -80,7 +80,7 @@ def test_workers_die_in_mid_epoch_and_each_count_is_as_in_a_plain_run(
 ) -> None:
     expected = plain(tmp_path / "alone", *flags)
     with job_of(tmp_path / "job", *flags) as job:
-        for at, node in ((1.4, "worker-1"), (2.5, "worker-0")):
+        for at, node in ((1.4, "worker-1"), (2.2, "worker-0")):
             job.until_committed(int(at * SAMPLES))
             os.kill(job.pid_of(node), signal.SIGKILL)
         check_end(job, expected)

@@ -158,9 +158,12 @@ class ShardClient(MemberClient):
     def _hand_over_s(self) -> float:
         """How long a hand-over may take, which needs all members.
 
-        Some have more to do after their loops, for example saving a file.
+        Some have more to do after their loops, for example saving a file. If the job stops, and the
+        script's own handler of the signal left its loop, others may have left theirs a step later:
+        they wait for us in it, and no cut comes.
         """
-        return max(TOGETHER_S, super()._hand_over_s)
+        alone_s = super()._hand_over_s
+        return alone_s if self.process.told_to_stop else max(TOGETHER_S, alone_s)
 
     @property
     def _owes_cut(self) -> bool:

@@ -12,6 +12,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor, Shard
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
@@ -63,6 +64,20 @@ class Shards(Replica):
         self._part = part
         params = (one for module in modules for one in module.parameters())
         self._mesh = next(one.device_mesh for one in params if isinstance(one, DTensor))
+
+    def enter_loop(self) -> None:
+        """The script trains, or is about to.
+
+        A forward pass of the script's own between two loops leaves its root's parameters gathered,
+        until something shards them again. torch's ``state_dict`` for a cut does, and members may
+        copy one at different moments. The next forward pass would gather in some of them alone,
+        and all would wait without end. So all begin a loop with shards.
+        """
+        super().enter_loop()
+        for root in self.modules:
+            for module in root.modules():
+                if isinstance(module, FSDPModule):
+                    module.reshard()
 
     def save(self) -> dict[str, Array]:
         """Save the state; of what is sharded only our own rows."""
