@@ -8,6 +8,7 @@ import random
 import sys
 from argparse import Namespace
 from collections import Counter, OrderedDict, defaultdict, deque, namedtuple
+from collections.abc import Callable
 from dataclasses import dataclass
 from decimal import Decimal
 from enum import Enum
@@ -816,3 +817,16 @@ def test_what_has_arrived_is_the_state_until_the_script_takes_it_or_goes_on_with
     assert variables.state_of() is handed, "a cut that is made at once holds it, too"
     variables.comes_to(7)
     assert variables.state_of() is None, "the script counts on its own"
+
+
+def test_a_group_of_parameters_is_the_optimizers_and_not_a_variable() -> None:
+    def look_of(others: Callable[[torch.nn.Module], set[int]]) -> set[str]:
+        model = torch.nn.Linear(2, 1)
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+        for group in optimizer.param_groups:
+            group["lr"] *= 0.5
+        look = ScriptLook([sys._getframe()], {id(optimizer), *others(model)})
+        return {path for path in look.leaves if "look_of.group" in path}
+
+    assert look_of(lambda model: {id(one) for one in model.parameters()}) == set()
+    assert any("lr" in path for path in look_of(lambda _: set()))

@@ -209,6 +209,8 @@ class ScriptLook:
             if id(value) in self._seen and not isinstance(value, tuple):
                 return
             self._seen.add(id(value))
+            if self._is_group_of_others(value):
+                return
             if type(value) is defaultdict:
                 self._defaults[path] = value
             if self._of_attributes(path, value, depth) and not isinstance(value, CONTAINERS):
@@ -223,6 +225,14 @@ class ScriptLook:
             self.leaves[path] = Variable(kind, value, bind)
             if self._in_library:
                 self.of_libraries.add(path)
+
+    def _is_group_of_others(self, value: Any) -> bool:
+        """Whether a dictionary is a group of parameters of a prepared optimizer.
+
+        A script that sets rates by hand has one as a variable; a joiner has none before its body.
+        """
+        params = value.get("params") if type(value) is dict else None
+        return type(params) is list and any(id(one) in self._others for one in params)
 
     def _is_kept_elsewhere(self, kind: Kind, value: Any) -> bool:
         if isinstance(value, AveragedModel | DataLoader):
