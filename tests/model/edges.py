@@ -1,7 +1,7 @@
 """Jobs whose workers are whole: `ServersLoop` and `ServerTrainer` over the model's master and servers.
 
 The explorer (`world.py`) drives `WorkerState` by a script that has no pull under way and no batch
-staged ahead. Here the production loop and the production edge run on top of it, in a thread each,
+staged ahead. Here the production loop and the production trainer run on top of it, in a thread each,
 of which one runs at a time: which one, and what arrives meanwhile, is drawn at random, so a seed is
 a schedule. Messages between two processes keep their order, as on a socket; what is lost is lost
 with a master that dies, or by `Life.loss`.
@@ -27,7 +27,7 @@ from paceline.protocol.samples.plans import GlobalAction
 from paceline.protocol.snapshot import Snapshot, restore, take
 from paceline.protocol.training import MasterState
 from paceline.runtime.data.work import Work
-from paceline.runtime.holding.servers import client, edge, loop
+from paceline.runtime.holding.servers import client, loop
 from paceline.runtime.holding.servers.client import ServerTrainer
 from paceline.runtime.holding.servers.loop import ServersLoop
 from paceline.runtime.holding.servers.schedule import Schedule
@@ -489,9 +489,8 @@ class Town:
 
 
 def substitute(patch: Callable[[object, str, object], None]) -> None:
-    """Have the edge use what is here instead of threads, sockets and the clock."""
+    """Have the trainer use what is here instead of threads, sockets and the clock."""
     now_s = partial(next, count(0.0, 0.001))
-    patch(edge, "Exchange", Exchange)
-    for half in (client, edge):
-        patch(half, "time", SimpleNamespace(monotonic=now_s, perf_counter=now_s))
+    patch(client, "Exchange", Exchange)
+    patch(client, "time", SimpleNamespace(monotonic=now_s, perf_counter=now_s))
     patch(loop, "monotonic", now_s)
