@@ -114,9 +114,6 @@ class MasterState:
         self.left_loops = LeftLoops()
         #: Whether the script of a worker has come to its end.
         self.has_returned = False
-        #: Workers that wait for a loop that others will begin; and whether all wait for each other,
-        #: so that this one has to go on.
-        self.bystanders: dict[Inc, bool] = {}
         #: Told as done: feeds.
         self.complete: set[int] = set()
         self.step = START
@@ -246,7 +243,6 @@ class MasterState:
         self.workers.pop(inc, None)
         self.prepared.discard(inc)
         self.trains_on.pop(inc, None)
-        self.bystanders.pop(inc, None)
         self.waiting.pop(inc, None)
         self.sizes.pop(inc, None)
         self.cuts.wanted.pop(inc, None)
@@ -269,7 +265,6 @@ class MasterState:
             spared: if it means another feed, it is left out, and the job does not fail.
         """
         feed = message.feed
-        self.bystanders.pop(message.inc, None)
         if message.inc in self.workers:
             self.ledger.agreements.came(message.inc)
         # What it evaluates behind its loop it can do alone.
@@ -362,23 +357,13 @@ class MasterState:
             at=at,
             cut=cut,
             newest=None if newest is None else msgspec.structs.replace(newest, ends=()),
-            others=bool(holders - {message.inc}) and not self.bystanders.get(message.inc, False),
+            others=bool(holders - {message.inc}),
             returned=self.has_returned,
         )
         return [*met, Send(message.inc, answer)]
 
     def _stands_by(self, inc: Inc) -> list[Instruction]:
-        """Have nobody wait for a worker that comes in later: see `AskPlace`.
-
-        Where all that hold the model wait so, as after a cut of a loop's end from which all begin
-        again, nobody would begin the next loop: each goes on by itself.
-        """
-        if inc in self.workers:
-            self.bystanders.setdefault(inc, False)
-        holders = self.holder.holders
-        waiting = {one for one, goes_on in self.bystanders.items() if not goes_on}
-        if holders and holders <= waiting:
-            self.bystanders.update(dict.fromkeys(waiting, True))
+        """Have nobody wait for a worker that comes in later: see `AskPlace`."""
         self.ledger.agreements.left(inc)
         return self._meet()
 

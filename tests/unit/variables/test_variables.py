@@ -817,6 +817,9 @@ def test_what_has_arrived_is_the_state_until_the_script_takes_it_or_goes_on_with
     assert variables.state_of() is handed, "a cut that is made at once holds it, too"
     variables.comes_to(7)
     assert variables.state_of() is None, "the script counts on its own"
+    variables.become(handed)
+    variables.given()
+    assert variables.arrived_at is None, "the model is further on than that"
 
 
 def test_a_group_of_parameters_is_the_optimizers_and_not_a_variable() -> None:

@@ -27,11 +27,11 @@ class EntriesOfMember:
     def newest(self) -> Entry | None:
         """See `Entries.newest`; where nobody trains, the loop that the newest cut is of."""
         found = self._member.begun()
+        if self._member.together and (loaded := self._member.variables.arrived_at) is not None:
+            # All have loaded the same cut, however far the faster ones are by now.
+            return self._entry_at(loaded, found)
         if found.cut is None:
-            newest, held = self._entry(found), self._member.variables.arrived_at
-            # What a member has loaded may be of a loop in which nobody had a batch so far.
-            is_later = held is not None and (newest is None or held[0] > newest.place)
-            return self._entry_at(held, found) if is_later else newest
+            return self._entry(found)
         try:
             held = entry_in_cut(self._training(), *self._member.process.cuts.places(found.cut))
         except PermanentError:  # the master finds out, and names another one
@@ -39,8 +39,8 @@ class EntriesOfMember:
         return self._entry_at(held, found)
 
     def next_after(self, place: ScriptPlace) -> Entry | None:
-        """See `Entries.next_after`."""
-        while True:
+        """See `Entries.next_after`; members that begin together wait for none, as all come late."""
+        while not self._member.together:
             found = self._member.begun(stands_by=True)
             is_later = found.newest is not None and found.newest.training > self._training()
             if not found.others or is_later:  # the next loop is one of the next training
@@ -49,6 +49,7 @@ class EntriesOfMember:
             if entry is not None and entry.place > place:
                 return entry
             self._member.pause(ASK_S)
+        return None
 
     def goes_on(self) -> None:
         """See `Entries.goes_on`."""

@@ -89,7 +89,8 @@ class MemberClient:
 
     Args:
         process: this one.
-        together: a cut is made of copies of all members, after the same step.
+        together: a cut is made of copies of all members, after the same step; so all begin again
+            from one when a member is lost.
     """
 
     def __init__(self, process: Process, *, together: bool = False) -> None:
@@ -102,6 +103,7 @@ class MemberClient:
         self._replica: Replica | None = None
         self._profiling = MemberProfiling(process.inc)
         self._peer_steps = PeerSteps()
+        self.together = together
         self._keeper = Keeper(process, self._on_news, together=together)
         self._asker = CutAsker(process.inc)
         self._peers = GroupPeers(self._exchange, self.state)
@@ -488,7 +490,7 @@ class MemberClient:
             if self._leaving or not holds:
                 return
             self._hands_over = True
-            step, until_s = self.state.step, time.monotonic() + self._hand_over_s
+            step, since_s = self.state.step, time.monotonic()
             feed = self._loop_edge // 2
             self._tell_master(self._asker.ask_last(self.state.epoch_no, step, feed))
             while self._asker.waits:
@@ -499,8 +501,8 @@ class MemberClient:
                 elif self.process.stop_requested:
                     self._leave()
                 if self._keeper.is_delayed:
-                    until_s = time.monotonic() + self._hand_over_s
-                if time.monotonic() > until_s:
+                    since_s = time.monotonic()
+                if time.monotonic() > since_s + self._hand_over_s:
                     _log.warning("returned_without_cut step=%d", step)
                     return
                 self._rest()

@@ -236,7 +236,8 @@ class Variables:
         return [(one, at) for one, (_, at) in zip(now, self._passed, strict=False)]
 
     def given(self) -> None:
-        """The script gets a batch."""
+        """The script gets a batch; what has arrived, and was not taken by now, is of the past."""
+        self._arrived = None
         self._num_bodies += 1
         self._num_given += 1
 
@@ -348,7 +349,7 @@ class Variables:
         Args:
             ended: the loop is over.
         """
-        if self._arrived is not None and not (self._num_given or self.missed):
+        if self._arrived is not None and not self.missed:
             return self._arrived  # the model is still where it was when these were handed over
         if self._frame is None or not self._first:
             return self._at_stop
@@ -441,6 +442,18 @@ class Variables:
         if state is None:
             return None
         return tuple(state["place"]), state["opened"], state.get("turn", 0)
+
+    def arrived_digest(self) -> int:
+        """Of where that is: members that have loaded one cut must agree on it."""
+        state = self._arrived
+        if state is None:
+            return 0
+        where = (self.arrived_at, state["ended"], state.get("left"))
+        return xxhash.xxh3_64_intdigest(repr(where).encode()) >> 1
+
+    def decline(self) -> None:
+        """Do without what has arrived."""
+        self._arrived = self.ready = None
 
     def take(self, *, ended: bool = False) -> bool:
         """Give the script's variables the values that have arrived, where it waits; whether it did.

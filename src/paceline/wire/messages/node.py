@@ -79,7 +79,7 @@ class AskPlace(Message, frozen=True):
     """worker -> master: how far is the model in the script? Answer: PlaceIs.
 
     ``stands_by``: this worker waits for a loop that others are to begin; where these meet before
-    that, they do not wait for it. Where all wait so, the answer is that there are no ``others``.
+    that, they do not wait for it.
     """
 
     inc: Inc

@@ -7,6 +7,7 @@ from msgspec.structs import replace
 
 from paceline.base.numbering import Inc
 from paceline.runtime.group.entries import EntriesOfMember
+from paceline.runtime.variables.variables import Variables
 from paceline.wire.messages.feeds import Feed
 from paceline.wire.messages.node import PlaceIs
 
@@ -27,8 +28,9 @@ LOOP = Feed(
 class Told:
     """A member whose master answers so, one after the other."""
 
-    def __init__(self, *answers: PlaceIs) -> None:
-        self.answers = list(answers)
+    def __init__(self, *answers: PlaceIs, together: bool = False) -> None:
+        self.answers, self.together = list(answers), together
+        self.variables = Variables(found=True)
 
     def begun(self, *, stands_by: bool = False) -> PlaceIs:
         return self.answers.pop(0)
@@ -62,3 +64,22 @@ def test_it_waits_for_the_next_loop_of_others() -> None:
 )
 def test_it_goes_on_where_no_loop_of_others_comes(told: PlaceIs) -> None:
     assert next_after(told) is None
+
+
+def test_members_that_begin_together_wait_for_no_other_and_come_to_the_loop_of_their_cut() -> None:
+    # A faster one is in the next loop already, or has left the one that the cut is of.
+    member = Told(answer(newest=LOOP), together=True)
+    entries = EntriesOfMember(cast(Any, member), lambda: 0)
+    member.variables.become({"place": (0, -1, 2), "opened": "there", "turn": 1})
+    found = entries.newest()
+    assert found is not None
+    assert (found.place, found.site, found.turn) == ((0, -1, 2), "there", 1)
+    assert entries.next_after((0, -1, 2)) is None
+
+
+def test_a_member_that_copies_comes_to_the_loop_of_the_others() -> None:
+    member = Told(answer(newest=LOOP))
+    member.variables.become({"place": (0, -1, 2), "opened": "there", "turn": 1})
+    found = EntriesOfMember(cast(Any, member), lambda: 0).newest()
+    assert found is not None
+    assert found.place == LOOP.place

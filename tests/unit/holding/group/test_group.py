@@ -56,13 +56,11 @@ from paceline.wire.messages.group import (
 )
 from paceline.wire.messages.node import (
     AskCut,
-    AskPlace,
     Copied,
     CutMade,
     FeedOpened,
     NodeDown,
     OpenFeed,
-    PlaceIs,
     Stop,
     TakeCut,
 )
@@ -738,26 +736,6 @@ def sharded(num_workers: int = 2) -> Job:
     job = Job(num_workers, sharded=True)
     job.join()
     return job
-
-
-def stands_by(job: Job, inc: int) -> bool:
-    """Whether a member that waits for a loop of others has any that may begin one."""
-    (answer,) = [
-        one.message
-        for one in job.master.place_asked(AskPlace(inc=inc, stands_by=True))
-        if isinstance(one, Send) and isinstance(one.message, PlaceIs)
-    ]
-    return answer.others
-
-
-def test_members_that_all_wait_for_a_loop_of_others_begin_it() -> None:
-    job = sharded()
-    assert stands_by(job, 1)
-    assert stands_by(job, 1)
-    assert not stands_by(job, 2)
-    job.run(job.master.open_feed(OpenFeed(inc=2, feed=LATER)))
-    assert not stands_by(job, 1), "it waited before the other one knew, and goes on, too"
-    assert stands_by(job, 2), "it had a loop since"
 
 
 def test_a_cut_on_its_way_stays_so_while_a_group_forms() -> None:

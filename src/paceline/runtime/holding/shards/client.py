@@ -9,7 +9,7 @@ import hashlib
 import os
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from types import FrameType
 from typing import NoReturn
 
@@ -17,6 +17,7 @@ import torch
 import torch.distributed as dist
 
 from paceline.base.errors import ConfigError, InternalError, PermanentError, TransientError
+from paceline.base.samples import SampleSet
 from paceline.protocol.holding.group.member import Copy, LoadReplica
 from paceline.runtime.group.group import BREAKING, Group
 from paceline.runtime.group.member import MemberClient
@@ -27,6 +28,7 @@ from paceline.wire.messages.base import CutRef
 from paceline.wire.messages.checks import Checked
 from paceline.wire.messages.feeds import Feed
 from paceline.wire.messages.group import RunGroup
+from paceline.wire.messages.node import NodeUp
 
 TOGETHER_S = 300.0
 """So long members whose scripts have returned wait for the others', to make a last cut together."""
@@ -41,6 +43,7 @@ class ShardClient(MemberClient):
         super().__init__(process, together=True)
         #: That we begin with.
         self._cut: CutRef | None = None
+        self._shards: Shards | None = None
         #: We are at the end of a feed, as all members are.
         self._at_end = False
         #: We leave, and have asked for a cut of what we all hold.
@@ -76,11 +79,7 @@ class ShardClient(MemberClient):
         """
         form = shards.describe()
         digest = int(hashlib.sha256(form.encode()).hexdigest()[:15], 16)
-        try:
-            told = group.gather([digest]).wait()
-        except BREAKING as error:
-            self.failed(group.run, f"preparing: {error}")
-        if any(one != [digest] for one in told):
+        if any(one != digest for one in self._gathered(group, digest)):
             raise ConfigError(
                 "job.prepare: the workers have prepared different models or optimizers, here "
                 f"{form}; build the same in every worker, whatever its rank"
@@ -91,8 +90,46 @@ class ShardClient(MemberClient):
             except PermanentError as error:
                 # The master reads a cut before it is loaded again, and finds another.
                 raise TransientError(str(error)) from error
+        if len(set(self._gathered(group, self.variables.arrived_digest()))) > 1:
+            # A thread of one script changed a variable as it was to be copied, say.
+            self.variables.decline()
         with self._changed:
-            self._replica = shards
+            self._replica = self._shards = shards
+
+    def _gathered(self, group: Group, value: int) -> list[int]:
+        """The values of all members.
+
+        Raises:
+            TransientError: a member is gone.
+        """
+        try:
+            return [one for (one,) in group.gather([value]).wait()]
+        except BREAKING as error:
+            raise TransientError(f"the group of workers broke as they prepared: {error}") from error
+
+    def enter(
+        self, feed: int, at_end: Callable[[SampleSet], bool]
+    ) -> tuple[RunGroup, Group] | None:
+        """See `MemberClient.enter`; each step begins with shards."""
+        entered = super().enter(feed, at_end)
+        self._reshard()
+        return entered
+
+    def _until(
+        self, done: Callable[[], bool], ask: Callable[[], Iterable[NodeUp]] = lambda: ()
+    ) -> None:
+        self._reshard()
+        super()._until(done, ask)
+
+    def _reshard(self) -> None:
+        """Have the parameters sharded, where all members are at the same place of their scripts.
+
+        A forward pass of the script's own leaves its root's parameters gathered until something
+        shards them: torch's ``state_dict`` for a cut does, and members may copy one at different
+        moments. The next forward pass would gather in some of them alone, and all would wait.
+        """
+        if self._shards is not None and not self.in_body:
+            self._shards.reshard()
 
     def check(self, measure: Callable[[], Checked]) -> None:
         """Check the node; all members measure at the same time."""
@@ -139,6 +176,9 @@ class ShardClient(MemberClient):
         # From the end of a feed others may go on to the next, once there is a cut of it.
         at_end = self._at_end and self._keeper.copied_step != self.state.step
         goes = self._leaving or self._hands_over
+        # Behind a loop the script may change its weights: a cut of that waits for the next loop.
+        if self._loop_edge % 2 and not (goes or self._keeps_end or self.state.running is None):
+            return
         for_good = at_end or goes or self.state.running is None
         self._keeper.copy_if_asked(self.state, self._replica, for_good=for_good)
 

@@ -62,22 +62,15 @@ class Shards(Replica):
     ) -> None:
         super().__init__(modules, optimizers, schedulers, outside, script=script, position=position)
         self._part = part
+        parts = (one for root in modules for one in root.modules())
+        self._sharded = [one for one in parts if isinstance(one, FSDPModule)]
         params = (one for module in modules for one in module.parameters())
         self._mesh = next(one.device_mesh for one in params if isinstance(one, DTensor))
 
-    def enter_loop(self) -> None:
-        """The script trains, or is about to.
-
-        A forward pass of the script's own between two loops leaves its root's parameters gathered,
-        until something shards them again. torch's ``state_dict`` for a cut does, and members may
-        copy one at different moments. The next forward pass would gather in some of them alone,
-        and all would wait without end. So all begin a loop with shards.
-        """
-        super().enter_loop()
-        for root in self.modules:
-            for module in root.modules():
-                if isinstance(module, FSDPModule):
-                    module.reshard()
+    def reshard(self) -> None:
+        """Give up parameters that a forward pass has gathered."""
+        for module in self._sharded:
+            module.reshard()
 
     def save(self) -> dict[str, Array]:
         """Save the state; of what is sharded only our own rows."""
