@@ -833,3 +833,26 @@ def test_a_group_of_parameters_is_the_optimizers_and_not_a_variable() -> None:
 
     assert look_of(lambda model: {id(one) for one in model.parameters()}) == set()
     assert any("lr" in path for path in look_of(lambda _: set()))
+
+
+class Lazy(OrderedDict[str, int]):
+    """A mapping that makes a value when it is asked for, and cannot make these."""
+
+    def __getitem__(self, key: str) -> int:
+        raise ValueError(f"no {key}")
+
+    def __len__(self) -> int:
+        raise ValueError("not known")
+
+    keys = values = items = __iter__ = __len__  # type: ignore[assignment]
+
+
+def test_a_mapping_that_makes_its_values_on_demand_is_asked_for_none() -> None:
+    lazy = Lazy(one=1)
+
+    def body() -> None:
+        dict.__setitem__(lazy, "two", 2)
+
+    assert undo_of(sys._getframe(), body) == []
+    assert [*OrderedDict.items(lazy)] == [("one", 1)]
+    ScriptLook([sys._getframe()])

@@ -144,7 +144,7 @@ def _seen_plain(value: Any) -> Any:
     if isinstance(value, Enum):  # whatever its members are made of
         return spell(value)
     if isinstance(value, OrderedDict):  # whose order is not that of the dictionary within
-        return [*value.items()]
+        return [*OrderedDict.items(value)]
     if not isinstance(value, list | tuple | deque | dict | set) or _size(value) <= MOST_SEEN:
         return value
     if isinstance(value, dict | set):
@@ -156,7 +156,7 @@ def _seen_plain(value: Any) -> Any:
 def _size(value: Any) -> int:
     """About how many elements a container has, with those of its own."""
     if isinstance(value, dict):
-        value = value.values()
+        value = dict_of(value).values(value)
     first = [*islice(value, 8)]
     inner = sum(len(one) for one in first if isinstance(one, CONTAINERS))
     return len(value) + inner * len(value) // max(1, len(first))
@@ -175,7 +175,7 @@ def _taken_plain(value: Any) -> Any:
         case int() | float() | str() if not isinstance(value, np.generic):
             return value if type(value) in ATOMS else _atom_of(value)
         case dict():
-            return {key: _taken_plain(one) for key, one in value.items()}
+            return {key: _taken_plain(one) for key, one in dict_of(value).items(value)}
         case list() | tuple() | set():
             kind = next(kind for kind in (list, tuple, set) if isinstance(value, kind))
             return kind(_taken_plain(one) for one in value)

@@ -42,7 +42,15 @@ from torch.utils.data import (
 )
 
 from paceline.runtime.variables import frames
-from paceline.runtime.variables.kinds import ATOMS, CONTAINERS, Kind, NoPlainError, encoded, kind_of
+from paceline.runtime.variables.kinds import (
+    ATOMS,
+    CONTAINERS,
+    Kind,
+    NoPlainError,
+    dict_of,
+    encoded,
+    kind_of,
+)
 
 DEEPEST = 8
 """Objects within objects that are looked into."""
@@ -298,7 +306,7 @@ class ScriptLook:
         if len(value) > LONGEST:
             return
         if isinstance(value, dict):
-            for number, (key, one) in enumerate(list(value.items())):
+            for number, (key, one) in enumerate(list(dict_of(value).items(value))):
                 name = repr(key)
                 # Of an object without a name of its own: it lies elsewhere in another process.
                 name = f"#{number}" if " at 0x" in name else name

@@ -343,7 +343,8 @@ def _kept_by(keep: Keep, undo: Undo) -> Row:
 def _with_parts(keep: Keep, undo: Undo) -> Row:
     def visit(mark: BodyMark, value: Any) -> None:
         mark._keep(value, keep, undo)
-        mark._visit_parts(value, value.values() if isinstance(value, dict) else value)
+        parts = dict_of(value).values(value) if isinstance(value, dict) else value
+        mark._visit_parts(value, parts)
 
     return visit
 
@@ -370,16 +371,18 @@ def _undo_list(value: list[Any], kept: Any) -> bool:
 
 
 def _keep_dict(value: dict[Any, Any]) -> Any:
-    return dict(value) if len(value) <= LONG else len(value)
+    # Not by its own methods: those of a library may compute what they are asked for.
+    size = dict.__len__(value)
+    return dict(dict_of(value).items(value)) if size <= LONG else size
 
 
 def _undo_dict(value: dict[Any, Any], kept: Any) -> bool:
     if isinstance(kept, int):
-        for key in [*value][kept:]:
+        for key in [*dict_of(value).keys(value)][kept:]:
             del value[key]
         return True
     kind = dict_of(value)
-    if [*value] != [*kept]:  # their order, too
+    if [*kind.keys(value)] != [*kept]:  # their order, too
         kind.clear(value)
     kind.update(value, kept)
     return True

@@ -444,7 +444,7 @@ class Variables:
         return tuple(state["place"]), state["opened"], state.get("turn", 0)
 
     def arrived_digest(self) -> int:
-        """Of where that is: members that have loaded one cut must agree on it."""
+        """Return a digest of `arrived_at` and the loop's end, on which members must agree."""
         state = self._arrived
         if state is None:
             return 0
