@@ -7,7 +7,6 @@ is named as text, so that a process imports only what it uses itself.
 import importlib.metadata
 import pkgutil
 import sys
-from collections.abc import Iterator
 from functools import cache
 from typing import Any, NamedTuple
 
@@ -55,20 +54,16 @@ def installed() -> tuple[InstalledFeature, ...]:
     return tuple(found.values())
 
 
-def parts(kind: str) -> Iterator[Any]:
-    """Load one kind of part of each feature that has one: ``verbs``.
+def call_parts(kind: str, *given: Any) -> None:
+    """Load one kind of part of each feature that has one (``verbs``), and call it.
 
-    A part that cannot be loaded is named on stderr, and left out.
+    A feature whose part cannot be loaded, or raises, is named on stderr; the others go on.
     """
     for name, _, feature, fault in installed():
-        place = getattr(feature, kind, "")
         try:
-            found = pkgutil.resolve_name(place) if place else None
+            if place := getattr(feature, kind, ""):
+                pkgutil.resolve_name(place)(*given)
         except Exception as error:  # noqa: BLE001 - another package's code runs here
-            found, fault = None, f"{error}"
+            fault = f"{error}"
         if fault:
-            sys.stderr.write(
-                f"paceline: feature {name} is left out, since it cannot be loaded: {fault}\n"
-            )
-        if found is not None:
-            yield found
+            sys.stderr.write(f"paceline: feature {name} is left out, since it fails: {fault}\n")

@@ -10,7 +10,7 @@ from typer.core import TyperGroup
 
 from paceline.base.disk import describe, is_refusal
 from paceline.base.errors import InternalError, PacelineError
-from paceline.base.features import parts
+from paceline.base.features import call_parts
 from paceline.base.optional import missing_line
 from paceline.cli import (
     checkpoint,
@@ -119,5 +119,4 @@ for verb in (
 ):
     app.command()(verb)
 app.command(cls=submit.SubmitCommand, context_settings=submit.PASS_ON)(submit.submit)
-for add_verbs in parts("verbs"):
-    add_verbs(app)
+call_parts("verbs", app)

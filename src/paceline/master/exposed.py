@@ -1,4 +1,4 @@
-"""What one scrape of a job's metrics shows: made by `Exposing`, read by the exporter's threads."""
+"""Figures of one scrape of a job's metrics, made by `Exposing` for the exporter's threads."""
 
 import msgspec
 
@@ -9,7 +9,7 @@ from paceline.wire.client import LastLogged
 
 
 class Exposed(msgspec.Struct, frozen=True, kw_only=True):
-    """What one scrape shows."""
+    """Figures of one scrape."""
 
     job_id: str
     metrics: Metrics

@@ -49,6 +49,7 @@ def test_a_feature_of_another_package_is_listed_and_has_its_command(tmp_path: Pa
         ("1 / 0", "theirs:FEATURE", "division by zero"),
         ("FEATURE = 3", "theirs:FEATURE", "theirs:FEATURE is 3, and no paceline.base.features"),
         ("", "theirs:FEATURE", "has no attribute 'FEATURE'"),
+        (THEIRS.format(verbs="theirs:FEATURE"), "theirs:FEATURE", "not callable"),
         (THEIRS.format(verbs="theirs:nothing"), "theirs:FEATURE", "has no attribute 'nothing'"),
     ],
 )
@@ -59,5 +60,5 @@ def test_a_feature_that_cannot_be_loaded_is_named_and_costs_no_other(
     assert done.returncode == 0, "rehearse has its commands all the same"
     said = done.stderr.splitlines()
     assert len(said) == 1
-    assert said[0].startswith("paceline: feature greeting is left out, since it cannot be loaded: ")
+    assert said[0].startswith("paceline: feature greeting is left out, since it fails: ")
     assert fault in said[0]

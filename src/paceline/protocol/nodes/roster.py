@@ -1,7 +1,7 @@
 """Which nodes a job has: changed by records only, so that a restarted master has the same.
 
-`paceline.protocol.nodes.membership` holds a roster and decides which records come. Whoever only
-looks at the nodes needs no more than the roster.
+`paceline.protocol.nodes.membership` holds a roster and decides which records come. Code that
+only looks at the nodes needs no more than the roster.
 """
 
 import itertools

@@ -110,9 +110,9 @@ class MemberClient:
         self._group: Group | None = None
         #: The newest one that has come together.
         self._met: Group | None = None
-        #: What feeds there are, and leases of what is evaluated.
+        #: Feeds of the job, and leases of samples to evaluate.
         self._leases = Leases(process.inc)
-        #: What the master has said of complete feeds: in which cut they are.
+        #: Complete feeds, as the master has told, and the cut that each is in.
         self._complete: dict[int, FeedOpened] = {}
         self._asking = Asking(process)
         self._leaving = self._hands_over = self._keeps_end = False
@@ -755,7 +755,7 @@ class MemberClient:
                     assert_never(instruction)
 
     def _drop(self) -> None:
-        """What we worked in is over; a group after it may have been heard of already."""
+        """The group that we worked in is over; the next one may be known already."""
         self._peers.drop()
         if self._group is not None:
             self._group.drop()

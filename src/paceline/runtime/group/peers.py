@@ -17,10 +17,10 @@ MEET_S = 10.0
 
 
 class GroupPeers:
-    """The other members of this one's groups; for whoever holds the lock of the exchange.
+    """The other members of this one's groups. Callers hold the lock of the exchange.
 
     Args:
-        exchange: sends what they are told.
+        exchange: sends messages to them.
         state: knows which group runs.
     """
 

@@ -131,7 +131,7 @@ class ServerTrainer:
         self._results = EvaluationResults(self.leases, self._until, process)
         self._asking = Asking(process)
         self._asker = CutAsker(process.inc)
-        #: Of the last pull.
+        #: Duration of the last pull.
         self._round_trip_s = 0.0
         self._insist_at_s = 0.0
         #: The loop that the script has left, while it has come to no other one.
