@@ -12,7 +12,7 @@ import pytest
 from paceline.jobs.launch import ask
 from paceline.wire.client import StopJob
 from tests.integration.pair import pair_of, run_alone
-from tests.integration.running import RunningJob
+from tests.integration.running import RunningJob, until
 
 SCRIPT = Path(__file__).with_name("jobs") / "cycled.py"
 BATCH = 16
@@ -61,6 +61,19 @@ def test_it_has_counted_each_batch_once(flags: tuple[str, ...], tmp_path: Path) 
         job.resume()
         job.until_committed(35 * BATCH)
         os.kill(job.pid_of("worker-0"), signal.SIGKILL)
+        check(job, expected, {"0", "1"})
+
+
+@pytest.mark.parametrize("meets", [False, True])
+def test_a_stop_behind_its_last_step_trains_nothing_twice(meets: bool, tmp_path: Path) -> None:
+    expected = plain(tmp_path / "alone")
+    flags = ("--tail-s", "2", *["--meets"][:meets])
+    with job_of(tmp_path / "job", *flags) as job:
+        until(lambda: len(list(job.out.glob("left-*"))) == 2, "all have left their loop")
+        ask(job.job, StopJob())
+        if meets:  # where they would go on, the workers are told
+            assert job.end().state == "stopped"
+            job.resume()
         check(job, expected, {"0", "1"})
 
 

@@ -74,7 +74,10 @@ class Shutdown:
 
     def go_on(self) -> None:
         """Begin the end when all scripts have returned; go on with it as far as it can now."""
-        if self.end.ending is None and self._members.roster.all_finished():
+        ending = self.end.ending
+        # It was told to stop when nothing was left to do but what its scripts do at their ends.
+        stops = ending is not None and ending.state == "stopped" and not self.end.is_leaving
+        if (ending is None or stops) and self._members.roster.all_finished():
             work = work_of(self._training.state, self._members)
             self.end.begin(Ending(end=how_finished(work)))
         if self.end.ending is not None:

@@ -25,6 +25,8 @@ parser = argparse.ArgumentParser()
 parser.add_argument("--out", type=Path, required=True)
 parser.add_argument("--step-s", type=float, default=0.0)
 parser.add_argument("--again", action="store_true", help="a generator goes through the data again")
+parser.add_argument("--tail-s", type=float, default=0.0, help="how long it works on at its end")
+parser.add_argument("--meets", action="store_true", help="all workers meet then")
 parser.add_argument("--die", default="", help="rank:iterations, after the last optimizer.step()")
 args = parser.parse_args()
 
@@ -97,6 +99,10 @@ args.out.mkdir(exist_ok=True)
 trainer = Trainer(nn.Linear(4, 1).double(), 50)
 trainer.callbacks["batch"] += [average, judge, die]
 trainer.run()
+(args.out / f"left-{job.rank}").touch()
+time.sleep(args.tail_s)
+if args.meets:
+    job.barrier()
 held = {
     "weight": [float(one) for one in trainer.model.state_dict()["weight"].flatten()],
     "average": [float(one) for one in trainer.average.state_dict()["weight"].flatten()],

@@ -311,7 +311,8 @@ class Membership:
             exit=exit_,
             error=life.error,
             # A worker told to leave returns from its script, too.
-            finished=self._has_returned(node, exit_) and self._wanted(node),
+            finished=self._has_returned(node, exit_)
+            and (self._wanted(node) or (life.done and node.fate.lives_on)),
             started=started,
             any_committed=any_committed,
             by_itself=self.runs_by_itself,

@@ -353,6 +353,7 @@ class Node(msgspec.Struct):
     def told_return(self, message: Finished) -> list[LeftLoopEvent]:
         """Take in that its script has returned; what there is to tell of that."""
         again, self.life.returned = self.life.returned, True
+        self.life.done = message.done
         self.past.joined |= message.joined
         if again or message.left_step is None:
             return []

@@ -62,6 +62,16 @@ class Keeper:
             self._agreed = ready_for[0]
 
     @property
+    def takes_behind(self) -> bool:
+        """Whether a cut is wanted of what the script held when it left its loop."""
+        return self._asked is not None and self._asked.behind
+
+    @property
+    def writes(self) -> bool:
+        """Whether a cut was copied that is not on disk."""
+        return self._writing > 0
+
+    @property
     def busy(self) -> bool:
         """Whether a cut was asked for that is not on disk."""
         return self._asked is not None or self._writing > 0

@@ -41,7 +41,7 @@ from paceline.runtime.group.short import PeerSteps, ShortStep
 from paceline.runtime.group.store import GroupOver
 from paceline.runtime.process.asking import Asking, CutAsker
 from paceline.runtime.process.exchange import Exchange
-from paceline.runtime.process.process import Fenced, LeftBehind, Process, Stopped
+from paceline.runtime.process.process import Fenced, LeftBehind, Process
 from paceline.runtime.state.replica import Replica
 from paceline.runtime.variables.variables import Variables
 from paceline.wire.messages.checks import Checked
@@ -135,6 +135,10 @@ class MemberClient:
         self._told_leaving_s = -math.inf
         self._is_after_break = False
         """The script has left a loop, and no step was made since."""
+        self._has_left_unseen = False
+        """The script has left a loop, and what its variables were then is not known."""
+        self._opens = False
+        """The script is about to begin a loop, which the master has not opened so far."""
         process.at_end = self._end
 
     def _end(self) -> None:
@@ -198,13 +202,13 @@ class MemberClient:
         """The script is in the loop over a feed; with what it left that, a cut behind it holds."""
         assert self._replica is not None
         self._replica.enter_loop()
-        self._loop_edge = 2 * feed
+        self._loop_edge, self._has_left_unseen = 2 * feed, False
         try:
             with self.within(feed):
                 yield
         except GeneratorExit:  # the script leaves the loop
             self._is_after_break = True
-            self.variables.leaves_loop(sys._getframe())
+            self._has_left_unseen = not self.variables.leaves_loop(sys._getframe())
             try:
                 self._replica.leave_loop()
             except RuntimeError:  # another thread of the script changes one of its variables
@@ -268,9 +272,9 @@ class MemberClient:
                 self.leave_step()
                 return None
             group = None if over else self._begun(run)
-            if (group is None and not over) or not self._caught_up(run):
+            if (group is None and not over) or not self._caught_up(run, feed):
                 continue
-            if group is None:
+            if group is None or self.state.step == NO_STEP:
                 self.leave_step()
                 return None
             if self._connected(group):
@@ -294,11 +298,11 @@ class MemberClient:
                 self._exchange.wait()
         return None
 
-    def _caught_up(self, run: RunGroup) -> bool:
-        """Wait until we hold what the group began with; False: it is over before."""
+    def _caught_up(self, run: RunGroup, feed: int) -> bool:
+        """Wait until we hold what the group began with, or the feed is over; False: it is not."""
         state = self.state
         with self._changed:
-            while state.running is run and state.step == NO_STEP:
+            while state.running is run and state.step == NO_STEP and feed not in self._complete:
                 # However long that takes: our peers wait, but nobody hangs.
                 self.unmark()
                 self._check_stop()
@@ -538,13 +542,18 @@ class MemberClient:
     # ------------------------------------------------------------------ feeds
 
     def open_feed(self, feed: Feed) -> Feed:
-        message = OpenFeed(inc=self.process.inc, feed=feed)
+        step = NO_STEP if self._has_left_unseen else self.state.step
+        message = OpenFeed(inc=self.process.inc, feed=feed, step=step)
         if self._leases.opened(feed) is not None:
             # The master has told of it by itself, and must know that our script is there: others
             # that come in late look for it.
             with self._changed:
                 self._tell_master([message])
-        self._until(lambda: self._leases.opened(feed) is not None, ask=lambda: [message])
+        self._opens = True
+        try:
+            self._until(lambda: self._leases.opened(feed) is not None, ask=lambda: [message])
+        finally:
+            self._opens = False
         return self._leases.opened(feed) or feed
 
     def underway(self, place: ScriptPlace) -> Underway | None:
@@ -611,7 +620,7 @@ class MemberClient:
                 break
             self._exchange.check()
             self._exchange.wait()
-        raise Stopped
+        self.process.break_off()
 
     def _tell_leaving(self, within_s: float) -> None:
         """Have the agent wait; again and again, since there may be another agent."""
@@ -623,7 +632,8 @@ class MemberClient:
     @property
     def _owes_cut(self) -> bool:
         """Whether a cut that others count on needs us."""
-        return self._keeper.busy
+        # One without the script's variables would be worse than the one before.
+        return self._keeper.writes or (self._keeper.busy and not self._has_left_unseen)
 
     def _until(
         self, done: Callable[[], bool], ask: Callable[[], Iterable[NodeUp]] = lambda: ()

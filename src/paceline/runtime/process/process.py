@@ -13,7 +13,7 @@ import sys
 import time
 from collections.abc import Callable
 from types import FrameType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import msgspec
 
@@ -108,6 +108,10 @@ class OpenLoop:
 
 class Process:
     """This training process. One per operating system process; see `current`."""
+
+    _is_broken_off = False
+    _script_cannot_hear = False
+    """SIGTERM came when the script had no handler of its own."""
 
     def __init__(
         self, job: JobDir, up: ProcessUp, rank: int, num_workers: int, *, check: bool = False
@@ -264,7 +268,23 @@ class Process:
         if self._terminated and not self.told_to_stop:
             os._exit(EXIT_TERMINATED)
         self._terminated = self.stop_requested = True
+        self._script_cannot_hear = not self.script_hears_stop
         self.at_terminate()
+
+    def break_off(self) -> NoReturn:
+        """Have the script leave, since the job must stop.
+
+        Raises:
+            Stopped: always.
+        """
+        self._is_broken_off = True
+        raise Stopped
+
+    @property
+    def ended_by_itself(self) -> bool:
+        """Whether a script that has returned did so because it was done, not to obey an order."""
+        may_have_heard = self.stop_requested and not self._script_cannot_hear
+        return not (self._is_broken_off or may_have_heard)
 
     @property
     def script_hears_stop(self) -> bool:

@@ -108,7 +108,8 @@ def run_script(process: Process) -> int:
 
 def _finished(process: Process) -> Finished:
     """What is to be said of a script that has come to its end."""
-    finished = Finished(inc=process.inc, joined=process.joined)
+    done = process.ended_by_itself
+    finished = Finished(inc=process.inc, joined=process.joined, done=done)
     if not process.open_loops:
         return finished
     doubtful = (loop for loop in process.open_loops if loop.miscount())

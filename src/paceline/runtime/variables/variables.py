@@ -173,16 +173,21 @@ class Variables:
             self.place, self.opened, self.at_end, self.draws = place, opened, False, None
             self._frame = frame
 
-    def leaves_loop(self, frame: FrameType) -> None:
+    def leaves_loop(self, frame: FrameType) -> bool:
         """The script leaves its loop, in this frame; `goes_on` follows.
 
         What it holds belongs to the end of the loop, if it does so by ``break`` or ``return``. In a
         loop by ``next`` the batches are dropped later, when the script may have changed more.
+
+        Returns:
+            Whether it belongs to that.
         """
         chain = frames.frames_of(frame) if self.found and self._asked_from else []
         asked = [function for _, function, _ in self._asked_from]
-        if [one.f_code.co_qualname for one in chain] == asked and frames.drops_iterator(chain[0]):
+        here = bool(chain) and [one.f_code.co_qualname for one in chain] == asked
+        if here and frames.drops_iterator(chain[0]):
             self._frame, self._is_leaving = frame, True
+        return self._is_leaving or not self.found
 
     # ------------------------------------------------------------------ where
 

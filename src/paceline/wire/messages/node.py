@@ -56,11 +56,14 @@ class OpenFeed(Message, frozen=True):
     """worker -> master: ``job.batches`` was called. Answer: FeedOpened, same for all workers.
 
     ``since``: samples in the model when this worker first opened one; -1: it has opened none.
+    ``step``: the newest one that a member of a group holds; -1: it is none, or what it held at the
+    end of its loop before is not known.
     """
 
     inc: Inc
     feed: Feed
     since: int = -1
+    step: int = -1
 
 
 class LoopLeft(Message, frozen=True):
@@ -323,10 +326,14 @@ class Leaving(Message, frozen=True):
 
 
 class Finished(Message, frozen=True):
-    """worker -> master: the script returned; ``joined``: it has called ``pl.init``."""
+    """worker -> master: the script returned; ``joined``: it has called ``pl.init``.
+
+    ``done``: it came to its end, and was not broken off by an order to stop.
+    """
 
     inc: Inc
     joined: bool = True
+    done: bool = True
     left_step: int | None = None
     """The job's step when it left a loop over its batches before the end; None: it did not."""
     miscount: int = 0
@@ -404,7 +411,8 @@ class PlaceIs(Message, frozen=True):
     ``at``: the first position of each that nobody has; 0: not known.
     ``cut`` (all-reduce): in which the state is, if no group trains.
     ``newest``: the last feed to train on that was opened. ``others``: another worker holds the
-    model. ``returned``: the script of one has come to its end.
+    model. ``returned``: the script of one has come to its end. ``awaited``: others begin no further
+    loop before this worker has done what its script does behind the newest one.
     """
 
     inc: Inc
@@ -414,6 +422,7 @@ class PlaceIs(Message, frozen=True):
     newest: Feed | None = None
     others: bool = False
     returned: bool = False
+    awaited: bool = False
 
 
 class AgreedOn(Message, frozen=True):
@@ -531,13 +540,15 @@ class Fence(Message, frozen=True):
 class TakeCut(Message, frozen=True):
     """master -> leader: order a cut; a repetition does nothing.
 
-    To a member of a group: copy what you hold, at ``step`` or later.
+    To a member of a group: copy what you hold, at ``step`` or later; ``behind``: also if the script
+    has left its loop before the end, and waits behind it.
     """
 
     epoch_no: EpochNo
     inc: Inc
     cut_no: CutNo
     step: StepNo = START
+    behind: bool = False
 
 
 class JoinServers(Message, frozen=True):

@@ -182,7 +182,8 @@ class GroupClient(MemberClient):
         # After a cut of between two loops a script would do a second time what it has done there.
         # With the last step of a loop that was left, it would not know that this is over.
         in_loop = self._loop_edge % 2 == 0 and not self._is_after_break
-        if in_loop or self._hands_over or self._leaving or self._keeps_end:
+        leaves = (self._leaving or self._keeper.takes_behind) and not self._has_left_unseen
+        if in_loop or leaves or self._hands_over or self._keeps_end:
             self._keeper.copy_if_asked(self.state, self._replica)
 
     @property
@@ -396,7 +397,8 @@ class GroupClient(MemberClient):
                 lambda: self._may_be_copied or not self._is_at(message), SCRIPT_S
             )
             if not self._is_at(message):  # see `AskState`
-                is_ahead = self._loop_edge > message.loop_edge
+                # In a loop that is not open nobody can come to us: its end is told, in time.
+                is_ahead = self._loop_edge > message.loop_edge and not self._opens
                 return beyond(message, state.inc) if is_ahead else None
             held = (state.epoch_no, state.step) == (message.epoch_no, message.step)
             if self._replica is None or not (held and state.at_rest and self._may_be_copied):

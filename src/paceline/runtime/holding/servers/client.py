@@ -45,7 +45,7 @@ from paceline.runtime.holding.servers.pulling import Pulling, Pushed
 from paceline.runtime.holding.servers.works import Works
 from paceline.runtime.process.asking import Asking, CutAsker
 from paceline.runtime.process.exchange import Exchange
-from paceline.runtime.process.process import Fenced, Process, Stopped
+from paceline.runtime.process.process import Fenced, Process
 from paceline.runtime.script.evaluation_results import EvaluationResults
 from paceline.runtime.server.store import Gradients
 from paceline.wire.messages.checks import Checked
@@ -451,7 +451,7 @@ class ServerTrainer:
         if self.process.stop_requested and not self._leaving and not undecided:
             self._leaving = True
             self.drain()
-            raise Stopped
+            self.process.break_off()
 
     # ------------------------------------------------------------------ waiting
 
@@ -470,7 +470,7 @@ class ServerTrainer:
                 self._wait()
                 # With work in hand this is a look-up of its step, which is to be finished.
                 if self.process.stop_requested and not (self._leaving or self._works.in_hand):
-                    raise Stopped
+                    self.process.break_off()
 
     def _wait(self) -> None:
         """Let the exchange bring news; the training thread waits here and nowhere else."""
