@@ -2,6 +2,7 @@
 
 from typing import assert_never
 
+from paceline.master.awaited_chief import AwaitedChief
 from paceline.master.first_samples import FirstSamples
 from paceline.master.jobnow import contribution
 from paceline.master.parts import MasterParts
@@ -36,14 +37,19 @@ class Leasing:
         self._monitor, self._outbox = parts.monitor, parts.outbox
         self._state, self._do = core.state, core.do
         self._first = FirstSamples()
+        self._chief = AwaitedChief(parts, core)
 
     def asked(
-        self, name: str, message: OpenFeed | LoopLeft | AskPlace | AgreeOn | InNoStep
+        self, name: str, message: OpenFeed | LoopLeft | AskPlace | AgreeOn | InNoStep, now_s: float
     ) -> None:
         """Answer a script that opens a feed, asks how far the model is in it, or meets others."""
         match message:
+            case OpenFeed() if self._chief.is_awaited(name, message, now_s):
+                pass  # it asks again
             case OpenFeed():
                 self._open(name, message)
+                for other, held in self._chief.take_freed():
+                    self._open(other, held)
             case LoopLeft():
                 self._state.loop_left(message)
             case AgreeOn():

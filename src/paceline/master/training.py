@@ -110,7 +110,7 @@ class Training:
             case LeaseRequest():
                 self.leasing.lease(node, message, now_s)
             case OpenFeed() | LoopLeft() | AskPlace() | AgreeOn() | InNoStep():
-                self.leasing.asked(node, message)
+                self.leasing.asked(node, message, now_s)
             case GiveBack():
                 self.do(self.state.given_back(message))
             case AskCut():

@@ -110,6 +110,8 @@ class MasterState:
         self.opened_by: dict[int, str] = {}
         #: The newest feed to train on that each worker has opened.
         self.trains_on: dict[Inc, int] = {}
+        #: Lives for which others wait before they begin their next loop.
+        self.awaited: set[Inc] = set()
         #: Loops that workers of servers have left.
         self.left_loops = LeftLoops()
         #: Whether the script of a worker has come to its end.
@@ -359,6 +361,7 @@ class MasterState:
             newest=None if newest is None else msgspec.structs.replace(newest, ends=()),
             others=bool(holders - {message.inc}),
             returned=self.has_returned,
+            awaited=message.inc in self.awaited,
         )
         return [*met, Send(message.inc, answer)]
 
@@ -631,8 +634,12 @@ class MasterState:
         number, holders = asked
         # A member may be a step behind the one whose word we have.
         step = max([self.cuts.least_step, *(one.step for one in self.cuts.wanted.values())])
+        behind = self.holder.wait_behind
         return [
-            Send(inc, TakeCut(epoch_no=self.epoch_no, inc=inc, cut_no=number, step=step))
+            Send(
+                inc,
+                TakeCut(epoch_no=self.epoch_no, inc=inc, cut_no=number, step=step, behind=behind),
+            )
             for inc in holders
         ]
 

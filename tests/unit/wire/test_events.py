@@ -213,6 +213,12 @@ TOLD: list[tuple[Event, str, str]] = [
         "undisturbed run does: decide by job.step",
     ),
     (
+        nodes.ChiefMissedEvent(node="worker-0", waited_s=60.2),
+        "after 60 s",
+        "worker-0 did not come back, and the others begin their next loop without it, after 60 s: "
+        "what the script does where job.is_chief behind the last loop was not done",
+    ),
+    (
         nodes.HungEvent(**W, since_s=12.0),
         "no step for 12.0 s, while all others wait for it; what it did: logs/worker-1.stacks",
         "worker-1 hangs: no step for 12.0 s, while all others wait for it; what it did: "

@@ -8,7 +8,7 @@ in a folder of its own, ``holding/*/master.py``; messages that concern it alone 
 import abc
 from typing import TYPE_CHECKING, Any
 
-from paceline.base.numbering import Inc
+from paceline.base.numbering import Inc, StepNo
 from paceline.protocol.acts import Instruction
 from paceline.protocol.records import CutValid, Planned, Records
 from paceline.protocol.samples.plans import GlobalAction
@@ -155,6 +155,18 @@ class Holder(abc.ABC):
     def opened(self, opened: FeedOpened) -> FeedOpened:
         """Add what a worker that opens a feed has to know of the holder."""
         return opened
+
+    @property
+    def wait_behind(self) -> bool:
+        """Whether scripts that have left a loop before its end wait for a cut of what they hold."""
+        return False
+
+    def left_loop(self, feed: int, step: StepNo, awaited: Inc) -> list[Instruction]:
+        """Others left this loop after this step, and wait behind it for a life to do the same.
+
+        If that has nothing of it, it needs a cut of what they held then.
+        """
+        return []
 
     def lead(self, action: GlobalAction, lead: int) -> int:
         """Return the steps from the undecided one to that from which a plan can hold.

@@ -43,7 +43,8 @@ class EntriesOfMember:
         while not self._member.together:
             found = self._member.begun(stands_by=True)
             is_later = found.newest is not None and found.newest.training > self._training()
-            if not found.others or is_later:  # the next loop is one of the next training
+            # The next loop is one of the next training; or none begins without us.
+            if not found.others or is_later or found.awaited:
                 return None
             entry = self._entry(found)
             if entry is not None and entry.place > place:

@@ -48,6 +48,7 @@ KnownEvent = (
     | nodes.ProcessUpEvent
     | nodes.WorksEvent
     | nodes.LeftLoopEvent
+    | nodes.ChiefMissedEvent
     | nodes.HungEvent
     | nodes.KilledEvent
     | nodes.KillRestartEvent

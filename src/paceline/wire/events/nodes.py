@@ -280,6 +280,19 @@ class LeftLoopEvent(Event, frozen=True):
         return super().sentence() + (f"; {self.doubt}" if self.miscount else "")
 
 
+class ChiefMissedEvent(Event, frozen=True):
+    """The others begin their next loop without the worker that alone prints and saves."""
+
+    waited_s: float
+
+    is_news = True
+    clause_words = "after {0.waited_s:.0f} s"
+    sentence_words = (
+        "{0.node} did not come back, and the others begin their next loop without it, {0.clause}: "
+        "what the script does where job.is_chief behind the last loop was not done"
+    )
+
+
 class HungEvent(Event, frozen=True):
     """A process hangs and is ended; ``logs/<node>.stacks`` has what its threads did."""
 

@@ -43,6 +43,8 @@ from paceline.wire.schema import ModelSchema
 if TYPE_CHECKING:
     from paceline.protocol.snapshot import Snapshot
 
+AWAITS_CHIEF = "until worker-0 has done what stands behind the last loop"
+
 
 class GroupHolder(Holder):
     """The workers of one job that hold its state themselves: all of it each, or a shard."""
@@ -66,7 +68,7 @@ class GroupHolder(Holder):
         self.holder = NO_INC
         #: Members whose scripts have returned, and that stay until what they hold is kept.
         self.leaving: set[Inc] = set()
-        #: Feed -> the step after which scripts that have returned left their last loop, over it.
+        #: Feed -> the step after which scripts left it; they have returned, or wait behind it.
         self.left_at: dict[int, StepNo] = {}
 
     # ------------------------------------------------------------------ records
@@ -181,7 +183,8 @@ class GroupHolder(Holder):
 
     @property
     def waits_for(self) -> str:
-        return self.group.waits.reason
+        awaits = AWAITS_CHIEF if self.core.awaited else ""
+        return self.group.waits.reason or awaits
 
     @property
     def is_training(self) -> bool:
@@ -236,6 +239,18 @@ class GroupHolder(Holder):
         return msgspec.structs.replace(
             opened, complete=complete, cut=cut, trains=self.group.running
         )
+
+    def left_loop(self, feed: int, step: StepNo, awaited: Inc) -> list[Instruction]:
+        """See `Holder.left_loop`; members keep what they held then until their next loop."""
+        if not self.group.is_empty_handed(awaited):
+            return []
+        self.left_at[feed] = step
+        return [] if self._is_last_left(feed) else self.core.take_cut()
+
+    @property
+    def wait_behind(self) -> bool:
+        left = self.left_at.items()
+        return any(step >= self.core.step and not self._is_last_left(feed) for feed, step in left)
 
     def _is_last_left(self, feed: int) -> bool:
         """Whether the newest cut on disk, and nothing after it, is what a last loop ended with."""
@@ -318,7 +333,8 @@ class GroupHolder(Holder):
             self.core.cuts.forget()
         if not (group.running and living):
             return ()
-        self.holder = self.holder or living[0]
+        hold = (inc for inc in living if not group.is_empty_handed(inc))
+        self.holder = self.holder or next(hold, living[0])
         return (self.holder,)
 
     def may_copy(self, inc: Inc) -> bool:
