@@ -6,6 +6,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -15,7 +16,7 @@ from tests.integration.running import RunningJob
 
 
 @contextlib.contextmanager
-def pair_of(script: Path, out: Path, *flags: str) -> Iterator[RunningJob]:
+def pair_of(script: Path, out: Path, *flags: str, **named: Any) -> Iterator[RunningJob]:
     """The job, with cuts every 0.3 s."""
     out.mkdir()
     spec = JobSpec(
@@ -28,6 +29,7 @@ def pair_of(script: Path, out: Path, *flags: str) -> Iterator[RunningJob]:
         restart=RestartSpec(backoff_s=0.1),
         solution="none",
         preflight=False,
+        **named,
     )
     with contextlib.closing(RunningJob(launch(spec), out)) as job:
         yield job

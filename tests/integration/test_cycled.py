@@ -23,8 +23,8 @@ def _home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PACELINE_HOME", str(tmp_path))
 
 
-def job_of(out: Path, *flags: str) -> contextlib.AbstractContextManager[RunningJob]:
-    return pair_of(SCRIPT, out, *flags)
+def job_of(out: Path, *flags: str, **named: Any) -> contextlib.AbstractContextManager[RunningJob]:
+    return pair_of(SCRIPT, out, *flags, **named)
 
 
 def plain(out: Path, *flags: str) -> dict[str, Any]:
@@ -88,3 +88,16 @@ def test_a_life_that_finds_all_done_does_not_train_once_more(
         # The loop that it passes may end its script with an error of its own.
         ends = ("the other workers' scripts have returned", "This does not end the job")
         assert any(one in said for one in ends)
+
+
+def test_it_does_not_leave_in_the_first_block_of_its_last_step(tmp_path: Path) -> None:
+    # Each block is a body that counts; all but the last one of a step are taken back.
+    expected = plain(tmp_path / "alone", "--again")
+    with job_of(tmp_path / "job", "--again", deterministic=True, blocks=4) as job:
+        job.until_committed(20 * BATCH)
+        os.kill(job.pid_of("worker-1"), signal.SIGKILL)
+        job.until_committed(30 * BATCH)
+        ask(job.job, StopJob())
+        assert job.end().state == "stopped"
+        job.resume()
+        check(job, expected, {"0", "1"})

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from decimal import Decimal
 from enum import Enum
 from fractions import Fraction
+from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import Any, NamedTuple
@@ -24,6 +25,7 @@ from torch.utils.data import TensorDataset
 
 from paceline.runtime.state.packed import pack, unpack
 from paceline.runtime.variables import kinds
+from paceline.runtime.variables.behind import BehindStep
 from paceline.runtime.variables.large import LargeTensors
 from paceline.runtime.variables.look import ScriptLook
 from paceline.runtime.variables.mark import BodyMark
@@ -856,3 +858,53 @@ def test_a_mapping_that_makes_its_values_on_demand_is_asked_for_none() -> None:
     assert undo_of(sys._getframe(), body) == []
     assert [*OrderedDict.items(lazy)] == [("one", 1)]
     ScriptLook([sys._getframe()])
+
+
+class Blocks:
+    """Three bodies for each step, of which the last one counts."""
+
+    def __init__(self) -> None:
+        self.behind, self.number = BehindStep(), -1
+        self.mark: BodyMark | None = None
+
+    @property
+    def is_last(self) -> bool:
+        return self.number % 3 == 2
+
+    def ask(self, frame: FrameType) -> int:
+        if self.mark is not None and not self.is_last:
+            self.mark.undo([frame])
+        self.number += 1
+        self.mark = BodyMark([frame])
+        return 4 + self.number // 3 % 2
+
+    def step(self, frame: FrameType) -> None:
+        assert self.mark is not None
+        (self.behind.note if self.is_last else self.behind.put)(self.mark, [frame])
+
+
+@pytest.mark.parametrize("at_top", [False, True])
+def test_a_body_that_counts_for_nothing_does_not_count_enough_to_leave(*, at_top: bool) -> None:
+    def script(ask: Callable[[FrameType], int], take: Callable[[FrameType], None]) -> None:
+        step, trainer = 0, Namespace(step=0, size=0)
+        while step < 6 and trainer.step < 6:
+            size = trainer.size = expected = ask(sys._getframe())
+            if at_top:
+                step, trainer.step = step + 1, trainer.step + 1
+            take(sys._getframe())
+            if not at_top:
+                step, trainer.step = step + 1, trainer.step + 1
+            assert size == trainer.size == expected, "it is no counter"
+
+    blocks = Blocks()
+    script(partial(Blocks.ask, blocks), partial(Blocks.step, blocks))  # not looked into
+    assert blocks.number == 6 * 3 - 1
+
+
+def test_other_loops_and_lives_have_no_batch_before() -> None:
+    frame, behind, count = sys._getframe(), BehindStep(), Namespace(n=1)
+    behind.note(BodyMark([frame]), [frame])
+    behind.forget()
+    count.n = 5
+    behind.put(BodyMark([frame]), [frame])
+    assert count.n == 5

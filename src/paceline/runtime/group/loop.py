@@ -626,6 +626,7 @@ class GroupLoop(StepFrame[GroupStep]):
     def _all_stepped(self, step: GroupStep) -> None:
         """After the last batch the step is in the model."""
         if not step.is_last_batch:
+            self._tell_variables(step)
             return
         if step.on_trial:  # the last one had a closure, and might have called it again
             self._end_trial(step)
@@ -638,6 +639,15 @@ class GroupLoop(StepFrame[GroupStep]):
             held, more = len(state.done), num_samples(step.committed)
             state.position.advance(state.step, step.num_batches, held=held, more=more)
             self._client.updated(step.committed, last=step.last)
+        self._tell_variables(step)
+
+    def _tell_variables(self, step: GroupStep) -> None:
+        """Say whether the batch that was stepped on counts, where steps may have several."""
+        if not (self._sharing.blocks or self._shares.bodies):
+            return
+        is_taken_back = self._counts_for_nothing(step) or self._is_block_of_many(step)
+        ends = not step.is_last_batch or step.holds
+        self._variables.stepped(counts=ends and not is_taken_back)
 
     def evaluate(self, optimizer: int, closure: Callable[[], Any], *, again: bool) -> Any:
         """Call an optimizer's closure, by whose loss it goes on and may call it ``again``."""

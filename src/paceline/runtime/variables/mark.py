@@ -160,6 +160,15 @@ class BodyMark:
         """Whether the frame was there."""
         return any(id(frame) == one for _, _, one in self.places)
 
+    @property
+    def names(self) -> list[tuple[dict[str, Any], dict[str, Any]]]:
+        """Of modules and of the script's objects: their variables, and what these were."""
+        return self._names
+
+    def locals_of(self, frame: FrameType) -> dict[str, Any] | None:
+        """What the variables of a function's frame were; None: it was not there."""
+        return self._frames.get(id(frame))
+
     def _at(self, chain: list[FrameType]) -> Iterator[tuple[FrameType, dict[str, Any]]]:
         """The frames of the script now, each with what its variables were.
 

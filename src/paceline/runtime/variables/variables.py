@@ -35,6 +35,7 @@ from paceline.runtime.process.process import Fenced
 from paceline.runtime.process.seeding import draws, put_draws
 from paceline.runtime.state.tree import take_apart
 from paceline.runtime.variables import frames
+from paceline.runtime.variables.behind import BehindStep
 from paceline.runtime.variables.kinds import (
     ATOMS,
     BY_NAME,
@@ -111,6 +112,7 @@ class Variables:
         self._mark: BodyMark | None = None
         self._passed = list[tuple[Any, frames.IteratorAt]]()
         self._large = LargeTensors()
+        self._behind = BehindStep()
         self._num_bodies = 0
         #: Path -> digest at the first look; at the newest comparison.
         self._first: dict[str, int] = {}
@@ -142,6 +144,8 @@ class Variables:
     def begin_loop(self, feed: Feed, dataset: Any = None) -> None:
         """The script begins a loop over batches of a data set."""
         self._dataset = dataset
+        if feed.site != self.opened:
+            self._behind.forget()
         self.place, self.opened, self.turn = feed.place, feed.site, feed.turn
         self._mark = self.ready = None
         self.at_end, self.has_left, self._asked_from = False, False, []
@@ -273,6 +277,24 @@ class Variables:
     def unmark(self) -> None:
         """The script has left its loop: nothing of it is taken back."""
         self._mark, self._passed = None, []
+
+    def stepped(self, *, counts: bool) -> None:
+        """The script's optimizers have stepped on the batch in hand; see `BehindStep`.
+
+        Args:
+            counts: the step ends with this batch, or the script counts it; else its body will be
+                taken back.
+        """
+        if self._mark is None:
+            return
+        chain = frames.frames_of(sys._getframe(1))
+        try:
+            if counts:
+                self._behind.note(self._mark, chain)
+            else:
+                self._behind.put(self._mark, chain)
+        except RuntimeError:  # another thread of the script changes one of them
+            self._behind.forget()
 
     def undo(self) -> None:
         """Take back what the script has done since the mark: the step comes again."""
@@ -480,6 +502,7 @@ class Variables:
                 return False
             raise Fenced  # a life that asks again where the state is begins there
         self._arrived, self.took = None, True
+        self._behind.forget()
         self._asked_from = [frames.place_of(one) for one in chain]
         self._fill(state, chain)
         return True

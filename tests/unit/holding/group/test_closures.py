@@ -51,7 +51,7 @@ class Member:
         loop: Any = GroupLoop.__new__(GroupLoop)
         loop.num_optimizers, loop.accumulate, loop.has_taken, loop.num_steps = 1, 1, False, 1
         loop.excluded_s, loop._client, loop._reducer = 0.0, self.client, self.reducer
-        loop._sharing = SimpleNamespace(blocks=0)
+        loop._sharing, loop._shares = SimpleNamespace(blocks=0), SimpleNamespace(bodies=0)
         loop._watcher = SimpleNamespace(stepping=lambda *_, **__: None)
         self.client.state.next_step = 1
         self.client.failed = lambda *_: None  # type: ignore[attr-defined]

@@ -149,7 +149,7 @@ def test_a_batch_that_is_left_out_after_clipping_is_done() -> None:
         loop: Any = GroupLoop.__new__(GroupLoop)
         loop.num_optimizers, loop.accumulate, loop.has_taken, loop.num_steps = 2, 1, False, 1
         loop._client, loop._reducer = client, pair.reducer
-        loop._sharing = SimpleNamespace(blocks=0)
+        loop._sharing, loop._shares = SimpleNamespace(blocks=0), SimpleNamespace(bodies=0)
         step = SimpleNamespace(settled=True, on_trial=False, holds=False, left_out=False)
         step.evaluating = False
         step.stepped, step.run, step.batch_no, step.num_batches = set(), None, 0, 1
@@ -175,6 +175,7 @@ def test_a_batch_is_done_when_the_script_evaluates_after_it(breaks: bool) -> Non
         assert not pair.train_judge(mine)
         loop: Any = GroupLoop.__new__(GroupLoop)
         loop.num_optimizers, loop._client, loop._reducer = 2, client, pair.reducer
+        loop._sharing, loop._shares = SimpleNamespace(blocks=0), SimpleNamespace(bodies=0)
         loop._watcher = SimpleNamespace(stepping=lambda *_, **__: None)
         client.state.next_step = 1
         step = SimpleNamespace(on_trial=True, holds=False, left_out=False, closed=False)

@@ -1,0 +1,96 @@
+"""What a script does behind ``optimizer.step()`` in the body of a batch that counts for nothing.
+
+    while trainer.step < 90:
+        loss_of(next(batches)).backward()
+        optimizer.step()
+        trainer.step += 1
+
+A step may take several batches of a worker, of which only the last one changes the model. What the
+bodies of the others do to the script's variables is taken back where the script asks for the next
+batch. By then it has counted already, and a script that trains until it has counted enough would
+leave its loop in the first batch of its last step. So from such a batch's ``optimizer.step()`` on
+its numbers are what they were there in the batch before that counted: the rest of the body runs
+once more as it ran then, when the script did not leave.
+"""
+
+from collections.abc import Iterator
+from types import CodeType, FrameType
+from typing import Any
+
+from paceline.runtime.variables import frames
+from paceline.runtime.variables.kinds import ATOMS
+from paceline.runtime.variables.mark import BodyMark
+
+Atoms = dict[str, Any]
+"""Variables of one holder that are numbers, texts or nothing."""
+
+
+class BehindStep:
+    """The numbers of a script at the ``optimizer.step()`` of the newest batch that counted."""
+
+    def __init__(self) -> None:
+        #: By ids of dictionaries and frames: see `_kept`, the numbers, and those before.
+        self._noted: dict[int, tuple[Any, Atoms, Atoms]] = {}
+
+    def note(self, mark: BodyMark, chain: list[FrameType]) -> None:
+        """Keep the numbers: this batch counts.
+
+        Args:
+            mark: made where the script asked for the batch.
+            chain: the script's frames now.
+        """
+        before, self._noted = self._noted, {}
+        for holder, _, now, _ in _holders(mark, chain):
+            own, former, _ = before.get(id(holder), (None, {}, {}))
+            atoms = {name: one for name, one in now.items() if type(one) in ATOMS}
+            self._noted[id(holder)] = _kept(holder), atoms, former if own is _kept(holder) else {}
+
+    def put(self, mark: BodyMark, chain: list[FrameType]) -> None:
+        """Give the numbers their noted values: this batch counts for nothing.
+
+        Not those that its body has set. Of these only counters get them: what has grown by the
+        same number in the batch before.
+        """
+        for holder, asked, now, bind in _holders(mark, chain):
+            own, noted, before = self._noted.get(id(holder), (None, {}, {}))
+            if own is not _kept(holder):
+                continue
+            values = {
+                name: old
+                for name, old in noted.items()
+                if name in now
+                and now[name] is not old
+                and (now[name] is asked.get(name) or _counts(before.get(name), old, now[name]))
+            }
+            if values:
+                bind(values)
+
+    def forget(self) -> None:
+        """The script is in another loop, or has the variables of another worker."""
+        self._noted = {}
+
+
+Holder = dict[str, Any] | FrameType
+
+
+def _holders(mark: BodyMark, chain: list[FrameType]) -> Iterator[tuple[Holder, Atoms, Atoms, Any]]:
+    """What has variables, these as the script asked for its batch, as they are, and a setter."""
+    for names, asked in mark.names:
+        yield names, asked, names.copy(), names.update
+    for frame in chain:
+        asked_there = mark.locals_of(frame)
+        if asked_there is not None:
+            now = frames.variables_of(frame)
+            yield frame, asked_there, now, lambda values, at=frame: frames.bind(at, values)
+
+
+def _kept(holder: Holder) -> dict[str, Any] | CodeType:
+    """What tells a holder from another of the same id; a frame that is kept keeps its loop open."""
+    return holder.f_code if isinstance(holder, FrameType) else holder
+
+
+def _counts(before: Any, noted: Any, now: Any) -> bool:
+    """Whether three values of one variable are those of a counter."""
+    if not type(before) is type(noted) is type(now) is int:
+        return False
+    return now - noted == noted - before != 0
