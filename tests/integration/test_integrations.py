@@ -1,8 +1,11 @@
 """Other libraries' training loops as members: a worker is killed, and nothing shows it."""
 
 import contextlib
+import csv
 import json
 import math
+import os
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
@@ -17,11 +20,13 @@ from safetensors.numpy import load_file
 
 from paceline.base.jobdir import JobDir
 from paceline.jobs.curves import read_curves
-from paceline.jobs.launch import launch
+from paceline.jobs.launch import ask, launch
 from paceline.runtime.data.order import EpochOrder
+from paceline.wire.client import StopJob
 from paceline.wire.spec import JobSpec, NodeSpec, RestartSpec
 from tests.chaos.oracle import leftovers
 from tests.integration.jobs.grouped import Planted
+from tests.integration.pair import pair_of, run_alone
 from tests.integration.running import RunningJob, until
 
 JOBS = Path(__file__).with_name("jobs")
@@ -212,3 +217,33 @@ def test_started_plainly_it_is_the_library_alone(script: str, tmp_path: Path) ->
     log = json.loads((tmp_path / "alone.0.log").read_text())
     assert log.get("steps", list(range(1, NUM_STEPS + 1))) == list(range(1, NUM_STEPS + 1))
     assert log["largest"] == 64, "the loader is the library's own"
+
+
+@LIGHTNING
+def test_the_best_checkpoint_of_a_trainer_is_known_to_later_lives(tmp_path: Path) -> None:
+    script = JOBS / "best_saved.py"
+    run_alone(script, tmp_path / "alone")
+    (expected,) = (json.loads(one.read_text()) for one in (tmp_path / "alone").glob("*.end"))
+    best = expected.pop("best")
+    assert (best, expected["stopped"]) == ("checkpoints/epoch=1-step=40.ckpt", 4)
+    with pair_of(script, tmp_path / "job", "--step-s", "0.15", batch_size=16) as job:
+        job.until_committed(45 * 16)
+        os.kill(job.pid_of("worker-0"), signal.SIGKILL)
+        job.until_committed(65 * 16)
+        ask(job.job, StopJob())
+        assert job.end().state == "stopped"
+        job.resume()
+        job.until_committed(70 * 16)
+        os.kill(job.pid_of("worker-1"), signal.SIGKILL)
+        outcome = job.end()
+        assert outcome.state == "finished", outcome
+    ends = [json.loads(one.read_text()) for one in (tmp_path / "job").glob("*.end")]
+    assert ends
+    for found in ends:
+        assert found.pop("best") == best
+        assert found == pytest.approx(expected, rel=1e-9)
+    # One folder, with the rows of all lives of the chief.
+    (folder,) = (tmp_path / "job" / "logged").iterdir()
+    assert folder.name == job.job.job_id
+    rows = csv.DictReader((folder / "metrics.csv").read_text().splitlines())
+    assert {int(row["epoch"]) for row in rows if row["worth"]} >= {0, 1, 3, 4}

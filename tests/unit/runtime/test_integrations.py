@@ -22,7 +22,7 @@ from torch.utils.data import (
 )
 
 from paceline.base.errors import ConfigError
-from paceline.runtime.integrations.steps import Steps, ThisMember
+from paceline.runtime.integrations.steps import Steps, ThisMember, followed
 from paceline.wire.spec import JobSpec, NodeSpec
 
 pytestmark = pytest.mark.filterwarnings("default")  # other people's code
@@ -343,3 +343,57 @@ def test_lightning_is_refused_what_cannot_hold(
 ) -> None:
     with pytest.raises(ConfigError, match=next(iter(named))):
         train_by_lightning(ScriptedJob(), tmp_path, monkeypatch, **named)
+
+
+# ---------------------------------------------------------------------------- callbacks and folders
+
+LIGHTNING = pytest.mark.skipif(not find_spec("lightning"), reason="needs paceline[lightning]")
+
+
+@LIGHTNING
+def test_what_a_library_keeps_without_a_state_is_of_this_process() -> None:
+    from lightning.pytorch import callbacks
+
+    from paceline.runtime.integrations.lightning import _has_state
+
+    class Bar(callbacks.RichProgressBar):
+        def __init__(self) -> None:
+            super().__init__()
+            self.seen = 0
+
+    class Own(callbacks.Callback):
+        def __init__(self) -> None:
+            self.best = 0.0
+
+    given = [callbacks.EarlyStopping("x"), callbacks.ModelCheckpoint(), Bar(), Own(), Bar()]
+    found = followed(given, _has_state)
+    assert [*found] == ["EarlyStopping", "ModelCheckpoint", "Bar", "Own", "Bar#4"]
+    shown = {name: vars(one.whole).keys() - one.names for name, one in found.items()}
+    assert {"wait_count", "best_score"} <= shown["EarlyStopping"]
+    assert {"best_model_path", "best_k_models", "kth_value"} <= shown["ModelCheckpoint"]
+    assert shown["Bar"] == {"seen"}
+    assert shown["Own"] == {"best"}
+
+
+@LIGHTNING
+def test_a_later_life_goes_on_in_the_folder_of_the_job(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from lightning.pytorch.loggers import CSVLogger
+
+    monkeypatch.setenv("PACELINE_JOB_DIR", str(tmp_path / "jobs" / "net-1"))
+    rows = tmp_path / "logs" / "net-1" / "metrics.csv"
+    for life in ("loss", "other"):
+        logger = CSVLogger(tmp_path, "logs")
+        job = ScriptedJob([WHOLE] * 2, [WHOLE] * 2)
+        train_by_lightning(job, tmp_path, monkeypatch, logger=logger)
+        logger.log_metrics({life: 1.0}, 7)
+        logger.save()
+        assert Path(logger.log_dir) == rows.parent
+    header, *lines = rows.read_text().splitlines()
+    assert header == "loss,other,step"
+    assert lines == ["1.0,,7", ",1.0,7"]
+    named = CSVLogger(tmp_path, "logs", version="mine")
+    job = ScriptedJob([WHOLE] * 2, [WHOLE] * 2)
+    train_by_lightning(job, tmp_path, monkeypatch, logger=named)
+    assert named.version == "mine"

@@ -27,7 +27,7 @@ from paceline.runtime.state.packed import pack, unpack
 from paceline.runtime.variables import kinds
 from paceline.runtime.variables.behind import BehindStep
 from paceline.runtime.variables.large import LargeTensors
-from paceline.runtime.variables.look import ScriptLook
+from paceline.runtime.variables.look import Besides, ScriptLook
 from paceline.runtime.variables.mark import BodyMark
 from paceline.runtime.variables.naming import line_of
 from paceline.runtime.variables.variables import Variables
@@ -908,3 +908,17 @@ def test_other_loops_and_lives_have_no_batch_before() -> None:
     count.n = 5
     behind.put(BodyMark([frame]), [frame])
     assert count.n == 5
+
+
+def test_attributes_of_one_process_are_not_looked_at() -> None:
+    held = Namespace(best=1.0, bar=7)
+    look = ScriptLook([], objects={"Saver": Besides(held, frozenset(["bar"]))})
+    assert look.leaves.keys() == {"Saver.best"}
+
+
+def test_one_number_that_two_variables_have_is_of_both() -> None:
+    found = torch.tensor(0.5)
+    saver = Namespace(current=found, best=found, color=Color.RED, former=Color.RED, one=np.int64(1))
+    saver.two = saver.one
+    look = ScriptLook([], objects={"saver": saver})
+    assert {one.partition(".")[2] for one in look.leaves} == vars(saver).keys()

@@ -13,10 +13,11 @@ import torch
 import transformers
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
+from transformers.trainer_callback import ExportableState
 
 from paceline.base.errors import ConfigError
 from paceline.runtime.integrations.accelerate import take_rank
-from paceline.runtime.integrations.steps import Steps, ThisMember, by_class, join
+from paceline.runtime.integrations.steps import Steps, ThisMember, followed, join
 from paceline.runtime.script.job import Job
 from paceline.runtime.variables.look import Attributes
 
@@ -141,7 +142,9 @@ class _Following(transformers.TrainerCallback):
         others = [one for one in self._trainer.callback_handler.callbacks if one is not self]
         stops = Attributes(control, ("should_training_stop",))
         losses = Attributes(self._trainer, ("_total_loss_scalar",))
-        self._member.follow(state=state, control=stops, losses=losses, **by_class(others))
+        self._member.follow(
+            state=state, control=stops, losses=losses, **followed(others, _has_state)
+        )
 
         def note() -> None:
             self._stopped = control.should_training_stop
@@ -186,6 +189,11 @@ class _Following(transformers.TrainerCallback):
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Not earlier: what evaluation does to a scheduler belongs to the epoch."""
         self._steps.finish()
+
+
+def _has_state(kind: type) -> bool:
+    """Whether a class of callbacks has a state that goes into checkpoints."""
+    return "state" in vars(kind) and kind is not ExportableState
 
 
 def _check(args: transformers.TrainingArguments) -> None:

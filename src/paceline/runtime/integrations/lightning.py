@@ -9,6 +9,7 @@ import signal
 from collections.abc import Callable
 from typing import Any
 
+from lightning.pytorch import Callback
 from lightning.pytorch import __version__ as version
 from lightning.pytorch.loggers import Logger
 from lightning.pytorch.strategies import SingleDeviceStrategy
@@ -18,7 +19,8 @@ from torch import nn
 from torch.optim import Optimizer
 
 from paceline.base.errors import ConfigError
-from paceline.runtime.integrations.steps import Steps, ThisMember, by_class, join
+from paceline.runtime.integrations.lightning_folders import Folders
+from paceline.runtime.integrations.steps import Steps, ThisMember, followed, join
 from paceline.runtime.script.job import Job
 from paceline.runtime.variables.look import Attributes
 
@@ -59,6 +61,12 @@ class PacelineStrategy(SingleDeviceStrategy):
         """Return whether this process is the one that logs and saves."""
         return self.global_rank == 0
 
+    def setup_environment(self) -> None:
+        """Name the folder of logs before anything is written into it."""
+        super().setup_environment()
+        if self._member is not None:
+            Folders(self._member, self._trainer).be_of_job()
+
     def setup(self, trainer: Any) -> None:
         """Have the job hold what there is."""
         super().setup(trainer)
@@ -70,7 +78,8 @@ class PacelineStrategy(SingleDeviceStrategy):
         if self._former:
             self._member.leave_aside(self._former, "fit(ckpt_path=...)")
         self._member.follow(
-            trainer=Attributes(trainer, ("should_stop",)), **by_class(trainer.callbacks)
+            trainer=Attributes(trainer, ("should_stop",)),
+            **followed(trainer.callbacks, _has_state),
         )
         # A Trainer without loggers asked for no logs; and checkpoints go to the first one's folder.
         if trainer.loggers and not any(isinstance(one, _Curves) for one in trainer.loggers):
@@ -184,6 +193,11 @@ class PacelineStrategy(SingleDeviceStrategy):
         for what, reason in wrong.items():
             if reason:
                 raise ConfigError(f"{what} in a job of paceline: {reason}")
+
+
+def _has_state(kind: type) -> bool:
+    """Whether a class of callbacks has a state that goes into checkpoints."""
+    return "state_dict" in vars(kind) and kind is not Callback
 
 
 class _LeftAside(dict[str, Any]):

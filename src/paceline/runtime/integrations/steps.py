@@ -15,6 +15,7 @@ or all of it once more where the group broke, is asked for from within:
 An epoch of the library is a feed of the job.
 """
 
+import dis
 import os
 import re
 import sys
@@ -22,6 +23,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import cache
 from itertools import islice
 from pathlib import Path
+from types import FunctionType
 from typing import Any, NamedTuple
 
 from torch import Tensor
@@ -42,6 +44,7 @@ from paceline.runtime.script.batch_loop import BatchLoop
 from paceline.runtime.script.job import Job, begin
 from paceline.runtime.script.logged import PLAIN
 from paceline.runtime.script.strategy import Entries
+from paceline.runtime.variables.look import Besides, is_own
 from paceline.wire.messages.feeds import ScriptPlace
 from paceline.wire.spec import SHORT_STEPS, load
 
@@ -66,6 +69,11 @@ class ThisMember(NamedTuple):
         variables = self.strategy.variables
         variables.objects |= objects
         variables.takes_back, self.strategy.entries = False, None
+
+    @property
+    def job_id(self) -> str:
+        """The job's name, which its resumes keep."""
+        return JobDir(Path(os.environ["PACELINE_JOB_DIR"])).job_id
 
     @property
     def rank(self) -> int:
@@ -151,13 +159,38 @@ def join(library: str) -> ThisMember | None:
     return _member_of(process)
 
 
-def by_class(objects: Iterable[Any]) -> dict[str, Any]:
-    """Objects by names that are the same in all workers."""
-    found = dict[str, Any]()
-    for one in objects:
+def followed(callbacks: Iterable[Any], has_state: Callable[[type], bool]) -> dict[str, Besides]:
+    """What of a library's callbacks follows, by names that are the same in all workers.
+
+    What a library's class sets in its object is followed if the class says that it has a state.
+    Else it is of this process: bars and their numbers, files, clients.
+
+    Args:
+        callbacks: of the library, of the script, and the script's own that extend the library's.
+        has_state: whether a class of a library says so.
+    """
+    found = dict[str, Besides]()
+    for one in callbacks:
         name = type(one).__name__
-        found[f"{name}#{len(found)}" if name in found else name] = one
+        handles = _handles_of(type(one), has_state)
+        found[f"{name}#{len(found)}" if name in found else name] = Besides(one, handles)
     return found
+
+
+def _handles_of(kind: type, has_state: Callable[[type], bool]) -> frozenset[str]:
+    """Names that the classes of libraries give to what is of one process."""
+    classes = [one for one in kind.__mro__ if not is_own(one)]
+    if any(map(has_state, classes)):
+        return frozenset()
+    held = [one for kind in classes for one in vars(kind).values()]
+    functions = [getattr(one, "fget", None) or getattr(one, "fset", None) or one for one in held]
+    return frozenset(
+        step.argval
+        for one in functions
+        if isinstance(one, FunctionType)
+        for step in dis.get_instructions(one)
+        if step.opname == "STORE_ATTR"
+    )
 
 
 def _is_by_itself() -> bool:

@@ -51,6 +51,7 @@ from paceline.runtime.variables.kinds import (
     encoded,
     kind_of,
 )
+from paceline.runtime.variables.spelled import is_spelled
 
 DEEPEST = 8
 """Objects within objects that are looked into."""
@@ -79,6 +80,13 @@ class Attributes(NamedTuple):
 
     whole: Any
     names: tuple[str, ...]
+
+
+class Besides(NamedTuple):
+    """An object without some of its attributes."""
+
+    whole: Any
+    names: frozenset[str]
 
 
 class ScriptLook:
@@ -144,9 +152,13 @@ class ScriptLook:
             for name in value.names:
                 one = getattr(value.whole, name)
                 self._add(f"{path}.{name}", one, _binder(_setter(value.whole), name), 1)
-        elif id(value) not in self._seen:
+            return
+        hidden = frozenset[str]()
+        if isinstance(value, Besides):
+            value, hidden = value
+        if id(value) not in self._seen:
             self._seen.add(id(value))
-            self._of_object(path, value, 0)
+            self._of_object(path, value, 0, hidden)
 
     def variable_of(self, path: str) -> str:
         """Path of the script's variable through which a path leads; empty: there is none.
@@ -214,7 +226,7 @@ class ScriptLook:
                 return
             if isinstance(value, ModuleType | BuiltinFunctionType):
                 return
-            if id(value) in self._seen and not isinstance(value, tuple):
+            if id(value) in self._seen and not (isinstance(value, tuple) or _is_number(value)):
                 return
             self._seen.add(id(value))
             if self._is_group_of_others(value):
@@ -315,17 +327,22 @@ class ScriptLook:
             for number, one in enumerate(list(value)):
                 self._add(f"{path}[{number}]", one, put(number), depth + 1)
 
-    def _of_object(self, path: str, value: Any, depth: int) -> None:
+    def _of_object(
+        self, path: str, value: Any, depth: int, hidden: frozenset[str] = frozenset()
+    ) -> None:
         attributes: dict[str, Any] = getattr(value, "__dict__", {})
         if is_environment(type(value)):
             self._environments.append(f"{path}.")
         self.holders[path] = attributes.__setitem__
-        hidden = OF_MODULES if isinstance(value, nn.Module) else frozenset[str]()
+        if isinstance(value, nn.Module):
+            hidden |= OF_MODULES
         for key, one in list(attributes.items()):
             if key not in hidden:
                 bind = _binder(attributes.__setitem__, key)
                 self._add(f"{path}.{key}", one, bind, depth + 1)
         for key, one in slots_of(value):
+            if key in hidden:
+                continue
             self._add(f"{path}.{key}", one, _binder(_setter(value), key), depth + 1)
 
     def _of_function(self, path: str, value: FunctionType, depth: int) -> None:
@@ -415,6 +432,12 @@ def _is_own(kind: type) -> bool:
 
 
 _PLAIN_OBJECTS = frozenset([Namespace, SimpleNamespace])
+
+
+def _is_number(value: Any) -> bool:
+    """Whether two variables that have one object have equal values, as of two objects."""
+    is_single = isinstance(value, Tensor) and value.numel() == 1
+    return is_single or isinstance(value, np.generic | Enum) or is_spelled(value)
 
 
 def _is_hidden(name: str) -> bool:
