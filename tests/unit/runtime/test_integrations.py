@@ -348,6 +348,7 @@ def test_lightning_is_refused_what_cannot_hold(
 # ---------------------------------------------------------------------------- callbacks and folders
 
 LIGHTNING = pytest.mark.skipif(not find_spec("lightning"), reason="needs paceline[lightning]")
+ACCELERATE = pytest.mark.skipif(not find_spec("accelerate"), reason="needs paceline[huggingface]")
 
 
 @LIGHTNING
@@ -397,3 +398,24 @@ def test_a_later_life_goes_on_in_the_folder_of_the_job(
     job = ScriptedJob([WHOLE] * 2, [WHOLE] * 2)
     train_by_lightning(job, tmp_path, monkeypatch, logger=named)
     assert named.version == "mine"
+
+
+@ACCELERATE
+@pytest.mark.parametrize("is_positional", [False, True])
+def test_an_argument_that_accelerate_leaves_aside_is_named(
+    *, is_positional: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from accelerate.utils import DataLoaderConfiguration
+
+    from paceline.runtime.integrations import accelerate
+
+    monkeypatch.setattr(accelerate, "join", lambda _: member(ScriptedJob()))
+    named = {"dataloader_config": DataLoaderConfiguration(split_batches=True), "cpu": True}
+    assert accelerate.Accelerator(**named).split_batches
+    assert not capsys.readouterr().err
+    if is_positional:
+        made = accelerate.Accelerator(True, True, cpu=True)
+    else:
+        made = accelerate.Accelerator(split_batches=True, cpu=True)
+    told = "dataloader_config=DataLoaderConfiguration(split_batches=True)"
+    assert (told in capsys.readouterr().err) != made.split_batches

@@ -5,6 +5,7 @@ calls ``optimizer.step()`` for each; the model changes with the last one of a st
 """
 
 import dataclasses
+import sys
 from collections.abc import Iterator
 from contextlib import closing
 from typing import Any
@@ -20,6 +21,9 @@ from paceline.base.errors import ConfigError
 from paceline.runtime.integrations.steps import SharedLoader, ThisMember, join
 from paceline.runtime.script.job import Job
 from paceline.runtime.script.step_frame import OUTSIDE
+
+_SPLIT_BATCHES = 1
+"""Place of this argument."""
 
 
 def take_rank(member: ThisMember) -> None:
@@ -37,7 +41,8 @@ class Accelerator(accelerate.Accelerator):
 
     Without `paceline run`, or in a torchrun script, it is that class alone. In a job of
     strategy allreduce a step has the loader's ``batch_size * gradient_accumulation_steps`` samples
-    for each of the workers that the job was asked for; with ``split_batches`` for all of them.
+    for each of the workers that the job was asked for; for all of them with
+    ``dataloader_config=DataLoaderConfiguration(split_batches=True)``.
 
     Raises:
         ConfigError: a plugin or a precision that cannot hold in a job whose workers come and go.
@@ -72,6 +77,14 @@ class Accelerator(accelerate.Accelerator):
         )
         if self._member is None:
             return
+        asked = named.get("split_batches") or given[_SPLIT_BATCHES : _SPLIT_BATCHES + 1] == (True,)
+        if asked is True and not self.split_batches:
+            sys.stderr.write(
+                f"paceline: accelerate {accelerate.__version__} does not heed "
+                "Accelerator(split_batches=True), so the loader's batch is that of each worker. "
+                "If it is to be that of all workers, say "
+                "dataloader_config=DataLoaderConfiguration(split_batches=True)\n"
+            )
         if self.distributed_type != DistributedType.NO:
             raise ConfigError(
                 f"Accelerator distributes by {self.distributed_type}, which is the job's part; "
