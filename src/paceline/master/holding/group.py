@@ -136,7 +136,7 @@ class GroupEdge(HolderEdge):
     def watch(self, now_s: float) -> None:
         """Form a group without those that do not come, or that nobody has found dead."""
         group = self.holder.group
-        if not (group.broken or (group.ready and not group.number)):
+        if not (group.broken or (group.ready and group.gathers)):
             self._due_s = None
             return
         self._due_s = now_s if self._due_s is None else self._due_s
@@ -144,7 +144,7 @@ class GroupEdge(HolderEdge):
             if group.broken:
                 self._due_s = None
                 self._note_broken(group)
-            # A first group: from now on as soon as there are `min_workers`.
+            # A run's first group: from now on as soon as there are `min_workers`.
             self.training.do(self.holder.form_group())
 
     def _note_broken(self, group: Formation) -> None:

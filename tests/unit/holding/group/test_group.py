@@ -269,6 +269,38 @@ def test_who_does_not_come_is_not_waited_for_longer_than_that() -> None:
     assert job.group == [2]
 
 
+def test_a_job_that_goes_on_waits_for_all_as_at_its_start() -> None:
+    # Its steps are divided, and summed, as if it had not ended.
+    job = running(2)
+    job.lose(1)
+    job.lose(2)
+    job.holder.job_ended()
+    for inc in (3, 4, 5):
+        job.worker(inc)
+    job.expected = 3
+    job.join(3, 4)
+    assert job.group == [2]
+    assert waits(job) == (WhyNone.TOO_FEW, "2 of 3 workers are ready")
+    job.join(5)
+    assert job.holder.group.running
+    assert job.group == [3, 4, 5]
+    job.lose(4)
+    assert job.group == [3, 5], "nobody is waited for in mid-run"
+
+
+def test_a_job_that_goes_on_waits_no_longer_than_at_its_start() -> None:
+    job = running(2)
+    job.lose(1)
+    job.lose(2)
+    job.holder.job_ended()
+    job.worker(3)
+    job.join(3)
+    assert job.group == [2]
+    job.run(job.holder.form_group())
+    assert job.group == [3]
+    assert job.holder.group.running
+
+
 def test_with_fewer_than_the_least_nobody_begins() -> None:
     job = Job(4, min_members=2)
     job.join(3)

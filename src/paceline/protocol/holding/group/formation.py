@@ -104,6 +104,8 @@ class Formation:
         self.gone: set[Inc] = set()
         #: What the model is made of, by the word of who joined first.
         self.replica = ""
+        #: The next group is the first of a run: it waits for all workers that are to come.
+        self.gathers = True
         # Volatile.
         #: Workers that are alive and prepared.
         self.ready: dict[Inc, Member] = {}
@@ -143,7 +145,7 @@ class Formation:
                 self.start = record
                 self.epoch_no, self.step = record.epoch_no, record.step
             case GroupBegun():
-                self.begun, self.step = record, record.step
+                self.begun, self.step, self.gathers = record, record.step, False
                 members = frozenset(member.inc for member in self.members)
                 self.held_by = members.difference(record.joiners)
                 self.first = self.first or record.group
@@ -189,7 +191,8 @@ class Formation:
         Args:
             message: its word.
             node: where it lives.
-            expected: workers without which a first group, or a sharded one, waits (see `form`).
+            expected: workers without which a run's first group, or a sharded one, waits (see
+                `form`).
             distant: see `Member`.
         """
         inc = message.inc
@@ -231,7 +234,7 @@ class Formation:
         """Form the next group, if it would be another one and there are enough for it.
 
         Args:
-            expected: where nobody has trained yet, wait for so many.
+            expected: where nobody has trained yet in this run, wait for so many.
         """
         wanted = self._next_members(expected)
         if isinstance(wanted, NoGroup):
@@ -246,7 +249,7 @@ class Formation:
         fresh = any(not self.knows(member.inc) for member in wanted)
         if self.running and not (self._is_hurt or fresh):
             return NoGroup(WhyNone.SAME)
-        least = self.min_members if self.number else max(self.min_members, expected)
+        least = max(self.min_members, expected) if self.gathers else self.min_members
         if self.sharded:
             least = self.awaited
             if former := [member.node for member in wanted if self.knows(member.inc)]:

@@ -122,7 +122,7 @@ class GroupHolder(Holder):
         Args:
             message: what it says.
             node: where it lives.
-            expected: workers for which a first group waits.
+            expected: workers for which a run's first group waits.
             distant: see `Member`.
         """
         inc = message.inc
@@ -172,8 +172,12 @@ class GroupHolder(Holder):
         return self._in_group(self.group.break_up(reason))
 
     def job_ended(self) -> None:
-        """The job has ended here, and goes on: the cut says whether another script fits."""
-        self.group.replica = ""
+        """The job has ended here, and goes on: the cut says whether another script fits.
+
+        All its workers begin at once, so it goes on with all of them: each step is divided, and its
+        sums have the order, as if the job had not ended.
+        """
+        self.group.replica, self.group.gathers = "", True
 
     @property
     def phase(self) -> str:
