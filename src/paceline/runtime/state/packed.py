@@ -39,6 +39,8 @@ def _tensor(dtype: str, shape: tuple[int, ...], data: bytes) -> Tensor:
     kind = getattr(torch, dtype, None)
     if not isinstance(kind, torch.dtype):
         raise PermanentError(f"the state of schedulers cannot be read: {dtype!r} is no dtype")
+    if not data:
+        return torch.empty(shape, dtype=kind)
     return torch.frombuffer(bytearray(data), dtype=torch.uint8).view(kind).reshape(shape)
 
 

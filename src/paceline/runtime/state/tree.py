@@ -116,6 +116,8 @@ def _movable(tensor: Tensor, name: str) -> Tensor:
 
 def as_bytes(tensor: Tensor) -> Tensor:
     """The bytes of a tensor in this machine's memory, ``[n]`` uint8; shared where it can be."""
+    if not tensor.numel():  # whose strides may be any
+        return torch.empty(0, dtype=torch.uint8)
     return tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
 
 

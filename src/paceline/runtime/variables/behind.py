@@ -18,8 +18,8 @@ from types import CodeType, FrameType
 from typing import Any
 
 from paceline.runtime.variables import frames
-from paceline.runtime.variables.kinds import ATOMS
 from paceline.runtime.variables.mark import BodyMark
+from paceline.runtime.variables.plain import ATOMS
 
 Atoms = dict[str, Any]
 """Variables of one holder that are numbers, texts or nothing."""

@@ -4,15 +4,12 @@ A kind is a row: how a value is copied so that it can be put back, how it travel
 and how an object of the script becomes what has arrived. What no row fits is left alone.
 """
 
-import dataclasses
 import json
 import random
-import sys
 from collections import OrderedDict, deque
 from collections.abc import Callable, Mapping
 from enum import Enum
 from itertools import islice
-from types import NoneType
 from typing import Any, NamedTuple
 
 import msgspec
@@ -27,21 +24,22 @@ from paceline.runtime.state.restoring import restore_module
 from paceline.runtime.state.tree import as_bytes, take_apart, why_unmovable
 from paceline.runtime.variables import frames
 from paceline.runtime.variables.opaque import is_opaque, seen_opaque
-from paceline.runtime.variables.spelled import is_spelled, is_spelling, read_spelled, spell
+from paceline.runtime.variables.plain import (
+    ATOMS,
+    CONTAINERS,
+    atom_of,
+    dict_of,
+    put_plain,
+    taken_plain,
+)
+from paceline.runtime.variables.spelled import NoPlainError, is_spelled, spell
 
-ATOMS = frozenset([NoneType, bool, int, float, complex, str, bytes])
-"""Types whose values never change."""
-CONTAINERS = (list, tuple, dict, set, frozenset, deque)
 MOST_SEEN = 1 << 16
 """Elements of a container that are all compared."""
 MOST_BYTES = 16 << 20
 """Of one variable, to be handed to another worker or kept in a cut."""
 SAMPLE_BYTES = 1 << 14
 """So much of each tensor of an object with a state is looked at, to see whether it changed."""
-
-
-class NoPlainError(TypeError):
-    """A value is not made of plain data alone."""
 
 
 class Kind(NamedTuple):
@@ -100,16 +98,19 @@ def _seen_inside(value: Any) -> Any:
         case deque():
             return list(value)
         case _ if is_spelled(value):
-            return spell(value)
+            return _seen_spelled(value)
         case int() | float() | str():  # of a class of its own
-            return [type(value).__qualname__, _atom_of(value)]
+            return [type(value).__qualname__, atom_of(value)]
         case _:
             raise NoPlainError(type(value).__name__)
 
 
-def _atom_of(value: Any) -> Any:
-    """A number or text without its class."""
-    return next(kind for kind in (int, float, str) if isinstance(value, kind))(value)
+def _seen_spelled(value: Any) -> Any:
+    """It as text; of what does not travel, too, so that it is named when it has changed."""
+    try:
+        return spell(value)
+    except NoPlainError:
+        return [type(value).__qualname__, repr(value)]
 
 
 _encoder = msgspec.msgpack.Encoder(enc_hook=_seen_inside)
@@ -142,7 +143,7 @@ def digest_of(seen: Any) -> int:
 def _seen_plain(value: Any) -> Any:
     """Plain data; of much of it, its size and both ends."""
     if isinstance(value, Enum):  # whatever its members are made of
-        return spell(value)
+        return _seen_spelled(value)
     if isinstance(value, OrderedDict):  # whose order is not that of the dictionary within
         return [*OrderedDict.items(value)]
     if not isinstance(value, list | tuple | deque | dict | set) or _size(value) <= MOST_SEEN:
@@ -160,182 +161,6 @@ def _size(value: Any) -> int:
     first = [*islice(value, 8)]
     inner = sum(len(one) for one in first if isinstance(one, CONTAINERS))
     return len(value) + inner * len(value) // max(1, len(first))
-
-
-def _taken_plain(value: Any) -> Any:
-    match value:
-        case Tensor():
-            return value.detach().cpu().clone()
-        case _ if is_spelled(value):
-            return spell(value)
-        case _ if is_record(value) or (isinstance(value, tuple) and hasattr(value, "_fields")):
-            return _taken_apart(value)
-        case bool() | None | complex() | bytes():
-            return value
-        case int() | float() | str() if not isinstance(value, np.generic):
-            return value if type(value) in ATOMS else _atom_of(value)
-        case dict():
-            return {key: _taken_plain(one) for key, one in dict_of(value).items(value)}
-        case list() | tuple() | set():
-            kind = next(kind for kind in (list, tuple, set) if isinstance(value, kind))
-            return kind(_taken_plain(one) for one in value)
-        case frozenset():
-            return {_taken_plain(one) for one in value}
-        case deque():
-            return [_taken_plain(one) for one in value]
-        case _:
-            return value
-
-
-_NAMED, _RECORD = "paceline:named", "paceline:record"
-
-
-def _taken_apart(value: Any) -> list[Any]:
-    """A named tuple, or an object of a dataclass, as the name of its class and its parts."""
-    kind = type(value)
-    if isinstance(value, tuple):
-        return [_NAMED, kind.__module__, kind.__qualname__, *map(_taken_plain, value)]
-    names = [one.name for one in dataclasses.fields(value) if hasattr(value, one.name)]
-    fields = {name: _taken_plain(getattr(value, name)) for name in names}
-    return [_RECORD, kind.__module__, kind.__qualname__, fields]
-
-
-def _is_taken_apart(data: Any) -> bool:
-    return (
-        isinstance(data, list)
-        and len(data) > _CLASS
-        and isinstance(data[0], str)
-        and data[0] in (_NAMED, _RECORD)
-    )
-
-
-_CLASS = 2
-"""Place of the class's name."""
-
-
-def _together(own: Any, data: list[Any]) -> Any:
-    tag, module, name, *parts = data
-    if tag == _RECORD:
-        return _record(module, name, *parts)
-    if isinstance(own, tuple):
-        return put_plain(own, tuple(parts))
-    return _named(module, name)(map(_fresh, parts))
-
-
-def put_plain(own: Any, new: Any) -> Any:  # noqa: C901 - a case for each type
-    """A value of ours as another worker has it: changed in place where it can be."""
-    if is_spelling(new):
-        return read_spelled(own, new)
-    if _is_taken_apart(new):
-        return _together(own, new)
-    match new:
-        case dict() if isinstance(own, dict):
-            values = {key: put_plain(own.get(key), one) for key, one in new.items()}
-            dict_of(own).clear(own)
-            dict_of(own).update(own, values)
-            return own
-        case list() if isinstance(own, list | deque):
-            parts = _in_turn(own, new)
-            own.clear()
-            own.extend(parts)
-            return own
-        case set() if isinstance(own, set):
-            own.clear()
-            own.update(new)
-            return own
-        case set() if isinstance(own, frozenset):
-            return frozenset(new)
-        case tuple() if isinstance(own, tuple):
-            parts = _in_turn(own, new)
-            return own._make(parts) if hasattr(own, "_make") else tuple(parts)
-        case Tensor() if isinstance(own, Tensor):
-            return _put_tensor(own, new)
-        case np.ndarray() if isinstance(own, np.ndarray):
-            if (own.shape, own.dtype) == (new.shape, new.dtype) and own.flags.writeable:
-                own[...] = new
-                return own
-            return new
-        case bool() | int() | float() | str() if isinstance(own, np.generic) or _is_own(own, new):
-            return type(own)(new)
-        case list() | dict() | tuple():
-            return _fresh(new)
-        case _:
-            return new
-
-
-def dict_of(value: dict[Any, Any]) -> type[dict[Any, Any]]:
-    """Return the class whose methods fill a dictionary: a Counter's own would add."""
-    return OrderedDict if isinstance(value, OrderedDict) else dict
-
-
-def _is_own(own: Any, new: Any) -> bool:
-    """Whether ours is of a class of its own among numbers or texts."""
-    return type(own) not in ATOMS and isinstance(own, type(new)) and type(new) is not bool
-
-
-def _in_turn(own: Any, new: Any) -> list[Any]:
-    olds = [*own][: len(new)] + [None] * max(0, len(new) - len(own))
-    return [put_plain(old, one) for old, one in zip(olds, new, strict=True)]
-
-
-def _fresh(new: Any) -> Any:
-    """What arrived as it was, where nothing of ours is in its place."""
-    if is_spelling(new):
-        return read_spelled(None, new)
-    if _is_taken_apart(new):
-        return _together(None, new)
-    match new:
-        case dict():
-            return {key: _fresh(one) for key, one in new.items()}
-        case list() | tuple():
-            return type(new)(map(_fresh, new))
-        case _:
-            return new
-
-
-def _named(module: str, name: str) -> Callable[[Any], tuple[Any, ...]]:
-    """What makes a named tuple of its parts; of a class that is not there, a tuple."""
-    found: Any = sys.modules.get(module)
-    for part in name.split("."):
-        found = getattr(found, part, None)
-    if not _is_named(found):  # one that a class or function has for itself
-        same = (one for one in tuple.__subclasses__() if one.__module__ == module)
-        found = next((one for one in same if one.__qualname__ == name and _is_named(one)), None)
-    return tuple if found is None else found._make
-
-
-def is_record(value: Any) -> bool:
-    """Whether a value is of a dataclass of the script's, as the transitions of a replay buffer."""
-    kind = type(value)
-    return dataclasses.is_dataclass(kind) and frames.is_scripts_module(kind.__module__)
-
-
-def _record(module: str, name: str, fields: Mapping[str, Any]) -> Any:
-    """Make an object of a dataclass of the script's, without running any of its code.
-
-    Raises:
-        ValueError: there is no such class.
-    """
-    kind: Any = sys.modules.get(module)
-    for part in name.split("."):
-        kind = getattr(kind, part, None)
-    if not (isinstance(kind, type) and dataclasses.is_dataclass(kind)):
-        raise ValueError(f"there is no dataclass {module}.{name}")
-    made = object.__new__(kind)
-    for field, value in fields.items():
-        object.__setattr__(made, field, _fresh(value))
-    return made
-
-
-def _is_named(found: Any) -> bool:
-    return isinstance(found, type) and issubclass(found, tuple) and hasattr(found, "_make")
-
-
-def _put_tensor(own: Tensor, new: Tensor) -> Tensor:
-    if (own.shape, own.dtype) == (new.shape, new.dtype) and own.grad_fn is None:
-        with torch.no_grad():
-            return own.copy_(new)
-    return new.to(own.device)
 
 
 # ---------------------------------------------------------------------------- generators
@@ -441,7 +266,7 @@ def _taken_opaque(value: Any) -> Any:
 
 
 KINDS = (
-    Kind("plain", is_plain, _seen_plain, _taken_plain, put_plain),
+    Kind("plain", is_plain, _seen_plain, taken_plain, put_plain),
     Kind(
         "torch.Generator",
         lambda value: isinstance(value, torch.Generator),

@@ -42,16 +42,9 @@ from torch.utils.data import (
 )
 
 from paceline.runtime.variables import frames
-from paceline.runtime.variables.kinds import (
-    ATOMS,
-    CONTAINERS,
-    Kind,
-    NoPlainError,
-    dict_of,
-    encoded,
-    kind_of,
-)
-from paceline.runtime.variables.spelled import is_spelled
+from paceline.runtime.variables.kinds import Kind, encoded, kind_of
+from paceline.runtime.variables.plain import ATOMS, CONTAINERS, dict_of
+from paceline.runtime.variables.spelled import NoPlainError, is_spelled
 
 DEEPEST = 8
 """Objects within objects that are looked into."""

@@ -22,9 +22,9 @@ from torch import Tensor, nn
 from torch.optim.swa_utils import AveragedModel
 
 from paceline.runtime.variables import frames
-from paceline.runtime.variables.kinds import ATOMS, CONTAINERS, dict_of
 from paceline.runtime.variables.large import SAMPLED, LargeTensors, is_large_kind
 from paceline.runtime.variables.look import OF_MODULES, is_of_library, is_own, slots_of
+from paceline.runtime.variables.plain import ATOMS, CONTAINERS, dict_of
 
 SMALL_BYTES = 1 << 16
 """Tensors and arrays of at most so many bytes are copied for each batch."""

@@ -36,18 +36,13 @@ from paceline.runtime.process.seeding import draws, put_draws
 from paceline.runtime.state.tree import take_apart
 from paceline.runtime.variables import frames
 from paceline.runtime.variables.behind import BehindStep
-from paceline.runtime.variables.kinds import (
-    ATOMS,
-    BY_NAME,
-    MOST_BYTES,
-    NoPlainError,
-    digest_of,
-    encoded,
-)
+from paceline.runtime.variables.kinds import BY_NAME, MOST_BYTES, digest_of, encoded
 from paceline.runtime.variables.large import LargeTensors
 from paceline.runtime.variables.look import DATA, ScriptLook, Variable
 from paceline.runtime.variables.mark import BodyMark
 from paceline.runtime.variables.naming import line_of
+from paceline.runtime.variables.plain import ATOMS
+from paceline.runtime.variables.spelled import NoPlainError
 from paceline.wire.messages.feeds import Feed, ScriptPlace
 
 _log = logging.getLogger(__name__)
