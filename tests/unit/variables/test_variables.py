@@ -641,6 +641,81 @@ def test_a_variable_that_was_shared_and_differs_is_named_with_its_line() -> None
     assert count == 4
 
 
+class Chance:
+    """Batches at which two workers compare what they hold: each gives values by its rank."""
+
+    def __init__(self, looks: int) -> None:
+        self.members = [Variables(found=True) for _ in range(2)]
+        self.looks, self.named = looks, set[str]()
+
+    def run(self, script: Any) -> set[str]:
+        tables = list[list[Any]]()
+        for rank, member in enumerate(self.members):
+            script(rank, self._batches(member, rank, tables))
+        return self.named
+
+    def _batches(self, member: Variables, rank: int, tables: list[list[Any]]) -> Any:
+        return Looking(self, member, rank, tables)
+
+
+class Looking:
+    def __init__(
+        self, chance: Chance, member: Variables, rank: int, tables: list[list[Any]]
+    ) -> None:
+        self._chance, self._member, self._rank, self._tables = chance, member, rank, tables
+        self._at = -1
+        member.begin_loop(loop())
+
+    def __iter__(self) -> "Looking":
+        return self
+
+    def __next__(self) -> Any:
+        self._at += 1
+        if self._at == self._chance.looks:
+            raise StopIteration
+        self._member.waits_in(sys._getframe(1))
+        table = self._member.table()
+        if self._rank == 0:
+            self._tables.append(table)
+        else:
+            found = self._member.compare([self._tables[self._at], table])
+            self._chance.named.update(one.name.rpartition(".")[2] for one in found)
+        differs = self._at >= 3
+        return torch.full((2,), float(self._at + (self._rank if differs else 0)))
+
+
+def test_what_was_equal_by_chance_is_not_said_to_have_been_shared() -> None:
+    def script(rank: int, batches: Any) -> None:
+        explained, line, note, loss = float("nan"), "", None, 2.3026
+        x = None
+        for number, x in enumerate(batches):  # noqa: B007
+            own = rank if number >= 3 else 0
+            explained = float("nan") if number < 1 else 0.0 if number < 3 else 0.5 + own
+            line = f"step {number} took {number + own / 10:.2f} s, {0.5 + own:.3f} nats"
+            note = None if number < 3 else f"of {rank}"
+            loss = 2.3026 if number < 3 else 2.0 + own
+        assert x is not None and str(explained) and line and note and loss
+
+    assert Chance(6).run(script) == set()
+
+
+def test_what_was_shared_and_differs_is_named_whatever_its_type() -> None:
+    def script(rank: int, batches: Any) -> None:
+        drawn, phase, stops, best, seen = np.random.default_rng(1), "", False, float("inf"), [0]
+        for number, _ in enumerate(batches):
+            own = rank if number >= 3 else 0
+            phase = f"phase {number + own} of 9"
+            stops = bool((number + own) % 2)
+            best = 1.0 / (number + 1 + own)
+            seen.append(number + own)
+            drawn.random(1 + own)
+            count = number * 2 + own
+        assert phase and best and seen and count is not stops
+
+    expected = {"drawn", "phase", "stops", "best", "seen", "count"}
+    assert Chance(6).run(script) == expected
+
+
 def test_a_message_names_the_line_that_sets_a_variable() -> None:
     module = sys.modules[__name__]
     assert line_of("main.stopper.best", [module]).startswith("test_variables.py:")

@@ -347,6 +347,28 @@ def is_in_for(frame: FrameType) -> bool:
     return _is_for(frame.f_code, frame.f_lasti)
 
 
+def targets_of(frame: FrameType) -> frozenset[str]:
+    """What a ``for`` statement for whose next element a frame waits binds to it."""
+    return _targets(frame.f_code, frame.f_lasti)
+
+
+@lru_cache(maxsize=256)
+def _targets(code: CodeType, at: int) -> frozenset[str]:
+    steps = [one for one in dis.get_instructions(code) if one.offset >= at]
+    if not steps or steps[0].opname != "FOR_ITER":
+        return frozenset()
+    found = set[str]()
+    for one in steps[1:]:
+        if one.opname.startswith("STORE_"):
+            names = one.argval if isinstance(one.argval, tuple) else (one.argval,)
+            found.update(name for name in names if isinstance(name, str))
+            if "LOAD" in one.opname:  # the body begins in the same instruction
+                break
+        elif not one.opname.startswith("UNPACK_") and one.opname not in _PASSES:
+            break
+    return frozenset(found)
+
+
 def drops_iterator(frame: FrameType) -> bool:
     """Whether a frame drops the iterator of a ``for`` statement that it leaves, by no error."""
     found = [one for one in dis.get_instructions(frame.f_code) if one.offset <= frame.f_lasti]

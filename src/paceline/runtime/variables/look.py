@@ -9,6 +9,7 @@ own: a meter, a saver of checkpoints, an engine. What ``job.prepare`` and ``job.
 theirs.
 """
 
+import array
 import ast
 import re
 import sys
@@ -107,6 +108,9 @@ class ScriptLook:
         self._functions = list[str]()
         self.of_libraries = set[str]()
         """Paths that lead through an object of a library."""
+        self.of_batch = set[str]()
+        """Paths of what the ``for`` statement that asks for a batch has bound to the one before,
+        but for whole numbers, which `enumerate` counts."""
         self.opaque: dict[str, type] = {}
         """Path -> type of what cannot be looked into in an environment: memory of its own."""
         self._environments = list[str]()
@@ -114,7 +118,7 @@ class ScriptLook:
         self._others, self._seen = others, set[int]()
         #: Objects of libraries: they come last, so that they take no place of the script's own.
         self._later = deque[tuple[str, Any, int]]()
-        self._in_library = False
+        self._in_library, self._in_batch = False, False
         #: Libraries whose loops ask for the script's batches.
         self._drive = {frames.library_of(one.f_code.co_filename) for one in chain} - {""}
         for path, value in objects.items():
@@ -127,9 +131,13 @@ class ScriptLook:
             again = names[name] = names.get(name, 0) + 1
             self._in_library = bool(frames.library_of(frame.f_code.co_filename))
             self._of_frame(frame, name if again == 1 else f"{name}#{again}")
-        self._in_library = False
+        self._in_library = self._in_batch = False
+        bound = {
+            id(one.f_globals): frames.targets_of(one) for one in chain if frames.is_module(one)
+        }
         for module in frames.modules_of(chain):
-            self._of_module(module)
+            self._of_module(module, bound.get(id(vars(module)), frozenset()))
+        self._in_batch = False
         self._of_dataset(DATA, dataset)
         self._of_libraries()
 
@@ -192,20 +200,23 @@ class ScriptLook:
         if not self._in_library:
             self.roots.append(f"{name}.")
         self.holders[name] = lambda key, value: frames.bind(frame, {key: value})
+        targets = frames.targets_of(frame)
         for key, value in frames.variables_of(frame).items():
             if not _is_hidden(key):
+                self._in_batch = key in targets
                 self._add(f"{name}.{key}", value, _binder(self.holders[name], key), 0)
 
-    def _of_module(self, module: ModuleType) -> None:
+    def _of_module(self, module: ModuleType, targets: Collection[str]) -> None:
         name = "" if module.__name__ in ("__main__", "__mp_main__") else module.__name__
         values = vars(module)
         self.roots.append(f"{name}:")
         self.holders[f"{name}:"] = values.__setitem__
         for key, value in list(values.items()):
             if not _is_hidden(key):
+                self._in_batch = key in targets
                 self._add(f"{name}:{key}", value, _binder(values.__setitem__, key), 0)
 
-    def _add(self, path: str, value: Any, bind: Callable[[Any], None], depth: int) -> None:  # noqa: C901
+    def _add(self, path: str, value: Any, bind: Callable[[Any], None], depth: int) -> None:  # noqa: C901, PLR0912
         if depth > DEEPEST or len(self.leaves) >= MOST_LEAVES:
             return
         if type(value) not in ATOMS:
@@ -236,6 +247,8 @@ class ScriptLook:
             self._of_unknown(path, value)
         elif not self._is_kept_elsewhere(kind, value):
             self.leaves[path] = Variable(kind, value, bind)
+            if self._in_batch and type(value) is not int:
+                self.of_batch.add(path)
             if self._in_library:
                 self.of_libraries.add(path)
 
@@ -430,6 +443,8 @@ _PLAIN_OBJECTS = frozenset([Namespace, SimpleNamespace])
 def _is_number(value: Any) -> bool:
     """Whether two variables that have one object have equal values, as of two objects."""
     is_single = isinstance(value, Tensor) and value.numel() == 1
+    if isinstance(value, bytearray | array.array):
+        return False
     return is_single or isinstance(value, np.generic | Enum) or is_spelled(value)
 
 

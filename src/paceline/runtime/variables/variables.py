@@ -36,6 +36,7 @@ from paceline.runtime.process.seeding import draws, put_draws
 from paceline.runtime.state.tree import take_apart
 from paceline.runtime.variables import frames
 from paceline.runtime.variables.behind import BehindStep
+from paceline.runtime.variables.by_chance import forms_of, says_little
 from paceline.runtime.variables.kinds import BY_NAME, MOST_BYTES, digest_of, encoded
 from paceline.runtime.variables.large import LargeTensors
 from paceline.runtime.variables.look import DATA, ScriptLook, Variable
@@ -49,6 +50,9 @@ _log = logging.getLogger(__name__)
 
 MOST_OF_LAST = 1 << 20
 """Of a tensor that the last body of a loop has left."""
+
+ENOUGH = 2
+"""So many values that were equal in all members show that a variable is shared."""
 
 Table = list[tuple[int, int]]
 """Path and value of each variable, as digests."""
@@ -113,6 +117,12 @@ class Variables:
         self._first: dict[str, int] = {}
         self._digested: dict[str, int] = {}
         self._own, self._changed = set[str](), set[str]()
+        #: Path -> values that were equal in all members, and not by chance: two are enough.
+        self._equal = dict[str, set[int]]()
+        #: At the newest look: paths of what is of the batch in hand; of what says little; texts
+        #: without their figures.
+        self._of_member, self._weak = set[str](), set[str]()
+        self._forms = dict[str, int]()
         self._told = set[str]()
         #: Paths that no message names as the script's.
         self._of_libraries = set[str]()
@@ -337,7 +347,12 @@ class Variables:
         self._asked_from = [frames.place_of(one) for one in self._chain]
         look = self._look()
         self._of_libraries, self._digested = look.of_libraries, self._digests(look)
-        return sorted((_path_digest(path), value) for path, value in self._digested.items())
+        self._of_member = look.of_batch
+        self._weak = {path for path, leaf in look.leaves.items() if says_little(leaf.value)}
+        forms = forms_of(look)
+        self._forms = {path: digest_of(form) for path, form in forms.items()}
+        found = self._digested | {_form_of(path): one for path, one in self._forms.items()}
+        return sorted((_path_digest(path), value) for path, value in found.items())
 
     def compare(self, tables: Sequence[Table]) -> list[VariableDifference]:
         """Take in the tables of all members; return what was shared, and differs.
@@ -353,12 +368,24 @@ class Variables:
             if all(one.get(number) == value for one in told):
                 if value != before:
                     self._changed.add(path)
+                if (
+                    path not in self._weak
+                    and len(seen := self._equal.setdefault(path, set())) < ENOUGH
+                ):
+                    seen.add(value)
                 continue
             is_news = path in self._changed and path not in self._own | self._of_libraries
-            if is_news and path not in self._told:
+            if is_news and path not in self._told and self._was_shared(path, told):
                 differences.append(VariableDifference(path, self._line(path)))
             self._own.add(path)
         return differences
+
+    def _was_shared(self, path: str, told: Sequence[dict[int, int]]) -> bool:
+        """Whether a variable that differs now was equal in all members, and not by chance."""
+        if path in self._of_member or len(self._equal.get(path, ())) < ENOUGH:
+            return False
+        form = _path_digest(_form_of(path))
+        return path not in self._forms or any(one.get(form) != self._forms[path] for one in told)
 
     def _is_shared(self, path: str, digest: int) -> bool:
         return path not in self._own and (path in self._changed or self._first.get(path) != digest)
@@ -410,6 +437,7 @@ class Variables:
             "paths": sorted(map(_path_digest, look.leaves)),
             "own": sorted(self._own),
             "changed": sorted(self._changed | (set(leaves) - self._own)),
+            "equal": {path: sorted(seen) for path, seen in self._equal.items()},
         }
 
     def _last_of(self, look: ScriptLook, but: Collection[str]) -> dict[str, Any]:
@@ -526,6 +554,8 @@ class Variables:
         for path in state["changed"]:
             self._changed.add(path)
         self._own |= set(state["own"])
+        for path, seen in state.get("equal", {}).items():  # not in a cut of an earlier release
+            self._equal[path] = set(seen)
 
     def _fill_values(self, state: dict[str, Any], look: ScriptLook) -> None:
         missing = dict[str, Any]()
@@ -633,6 +663,11 @@ def _is_record(value: Any) -> bool:
 
 
 _NUMBERS = frozenset([int, float])
+
+
+def _form_of(path: str) -> str:
+    """A path for what `forms_of` has of a text."""
+    return f"{path} but for figures"
 
 
 def _path_digest(path: str) -> int:
