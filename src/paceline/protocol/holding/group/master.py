@@ -337,8 +337,9 @@ class GroupHolder(Holder):
             self.core.cuts.forget()
         if not (group.running and living):
             return ()
-        hold = (inc for inc in living if not group.is_empty_handed(inc))
-        self.holder = self.holder or next(hold, living[0])
+        if not self.holder and self.wait_behind:  # who joins gets nothing before it has the cut
+            self.holder = next((inc for inc in living if not group.is_empty_handed(inc)), NO_INC)
+        self.holder = self.holder or living[0]
         return (self.holder,)
 
     def may_copy(self, inc: Inc) -> bool:
