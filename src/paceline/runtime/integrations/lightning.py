@@ -5,10 +5,12 @@ closure that computes the gradients; it runs before the step, as often as the st
 """
 
 import inspect
+import os
 import signal
 from collections.abc import Callable
 from typing import Any
 
+import torch
 from lightning.pytorch import Callback
 from lightning.pytorch import __version__ as version
 from lightning.pytorch.loggers import Logger
@@ -21,6 +23,7 @@ from torch.optim import Optimizer
 from paceline.base.errors import ConfigError
 from paceline.runtime.integrations.lightning_folders import Folders
 from paceline.runtime.integrations.steps import Steps, ThisMember, followed, join
+from paceline.runtime.process.seeding import all_kept
 from paceline.runtime.script.job import Job
 from paceline.runtime.variables.look import Attributes
 
@@ -41,7 +44,9 @@ class PacelineStrategy(SingleDeviceStrategy):
 
     def __init__(self, device: str = "cpu", **named: Any) -> None:
         super().__init__(device, **named)
+        give_back = _seeded()
         self._member = join("Lightning's Trainer")
+        give_back()
         self._steps: Steps | None = None
         #: Of the step in hand, where the first one was not all.
         self._batch: Any = None
@@ -208,6 +213,16 @@ class _LeftAside(dict[str, Any]):
 
     def __bool__(self) -> bool:
         return False
+
+
+def _seeded() -> Callable[[], None]:
+    """Return what puts the generators back, if ``seed_everything`` has seeded them in all workers.
+
+    LightningCLI calls that, then makes the strategy, and then the module.
+    """
+    told = os.environ.get("PL_GLOBAL_SEED", "")
+    is_seeded = told.isdecimal() and int(told) == torch.initial_seed()
+    return all_kept() if is_seeded else lambda: None
 
 
 class _Curves(Logger):
