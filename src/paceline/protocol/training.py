@@ -112,6 +112,10 @@ class MasterState:
         self.trains_on: dict[Inc, int] = {}
         #: Lives for which others wait before they begin their next loop.
         self.awaited: set[Inc] = set()
+        #: Lives that have had no batch of the newest loop, and wait for the next one of others.
+        self._standing: set[Inc] = set()
+        #: Of these, those that all others were, too: nobody else begins a next loop.
+        self._freed: set[Inc] = set()
         #: Loops that workers of servers have left.
         self.left_loops = LeftLoops()
         #: Whether the script of a worker has come to its end.
@@ -245,6 +249,8 @@ class MasterState:
         self.workers.pop(inc, None)
         self.prepared.discard(inc)
         self.trains_on.pop(inc, None)
+        self._standing.discard(inc)
+        self._freed.discard(inc)
         self.waiting.pop(inc, None)
         self.sizes.pop(inc, None)
         self.cuts.wanted.pop(inc, None)
@@ -267,6 +273,9 @@ class MasterState:
             spared: if it means another feed, it is left out, and the job does not fail.
         """
         feed = message.feed
+        if feed.purpose == "train":
+            self._standing.discard(message.inc)
+            self._freed.discard(message.inc)
         if message.inc in self.workers:
             self.ledger.agreements.came(message.inc)
         # What it evaluates behind its loop it can do alone.
@@ -361,12 +370,24 @@ class MasterState:
             newest=None if newest is None else msgspec.structs.replace(newest, ends=()),
             others=bool(holders - {message.inc}),
             returned=self.has_returned,
-            awaited=message.inc in self.awaited,
+            awaited=message.inc in self.awaited | self._freed,
         )
         return [*met, Send(message.inc, answer)]
 
     def _stands_by(self, inc: Inc) -> list[Instruction]:
-        """Have nobody wait for a worker that comes in later: see `AskPlace`."""
+        """Have nobody wait for a worker that comes in later: see `AskPlace`.
+
+        After a resume from the end of a loop all do: then each goes on behind it.
+        """
+        if inc in self._freed:
+            return []
+        self._standing.add(inc)
+        if self.holder.holders <= self._standing:
+            self._freed |= self._standing
+            self._standing.clear()
+            for one in self._freed:
+                self.ledger.agreements.came(one)
+            return []
         self.ledger.agreements.left(inc)
         return self._meet()
 

@@ -411,8 +411,8 @@ class PlaceIs(Message, frozen=True):
     ``at``: the first position of each that nobody has; 0: not known.
     ``cut`` (all-reduce): in which the state is, if no group trains.
     ``newest``: the last feed to train on that was opened. ``others``: another worker holds the
-    model. ``returned``: the script of one has come to its end. ``awaited``: others begin no further
-    loop before this worker has done what its script does behind the newest one.
+    model. ``returned``: the script of one has come to its end. ``awaited``: nobody begins a
+    further loop before this worker has done what its script does behind the newest one.
     """
 
     inc: Inc

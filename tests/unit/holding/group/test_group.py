@@ -56,11 +56,13 @@ from paceline.wire.messages.group import (
 )
 from paceline.wire.messages.node import (
     AskCut,
+    AskPlace,
     Copied,
     CutMade,
     FeedOpened,
     NodeDown,
     OpenFeed,
+    PlaceIs,
     Stop,
     TakeCut,
 )
@@ -785,6 +787,26 @@ def test_a_cut_on_its_way_stays_so_while_a_group_forms() -> None:
     job.lose(asked.inc)
     job.master.resend()
     assert job.master.copy_said(copied) == []
+
+
+def waits_for_next(job: Job, inc: int) -> bool:
+    """A life had no batch of its loop, and waits for the next one of others; False: it goes on."""
+    told = job.master.place_asked(AskPlace(inc=inc, stands_by=True))
+    (place,) = (one.message for one in told if isinstance(one, Send))
+    assert isinstance(place, PlaceIs)
+    return place.others and not place.awaited
+
+
+def test_lives_that_all_wait_for_the_others_next_loop_go_on() -> None:
+    job = Job(2)
+    job.join()
+    job.step(1)
+    assert waits_for_next(job, 1), "the other one may be on its way there"
+    assert waits_for_next(job, 1)
+    assert not waits_for_next(job, 2)
+    assert not waits_for_next(job, 1)
+    job.run(job.master.open_feed(OpenFeed(inc=2, feed=LATER)))
+    assert waits_for_next(job, 2), "it has gone on since"
 
 
 def leaves(job: Job, inc: int, *, feed: int = NO_FEED) -> list[Instruction]:
