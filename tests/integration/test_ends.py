@@ -163,18 +163,19 @@ def test_workers_that_split_the_data_differently_end_before_they_train(
 
 
 @pytest.mark.parametrize(
-    ("strategy", "told"),
+    ("strategy", "steps", "told"),
     [
-        ("allreduce", "loop 1 in worker-0, loop 0 in worker-1"),
-        pytest.param("ps", "has other samples here than in", marks=pytest.mark.soak),
+        ("allreduce", ("5", "900"), "loop 1 in worker-0, loop 0 in worker-1"),
+        ("allreduce", ("900", "5"), "loop 0 in worker-0, loop 1 in worker-1"),
+        pytest.param("ps", ("5", "900"), "has other samples here than in", marks=pytest.mark.soak),
     ],
 )
 def test_a_loop_that_some_have_left_for_another_one_is_refused_with_the_remedy(
-    tmp_path: Path, strategy: str, told: str
+    tmp_path: Path, strategy: str, steps: tuple[str, str], told: str
 ) -> None:
     """As by a counter of the script, which begins again in a worker that is started again."""
-    steps = ("--steps", "5", "900", "--again")
-    with job_of(LEAVING, tmp_path, *steps, strategy=strategy, mode="bsp") as job:
+    flags = ("--steps", *steps, "--again")
+    with job_of(LEAVING, tmp_path, *flags, strategy=strategy, mode="bsp") as job:
         outcome = job.end()
         assert outcome.end is End.SCRIPT_FAILED, outcome
         logs = "".join(path.read_text() for path in job.job.logs.glob("worker-*.log"))

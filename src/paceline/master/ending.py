@@ -13,7 +13,7 @@ from paceline.jobs.outcome import END_OF_SIGNAL, ENDS, End, code_of
 
 
 class Stage(IntEnum):
-    """The stages of a job's end, in order; one may be skipped, none is entered twice."""
+    """The stages of an `Ending`, in order; one may be skipped, none is entered twice."""
 
     WORKERS = 1
     CUT = 2

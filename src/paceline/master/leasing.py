@@ -44,11 +44,12 @@ class Leasing:
     ) -> None:
         """Answer a script that opens a feed, asks how far the model is in it, or meets others."""
         match message:
-            case OpenFeed() if self._chief.is_awaited(name, message, now_s):
+            case OpenFeed() if self._chief.hold(name, message, now_s):
                 pass  # it asks again
             case OpenFeed():
+                frees = self._chief.begins(name, message)
                 self._open(name, message)
-                for other, held in self._chief.take_freed():
+                for other, held in self._chief.take_held() if frees else ():
                     self._open(other, held)
             case LoopLeft():
                 self._state.loop_left(message)

@@ -266,6 +266,7 @@ class GroupKept(msgspec.Struct, frozen=True, array_like=True):
     gone: tuple[Inc, ...] = ()
     replica: str = ""
     held_by: tuple[Inc, ...] = ()
+    gathers: bool = False
 
 
 Records = (

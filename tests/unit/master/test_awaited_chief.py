@@ -15,6 +15,7 @@ from paceline.master.parts import MasterParts
 from paceline.master.training import Training
 from paceline.protocol.nodes.lives import Fate
 from paceline.protocol.nodes.membership import Membership
+from paceline.wire.messages.agent import NodeFacts
 from paceline.wire.messages.feeds import Feed
 from paceline.wire.messages.node import AskPlace, FeedOpened, OpenFeed, PlaceIs, ProcessUp
 from paceline.wire.spec import JobSpec, NodeSpec, RestartSpec
@@ -135,17 +136,57 @@ def test_one_that_does_not_come_again_is_not_waited_for(job: Job, fate: Fate) ->
     job.die("worker-0")
     assert job.opens("worker-1", 1) == set()
     job.members.roster.nodes["worker-0"].fate = fate
-    assert job.opens("worker-2", 1) == {"worker-1", "worker-2"}
-
-
-def test_one_that_never_comes_is_given_up_and_that_is_said(job: Job) -> None:
-    job.die("worker-0")
-    assert job.opens("worker-1", 1) == set()
-    job.now_s = LONGEST_S
-    assert job.opens("worker-1", 1) == set()
-    job.now_s += 1.0
+    assert job.opens("worker-2", 1) == {"worker-2"}
     assert job.opens("worker-1", 1) == {"worker-1"}
+
+
+def give_up(job: Job, number: int) -> None:
+    """Worker 0 has died, and no life of it has come in time."""
+    assert job.opens("worker-1", number) == set()
+    job.now_s += LONGEST_S
+    assert job.opens("worker-1", number) == set()
+    job.now_s += 1.0
+    assert job.opens("worker-1", number) == {"worker-1"}
+
+
+def test_one_that_never_comes_is_given_up_once_and_that_is_said(job: Job) -> None:
+    job.die("worker-0")
+    give_up(job, 1)
+    assert job.opens("worker-1", 2) == {"worker-1"}
     job.outbox.flush()
     lines = job.job.events.read_text().splitlines()
     (told,) = (line for line in lines if "chief_missed" in line and "worker-0" in line)
     assert '"waited_s":61.0' in told
+    job.live("worker-0")
+    job.opens("worker-0", 2)
+    assert job.opens("worker-1", 3) == set(), "it is there again"
+    job.opens("worker-0", 3)
+    job.now_s += 2 * LONGEST_S
+    job.die("worker-0")
+    give_up(job, 4)
+
+
+def test_the_time_it_had_alive_does_not_count(job: Job) -> None:
+    assert job.opens("worker-1", 1) == set()
+    job.now_s = 300.0
+    assert job.opens("worker-1", 1) == set(), "it saves the model, say"
+    job.die("worker-0")
+    job.now_s += LONGEST_S - 1
+    assert job.opens("worker-1", 1) == set()
+    job.live("worker-0")
+    assert job.opens("worker-1", 1) == set()
+    job.die("worker-0")
+    give_up(job, 1)
+
+
+def test_one_that_waits_in_the_loop_that_others_have_left_ends_their_wait(job: Job) -> None:
+    job.training.state.ledger.restore((), again=True)
+    assert job.opens("worker-1", 1) == set()
+    chief = job.members.roster.nodes["worker-0"].life.inc
+    job.training.monitor.heartbeat("worker-0", NodeFacts(inc=chief, waiting_s=2.0), 1.0)
+    assert job.opens("worker-1", 1) == {"worker-1"}, "the step finds that their loops differ"
+
+
+def test_all_go_on_if_it_begins_another_loop_than_they(job: Job) -> None:
+    assert job.opens("worker-1", 1) == set()
+    assert job.opens("worker-0", 2) == {"worker-0", "worker-1"}

@@ -136,7 +136,7 @@ class GroupEdge(HolderEdge):
     def watch(self, now_s: float) -> None:
         """Form a group without those that do not come, or that nobody has found dead."""
         group = self.holder.group
-        if not (group.broken or (group.ready and group.gathers)):
+        if not (group.broken or (group.ready and group.gathers and not group.running)):
             self._due_s = None
             return
         self._due_s = now_s if self._due_s is None else self._due_s

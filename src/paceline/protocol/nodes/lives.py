@@ -134,7 +134,7 @@ class NodeLife(msgspec.Struct):
     returned: bool = False
     """Whether the script has returned."""
     done: bool = False
-    """Whether it has come to its end, and was not broken off."""
+    """Whether the script that has returned did so because it was done; see `Finished.done`."""
     end: EndOrder = EndOrder.NONE
     end_told_s: float = 0.0
     """Time at which the agent was last told to end it; a former master may have done so until

@@ -284,7 +284,7 @@ class Process:
     def ended_by_itself(self) -> bool:
         """Whether a script that has returned did so because it was done, not to obey an order."""
         may_have_heard = self.stop_requested and not self._script_cannot_hear
-        return not (self._is_broken_off or may_have_heard)
+        return not (self._is_broken_off or may_have_heard or self.script_hears_stop)
 
     @property
     def script_hears_stop(self) -> bool:

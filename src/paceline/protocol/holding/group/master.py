@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, assert_never
 import msgspec
 
 from paceline.base.errors import ConfigError
-from paceline.base.numbering import NO_INC, START, Inc, StepNo
+from paceline.base.numbering import NO_CUT, NO_INC, START, CutNo, Inc, StepNo
 from paceline.protocol.acts import (
     FeedDone,
     Instruction,
@@ -70,6 +70,8 @@ class GroupHolder(Holder):
         self.leaving: set[Inc] = set()
         #: Feed -> the step after which scripts left it; they have returned, or wait behind it.
         self.left_at: dict[int, StepNo] = {}
+        #: Of these the newest cut that was not made behind the loop.
+        self._behind_cut: dict[int, CutNo] = {}
 
     # ------------------------------------------------------------------ records
 
@@ -248,8 +250,17 @@ class GroupHolder(Holder):
         """See `Holder.left_loop`; members keep what they held then until their next loop."""
         if not self.group.is_empty_handed(awaited):
             return []
-        self.left_at[feed] = step
-        return [] if self._is_last_left(feed) else self.core.take_cut()
+        cuts = self.core.cuts
+        if self.left_at.get(feed) != step:  # a cut of this step so far may be of within the loop
+            self.left_at[feed] = step
+            last = cuts.valid[-1].cut.cut_no if cuts.valid else NO_CUT
+            self._behind_cut[feed] = max(last, cuts.on_its_way or NO_CUT)
+        if self._is_last_left(feed):
+            return []
+        if self.holder and self.group.is_empty_handed(self.holder):
+            self.holder = NO_INC  # it gets nothing before it has the cut
+            cuts.begin_again()
+        return self.core.take_cut()
 
     @property
     def wait_behind(self) -> bool:
@@ -259,7 +270,8 @@ class GroupHolder(Holder):
     def _is_last_left(self, feed: int) -> bool:
         """Whether the newest cut on disk, and nothing after it, is what a last loop ended with."""
         stored = self.core.cuts.on_disk
-        return bool(stored) and self.core.step <= stored[-1].step == self.left_at.get(feed)
+        is_newer = bool(stored) and stored[-1].cut.cut_no > self._behind_cut.get(feed, NO_CUT)
+        return is_newer and self.core.step <= stored[-1].step == self.left_at.get(feed)
 
     def _tell_left(self) -> list[Instruction]:
         """Tell those who hold nothing which loops they are to pass over, for others have left them.
@@ -398,6 +410,7 @@ class GroupHolder(Holder):
                 tuple(sorted(group.gone)),
                 group.replica,
                 tuple(sorted(group.held_by)),
+                group.gathers,
             )
         }
 
@@ -409,7 +422,7 @@ class GroupHolder(Holder):
         group.number, group.members = held.number, held.members
         group.step = self.core.step = held.step
         group.begun, group.start = held.begun, held.start
-        group.held_by = frozenset(held.held_by)
+        group.held_by, group.gathers = frozenset(held.held_by), held.gathers
         group.gone, group.replica = set(held.gone), held.replica
         group.plan = self.core.plans.newest
         if held.begun is not None:
