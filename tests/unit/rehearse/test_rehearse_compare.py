@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from paceline.features.rehearse.compare import Comparison, Names, own_values
-from paceline.features.rehearse.numbers import Tolerance, alike, moved_apart, said, same
+from paceline.features.rehearse.numbers import Tolerance, alike, moved_apart, said, same, shown
 from paceline.features.rehearse.observed import LoggedMean, ObservedAct
 from paceline.features.rehearse.plan import AT_END, Leaves, PlainLeaf, PrintedLine
 from paceline.features.rehearse.source import Source
@@ -55,6 +55,7 @@ def comparison(own: set[str] = frozenset()) -> Comparison:  # type: ignore[assig
         ("loss 0.4132", "loss 0.4192", False),
         ("epoch 3", "epoch 4", False),
         ("epoch 3 took 1.2 s", "epoch 3 took 9.8 s", True),
+        ("SPS: 140", "SPS: 65", True),
         ("12:30:01 done, 1000 it/s", "12:31:55 done, 7 it/s", True),
         ("<Sampler object at 0x7f3e75107590>", "<Sampler object at 0x7f15d7bef650>", True),
         ("loss nan", "loss nan", True),
@@ -67,6 +68,12 @@ def test_texts_are_compared_by_their_numbers_without_times(
     one: str, other: str, *, equal: bool
 ) -> None:
     assert alike(said(one), said(other), TOLERANCE) is equal
+
+
+def test_a_line_is_shown_with_its_numbers() -> None:
+    line = PlainLeaf(text='{"loss": #, "epoch": #}', some=(0.25, 3.0))
+    assert shown(line) == '{"loss": 0.25, "epoch": 3}'
+    assert shown(PlainLeaf(text="float32[2]", some=(1.0, 1.0, 1.5))) == "float32[2] of norm 1.5"
 
 
 def test_whole_numbers_are_compared_exactly_and_others_by_tolerance() -> None:

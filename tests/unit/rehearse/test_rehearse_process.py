@@ -1,6 +1,7 @@
 """What a rehearsed process does to feeds, and which values it notes."""
 
 import random
+from argparse import Namespace
 from collections import Counter
 from pathlib import Path
 
@@ -94,6 +95,8 @@ def test_files_of_tensors_are_read_and_what_would_run_code_is_its_size(tmp_path:
     found = read(tmp_path / "a.pt")
     assert found["['epoch']"].number == 3
     assert found["['model']['w']"].some[:2] == (1.0, 1.0)
+    torch.save({"args": Namespace(lr=0.5, out=Path("x"))}, tmp_path / "c.pt")
+    assert {leaf.number for leaf in read(tmp_path / "c.pt").values()} >= {0.5}
     torch.save(Meter(), tmp_path / "b.pt")
     assert "bytes" in read(tmp_path / "b.pt")[""].text
 

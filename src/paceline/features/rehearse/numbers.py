@@ -20,7 +20,7 @@ _TIMES = re.compile(
     r"\d{4}-\d\d-\d\d(?:[ T]\d\d:\d\d:\d\d(?:[.,]\d+)?)?"
     r"|\d{1,3}:\d\d(?::\d\d)?(?:\.\d+)?"
     r"|\d[\d.,]*(?:e[-+]?\d+)?\s*(?:[a-z]+/s(?:ec)?|ms|us|s|sec|secs|seconds|min|minutes|hours|h)\b"
-    r"|\b(?:time|took|elapsed|eta|duration|seconds|speed|rate/s|\w+_per_s|\w+_s)\b['\"]?\s*[:=]?\s*"
+    r"|\b(?:time|took|elapsed|eta|duration|seconds|speed|sps|fps|rate/s|\w+_per_s|\w+_s)\b['\"]?\s*[:=]?\s*"
     r"\d[\d.,]*(?:e[-+]?\d+)?",
     re.IGNORECASE,
 )
@@ -96,6 +96,9 @@ def differing(one: Leaves, other: Leaves, tolerance: Tolerance) -> list[str]:
 def shown(leaf: PlainLeaf) -> str:
     """A leaf, for people."""
     if leaf.number is None:
+        if leaf.some and leaf.text.count("#") == len(leaf.some):  # a line, without its numbers
+            numbers = iter(leaf.some)
+            return re.sub("#", lambda _: f"{next(numbers):.6g}", leaf.text)
         return f"{leaf.text} of norm {leaf.some[-1]:.6g}" if leaf.some else leaf.text
     return f"{leaf.number:.0f}" if leaf.whole else f"{leaf.number:.6g}"
 

@@ -5,7 +5,10 @@ input, leaves by path as JSON on the standard output. Nothing of a file is execu
 """
 
 import sys
-from pathlib import Path
+from argparse import Namespace
+from collections import defaultdict, deque
+from pathlib import Path, PosixPath, PurePosixPath
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
@@ -17,6 +20,9 @@ from paceline.features.rehearse.plan import Leaves, PlainLeaf
 from paceline.features.rehearse.process.leaves import leaves_of
 
 MOST = 5000
+_HARMLESS: list[Any] = [Namespace, SimpleNamespace, PosixPath, PurePosixPath, defaultdict, deque]
+"""What scripts put beside tensors: to make one runs nothing of theirs."""
+_PLAIN_MODULES = ("argparse", "types")
 
 
 def main() -> None:
@@ -28,7 +34,7 @@ def main() -> None:
 def read(path: Path) -> Leaves:
     """Read one file; one that cannot be read is its size."""
     try:
-        return leaves_of("", _loaded(path), most=MOST)
+        return leaves_of("", _loaded(path), _PLAIN_MODULES, most=MOST)
     except Exception as error:  # noqa: BLE001 - of whatever the script wrote
         return {"": PlainLeaf(text=f"{type(error).__name__}, {path.stat().st_size} bytes")}
 
@@ -42,7 +48,8 @@ def _loaded(path: Path) -> Any:
             return dict(found) if path.suffix == ".npz" else found
         case _:
             pass
-    return torch.load(path, map_location="cpu", weights_only=True)
+    with torch.serialization.safe_globals(_HARMLESS):
+        return torch.load(path, map_location="cpu", weights_only=True)
 
 
 if __name__ == "__main__":
