@@ -955,6 +955,31 @@ def test_a_job_that_begins_with_the_end_of_a_loop_that_was_left_says_so() -> Non
     assert told_of_feeds(job) == [3]
 
 
+def test_a_life_that_others_wait_for_gets_a_cut_of_behind_the_loop() -> None:
+    job = running()
+    job.step()
+    (within,) = job.master.take_cut()  # of the same step, but within the loop
+    assert isinstance(within, Send)
+    copier = within.inc
+    job.run(job.master.copy_said(job.copied(job.members[copier], 1)))
+    job.lose(1)
+    job.worker(3)
+    job.copying = {}
+    job.join(3)
+    job.resend()
+    assert job.holder.group.is_empty_handed(3)
+    job.sent.clear()
+    job.held = {2}
+    job.run(job.holder.left_loop(0, job.members[2].step, 3))
+    taken = [(inc, one) for inc, one in job.sent if isinstance(one, TakeCut)]
+    assert [(inc, one.behind) for inc, one in taken] == [(2, True)]
+    assert not is_over(job, 3)
+    job.run(job.master.copy_said(job.copied(job.members[2], taken[0][1].cut_no)))
+    assert is_over(job, 3)
+    assert job.holder.left_loop(0, job.members[2].step, 3) == []
+    assert job.holder.left_loop(0, job.members[2].step, 2) == [], "it holds the model"
+
+
 def test_others_may_train_on_in_a_loop_that_one_has_left() -> None:
     job = running()
     job.step()
@@ -1207,6 +1232,7 @@ def test_a_snapshot_holds_the_group(forms: bool) -> None:
     assert (fresh.epoch_no, holder.group.number) == (1, 1 + forms)
     assert holder.group.running is not forms
     assert holder.group.held_by == job.holder.group.held_by == {1, 2}
+    assert holder.group.gathers is job.holder.group.gathers is False
 
 
 def test_messages_of_former_groups_and_epochs_do_nothing() -> None:
