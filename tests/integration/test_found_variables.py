@@ -102,16 +102,6 @@ def test_what_a_library_keeps_follows_where_it_drives_the_loop(die_at: int, tmp_
         assert len(job.deaths()) == 2
 
 
-def test_a_job_that_is_stopped_behind_its_last_loop_has_finished(tmp_path: Path) -> None:
-    # Its scripts ask for no batch more, and come to their end: a resume would train again.
-    expected = plain(tmp_path / "alone", "--epochs", "2")
-    flags = ("--epochs", "2", "--pause-s", "3")
-    with job_of(tmp_path / "job", *flags, step_s=0.02) as job:
-        job.until_committed(2 * SAMPLES - 1)
-        ask(job.job, StopJob())
-        check_end(job, expected)
-
-
 def test_a_life_that_comes_into_a_broken_step_waits_for_the_end_of_its_body(tmp_path: Path) -> None:
     expected = plain(tmp_path / "alone", "--epochs", "2")
     with job_of(tmp_path / "job", "--epochs", "2", "--die-at", "7", step_s=0.01) as job:
