@@ -13,7 +13,7 @@ from paceline.features.rehearse.numbers import said
 from paceline.features.rehearse.plan import Leaves, PlainLeaf
 
 TEXTS = {".json", ".jsonl", ".csv", ".tsv", ".txt", ".log", ".md", ".yaml", ".yml"}
-TENSORS = {".pt", ".pth", ".ckpt", ".bin", ".safetensors", ".npz", ".npy"}
+TENSORS = {".pt", ".pth", ".tar", ".ckpt", ".bin", ".safetensors", ".npz", ".npy"}
 READER = "paceline.features.rehearse.process.contents"
 TEXT_BYTES = 4 << 20
 TIMES = re.compile(r"(?<!\d)(\d{10}(\.\d+|\d{9})?|20\d{6}[-_T.]?\d{4,6})(?!\d)")
