@@ -8,7 +8,7 @@ import random
 import sys
 from argparse import Namespace
 from collections import Counter, OrderedDict, defaultdict, deque, namedtuple
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from decimal import Decimal
 from enum import Enum
@@ -951,6 +951,7 @@ class Blocks:
             self.mark.undo([frame])
         self.number += 1
         self.mark = BodyMark([frame])
+        self.behind.asks(self.mark, [frame])
         return 4 + self.number // 3 % 2
 
     def step(self, frame: FrameType) -> None:
@@ -979,10 +980,66 @@ def test_a_body_that_counts_for_nothing_does_not_count_enough_to_leave(*, at_top
 def test_other_loops_and_lives_have_no_batch_before() -> None:
     frame, behind, count = sys._getframe(), BehindStep(), Namespace(n=1)
     behind.note(BodyMark([frame]), [frame])
+    behind.asks(BodyMark([frame]), [frame])
     behind.forget()
     count.n = 5
     behind.put(BodyMark([frame]), [frame])
     assert count.n == 5
+
+
+def in_blocks(variables: Variables, steps: int) -> Iterator[bool]:
+    """One pass of two bodies for each step: whether they count."""
+    variables.begin_loop(loop())
+    try:
+        for number in range(2 * steps + 1):
+            variables.waits_in(sys._getframe(1))
+            (variables.undo if number % 2 else variables.mark)()
+            variables.goes_on()
+            if number < 2 * steps:
+                yield number % 2 == 1
+    except GeneratorExit:
+        variables.leaves_loop(sys._getframe(1))
+        variables.goes_on()
+        raise
+
+
+@pytest.mark.parametrize("steps", [4, 9])
+def test_a_pass_counts_from_where_the_script_has_begun_it(steps: int) -> None:
+    variables, held, step, counts = Variables(found=True), list[Any](), 0, False
+    for epoch in range(3):
+        seen = 0
+        for counts in in_blocks(variables, steps):
+            variables.stepped(counts=counts)
+            seen, step = seen + 1, step + 1
+            held.append((epoch, seen, step))
+            if seen >= 4 or step % 4 == 0:
+                break
+        assert (seen, step, counts) == (4, 4 * epoch + 4, True)
+    assert held == [(at // 4, at % 4 + 1, at + 1) for at in range(12)]
+
+
+@pytest.mark.parametrize("steps", [3, 7])
+def test_a_loop_that_counts_has_its_last_step_in_full_in_another_pass(steps: int) -> None:
+    def again() -> Iterator[bool]:
+        while True:
+            yield from in_blocks(variables, 3)
+
+    variables, step, counts, passes = Variables(found=True), 0, False, again()
+    while step < steps:
+        counts = next(passes)
+        variables.stepped(counts=counts)
+        step += 1
+    assert (step, counts) == (steps, True)
+    step = epoch = 0
+    variables.leaves_loop(sys._getframe())
+    while step < steps:
+        for counts in in_blocks(variables, 3):
+            variables.stepped(counts=counts)
+            step += 1
+            if step >= steps:
+                break
+        epoch += 1
+    assert (step, epoch, counts) == (steps, (steps + 2) // 3, True)
 
 
 def test_attributes_of_one_process_are_not_looked_at() -> None:

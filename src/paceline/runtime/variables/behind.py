@@ -11,6 +11,11 @@ batch. By then it has counted already, and a script that trains until it has cou
 leave its loop in the first batch of its last step. So from such a batch's ``optimizer.step()`` on
 its numbers are what they were there in the batch before that counted: the rest of the body runs
 once more as it ran then, when the script did not leave.
+
+Not what the script has set outside of that body: between two passes it counts from 0 again. So
+where the script asks for a batch first after the step that counted, or finds that the loop is
+through, its numbers are kept as well, and only those that are the same where it asked for the batch
+in hand get older values. When the script left its loop, it decided otherwise, and none do.
 """
 
 from collections.abc import Iterator
@@ -31,6 +36,8 @@ class BehindStep:
     def __init__(self) -> None:
         #: By ids of dictionaries and frames: see `_kept`, the numbers, and those before.
         self._noted: dict[int, tuple[Any, Atoms, Atoms]] = {}
+        #: By the same ids, what these have become where the script asked next; None: not so far.
+        self._after: dict[int, Atoms] | None = None
 
     def note(self, mark: BodyMark, chain: list[FrameType]) -> None:
         """Keep the numbers: this batch counts.
@@ -39,26 +46,38 @@ class BehindStep:
             mark: made where the script asked for the batch.
             chain: the script's frames now.
         """
-        before, self._noted = self._noted, {}
+        before, self._noted, self._after = self._noted, {}, None
         for holder, _, now, _ in _holders(mark, chain):
             own, former, _ = before.get(id(holder), (None, {}, {}))
             atoms = {name: one for name, one in now.items() if type(one) in ATOMS}
             self._noted[id(holder)] = _kept(holder), atoms, former if own is _kept(holder) else {}
 
+    def asks(self, mark: BodyMark, chain: list[FrameType]) -> None:
+        """The script asks for another batch; with ``mark`` made there."""
+        if self._noted and self._after is None:
+            self._after = {id(holder): asked for holder, asked, _, _ in _holders(mark, chain)}
+
+    def begins_pass(self) -> None:
+        """The script begins a pass: nothing is kept of one that it has left in its midst."""
+        if self._after is None:
+            self.forget()
+
     def put(self, mark: BodyMark, chain: list[FrameType]) -> None:
         """Give the numbers their noted values: this batch counts for nothing.
 
         Not those that its body has set. Of these only counters get them: what has grown by the
-        same number in the batch before.
+        same number in the batch before. And not those that were set outside of the bodies.
         """
         for holder, asked, now, bind in _holders(mark, chain):
             own, noted, before = self._noted.get(id(holder), (None, {}, {}))
-            if own is not _kept(holder):
+            after = (self._after or {}).get(id(holder))
+            if own is not _kept(holder) or after is None:
                 continue
             values = {
                 name: old
                 for name, old in noted.items()
                 if name in now
+                and asked.get(name) is after.get(name)
                 and now[name] is not old
                 and (now[name] is asked.get(name) or _counts(before.get(name), old, now[name]))
             }
@@ -66,8 +85,8 @@ class BehindStep:
                 bind(values)
 
     def forget(self) -> None:
-        """The script is in another loop, or has the variables of another worker."""
-        self._noted = {}
+        """The script has left its loop, or has the variables of another worker."""
+        self._noted, self._after = {}, None
 
 
 Holder = dict[str, Any] | FrameType

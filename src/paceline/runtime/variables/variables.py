@@ -149,8 +149,7 @@ class Variables:
     def begin_loop(self, feed: Feed, dataset: Any = None) -> None:
         """The script begins a loop over batches of a data set."""
         self._dataset = dataset
-        if feed.site != self.opened:
-            self._behind.forget()
+        self._behind.begins_pass()
         self.place, self.opened, self.turn = feed.place, feed.site, feed.turn
         self._mark = self.ready = None
         self.at_end, self.has_left, self._asked_from = False, False, []
@@ -191,6 +190,7 @@ class Variables:
         Returns:
             Whether it belongs to that.
         """
+        self._behind.forget()
         chain = frames.frames_of(frame) if self.found and self._asked_from else []
         asked = [function for _, function, _ in self._asked_from]
         here = bool(chain) and [one.f_code.co_qualname for one in chain] == asked
@@ -222,11 +222,10 @@ class Variables:
         """Keep what the variables are now, before the body of the loop."""
         if self._frame is not None and self.takes_back:
             try:
-                before, large = self._mark, self._large
+                before, large, chain = self._mark, self._large, self._chain
                 large.at_once = self.copies_at_once
-                self._mark = BodyMark(
-                    self._chain, self.kept, before, large=large, others=self.others
-                )
+                self._mark = BodyMark(chain, self.kept, before, large=large, others=self.others)
+                self._behind.asks(self._mark, chain)
             except RuntimeError:  # another thread of the script changes one of them
                 self._mark = None
             self._passed = self._positions()
