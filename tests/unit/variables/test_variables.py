@@ -394,6 +394,40 @@ def held_of(make: Any, change: Any) -> Any:
     return held
 
 
+class Counted(list[int]):
+    """A list of a class of the script's own, whose objects have attributes."""
+
+    def __init__(self) -> None:
+        super().__init__([1])
+        self.size = 1
+
+
+@pytest.mark.parametrize("make", [lambda: defaultdict(lambda: 0, a=1), Counted])
+@pytest.mark.parametrize("which", ["leaves", "last"])
+def test_what_a_new_life_cannot_make_is_named(
+    make: Any, which: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    taken = kinds.BY_NAME["plain"].taken(make())
+    overflows = ["paceline:text", "timedelta", f"{10**12} 0 0"]
+
+    handed, seen = dict[str, Any](), -1
+    for follows in (False, True):
+        if follows:
+            frame = sys._getframe().f_code.co_name
+            paths = {f"{frame}.later_one": taken, f"{frame}.later_two": overflows}
+            leaves = {path: ["plain", one] for path, one in paths.items()}
+            handed[which] |= leaves if which == "leaves" else paths
+        batches = Batches(handed)
+        for number in batches:
+            if follows:
+                break
+            seen = number
+    assert seen == 1
+    said = capsys.readouterr().err
+    assert all(f"`{name}`" in said for name in ("later_one", "later_two")), said
+    assert said.count("could not be made: ") == 2
+
+
 class Best(NamedTuple):
     epoch: int
     color: Color

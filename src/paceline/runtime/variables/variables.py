@@ -54,6 +54,16 @@ MOST_OF_LAST = 1 << 20
 ENOUGH = 2
 """So many values that were equal in all members show that a variable is shared."""
 
+NOT_MADE = (
+    RuntimeError,
+    ValueError,
+    TypeError,
+    LookupError,
+    ArithmeticError,
+    AttributeError,
+)
+"""What is raised where this process cannot make of a variable what has arrived."""
+
 Table = list[tuple[int, int]]
 """Path and value of each variable, as digests."""
 
@@ -595,7 +605,7 @@ class Variables:
             value = leaf.kind.put(leaf.value, taken)
             if value is not leaf.value:
                 leaf.bind(value)
-        except (RuntimeError, ValueError, TypeError, KeyError) as error:
+        except NOT_MADE as error:
             self._tell([path], f"could not be taken over, and begins again: {error}")
 
     def _add(
@@ -605,9 +615,13 @@ class Variables:
         if kind != "plain":
             self._tell([path], "was not there in this worker, and could not be made")
             return
-        value = BY_NAME[kind].put(None, taken)
-        if leaf is not None:
-            leaf.bind(value)
+        try:
+            value = BY_NAME[kind].put(None, taken)
+            if leaf is not None:
+                leaf.bind(value)
+                return
+        except NOT_MADE as error:
+            self._tell([path], f"was not there in this worker, and could not be made: {error}")
             return
         for mark in (".", ":"):
             holder, found, name = path.rpartition(mark)
