@@ -3,10 +3,12 @@
 import array
 import datetime
 import pathlib
+import sys
 import zoneinfo
 from collections import Counter, OrderedDict, defaultdict, deque
 from dataclasses import dataclass
 from enum import Enum, Flag, IntEnum
+from types import ModuleType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -23,6 +25,18 @@ from paceline.runtime.variables.spelled import NoPlainError
 class Pair(NamedTuple):
     one: Any
     two: Any
+
+
+class Run(Pair):
+    """A named tuple that makes others with code of its own."""
+
+    @classmethod
+    def _make(cls, _: Any) -> "Run":
+        raise AssertionError
+
+
+class Forged(tuple[Any, ...]):
+    _make = _fields = print
 
 
 class Color(Enum):
@@ -205,11 +219,28 @@ def test_what_would_lose_a_part_does_not_travel(value: Any, words: str) -> None:
         ["paceline:shaped", "Popen", None, []],
         ["paceline:text", "dtype", "torch.load"],
         ["paceline:number", 1, 2],
+        ["paceline:record", "torch._tensor_str", "__PrinterOptions", {"precision": 1}],
     ],
 )
 def test_nothing_but_data_is_made_of_what_arrives(forged: Any) -> None:
     with pytest.raises(ValueError, match=r"\w"):
         kinds.BY_NAME["plain"].put(None, forged)
+
+
+def test_nothing_is_computed_to_find_or_make_what_arrives(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked, module = list[str](), ModuleType("lazy")
+    module.__getattr__ = asked.append  # type: ignore[method-assign]
+    monkeypatch.setitem(sys.modules, "lazy", module)
+    put = kinds.BY_NAME["plain"].put
+    with pytest.raises(ValueError, match="no Enum"):
+        put(None, ["paceline:enum", "lazy", "part.Color", "RED"])
+    assert put(None, ["paceline:named", "lazy", "Pair", 1, 2]) == (1, 2)
+    named = ["paceline:named", __name__, "Run", 1, 2]
+    assert (type(put(None, named)), type(put(None, [named])[0])) == (Run, Run)
+    assert put(Run(3, 4), named) == (1, 2)
+    assert type(put(None, ["paceline:named", __name__, "Forged", 1, 2])) is tuple
+    assert type(put(None, [*named, 3])) is tuple, "of other parts than the class has"
+    assert asked == []
 
 
 def test_who_has_no_value_of_a_class_makes_one_if_it_can() -> None:

@@ -4,15 +4,16 @@ Of the containers, lists, tuples, sets and dictionaries travel as they are, with
 Each other type travels as a list whose first element says so: the name of the type, what it has
 beside its parts (the length of a deque, say), and its parts. So what comes back is of the type that
 it was, whether or not the worker has had a value there. Nothing is unpickled: a class is looked up
-by its name, and an object of it is made without any of its code.
+by its name among what modules hold already, and an object of it is made without any of its code.
+Keys of dictionaries and elements of sets are put there as anywhere: by ``__hash__`` and ``__eq__``
+of their classes, which are those that the script has put there itself.
 """
 
 import dataclasses
-import sys
 from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Callable, Iterable, Mapping
 from types import NoneType
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 import torch
@@ -21,6 +22,7 @@ from torch import Tensor
 from paceline.runtime.variables import frames
 from paceline.runtime.variables.spelled import (
     NoPlainError,
+    found_in,
     is_spelled,
     is_spelling,
     read_spelled,
@@ -203,7 +205,8 @@ def put_plain(own: Any, new: Any) -> Any:  # noqa: C901 - a case for each type
             return frozenset(new)
         case tuple() if isinstance(own, tuple):
             parts = _in_turn(own, new)
-            return own._make(parts) if hasattr(own, "_make") else tuple(parts)
+            is_named = _is_named(type(own), len(parts))
+            return tuple.__new__(type(own) if is_named else tuple, parts)
         case Tensor() if isinstance(own, Tensor):
             return _put_tensor(own, new)
         case np.ndarray() if isinstance(own, np.ndarray):
@@ -228,7 +231,8 @@ def _put_tagged(own: Any, new: list[Any]) -> Any:
         case [tag, str(module), str(name), *parts] if tag == NAMED:
             if isinstance(own, tuple):
                 return put_plain(own, tuple(parts))
-            return _named(module, name)(put_plain(None, one) for one in parts)
+            made = [put_plain(None, one) for one in parts]
+            return tuple.__new__(_named(module, name, len(made)), made)
         case [tag, str(module), str(name), dict(fields)] if tag == RECORD:
             return _record(module, name, fields)
         case [tag, "U" | "S", str() | bytes() as text] if tag == NUMBER:
@@ -301,20 +305,13 @@ def _put_tensor(own: Tensor, new: Tensor) -> Tensor:
 # ---------------------------------------------------------------------------- classes
 
 
-def _found(module: str, name: str) -> Any:
-    found: Any = sys.modules.get(module)
-    for part in name.split("."):
-        found = getattr(found, part, None)
-    return found
-
-
 def _class_of(module: str, name: str) -> type:
     """A class among numbers, texts or containers, which may be one that a function has for itself.
 
     Raises:
         ValueError: there is none.
     """
-    found = _found(module, name)
+    found = found_in(module, name)
     if not (isinstance(found, type) and issubclass(found, _BASES)):
         same = (one for base in _BASES for one in base.__subclasses__() if one.__module__ == module)
         found = next((one for one in same if one.__qualname__ == name), None)
@@ -340,17 +337,22 @@ def _maker(module: str, name: str, names: str) -> Callable[[Any], Any]:
     return make
 
 
-def _named(module: str, name: str) -> Callable[[Iterable[Any]], tuple[Any, ...]]:
-    """What makes a named tuple of its parts; of a class that is not there, a tuple."""
-    found = _found(module, name)
-    if not _is_named(found):  # one that a class or function has for itself
+def _named(module: str, name: str, size: int) -> type[tuple[Any, ...]]:
+    """The class of named tuples of so many parts; of one that is not there, a tuple."""
+    found = found_in(module, name)
+    if not _is_named(found, size):  # one that a class or function has for itself
         same = (one for one in tuple.__subclasses__() if one.__module__ == module)
-        found = next((one for one in same if one.__qualname__ == name and _is_named(one)), None)
-    return tuple if found is None else found._make
+        named = (one for one in same if one.__qualname__ == name and _is_named(one, size))
+        found = next(named, tuple)
+    return cast(type[tuple[Any, ...]], found)
 
 
-def _is_named(found: Any) -> bool:
-    return isinstance(found, type) and issubclass(found, tuple) and hasattr(found, "_make")
+def _is_named(found: Any, size: int) -> bool:
+    if not (isinstance(found, type) and issubclass(found, tuple)):
+        return False
+    held = (vars(one).get("_fields") for one in found.__mro__)
+    fields = next((one for one in held if one is not None), None)
+    return type(fields) is tuple and len(fields) == size
 
 
 def _record(module: str, name: str, fields: Mapping[str, Any]) -> Any:
@@ -359,8 +361,9 @@ def _record(module: str, name: str, fields: Mapping[str, Any]) -> Any:
     Raises:
         ValueError: there is no such class.
     """
-    kind = _found(module, name)
-    if not (isinstance(kind, type) and dataclasses.is_dataclass(kind)):
+    kind = found_in(module, name)
+    is_there = isinstance(kind, type) and dataclasses.is_dataclass(kind)
+    if not (is_there and frames.is_scripts_module(kind.__module__)):
         raise ValueError(f"there is no dataclass {module}.{name}")
     made = object.__new__(kind)
     for field, value in fields.items():

@@ -1,7 +1,7 @@
 """Values that are spelled out: members of an ``Enum``, decimals, dates, ranges, dtypes, and such.
 
 Each travels as a list whose first element says what it is. Nothing is unpickled: a member is looked
-up in its class by name, anything else is read from its text.
+up in its class by name, which a module that is loaded holds; anything else is read from its text.
 """
 
 import array
@@ -14,6 +14,7 @@ from decimal import Decimal
 from enum import Enum, Flag
 from fractions import Fraction
 from pathlib import Path, PurePath
+from types import ModuleType
 from typing import Any, NamedTuple
 from uuid import UUID
 
@@ -204,10 +205,19 @@ def _filled(own: Any, new: Any) -> Any:
     return own
 
 
-def _class_of(module: str, name: str) -> type[Enum]:
+def found_in(module: str, name: str) -> Any:
+    """Return what a module that is loaded holds by a name, or None; nothing is computed for it."""
     found: Any = sys.modules.get(module)
     for part in name.split("."):
-        found = getattr(found, part, None)
+        if not isinstance(found, type | ModuleType):
+            return None
+        get = type.__getattribute__ if isinstance(found, type) else object.__getattribute__
+        found = get(found, "__dict__").get(part)
+    return found
+
+
+def _class_of(module: str, name: str) -> type[Enum]:
+    found = found_in(module, name)
     if isinstance(found, type) and issubclass(found, Enum):
         return found
     raise ValueError(f"there is no Enum {module}.{name}")
