@@ -725,12 +725,37 @@ def test_what_was_equal_by_chance_is_not_said_to_have_been_shared() -> None:
         for number, x in enumerate(batches):  # noqa: B007
             own = rank if number >= 3 else 0
             explained = float("nan") if number < 1 else 0.0 if number < 3 else 0.5 + own
-            line = f"step {number} took {number + own / 10:.2f} s, {0.5 + own:.3f} nats"
+            line = f"step {number} took {number + own / 10:.2f} s"
             note = None if number < 3 else f"of {rank}"
             loss = 2.3026 if number < 3 else 2.0 + own
         assert x is not None and str(explained) and line and note and loss
 
     assert Chance(6).run(script) == set()
+
+
+TIMES = """\
+took 1.{} s|1.{}s|at 0.{} ms|[1.{}it/s]|12.{} samples/s|0.{} steps/s|in 1.{} min|2.{} seconds
+12:00:0{}|9:15:3{}, loss|[12:01:02.{}]|2026-11-29T10:11:1{}Z|2026-11-29 10:11:12,{}|1 day, 1:00:0{}
+time:1.{}s|1.5e-{} s|2026-11-2{}T10:11""".replace("\n", "|")
+OTHERS = """\
+lr 0.{}|fold 1.{}|v1.2.{}|model-10.{}|phase 3:{}|step {} s|loss 1e-{}|0.{} nats|v1.2.{} s|x-1.{} s
+2026-11-2{}|0.{} speed|12:0{}|epoch {} took 1.0 s|1:2:3:{}|1.{} step""".replace("\n", "|")
+
+
+@pytest.mark.parametrize(
+    ("text", "is_named"),
+    [(one, False) for one in TIMES.split("|")] + [(one, True) for one in OTHERS.split("|")],
+)
+def test_a_text_that_differs_is_named_unless_it_does_in_times_alone(
+    text: str, *, is_named: bool
+) -> None:
+    def script(rank: int, batches: Any) -> None:
+        line = ""
+        for number, _ in enumerate(batches):
+            line = text.format(number + rank if number >= 3 else number)
+        assert line
+
+    assert Chance(6).run(script) == ({"line"} if is_named else set())
 
 
 def test_what_was_shared_and_differs_is_named_whatever_its_type() -> None:

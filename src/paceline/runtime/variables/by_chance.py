@@ -13,10 +13,20 @@ import numpy as np
 
 from paceline.runtime.variables.look import ScriptLook
 
-_FIGURES = re.compile(
-    r"-?\d+(?:[.:]\d+)+(?:[eE][-+]?\d+)?|\b\d+ ?(?:ns|us|ms|s|sec|min|h)\b|\bnan\b"
+_TIMES = re.compile(
+    r"""
+      (?<![\d:.]) (?:\d{4}-\d\d-\d\d[T ]|\b) \d{1,3}:[0-5]\d:[0-5]\d (?:[.,]\d+)? (?![\d:])
+    | \b \d{4}-\d\d-\d\d T \d\d:[0-5]\d \b (?!:)
+    | (?<![\w.-]) -? \d+\.\d+ (?:[eE][-+]?\d+)? \s?
+      (?: [nuµm]?s | secs? | seconds? | mins? | minutes? | h | hours?
+        | (?:it|samples|steps|batches|tokens)/s ) \b
+    """,
+    re.VERBOSE,
 )
-"""Fractions, clock times and durations; a whole number may be that of an epoch, or of a phase."""
+"""Clock times, and durations and rates that were measured: what has a fraction, and a unit of time.
+
+Any other number may be what tells two lines apart: a learning rate, a fold, a version, an epoch.
+"""
 
 
 def says_little(value: Any) -> bool:
@@ -29,7 +39,7 @@ def says_little(value: Any) -> bool:
 
 
 def forms_of(look: ScriptLook) -> dict[str, str]:
-    """Texts that have the time in them, or another measured figure, without it, by their paths."""
+    """Texts that have the time in them, without it, by their paths."""
     texts = {path: leaf.value for path, leaf in look.leaves.items() if type(leaf.value) is str}
-    forms = {path: _FIGURES.sub("#", text) for path, text in texts.items()}
+    forms = {path: _TIMES.sub("#", text) for path, text in texts.items()}
     return {path: form for path, form in forms.items() if form != texts[path]}
