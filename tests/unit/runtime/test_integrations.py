@@ -419,3 +419,61 @@ def test_an_argument_that_accelerate_leaves_aside_is_named(
         made = accelerate.Accelerator(split_batches=True, cpu=True)
     told = "dataloader_config=DataLoaderConfiguration(split_batches=True)"
     assert (told in capsys.readouterr().err) != made.split_batches
+
+
+@LIGHTNING
+def test_a_checkpoint_from_after_the_cut_is_written_again(tmp_path: Path) -> None:
+    from lightning.pytorch.callbacks import ModelCheckpoint
+
+    from paceline.runtime.integrations.lightning_folders import Folders
+
+    folder, others = tmp_path / "train-1" / "checkpoints", tmp_path / "own"
+    agreeing: Any = SimpleNamespace(job_id="train-1", job=SimpleNamespace(agree=lambda one: one))
+
+    def life(*savers: ModelCheckpoint) -> None:
+        trainer = SimpleNamespace(loggers=[], callbacks=[], checkpoint_callbacks=savers)
+        Folders(agreeing, trainer).be_of_job()
+
+    def saved(saver: Any, name: str, into: Path = folder) -> bool:
+        """Whether a checkpoint of this name may be written, which is done then."""
+        into.mkdir(parents=True, exist_ok=True)
+        is_free = not saver.file_exists(str(into / name), None)
+        (into / name).touch()
+        return is_free
+
+    first, second = ModelCheckpoint(save_last=True), ModelCheckpoint()
+    life(first, second)
+    for name in ("epoch=0-step=8.ckpt", "epoch=1-step=16.ckpt", "last.ckpt"):
+        assert saved(first, name)
+        assert not saved(second, name), "two callbacks save at one step"
+    first = ModelCheckpoint(save_last=True)
+    life(first, second)  # a resume from between the two
+    first.best_model_path = str(folder / "epoch=0-step=8.ckpt")
+    assert not saved(second, "epoch=0-step=8.ckpt")
+    assert saved(first, "epoch=1-step=16.ckpt")
+    assert saved(first, "last.ckpt")
+    assert not saved(second, "epoch=1-step=16.ckpt")
+    named = ModelCheckpoint(filename="best")
+    life(named)
+    assert saved(named, "best.ckpt")
+    life(named)
+    assert not saved(named, "best.ckpt"), "an earlier one of the same run, perhaps"
+    saved(first, "epoch=0-step=8.ckpt", others)
+    life(first)
+    assert not saved(first, "epoch=0-step=8.ckpt", others), "of another run, perhaps"
+
+
+@LIGHTNING
+def test_an_empty_file_of_rows_has_no_columns(tmp_path: Path) -> None:
+    from lightning.pytorch.loggers import CSVLogger
+
+    from paceline.runtime.integrations.lightning_folders import _keep_rows
+
+    logger = CSVLogger(tmp_path, "logged", version="train-1")
+    rows = Path(logger.log_dir) / "metrics.csv"
+    rows.parent.mkdir(parents=True)
+    rows.touch()
+    _keep_rows(logger)
+    logger.log_metrics({"loss": 1.0}, step=1)
+    logger.save()
+    assert rows.read_text().split() == ["loss,step", "1.0,1"]

@@ -5,6 +5,7 @@ if there is a file of its name. Each worker, and each life, would find other one
 """
 
 import contextlib
+import csv
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ class Folders:
 
     def __init__(self, member: ThisMember, trainer: Any) -> None:
         self._member, self._trainer = member, trainer
+        self._written = set[str]()
 
     def be_of_job(self) -> None:
         """Have the folder named by the job, where the script has not; as Lightning does on SLURM.
@@ -38,8 +40,31 @@ class Folders:
                 one.file_exists = partial(self._exists, one)
 
     def _exists(self, saver: Any, path: Any, trainer: Any) -> bool:
-        """Whether there is a checkpoint of this name: decided once, before one is written."""
-        return bool(self._member.job.agree(saver._fs.exists(path)))
+        """Whether there is a checkpoint of this name: decided once, before one is written.
+
+        One that an earlier life wrote after the cut from which the job goes on is none: it is
+        written again.
+        """
+        found = saver._fs.exists(path) and not self._is_undone(saver, str(path))
+        found = bool(self._member.job.agree(found))
+        if not found:
+            self._written.add(str(path))
+        return found
+
+    def _is_undone(self, saver: Any, path: str) -> bool:
+        """Whether the job was set back to before a checkpoint in its own folder.
+
+        No saver knows it, though its name says when it was made, or is that of the newest one.
+        """
+        if path in self._written or self._member.job_id not in Path(path).parts:
+            return False
+        for one in self._trainer.checkpoint_callbacks:
+            held = (getattr(one, name, "") for name in ("best_model_path", "last_model_path"))
+            if path in (*held, *getattr(one, "best_k_models", ())):
+                return False
+        name = saver.filename or "{epoch}-{step}"
+        is_of_time = "{epoch" in name or "{step" in name
+        return is_of_time or Path(path).name.startswith(saver.CHECKPOINT_NAME_LAST)
 
 
 def _keep_rows(logger: CSVLogger) -> None:
@@ -52,4 +77,4 @@ def _keep_rows(logger: CSVLogger) -> None:
     if kept.exists():
         kept.rename(rows)
         with rows.open(newline="") as file:
-            writer.metrics_keys = file.readline().strip().split(",")
+            writer.metrics_keys = next(csv.reader(file), [])
