@@ -1,14 +1,17 @@
 """What a rehearsed process does to feeds, and which values it notes."""
 
+import math
 import random
 from argparse import Namespace
 from collections import Counter
 from pathlib import Path
 
+import msgspec
 import pytest
 import torch
 
 from paceline.features.rehearse.plan import (
+    Leaves,
     LoopDone,
     PlainLeaf,
     RehearsalPlan,
@@ -97,6 +100,10 @@ def test_files_of_tensors_are_read_and_what_would_run_code_is_its_size(tmp_path:
     assert found["['model']['w']"].some[:2] == (1.0, 1.0)
     torch.save({"args": Namespace(lr=0.5, out=Path("x"))}, tmp_path / "c.pt")
     assert {leaf.number for leaf in read(tmp_path / "c.pt").values()} >= {0.5}
+    torch.save({"best": math.inf, "w": torch.tensor([math.nan, 1.0])}, tmp_path / "d.pt")
+    leaves = read(tmp_path / "d.pt")
+    assert msgspec.json.decode(msgspec.json.encode(leaves), type=Leaves) == leaves
+    assert leaves["['best']"].text == "inf"
     torch.save(Meter(), tmp_path / "b.pt")
     assert "bytes" in read(tmp_path / "b.pt")[""].text
 

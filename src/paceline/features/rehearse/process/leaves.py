@@ -5,6 +5,7 @@ and the script's own objects are walked to a depth, and up to a number of leaves
 """
 
 import hashlib
+import math
 import random
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -90,9 +91,15 @@ def _of_array(value: Any) -> PlainLeaf | None:
 
 
 def _of_flat(shape: str, flat: Any) -> PlainLeaf:
+    if not np.isfinite(flat).all():  # JSON has no such numbers
+        shape, flat = f"{shape} with nan or inf", np.nan_to_num(flat, posinf=0.0, neginf=0.0)
     places = np.unique(np.linspace(0, max(flat.size - 1, 0), ELEMENTS).astype(np.int64))
     some = flat[places].tolist() if flat.size else []
     return PlainLeaf(text=shape, some=(*some, float(np.linalg.norm(flat))))
+
+
+def _of_float(value: float) -> PlainLeaf:
+    return PlainLeaf(number=value) if math.isfinite(value) else PlainLeaf(text=str(value))
 
 
 def _of_generator(state: bytes) -> PlainLeaf:
@@ -102,7 +109,7 @@ def _of_generator(state: bytes) -> PlainLeaf:
 _LEAVES: tuple[tuple[Any, Callable[[Any], PlainLeaf | None]], ...] = (
     (type(None), lambda _: PlainLeaf(text="None")),
     ((bool, int, np.integer, np.bool_), lambda one: PlainLeaf(number=float(one), whole=True)),
-    ((float, np.floating), lambda one: PlainLeaf(number=float(one))),
+    ((float, np.floating), lambda one: _of_float(float(one))),
     (str, lambda one: PlainLeaf(text=f"'{one[:200]}'")),
     (bytes, lambda one: PlainLeaf(text=f"bytes {_digest(one)}")),
     (Tensor, _of_tensor),
