@@ -116,12 +116,14 @@ def test_a_counter_that_decides_the_rate_is_named_with_its_line_and_the_remedy(
     assert {one["kind"] for one in stopped} >= {"variable", "printed", "weights"}
 
 
+@pytest.mark.soak
 def test_the_same_counter_follows_where_variables_are_found(tmp_path: Path) -> None:
     folder = Folder(tmp_path, "drifting")
     code, _, told = folder.run("rehearse")
     assert code == 0, told
 
 
+@pytest.mark.soak
 def test_a_life_that_comes_in_in_a_later_epoch_is_compared_with_that_one(tmp_path: Path) -> None:
     folder = Folder(tmp_path, "plain")
     code, _, told = folder.run("rehearse")

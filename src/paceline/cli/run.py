@@ -172,6 +172,8 @@ def _write_page(facts: Facts, job: JobDir, console: Console) -> None:
     from paceline.cli.report.drawing import draw_within
     from paceline.cli.report.page import write_report
 
+    if os.environ.get("PACELINE_REPORT") == "off":
+        return
     try:
         mark = write_report(facts, job, drawn=False)
         if lacks := complaint("a drawing of it", "matplotlib"):
