@@ -158,8 +158,8 @@ def test_a_job_that_is_stopped_between_two_loops_goes_on_behind_the_first(tmp_pa
         ("1", ()),
         pytest.param("01", (), marks=pytest.mark.soak),
         ("01", ("--counted", "--at-break")),
-        ("01", ("--numbered",)),
-        ("01", ("--numbered", "--shard")),
+        pytest.param("01", ("--numbered",), marks=pytest.mark.soak),
+        pytest.param("01", ("--numbered", "--shard"), marks=pytest.mark.soak),
     ],
 )
 def test_a_job_that_is_stopped_at_the_edge_of_a_loop_goes_on_there(
@@ -183,7 +183,7 @@ def test_a_job_that_is_stopped_at_the_edge_of_a_loop_goes_on_there(
     ("flags", "stop_at"),
     [
         (("--pause-s", "1.5"), 2.0),
-        (("--counted", "--pause-s", "1.5"), 1.6),
+        pytest.param(("--counted", "--pause-s", "1.5"), 1.6, marks=pytest.mark.soak),
         pytest.param((), 1.4, marks=pytest.mark.soak),
     ],
     ids=["behind a loop", "behind a loop that was left", "in a loop"],
