@@ -7,8 +7,9 @@ import pytest
 
 from paceline.base.errors import ConfigError
 from paceline.features.rehearse import stage
+from paceline.features.rehearse.plan import Leaves, PlainLeaf
 from paceline.features.rehearse.stage import set_stage
-from paceline.features.rehearse.written import read_written
+from paceline.features.rehearse.written import read_written, without_run
 
 
 def test_small_files_are_copied_large_ones_linked_and_what_is_written_is_found(
@@ -80,3 +81,14 @@ def test_files_with_the_time_of_a_run_in_their_names_are_not_compared(tmp_path: 
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text("1")
     assert [*read_written({tmp_path: names})[tmp_path]] == names[3:]
+
+
+def test_a_folder_that_is_named_by_the_run_is_the_same_in_all_runs() -> None:
+    def saved(root: str, folder: str) -> dict[str, Leaves]:
+        best = PlainLeaf(text=f"'{root}/logs/{folder}/a.ckpt'")
+        return {f"logs/{folder}/a.ckpt": {"['best']": best}}
+
+    job = "train-1129-082058-b580"
+    alone = without_run(saved("/alone", "version_0"), Path("/alone"), "")
+    assert alone == without_run(saved("/two", job), Path("/two"), job)
+    assert alone["logs/RUN/a.ckpt"]["['best']"].text == "'./logs/RUN/a.ckpt'"

@@ -25,7 +25,7 @@ from paceline.features.rehearse.numbers import Tolerance
 from paceline.features.rehearse.observed import CHIEF, ObservedAct, observe
 from paceline.features.rehearse.plan import RefusedCall, Strike
 from paceline.features.rehearse.source import Source
-from paceline.features.rehearse.written import read_written
+from paceline.features.rehearse.written import read_written, without_run
 from paceline.jobs.outcome import End, code_of
 from paceline.wire.strategies import STRATEGIES
 
@@ -176,7 +176,8 @@ class Rehearsing:
             _export(acted, exported)
         root = acted.stage.root
         files = read_written({root: acted.stage.written()})[root]
-        return _Run(acted, observe(acted, files, exported))
+        run = acted.job.job_id if acted.job is not None else ""
+        return _Run(acted, observe(acted, without_run(files, root, run), exported))
 
     def _flags(self, strategy: str, *, deterministic: bool) -> tuple[str, ...]:
         asked = self._asked

@@ -46,6 +46,26 @@ def read_written(roots: Mapping[Path, Iterable[str]]) -> dict[Path, dict[str, Le
     }
 
 
+def without_run(files: Mapping[str, Leaves], root: Path, run: str) -> dict[str, Leaves]:
+    """Return files with the name and place of their run made the same for all runs.
+
+    Args:
+        files: by name, what each holds.
+        root: the folder in which the script ran.
+        run: the job's id; empty: the script ran alone, in a ``version_0`` of Lightning's.
+    """
+    one = re.compile(re.escape(run) if run else r"\bversion_\d+\b")
+    return {
+        one.sub("RUN", name): {
+            path: msgspec.structs.replace(
+                leaf, text=one.sub("RUN", leaf.text.replace(str(root), "."))
+            )
+            for path, leaf in leaves.items()
+        }
+        for name, leaves in files.items()
+    }
+
+
 def _read_tensors(paths: list[str]) -> dict[str, Leaves]:
     reader = subprocess.run(
         [sys.executable, *SAFE_PATH, "-m", READER],

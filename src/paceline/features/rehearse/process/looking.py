@@ -42,6 +42,8 @@ SLOW_BATCHES = 6
 """So many batches take so much longer when a worker that was killed is back: it needs that time to
 join."""
 
+BARS = frozenset("━╸╺█▏▎▍▌▋▊▉")
+
 
 class Looking:
     """The notes of one life of a process.
@@ -115,7 +117,9 @@ class Looking:
         return "break" in line or "return" in line
 
     def printed(self, text: str) -> None:
-        """The script printed a line."""
+        """The script printed a line; a progress bar's shows how far it was when it was drawn."""
+        if BARS & set(text):
+            return
         # Some scripts have a `print` of their own around Python's.
         file, line = self.place(but="print")
         self.note(PrintedLine(text.replace(self.plan.root, "."), file, line))
