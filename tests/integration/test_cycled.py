@@ -71,7 +71,7 @@ def test_a_stop_behind_its_last_step_trains_nothing_twice(meets: bool, tmp_path:
     with job_of(tmp_path / "job", *flags) as job:
         until(lambda: len(list(job.out.glob("left-*"))) == 2, "all have left their loop")
         ask(job.job, StopJob())
-        if meets:  # where they would go on, the workers are told
+        if meets:  # at the barrier each worker hears of the stop
             assert job.end().state == "stopped"
             job.resume()
         check(job, expected, {"0", "1"})

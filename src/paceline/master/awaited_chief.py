@@ -55,6 +55,8 @@ class AwaitedChief:
         waits = chief is not None and self._begins_next(name, message) and self._comes(chief, now_s)
         if chief is None or not waits or (is_left and not self._can_follow(chief, message)):
             self._held.pop(name, None)
+            if not self._held:
+                state.awaited = set()
             return False
         self._held[name] = message
         state.awaited = {chief.life.inc}

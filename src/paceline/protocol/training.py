@@ -114,7 +114,7 @@ class MasterState:
         self.awaited: set[Inc] = set()
         #: Lives that have had no batch of the newest loop, and wait for the next one of others.
         self._standing: set[Inc] = set()
-        #: Of these, those that all others were, too: nobody else begins a next loop.
+        #: Lives that go on behind the newest loop, since all who hold the model waited there.
         self._freed: set[Inc] = set()
         #: Loops that workers of servers have left.
         self.left_loops = LeftLoops()

@@ -152,6 +152,7 @@ def give_up(job: Job, number: int) -> None:
 def test_one_that_never_comes_is_given_up_once_and_that_is_said(job: Job) -> None:
     job.die("worker-0")
     give_up(job, 1)
+    assert not job.training.state.awaited, "a life that comes later goes to where the others are"
     assert job.opens("worker-1", 2) == {"worker-1"}
     job.outbox.flush()
     lines = job.job.events.read_text().splitlines()

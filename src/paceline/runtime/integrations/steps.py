@@ -160,7 +160,7 @@ def join(library: str) -> ThisMember | None:
 
 
 def followed(callbacks: Iterable[Any], has_state: Callable[[type], bool]) -> dict[str, Besides]:
-    """What of a library's callbacks follows, by names that are the same in all workers.
+    """Return the parts of a library's callbacks that follow, by names that all workers share.
 
     What a library's class sets in its object is followed if the class says that it has a state.
     Else it is of this process: bars and their numbers, files, clients.

@@ -1,4 +1,4 @@
-"""What a script does behind ``optimizer.step()`` in the body of a batch that counts for nothing.
+"""A script's numbers behind ``optimizer.step()`` in the body of a batch that counts for nothing.
 
     while trainer.step < 90:
         loss_of(next(batches)).backward()
@@ -93,7 +93,7 @@ Holder = dict[str, Any] | FrameType
 
 
 def _holders(mark: BodyMark, chain: list[FrameType]) -> Iterator[tuple[Holder, Atoms, Atoms, Any]]:
-    """What has variables, these as the script asked for its batch, as they are, and a setter."""
+    """Yield each holder, its variables at the ask for the batch and now, and a setter."""
     for names, asked in mark.names:
         yield names, asked, names.copy(), names.update
     for frame in chain:
@@ -104,7 +104,10 @@ def _holders(mark: BodyMark, chain: list[FrameType]) -> Iterator[tuple[Holder, A
 
 
 def _kept(holder: Holder) -> dict[str, Any] | CodeType:
-    """What tells a holder from another of the same id; a frame that is kept keeps its loop open."""
+    """Return an object by which a holder is known again.
+
+    Of a frame its code: a frame that is kept would keep its loop open.
+    """
     return holder.f_code if isinstance(holder, FrameType) else holder
 
 

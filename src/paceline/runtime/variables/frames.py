@@ -348,7 +348,7 @@ def is_in_for(frame: FrameType) -> bool:
 
 
 def targets_of(frame: FrameType) -> frozenset[str]:
-    """What a ``for`` statement for whose next element a frame waits binds to it."""
+    """Return the names that the ``for`` statement binds for whose next element a frame waits."""
     return _targets(frame.f_code, frame.f_lasti)
 
 

@@ -1,9 +1,9 @@
 """Plain data as it travels to another worker or into a cut, and as it comes back.
 
 Of the containers, lists, tuples, sets and dictionaries travel as they are, with what they hold.
-Each other type travels as a list whose first element says so: the name of the type, what it has
-beside its parts (the length of a deque, say), and its parts. So what comes back is of the type that
-it was, whether or not the worker has had a value there. Nothing is unpickled: a class is looked up
+A value of another type travels as a list: a mark, the name of the type, its settings (the largest
+length of a deque, say), and its parts. So it comes back with its type, whether or not the worker
+has had a value there. Nothing is unpickled: a class is looked up
 by its name among what modules hold already, and an object of it is made without any of its code.
 Keys of dictionaries and elements of sets are put there as anywhere: by ``__hash__`` and ``__eq__``
 of their classes, which are those that the script has put there itself.

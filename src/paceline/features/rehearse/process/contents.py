@@ -21,7 +21,7 @@ from paceline.features.rehearse.process.leaves import leaves_of
 
 MOST = 5000
 _HARMLESS: list[Any] = [Namespace, SimpleNamespace, PosixPath, PurePosixPath, defaultdict, deque]
-"""What scripts put beside tensors: to make one runs nothing of theirs."""
+"""Classes of values that scripts save beside tensors; to make one runs no code of a script."""
 _PLAIN_MODULES = ("argparse", "types")
 
 

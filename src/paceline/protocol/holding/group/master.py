@@ -70,7 +70,7 @@ class GroupHolder(Holder):
         self.leaving: set[Inc] = set()
         #: Feed -> the step after which scripts left it; they have returned, or wait behind it.
         self.left_at: dict[int, StepNo] = {}
-        #: Of these the newest cut that was not made behind the loop.
+        #: Feed -> the newest cut that was known when it was left: later ones are of its end.
         self._behind_cut: dict[int, CutNo] = {}
 
     # ------------------------------------------------------------------ records

@@ -397,7 +397,7 @@ class GroupClient(MemberClient):
                 lambda: self._may_be_copied or not self._is_at(message), SCRIPT_S
             )
             if not self._is_at(message):  # see `AskState`
-                # In a loop that is not open nobody can come to us: its end is told, in time.
+                # Our next loop is not open, so who asks is told in time that its own is over.
                 is_ahead = self._loop_edge > message.loop_edge and not self._opens
                 return beyond(message, state.inc) if is_ahead else None
             held = (state.epoch_no, state.step) == (message.epoch_no, message.step)
