@@ -295,6 +295,7 @@ def test_who_connects_to_a_peer_that_gave_up_is_woken(
         peer.wait()
     thread.join(0.1)
     group.drop()
+    peer.drop()
     thread.join(5.0)
     assert not thread.is_alive()
     for left in [one for one in threading.enumerate() if one.name == "paceline-connect"]:

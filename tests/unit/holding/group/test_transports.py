@@ -235,7 +235,9 @@ def test_who_did_not_come_in_time_is_named() -> None:
 
 
 def test_what_another_error_says_of_a_group_stays() -> None:
-    assert str(alone().over(RuntimeError("CUDA error: 7"))) == "CUDA error: 7"
+    group = alone()
+    assert str(group.over(RuntimeError("CUDA error: 7"))) == "CUDA error: 7"
+    group.drop()
 
 
 def test_members_meet_in_the_store(nccl: type[FakeNccl]) -> None:
