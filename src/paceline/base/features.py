@@ -7,6 +7,7 @@ is named as text, so that a process imports only what it uses itself.
 import importlib.metadata
 import pkgutil
 import sys
+from collections.abc import Callable, Iterator
 from functools import cache
 from typing import Any, NamedTuple
 
@@ -16,13 +17,27 @@ GROUP = "paceline.features"
 class Feature(NamedTuple):
     """A feature, and where its parts are.
 
-    ``about`` is one line for users. ``verbs``, as ``module:function``, adds the feature's commands
-    to the command line: it takes the ``typer.Typer`` of ``paceline``.
+    Parts are named as ``module:object``; a feature has those that it needs.
     """
 
     name: str
+    """Name of the entry point."""
     about: str
+    """What the feature does, in one line for users."""
+    switch: str = ""
+    """What switches the feature on in a job; empty: it is on in every job, or in none."""
     verbs: str = ""
+    """Takes the ``typer.Typer`` of ``paceline``, and adds the feature's commands to it."""
+    keys: tuple[str, ...] = ()
+    """Keys of the spec that the core gives to the feature."""
+    lacks: str = ""
+    """Takes a `JobSpec`, and yields what is missing for it before the job starts, with remedies."""
+    master: str = ""
+    """Takes a `paceline.master.feature_port.Core`, and returns a ``MasterPart`` or None."""
+    process: str = ""
+    """Takes a `paceline.runtime.process.feature_port.Here`, and returns a ``ProcessPart``."""
+    shown: str = ""
+    """Takes the `JobDir` of a job without a master, and returns a `paceline.wire.client.Shown`."""
 
 
 class InstalledFeature(NamedTuple):
@@ -54,16 +69,46 @@ def installed() -> tuple[InstalledFeature, ...]:
     return tuple(found.values())
 
 
+def parts_of(
+    kind: str, failed: Callable[[str, Exception], None]
+) -> Iterator[tuple[str, Callable[..., Any]]]:
+    """Load one kind of part (``master``) of each feature that has one.
+
+    Args:
+        kind: a field of `Feature`.
+        failed: takes the name of a feature whose part cannot be loaded, and the error.
+
+    Yields:
+        The name of a feature, and its part.
+    """
+    for one in installed():
+        place = getattr(one.feature, kind, "")
+        if not place:
+            continue
+        try:
+            part = pkgutil.resolve_name(place)
+        except Exception as error:  # noqa: BLE001 - another package's code runs here
+            failed(one.name, error)
+        else:
+            yield one.name, part
+
+
+def say_failed(name: str, error: Exception) -> None:
+    """Name a feature whose part fails on stderr."""
+    sys.stderr.write(f"paceline: feature {name} is left out, since it fails: {error}\n")
+
+
 def call_parts(kind: str, *given: Any) -> None:
     """Load one kind of part of each feature that has one (``verbs``), and call it.
 
-    A feature whose part cannot be loaded, or raises, is named on stderr; the others go on.
+    A feature whose part cannot be loaded, or raises, is named on stderr; the others go on. So is
+    one that cannot be loaded at all.
     """
-    for name, _, feature, fault in installed():
+    for one in installed():
+        if one.fault:
+            say_failed(one.name, RuntimeError(one.fault))
+    for name, part in parts_of(kind, say_failed):
         try:
-            if place := getattr(feature, kind, ""):
-                pkgutil.resolve_name(place)(*given)
+            part(*given)
         except Exception as error:  # noqa: BLE001 - another package's code runs here
-            fault = f"{error}"
-        if fault:
-            sys.stderr.write(f"paceline: feature {name} is left out, since it fails: {fault}\n")
+            say_failed(name, error)

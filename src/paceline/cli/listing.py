@@ -6,14 +6,14 @@ from concurrent.futures import ThreadPoolExecutor
 from msgspec import Struct
 from msgspec.structs import replace
 
+from paceline.base import features
 from paceline.base.errors import ConfigError, PacelineError
 from paceline.base.jobdir import JobDir, role_of
-from paceline.jobs.curves import last_logged
 from paceline.jobs.history import read_last_metrics
 from paceline.jobs.launch import ask, is_supervised
 from paceline.jobs.outcome import Outcome, read_outcome
 from paceline.wire import spec as specs
-from paceline.wire.client import GetStatus, JobStatus, LastLogged
+from paceline.wire.client import GetStatus, JobStatus, LastLogged, Shown
 from paceline.wire.spec import JobSpec
 from paceline.wire.strategies import STRATEGIES
 
@@ -113,9 +113,20 @@ def current_status(job: JobDir) -> JobStatus | None:
     return reply if isinstance(reply, JobStatus) else None
 
 
-def logged_of(job: JobDir, status: JobStatus | None) -> tuple[LastLogged, ...]:
-    """The newest value of each name that a job's script has logged."""
-    return status.logged if status else last_logged(job.curves)
+def shown_of(job: JobDir, status: JobStatus | None) -> Shown:
+    """Return what features show of a job."""
+    if status is not None:
+        return Shown(logged=status.logged, notes=status.notes)
+    logged, notes = list[LastLogged](), list[str]()
+    for name, show in features.parts_of("shown", features.say_failed):
+        try:
+            found: Shown = show(job)
+        except Exception as error:  # noqa: BLE001 - a feature may be of any package
+            features.say_failed(name, error)
+        else:
+            logged += found.logged
+            notes += found.notes
+    return Shown(logged=tuple(logged), notes=tuple(notes))
 
 
 def end_of(outcome: Outcome) -> str:

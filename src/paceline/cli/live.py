@@ -39,6 +39,8 @@ and back, the data."""
 STATES = {"running": "green", "finished": "cyan"}
 STATES |= dict.fromkeys(("starting", "pending", "not known"), "yellow")
 OTHER_STATE = "red"
+MAX_NOTES = 3
+"""Lines of features in the picture."""
 HEAD_ROWS = 4
 """Lines above the nodes, with the names of their columns."""
 OTHER_ROWS = 14
@@ -98,7 +100,7 @@ def draw(
 
     What does not fit is left out: first the older events, then the legend, then nodes.
     """
-    room = size.height - HEAD_ROWS
+    room = size.height - HEAD_ROWS - len(status.notes[:MAX_NOTES])
     rows = max(1, min(room - 1, max(3, size.height - OTHER_ROWS)))
     room -= min(rows + 1, len(status.nodes))
     legend = [_legend()] if size.width >= NARROW and room > 0 else []
@@ -107,6 +109,7 @@ def draw(
         _headline(status, now_s, answers=answers),
         _progress(status, size.width),
         Text(logged(status.logged, size.width), "cyan", no_wrap=True),
+        *(Text(note, no_wrap=True) for note in status.notes[:MAX_NOTES]),
         node_table(status.nodes, rows, size.width),
         *legend,
         *([Text(), *lines] if lines else []),

@@ -19,9 +19,9 @@ from paceline.cli.listing import (
     age,
     current_status,
     listed,
-    logged_of,
     make_row,
     read_spec,
+    shown_of,
     state_of,
 )
 from paceline.cli.live import draw, node_table, worth_showing
@@ -40,6 +40,7 @@ from paceline.wire.client import (
     LastLogged,
     NodeStatus,
     Observed,
+    Shown,
     SlowPart,
 )
 from paceline.wire.events.base import Event
@@ -64,6 +65,8 @@ class JobDetail(JobRow, frozen=True, kw_only=True):
     """Nodes and links that are slow; of a job that has ended, that were so at its end."""
     logged: tuple[LastLogged, ...]
     """The newest value of each name that the script has logged."""
+    notes: tuple[str, ...]
+    """Sentences of features about the job."""
 
 
 def show_jobs(console: Console, wanted: JobSelection, *, as_json: bool = False) -> None:
@@ -114,6 +117,12 @@ def print_json(value: object) -> None:
     sys.stdout.write(msgspec.json.format(msgspec.json.encode(value), indent=2).decode() + "\n")
 
 
+def _print_shown(shown: Shown, console: Console) -> None:
+    """Print what features show of a job."""
+    for line in filter(None, (logged(shown.logged), *shown.notes)):
+        console.print(f"  {line}", highlight=False, markup=False)
+
+
 def show_job_json(job: JobDir) -> None:
     """One job in detail, as JSON."""
     outcome = read_outcome(job.outcome)
@@ -121,13 +130,15 @@ def show_job_json(job: JobDir) -> None:
     events = read_events(job.events)
     status = status and with_relaunches(status, count_relaunches(events))
     row = msgspec.structs.asdict(make_row(job, outcome, status))
+    shown = shown_of(job, status)
     detail = JobDetail(
         **row,
         eta_s=status.eta_s if status else None,
         valid_cuts=status.valid_cuts if status else (),
         nodes=status.nodes if status else _nodes_last_seen(job, events, row["state"]),
         events=tuple(event.line() for event in events[-NUM_EVENTS:]),
-        logged=logged_of(job, status),
+        logged=shown.logged,
+        notes=shown.notes,
         slow=_slow(job, status, events),
     )
     print_json(detail)
@@ -190,8 +201,7 @@ def show_job(job: JobDir, console: Console) -> None:
         console.print(f"  {took}, exit code {outcome.exit_code}", highlight=False)
         if outcome.error:
             console.print(f"  {outcome.error}", highlight=False, markup=False)
-    if values := logged(logged_of(job, status)):
-        console.print(f"  {values}", highlight=False, markup=False)
+    _print_shown(shown_of(job, status), console)
     if nodes := _nodes_last_seen(job, all_events, word):
         console.print(node_table(nodes, ALL_ROWS.height, console.width))
     _print_slow(job, status, all_events, console)

@@ -17,7 +17,7 @@ from paceline.base.disk import is_refusal
 from paceline.jobs.history import Tail
 from paceline.jobs.jsonl import LineFile
 from paceline.wire.client import LastLogged
-from paceline.wire.messages.curves import Attempt
+from paceline.wire.messages.base import Attempt
 
 MAX_BYTES = 4 << 20
 """A larger file is thinned out to half of that."""
@@ -48,14 +48,6 @@ class CurveLine(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     def attempt(self) -> Attempt:
         """The attempt at the step."""
         return Attempt(self.epoch_no, self.group)
-
-
-class ModelPlace(NamedTuple):
-    """Where the model is, as the master knows."""
-
-    attempt: Attempt
-    step: int
-    samples: int
 
 
 class CurvePoint(NamedTuple):

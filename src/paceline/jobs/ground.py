@@ -7,6 +7,7 @@ import socket
 import tempfile
 from pathlib import Path
 
+from paceline.base import features
 from paceline.base.compiled import CPU_ARENA, CUDA_HOST, compiled
 from paceline.base.devices import cores_of, gpu_index, named_cores, shared_name
 from paceline.base.disk import room_bytes
@@ -19,6 +20,8 @@ from paceline.jobs.spec_values import show
 from paceline.wire.gate_page import MINIMUM, ROOM
 from paceline.wire.spec import JobSpec
 
+FEATURE_KEYS = ("log_to",)
+"""Keys of the spec that mean nothing without the feature that takes them."""
 METRICS_HOST = "127.0.0.1"
 LEAST_BYTES = 1 << 20
 """Room without which no job begins: its journal alone soon needs as much."""
@@ -42,7 +45,7 @@ def check_ground(spec: JobSpec) -> None:
         _share_complaint(spec),
         _library_complaint(spec),
         _history_complaint(spec),
-        _sink_complaint(spec),
+        _feature_complaint(spec),
     ]
     found = [complaint for complaint in complaints if complaint]
     if found:
@@ -111,13 +114,23 @@ def _history_complaint(spec: JobSpec) -> str:
     return ""
 
 
-def _sink_complaint(spec: JobSpec) -> str:
-    """Try the places to which curves are to go."""
-    if not spec.log_to:
-        return ""
-    from paceline.jobs.sinks.registry import sink_complaints  # it looks for plug-ins
+def _feature_complaint(spec: JobSpec) -> str:
+    """Ask the features what they lack, and find keys of the spec that no feature takes."""
+    found = list[str]()
 
-    return "\n".join(sink_complaints(spec))
+    def fail(name: str, error: Exception) -> None:
+        found.append(f"feature {name} failed ({type(error).__name__}: {error}); uninstall it")
+
+    taken = {key for one in features.installed() if one.feature for key in one.feature.keys}
+    for key in FEATURE_KEYS:
+        if getattr(spec, key) and key not in taken:
+            found.append(f"{_where(spec, key)}: no installed feature takes it; remove it")
+    for name, lacks in features.parts_of("lacks", fail):
+        try:
+            found += lacks(spec)
+        except Exception as error:  # noqa: BLE001 - a feature may be of any package
+            fail(name, error)
+    return "\n".join(found)
 
 
 def _listen_complaint(spec: JobSpec) -> str:

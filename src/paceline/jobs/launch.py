@@ -7,6 +7,9 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import TypeVar
+
+from msgspec import Raw, Struct
 
 from paceline.base.disk import describe
 from paceline.base.errors import ConfigError, PacelineError, PermanentError, TransientError
@@ -26,10 +29,21 @@ from paceline.jobs.resuming import alone, running_since
 from paceline.jobs.sent import keep_sent
 from paceline.jobs.surroundings import fixed
 from paceline.wire import spec as specs
-from paceline.wire.client import Call, GetObservation, GetStatus, Reply
+from paceline.wire.client import (
+    Call,
+    Done,
+    FeatureCall,
+    FeatureReply,
+    GetObservation,
+    GetStatus,
+    Reply,
+)
+from paceline.wire.codec import decoder, encode
 from paceline.wire.control import ControlClient
 from paceline.wire.events.job import DiskHealsEvent, DiskRefusesEvent
 from paceline.wire.spec import JobSpec
+
+A = TypeVar("A")
 
 SAY_S = 5.0
 """A supervisor and a master start in a second; on a loaded machine the starter says every so often
@@ -280,3 +294,22 @@ def ask(job: JobDir, call: Call, timeout_s: float = 5.0) -> Reply:
         PermanentError: another user or program is where the master was.
     """
     return ControlClient(job.control_address(), job.secret()).call_sync(call, timeout_s)
+
+
+def ask_feature(job: JobDir, feature: str, call: Struct, answer: type[A]) -> A:
+    """Ask a feature's part in the job's master.
+
+    Args:
+        job: its directory.
+        feature: name of the feature.
+        call: for the part, which decodes it.
+        answer: type of the answer, as msgspec takes it.
+
+    Raises:
+        ConfigError: the part refuses the call, or the feature has no part in the job.
+        TransientError: nobody answers: the master is being restarted, or the job has ended.
+    """
+    reply = ask(job, FeatureCall(feature=feature, body=Raw(encode(call))))
+    if not isinstance(reply, FeatureReply):
+        raise ConfigError(reply.error if isinstance(reply, Done) else f"got {reply}")
+    return decoder(answer)(reply.body)  # type: ignore[no-any-return]

@@ -94,16 +94,9 @@ def _check_resizable(draft: SpecDraft, key: str, name: str) -> None:
 
 
 def check_sinks(draft: SpecDraft) -> None:
-    """Refuse sinks that there are not, or to which nothing would come."""
+    """Refuse sinks to which nothing would come."""
     prefix = "log_to."
     for key in [key for key in draft.places if key.startswith(prefix)]:
-        from paceline.jobs.sinks.registry import SINKS  # few jobs have one
-
-        name = key.removeprefix(prefix)
         if not traits_of(draft).trains:
             got = f"it with strategy {draft.get('strategy')}, whose scripts log on their own"
             draft.complain(key, got, "it where job.log is called", "remove it")
-        elif name not in SINKS.names():
-            near = difflib.get_close_matches(name, SINKS.names(), 1)
-            remedy = f"did you mean {near[0]}?" if near else "install the package that declares it"
-            draft.complain(key, f"the sink {name!r}", f"one of {', '.join(SINKS.names())}", remedy)

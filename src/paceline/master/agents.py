@@ -6,6 +6,7 @@ from typing import assert_never
 from paceline.base.disk import append_if_possible
 from paceline.base.numbering import Inc
 from paceline.master.facts import StreamEnded
+from paceline.master.feature_parts import NONSENSE, FeatureParts
 from paceline.master.inbox import Inbox
 from paceline.master.measuring import Measuring, OfMeasuring
 from paceline.master.members import MembersEdge
@@ -26,10 +27,10 @@ from paceline.wire.messages.agent import (
     ProcessExited,
     SharingTold,
 )
+from paceline.wire.messages.features import FeatureSaid
 from paceline.wire.messages.group import GroupStopped
 from paceline.wire.messages.node import (
     Finished,
-    Logged,
     NodeUp,
     ProcessUp,
     ScriptError,
@@ -37,8 +38,6 @@ from paceline.wire.messages.node import (
 )
 
 MAX_REFUSALS_LOGGED = 1_000
-NONSENSE = (ArithmeticError, LookupError, TypeError, ValueError)
-"""What a well-formed message with impossible values ends in; InternalError stays the alarm."""
 
 _log = logging.getLogger(__name__)
 
@@ -54,12 +53,13 @@ class Agents:
         training: Training,
         members: MembersEdge,
         measuring: Measuring,
+        features: FeatureParts,
     ) -> None:
         self._job, self._backend, self._outbox = parts.job, parts.backend, parts.outbox
         self._members, self._monitor = parts.members, parts.monitor
         self._times, self._inbox = times, inbox
         self._training, self._act, self._measuring = training, members.act, measuring
-        self._curves = parts.curves
+        self._features = features
         self._served = CutsServed(parts.job, training.cuts.folders)
         self.sharing = DeviceSharing(parts, times)
         self.memory = MemoryWatch(parts, training.state, training.fail)
@@ -183,8 +183,8 @@ class Agents:
                 self._act(self._members.script_returned(body))
             case TablesHeld():
                 self.memory.told(name, body.tables)
-            case Logged():
-                self._curves.heard(body, self._times.steady(), self._training.edge.place)
+            case FeatureSaid():
+                self._features.heard(name, body)
             case _ if isinstance(body, OfMeasuring):
                 self._measuring.from_process(name, body, self._times.steady())
             case _:

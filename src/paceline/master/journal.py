@@ -11,6 +11,7 @@ import msgspec
 
 from paceline.base.record_log import RecordLog
 from paceline.master.checks import NodeChecked
+from paceline.master.feature_port import FeatureKept
 from paceline.master.job_clock import MasterStarted
 from paceline.master.restarts import StartMeasured
 from paceline.master.size_facts import SizeAtStart, SizingKept
@@ -30,6 +31,7 @@ JournalRecord = (
     | SizeAtStart
     | NodesResizing
     | NodesResized
+    | FeatureKept
 )
 
 _decoder: msgspec.msgpack.Decoder[JournalRecord] = msgspec.msgpack.Decoder(JournalRecord)

@@ -2,6 +2,8 @@
 
 from paceline.jobs.resize import read_resize
 from paceline.master.checks import Checks, NodeChecked
+from paceline.master.feature_parts import FeatureParts
+from paceline.master.feature_port import FeatureKept
 from paceline.master.job_clock import JobClock, MasterStarted
 from paceline.master.journal import JournalRecord
 from paceline.master.node_sizes import NodeSizes
@@ -32,11 +34,13 @@ class JournalRecovery:
         sizing: SizingSeat,
         sizes: NodeSizes,
         past: Remembering,
+        features: FeatureParts,
     ) -> None:
         self._job, self._spec, self._outbox = parts.job, parts.spec, parts.outbox
         self._members, self._monitor = parts.members, parts.monitor
         self._clock, self._checks, self._training = clock, checks, training
         self._sizing, self._sizes, self._past = sizing, sizes, past
+        self._features = features
 
     def replay(self) -> tuple[bool, bool]:
         """Apply the journal; whether there was one, and whether the job had ended with it.
@@ -74,6 +78,8 @@ class JournalRecovery:
                 self._past.apply(record)
             case NodesResizing() | NodesResized():
                 self._sizes.apply(record)
+            case FeatureKept():
+                self._features.apply(record)
             case _ if isinstance(record, MemberRecords):
                 self._members.roster.apply(record)
             case _:
@@ -103,5 +109,6 @@ class JournalRecovery:
             *self._sizing.records,
             *self._sizes.records,
             *self._past.records,
+            *self._features.records(),
         ]
         return [self._clock.started, take(self._training.state), *kept]

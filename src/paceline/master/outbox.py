@@ -49,6 +49,8 @@ class Outbox:
         self.streams: dict[str, AgentStream] = {}
         """The newest stream of each node's agent."""
         self.events = LineFile(job.events, EVENTS_RESERVE_BYTES)
+        self.told: list[Event] = []
+        """Events that features have not heard of yet."""
         self.pace = ScriptPace()
         self._members = members
         self._backend = backend
@@ -68,6 +70,7 @@ class Outbox:
         """Add a line to the events file and to the log."""
         event = event.at(self._wall_clock())
         self.pace.note(event)
+        self.told.append(event)
         self.events.add(event.line())
         _log.info("%s node=%s inc=%d reason=%s", event.name, event.node, event.inc, event.clause)
 

@@ -4,7 +4,6 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from paceline.base.jobdir import JobDir
-from paceline.master.curve_keeping import CurveKeeping
 from paceline.master.job_clock import JobClock
 from paceline.master.journal import Journal
 from paceline.master.meeting import make_rounds
@@ -12,7 +11,6 @@ from paceline.master.monitor import Monitor, lengths_of
 from paceline.master.outbox import Outbox
 from paceline.master.own_time import OwnTime
 from paceline.master.ports import Backend
-from paceline.master.sink_feeding import feed_of
 from paceline.protocol.nodes.membership import Membership
 from paceline.wire.spec import JobSpec
 
@@ -28,8 +26,6 @@ class MasterParts(NamedTuple):
     monitor: Monitor
     """What nodes measure."""
     outbox: Outbox
-    curves: CurveKeeping
-    """What scripts log."""
 
 
 class Times(NamedTuple):
@@ -70,5 +66,4 @@ def make_parts(
     members.min_workers = spec.min_workers
     outbox = Outbox(job, members, backend, times.wall, journal)
     monitor = Monitor(lengths_of(spec.windows))
-    curves = CurveKeeping(job.curves, outbox, times.wall, feed_of(spec, job.job_id))
-    return MasterParts(job, spec, backend, members, monitor, outbox, curves), times
+    return MasterParts(job, spec, backend, members, monitor, outbox), times

@@ -5,9 +5,10 @@ from typing import assert_never
 import msgspec
 
 from paceline.base.errors import ConfigError
+from paceline.master.agents import Agents
 from paceline.master.facts import Asked
+from paceline.master.feature_parts import FeatureParts
 from paceline.master.members import MembersEdge
-from paceline.master.node_sizes import NodeSizes
 from paceline.master.orders import (
     check_elastic,
     check_replace,
@@ -17,13 +18,13 @@ from paceline.master.orders import (
 )
 from paceline.master.parts import MasterParts
 from paceline.master.reporting import Reporting
-from paceline.master.sharing import DeviceSharing
 from paceline.master.shutdown import Shutdown
 from paceline.master.solution_seat import SolutionSeat
 from paceline.master.training import Training
 from paceline.wire.client import (
     Call,
     Done,
+    FeatureCall,
     GetObservation,
     GetSpec,
     GetStatus,
@@ -54,14 +55,14 @@ class Replies:
         members: MembersEdge,
         decisions: SolutionSeat,
         reporting: Reporting,
-        sharing: DeviceSharing,
-        sizes: NodeSizes,
+        agents: Agents,
+        features: FeatureParts,
     ) -> None:
         self._job, self._spec, self._outbox = parts.job, parts.spec, parts.outbox
         self._wanted_workers, self._room = parts.members.roster.wanted_workers, parts.backend.room
         self._training, self._shutdown, self._members = training, shutdown, members
-        self._decisions, self._reporting, self._sharing = decisions, reporting, sharing
-        self._sizes = sizes
+        self._decisions, self._reporting, self._sharing = decisions, reporting, agents.sharing
+        self._sizes, self._features = agents.sizes, features
 
     def answer(self, asked: Asked) -> None:
         """Answer a call once what it has led to is journalled."""
@@ -97,6 +98,8 @@ class Replies:
                 return JobInfo(job_id=self._job.job_id, spec=self._spec)
             case Join(host=host):
                 return self._join(host)
+            case FeatureCall():
+                return self._features.answer(call)
             case _:
                 assert_never(call)
         return Done()

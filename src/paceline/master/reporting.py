@@ -12,7 +12,6 @@ from paceline.jobs.jsonl import LineFile, last_line
 from paceline.jobs.outcome import Outcome
 from paceline.jobs.slowness import ScriptPace
 from paceline.master.controller import Controller
-from paceline.master.curve_keeping import CurveKeeping
 from paceline.master.ending import Ending
 from paceline.master.exposing import Exposing
 from paceline.master.monitor import Metrics, Monitor
@@ -20,7 +19,7 @@ from paceline.master.status import count_committed, count_kept, describe, known_
 from paceline.policy.straggler.observation import Observation
 from paceline.protocol.nodes.membership import Membership
 from paceline.protocol.training import MasterState
-from paceline.wire.client import JobStatus
+from paceline.wire.client import JobStatus, Shown
 
 METRICS_BYTES = 64 << 20
 """A metrics file that is larger is put aside, the one that lay there is dropped, and lines come
@@ -46,9 +45,9 @@ class Reporting:
         members: Membership,
         monitor: Monitor,
         pace: ScriptPace,
-        curves: CurveKeeping,
+        shown: Callable[[], Shown],
     ) -> None:
-        self._curves = curves
+        self._shown = shown
         self._job, self._launched_s, self._pace = job, job.launched_s(), pace
         self._state, self._members, self._monitor = state, members, monitor
         self._file = LineFile(job.metrics)
@@ -66,7 +65,6 @@ class Reporting:
         observe: Callable[[], Observation | None],
     ) -> None:
         """Count what is in the model, and write all of it down."""
-        self._curves.tick(now_s)
         committed = count_committed(self._state)
         self._monitor.committed(committed, now_s)
         self._monitor.keep(self._members.roster.nodes)
@@ -74,11 +72,10 @@ class Reporting:
         if now_s >= self._next_line_s:
             self._next_line_s = now_s + self._line_every_s
             self._write(metrics)
-        self.exposing.show(metrics, controller, observe, self._curves.last)
+        self.exposing.show(metrics, controller, observe, lambda: self._shown().logged)
 
     def measure_last(self, unix_s: float) -> None:
         """Write down what the job has come to."""
-        self._curves.close()
         self._monitor.keep(self._members.roster.nodes)
         committed = count_committed(self._state)
         self._write(self._monitor.metrics(unix_s, committed, self._state.epoch_no))
@@ -104,7 +101,8 @@ class Reporting:
         )
         slow = self._pace.now
         parts = slow.parts if slow is not None else ()
-        return msgspec.structs.replace(status, slow=parts, logged=self._curves.last())
+        shown = self._shown()
+        return msgspec.structs.replace(status, slow=parts, logged=shown.logged, notes=shown.notes)
 
     def outcome(self, ending: Ending) -> Outcome:
         """The job as it has ended; after `measure_last`."""

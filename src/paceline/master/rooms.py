@@ -3,6 +3,7 @@
 from typing import NamedTuple
 
 from paceline.master.agents import Agents
+from paceline.master.feature_parts import FeatureParts
 from paceline.master.holding import EDGES
 from paceline.master.inbox import Inbox
 from paceline.master.job_end import JobEnd
@@ -17,6 +18,7 @@ from paceline.master.solution_seat import SolutionSeat
 from paceline.master.sources import Sources
 from paceline.master.training import ForNodes, Training
 from paceline.master.uploads import Uploads, open_uploads
+from paceline.wire.client import Order
 
 
 class Rooms(NamedTuple):
@@ -34,6 +36,7 @@ class Rooms(NamedTuple):
     shutdown: Shutdown
     replies: Replies
     reporting: Reporting
+    features: FeatureParts
     uploads: Uploads | None
     """None: cuts stay here."""
 
@@ -51,15 +54,38 @@ def build(parts: MasterParts, times: Times) -> Rooms:
     checks = checks_of(parts)
     members = MembersEdge(parts, times, checks, inbox, end, training)
     measuring = Measuring(parts, times, checks)
-    agents = Agents(parts, times, inbox, training, members, measuring)
+    replies: Replies
+
+    def order(call: Order) -> None:  # features order what people may order, which is made later
+        replies.to(call)
+
+    features = FeatureParts(parts, times, training.edge.place, order)
+    agents = Agents(parts, times, inbox, training, members, measuring, features)
     decisions = SolutionSeat(parts, times, inbox, training, members, agents.memory)
     shutdown = Shutdown(parts, times, end, training, members)
     pace = parts.outbox.pace
     reporting = Reporting(
-        parts.job, training.state, parts.members, parts.monitor, pace, parts.curves
+        parts.job, training.state, parts.members, parts.monitor, pace, features.shown
     )
     recovery = JournalRecovery(
-        parts, times.wall, checks, training, decisions.sizing, agents.sizes, decisions.past
+        parts,
+        times.wall,
+        checks,
+        training,
+        decisions.sizing,
+        agents.sizes,
+        decisions.past,
+        features,
+    )
+    replies = Replies(
+        parts,
+        training,
+        shutdown,
+        members,
+        decisions,
+        reporting,
+        agents,
+        features,
     )
     return Rooms(
         inbox=inbox,
@@ -72,16 +98,8 @@ def build(parts: MasterParts, times: Times) -> Rooms:
         decisions=decisions,
         end=end,
         shutdown=shutdown,
-        replies=Replies(
-            parts,
-            training,
-            shutdown,
-            members,
-            decisions,
-            reporting,
-            agents.sharing,
-            agents.sizes,
-        ),
+        replies=replies,
         reporting=reporting,
+        features=features,
         uploads=open_uploads(parts, training.cuts, training.state, end.fail),
     )

@@ -75,6 +75,7 @@ class Master:
             rooms.reporting.exposing.open(port, outbox.tell)
         outbox.tell(MasterStartedEvent(restarted=restarted))
         rooms.training.resume(ended=ended)
+        rooms.features.begin()
         try:
             rooms.decisions.begin()
         except ConfigError as error:
@@ -99,6 +100,7 @@ class Master:
             # Not before: a last cut may have been stored just now.
             outbox.tell(lost)
             outbox.events.flush()
+        rooms.features.close()
         rooms.reporting.measure_last(self._times.wall())
         outcome = rooms.reporting.outcome(ending)
         rooms.training.close()
@@ -131,6 +133,7 @@ class Master:
         if rooms.inbox.changed:
             rooms.inbox.changed = False
             self._go_on()
+        rooms.features.happened()
         self.parts.outbox.flush()
         rooms.recovery.compact()
 
@@ -193,4 +196,5 @@ class Master:
             self._last_metrics_s = now_s
             decisions = rooms.decisions
             wall_s = self._times.wall()
+            rooms.features.tick(now_s)
             rooms.reporting.measure(now_s, wall_s, decisions.controller, decisions.observe)

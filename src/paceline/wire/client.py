@@ -71,6 +71,14 @@ class Join(Message, frozen=True):
     host: str
 
 
+class FeatureCall(Message, frozen=True):
+    """A feature's verb asks the feature's part in the master; answer: FeatureReply, or Done."""
+
+    feature: str
+    body: msgspec.Raw
+    """Call of the feature as msgpack."""
+
+
 class NodeStatus(msgspec.Struct, frozen=True, kw_only=True):
     """One node, as the master sees it."""
 
@@ -135,6 +143,15 @@ class LastLogged(msgspec.Struct, frozen=True):
     step: int
 
 
+class Shown(msgspec.Struct, frozen=True, kw_only=True):
+    """What status, metrics and the live view show of a feature."""
+
+    logged: tuple[LastLogged, ...] = ()
+    """Newest values, which metrics have as numbers."""
+    notes: tuple[str, ...] = ()
+    """Sentences for people, the most important one first."""
+
+
 class JobStatus(Message, frozen=True):
     """A snapshot of the job."""
 
@@ -165,6 +182,8 @@ class JobStatus(Message, frozen=True):
     room: dict[str, int] = {}
     """Further nodes that would get a place at once, by role; absent where nobody counts them."""
     logged: tuple[LastLogged, ...] = ()
+    notes: tuple[str, ...] = ()
+    """Sentences of features about the job."""
     slow: tuple[SlowPart, ...] = ()
     """Strategy script: what makes the job slow now; empty: nothing is known to."""
 
@@ -189,6 +208,13 @@ class NodeAdded(Message, frozen=True):
     node: str
 
 
+class FeatureReply(Message, frozen=True):
+    """Answer of a feature's part in the master."""
+
+    body: msgspec.Raw
+    """Answer of the feature as msgpack."""
+
+
 class Done(Message, frozen=True):
     """The call was carried out, or why not."""
 
@@ -206,5 +232,8 @@ Call = (
     | UpgradeShare
     | GetSpec
     | Join
+    | FeatureCall
 )
-Reply = JobStatus | Observed | JobInfo | NodeAdded | Done
+Reply = JobStatus | Observed | JobInfo | NodeAdded | FeatureReply | Done
+Order = Scale | ResizeNodes | Kill | Replace | StopJob | UpgradeShare
+"""Calls that change the job; their answer is Done."""

@@ -8,7 +8,6 @@ import pytest
 from paceline.base.jobdir import JobDir
 from paceline.base.samples import Span
 from paceline.master.awaited_chief import LONGEST_S
-from paceline.master.curve_keeping import CurveKeeping
 from paceline.master.holding.group import GroupEdge
 from paceline.master.monitor import Monitor
 from paceline.master.parts import MasterParts
@@ -49,8 +48,7 @@ class Job:
         self.members = Membership(num_workers=3, num_servers=0, restart=RestartSpec())
         backend = NoBackend()
         self.outbox = Recorded(job, self.members, backend)
-        curves = CurveKeeping(job.curves, self.outbox, lambda: 0.0)
-        parts = MasterParts(job, spec, backend, self.members, Monitor(), self.outbox, curves)
+        parts = MasterParts(job, spec, backend, self.members, Monitor(), self.outbox)
         self.training = Training(parts, GroupEdge(spec), lambda reason: None, lambda found: None)
         self.now_s = 0.0
         for name in NODES:

@@ -2,7 +2,6 @@
 
 import itertools
 from pathlib import Path
-from unittest.mock import Mock
 
 import pytest
 
@@ -12,13 +11,13 @@ from paceline.jobs.jsonl import before
 from paceline.jobs.outcome import End
 from paceline.jobs.slowness import ScriptPace
 from paceline.master import reporting
-from paceline.master.curve_keeping import CurveKeeping
 from paceline.master.ending import Ending
 from paceline.master.monitor import Monitor
 from paceline.master.reporting import Reporting
 from paceline.protocol.holding.servers.master import ServerHolder
 from paceline.protocol.nodes.membership import Membership
 from paceline.protocol.training import MasterState
+from paceline.wire.client import Shown
 from paceline.wire.messages.agent import NodeFacts
 from paceline.wire.spec import RestartSpec
 
@@ -31,10 +30,7 @@ class Job:
         self.job.events.write_text('{"t":-5.0,"event":"launched"}\n')
         self.members = Membership(num_workers=1, num_servers=0, restart=RestartSpec())
         state = MasterState(ServerHolder(), mode="bsp", samples="exactly-once")
-        self.curves = CurveKeeping(self.job.curves, Mock(), lambda: self.now_s)
-        self.reporting = Reporting(
-            self.job, state, self.members, self.monitor, ScriptPace(), self.curves
-        )
+        self.reporting = Reporting(self.job, state, self.members, self.monitor, ScriptPace(), Shown)
         self.now_s = 0.0
 
     def seconds(self, count: int) -> None:

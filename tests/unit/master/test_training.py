@@ -12,7 +12,6 @@ import pytest
 from paceline.base.errors import ConfigError
 from paceline.base.jobdir import JobDir
 from paceline.base.samples import Span
-from paceline.master.curve_keeping import CurveKeeping
 from paceline.master.cut_folders import CutChosen
 from paceline.master.holding.edge import GATHER_S
 from paceline.master.holding.servers import ANSWER_PATIENCE_S, MOVE_PATIENCE_S, TELL_S, ServerEdge
@@ -129,10 +128,7 @@ class Job:
         self.outbox = Recorded(self.job, self.members, backend)
         self.failed: list[str] = []
         self.monitor = Monitor()
-        curves = CurveKeeping(self.job.curves, self.outbox, lambda: 0.0)
-        parts = MasterParts(
-            self.job, self.spec, backend, self.members, self.monitor, self.outbox, curves
-        )
+        parts = MasterParts(self.job, self.spec, backend, self.members, self.monitor, self.outbox)
         edge = ServerEdge(self.spec)
         self.training = Training(parts, edge, self.failed.append, lambda found: None)
         self.now_s = 0.0

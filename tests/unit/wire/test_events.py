@@ -70,16 +70,9 @@ TOLD: list[tuple[Event, str, str]] = [
         "it",
     ),
     (
-        job.NotLoggedEvent(first="m100", most=100),
-        "job.log got more than 100 names; m100 and those after it are left out. Log fewer, or give "
-        "what differs from step to step no name of its own",
-        "job.log got more than 100 names; m100 and those after it are left out. Log fewer, or give "
-        "what differs from step to step no name of its own",
-    ),
-    (
-        job.SinkFailedEvent(sink="tensorboard", error="OSError: no room"),
-        "log_to.tensorboard: OSError: no room; the job goes on without it, curves.jsonl has all",
-        "log_to.tensorboard: OSError: no room; the job goes on without it, curves.jsonl has all",
+        job.FeatureFailedEvent(feature="x", error="KeyError: 'y'"),
+        "feature x failed (KeyError: 'y'); the job goes on without it",
+        "feature x failed (KeyError: 'y'); the job goes on without it",
     ),
     (
         job.HistoryUnusableEvent(error="history x: no"),
@@ -583,6 +576,7 @@ LOST = {
     "diagnosed",
     "disk_heals",
     "disk_refuses",
+    "feature_failed",
     "group_stuck",
     "member_slow",
     "history_unusable",

@@ -5,16 +5,15 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from paceline.base.numbering import CutNo, Inc
-from paceline.jobs.curves import ModelPlace
 from paceline.master.cut_folders import CutChosen
+from paceline.master.feature_port import ModelPlace
 from paceline.master.status import count_committed
 from paceline.policy.straggler.actions import Profile
 from paceline.protocol.holding.holder import Holder
 from paceline.protocol.nodes.hangs import Hang
 from paceline.protocol.records import Records
 from paceline.wire.messages.agent import NodeFacts
-from paceline.wire.messages.base import Server
-from paceline.wire.messages.curves import Attempt
+from paceline.wire.messages.base import Attempt, Server
 from paceline.wire.messages.node import NodeUp
 from paceline.wire.spec import JobSpec
 

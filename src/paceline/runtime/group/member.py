@@ -44,8 +44,8 @@ from paceline.runtime.process.exchange import Exchange
 from paceline.runtime.process.process import Fenced, LeftBehind, Process
 from paceline.runtime.state.replica import Replica
 from paceline.runtime.variables.variables import Variables
+from paceline.wire.messages.base import Attempt
 from paceline.wire.messages.checks import Checked
-from paceline.wire.messages.curves import Attempt
 from paceline.wire.messages.data import Data
 from paceline.wire.messages.feeds import Feed, ScriptPlace, Slice, SourceLine, Underway
 from paceline.wire.messages.group import (

@@ -1,9 +1,13 @@
-"""What paceline puts into a process before its script runs: probe, gate, threads by its quota."""
+"""What paceline puts into a process before its script runs.
+
+The probe, the gate, threads by its quota, and parts of features.
+"""
 
 import os
 import sys
 from importlib import import_module
 
+from paceline.runtime.process.feature_parts import ProcessParts, here_of
 from paceline.runtime.process.process import Process
 
 LOOK_ON = "PACELINE_LOOK_ON"
@@ -27,6 +31,7 @@ def add(process: Process) -> None:
         from paceline.runtime.process.quota_threads import follow_quota  # with torch
 
         follow_quota(process)
+        process.features = ProcessParts(here_of(process))
     if name := os.environ.get(LOOK_ON):
         import_module(name).add(process)
 

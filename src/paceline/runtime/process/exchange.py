@@ -26,8 +26,8 @@ from paceline.runtime.process.process import Process
 from paceline.runtime.process.reaching import Unheard
 from paceline.wire.data_plane import DataClient
 from paceline.wire.messages.checks import Checked, CheckKept
-from paceline.wire.messages.curves import LogKept
 from paceline.wire.messages.data import Data
+from paceline.wire.messages.features import FeatureTold
 from paceline.wire.messages.node import NodeDown, WorkersNow
 from paceline.wire.shm import DEFAULT_ARENA_BYTES
 
@@ -144,9 +144,9 @@ class Exchange:
         match order:
             case CheckKept():
                 self._untold = None
-            case LogKept():
-                if self._process.log is not None:
-                    self._process.log.kept(order)
+            case FeatureTold():
+                if self._process.features is not None:
+                    self._process.features.told(order)
             case WorkersNow():
                 self._process.num_workers = order.count
             case _:
@@ -154,8 +154,8 @@ class Exchange:
 
     def _tell_again(self, now_s: float) -> None:
         """Leave what the master does not keep yet to be sent."""
-        log = self._process.log
-        for message in log.due(now_s) if log is not None else ():
+        features = self._process.features
+        for message in features.due(now_s) if features is not None else ():
             self.leave(partial(self._process.link.send, message))
         if self._untold is not None:
             self.leave(partial(self._process.link.send, self._untold))

@@ -30,7 +30,7 @@ from paceline.wire.spec import JobSpec, load
 from paceline.wire.step_ledger import StepLedgerWriter
 
 if TYPE_CHECKING:
-    from paceline.runtime.script.logged import LogBook
+    from paceline.runtime.process.feature_parts import ProcessParts
     from paceline.runtime.script.strategy import Bystander
 
 AGENT_WAIT_S = 10.0
@@ -156,8 +156,8 @@ class Process:
         """Called in the training thread before it begins a step."""
         self.gaps: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
         """Entered while the process waits for its next batch."""
-        self.log: LogBook | None = None
-        """What the script has logged; None: nothing so far."""
+        self.features: ProcessParts | None = None
+        """Parts of features in a worker; None: a process that has none."""
         self.is_fork = False
         """Whether this copy is that of a process that the script forked."""
         # Before the hello: from then on it may come.
@@ -306,9 +306,9 @@ class Process:
         self.link.close()
         self.at_fork()
 
-    def tell_log(self) -> None:
-        """Send what was logged and the master does not keep; after ``at_end``."""
-        for message in self.log.rest() if self.log is not None else ():
+    def tell_rest(self) -> None:
+        """Send the last messages of features; after ``at_end``."""
+        for message in self.features.rest() if self.features is not None else ():
             self.link.send(message)
 
     def _up(self, address: str) -> ProcessUp:

@@ -101,7 +101,7 @@ def run_script(process: Process) -> int:
     if process.stop_requested and not process.told_to_stop:
         return EXIT_TERMINATED  # somebody else's SIGTERM: the work is not finished
     process.at_end()
-    process.tell_log()
+    process.tell_rest()
     process.link.send(_finished(process))
     return 0
 
@@ -191,6 +191,6 @@ def report_error(process: Process, error: BaseException, code: int = 1) -> int:
         if process.remark and last_words.in_user_code:
             print(f"paceline: {process.node} {process.remark}", file=sys.stderr)
     process.at_end()
-    process.tell_log()
+    process.tell_rest()
     process.link.send(last_words)
     return code

@@ -22,6 +22,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NoReturn
 
+from paceline.base import features
 from paceline.base.numbering import Inc
 from paceline.base.optional import complaint
 from paceline.base.processes import ROOM, kill_group_quietly
@@ -173,6 +174,9 @@ def warm_up(kind: str, preload: Sequence[str]) -> None:
     # Whether there are GPUs: asked of the driver's library, since a process that has asked CUDA
     # itself cannot hand it to its forks. Libraries ask while they are imported.
     os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
+    if kind == "worker":
+        for _ in features.parts_of("process", features.say_failed):
+            pass  # loaded, which is all
     kernels_lack = complaint("a model on servers", "numba", "llvmlite")
     for name in (*PRELOAD[kind], *preload):
         if not (kernels_lack and name == SERVED):

@@ -13,7 +13,7 @@ it goes by what is prepared. The rest sees the `Strategy` port.
 
 import sys
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from time import monotonic
 from typing import Any, NamedTuple
@@ -47,7 +47,7 @@ from paceline.runtime.script.feed_requests import (
 )
 from paceline.runtime.script.given import check_given, flatten, takes_norm_alone
 from paceline.runtime.script.late_life import LateLife
-from paceline.runtime.script.logged import LogBook, checked_log
+from paceline.runtime.script.logged import checked_log
 from paceline.runtime.script.strategy import Entry, Reached, Strategy
 from paceline.runtime.script.strategy_choice import fitting, strategy_here
 from paceline.runtime.state.packed import packed, unpacked
@@ -557,7 +557,7 @@ class Job:
             loop.leave()
             self._looping = False
             self._draws.leave()
-            self._settle_log()
+            self._loop_ended()
 
     def _pass_or_next(
         self, begun: LoopBegun, asked: LoopAsked
@@ -757,9 +757,8 @@ class Job:
         process = current()
         if process is None or process.is_fork:
             return
-        if process.log is None:
-            process.log = LogBook(process.inc)
-        process.log.add(self._strategy.log_place, numbers, monotonic())
+        if process.features is not None:
+            process.features.logged(self._strategy.log_place, numbers, monotonic())
 
     def agree(self, value: Any) -> Any:
         """Decide something once for all workers: the value of the first one that calls.
@@ -919,9 +918,8 @@ class Job:
             device = next((one.device for one in self._modules[0].parameters()), CPU)
             self._strategy.check(partial(check_node, process.inc, device))
 
-    def _settle_log(self) -> None:
-        """A loop is over, or left: what was logged in it is not to wait for the next call."""
+    def _loop_ended(self) -> None:
+        """Tell features that a loop is over, or was left."""
         process = current()
-        if process is not None and process.log is not None:
-            with suppress(RuntimeError):  # a GPU that has failed: what the loop ends with says so
-                process.log.settle()
+        if process is not None and process.features is not None:
+            process.features.loop_ended()

@@ -18,10 +18,10 @@ from torch.optim.lr_scheduler import LRScheduler
 from paceline.runtime.data.growth import Growth
 from paceline.runtime.data.reader import Reader
 from paceline.runtime.data.work import Array
+from paceline.runtime.process.feature_port import LogPlace
 from paceline.runtime.state.script_state import ScriptState
 from paceline.runtime.variables.variables import Variables
 from paceline.wire.messages.checks import Checked
-from paceline.wire.messages.curves import Attempt
 from paceline.wire.messages.feeds import Feed, ScriptPlace, SourceLine, Underway
 from paceline.wire.spec import JobSpec
 
@@ -35,18 +35,6 @@ Results = Mapping[str, Array]
 
 MEET_S = 1800.0
 """Seconds that a worker waits for the others to come to the same place of the script."""
-
-
-class LogPlace(NamedTuple):
-    """Where what the script logs now belongs."""
-
-    attempt: Attempt
-    step: int
-    """Step of the batch in hand; between loops the last one. `UNPLACED`: not known here."""
-    samples: int
-    """Samples in the model with that step."""
-    between: bool = False
-    """Whether no batch is in hand: the step is in the model."""
 
 
 class Reached(NamedTuple):

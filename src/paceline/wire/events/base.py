@@ -86,16 +86,48 @@ class ReasonedEvent(Event, frozen=True, kw_only=True):
 
 
 class PlainEvent(ReasonedEvent, frozen=True, kw_only=True):
-    """A line that this version does not know: its fields are lost, its words are not."""
+    """A line of an event that the reader does not know: its fields are lost, its words are not.
+
+    So a line of a feature is read, also where the feature is not installed; and so is a line of
+    another version.
+    """
 
     kind: str
-    """The name in the file."""
+    """Name of the event in the file."""
+    feature: str = ""
+    """Feature that told it; empty: none, or one of another version."""
+    words: str = ""
+    """Sentence for people; empty: it is made of name, node and reason."""
+    usual: bool = False
+    """True: every healthy job has such events."""
 
     @property
     def name(self) -> str:
         return self.kind
 
+    @property
+    def is_news(self) -> bool:
+        return not self.usual
+
+    def sentence(self) -> str:
+        return self.words or super().sentence()
+
     def line(self) -> dict[str, object]:
         line = super().line()
         del line["kind"]
         return line
+
+
+class FeatureEvent(Event, frozen=True, kw_only=True):
+    """Base of the events that features tell.
+
+    A line has the event's words beside its fields, so that the core, which knows no feature's
+    events, reads it as a `PlainEvent`.
+    """
+
+    feature_name: ClassVar[str] = ""
+    """Name of the feature."""
+
+    def line(self) -> dict[str, object]:
+        line = super().line() | {"feature": self.feature_name, "words": self.sentence()}
+        return line | ({} if self.is_news else {"usual": True})

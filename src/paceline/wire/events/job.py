@@ -134,27 +134,13 @@ class NoMetricsEndpointEvent(Event, frozen=True):
     clause_words = "metrics_port {0.port}: {0.error}; the job goes on without it"
 
 
-class NotLoggedEvent(Event, frozen=True):
-    """The script logs under more names than a job keeps."""
+class FeatureFailedEvent(Event, frozen=True):
+    """A feature's part in the master has raised an error, and is left out from now on."""
 
-    first: str
-    """The first one that is left out."""
-    most: int
-
-    clause_words = (
-        "job.log got more than {0.most} names; {0.first} and those after it are left out. Log "
-        "fewer, or give what differs from step to step no name of its own"
-    )
-    sentence_words = "{0.clause}"
-
-
-class SinkFailedEvent(Event, frozen=True):
-    """Curves no longer go to one of the places to which they were to go."""
-
-    sink: str
+    feature: str
     error: str
 
-    clause_words = "log_to.{0.sink}: {0.error}; the job goes on without it, curves.jsonl has all"
+    clause_words = "feature {0.feature} failed ({0.error}); the job goes on without it"
     sentence_words = "{0.clause}"
 
 

@@ -28,8 +28,7 @@ KnownEvent = (
     | job.NoMetricsEndpointEvent
     | job.HistoryUnusableEvent
     | job.DiskRefusesEvent
-    | job.NotLoggedEvent
-    | job.SinkFailedEvent
+    | job.FeatureFailedEvent
     | job.DiskHealsEvent
     | job.ScaledEvent
     | job.SizeChangedEvent
@@ -111,6 +110,9 @@ class _Line(msgspec.Struct):
     node: str = ""
     inc: Inc = NO_INC
     reason: str = ""
+    feature: str = ""
+    words: str = ""
+    usual: bool = False
 
 
 _line_decoder = msgspec.json.Decoder(_Line)
@@ -135,7 +137,16 @@ def _of_another_version(line: bytes) -> AnyEvent:
         fields = msgspec.json.decode(line) | fields_of(one.event, one.reason)
         known: AnyEvent = msgspec.convert(fields, KnownEvent, strict=False)
         return known
-    return PlainEvent(t=one.t, node=one.node, inc=one.inc, kind=one.event, reason=one.reason)
+    return PlainEvent(
+        t=one.t,
+        node=one.node,
+        inc=one.inc,
+        kind=one.event,
+        reason=one.reason,
+        feature=one.feature,
+        words=one.words,
+        usual=one.usual,
+    )
 
 
 def decode_events(lines: Iterable[bytes]) -> list[AnyEvent]:

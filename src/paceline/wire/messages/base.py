@@ -4,9 +4,20 @@ import msgspec
 
 from paceline.base.numbering import NO_EPOCH, CutNo, EpochNo, Inc
 
+UNPLACED = -1
+"""A step or a number of samples that a worker does not know: that of the model, then."""
+
 
 class Message(msgspec.Struct, frozen=True, kw_only=True, tag=True, omit_defaults=True):
     """Base of all messages; the tag on the wire is the class name."""
+
+
+class Attempt(msgspec.Struct, frozen=True, array_like=True, order=True):
+    """An attempt at the steps of a job. A step that comes again does so in a newer one."""
+
+    epoch_no: int = 0
+    group: int = 0
+    """Number of the group with all-reduce and fsdp; else 0."""
 
 
 class Server(msgspec.Struct, frozen=True, array_like=True):

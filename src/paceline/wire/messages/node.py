@@ -4,8 +4,8 @@ from paceline.base.numbering import NO_EPOCH, START, CutNo, EntryNo, EpochNo, In
 from paceline.base.samples import Span
 from paceline.wire.messages.base import CutRef, Message, ServerMap, TableHeld
 from paceline.wire.messages.checks import Checked, CheckKept
-from paceline.wire.messages.curves import LoggedStep, LogKept
 from paceline.wire.messages.failslow import AtMeeting, GoOn, Measure, MeetAt, RankMeasured
+from paceline.wire.messages.features import FeatureSaid, FeatureTold
 from paceline.wire.messages.feeds import Batching, Feed, Rate, ScriptPlace, Slice, SourceLine
 from paceline.wire.messages.group import (
     NO_FEED,
@@ -306,15 +306,6 @@ class ScriptError(Message, frozen=True):
     """The peer that this machine cannot connect to, with its address and why."""
 
 
-class Logged(Message, frozen=True):
-    """worker -> master: what its script has logged; resent until `LogKept`."""
-
-    inc: Inc
-    n: int
-    steps: tuple[LoggedStep, ...] = ()
-    left_out: str = ""  # a name that was one too many
-
-
 class Leaving(Message, frozen=True):
     """member -> its agent: I must leave, and keep a cut first; that ends in time on its own.
 
@@ -368,7 +359,7 @@ NodeUp = (
     | Progress
     | Broken
     | Profiled
-    | Logged
+    | FeatureSaid
     | Checked
     | AtMeeting
     | RankMeasured
@@ -636,7 +627,7 @@ NodeDown = (
     | RunGroup
     | ProfileBatches
     | CheckKept
-    | LogKept
+    | FeatureTold
     | WorkersNow
     | MeetAt
     | Measure

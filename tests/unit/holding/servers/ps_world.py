@@ -104,7 +104,7 @@ class Process:
         self.rank, self.num_workers = int(rank), spec.workers.count
         self.step = 0
         self.stop_requested = self.told_to_stop = False
-        self.log = None
+        self.features = None
         self.at_end: Callable[[], None] = lambda: None
         self.link: Any = Link()
         path = folder / f"{node}.ledger"

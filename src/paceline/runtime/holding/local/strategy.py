@@ -21,18 +21,18 @@ from paceline.runtime.data.growth import Growth
 from paceline.runtime.data.local_feed import Dealing
 from paceline.runtime.data.reader import Reader
 from paceline.runtime.data.work import Array, Work
+from paceline.runtime.process.feature_port import LogPlace
 from paceline.runtime.script.step_frame import NO_GRADIENT, StepFrame, StepInHand
 from paceline.runtime.script.stepping import Stepping, clip_whole, params_of, trained_by
 from paceline.runtime.script.strategy import (
     Entries,
     Evaluation,
-    LogPlace,
     Reached,
     Readers,
     Results,
 )
+from paceline.wire.messages.base import Attempt
 from paceline.wire.messages.checks import Checked
-from paceline.wire.messages.curves import Attempt
 from paceline.wire.messages.feeds import Feed, ScriptPlace, SourceLine
 from paceline.wire.spec import JobSpec
 

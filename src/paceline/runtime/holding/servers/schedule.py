@@ -30,14 +30,14 @@ from paceline.runtime.data.work import Work
 from paceline.runtime.holding.servers.buffers import ModelBuffers
 from paceline.runtime.holding.servers.reckoning import Reckoning
 from paceline.runtime.holding.servers.settings import Setting, SettingsBetween, put
-from paceline.runtime.script.strategy import LogPlace
+from paceline.runtime.process.feature_port import LogPlace
 from paceline.runtime.server.admission import MAX_SCRIPT_BYTES
 from paceline.runtime.state.begun import prepared, tell_differences
 from paceline.runtime.state.outside import START, Outside
 from paceline.runtime.state.packed import pack, unpack
 from paceline.runtime.state.saved import BUFFERS, LEFT_OUT, Saved, Tree, decode_saved
 from paceline.runtime.state.script_state import ScriptState
-from paceline.wire.messages.curves import UNPLACED, Attempt
+from paceline.wire.messages.base import UNPLACED, Attempt
 from paceline.wire.messages.feeds import Feed, ScriptPlace
 
 

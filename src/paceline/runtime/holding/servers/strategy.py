@@ -20,11 +20,11 @@ from paceline.runtime.holding.servers.model import Model
 from paceline.runtime.holding.servers.port import TrainingPort
 from paceline.runtime.holding.servers.preparing import refuse, take_over
 from paceline.runtime.holding.servers.schedule import Schedule, place_of
+from paceline.runtime.process.feature_port import LogPlace
 from paceline.runtime.process.process import Process
 from paceline.runtime.script.strategy import (
     Entries,
     Evaluation,
-    LogPlace,
     Reached,
     Readers,
     Results,

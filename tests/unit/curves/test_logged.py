@@ -3,6 +3,7 @@
 from itertools import pairwise
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 import torch
@@ -10,20 +11,20 @@ from torch import nn
 
 import paceline as pl
 from paceline.base.errors import ConfigError
-from paceline.base.numbering import Inc
-from paceline.runtime.data.batch import TensorRows
-from paceline.runtime.script.logged import (
+from paceline.features.curves.process import (
     EVERY_S,
     MAX_PENDING,
     MAX_STEPS,
     MAX_UNKEPT,
     RESEND_S,
     LogBook,
-    checked_log,
 )
-from paceline.runtime.script.strategy import LogPlace
-from paceline.wire.messages.curves import Attempt, LogKept
-from paceline.wire.messages.node import Logged
+from paceline.features.curves.wire import Logged, LogKept
+from paceline.runtime.data.batch import TensorRows
+from paceline.runtime.process.feature_port import LogPlace
+from paceline.runtime.script.logged import checked_log
+from paceline.wire.codec import encode
+from paceline.wire.messages.base import Attempt
 
 NAN = float("nan")
 
@@ -93,74 +94,74 @@ def test_plain_names_are_taken(name: str) -> None:
 
 
 def test_what_is_logged_leaves_about_once_a_second() -> None:
-    book = LogBook(Inc(3))
+    book = LogBook()
     for step in (1, 2):
-        book.add(place(step), {"loss": float(step)}, 100.0)
+        book.logged(place(step), {"loss": float(step)}, 100.0)
     (message,) = book.due(100.0)
-    assert (message.inc, message.n) == (3, 1)
+    assert message.n == 1
     assert sent([message]) == {1: {"loss": (1.0, 1)}, 2: {"loss": (2.0, 1)}}
     assert message.steps[0].samples == 8
-    book.add(place(3), {"loss": 3.0}, 100.1)
+    book.logged(place(3), {"loss": 3.0}, 100.1)
     assert book.due(100.0 + EVERY_S / 2) == []
     assert sent(book.due(100.0 + EVERY_S)) == {3: {"loss": (3.0, 1)}}
 
 
 def test_several_batches_of_a_step_add_up() -> None:
-    book = LogBook(Inc(3))
+    book = LogBook()
     for value in (1.0, 2.0, 6.0):
-        book.add(place(1), {"loss": value}, 100.0)
+        book.logged(place(1), {"loss": value}, 100.0)
     assert sent(book.due(100.0)) == {1: {"loss": (9.0, 3)}}
 
 
 def test_a_step_that_comes_again_takes_the_place_of_its_former_values() -> None:
-    book = LogBook(Inc(3))
+    book = LogBook()
     for step in (4, 5, 6):
-        book.add(place(step), {"loss": 1.0}, 100.0)
-    book.add(place(5, attempt=2), {"loss": 2.0}, 100.0)
+        book.logged(place(step), {"loss": 1.0}, 100.0)
+    book.logged(place(5, attempt=2), {"loss": 2.0}, 100.0)
     assert sent(book.due(100.0)) == {4: {"loss": (1.0, 1)}, 5: {"loss": (2.0, 1)}}
 
 
 def test_a_value_between_loops_leaves_those_of_its_step() -> None:
-    book = LogBook(Inc(3))
-    book.add(place(4), {"loss": 1.0}, 100.0)
+    book = LogBook()
+    book.logged(place(4), {"loss": 1.0}, 100.0)
     book.due(100.0)
-    book.add(place(4, attempt=2, between=True), {"auc": 0.5}, 100.1)
+    book.logged(place(4, attempt=2, between=True), {"auc": 0.5}, 100.1)
     (message,) = book.due(101.0)
     assert message.steps[0].between
     assert sent([message]) == {4: {"auc": (0.5, 1)}}
 
 
 def test_messages_come_again_until_they_are_kept() -> None:
-    book = LogBook(Inc(3))
-    book.add(place(1), {"loss": 1.0}, 100.0)
+    book = LogBook()
+    book.logged(place(1), {"loss": 1.0}, 100.0)
     first = book.due(100.0)
     assert book.due(100.0 + RESEND_S) == first
     assert book.due(101.0 + RESEND_S) == []
-    book.kept(LogKept(inc=Inc(3), n=1))
+    book.told(msgspec.Raw(encode(LogKept(n=1))))
     assert book.due(100.0 + 3 * RESEND_S) == []
     assert book.rest() == []
 
 
 def test_the_end_of_the_process_sends_all_that_is_not_kept() -> None:
-    book = LogBook(Inc(3))
-    book.add(place(1), {"loss": 1.0}, 100.0)
+    book = LogBook()
+    book.logged(place(1), {"loss": 1.0}, 100.0)
     book.due(100.0)
-    book.add(place(2), {"loss": 2.0}, 100.1)
+    book.logged(place(2), {"loss": 2.0}, 100.1)
     assert sent(book.rest()) == {1: {"loss": (1.0, 1)}, 2: {"loss": (2.0, 1)}}
 
 
 def test_a_master_that_never_answers_costs_bounded_memory() -> None:
-    book = LogBook(Inc(3))
+    book = LogBook()
     for second in range(3 * MAX_UNKEPT):
-        book.add(place(second), {"loss": 1.0}, float(second))
+        book.logged(place(second), {"loss": 1.0}, float(second))
         book.due(float(second))
     assert len(book.rest()) == MAX_UNKEPT
 
 
 def test_a_quick_loop_sends_a_bounded_number_of_steps_and_all_rare_values() -> None:
-    book = LogBook(Inc(3))
+    book = LogBook()
     for step in range(1, 2001, 2):
-        book.add(place(step), {"loss": 1.0} | ({"auc": 0.5} if step == 333 else {}), 100.0)
+        book.logged(place(step), {"loss": 1.0} | ({"auc": 0.5} if step == 333 else {}), 100.0)
     found = sent(book.due(100.0))
     steps = [step for step, values in found.items() if "loss" in values]
     assert MAX_STEPS // 2 <= len(steps) <= MAX_STEPS
@@ -169,21 +170,21 @@ def test_a_quick_loop_sends_a_bounded_number_of_steps_and_all_rare_values() -> N
 
 
 def test_what_nobody_takes_is_bounded() -> None:
-    book = LogBook(Inc(3))
+    book = LogBook()
     for step in range(10 * MAX_PENDING):
-        book.add(place(step), {"loss": 1.0}, 100.0)
+        book.logged(place(step), {"loss": 1.0}, 100.0)
     assert len(book._steps) <= MAX_PENDING
     assert book._steps[max(book._steps)].values["loss"] == (1.0, 1)
 
 
 def test_a_script_of_a_thousand_names_keeps_a_hundred_and_says_so_once() -> None:
-    book = LogBook(Inc(3))
+    book = LogBook()
     for _ in range(2):
-        book.add(place(1), {f"m{k}": 1.0 for k in range(1000)}, 100.0)
+        book.logged(place(1), {f"m{k}": 1.0 for k in range(1000)}, 100.0)
     (message,) = book.due(100.0)
     assert len(message.steps[0].values) == 100
     assert message.left_out == "m100"
-    book.add(place(2), {"m0": 1.0}, 101.0)
+    book.logged(place(2), {"m0": 1.0}, 101.0)
     assert [one.left_out for one in book.due(101.0)] == [""]
 
 
@@ -201,10 +202,10 @@ class Counted(torch.Tensor):
 
 def test_tensors_of_a_device_are_read_together_and_at_most_once_a_second() -> None:
     Counted.reads = 0
-    book = LogBook(Inc(3))
+    book = LogBook()
     value = torch.tensor(1.0).as_subclass(Counted)
     for step in range(50):
-        book.add(place(step), {"loss": value, "grad": value + 1.0}, 100.0 + step * 0.01)
+        book.logged(place(step), {"loss": value, "grad": value + 1.0}, 100.0 + step * 0.01)
     assert Counted.reads == 1, "the first call has read what was there"
     assert sent(book.due(100.5)) == {0: {"loss": (1.0, 1), "grad": (2.0, 1)}}
     book.settle()
@@ -215,12 +216,12 @@ def test_tensors_of_a_device_are_read_together_and_at_most_once_a_second() -> No
 
 def test_what_is_logged_last_waits_for_no_later_call() -> None:
     value = torch.tensor(1.0)  # stands for one on a GPU
-    book = LogBook(Inc(3))
-    book.add(place(1), {"loss": 1.0}, 100.0)
-    book.add(place(1), {"loss": value}, 100.1)
+    book = LogBook()
+    book.logged(place(1), {"loss": 1.0}, 100.0)
+    book.logged(place(1), {"loss": value}, 100.1)
     assert sent(book.due(100.2)) == {}, "its sum is still there"
     assert sent(book.rest()) == {1: {"loss": (2.0, 2)}}
-    book.add(place(1, between=True), {"auc": value}, 100.3)
+    book.logged(place(1, between=True), {"auc": value}, 100.3)
     assert sent(book.due(101.3))[1]["auc"] == (1.0, 1)
 
 

@@ -6,8 +6,8 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from paceline.base.errors import ConfigError
+from paceline.features.curves.sinks.sink import Sink, SinkWriter, check_folder, check_package
 from paceline.jobs.curves import CurveLine
-from paceline.jobs.sinks.sink import Sink, SinkWriter, check_folder, check_package
 
 AWAY = {"offline", "dryrun", "disabled"}
 """Values of ``WANDB_MODE`` that need no account."""

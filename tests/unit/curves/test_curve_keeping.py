@@ -9,15 +9,15 @@ from pathlib import Path
 import pytest
 
 from paceline.base.numbering import Inc
+from paceline.features.curves import keeping as curve_keeping
+from paceline.features.curves.keeping import SETTLE_S, CurveKeeping
+from paceline.features.curves.wire import Logged, LoggedStep, LoggedTotal, LogKept, NotLoggedEvent
 from paceline.jobs import curves
-from paceline.jobs.curves import CurveFile, CurveLine, ModelPlace, last_logged, read_curves
-from paceline.master import curve_keeping
-from paceline.master.curve_keeping import SETTLE_S, CurveKeeping
+from paceline.jobs.curves import CurveFile, CurveLine, last_logged, read_curves
+from paceline.master.feature_port import ModelPlace
 from paceline.wire.client import LastLogged
 from paceline.wire.events.base import Event
-from paceline.wire.events.job import NotLoggedEvent
-from paceline.wire.messages.curves import UNPLACED, Attempt, LoggedStep, LoggedTotal
-from paceline.wire.messages.node import Logged, NodeDown
+from paceline.wire.messages.base import UNPLACED, Attempt
 
 
 class Said:
@@ -30,8 +30,8 @@ class Said:
     def tell(self, event: Event) -> None:
         self.events.append(event)
 
-    def to_process(self, inc: Inc, message: NodeDown) -> None:
-        self.answers.append((inc, getattr(message, "n", 0)))
+    def send(self, inc: Inc, message: LogKept) -> None:
+        self.answers.append((inc, message.n))
 
 
 class Job:
@@ -46,7 +46,8 @@ class Job:
         """A master begins."""
         self.keeping = CurveKeeping(
             self.path,
-            self.said,  # type: ignore[arg-type]
+            self.said.tell,
+            self.said.send,
             lambda: self.now_s,
         )
 
@@ -61,12 +62,12 @@ class Job:
         self.numbers[inc] = self.numbers.get(inc, 0) + 1
         values = {name: LoggedTotal(value, 1) for name, value in of.items()}
         logged = LoggedStep(Attempt(*attempt), step, 10 * step, values, between)
-        message = Logged(inc=Inc(inc), n=self.numbers[inc], steps=(logged,))
-        self.hears(message)
+        message = Logged(n=self.numbers[inc], steps=(logged,))
+        self.hears(inc, message)
         return message
 
-    def hears(self, message: Logged) -> None:
-        self.keeping.heard(message, self.now_s, lambda: ModelPlace(Attempt(3), 50, 500))
+    def hears(self, inc: int, message: Logged) -> None:
+        self.keeping.heard(Inc(inc), message, self.now_s, lambda: ModelPlace(Attempt(3), 50, 500))
 
     def seconds(self, count: float) -> None:
         self.now_s += count
@@ -96,7 +97,7 @@ def test_a_point_is_the_mean_of_what_the_workers_logged(job: Job) -> None:
 
 def test_what_comes_late_or_again_changes_nothing(job: Job) -> None:
     again = job.logs(1, 7, loss=1.0)
-    job.hears(again)
+    job.hears(1, again)
     job.seconds(SETTLE_S)
     job.logs(2, 7, loss=9.0)
     job.logs(1, 7, auc=0.5)  # an evaluation takes its time
@@ -194,7 +195,7 @@ def test_a_new_master_goes_on_with_the_file(job: Job) -> None:
     first = job.logs(1, 7, loss=1.0)
     job.seconds(SETTLE_S)
     job.begin()
-    job.hears(first)  # its answer was lost
+    job.hears(1, first)  # its answer was lost
     job.logs(2, 7, loss=9.0)
     job.logs(1, 8, loss=2.0)
     job.seconds(SETTLE_S)
@@ -206,7 +207,7 @@ def test_a_new_master_hears_what_the_one_before_has_not_written(job: Job) -> Non
     job.begin()
     job.logs(1, 9, loss=9.0)
     for message in lost:
-        job.hears(message)
+        job.hears(1, message)
     job.seconds(SETTLE_S)
     assert job.curve() == {7: 7.0, 8: 8.0, 9: 9.0}
 

@@ -6,9 +6,9 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 
+from paceline.features.curves.sinks.registry import SINKS
+from paceline.features.curves.sinks.sink import SinkWriter
 from paceline.jobs.curves import CurveLine, CurveOrder
-from paceline.jobs.sinks.registry import SINKS
-from paceline.jobs.sinks.sink import SinkWriter
 from paceline.wire.spec import JobSpec
 
 MAX_WAITING = 10_000

@@ -8,13 +8,20 @@ from pathlib import Path
 import msgspec
 
 from paceline.base.numbering import Inc
-from paceline.jobs.curves import CurveFile, CurveLine, ModelPlace, as_json, last_of
-from paceline.master.outbox import Outbox
-from paceline.master.sink_feeding import BeginFeed, SinkFeed
+from paceline.features.curves.feeding import BeginFeed, SinkFeed
+from paceline.features.curves.wire import (
+    MAX_NAMES,
+    Logged,
+    LoggedStep,
+    LogKept,
+    NotLoggedEvent,
+    SinkFailedEvent,
+)
+from paceline.jobs.curves import CurveFile, CurveLine, as_json, last_of
+from paceline.master.feature_port import ModelPlace
 from paceline.wire.client import LastLogged
-from paceline.wire.events.job import NotLoggedEvent, SinkFailedEvent
-from paceline.wire.messages.curves import MAX_NAMES, UNPLACED, Attempt, LoggedStep, LogKept
-from paceline.wire.messages.node import Logged
+from paceline.wire.events.base import Event
+from paceline.wire.messages.base import UNPLACED, Attempt
 
 SETTLE_S = 5.0
 """A point is written so long after its first value came: other workers log it meanwhile."""
@@ -50,7 +57,8 @@ class CurveKeeping:
 
     Args:
         path: of the file.
-        outbox: of the master.
+        tell: adds an event to the job's events.
+        send: sends a message to the process of a life.
         wall: Unix time.
         sinks: begins to write the curves elsewhere; None: nowhere.
     """
@@ -58,11 +66,13 @@ class CurveKeeping:
     def __init__(
         self,
         path: Path,
-        outbox: Outbox,
+        tell: Callable[[Event], None],
+        send: Callable[[Inc, LogKept], None],
         wall: Callable[[], float],
         sinks: BeginFeed | None = None,
     ) -> None:
-        self._path, self._outbox, self._wall = path, outbox, wall
+        self._path, self._wall = path, wall
+        self._tell_event, self._send = tell, send
         self._begin_feed = sinks
         self._feed: SinkFeed | None = None
         self._file: CurveFile | None = None
@@ -82,22 +92,25 @@ class CurveKeeping:
             self._file = CurveFile(self._path)
         return self._file
 
-    def heard(self, message: Logged, now_s: float, place: Callable[[], ModelPlace]) -> None:
+    def heard(
+        self, inc: Inc, message: Logged, now_s: float, place: Callable[[], ModelPlace]
+    ) -> None:
         """Take in what a worker has logged; again: nothing, but the answer.
 
         Args:
+            inc: life of the worker.
             message: of the worker.
             now_s: of the master's clock.
             place: where the model is now.
         """
-        heard = self._heard.setdefault(message.inc, deque(maxlen=MAX_HEARD))
+        heard = self._heard.setdefault(inc, deque(maxlen=MAX_HEARD))
         if message.n not in heard:
             heard.append(message.n)
             for step in message.steps:
                 self._add(self._placed(step, place), now_s)
             if message.left_out:
                 self._tell(message.left_out)
-        self._unanswered.append((now_s, message.inc, message.n))
+        self._unanswered.append((now_s, inc, message.n))
 
     def _add(self, logged: LoggedStep, now_s: float) -> None:
         known = {name: one for name, one in logged.values.items() if self._is_known(name)}
@@ -127,7 +140,7 @@ class CurveKeeping:
     def _tell(self, name: str) -> None:
         if not self._has_told:
             self._has_told = True
-            self._outbox.tell(NotLoggedEvent(first=name, most=MAX_NAMES))
+            self._tell_event(NotLoggedEvent(first=name, most=MAX_NAMES))
 
     def _note(self, name: str, logged: LoggedStep, held: tuple[float, int]) -> None:
         """Keep the newest value of a name for those who watch."""
@@ -148,7 +161,7 @@ class CurveKeeping:
         self._tell_failed()
         while self._unanswered and now_s - self._unanswered[0][0] >= SETTLE_S:
             _, inc, n = self._unanswered.popleft()
-            self._outbox.to_process(inc, LogKept(inc=inc, n=n))
+            self._send(inc, LogKept(n=n))
 
     def _write(self, upto: tuple[Attempt, int]) -> None:
         if self._feed is None and self._begin_feed is not None:
@@ -174,7 +187,7 @@ class CurveKeeping:
 
     def _tell_failed(self) -> None:
         for name, error in self._feed.take_failed() if self._feed is not None else ():
-            self._outbox.tell(SinkFailedEvent(sink=name, error=error))
+            self._tell_event(SinkFailedEvent(sink=name, error=error))
 
     def last(self) -> tuple[LastLogged, ...]:
         """The newest value of each name."""

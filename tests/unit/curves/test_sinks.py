@@ -1,6 +1,7 @@
 """Curves go to other places as well: TensorBoard's files, and sinks of packages."""
 
 import os
+import re
 import struct
 import subprocess
 import sys
@@ -13,17 +14,17 @@ from typing import Any
 import pytest
 
 from paceline.base.errors import ConfigError
+from paceline.base.numbering import Inc
+from paceline.features.curves import feeding as sink_feeding
+from paceline.features.curves.feeding import SinkFeed
+from paceline.features.curves.keeping import SETTLE_S, CurveKeeping
+from paceline.features.curves.sinks import registry, sink, wandb
+from paceline.features.curves.sinks.sink import Sink, SinkWriter
+from paceline.features.curves.wire import Logged, LoggedStep, LoggedTotal, SinkFailedEvent
 from paceline.jobs.curves import CurveFile, CurveLine
 from paceline.jobs.ground import check_ground
-from paceline.jobs.sinks import registry, sink, wandb
-from paceline.jobs.sinks.sink import Sink, SinkWriter
 from paceline.jobs.spec_file import resolve
-from paceline.master import sink_feeding
-from paceline.master.curve_keeping import SETTLE_S, CurveKeeping
-from paceline.master.sink_feeding import SinkFeed
-from paceline.wire.events.job import SinkFailedEvent
-from paceline.wire.messages.curves import Attempt, LoggedStep, LoggedTotal
-from paceline.wire.messages.node import Logged
+from paceline.wire.messages.base import Attempt
 from paceline.wire.spec import JobSpec
 
 
@@ -96,7 +97,7 @@ class Said:
     def tell(self, event: object) -> None:
         self.events.append(event)
 
-    def to_process(self, *_: object) -> None:
+    def send(self, *_: object) -> None:
         """Nobody is there."""
 
 
@@ -111,7 +112,8 @@ class Job:
     def begin(self) -> None:
         self.keeping = CurveKeeping(
             self.path,
-            self.said,  # type: ignore[arg-type]
+            self.said.tell,
+            self.said.send,
             lambda: 100.0 + self.n,
             partial(SinkFeed, SPEC, "j"),
         )
@@ -120,8 +122,8 @@ class Job:
         for step in steps:
             self.n += 1
             logged = LoggedStep(Attempt(1, group), step, 8 * step, {"loss": LoggedTotal(0.5, 1)})
-            message = Logged(inc=1, n=self.n, steps=(logged,))  # type: ignore[arg-type]
-            self.keeping.heard(message, 0.0, lambda: pytest.fail("it knows where it is"))
+            message = Logged(n=self.n, steps=(logged,))
+            self.keeping.heard(Inc(1), message, 0.0, lambda: pytest.fail("it knows where it is"))
         self.keeping.tick(SETTLE_S)
 
 
@@ -217,22 +219,26 @@ def test_a_flag_and_a_key_name_a_sink_and_paths_are_absolute(
     ("flags", "message"),
     [
         (
-            {"log_to.tensorbord": "runs"},
-            "--set log_to.tensorbord: got the sink 'tensorbord', expected one of mine, "
-            "tensorboard, wandb; did you mean tensorboard?",
-        ),
-        (
             {"log_to.tensorboard": "runs", "strategy": "script"},
             "--tensorboard: got it with strategy script, whose scripts log on their own",
         ),
     ],
 )
-def test_a_sink_that_there_is_not_is_refused(
+def test_a_sink_to_which_nothing_would_come_is_refused(
     script: Path, flags: dict[str, str], message: str
 ) -> None:
     with pytest.raises(ConfigError) as caught:
         resolve(script, flags)
     assert message in str(caught.value)
+
+
+def test_a_sink_that_no_package_declares_is_refused_with_the_nearest_name(script: Path) -> None:
+    expected = (
+        "--set log_to.tensorbord: got the sink 'tensorbord', expected one of mine, tensorboard, "
+        "wandb; did you mean tensorboard?"
+    )
+    with pytest.raises(ConfigError, match=re.escape(expected)):
+        check_ground(resolve(script, {"log_to.tensorbord": "runs"}))
 
 
 def test_what_a_sink_lacks_is_said_before_the_job_starts(script: Path) -> None:
@@ -324,7 +330,7 @@ def test_weights_and_biases_without_a_key_is_refused_with_the_remedy(
 RUN = """
 import sys
 from paceline.jobs.curves import CurveLine
-from paceline.jobs.sinks.wandb import WeightsAndBiases
+from paceline.features.curves.sinks.wandb import WeightsAndBiases
 
 def line(step, loss):
     return CurveLine(t=1.0, group=1, step=step, samples=8 * step, values={"loss": loss})

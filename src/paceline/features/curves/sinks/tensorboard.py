@@ -3,8 +3,8 @@
 from pathlib import Path
 from typing import Any
 
+from paceline.features.curves.sinks.sink import Sink, SinkWriter, check_folder, check_package
 from paceline.jobs.curves import CurveLine
-from paceline.jobs.sinks.sink import Sink, SinkWriter, check_folder, check_package
 
 
 class TensorBoard(Sink, frozen=True, kw_only=True):

@@ -1,0 +1,34 @@
+"""Sinks by name: paceline's own, and those that installed packages declare."""
+
+import difflib
+from collections.abc import Iterator, Mapping
+
+from paceline.base.errors import ConfigError
+from paceline.features.curves.sinks.sink import GROUP, Sink
+from paceline.features.curves.sinks.tensorboard import TensorBoard
+from paceline.features.curves.sinks.wandb import WeightsAndBiases
+from paceline.policy.plugins import Plugins
+from paceline.wire.spec import JobSpec
+
+BUILT_IN: Mapping[str, type[Sink]] = {"tensorboard": TensorBoard, "wandb": WeightsAndBiases}
+SINKS: Plugins[Sink] = Plugins("sink", GROUP, Sink, BUILT_IN)
+
+
+def sink_complaints(spec: JobSpec) -> Iterator[str]:
+    """Say what the sinks of a job lack."""
+    for name, to in spec.log_to.items():
+        key = f"log_to.{name}"
+        place = spec.sources.get(key, key)
+        where = place if place.startswith("--") or place == key else f"{place}: {key}"
+        try:
+            if name not in SINKS.names():
+                raise ConfigError(_unknown(name))
+            SINKS.make(name, {"to": to}).check()
+        except ConfigError as error:
+            yield f"{where}: {error}"
+
+
+def _unknown(name: str) -> str:
+    near = difflib.get_close_matches(name, SINKS.names(), 1)
+    remedy = f"did you mean {near[0]}?" if near else "install the package that declares it"
+    return f"got the sink {name!r}, expected one of {', '.join(SINKS.names())}; {remedy}"

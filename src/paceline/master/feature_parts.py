@@ -1,0 +1,196 @@
+"""Features' parts in one master: fed with facts, and left out when they fail."""
+
+import contextlib
+import logging
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any
+
+import msgspec
+
+from paceline.base import features
+from paceline.base.errors import ConfigError
+from paceline.base.numbering import Inc
+from paceline.master.feature_port import Core, FeatureKept, MasterPart, ModelPlace
+from paceline.master.parts import MasterParts, Times
+from paceline.wire.client import FeatureCall, FeatureReply, Order, Shown
+from paceline.wire.codec import encode
+from paceline.wire.events.job import FeatureFailedEvent
+from paceline.wire.messages.features import FeatureSaid, FeatureTold
+
+NONSENSE = (ArithmeticError, LookupError, TypeError, ValueError)
+"""Errors of a well-formed message with impossible values; InternalError stays the alarm.
+
+`msgspec.MsgspecError`, of a message that is not well-formed, is a ValueError.
+"""
+
+_log = logging.getLogger(__name__)
+
+
+class FeatureParts:
+    """The parts of all installed features that have one, by name.
+
+    Args:
+        parts: of the master.
+        times: of the master.
+        place: tells where the model is.
+        order: carries out an order; raises ConfigError where it cannot.
+    """
+
+    def __init__(
+        self,
+        parts: MasterParts,
+        times: Times,
+        place: Callable[[], ModelPlace],
+        order: Callable[[Order], None],
+    ) -> None:
+        self._outbox = parts.outbox
+        self._parts: dict[str, MasterPart] = {}
+        #: Records of features that are not here: the next master may have them.
+        self._strange: list[FeatureKept] = []
+        for name, make in features.parts_of("master", self._failed):
+            core = Core(
+                job=parts.job,
+                spec=parts.spec,
+                roster=parts.members.roster,
+                monitor=parts.monitor,
+                wall=times.wall,
+                steady=times.steady,
+                place=place,
+                tell=self._outbox.tell,
+                keep=partial(self._keep, name),
+                send=partial(self._send, name),
+                order=order,
+            )
+            self._begin_part(name, make, core)
+
+    def _begin_part(self, name: str, make: Callable[[Core], MasterPart | None], core: Core) -> None:
+        try:
+            part = make(core)
+        except Exception as error:  # noqa: BLE001 - a feature may be of any package
+            self._failed(name, error)
+            return
+        if part is not None:
+            self._parts[name] = part
+
+    def _failed(self, name: str, error: Exception) -> None:
+        """Leave a feature out from now on."""
+        _log.error("feature_failed feature=%s", name, exc_info=error)
+        part = self._parts.pop(name, None)
+        if part is not None:
+            with contextlib.suppress(Exception):  # the same fault may be in the way
+                self._strange += self._kept_by(name, part)
+        self._outbox.tell(
+            FeatureFailedEvent(feature=name, error=f"{type(error).__name__}: {error}")
+        )
+
+    def _each(self, act: Callable[[MasterPart], Any]) -> Iterator[tuple[str, Any]]:
+        """Do something with each part; yield what comes of it, but for parts that fail."""
+        for name, part in [*self._parts.items()]:
+            try:
+                found = act(part)
+            except Exception as error:  # noqa: BLE001 - a feature may be of any package
+                self._failed(name, error)
+            else:
+                yield name, found
+
+    def _do(self, act: Callable[[MasterPart], Any]) -> None:
+        for _ in self._each(act):
+            pass
+
+    def _keep(self, name: str, record: Any) -> None:
+        self._outbox.record(FeatureKept(feature=name, body=_raw(record)))
+
+    def _send(self, name: str, inc: Inc, body: Any) -> None:
+        self._outbox.to_process(inc, FeatureTold(inc=inc, feature=name, body=_raw(body)))
+
+    # ------------------------------------------------------------------ facts
+
+    def begin(self) -> None:
+        """The journal has been read."""
+        self._do(lambda part: part.begin())
+
+    def apply(self, record: FeatureKept) -> None:
+        """Take in a record of the journal; one of a feature that is not here stays in it."""
+        part = self._parts.get(record.feature)
+        if part is None:
+            self._strange.append(record)
+            return
+        try:
+            part.apply(record.body)
+        except Exception as error:  # noqa: BLE001 - a feature may be of any package
+            self._failed(record.feature, error)
+            self._strange.append(record)
+
+    def heard(self, node: str, said: FeatureSaid) -> None:
+        """Take a message to the part that it is for; without that part it is dropped."""
+        part = self._parts.get(said.feature)
+        if part is None:
+            return
+        try:
+            part.heard(node, said.inc, said.body)
+        except NONSENSE:
+            _log.exception("message_dropped feature=%s node=%s", said.feature, node)
+        except Exception as error:  # noqa: BLE001 - a feature may be of any package
+            self._failed(said.feature, error)
+
+    def happened(self) -> None:
+        """Tell the parts of events that they have not heard of."""
+        told, self._outbox.told = self._outbox.told, []
+        for event in told:
+            self._do(lambda part, event=event: part.happened(event))  # type: ignore[misc]
+
+    def tick(self, now_s: float) -> None:
+        """Let the parts do what is due."""
+        self._do(lambda part: part.tick(now_s))
+
+    def answer(self, call: FeatureCall) -> FeatureReply:
+        """Answer a call of a feature's verb.
+
+        Raises:
+            ConfigError: there is no such part here, or it refuses.
+        """
+        part = self._parts.get(call.feature)
+        if part is None:
+            raise ConfigError(
+                f"feature {call.feature} has no part in this job's master; `paceline features` "
+                "lists those that are installed"
+            )
+        try:
+            return FeatureReply(body=_raw(part.answer(call.body)))
+        except ConfigError:
+            raise
+        except Exception as error:
+            raise ConfigError(f"feature {call.feature}: {type(error).__name__}: {error}") from error
+
+    def close(self) -> None:
+        """The job has ended."""
+        self.happened()
+        self._do(lambda part: part.close())
+
+    # ------------------------------------------------------------------ what is known
+
+    def records(self) -> list[FeatureKept]:
+        """All that features keep: what a journal that begins again needs of them."""
+        found = [*self._strange]
+        for name, part in [*self._parts.items()]:
+            try:
+                found += self._kept_by(name, part)
+            except Exception as error:  # noqa: BLE001 - a feature may be of any package
+                self._failed(name, error)
+        return found
+
+    def _kept_by(self, name: str, part: MasterPart) -> list[FeatureKept]:
+        return [FeatureKept(feature=name, body=_raw(record)) for record in part.kept()]
+
+    def shown(self) -> Shown:
+        """What status, metrics and the live view show of all features."""
+        found = [one for _, one in self._each(lambda part: part.shown())]
+        return Shown(
+            logged=tuple(value for one in found for value in one.logged),
+            notes=tuple(note for one in found for note in one.notes),
+        )
+
+
+def _raw(body: Any) -> msgspec.Raw:
+    return msgspec.Raw(encode(body))

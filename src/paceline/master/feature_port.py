@@ -1,0 +1,107 @@
+"""The port of features in the master: what a feature's part is told, and what it may do.
+
+A feature declares its part as the ``master`` of its `paceline.base.features.Feature`: a callable
+that takes the `Core` and returns a `MasterPart`, or None where the feature has nothing to do in
+this job. All methods of a part are called by the master's task, one after the other, and never
+wait. An error that a part raises ends the part, and not the job.
+"""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import msgspec
+
+from paceline.base.jobdir import JobDir
+from paceline.base.numbering import Inc
+from paceline.master.monitor import Monitor
+from paceline.protocol.nodes.roster import Roster
+from paceline.protocol.records import Record
+from paceline.wire.client import Order, Shown
+from paceline.wire.events.base import Event
+from paceline.wire.messages.base import Attempt
+from paceline.wire.spec import JobSpec
+
+
+class FeatureKept(Record, frozen=True):
+    """Journal record: what a feature's part must know after the master's death."""
+
+    feature: str
+    body: msgspec.Raw
+    """Record of the feature as msgpack; the core does not decode it."""
+
+
+class ModelPlace(NamedTuple):
+    """Where the model is, as the master knows."""
+
+    attempt: Attempt
+    step: int
+    samples: int
+    """Number of samples in the model."""
+
+
+class Core(NamedTuple):
+    """Facts that a part may read, and acts that it may order; used in the master's task only."""
+
+    job: JobDir
+    spec: JobSpec
+    roster: Roster
+    """Nodes and their lives."""
+    monitor: Monitor
+    """Measurements of nodes."""
+    wall: Callable[[], float]
+    """Unix time by the job's clock, s."""
+    steady: Callable[[], float]
+    """Clock for times within the job, s."""
+    place: Callable[[], ModelPlace]
+    """Tells where the model is now."""
+    tell: Callable[[Event], None]
+    """Adds an event to the job's events. An event of a feature is a `FeatureEvent`."""
+    keep: Callable[[Any], None]
+    """Journals a record, a msgspec struct, before anything else of this batch of facts leaves."""
+    send: Callable[[Inc, Any], None]
+    """Sends a message, a msgspec struct, to the feature's part in the process of a life."""
+    order: Callable[[Order], None]
+    """Carries out an order as if a person had given it; raises ConfigError where it cannot."""
+
+
+class MasterPart:
+    """A feature's part in the master; each method may be left out.
+
+    Bodies are msgpack: the part decodes them by a union of its own. A body that cannot be decoded
+    is dropped (`MsgspecError`), as is one with impossible values (`ValueError`, `LookupError`,
+    `TypeError`, `ArithmeticError`).
+    """
+
+    def begin(self) -> None:
+        """Begin to work: the journal has been read."""
+
+    def heard(self, node: str, inc: Inc, body: msgspec.Raw) -> None:
+        """Take in a message of the feature's part in the process of a life that is alive."""
+
+    def happened(self, event: Event) -> None:
+        """Take in an event of the job, after it was told; also one of this part's own."""
+
+    def apply(self, record: msgspec.Raw) -> None:
+        """Take in a record that a master before this one has kept; before `begin`, in order."""
+
+    def kept(self) -> list[Any]:
+        """Return records, as msgspec structs, that take the place of all that were kept before."""
+        return []
+
+    def tick(self, now_s: float) -> None:
+        """Do what is due; called about once a second with the time of `Core.steady`."""
+
+    def answer(self, call: msgspec.Raw) -> Any:
+        """Return the answer, a msgspec struct, to a call of the feature's verb.
+
+        Raises:
+            ConfigError: the call asks for something that cannot be.
+        """
+        raise NotImplementedError
+
+    def shown(self) -> Shown:
+        """Return what status, metrics and the live view show of the feature."""
+        return Shown()
+
+    def close(self) -> None:
+        """End: the job has ended. What is told here is still written."""

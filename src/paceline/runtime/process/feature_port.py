@@ -1,0 +1,65 @@
+"""The port of features in a worker: what a feature's part hears, and what it may send.
+
+A feature declares its part as the ``process`` of its `paceline.base.features.Feature`: a callable
+that takes `Here` and returns a `ProcessPart`. An error that a part raises ends the part, and not
+the training.
+"""
+
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+
+import msgspec
+
+from paceline.base.jobdir import JobDir
+from paceline.base.numbering import Inc
+from paceline.wire.messages.base import Attempt
+from paceline.wire.spec import JobSpec
+
+if TYPE_CHECKING:  # torch: a server's process imports this, too
+    from torch import Tensor
+
+Number: TypeAlias = "float | Tensor"
+"""Value that a script logs: a number, or a tensor without dimensions on its device."""
+
+
+class Here(NamedTuple):
+    """The worker that a part belongs to."""
+
+    job: JobDir
+    spec: JobSpec
+    node: str
+    inc: Inc
+    rank: int
+
+
+class LogPlace(NamedTuple):
+    """Place in the training to which values that the script logs now belong."""
+
+    attempt: Attempt
+    step: int
+    """Step of the batch in hand; between loops the last one. `UNPLACED`: not known here."""
+    samples: int
+    """Number of samples in the model with that step."""
+    between: bool = False
+    """True: no batch is in hand, and the step is in the model."""
+
+
+class ProcessPart:
+    """A feature's part in a worker; each method may be left out."""
+
+    def logged(self, place: LogPlace, values: Mapping[str, Number], now_s: float) -> None:
+        """Take in values of ``job.log``; in the training thread, which waits."""
+
+    def loop_ended(self) -> None:
+        """Act on the end of a loop, or on the script's leaving it; in the training thread."""
+
+    def told(self, body: msgspec.Raw) -> None:
+        """Take in a message, as msgpack, of the feature's part in the master; in another thread."""
+
+    def due(self, now_s: float) -> Iterable[Any]:
+        """Return messages, msgspec structs, for the part in the master; in the same thread."""
+        return ()
+
+    def rest(self) -> Iterable[Any]:
+        """Return the last messages, since the process ends; in the training thread."""
+        return ()

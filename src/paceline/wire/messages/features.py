@@ -1,0 +1,28 @@
+"""Messages of features, in an envelope of the core.
+
+The core carries the body and does not decode it, so that its own unions stay closed. A feature's
+part in the master decodes what its part in a process says, by a union of its own.
+"""
+
+import msgspec
+
+from paceline.base.numbering import Inc
+from paceline.wire.messages.base import Message
+
+
+class FeatureSaid(Message, frozen=True):
+    """process -> master: a message of the feature's part in a process."""
+
+    inc: Inc
+    feature: str
+    body: msgspec.Raw
+    """Message of the feature as msgpack."""
+
+
+class FeatureTold(Message, frozen=True):
+    """master -> process: a message of the feature's part in the master."""
+
+    inc: Inc
+    feature: str
+    body: msgspec.Raw
+    """Message of the feature as msgpack."""

@@ -1,0 +1,160 @@
+"""Features' parts in a master: they are fed, kept apart, and left out when they fail."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from paceline.base import features
+from paceline.base.errors import ConfigError
+from paceline.base.jobdir import JobDir
+from paceline.base.numbering import Inc
+from paceline.master.feature_parts import FeatureParts
+from paceline.master.feature_port import Core, FeatureKept, MasterPart, ModelPlace
+from paceline.master.parts import make_parts
+from paceline.wire.client import FeatureCall, Kill, LastLogged, Order, Shown
+from paceline.wire.codec import encode
+from paceline.wire.events.base import Event
+from paceline.wire.events.job import FeatureFailedEvent, MasterStartedEvent
+from paceline.wire.messages.base import Attempt
+from paceline.wire.messages.features import FeatureSaid
+from paceline.wire.spec import JobSpec
+from tests.unit.master.test_training import NoBackend
+
+
+class Note(msgspec.Struct):
+    text: str
+
+
+class Noting(MasterPart):
+    """Keeps what it hears, but for what it cannot take."""
+
+    def __init__(self, core: Core) -> None:
+        self.core = core
+        self.notes: list[Note] = []
+        self.events: list[Event] = []
+
+    def heard(self, node: str, inc: Inc, body: msgspec.Raw) -> None:
+        note = msgspec.msgpack.decode(body, type=Note)
+        if note.text == "breaks":
+            raise RuntimeError("broken")
+        self.notes.append(note)
+        self.core.keep(note)
+
+    def happened(self, event: Event) -> None:
+        self.events.append(event)
+
+    def apply(self, record: msgspec.Raw) -> None:
+        self.notes.append(msgspec.msgpack.decode(record, type=Note))
+
+    def kept(self) -> list[Any]:
+        return self.notes
+
+    def answer(self, call: msgspec.Raw) -> Any:
+        wanted = msgspec.msgpack.decode(call, type=Note)
+        if wanted not in self.notes:
+            raise ConfigError(f"nobody has said {wanted.text}")
+        self.core.order(Kill(node="worker-0"))
+        return len(self.notes)
+
+    def shown(self) -> Shown:
+        return Shown(logged=(LastLogged("notes", len(self.notes), 0),), notes=("quiet",))
+
+
+def raw(body: Any) -> msgspec.Raw:
+    return msgspec.Raw(encode(body))
+
+
+class Master:
+    """As much of a master as features see."""
+
+    def __init__(self, path: Path) -> None:
+        backend: Any = NoBackend()
+        parts, times = make_parts(
+            JobDir(path), JobSpec(script="train.py"), backend, lambda: 0.0, None
+        )
+        self.outbox, self.ordered = parts.outbox, list[Order]()
+        place = ModelPlace(Attempt(), 0, 0)
+        self.features = FeatureParts(parts, times, lambda: place, self.ordered.append)
+
+    def said(self, text: str, feature: str = "noting") -> None:
+        said = FeatureSaid(inc=Inc(1), feature=feature, body=raw(Note(text)))
+        self.features.heard("worker-0", said)
+
+    def failed(self) -> list[Event]:
+        return [event for event in self.outbox.told if isinstance(event, FeatureFailedEvent)]
+
+
+@pytest.fixture
+def master(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Master:
+    def parts_of(kind: str, _failed: object) -> list[tuple[str, Callable[[Core], Any]]]:
+        return [("noting", Noting), ("other", Noting), ("off", lambda core: None)]
+
+    monkeypatch.setattr(features, "parts_of", parts_of)
+    return Master(tmp_path)
+
+
+def test_a_part_gets_what_is_said_to_it_and_its_records_again(master: Master) -> None:
+    master.said("one")
+    master.outbox.flush()
+    assert [*master.outbox.journal.replay()] == [
+        FeatureKept(feature="noting", body=raw(Note("one")))
+    ]
+    assert master.features.records() == [*master.outbox.journal.replay()]
+    master.features.apply(FeatureKept(feature="other", body=raw(Note("before"))))
+    assert [one.feature for one in master.features.records()] == ["noting", "other"]
+    logged = master.features.shown().logged
+    assert [one.value for one in logged] == [1, 1]
+
+
+def test_a_part_that_fails_is_left_out_with_its_records_and_no_other_is(master: Master) -> None:
+    master.said("one")
+    master.said("breaks")
+    master.said("late")
+    (failed,) = master.failed()
+    assert (
+        failed.clause == "feature noting failed (RuntimeError: broken); the job goes on without it"
+    )
+    master.said("one", "other")
+    kept = [(one.feature, msgspec.msgpack.decode(one.body)) for one in master.features.records()]
+    assert kept == [("noting", {"text": "one"}), ("other", {"text": "one"})]
+    assert master.features.shown().notes == ("quiet",)
+
+
+def test_a_message_that_makes_no_sense_is_dropped(master: Master) -> None:
+    said = FeatureSaid(inc=Inc(1), feature="noting", body=raw({"no": "note"}))
+    master.features.heard("worker-0", said)
+    assert not master.failed()
+    master.said("one", "absent")
+    assert not master.failed()
+
+
+def test_a_record_of_a_feature_that_is_not_here_stays_in_the_journal(master: Master) -> None:
+    record = FeatureKept(feature="absent", body=raw(Note("theirs")))
+    master.features.apply(record)
+    assert master.features.records() == [record]
+
+
+def test_every_part_hears_each_event_once(master: Master) -> None:
+    event = MasterStartedEvent(restarted=False)
+    master.outbox.tell(event)
+    master.features.happened()
+    master.features.happened()
+    for part in master.features._parts.values():
+        assert isinstance(part, Noting)
+        assert [one.name for one in part.events] == ["master_started"]
+
+
+def test_a_call_is_answered_and_may_order_what_people_may(master: Master) -> None:
+    master.said("one")
+    reply = master.features.answer(FeatureCall(feature="noting", body=raw(Note("one"))))
+    assert msgspec.msgpack.decode(reply.body) == 1
+    assert master.ordered == [Kill(node="worker-0")]
+    with pytest.raises(ConfigError, match="nobody has said two"):
+        master.features.answer(FeatureCall(feature="noting", body=raw(Note("two"))))
+    with pytest.raises(ConfigError, match="ValidationError"):
+        master.features.answer(FeatureCall(feature="noting", body=raw(3)))
+    with pytest.raises(ConfigError, match="feature absent has no part in this job's master"):
+        master.features.answer(FeatureCall(feature="absent", body=raw(3)))
