@@ -9,7 +9,7 @@ PURE := tests/model tests/unit tests/conformance tests/parity
 
 PARTS := pages form rules types imports
 
-.PHONY: setup demo test check $(PARTS) extras soak chaos bench clean
+.PHONY: setup demo test quick check $(PARTS) extras soak chaos bench clean
 
 setup: $(STAMP)
 
@@ -46,6 +46,10 @@ test: check
 	$(call timed,tests of parts,$(PYTEST) -n auto $(PURE))
 	$(call timed,tests of jobs,$(PYTEST) -n 2 tests/integration tests/chaos)
 	$(call timed,tests on Ray,$(PYTEST) tests/ray)
+
+# What is quick to check of FILE, or of several: its style, imports, and the tests of its room.
+quick: setup
+	$(BIN)/python tests/quick.py $(FILE)
 
 # The tests of the extras; from then on `make test` runs them as well.
 extras: setup
