@@ -128,8 +128,12 @@ LARGE = (
     "bsp, short steps, the worker dies",
     "bsp, a server dies, with a cut",
     "bsp, short steps, the master dies",
+    "asp, the master dies",
+    "asp, server and master die, nothing is reduced",
+    "asp, one worker is taken for dead",
+    "bsp, no failure",
 )
-"""They take a quarter of a minute of one free core, or more, or are much like others."""
+"""They take five seconds of one free core, or more, or are much like others."""
 
 
 @pytest.mark.timeout(300)

@@ -40,7 +40,13 @@ CLEAN = {
 }
 
 
-LARGE = ("two of other machines come, the first dies", "a member differs, another comes")
+LARGE = (
+    "two of other machines come, the first dies",
+    "a member differs, another comes",
+    "three members, one slice, one failure",
+    "two failures, one slice",
+    "two members come to one",
+)
 """Of the long suite."""
 
 

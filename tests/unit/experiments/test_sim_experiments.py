@@ -66,6 +66,7 @@ SCALED = ScaleFactors(time=0.1, steps=0.1)
 # ------------------------------------------------------------------------- the paper's jobs
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize("intensity", INTENSITIES)
 @pytest.mark.parametrize("kind", [worker_stragglers, server_straggler])
 def test_bsp_is_within_15_percent_of_table_3(kind: object, intensity: float) -> None:
@@ -90,6 +91,7 @@ def test_windows_and_periods_of_the_paper_follow_the_scale() -> None:
     assert lengths_of(ND_OWN, scenario).long_iterations == Lengths().long_iterations
 
 
+@pytest.mark.soak
 def test_the_homepage_job_takes_27_8_hours_under_bsp() -> None:
     # A hundredth of its length; a day's transient stragglers average out.
     jcts_s = [
@@ -227,6 +229,7 @@ def test_solutions_find_and_cure_a_simulated_straggler() -> None:
     assert cured.jct_s < 0.55 * plain.jct_s
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize("method", [ND_OWN, AUTO])
 def test_a_slow_server_is_replaced_where_the_others_take_no_time(method: Method) -> None:
     scenario = server_straggler(0.8, "bsp", SCALED)
@@ -385,6 +388,7 @@ def test_a_solution_from_outside_is_asked_as_often_as_a_scaled_job_needs() -> No
     assert [each.parameters["every_s"] for each in methods] == pytest.approx([0.4, 0.4])
 
 
+@pytest.mark.soak
 def test_runs_are_the_same_in_several_processes() -> None:
     experiments = tuple(
         Experiment(draw=partial(always, scenario=kind(0.8, "bsp", SCALED)), methods=(BSP, AUTO))
@@ -411,10 +415,12 @@ def results() -> Results:
     )
 
 
+@pytest.mark.soak
 def test_results_come_back_from_json(results: Results) -> None:
     assert decode(encode(results)) == results
 
 
+@pytest.mark.soak
 def test_the_table_has_each_row_beside_the_papers_and_the_clairvoyant_schedule(
     results: Results,
 ) -> None:
@@ -432,6 +438,7 @@ def test_the_table_has_each_row_beside_the_papers_and_the_clairvoyant_schedule(
     assert cells[6] == f"{ratio:.3f}"
 
 
+@pytest.mark.soak
 def test_margins_are_those_of_the_runs_beside_the_published_ones(results: Results) -> None:
     text = markdown(results)
     other, ours = (
@@ -444,11 +451,13 @@ def test_margins_are_those_of_the_runs_beside_the_published_ones(results: Result
     assert row.group(1).rstrip().endswith("2.04")
 
 
+@pytest.mark.soak
 def test_auto_is_paired_with_the_others_by_seed(results: Results) -> None:
     text = markdown(results)
     assert re.search(r"\| worker 0.8, bsp: BSP \| 5 \| 0\.\d+ \| 0\.\d+ to 0\.\d+ \|  \|", text)
 
 
+@pytest.mark.soak
 def test_figures_are_drawn_for_what_there_is(results: Results, tmp_path: Path) -> None:
     names = {path.stem for path in draw(results, tmp_path / "plots")}
     assert names == {
@@ -604,12 +613,14 @@ def jcts_s(scenario: Scenario) -> dict[str, float]:
     return {each.label: simulate(scenario, each, 0).outcome.jct_s for each in methods}
 
 
+@pytest.mark.soak
 def test_dd_beats_ddp_and_lb_bsp_as_published() -> None:
     found_s = jcts_s(dedicated("ResNet-101", RESNET_REDUCE))
     for label, jct_s in found_s.items():
         assert jct_s == pytest.approx(paper.JCT_S["ResNet-101", label], rel=0.05)
 
 
+@pytest.mark.soak
 def test_dd_is_as_good_as_anything_for_mobilenet() -> None:
     # The paper's margins are out of reach where a V100 is three times as fast (docs/simulator.md).
     scenario = dedicated("MobileNet", MOBILENET_REDUCE)
