@@ -33,9 +33,8 @@ def plain(out: Path, *flags: str) -> list[float]:
     return values
 
 
-@pytest.mark.parametrize(
-    ("accumulate", "steps"), [(4, 32), pytest.param(1, 126, marks=pytest.mark.soak)]
-)
+@pytest.mark.soak
+@pytest.mark.parametrize(("accumulate", "steps"), [(4, 32), (1, 126)])
 def test_with_two_deaths_it_is_the_model_of_one_process(
     accumulate: int, steps: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

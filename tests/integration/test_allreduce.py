@@ -129,6 +129,7 @@ def test_a_killed_member_is_no_loss_where_tensors_are_on_gpus(tmp_path: Path) ->
         assert last.startswith("worker-0, worker-1 train from step ")
 
 
+@pytest.mark.soak
 def test_an_edited_script_ends_the_worker_that_runs_it_and_not_the_job(tmp_path: Path) -> None:
     with group(tmp_path / "out", "--epochs", "2") as job:
         job.until_committed(N // 8)
@@ -173,6 +174,7 @@ class Uneven(Solution, frozen=True):
 """
 
 
+@pytest.mark.soak  # CI has the same in test_equality
 def test_what_an_uneven_and_broken_job_computes_is_what_one_worker_computes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -276,6 +278,7 @@ def test_a_slow_member_is_restarted_in_order_and_its_peers_go_on(
         assert not job.deaths(), "in order"
 
 
+@pytest.mark.soak  # CI has it in test_in_short
 def test_when_all_members_die_at_once_the_job_goes_on_from_a_cut(tmp_path: Path) -> None:
     checkpoint = CheckpointSpec(every_s=0.3, share=1.0)
     with group(tmp_path / "out", "--epochs", "2", checkpoint=checkpoint) as job:
@@ -287,6 +290,7 @@ def test_when_all_members_die_at_once_the_job_goes_on_from_a_cut(tmp_path: Path)
         assert second.cut_no > 0
 
 
+@pytest.mark.soak  # CI has it in test_in_short
 def test_a_stopped_job_goes_on_where_it_was(tmp_path: Path) -> None:
     with group(tmp_path / "out", "--epochs", "2", "--slow-until-told") as job:
         job.until_committed(3 * BATCH)
@@ -301,6 +305,7 @@ def test_a_stopped_job_goes_on_where_it_was(tmp_path: Path) -> None:
         assert again - 2 * N <= 4 * BATCH, f"{again - 2 * N} of {done} samples were computed again"
 
 
+@pytest.mark.soak
 def test_what_is_in_the_memory_of_two_nodes_is_not_read_from_disk(tmp_path: Path) -> None:
     flags = ("--epochs", "2", "--keep-at", "10", "--slow-until-told")
     with group(tmp_path / "out", *flags, checkpoint=CheckpointSpec(every_s=3600)) as job:
@@ -315,10 +320,8 @@ def test_what_is_in_the_memory_of_two_nodes_is_not_read_from_disk(tmp_path: Path
         assert (second.epoch_no, second.cut) == (2, f"cut {int(newest.name)}")
 
 
-@pytest.mark.parametrize(
-    "sync_s",
-    [0.7, pytest.param(6.0, marks=pytest.mark.soak, id="longer than others have to end")],
-)
+@pytest.mark.soak
+@pytest.mark.parametrize("sync_s", [0.7, pytest.param(6.0, id="longer than others have to end")])
 def test_a_job_that_is_stopped_while_a_cut_is_written_makes_another(
     tmp_path: Path, sync_s: float
 ) -> None:
@@ -340,6 +343,7 @@ def test_a_life_that_begins_after_the_end_holds_the_final_model(tmp_path: Path) 
         assert [death["node"] for death in job.deaths()] == ["worker-1"]
 
 
+@pytest.mark.soak
 def test_a_last_cut_that_cannot_be_read_costs_what_came_after_the_one_before(
     tmp_path: Path,
 ) -> None:
@@ -358,6 +362,7 @@ def test_a_last_cut_that_cannot_be_read_costs_what_came_after_the_one_before(
         assert len(job.events("feed_complete")) == 2
 
 
+@pytest.mark.soak
 def test_a_life_that_begins_after_an_evaluation_gets_its_results(tmp_path: Path) -> None:
     with group(tmp_path / "out", "--evaluate", "--die-evaluated", "worker-1") as job:
         check_finished(job)
@@ -403,13 +408,9 @@ def test_a_member_that_hangs_is_named_with_its_stacks_and_replaced(
         assert ("grouped.py" if how == "asleep" else "T (stopped)") in said
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize(
-    ("freezer", "place"),
-    [
-        pytest.param("worker-0", "hand", marks=pytest.mark.soak),
-        pytest.param("worker-1", "take", marks=pytest.mark.soak),
-        ("worker-1", "evaluate"),
-    ],
+    ("freezer", "place"), [("worker-0", "hand"), ("worker-1", "take"), ("worker-1", "evaluate")]
 )
 def test_a_member_that_is_frozen_outside_of_a_step_is_found_and_replaced(
     tmp_path: Path, freezer: str, place: str
@@ -447,6 +448,7 @@ def test_storage_that_stands_still_is_waited_for_by_who_reads_a_cut(tmp_path: Pa
         assert not job.events("hung")
 
 
+@pytest.mark.soak
 def test_strangers_at_every_port_of_the_members_break_nothing(tmp_path: Path) -> None:
     with group(tmp_path / "out", "--die", "worker-1:12", "--epochs", "2") as job:
         over = threading.Event()

@@ -68,13 +68,14 @@ def check(job: RunningJob, expected: list[float], *, lives: int) -> None:
         assert values == pytest.approx(expected, rel=1e-9)
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize(
     ("every", "at", "dies"),
     [
         (3, 6, "the master"),
         *(pytest.param(1, at, "", marks=pytest.mark.soak) for at in (1, 2, 6, 24)),
         *(pytest.param(3, at, "", marks=pytest.mark.soak) for at in (1, 5, 23, 24)),
-        pytest.param(1, 6, "the master", marks=pytest.mark.soak),
+        (1, 6, "the master"),
         *(pytest.param(every, 6, "all workers", marks=pytest.mark.soak) for every in (1, 3)),
     ],
 )
@@ -95,6 +96,7 @@ def test_a_step_that_breaks_between_two_optimizers_is_done_once(
         assert len(job.events("master_started")) == 1 + (dies == "the master")
 
 
+@pytest.mark.soak
 def test_gradients_that_one_loss_leaves_in_the_other_model_go_with_a_broken_step(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

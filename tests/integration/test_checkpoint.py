@@ -96,6 +96,7 @@ def check_asked_for(job: RunningJob, step: int) -> None:
     until(lambda: not leftovers(job.job), "a clean machine")
 
 
+@pytest.mark.soak  # CI has members that ask
 def test_a_worker_that_asks_for_a_cut_of_servers_gets_it(tmp_path: Path) -> None:
     flags = ("--num-samples", "2048", "--step-s", "0.005", "--slow-until-told", "--keep-at", "3")
     with running(tmp_path, *flags, mode="bsp", checkpoint=SELDOM) as job:
@@ -121,6 +122,7 @@ def test_a_wish_for_a_cut_outlives_the_master(tmp_path: Path) -> None:
         check_asked_for(job, 3)
 
 
+@pytest.mark.soak
 def test_cuts_come_every_so_many_steps(tmp_path: Path) -> None:
     every = CheckpointSpec(every_steps=12, share=1.0, keep=100)
     job = grouped(tmp_path, "--epochs", "4", "--slow-until-told", checkpoint=every)

@@ -27,16 +27,17 @@ def in_job(out: Path, *flags: str) -> list[str]:
     return lines(out)
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize(
     ("place", "flags"),
     [
-        ("loop1", ()),
         ("behind1", ("--evaluates",)),
+        ("loop1", ()),
         ("loop1", ("--breaks",)),
-        pytest.param("loop1", ("--numbered", "--evaluates"), marks=pytest.mark.soak),
-        pytest.param("behind1", ("--breaks",), marks=pytest.mark.soak),
-        pytest.param("loop3", (), marks=pytest.mark.soak),
-        pytest.param("behind3", ("--numbered",), marks=pytest.mark.soak),
+        ("loop1", ("--numbered", "--evaluates")),
+        ("behind1", ("--breaks",)),
+        ("loop3", ()),
+        ("behind3", ("--numbered",)),
     ],
 )
 def test_each_line_is_written_once(place: str, flags: tuple[str, ...], tmp_path: Path) -> None:
@@ -45,6 +46,7 @@ def test_each_line_is_written_once(place: str, flags: tuple[str, ...], tmp_path:
     assert in_job(tmp_path / "job", "--die", f"0:{place}", *flags) == expected
 
 
+@pytest.mark.soak
 def test_what_was_in_hand_at_its_death_is_done_again(tmp_path: Path) -> None:
     run_alone(SCRIPT, tmp_path / "alone")
     expected = lines(tmp_path / "alone")

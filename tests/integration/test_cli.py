@@ -144,7 +144,8 @@ def test_a_scripts_own_exit_code_is_passed_on(shell: Shell, tmp_path: Path) -> N
     assert shell.run("logs", "--node", "worker-0", "--since", "0s")[1] == ""
 
 
-@pytest.mark.parametrize("strategy", [pytest.param("ps", marks=pytest.mark.soak), "allreduce"])
+@pytest.mark.soak
+@pytest.mark.parametrize("strategy", ["ps", "allreduce"])
 def test_a_script_finds_and_leaves_files_beside_the_command(
     shell: Shell, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, strategy: str
 ) -> None:

@@ -42,6 +42,7 @@ def check(out: Path, expected: list[float], *, lives: int) -> None:
         assert values == pytest.approx(expected, rel=1e-9)
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize(
     ("kind", "workers", "die"),
     [

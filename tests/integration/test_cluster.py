@@ -378,6 +378,7 @@ def test_a_scheduler_is_killed_50_times(cluster: Cluster) -> None:
     survive(cluster, 50, seed=1)
 
 
+@pytest.mark.soak
 def test_a_job_of_which_nothing_lives_goes_on_without_a_second_grant(cluster: Cluster) -> None:
     out = cluster.home
     spec = JobSpec(script=str(SCRIPT), strategy="script", args=(str(out), "a0"), cwd=str(out))

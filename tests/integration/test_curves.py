@@ -19,12 +19,13 @@ SCRIPT = Path(__file__).with_name("jobs") / "logged.py"
 EPOCHS, STEPS, BATCH = 3, 16, 16
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize(
     "strategy",
     [
         "allreduce",
-        pytest.param("fsdp", marks=pytest.mark.soak),  # all go back to a cut
-        pytest.param("ps", marks=pytest.mark.soak),  # a server dies, too: steps come again
+        "fsdp",  # all go back to a cut
+        "ps",  # a server dies, too: steps come again
     ],
 )
 def test_each_step_is_in_the_curve_once_though_a_worker_and_the_master_die(

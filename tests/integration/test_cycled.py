@@ -49,7 +49,8 @@ def check(job: RunningJob, expected: dict[str, Any], ranks: set[str]) -> None:
             assert held[name] == pytest.approx(value, rel=1e-9), name
 
 
-@pytest.mark.parametrize("flags", [(), pytest.param(("--again",), marks=pytest.mark.soak)])
+@pytest.mark.soak
+@pytest.mark.parametrize("flags", [(), ("--again",)])
 def test_it_has_counted_each_batch_once(flags: tuple[str, ...], tmp_path: Path) -> None:
     expected = plain(tmp_path / "alone", *flags)
     with job_of(tmp_path / "job", *flags) as job:
@@ -64,6 +65,7 @@ def test_it_has_counted_each_batch_once(flags: tuple[str, ...], tmp_path: Path) 
         check(job, expected, {"0", "1"})
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize("meets", [False, True])
 def test_a_stop_behind_its_last_step_trains_nothing_twice(meets: bool, tmp_path: Path) -> None:
     expected = plain(tmp_path / "alone")
@@ -77,7 +79,8 @@ def test_a_stop_behind_its_last_step_trains_nothing_twice(meets: bool, tmp_path:
         check(job, expected, {"0", "1"})
 
 
-@pytest.mark.parametrize("flags", [("--again",), pytest.param((), marks=pytest.mark.soak)])
+@pytest.mark.soak
+@pytest.mark.parametrize("flags", [("--again",), ()])
 def test_a_life_that_finds_all_done_does_not_train_once_more(
     flags: tuple[str, ...], tmp_path: Path
 ) -> None:
@@ -90,6 +93,7 @@ def test_a_life_that_finds_all_done_does_not_train_once_more(
         assert any(one in said for one in ends)
 
 
+@pytest.mark.soak
 def test_it_does_not_leave_in_the_first_block_of_its_last_step(tmp_path: Path) -> None:
     # Each block is a body that counts; all but the last one of a step are taken back.
     expected = plain(tmp_path / "alone", "--again")

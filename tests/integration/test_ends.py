@@ -162,12 +162,13 @@ def test_workers_that_split_the_data_differently_end_before_they_train(
     assert "give a seed to what shuffles them" in outcome.error
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize(
     ("strategy", "steps", "told"),
     [
         ("allreduce", ("5", "900"), "loop 1 in worker-0, loop 0 in worker-1"),
         ("allreduce", ("900", "5"), "loop 0 in worker-0, loop 1 in worker-1"),
-        pytest.param("ps", ("5", "900"), "has other samples here than in", marks=pytest.mark.soak),
+        ("ps", ("5", "900"), "has other samples here than in"),
     ],
 )
 def test_a_loop_that_some_have_left_for_another_one_is_refused_with_the_remedy(
@@ -185,14 +186,9 @@ def test_a_loop_that_some_have_left_for_another_one_is_refused_with_the_remedy(
     assert "InternalError" not in logs
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize(
-    ("strategy", "who"),
-    [
-        ("allreduce", 0),
-        pytest.param("allreduce", 1, marks=pytest.mark.soak),
-        pytest.param("ps", 0, marks=pytest.mark.soak),
-        pytest.param("ps", 1, marks=pytest.mark.soak),
-    ],
+    ("strategy", "who"), [("allreduce", 0), ("allreduce", 1), ("ps", 0), ("ps", 1)]
 )
 def test_a_new_life_passes_over_a_loop_that_was_left_for_the_one_in_which_it_died(
     tmp_path: Path, strategy: str, who: int
@@ -213,6 +209,7 @@ def test_a_new_life_passes_over_a_loop_that_was_left_for_the_one_in_which_it_die
     assert [float(one) for one in sums] == [pytest.approx(expected, abs=1e-5)] * len(sums)
 
 
+@pytest.mark.soak
 def test_who_leaves_a_loop_before_the_others_have_done_its_last_step_waits_with_the_next_one(
     tmp_path: Path,
 ) -> None:
@@ -271,6 +268,7 @@ for epoch in range(10 if "--on" in sys.argv else 40):
 """
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize(
     ("flags", "end", "said"),
     [
@@ -279,10 +277,8 @@ for epoch in range(10 if "--on" in sys.argv else 40):
             End.SCRIPT_FAILED,
             "the script returned before a loop over batches that the job has begun. Before, it ",
         ),
-        pytest.param(("--loss",), End.SCRIPT_FAILED, "paceline: worker-1 ", marks=pytest.mark.soak),
-        pytest.param(
-            ("--on",), End.FINISHED, "paceline: this life of worker-1 ", marks=pytest.mark.soak
-        ),
+        (("--loss",), End.SCRIPT_FAILED, "paceline: worker-1 "),
+        (("--on",), End.FINISHED, "paceline: this life of worker-1 "),
     ],
 )
 def test_a_new_life_that_does_the_lines_between_loops_again_is_told_from_an_end(
@@ -328,7 +324,8 @@ def test_a_member_that_holds_a_shard_and_leaves_alone_is_named(tmp_path: Path) -
         assert outcome.error.startswith("worker-0 left the loop over job.batches before its end, ")
 
 
-@pytest.mark.parametrize("mode", ["asp", pytest.param("bsp", marks=pytest.mark.soak)])
+@pytest.mark.soak
+@pytest.mark.parametrize("mode", ["asp", "bsp"])
 def test_servers_keep_what_a_worker_that_leaves_early_has_handed_in(
     tmp_path: Path, mode: str
 ) -> None:
@@ -355,6 +352,7 @@ def test_the_rest_of_a_step_that_nobody_computes_is_not_waited_for_without_end(
     assert "4 samples that worker-0 has computed are not in the model" in log
 
 
+@pytest.mark.soak
 def test_a_loader_process_that_is_lost_in_the_first_step_ends_no_job(tmp_path: Path) -> None:
     script = tmp_path / "losing.py"
     script.write_text(LOSING)

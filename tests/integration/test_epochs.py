@@ -92,6 +92,7 @@ STRATEGIES: dict[str, dict[str, Any]] = {
 STREAM, SAMPLED = ("--stream",), ("--sampled",)
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize(
     ("strategy", "more"),
     [
@@ -160,6 +161,7 @@ def test_who_dies_when_its_peer_has_returned_does_the_end_of_the_last_epoch_once
         assert len(ends(job.out)) == 2
 
 
+@pytest.mark.soak
 def test_who_joins_between_two_loops_takes_over_a_peer_s_state_at_its_own_place(
     tmp_path: Path,
 ) -> None:

@@ -23,16 +23,9 @@ def expected_of(out: Path, *flags: str) -> list[float]:
     return values
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize(
-    "flags",
-    [
-        ("--leave",),
-        pytest.param((), marks=SOAK),
-        pytest.param(("--init",), marks=SOAK),
-        pytest.param(("--init", "--leave"), marks=SOAK),
-        pytest.param(("--range",), marks=SOAK),
-        pytest.param(("--same",), marks=SOAK),
-    ],
+    "flags", [("--leave",), (), ("--init",), ("--init", "--leave"), ("--range",), ("--same",)]
 )
 def test_workers_and_the_master_die_in_later_folds(flags: tuple[str, ...], tmp_path: Path) -> None:
     expected = expected_of(tmp_path / "alone", *flags)
@@ -46,6 +39,7 @@ def test_workers_and_the_master_die_in_later_folds(flags: tuple[str, ...], tmp_p
         assert len(job.events("master_started")) == 2
 
 
+@pytest.mark.soak
 def test_a_life_waits_while_others_stay_behind_a_loop_that_they_left(tmp_path: Path) -> None:
     expected = expected_of(tmp_path / "alone", "--leave")
     flags = ("--leave", "--stay-s", "4", "--die", "1:0:6")
@@ -56,9 +50,8 @@ def test_a_life_waits_while_others_stay_behind_a_loop_that_they_left(tmp_path: P
         assert 1 <= len(job.events("relaunch")) <= 2
 
 
-@pytest.mark.parametrize(
-    "late", [(), pytest.param(("--late-s", "6"), marks=SOAK)], ids=["at once", "when all is done"]
-)
+@pytest.mark.soak
+@pytest.mark.parametrize("late", [(), ("--late-s", "6")], ids=["at once", "when all is done"])
 def test_a_life_passes_over_folds_in_which_nobody_is(late: tuple[str, ...], tmp_path: Path) -> None:
     # The others train the next fold when it comes to the first one, or have returned.
     expected = expected_of(tmp_path / "alone", "--range")

@@ -67,14 +67,8 @@ def check_end(job: RunningJob, expected: dict[str, list[float]]) -> None:
             assert values == pytest.approx(expected[name], rel=1e-9), (life, name)
 
 
-@pytest.mark.parametrize(
-    "flags",
-    [
-        (),
-        pytest.param(("--counted",), marks=pytest.mark.soak),
-        pytest.param(("--rollouts",), marks=pytest.mark.soak),
-    ],
-)
+@pytest.mark.soak  # CI has a death behind a stop
+@pytest.mark.parametrize("flags", [(), ("--counted",), ("--rollouts",)])
 def test_workers_die_in_mid_epoch_and_each_count_is_as_in_a_plain_run(
     flags: tuple[str, ...], tmp_path: Path
 ) -> None:
@@ -87,11 +81,8 @@ def test_workers_die_in_mid_epoch_and_each_count_is_as_in_a_plain_run(
         assert len(job.deaths()) == 2
 
 
-@pytest.mark.parametrize(
-    "die_at",
-    [20, pytest.param(25, marks=pytest.mark.soak)],
-    ids=["the last step of an epoch", "mid-epoch"],
-)
+@pytest.mark.soak
+@pytest.mark.parametrize("die_at", [20, 25], ids=["the last step of an epoch", "mid-epoch"])
 def test_what_a_library_keeps_follows_where_it_drives_the_loop(die_at: int, tmp_path: Path) -> None:
     expected = plain(tmp_path / "alone", script=DRIVEN)
     flags = ("--die-at", str(die_at))
@@ -102,6 +93,7 @@ def test_what_a_library_keeps_follows_where_it_drives_the_loop(die_at: int, tmp_
         assert len(job.deaths()) == 2
 
 
+@pytest.mark.soak
 def test_a_life_that_comes_into_a_broken_step_waits_for_the_end_of_its_body(tmp_path: Path) -> None:
     expected = plain(tmp_path / "alone", "--epochs", "2")
     with job_of(tmp_path / "job", "--epochs", "2", "--die-at", "7", step_s=0.01) as job:
@@ -109,6 +101,7 @@ def test_a_life_that_comes_into_a_broken_step_waits_for_the_end_of_its_body(tmp_
         assert len(job.deaths()) == 1
 
 
+@pytest.mark.soak
 def test_a_life_that_comes_when_the_last_loop_was_left_trains_no_more(tmp_path: Path) -> None:
     expected = plain(tmp_path / "alone", "--limit", "50")
     with job_of(tmp_path / "job", "--limit", "50", "--die-after", step_s=0.01) as job:
@@ -129,6 +122,7 @@ def test_a_stopped_job_goes_on_where_its_script_was(tmp_path: Path) -> None:
         check_end(job, expected)
 
 
+@pytest.mark.soak
 def test_a_step_of_several_blocks_counts_once(tmp_path: Path) -> None:
     # Its rate follows from what it counts, and a death changes how many blocks a worker has.
     expected = plain(tmp_path / "alone", "--epochs", "3")
@@ -140,6 +134,7 @@ def test_a_step_of_several_blocks_counts_once(tmp_path: Path) -> None:
         check_end(job, expected)
 
 
+@pytest.mark.soak
 def test_a_job_that_is_stopped_between_two_loops_goes_on_behind_the_first(tmp_path: Path) -> None:
     # What stands there uses the last batch's loss.
     expected = plain(tmp_path / "alone", "--epochs", "4")
@@ -152,14 +147,15 @@ def test_a_job_that_is_stopped_between_two_loops_goes_on_behind_the_first(tmp_pa
         check_end(job, expected)
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize(
     ("held", "flags"),
     [
         ("1", ()),
-        pytest.param("01", (), marks=pytest.mark.soak),
+        ("01", ()),
         ("01", ("--counted", "--at-break")),
-        pytest.param("01", ("--numbered",), marks=pytest.mark.soak),
-        pytest.param("01", ("--numbered", "--shard"), marks=pytest.mark.soak),
+        ("01", ("--numbered",)),
+        ("01", ("--numbered", "--shard")),
     ],
 )
 def test_a_job_that_is_stopped_at_the_edge_of_a_loop_goes_on_there(
@@ -179,13 +175,10 @@ def test_a_job_that_is_stopped_at_the_edge_of_a_loop_goes_on_there(
         check_end(job, expected)
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize(
     ("flags", "stop_at"),
-    [
-        (("--pause-s", "1.5"), 2.0),
-        pytest.param(("--counted", "--pause-s", "1.5"), 1.6, marks=pytest.mark.soak),
-        pytest.param((), 1.4, marks=pytest.mark.soak),
-    ],
+    [(("--pause-s", "1.5"), 2.0), (("--counted", "--pause-s", "1.5"), 1.6), ((), 1.4)],
     ids=["behind a loop", "behind a loop that was left", "in a loop"],
 )
 def test_shards_go_on_where_their_scripts_were(
@@ -204,6 +197,7 @@ def test_shards_go_on_where_their_scripts_were(
         check_end(job, expected)
 
 
+@pytest.mark.soak
 def test_a_life_without_a_batch_of_an_epoch_does_nothing_of_it(tmp_path: Path) -> None:
     # Its mean over the epoch would be one over nothing.
     expected = plain(tmp_path / "alone", "--epochs", "3")
@@ -215,6 +209,7 @@ def test_a_life_without_a_batch_of_an_epoch_does_nothing_of_it(tmp_path: Path) -
         assert len(job.deaths()) == 2
 
 
+@pytest.mark.soak
 def test_nothing_is_found_where_state_is_declared(tmp_path: Path) -> None:
     # The new life counts its steps from 0, sets another rate by them, or divides by no batches.
     with job_of(tmp_path / "job", script_state="declared") as job:

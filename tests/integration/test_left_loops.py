@@ -43,6 +43,7 @@ def left(out: Path) -> set[int]:
     return {int(path.read_text()) for path in out.glob("*.left")}
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize("strategy", EVERY)
 def test_a_handler_of_the_script_s_own_costs_no_last_cut(strategy: str, tmp_path: Path) -> None:
     with job_of(tmp_path, strategy, "--samples", "3200") as job:
@@ -60,6 +61,7 @@ def test_a_handler_of_the_script_s_own_costs_no_last_cut(strategy: str, tmp_path
         assert outcome.committed == 3200
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize("strategy", EVERY)
 def test_a_loop_that_is_left_on_its_last_batch_is_through(strategy: str, tmp_path: Path) -> None:
     with job_of(tmp_path, strategy, "--samples", "640", "--break-at", "40") as job:
@@ -69,10 +71,9 @@ def test_a_loop_that_is_left_on_its_last_batch_is_through(strategy: str, tmp_pat
         assert left(tmp_path) == {40}
 
 
-@pytest.mark.parametrize("pause_s", [pytest.param(0.0, marks=pytest.mark.soak), 2.0])
-@pytest.mark.parametrize(
-    "mode", ["bsp", *(pytest.param(one, marks=pytest.mark.soak) for one in ("asp", "ssp"))]
-)
+@pytest.mark.soak
+@pytest.mark.parametrize("pause_s", [0.0, 2.0])
+@pytest.mark.parametrize("mode", ["bsp", "asp", "ssp"])
 def test_on_servers_a_life_that_began_later_ends_with_who_has_seen_all(
     mode: Any, pause_s: float, tmp_path: Path
 ) -> None:
@@ -100,7 +101,8 @@ def test_on_servers_a_life_that_began_later_ends_with_who_has_seen_all(
     assert outcome.committed <= (step + ahead) * BATCH
 
 
-@pytest.mark.parametrize("strategy", ["allreduce", pytest.param("fsdp", marks=pytest.mark.soak)])
+@pytest.mark.soak
+@pytest.mark.parametrize("strategy", ["allreduce", "fsdp"])
 def test_a_script_that_takes_long_in_a_step_is_named_and_waited_for(
     strategy: str, tmp_path: Path
 ) -> None:
@@ -114,7 +116,7 @@ def test_a_script_that_takes_long_in_a_step_is_named_and_waited_for(
         assert not job.events("hung")
 
 
-@pytest.mark.parametrize("zeros", [False, True])
+@pytest.mark.parametrize("zeros", [False, pytest.param(True, marks=pytest.mark.soak)])
 @pytest.mark.parametrize("strategy", EVERY)
 def test_a_script_that_never_calls_backward_is_refused(
     strategy: str, zeros: bool, tmp_path: Path

@@ -45,7 +45,7 @@ def run(out: Path, *args: str, workers: int = 2, **fields: Any) -> tuple[dict[in
     return ends, exported.stdout
 
 
-@pytest.mark.parametrize("die", ["", "1:15"])
+@pytest.mark.parametrize("die", [pytest.param("", marks=pytest.mark.soak), "1:15"])
 def test_a_cut_of_servers_has_them_and_a_new_life_goes_on_with_them(
     die: str, tmp_path: Path
 ) -> None:
@@ -69,6 +69,7 @@ def test_a_cut_of_servers_has_them_and_a_new_life_goes_on_with_them(
         assert count >= 10, "the new life began with the statistics of a new model"
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize(
     "fields",
     [
@@ -90,6 +91,7 @@ def test_evaluation_leaves_no_trace_in_a_model_in_training_mode(
             assert torch.equal(value, ends[1][name]), name
 
 
+@pytest.mark.soak
 def test_the_best_weights_are_loaded_after_the_last_loop_on_servers(tmp_path: Path) -> None:
     spec = JobSpec(
         script=str(SCRIPT.with_name("reloaded.py")),

@@ -128,6 +128,7 @@ def assert_steps_go_on(out: Path) -> None:
     assert max(gaps) < PATIENCE_S
 
 
+@pytest.mark.soak
 def test_a_worker_with_a_lease_waits_for_nobody_but_its_servers(
     job: JobDir, tmp_path: Path
 ) -> None:

@@ -64,6 +64,7 @@ def test_nodes_change_size_while_they_train_though_the_master_dies(tmp_path: Pat
         assert not job.deaths()
 
 
+@pytest.mark.soak
 @pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="torch has one thread on one core")
 def test_torch_has_more_threads_when_the_quota_of_its_worker_grows(tmp_path: Path) -> None:
     script = str(Path(__file__).with_name("jobs") / "threads.py")

@@ -79,17 +79,18 @@ class Disk:
                 shutil.copy(path, self._job.job.path)
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize(
     ("kind", "is_synced"),
     [
         ("bsp", True),
         ("allreduce", True),
-        ("fsdp", True),
         ("allreduce", False),
-        pytest.param("asp", True, marks=pytest.mark.soak),
-        pytest.param("asp", False, marks=pytest.mark.soak),
-        pytest.param("bsp", False, marks=pytest.mark.soak),
-        pytest.param("fsdp", False, marks=pytest.mark.soak),
+        ("fsdp", True),
+        ("asp", True),
+        ("asp", False),
+        ("bsp", False),
+        ("fsdp", False),
     ],
 )
 def test_a_job_goes_on_from_the_newest_cut_whatever_its_journal_knows(
@@ -157,6 +158,7 @@ def test_half_a_cut_that_is_newer_is_none(tmp_path: Path) -> None:
         assert job.told(EpochEvent)[before].cut_no == newest
 
 
+@pytest.mark.soak
 def test_a_journal_that_is_gone_in_mid_job_ends_the_job_with_the_remedy(tmp_path: Path) -> None:
     with on_servers("bsp", tmp_path) as job:
         until(lambda: stored(job) >= 2, "cuts")

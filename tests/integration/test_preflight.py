@@ -81,6 +81,7 @@ def test_a_member_that_hangs_in_the_check_is_named_and_replaced(tmp_path: Path) 
         assert "grouped.py" in (job.job.logs / "worker-1.stacks").read_text()
 
 
+@pytest.mark.soak
 def test_a_check_that_fails_is_told_once_and_the_job_goes_on_without(tmp_path: Path) -> None:
     with group(tmp_path / "out", "--check", "worker-1:fail", preflight=True) as job:
         check_finished(job)
@@ -117,7 +118,8 @@ def member_in(networks: Networks, rank: int, store: Path) -> Iterator[subprocess
         member.communicate()
 
 
-@pytest.mark.parametrize("shape", [QUICK, pytest.param(SLOW, marks=pytest.mark.soak)])
+@pytest.mark.soak
+@pytest.mark.parametrize("shape", [QUICK, SLOW])
 def test_a_node_behind_a_slow_link_is_told_from_its_peers(tmp_path: Path, shape: str) -> None:
     if not can_make_networks():
         pytest.skip("needs root, ip and tc, to shape the link of a network namespace")

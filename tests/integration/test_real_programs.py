@@ -85,18 +85,17 @@ CLASSIFIER = Program(
 )
 SEQ2SEQ = Program("seq2seq", 4 * 1920, ("--dropout", "0"))
 K_FOLD = Program("k_fold", 4 * 3 * 3000)
-SOAK = pytest.mark.soak
 pytestmark = pytest.mark.timeout(300)
 PROGRAMS = [
-    pytest.param(CHAR_GPT, marks=SOAK),
-    pytest.param(IMAGES, marks=SOAK),
-    pytest.param(GAN, marks=SOAK),
-    pytest.param(LANGUAGE, marks=SOAK),
-    pytest.param(DLRM, marks=SOAK),
-    pytest.param(DEEP_FM, marks=SOAK),
-    pytest.param(MASKED, marks=[SOAK, TRAINER]),
-    pytest.param(CLASSIFIER, marks=[SOAK, LIGHTNING]),
-    pytest.param(SEQ2SEQ, marks=SOAK),
+    CHAR_GPT,
+    IMAGES,
+    GAN,
+    LANGUAGE,
+    DLRM,
+    DEEP_FM,
+    pytest.param(MASKED, marks=TRAINER),
+    pytest.param(CLASSIFIER, marks=LIGHTNING),
+    SEQ2SEQ,
     K_FOLD,
 ]
 
@@ -174,6 +173,7 @@ def apart(program: Program, plain: tuple[str, Path], other: tuple[str, Path]) ->
     return worst
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize("program", PROGRAMS, ids=lambda one: one.name)
 def test_with_a_worker_and_the_master_killed_it_is_the_plain_program(
     program: Program, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -21,8 +21,9 @@ def expected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[float]:
     return values
 
 
-@pytest.mark.parametrize("at", [28, pytest.param(12, marks=pytest.mark.soak)])
-@pytest.mark.parametrize("flags", [(), pytest.param(("--ranges",), marks=pytest.mark.soak)])
+@pytest.mark.soak
+@pytest.mark.parametrize("at", [28, 12])
+@pytest.mark.parametrize("flags", [(), ("--ranges",)])
 def test_a_worker_and_the_master_die_and_the_next_life_has_all_groups(
     flags: tuple[str, ...], at: int, tmp_path: Path, expected: list[float]
 ) -> None:

@@ -75,6 +75,7 @@ def states(found: dict[str, Any]) -> dict[str, str]:
     return {one["act"]: one["state"] for one in found["verdicts"]}
 
 
+@pytest.mark.soak
 def test_a_script_that_keeps_its_state_in_the_job_is_equal_in_every_act(tmp_path: Path) -> None:
     folder = Folder(tmp_path, "equal")
     code, found, told = folder.run("rehearse", "--html", "report.html")
@@ -94,6 +95,7 @@ def test_a_script_that_keeps_its_state_in_the_job_is_equal_in_every_act(tmp_path
     assert "http" not in page
 
 
+@pytest.mark.soak
 def test_a_counter_that_decides_the_rate_is_named_with_its_line_and_the_remedy(
     tmp_path: Path,
 ) -> None:
@@ -154,6 +156,7 @@ optimizer.add_param_group({"params": [torch.nn.Parameter(torch.ones(1))]})
 """
 
 
+@pytest.mark.soak
 def test_check_finds_what_servers_refuse_after_the_training(tmp_path: Path) -> None:
     folder = Folder(tmp_path, "drifting")
     script = folder.path / folder.script
@@ -177,6 +180,7 @@ def interrupted(tmp_path: Path) -> Iterator[tuple[Folder, subprocess.Popen[str]]
         command.wait()
 
 
+@pytest.mark.soak
 def test_an_interrupt_leaves_nothing(
     interrupted: tuple[Folder, subprocess.Popen[str]],
 ) -> None:

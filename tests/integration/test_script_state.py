@@ -20,14 +20,8 @@ def ends(
     return [[int(one[0]), int(one[1]), *map(float.fromhex, one[2:])] for one in found]
 
 
-@pytest.mark.parametrize(
-    ("who", "named"),
-    [
-        pytest.param(0, ("--named",), marks=pytest.mark.soak),
-        (0, ()),
-        pytest.param(1, (), marks=pytest.mark.soak),
-    ],
-)
+@pytest.mark.soak
+@pytest.mark.parametrize(("who", "named"), [(0, ("--named",)), (0, ()), (1, ())])
 def test_an_average_and_a_rate_by_hand_are_those_of_one_worker(
     who: int, named: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -25,6 +25,7 @@ def copies(job: RunningJob, node: str) -> set[str]:
     return {path.parent.parent.name for path in job.job.memory.glob(f"*/{node}/*.safetensors")}
 
 
+@pytest.mark.soak
 def test_every_cut_holds_one_position_though_updates_go_on_and_a_server_dies_copying(
     tmp_path: Path,
 ) -> None:

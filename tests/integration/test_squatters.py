@@ -130,6 +130,7 @@ def scraping(job: JobDir) -> Iterator[list[int]]:
         thread.join()
 
 
+@pytest.mark.soak
 def test_a_job_of_one_machine_tells_a_squatter_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, squatter: Squatter
 ) -> None:
@@ -166,6 +167,7 @@ def test_a_job_of_one_machine_tells_a_squatter_nothing(
     assert sum(line.startswith("refused") for line in squatter.log()) >= 4, "nobody knocked"
 
 
+@pytest.mark.soak
 def test_a_master_at_a_port_proves_itself_before_a_joined_machine_says_anything(
     tmp_path: Path, squatter: Squatter
 ) -> None:

@@ -32,6 +32,7 @@ def spec(out: Path, *args: str) -> JobSpec:
     )
 
 
+@pytest.mark.soak
 def test_a_resume_and_a_death_change_nothing_of_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

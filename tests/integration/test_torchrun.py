@@ -122,6 +122,7 @@ def test_a_killed_rank_has_all_begin_again_from_their_checkpoint(tmp_path: Path)
     assert logs.count("rank 1 begins at step") == 2
 
 
+@pytest.mark.soak
 def test_a_rank_is_replaced_by_order_and_all_go_on_from_their_checkpoint(tmp_path: Path) -> None:
     run = ddp(tmp_path, "--max-restarts", "0", steps=100_000)
     until(lambda: run.step() > 10, "ten steps")
@@ -144,16 +145,8 @@ def test_a_rank_is_replaced_by_order_and_all_go_on_from_their_checkpoint(tmp_pat
     assert "all workers started again" in out
 
 
-@pytest.mark.parametrize(
-    "module",
-    [
-        "paceline.agent",
-        *(
-            pytest.param(one, marks=pytest.mark.soak)
-            for one in ("paceline.master", "paceline.supervisor")
-        ),
-    ],
-)
+@pytest.mark.soak
+@pytest.mark.parametrize("module", ["paceline.agent", "paceline.master", "paceline.supervisor"])
 def test_any_process_of_ours_may_die(tmp_path: Path, module: str) -> None:
     run = ddp(tmp_path, steps=60)
     until(lambda: run.step() > 5, "five steps")
@@ -165,6 +158,7 @@ def test_any_process_of_ours_may_die(tmp_path: Path, module: str) -> None:
     assert (tmp_path / "0.1.json").exists() == (module == "paceline.agent")
 
 
+@pytest.mark.soak
 def test_a_rank_that_dies_after_its_script_returned_has_not_failed(tmp_path: Path) -> None:
     script = (str(SCRIPT), "--", "--out", str(tmp_path), "--abort-at-exit")
     code, out, _ = Run(tmp_path, "--nproc-per-node", "2", *script).end()

@@ -123,6 +123,7 @@ def test_the_first_page(tmp_path: Path) -> None:
     assert diff.body.splitlines() == [line for line in added if "print" not in line]
 
 
+@pytest.mark.soak
 def test_the_third_page(tmp_path: Path) -> None:
     assert follow("3-make-it-yours.md", Reader(tmp_path, {})) >= 6
 

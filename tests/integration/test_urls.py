@@ -86,11 +86,8 @@ def test_a_job_whose_machine_is_lost_goes_on_from_the_url(
             again.close()
 
 
-@pytest.mark.parametrize(
-    "homes",
-    [pytest.param(("one", "one"), marks=pytest.mark.soak), ("one", "two")],
-    ids=["one home", "two"],
-)
+@pytest.mark.soak
+@pytest.mark.parametrize("homes", [("one", "one"), ("one", "two")], ids=["one home", "two"])
 def test_of_two_commands_that_resume_a_job_from_its_url_one_does(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, url: str, homes: tuple[str, str]
 ) -> None:

@@ -50,14 +50,14 @@ def can_be_apart() -> bool:
 
 
 @pytest.mark.timeout(300)
-def test_ray_keeps_what_every_backend_promises_and_computes_the_same() -> None:
-    run("conformance/test_backends.py", "ray/same_loss.py", "ray/sizes.py")
+def test_ray_keeps_what_every_backend_promises() -> None:
+    run("conformance/test_backends.py", "ray/sizes.py")
 
 
 @pytest.mark.soak
 @pytest.mark.timeout(900)
-def test_jobs_outlive_the_pieces_of_ray() -> None:
-    run("ray/jobs.py")
+def test_jobs_compute_the_same_on_ray_and_outlive_its_pieces() -> None:
+    run("ray/same_loss.py", "ray/jobs.py")
 
 
 @pytest.mark.soak

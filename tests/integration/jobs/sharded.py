@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 
 import torch
-from grouped import Planted, die_once, freeze_once
+from grouped import SLOW_S, Planted, die_once, freeze_once
 from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.distributed.fsdp import fully_shard
@@ -26,6 +26,7 @@ def flags() -> argparse.Namespace:
     parser.add_argument("--per-worker", type=int, help="what makes up --batch-size")
     parser.add_argument("--epochs", type=int, default=1)
     parser.add_argument("--step-s", type=float, default=0.0)
+    parser.add_argument("--slow-until-told", action="store_true", help="by a file named hurry")
     parser.add_argument("--ballast", type=int, default=0, help="numbers that count the steps")
     parser.add_argument("--die", default="", help="node:batch at which its first life ends")
     parser.add_argument("--freeze", default="", help="node:batch at which it is stopped, once")
@@ -74,7 +75,8 @@ def main() -> None:
             if options.sleep == f"{node}:{number}" and not (options.out / "slept").exists():
                 (options.out / "slept").touch()
                 time.sleep(1000)
-            time.sleep(options.step_s)
+            slow = options.slow_until_told and not (options.out / "hurry").exists()
+            time.sleep(SLOW_S if slow else options.step_s)
             model(ids).backward()
             job.clip_grad_norm_(1e6)
             optimizer.step()
