@@ -75,6 +75,7 @@ def test_bsp_is_within_15_percent_of_table_3(kind: object, intensity: float) -> 
     assert np.mean(jcts_s) == pytest.approx(paper.JCT_S[scenario.name, "BSP"], rel=0.15)
 
 
+@pytest.mark.soak
 def test_a_scaled_job_is_the_papers_with_a_hundredth_of_its_time() -> None:
     full, small = (worker_stragglers(0.5, "bsp", scale) for scale in (ScaleFactors(), SCALED))
     assert (full.num_steps, small.num_steps) == (1_650, 165)

@@ -143,7 +143,9 @@ def test_delays_that_hit_another_worker_every_step_are_answered_by_not_waiting()
 
 
 @pytest.mark.parametrize("other", [Nothing(), NonDedicated(), LbBsp(), Backup(), LeaveOut()])
-@pytest.mark.parametrize("delay_s", [0.5, 1.0, 2.5])
+@pytest.mark.parametrize(
+    "delay_s", [1.0, *(pytest.param(one, marks=pytest.mark.soak) for one in (0.5, 2.5))]
+)
 def test_no_other_solution_is_faster_under_stragglers(other, delay_s: float) -> None:  # type: ignore[no-untyped-def]
     def delays_s(t_s: float) -> np.ndarray:
         return np.maximum(0.5 * delay_s * transient(t_s), one(6, delay_s))
