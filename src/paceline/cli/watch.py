@@ -182,12 +182,10 @@ class JobWatcher:
 
     def _new_tracebacks(self, events: Iterable[Event]) -> Iterator[str]:
         for event in events:
-            match event:
-                case ProcessExitedEvent(traceback=text) if text and text not in self._shown:
-                    self._shown.add(text)
-                    yield text
-                case _:
-                    pass  # no other event has a traceback
+            text = event.traceback if isinstance(event, ProcessExitedEvent) else ""
+            if text and text not in self._shown:
+                self._shown.add(text)
+                yield text
 
     def _status(self) -> JobStatus | None:
         try:

@@ -309,12 +309,30 @@ def _how_exited(end: ProcessExitedEvent) -> str:
 # --------------------------------------------------------------------------- incidents
 
 
+IncidentTakes = (
+    RelaunchEvent
+    | RestartAllEvent
+    | AgentLostEvent
+    | UnbackedEvent
+    | PlaceDrainingEvent
+    | NodeLostEvent
+    | MasterDiedEvent
+    | EpochEvent
+    | LeftOutEvent
+    | LeftLoopEvent
+    | DivergedEvent
+    | CutDamagedEvent
+)
+"""Events that a healthy job does not have; a restore is one kind of `EpochEvent`."""
+
+
 def find_incidents(  # noqa: C901
     events: Sequence[Event], points: Sequence[MetricsPoint], mode: str
 ) -> Iterator[Incident]:
     """Everything that a healthy job does not have, in order; ``mode``: see `JobSpec`."""
     ordered = dict(filter(None, map(_order, events)))
-    for index, event in enumerate(events):
+    taken = [(at, one) for at, one in enumerate(events) if isinstance(one, IncidentTakes)]
+    for index, event in taken:
         later = events[index + 1 :]
         match event:
             case RelaunchEvent(node=node):
@@ -342,11 +360,8 @@ def find_incidents(  # noqa: C901
                 back_s = _next(later, MasterStartedEvent)
                 what = f"master died ({reason})"
                 yield _incident(event, what, "a new one went on from the journal", back_s, points)
-            case EpochEvent() if event.is_restore:
-                back_s = _next(later, *TRAINING)
-                done = f"the model and the ledger went back to {event.cut}"
-                told = _incident(event, "state restored", done, back_s, points)
-                yield structs.replace(told, undone=event.undone)
+            case EpochEvent():
+                yield from _restored(event, later, points)
             case LeftOutEvent(node=node, reason=reason):
                 done = f"{node} was left out, the others went on"
                 if node == CHIEF:
@@ -362,18 +377,26 @@ def find_incidents(  # noqa: C901
             case CutDamagedEvent(reason=reason):
                 yield _incident(event, reason, "an older cut is used", None, points)
             case _:
-                pass  # of a healthy job, or of what an incident has led to
+                assert_never(event)
 
 
 def _order(event: Event) -> tuple[int, str] | None:
     """Why a life ended that had to end."""
-    match event:
-        case KilledEvent(inc=inc):
-            return inc, "killed by order"
-        case KillRestartEvent(inc=inc):
-            return inc, "restarted by order" if event.by_person else "restarted by decision"
-        case _:
-            return None
+    if isinstance(event, KilledEvent):
+        return event.inc, "killed by order"
+    if isinstance(event, KillRestartEvent):
+        return event.inc, "restarted by order" if event.by_person else "restarted by decision"
+    return None
+
+
+def _restored(
+    event: EpochEvent, later: Sequence[Event], points: Sequence[MetricsPoint]
+) -> Iterator[Incident]:
+    if event.is_restore:
+        back_s = _next(later, *TRAINING)
+        done = f"the model and the ledger went back to {event.cut}"
+        told = _incident(event, "state restored", done, back_s, points)
+        yield structs.replace(told, undone=event.undone)
 
 
 def _incident(

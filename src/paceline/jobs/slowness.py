@@ -8,7 +8,7 @@ of its slownesses.
 import copy
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from typing import Self
+from typing import Self, assert_never
 
 import msgspec
 from msgspec.structs import replace
@@ -104,6 +104,12 @@ def _done(nodes: Sequence[str], advised: Sequence[str]) -> str:
     return ADVISED if set(nodes) <= set(advised) else TOLD
 
 
+SlownessTakes = (
+    RestartAdvisedEvent | RelievedEvent | ProcessUpEvent | MasterStartedEvent | FollowsEvent
+)
+"""Events that change a slowness which is known, or end it."""
+
+
 class ScriptPace:
     """A script's slownesses, event by event.
 
@@ -121,26 +127,31 @@ class ScriptPace:
     def note(self, event: Event) -> Slowness | None:
         """Take in the next event; return the slowness that it ends."""
         now = self.now
+        if isinstance(event, SlowedEvent):
+            self.onsets += 1
+            self.now = (now or Slowness(since_s=event.t)).grown(event)
+        elif isinstance(event, DiagnosedEvent):
+            self.diagnoses[event.culprit] += 1
+            begun = now or Slowness(since_s=event.t, onset_s=event.t)
+            self.now = begun.with_culprit(event)
+        elif now is not None and isinstance(event, SlownessTakes):
+            return self._follow(now, event)
+        return None
+
+    def _follow(self, now: Slowness, event: SlownessTakes) -> Slowness | None:
         match event:
-            case SlowedEvent():
-                self.onsets += 1
-                self.now = (now or Slowness(since_s=event.t)).grown(event)
-            case DiagnosedEvent():
-                self.diagnoses[event.culprit] += 1
-                begun = now or Slowness(since_s=event.t, onset_s=event.t)
-                self.now = begun.with_culprit(event)
-            case RestartAdvisedEvent() if now is not None:
+            case RestartAdvisedEvent():
                 self.now = now.with_advice(event)
-            case RelievedEvent(still_slow=True) if now is not None:
+            case RelievedEvent(still_slow=True):
                 self.now = replace(now, slow_s=event.after_s)
-            case RelievedEvent() if now is not None:
+            case RelievedEvent():
                 self.now = None
                 return replace(now, until_s=event.t)
-            case ProcessUpEvent() | MasterStartedEvent() | FollowsEvent() if now is not None:
+            case ProcessUpEvent() | MasterStartedEvent() | FollowsEvent():
                 self.now = None
                 return replace(now, until_s=event.t, unseen_end=UNSEEN[type(event)])
             case _:
-                pass  # says nothing of the script's pace
+                assert_never(event)
         return None
 
     def copy(self) -> Self:

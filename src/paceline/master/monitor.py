@@ -14,6 +14,7 @@ Reference: AntDT, section V-D (application and node state; the third party's is 
 from collections import deque
 from collections.abc import Container, Sequence
 from math import inf
+from typing import assert_never
 
 import msgspec
 
@@ -186,6 +187,10 @@ class Metrics(msgspec.Struct, frozen=True):
     """The epoch in which ``committed`` counts: a later one may have begun with less."""
 
 
+MonitorTakes = ProcessExitedEvent | NodeLostEvent | ProcessUpEvent
+"""Events with which a process's life begins or ends."""
+
+
 class Monitor:
     """Collects reports and events."""
 
@@ -338,7 +343,9 @@ class Monitor:
         self.history(node).restart()
 
     def note(self, event: Event, now_s: float) -> None:
-        """Take in an event of the membership."""
+        """Take in an event of the membership; most tell nothing of a process's life."""
+        if not isinstance(event, MonitorTakes):
+            return
         match event:
             case ProcessExitedEvent():
                 end = LifeEnded(
@@ -357,7 +364,7 @@ class Monitor:
             case ProcessUpEvent(node=node, inc=inc):
                 self.restarts.up(node, inc, now_s)
             case _:
-                pass  # it tells nothing of a process's life
+                assert_never(event)
 
     def _note_end(self, end: LifeEnded) -> None:
         """A life is over."""

@@ -3,7 +3,7 @@
 import itertools
 import math
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, assert_never
 
 from paceline.base.jobdir import role_of
 from paceline.jobs.facts import Facts
@@ -78,10 +78,23 @@ def table_rows(facts: Facts) -> list[tuple[str, ...]]:
     return [(row.letter, clock(row.t - facts.started_s), row.words) for row in size_rows(facts)]
 
 
+SizeStoryTakes = (
+    SizePlannedEvent
+    | SizeJudgedEvent
+    | SizeKeptEvent
+    | SizeChangedEvent
+    | ScaledEvent
+    | ServersChangedEvent
+    | ServersNotChangedEvent
+)
+
+
 def _told(facts: Facts) -> Iterator[tuple[bool, float, str]]:
     """Whether it is a change in effect, when, and the words."""
     planned, ordered_s = False, None
     for event in facts.events:
+        if not isinstance(event, SizeStoryTakes):
+            continue
         match event:
             case SizePlannedEvent() | SizeJudgedEvent() | SizeKeptEvent():
                 planned = isinstance(event, SizePlannedEvent)
@@ -91,8 +104,9 @@ def _told(facts: Facts) -> Iterator[tuple[bool, float, str]]:
                 yield True, event.t, event.sentence()
             case ScaledEvent(role="server"):
                 ordered_s = event.t
-            case ScaledEvent(before=int()) if not planned:
-                yield True, event.t, f"workers {event.before} -> {event.count}"
+            case ScaledEvent():
+                if event.before is not None and not planned:
+                    yield True, event.t, f"workers {event.before} -> {event.count}"
             case ServersChangedEvent():
                 # Of a plan, it is a part of the change that follows.
                 yield not planned, event.t, _servers(event, ordered_s, facts.points)
@@ -101,7 +115,7 @@ def _told(facts: Facts) -> Iterator[tuple[bool, float, str]]:
                 yield False, event.t, event.sentence()
                 ordered_s = None
             case _:
-                pass  # of something else
+                assert_never(event)
 
 
 def _servers(

@@ -2,6 +2,7 @@
 
 import getpass
 from collections.abc import Iterator, Sequence
+from typing import assert_never
 
 from msgspec.structs import replace
 
@@ -108,6 +109,9 @@ def _mean_cores(nodes: NodeSpec) -> float:
     return sum(cores) / len(cores)
 
 
+SizeTakes = ScaledEvent | ServersChangedEvent | ServersNotChangedEvent | NodeResizedEvent
+
+
 def size_changes(
     first: JobSize, events: Sequence[Event], launched_s: float
 ) -> Iterator[SizeChange]:
@@ -123,6 +127,8 @@ def size_changes(
 
 def _changed(size: JobSize, event: Event) -> JobSize:
     """Return a size after an event; of nodes that differ the one that was changed last counts."""
+    if not isinstance(event, SizeTakes):
+        return size
     role = role_of(event.node)
     match event:
         case ScaledEvent(count=count):
@@ -135,5 +141,5 @@ def _changed(size: JobSize, event: Event) -> JobSize:
                 f"{role}_memory": event.memory_bytes or 0,
             }
         case _:
-            fields = {}
+            assert_never(event)
     return replace(size, **fields)
