@@ -39,6 +39,9 @@ T = TypeVar("T", FilesAre, FileTaken)
 _THERE = 1
 _tickets = itertools.count(1)
 
+FileClientTakes = FilePiece | FilesAre | FileTaken
+"""What servers of files answer."""
+
 
 class DistantStore:
     """The files that one machine of the job serves. See `CutStore`.
@@ -235,7 +238,7 @@ class _Link:
         self._asked_s = time.monotonic()
         self._client.send(_THERE, message, frames or ())
 
-    def heard(self, again: Callable[[], None]) -> list[tuple[Data, list[memoryview]]]:
+    def heard(self, again: Callable[[], None]) -> list[tuple[FileClientTakes, list[memoryview]]]:
         """What has been answered; ``again`` asks once more where nothing is.
 
         Raises:
@@ -250,7 +253,7 @@ class _Link:
         elif now_s > max(self._asked_s, self._heard_s) + AGAIN_S:
             self._asked_s = now_s
             again()
-        return [(message, frames) for _, message, frames in found]
+        return [(one, frames) for _, one, frames in found if isinstance(one, FileClientTakes)]
 
     def close(self) -> None:
         self._client.close()

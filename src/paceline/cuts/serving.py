@@ -12,7 +12,7 @@ import re
 import threading
 from collections.abc import Callable
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, assert_never
 
 from paceline.base.jobdir import JobDir
 from paceline.base.numbering import EpochNo
@@ -39,6 +39,8 @@ _Key = tuple[bytes, int, str]
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,199}")
 
 _log = logging.getLogger(__name__)
+
+FileServerTakes = AskFile | AskFiles | GiveFile | DropFiles
 
 
 class _Arriving:
@@ -142,18 +144,21 @@ class FileServer:
     def _answer(
         self, peer: bytes, message: Data, frames: list[memoryview]
     ) -> tuple[Data, list[Buffer]] | None:
+        writes = isinstance(message, GiveFile | DropFiles)
+        if not isinstance(message, FileServerTakes) or (writes and not self._takes):
+            _log.warning("file_request_refused type=%s", type(message).__name__)
+            return None
         match message:
             case AskFile():
                 return self._piece(message)
             case AskFiles():
                 return self._list(message), []
-            case GiveFile() if self._takes:
+            case GiveFile():
                 return self._take(peer, message, frames), []
-            case DropFiles() if self._takes:
+            case DropFiles():
                 return self._drop(message), []
             case _:
-                _log.warning("file_request_refused type=%s", type(message).__name__)
-                return None
+                assert_never(message)
 
     # ------------------------------------------------------------------ reading
 

@@ -7,14 +7,16 @@ from paceline.base.disk import append_if_possible
 from paceline.base.numbering import Inc
 from paceline.master.facts import StreamEnded
 from paceline.master.feature_parts import NONSENSE, FeatureParts
+from paceline.master.holding import EdgesTakes
 from paceline.master.inbox import Inbox
-from paceline.master.measuring import Measuring, OfMeasuring
+from paceline.master.measuring import Measuring, MeasuringTakes
 from paceline.master.members import MembersEdge
 from paceline.master.memory_watch import MemoryWatch
 from paceline.master.parts import MasterParts, Times
 from paceline.master.serving import CutsServed
 from paceline.master.sharing import DeviceSharing
-from paceline.master.training import Training
+from paceline.master.training import Training, TrainingTakes
+from paceline.protocol.nodes.agent import AgentTakes
 from paceline.wire.control import AgentStream
 from paceline.wire.messages.agent import (
     AgentHello,
@@ -40,6 +42,9 @@ from paceline.wire.messages.node import (
 MAX_REFUSALS_LOGGED = 1_000
 
 _log = logging.getLogger(__name__)
+
+AgentsTakes = ProcessUp | ScriptError | Finished | TablesHeld | FeatureSaid
+"""What processes say of their lives, their memory and their script's figures."""
 
 
 class Agents:
@@ -84,18 +89,18 @@ class Agents:
             )
 
     def _handle(self, stream: AgentStream, message: AgentUp | StreamEnded, now_s: float) -> None:
-        match message:
-            case StreamEnded():
-                self._stream_ended(stream)
-            case AgentHello():
-                self._hello(stream, message, now_s)
-            case _:
-                name = message.node
-                if self._names.get(stream) != name or self._outbox.streams.get(name) is not stream:
-                    self._refuse(name, "not from the node's agent")
-                    return
-                self._members.heard(name, now_s)
-                self._from_agent(name, message, now_s)
+        if isinstance(message, StreamEnded):
+            self._stream_ended(stream)
+            return
+        if isinstance(message, AgentHello):
+            self._hello(stream, message, now_s)
+            return
+        name = message.node
+        if self._names.get(stream) != name or self._outbox.streams.get(name) is not stream:
+            self._refuse(name, "not from the node's agent")
+            return
+        self._members.heard(name, now_s)
+        self._from_agent(name, message, now_s)
 
     def _hello(self, stream: AgentStream, hello: AgentHello, now_s: float) -> None:
         name = hello.node
@@ -174,6 +179,15 @@ class Agents:
             append_if_possible(self._job.logs / f"{message.node}.stacks", stacks)
 
     def _from_process(self, name: str, body: NodeUp, now_s: float) -> None:
+        if isinstance(body, MeasuringTakes):
+            self._measuring.from_process(name, body, self._times.steady())
+        elif isinstance(body, TrainingTakes | EdgesTakes):
+            self._inbox.changed |= isinstance(body, GroupStopped)
+            self._training.handle(name, body, self._times.steady())
+        elif not isinstance(body, AgentTakes):
+            self._about_life(name, body, now_s)
+
+    def _about_life(self, name: str, body: AgentsTakes, now_s: float) -> None:
         match body:
             case ProcessUp():
                 self._act(self._members.process_up(body, now_s))
@@ -185,12 +199,8 @@ class Agents:
                 self.memory.told(name, body.tables)
             case FeatureSaid():
                 self._features.heard(name, body)
-            case _ if isinstance(body, OfMeasuring):
-                self._measuring.from_process(name, body, self._times.steady())
             case _:
-                if isinstance(body, GroupStopped):
-                    self._inbox.changed = True
-                self._training.handle(name, body, self._times.steady())
+                assert_never(body)
 
     def _is_alive(self, name: str, inc: Inc) -> bool:
         node = self._members.roster.node_of(inc)

@@ -1,5 +1,7 @@
 """What a master finds of those before it: their journal, their agents, sizes that were ordered."""
 
+from typing import assert_never
+
 from paceline.jobs.resize import read_resize
 from paceline.master.checks import Checks, NodeChecked
 from paceline.master.feature_parts import FeatureParts
@@ -16,6 +18,7 @@ from paceline.master.training import Training
 from paceline.protocol.nodes.node import Act, JobEnded, MemberRecords
 from paceline.protocol.nodes.orders import NodeOrders
 from paceline.protocol.nodes.resizing import NodesResized, NodesResizing
+from paceline.protocol.records import Records
 from paceline.protocol.snapshot import Snapshot, restore, take
 
 COMPACT_AT = 50_000
@@ -63,6 +66,12 @@ class JournalRecovery:
         return restarted, ended
 
     def _apply(self, record: JournalRecord) -> None:
+        if isinstance(record, Records):
+            self._training.state.apply(record)
+            return
+        if isinstance(record, MemberRecords):
+            self._members.roster.apply(record)
+            return
         match record:
             case MasterStarted():
                 self._clock.go_on(record)
@@ -80,10 +89,8 @@ class JournalRecovery:
                 self._sizes.apply(record)
             case FeatureKept():
                 self._features.apply(record)
-            case _ if isinstance(record, MemberRecords):
-                self._members.roster.apply(record)
             case _:
-                self._training.state.apply(record)
+                assert_never(record)
 
     def resize(self) -> list[Act]:
         """Take in what `paceline run --resume` says about the number of nodes."""

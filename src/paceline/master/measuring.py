@@ -19,7 +19,7 @@ from paceline.wire.messages.agent import CallsTold, NodeFacts
 from paceline.wire.messages.checks import Checked, CheckKept
 from paceline.wire.messages.failslow import AtMeeting, RankMeasured
 
-OfMeasuring = Checked | AtMeeting | RankMeasured
+MeasuringTakes = Checked | AtMeeting | RankMeasured
 
 
 def checks_of(parts: MasterParts) -> Checks:
@@ -49,7 +49,7 @@ class Measuring:
         """An agent has told the calls of its process."""
         self._act(self.watch.told(message, now_s))
 
-    def from_process(self, node: str, message: OfMeasuring, now_s: float) -> None:
+    def from_process(self, node: str, message: MeasuringTakes, now_s: float) -> None:
         """A node has measured itself, or has come to where it is to."""
         match message:
             case Checked():

@@ -47,6 +47,22 @@ from paceline.wire.messages.node import (
     OpenFeed,
 )
 
+TrainingTakes = (
+    LeaseRequest
+    | OpenFeed
+    | LoopLeft
+    | AskPlace
+    | AgreeOn
+    | InNoStep
+    | GiveBack
+    | AskCut
+    | Copied
+    | CutDelayed
+    | Profiled
+    | EvaluateResult
+)
+"""What processes say of the training in every job; the rest is its `HolderEdge`'s."""
+
 ForNodes = Moved | NotMoved | WorkerRefused
 """What the training has found out that concerns a node's life."""
 
@@ -104,7 +120,7 @@ class Training:
 
     def handle(self, node: str, message: NodeUp, now_s: float) -> None:
         """A message of a live process of ``node``."""
-        if self.edge.handle(node, message, now_s):
+        if self.edge.handle(node, message, now_s) or not isinstance(message, TrainingTakes):
             return
         match message:
             case LeaseRequest():
@@ -126,7 +142,7 @@ class Training:
             case EvaluateResult():
                 self._evaluations.handle(message)
             case _:
-                pass  # of another kind of holder, or of a node's life
+                assert_never(message)
 
     def worker_up(self, inc: Inc) -> None:
         """A worker's process is there."""

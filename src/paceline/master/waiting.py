@@ -86,15 +86,14 @@ def _is_stopped_at_once(inbox: list[Fact]) -> bool:
 def _answer(inbox: list[Fact], why: str, reply: Callable[[Call], Reply]) -> None:
     """Answer questions; an order to stop in order stays, to be obeyed when it can be."""
     for fact in [fact for fact in inbox if isinstance(fact, Asked)]:
-        match fact.call:
-            case GetStatus() | GetObservation() | GetSpec():
-                fact.reply(_as_waiting(reply(fact.call), why))
-                inbox.remove(fact)
-            case StopJob():
-                fact.reply(Done(error=f"the job stops as soon as it can write: {why}"))
-            case _:
-                fact.reply(Done(error=f"not now: {why}"))
-                inbox.remove(fact)
+        if isinstance(fact.call, StopJob):
+            fact.reply(Done(error=f"the job stops as soon as it can write: {why}"))
+            continue
+        inbox.remove(fact)
+        if isinstance(fact.call, GetStatus | GetObservation | GetSpec):
+            fact.reply(_as_waiting(reply(fact.call), why))
+        else:
+            fact.reply(Done(error=f"not now: {why}"))
 
 
 def _as_waiting(reply: Reply, why: str) -> Reply:

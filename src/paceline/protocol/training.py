@@ -71,6 +71,22 @@ from paceline.wire.messages.node import (
 )
 from paceline.wire.schema import ModelSchema
 
+CoreRecordsTakes = (
+    SchemaFixed
+    | FeedAdded
+    | LoopEnded
+    | Agreed
+    | Extended
+    | Granted
+    | Returned
+    | GaveBack
+    | Planned
+    | CutValid
+    | CutStored
+    | CutGone
+)
+"""Records that are true of every job, whoever holds the model."""
+
 
 class MasterState:
     """Feeds, leases, plans and cuts of one job."""
@@ -147,6 +163,8 @@ class MasterState:
         """The only way durable state changes."""
         if self.holder.apply(record):
             return
+        if not isinstance(record, CoreRecordsTakes):
+            raise InternalError(f"{record!r} is no record of a job like this one")
         match record:
             case SchemaFixed():
                 self.model = record.model
@@ -163,7 +181,7 @@ class MasterState:
             case FeedAdded() | Extended() | Granted() | Returned() | GaveBack():
                 self._apply_to_ledger(record)
             case _:
-                raise InternalError(f"{record!r} is no record of a job like this one")
+                assert_never(record)
         self.holder.applied(record)
 
     def _apply_to_ledger(

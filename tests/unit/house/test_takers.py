@@ -1,78 +1,238 @@
-"""Every message has a taker: a part that receives a union matches each class of it by name.
+"""Every message has a taker: a part declares what it takes, and handles all that it declares.
 
-A class is taken where a ``case``, an ``isinstance``, or a call that waits for such an answer names
-it, in the folders of the parts that receive it. Events have none: people read them.
+A part that takes some of a union has an alias for that, whose name ends in ``Takes``: its ``match``
+is closed by ``assert_never``, so mypy finds what is declared and not handled. A part that takes a
+whole union has it as the type of a parameter. The tests here find what nobody has declared, and a
+``match`` that swallows what it does not name. Events have no taker: people read them.
 """
 
 import ast
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
+from functools import cache
+from importlib import import_module
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any, get_args, get_type_hints
 
 import pytest
 
 import paceline
-from paceline.cluster.book import AnyClusterRecord
+from paceline.agent.process import ProcessHost
+from paceline.cluster.book import AnyClusterRecord, ClusterBook
+from paceline.cluster.desk import ClusterDesk
+from paceline.master.agents import Agents
 from paceline.master.journal import JournalRecord
+from paceline.master.journal_recovery import JournalRecovery
+from paceline.master.replies import Replies
+from paceline.protocol.acts import Instruction
+from paceline.protocol.nodes.agent import NodeState
+from paceline.protocol.nodes.node import MemberRecords
+from paceline.protocol.nodes.roster import Roster
 from paceline.wire.client import Call, Reply
 from paceline.wire.cluster import ClusterCall, ClusterReply
+from paceline.wire.events.base import Event
 from paceline.wire.messages.agent import AgentDown, AgentUp
 from paceline.wire.messages.data import Data
+from paceline.wire.messages.group import GroupUp
 from paceline.wire.messages.node import NodeDown, NodeUp
 from paceline.wire.zygote import FromZygote
 
 SOURCE = Path(paceline.__file__).parent
-RECEIVERS: dict[str, tuple[Any, tuple[str, ...]]] = {
-    "from agents": (AgentUp, ("master",)),
-    "to agents": (AgentDown, ("agent", "protocol/nodes/agent.py")),
-    "from nodes": (NodeUp, ("master", "protocol", "agent")),
-    "to nodes": (NodeDown, ("runtime", "protocol/holding")),
-    "among nodes": (Data, ("runtime", "protocol", "cuts")),
-    "from zygotes": (FromZygote, ("agent",)),
-    "calls": (Call, ("master",)),
-    "replies": (Reply, ("cli", "jobs", "master")),
-    "calls of the cluster": (ClusterCall, ("cluster",)),
-    "replies of the cluster": (ClusterReply, ("cluster", "cli")),
-    "records": (JournalRecord, ("master", "protocol")),
-    "records of the cluster": (AnyClusterRecord, ("cluster",)),
+
+WHOLE: dict[str, tuple[Any, Callable[..., Any]]] = {
+    "from agents": (AgentUp, Agents.handle),
+    "to agents": (AgentDown, NodeState.on_master),
+    "from zygotes": (FromZygote, ProcessHost._on_zygote),
+    "calls": (Call, Replies.to),
+    "calls of the cluster": (ClusterCall, ClusterDesk.answer),
+    "records": (JournalRecord, JournalRecovery._apply),
+    "records of nodes": (MemberRecords, Roster.apply),
+    "records of the cluster": (AnyClusterRecord, ClusterBook.apply),
 }
+"""Unions of which one part takes all, and that part."""
+
+DIVIDED: dict[str, Any] = {"from nodes": NodeUp, "to nodes": NodeDown, "among nodes": Data}
+"""Unions of which several parts take some each."""
+
+ANSWERS: dict[str, tuple[Any, tuple[str, ...]]] = {
+    "replies": (Reply, ("cli", "jobs", "master")),
+    "replies of the cluster": (ClusterReply, ("cluster", "cli")),
+}
+"""Unions of answers. Their taker is the function that asked; here is where such functions are."""
 
 
-def members_of(union: Any) -> set[str]:
+def members_of(*unions: Any) -> set[str]:
     found = set[str]()
-    for one in get_args(union):
-        found |= members_of(one) if get_args(one) else {one.__name__}
+    for one in unions:
+        found |= members_of(*get_args(one)) if get_args(one) else {one.__name__}
     return found
 
 
-def taken_in(tree: ast.AST) -> Iterator[str]:
-    for node in ast.walk(tree):
+# ----------------------------------------------------------------------------- what is declared
+
+
+@cache
+def trees() -> dict[str, ast.Module]:
+    """The tree of each file, by its module's name."""
+    found = {}
+    for file in sorted(SOURCE.rglob("*.py")):
+        parts = file.relative_to(SOURCE).with_suffix("").parts
+        found[".".join([paceline.__name__, *parts])] = ast.parse(file.read_text())
+    return found
+
+
+def aliases_in(tree: ast.Module) -> Iterator[str]:
+    for node in tree.body:
+        match node:
+            case ast.Assign(targets=[ast.Name(id=name)]) if name.endswith("Takes"):
+                yield name
+            case _:
+                continue
+
+
+@cache
+def declared() -> dict[str, set[str]]:
+    """What each alias of a part names."""
+    return {
+        f"{module}.{name}": members_of(getattr(import_module(module), name))
+        for module, tree in trees().items()
+        for name in aliases_in(tree)
+    }
+
+
+def untaken(union: Any, takers: Iterable[set[str]]) -> set[str]:
+    return members_of(union).difference(*takers)
+
+
+@pytest.mark.parametrize("what", DIVIDED)
+def test_every_message_has_a_part_that_declares_it(what: str) -> None:
+    assert not untaken(DIVIDED[what], declared().values())
+
+
+@pytest.mark.parametrize("what", WHOLE)
+def test_a_part_takes_the_whole_union(what: str) -> None:
+    union, taker = WHOLE[what]
+    hints = get_type_hints(taker)
+    del hints["return"]
+    assert members_of(union) <= members_of(*hints.values())
+
+
+def test_nothing_is_declared_that_nobody_sends() -> None:
+    known = members_of(*DIVIDED.values(), *(union for union, _ in WHOLE.values()))
+    known |= {one.__name__ for one in events()}
+    assert {name: names - known for name, names in declared().items() if names - known} == {}
+
+
+def test_every_declaration_is_used() -> None:
+    used = {one.id for tree in trees().values() for one in ast.walk(tree) if is_read(one)}
+    unused = {name for name in declared() if name.rpartition(".")[2] not in used}
+    assert not unused
+
+
+def is_read(node: ast.AST) -> bool:
+    return isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load)
+
+
+def test_a_message_that_nobody_takes_is_found() -> None:
+    class Fresh: ...
+
+    assert untaken(NodeUp | Fresh, declared().values()) == {"Fresh"}
+    assert untaken(int | str, [{"int"}, {"float"}]) == {"str"}
+
+
+# ----------------------------------------------------------------------------- what is swallowed
+#
+# `case _: pass` would make a part deaf to what is added to the union, and nobody would be told.
+
+
+def events() -> set[type[Event]]:
+    found, new = set[type[Event]](), {Event}
+    while new:
+        found |= new
+        new = {child for one in new for child in one.__subclasses__()} - found
+    return found
+
+
+@cache
+def closed() -> frozenset[str]:
+    """The names of all classes whose matches have to be closed."""
+    unions = [*DIVIDED.values(), Instruction, *(union for union, _ in WHOLE.values())]
+    return frozenset(members_of(*unions) | {one.__name__ for one in events()})
+
+
+def named(pattern: ast.AST) -> Iterator[str]:
+    for node in ast.walk(pattern):
         match node:
             case ast.MatchClass(cls=ast.Name(id=name) | ast.Attribute(attr=name)):
                 yield name
+            case _:
+                continue
+
+
+def swallowing(tree: ast.AST, names: frozenset[str]) -> Iterator[int]:
+    """Lines of defaults which take what a match over such classes does not name."""
+    for node in ast.walk(tree):
+        if not isinstance(node, ast.Match):
+            continue
+        if not names & {name for case in node.cases for name in named(case.pattern)}:
+            continue
+        for case in node.cases:
+            catches_all = isinstance(case.pattern, ast.MatchAs) and case.pattern.pattern is None
+            if catches_all and not case.guard and "assert_never(" not in ast.unparse(case.body):
+                yield case.pattern.lineno
+
+
+def test_no_match_over_messages_swallows_what_it_does_not_name() -> None:
+    found = {
+        f"{module}:{line}"
+        for module, tree in trees().items()
+        for line in swallowing(tree, closed())
+    }
+    assert not found, "declare what the part takes, and close the match by assert_never"
+
+
+@pytest.mark.parametrize(
+    ("default", "found"),
+    [
+        ("case _: pass", [4]),
+        ("case _ if late: pass", []),
+        ("case other: log(other)", [4]),
+        ("case _: assert_never(m)", []),
+        ("case Other(): pass", []),
+    ],
+)
+def test_a_default_that_swallows_is_found(default: str, found: list[int]) -> None:
+    tree = ast.parse(f"match m:\n  case group.Known(inc=1): pass\n\n  {default}")
+    assert list(swallowing(tree, frozenset({"Known"}))) == found
+    assert list(swallowing(tree, frozenset({"Strange"}))) == []
+
+
+# ----------------------------------------------------------------------------- answers
+
+
+def asked_for(tree: ast.AST) -> Iterator[str]:
+    """The classes by which a function knows the answer to its question."""
+    for node in ast.walk(tree):
+        match node:
             case ast.Call(func=ast.Name(id="isinstance"), args=[_, kinds]):
                 yield from (one.id for one in ast.walk(kinds) if isinstance(one, ast.Name))
             case ast.Call(args=arguments):
                 yield from (one.id for one in arguments if isinstance(one, ast.Name))
             case _:
-                continue
+                yield from named(node) if isinstance(node, ast.MatchClass) else ()
 
 
-def taken_by(places: tuple[str, ...]) -> set[str]:
-    paths = (SOURCE / one for one in places)
-    files = (file for one in paths for file in ([one] if one.suffix else one.rglob("*.py")))
-    return {name for file in files for name in taken_in(ast.parse(file.read_text()))}
+@pytest.mark.parametrize("what", ANSWERS)
+def test_somebody_asks_for_every_answer(what: str) -> None:
+    union, folders = ANSWERS[what]
+    inside = tuple(f"{paceline.__name__}.{folder}." for folder in folders)
+    found = {
+        name
+        for module, tree in trees().items()
+        if module.startswith(inside)
+        for name in asked_for(tree)
+    }
+    assert not members_of(union) - found
 
 
-@pytest.mark.parametrize("what", RECEIVERS)
-def test_every_message_has_a_taker(what: str) -> None:
-    union, places = RECEIVERS[what]
-    members = members_of(union)
-    assert members
-    assert not members - taken_by(places), f"{what}: nobody in {places} takes these"
-
-
-def test_a_message_that_nobody_takes_is_found() -> None:
-    assert "Nothing" not in taken_by(("master",))
-    assert set(taken_in(ast.parse("match m:\n  case node.Nothing(inc=1): pass"))) == {"Nothing"}
-    assert set(taken_in(ast.parse("isinstance(m, Nothing | Other)"))) == {"Nothing", "Other"}
+def test_groups_say_what_their_edge_takes() -> None:
+    assert declared()["paceline.master.holding.group.GroupEdgeTakes"] == members_of(GroupUp)

@@ -30,7 +30,7 @@ from paceline.wire.events.state import (
     MemberSlowEvent,
 )
 from paceline.wire.messages.agent import NodeFacts
-from paceline.wire.messages.group import Broken, GroupStopped, JoinGroup, Member, Progress
+from paceline.wire.messages.group import Broken, GroupUp, Member
 from paceline.wire.messages.node import (
     NodeUp,
 )
@@ -40,6 +40,9 @@ MAX_FUTILE = 20
 """So often members that all live may fail to do a step together."""
 BROKEN_S = 0.5
 """A member that cannot work in its group has a peer that is dead: its agent says so within this."""
+
+
+GroupEdgeTakes = GroupUp
 
 
 class GroupEdge(HolderEdge):
@@ -80,19 +83,15 @@ class GroupEdge(HolderEdge):
     # ------------------------------------------------------------------ messages
 
     def handle(self, node: str, message: NodeUp, now_s: float) -> bool:
-        match message:
-            case JoinGroup() | GroupStopped() | Progress() | Broken():
-                expected = sum(1 for _ in self.training.members.roster.wanted_workers())
-                one = self.training.members.roster.nodes[node]
-                distant = one.by_itself or one.agent.is_remote
-                said = self.holder.member_said(
-                    message, node=node, expected=expected, distant=distant
-                )
-                if isinstance(message, Broken) and message.diverged:
-                    self._tell_diverged(message)
-                self.training.do(said)
-            case _:
-                return False
+        if not isinstance(message, GroupEdgeTakes):
+            return False
+        expected = sum(1 for _ in self.training.members.roster.wanted_workers())
+        one = self.training.members.roster.nodes[node]
+        distant = one.by_itself or one.agent.is_remote
+        said = self.holder.member_said(message, node=node, expected=expected, distant=distant)
+        if isinstance(message, Broken) and message.diverged:
+            self._tell_diverged(message)
+        self.training.do(said)
         return True
 
     def _tell_diverged(self, message: Broken) -> None:
@@ -119,17 +118,14 @@ class GroupEdge(HolderEdge):
         self.training.do(self.training.state.take_cut())
 
     def before_record(self, record: Records) -> None:
-        match record:
-            case GroupFormed(group=group, members=members):
-                self.training.outbox.tell(GroupFormsEvent(group=group, members=_names(members)))
-            case GroupRestored(cut=cut):
-                self.training.epochs.tell(record.epoch_no, cut)
-            case GroupBegun(step=step):
-                self.training.outbox.tell(
-                    GroupRunsEvent(members=_names(self.holder.group.members), step=step)
-                )
-            case _:
-                pass  # true of every job, and told by what it concerns there
+        if isinstance(record, GroupFormed):
+            forms = GroupFormsEvent(group=record.group, members=_names(record.members))
+            self.training.outbox.tell(forms)
+        elif isinstance(record, GroupRestored):
+            self.training.epochs.tell(record.epoch_no, record.cut)
+        elif isinstance(record, GroupBegun):
+            members = _names(self.holder.group.members)
+            self.training.outbox.tell(GroupRunsEvent(members=members, step=record.step))
 
     # ------------------------------------------------------------------ members without progress
 

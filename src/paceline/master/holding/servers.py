@@ -5,7 +5,7 @@ Epochs that servers begin, and moves that make no progress.
 
 from collections.abc import Iterable
 from functools import partial
-from typing import Literal
+from typing import Literal, assert_never
 
 from paceline.base.errors import ConfigError
 from paceline.base.numbering import NO_CUT, NO_INC, CutNo, Inc
@@ -50,6 +50,12 @@ ANSWER_PATIENCE_S = 4 * RESEND_S
 contribution must be held by it, too."""
 
 
+ServerEdgeTakes = (
+    Prepared | InitialWritten | Committed | FenceAnswer | Restored | BucketLoads | Joined | MapSet
+)
+"""What servers say, and workers of the model that they bring there."""
+
+
 class ServerEdge(HolderEdge):
     """The edge of jobs whose state servers hold, or nobody."""
 
@@ -73,6 +79,8 @@ class ServerEdge(HolderEdge):
     # ------------------------------------------------------------------ messages
 
     def handle(self, node: str, message: NodeUp, now_s: float) -> bool:
+        if not isinstance(message, ServerEdgeTakes):
+            return False
         match message:
             case Prepared() | InitialWritten():
                 self._begin(node, message, now_s)
@@ -91,7 +99,7 @@ class ServerEdge(HolderEdge):
                     self._said_s[message.inc] = now_s
                 self.training.do(self.holder.server_said(message))
             case _:
-                return False
+                assert_never(message)
         return True
 
     def _begin(self, node: str, message: Prepared | InitialWritten, now_s: float) -> None:
@@ -124,14 +132,11 @@ class ServerEdge(HolderEdge):
         )
 
     def before_record(self, record: Records) -> None:
-        match record:
-            case Granted(grant=grant):
-                self._lost_work.granted(self.training, grant)
-            case EpochStarted(cut=cut):
-                self.training.epochs.tell(record.epoch_no, cut)
-                self.training.cuts.folders.forget_memory(keep=cut.cut_no)
-            case _:
-                pass  # true of every job, and told by what it concerns there
+        if isinstance(record, Granted):
+            self._lost_work.granted(self.training, record.grant)
+        elif isinstance(record, EpochStarted):
+            self.training.epochs.tell(record.epoch_no, record.cut)
+            self.training.cuts.folders.forget_memory(keep=record.cut.cut_no)
 
     # ------------------------------------------------------------------ moving buckets
 

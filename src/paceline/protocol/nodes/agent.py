@@ -27,6 +27,7 @@ from paceline.wire.messages.agent import (
 )
 from paceline.wire.messages.node import (
     Finished,
+    KeepCut,
     Leaving,
     NodeDown,
     NodeUp,
@@ -118,6 +119,10 @@ class Life(msgspec.Struct):
     last_words: tuple[AgentUp, ...] = ()
     """Last words of the process, kept with its end: a process that is gone repeats nothing."""
     ended: ProcessExited | None = None
+
+
+AgentTakes = KeepCut | Leaving
+"""What a process says to its agent alone: the master hears nothing of it."""
 
 
 class NodeState:

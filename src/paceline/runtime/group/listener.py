@@ -6,7 +6,7 @@ It takes what they set in the store of a group, and hands out the state that thi
 import logging
 import threading
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Protocol, assert_never
 
 from paceline.runtime.process.process import Process
 from paceline.wire.data_plane import DataServer, bind_address
@@ -16,6 +16,9 @@ from paceline.wire.messages.group import AskState, Computed, Meet, StatePart
 POLL_S = 0.2
 
 _log = logging.getLogger(__name__)
+
+DoorTakes = Meet | Computed | AskState
+"""What members of a group say to each other."""
 
 
 class Host(Protocol):
@@ -60,9 +63,12 @@ class Door:
         self._data.close()
 
     def _answer(self, peer: bytes, message: Data, frames: Sequence[memoryview]) -> None:
+        if not isinstance(message, DoorTakes):
+            return  # a message between workers and servers: no member sends it
         match message:
-            case Meet() if len(frames) == 1:
-                self._host.met(message, bytes(frames[0]))
+            case Meet():
+                if len(frames) == 1:
+                    self._host.met(message, bytes(frames[0]))
             case Computed():
                 self._host.peer_computed(message)
             case AskState():
@@ -70,4 +76,4 @@ class Door:
                 if answer is not None:
                     self._data.send(peer, answer[0], [answer[1]])
             case _:
-                pass  # a message between workers and servers: no member sends it
+                assert_never(message)

@@ -83,6 +83,21 @@ IN_NO_STEP_S = 1.0
 
 _log = logging.getLogger(__name__)
 
+MemberTakes = (
+    StopGroup
+    | CatchUp
+    | RunGroup
+    | Divide
+    | ProfileBatches
+    | TakeCut
+    | CutKept
+    | CutMade
+    | FeedOpened
+    | AgreedOn
+    | PlaceIs
+    | Stop
+)
+
 
 class MemberClient:
     """A member; its public calls are the training thread's.
@@ -660,14 +675,17 @@ class MemberClient:
         self._tell_master(self._leases.resend())
 
     def from_master(self, message: NodeDown) -> None:
+        if not isinstance(message, MemberTakes):
+            _log.warning("a member has no use for %s", type(message).__name__)
+            return
         match message:
             case StopGroup() | CatchUp() | RunGroup() | Divide():
                 self._about_group(message)
             case ProfileBatches():
                 answer = self._profiling.asked(message)
                 self._tell_master([] if answer is None else [answer])
-            case TakeCut() if message.epoch_no == self.state.epoch_no:
-                self._tell_master(self._keeper.ask(message))
+            case TakeCut():
+                self._take_cut(message)
             case CutKept():
                 self._keeper.kept(message)
                 self._hear_keeper()
@@ -680,7 +698,11 @@ class MemberClient:
             case Stop():
                 self.process.stop_requested = self.process.told_to_stop = True
             case _:
-                _log.warning("a member has no use for %s", type(message).__name__)
+                assert_never(message)
+
+    def _take_cut(self, message: TakeCut) -> None:
+        if message.epoch_no == self.state.epoch_no:
+            self._tell_master(self._keeper.ask(message))
 
     def _feed_opened(self, message: FeedOpened) -> None:
         feed = message.feed

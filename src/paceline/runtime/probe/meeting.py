@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Callable
 from datetime import timedelta
+from typing import assert_never
 
 import torch
 import torch.distributed as dist
@@ -27,6 +28,8 @@ PATIENCE_S = 10.0
 """Seconds that a peer may take for one message, when links are measured."""
 CONNECT_S = 10.0
 """Seconds for the ranks to connect with each other, apart from the script's own groups."""
+
+MeetingTakes = MeetAt | Measure | GoOn
 
 
 class Meetings:
@@ -68,15 +71,16 @@ class Meetings:
                 link.send(came)
             is_over = False
             for message in link.receive():
-                match message:
-                    case Measure(meeting=number) if number == meeting:
-                        link.send(self._measure(message))
-                    case GoOn(meeting=number) if number == meeting:
-                        is_over = True  # and the next meeting's order may be right behind it
-                    case MeetAt():
-                        self._due = message
-                    case _:
-                        """Of another meeting."""
+                if isinstance(message, MeetAt):
+                    self._due = message
+                elif isinstance(message, MeetingTakes) and message.meeting == meeting:
+                    match message:
+                        case Measure():
+                            link.send(self._measure(message))
+                        case GoOn():
+                            is_over = True  # and the next meeting's order may be right behind it
+                        case _:
+                            assert_never(message)
             if is_over:
                 break
         self._group = None

@@ -18,7 +18,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Protocol
+from typing import Protocol, assert_never
 
 from paceline.base.errors import ConfigError, InternalError, PacelineError
 from paceline.base.numbering import Inc
@@ -38,6 +38,9 @@ WAIT_S = 0.2
 HALT_S = 5.0
 
 Errand = Callable[[], object]
+
+ExchangeTakes = CheckKept | FeatureTold | WorkersNow
+"""What the master says to every worker, whoever holds the model."""
 
 
 class Owner(Protocol):
@@ -141,6 +144,9 @@ class Exchange:
             self.data.close()
 
     def _take(self, order: NodeDown) -> None:
+        if not isinstance(order, ExchangeTakes):
+            self._owner.from_master(order)
+            return
         match order:
             case CheckKept():
                 self._untold = None
@@ -150,7 +156,7 @@ class Exchange:
             case WorkersNow():
                 self._process.num_workers = order.count
             case _:
-                self._owner.from_master(order)
+                assert_never(order)
 
     def _tell_again(self, now_s: float) -> None:
         """Leave what the master does not keep yet to be sent."""

@@ -9,7 +9,7 @@ no matter of this module: the state machine raises InternalError on it.
 from collections.abc import Iterable, Sequence
 from itertools import pairwise
 from math import inf, isfinite
-from typing import NamedTuple
+from typing import NamedTuple, assert_never
 
 import numpy as np
 
@@ -23,6 +23,7 @@ from paceline.wire.messages.base import ServerMap
 from paceline.wire.messages.data import (
     AskMap,
     Data,
+    Echo,
     Export,
     Order,
     Part,
@@ -32,6 +33,9 @@ from paceline.wire.messages.data import (
     ScriptPart,
 )
 from paceline.wire.schema import NUM_BUCKETS, ModelSchema
+
+ServiceTakes = Part | Ready | ScriptPart | Pull | Order | Export | AskMap | Piece | Echo
+"""What workers say to a server, other servers, and those who measure the link to it."""
 
 _ID_BYTES = 8
 MAX_SCRIPT_BYTES = 64 << 20
@@ -87,6 +91,8 @@ class Admission:
 
     def misfit(self, message: Data, frames: Sequence[memoryview]) -> str:
         """Why the message must not be handled; empty: it may."""
+        if not isinstance(message, ServiceTakes) or isinstance(message, Echo):
+            return "a server has no use for it"
         match message:
             case Part():
                 return self._bad_part(message) or self._bad_frames(message, frames)
@@ -105,7 +111,7 @@ class Admission:
             case Order() | AskMap():
                 return ""
             case _:
-                return "a server has no use for it"
+                assert_never(message)
 
     def gradients(self, part: Part, frames: Sequence[memoryview]) -> Parted:
         """What a part that fits brings: views of its frames."""

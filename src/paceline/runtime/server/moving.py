@@ -80,6 +80,8 @@ LARGE_BYTES = 1 << 22
 _libc = ctypes.CDLL(None)
 _log = logging.getLogger(__name__)
 
+PieceSenderTakes = PieceHeld
+
 
 class Sender:
     """A child process that sends buckets of a store as it was when this was made."""
@@ -175,7 +177,7 @@ def _send_all(
             num_sent += PIECE_BYTES
         early_s = begun_s + num_sent / BYTES_PER_S - now_s
         for _, answer, _frames in client.poll(early_s if waiting and early_s > 0 else RESEND_S):
-            if isinstance(answer, PieceHeld):
+            if isinstance(answer, PieceSenderTakes):
                 unanswered.pop(answer.offset, None)
         if now_s - begun_s > RANK_AFTER_S:
             rank.sends(num_sent / (now_s - begun_s))

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import assert_never
 
-from paceline.protocol.holding.servers.server import ServerState
+from paceline.protocol.holding.servers.server import ServerState, ServerStateTakes
 from paceline.protocol.holding.servers.server_acts import (
     AnswerPull,
     Apply,
@@ -29,7 +29,7 @@ from paceline.protocol.holding.servers.server_acts import (
 from paceline.protocol.holding.servers.worker_acts import ToMaster
 from paceline.runtime.checkpoint.writer import CutWriter
 from paceline.runtime.process.process import Process
-from paceline.runtime.server.admission import Admission, Parted
+from paceline.runtime.server.admission import Admission, Parted, ServiceTakes
 from paceline.runtime.server.answering import WaitingPull, exported, pull_frames, pulled
 from paceline.runtime.server.grace import Grace
 from paceline.runtime.server.moving import ArrivingShare, Sender, free, held
@@ -78,6 +78,11 @@ CATCH_UP = 8
 """Entries that a server which has joined applies at a time: parts are to be kept meanwhile."""
 
 _log = logging.getLogger(__name__)
+
+ServerTakes = CutKept | Stop
+"""What the master and the agent say to a server, beside `ServerStateTakes`."""
+LeaderTakes = At
+"""What a leader answers a server."""
 
 
 class ServerProcess:
@@ -142,7 +147,7 @@ class ServerProcess:
 
     def _hear_peers(self) -> None:
         for _, message, _frames in self.peers.poll(0.0):
-            if isinstance(message, At):
+            if isinstance(message, LeaderTakes):
                 self._do(self.state.at(message))
                 self._let_go()
 
@@ -160,6 +165,8 @@ class ServerProcess:
             self._take_piece(peer, message, frames)
             return
         self.route[inc] = peer
+        if not isinstance(message, ServiceTakes):
+            return  # a server sends it, or a member of a group: no worker does
         if isinstance(message, Part | Pull | Export) and self._is_early(message):
             number = message.seq if isinstance(message, Part) else message.ticket
             if sum(sender == inc for sender, _, _ in self.early) < MAX_EARLY:
@@ -172,9 +179,8 @@ class ServerProcess:
                 self.parting = None
             case Ready():
                 self._do(self.state.ready(message))
-            case ScriptPart(script=script):
-                for share in self._shares() if message.epoch_no == self.state.epoch_no else ():
-                    share.scripts.keep(script)
+            case ScriptPart():
+                self._keep_script(message)
             case Pull():
                 self._take_pull(message, frames)
             case Order():
@@ -185,10 +191,14 @@ class ServerProcess:
             case AskMap():
                 self._do(self.state.ask_map(message))
             case _:
-                pass  # a server sends it, or a member of a group: no worker does
+                assert_never(message)
         # Not what a step costs when this message happens to be the one that completes it.
         spent_s = time.perf_counter() - start_s - (self.aside_s - aside_s)
         self.handler_s[inc] = self.handler_s.get(inc, 0.0) + spent_s
+
+    def _keep_script(self, part: ScriptPart) -> None:
+        for share in self._shares() if part.epoch_no == self.state.epoch_no else ():
+            share.scripts.keep(part.script)
 
     def _is_early(self, message: Part | Pull | Export) -> bool:
         """Whether a worker has heard of a map before its entry has come here."""
@@ -251,17 +261,22 @@ class ServerProcess:
             )
 
     def _obey(self, message: NodeDown) -> None:
+        if isinstance(message, ServerStateTakes):
+            self._do(self.state.on_master(message))
+        elif isinstance(message, ServerTakes):
+            self._obey_here(message)
+        else:
+            _log.warning("a server has no use for %s", type(message).__name__)
+        self._let_go()
+
+    def _obey_here(self, message: ServerTakes) -> None:
         match message:
             case CutKept():
                 self.writer.kept(message)
             case Stop():
                 self.process.stop_requested = True
             case _:
-                found = self.state.on_master(message)
-                if found is None:
-                    _log.warning("a server has no use for %s", type(message).__name__)
-                self._do(found or [])
-        self._let_go()
+                assert_never(message)
 
     def _tick(self, now_s: float) -> None:  # noqa: C901
         if self.grace.is_over(self.state.contents.step + 1, self.state.readiness.grace_s, now_s):
@@ -537,11 +552,9 @@ class ServerProcess:
 
 
 def _sender_of(message: Data) -> int:
-    match message:
-        case Order(leader=inc) | Piece(server=inc):
-            return inc
-        case _:
-            return getattr(message, "inc", 0)
+    if isinstance(message, Order):
+        return message.leader
+    return message.server if isinstance(message, Piece) else getattr(message, "inc", 0)
 
 
 def main(process: Process) -> None:

@@ -46,6 +46,10 @@ if TYPE_CHECKING:
 AWAITS_CHIEF = "until worker-0 has done what stands behind the last loop"
 
 
+GroupRecordsTakes = GroupFormed | GroupRestored | GroupBegun | GroupProgressed
+"""Records of jobs whose workers hold the model."""
+
+
 class GroupHolder(Holder):
     """The workers of one job that hold its state themselves: all of it each, or a shard."""
 
@@ -76,6 +80,8 @@ class GroupHolder(Holder):
     # ------------------------------------------------------------------ records
 
     def apply(self, record: Records) -> bool:
+        if not isinstance(record, GroupRecordsTakes):
+            return False
         match record:
             case GroupFormed() | GroupRestored() | GroupBegun():
                 self.group.apply(record)
@@ -84,7 +90,7 @@ class GroupHolder(Holder):
                 self.core.step = max(self.core.step, record.step)
                 self.core.ledger.advance(record.committed)
             case _:
-                return False
+                assert_never(record)
         return True
 
     def applied(self, record: Records) -> None:
@@ -92,16 +98,13 @@ class GroupHolder(Holder):
             self.group.plan = record.plan
 
     def _follow_group(self, record: object) -> None:
-        """What a record of the group means for the ledger."""
-        match record:
-            case GroupRestored():
-                self.core.epoch_no, self.core.step = record.epoch_no, record.step
-                self.core.go_back(record.committed)
-            case GroupBegun():
-                self.core.step = record.step
-                self.core.ledger.advance(record.committed)
-            case _:
-                pass  # the ledger is as it was: a group that forms has trained on nothing yet
+        """Follow a record of the group with the ledger; one that forms has trained on nothing."""
+        if isinstance(record, GroupRestored):
+            self.core.epoch_no, self.core.step = record.epoch_no, record.step
+            self.core.go_back(record.committed)
+        elif isinstance(record, GroupBegun):
+            self.core.step = record.step
+            self.core.ledger.advance(record.committed)
 
     def resume(self) -> list[Instruction]:
         self.group.resume(self.core.gone)

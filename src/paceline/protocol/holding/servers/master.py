@@ -4,7 +4,7 @@ An epoch begins when all servers are up and one of them is new: all go back to t
 A lost worker's leases go back when the leader has said what of them is in the order already.
 """
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, assert_never
 
 import msgspec
 
@@ -58,6 +58,10 @@ if TYPE_CHECKING:
     from paceline.protocol.snapshot import Snapshot
 
 
+ServerRecordsTakes = EpochStarted | MapChanged | MoveBegun | MoveEnded
+"""Records of jobs whose model lies on parameter servers."""
+
+
 class ServerHolder(Holder):
     """The parameter servers of one job: their map, the epoch they are in, and moves of buckets."""
 
@@ -84,6 +88,8 @@ class ServerHolder(Holder):
     # ------------------------------------------------------------------ records
 
     def apply(self, record: Records) -> bool:
+        if not isinstance(record, ServerRecordsTakes):
+            return False
         match record:
             case EpochStarted():
                 self._apply_epoch(record)
@@ -94,7 +100,7 @@ class ServerHolder(Holder):
             case MoveBegun() | MoveEnded():
                 self.moving.begun = record if isinstance(record, MoveBegun) else None
             case _:
-                return False
+                assert_never(record)
         return True
 
     def _apply_epoch(self, record: EpochStarted) -> None:

@@ -11,6 +11,7 @@ when every server holds its parts. The explorer in ``tests/model`` drives this v
 
 import sys
 from collections.abc import Iterable
+from typing import assert_never
 
 from paceline.base.errors import InternalError
 from paceline.base.numbering import (
@@ -69,12 +70,14 @@ from paceline.wire.messages.node import (
     Joined,
     JoinServers,
     MapSet,
-    NodeDown,
     Restore,
     Restored,
     TakeCut,
 )
 from paceline.wire.messages.order import Allow, Cut, Entry, Included, Lacking, Remap, Update
+
+ServerStateTakes = Restore | Fence | Allow | TakeCut | JoinServers | ChangeMap
+"""Orders of the master about epochs, cuts and the map."""
 
 
 class ServerState:
@@ -139,8 +142,8 @@ class ServerState:
         """Whether the job has steps."""
         return self.mode == "bsp"
 
-    def on_master(self, message: NodeDown) -> list[Instruction] | None:
-        """Do what the master says; None: a server has no use for it."""
+    def on_master(self, message: ServerStateTakes) -> list[Instruction]:
+        """Do what the master says."""
         match message:
             case Restore():
                 return self.restore(message)
@@ -155,7 +158,7 @@ class ServerState:
             case ChangeMap():
                 return self.change_map(message)
             case _:
-                return None
+                assert_never(message)
 
     # ------------------------------------------------------------------ epochs
 

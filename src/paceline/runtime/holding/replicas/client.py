@@ -5,6 +5,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from functools import partial
+from typing import assert_never
 
 import msgspec
 
@@ -46,6 +47,10 @@ SCRIPT_S = 0.1
 
 SAME_LOOP_S = 10.0
 """How long a member that cannot read the cut of a feed's end waits for a peer in that loop."""
+
+EvaluationTakes = Grant | Recall | Evaluated
+"""Answers about samples to evaluate, which members lease one by one."""
+PeerTakes = StatePart
 
 
 class GroupClient(MemberClient):
@@ -385,7 +390,7 @@ class GroupClient(MemberClient):
 
     def from_server(self, server: int, message: Data, frames: Sequence[memoryview]) -> None:
         """Take in what a peer answers."""
-        if isinstance(message, StatePart) and len(frames) == 1:
+        if isinstance(message, PeerTakes) and len(frames) == 1:
             self._copier.take(server, message, frames[0], self._asked_within)
 
     def hand_out(self, message: AskState) -> tuple[StatePart, bytes] | None:
@@ -462,6 +467,9 @@ class GroupClient(MemberClient):
             self._tell_master([InNoStep(inc=self.process.inc)])
 
     def from_master(self, message: NodeDown) -> None:
+        if not isinstance(message, EvaluationTakes):
+            super().from_master(message)
+            return
         match message:
             case Grant():
                 self._leases.grant(message)
@@ -470,4 +478,4 @@ class GroupClient(MemberClient):
             case Evaluated():
                 self._results.answered(message)
             case _:
-                super().from_master(message)
+                assert_never(message)

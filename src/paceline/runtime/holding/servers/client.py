@@ -100,6 +100,25 @@ SCRIPT_S = 1.0
 
 _log = logging.getLogger(__name__)
 
+ServedTakes = Pulled | Held | Ordered | Refused | MapIs | Exported | Differs
+"""What servers answer."""
+WorkerTakes = (
+    Grant
+    | Recall
+    | NewRate
+    | GivenBack
+    | NewEpoch
+    | NewMap
+    | FeedOpened
+    | AgreedOn
+    | PlaceIs
+    | CutMade
+    | Evaluated
+    | WriteInitial
+    | Stop
+)
+"""What the master says to a worker on servers."""
+
 
 class ServerTrainer:
     """`TrainingPort` on parameter servers; see `paceline.runtime.holding.servers.port`."""
@@ -497,12 +516,11 @@ class ServerTrainer:
         self._do(again)
 
     def from_server(self, server: int, message: Data, frames: Sequence[memoryview]) -> None:
+        if not isinstance(message, ServedTakes):
+            return  # workers send it
         match message:
             case Pulled():
-                pulling = self._pulling
-                if pulling is not None and message.ticket == pulling.ticket:
-                    pulling.answers[server] = (message, frames)
-                self._do(self.state.pulled(message))
+                self._take_pulled(server, message, frames)
             case Held():
                 self._do(self.state.held(message))
             case Ordered():
@@ -513,14 +531,27 @@ class ServerTrainer:
                 self._do(self.state.map_is(message))
             case Exported():
                 self._exports.take(server, message, frames, self.schema)
-            case Differs() if message.epoch_no == self.state.epoch_no:
-                raise refusal(message)
+            case Differs():
+                self._refused_by(message)
             case _:
-                pass  # workers send it, or it is of an epoch that is over
+                assert_never(message)
         for seq in [seq for seq in self._contributions if seq not in self.state.offers]:
             del self._contributions[seq]
 
+    def _refused_by(self, message: Differs) -> None:
+        if message.epoch_no == self.state.epoch_no:
+            raise refusal(message)
+
+    def _take_pulled(self, server: int, message: Pulled, frames: Sequence[memoryview]) -> None:
+        pulling = self._pulling
+        if pulling is not None and message.ticket == pulling.ticket:
+            pulling.answers[server] = (message, frames)
+        self._do(self.state.pulled(message))
+
     def from_master(self, message: NodeDown) -> None:  # noqa: C901
+        if not isinstance(message, WorkerTakes):
+            _log.warning("a worker has no use for %s", type(message).__name__)
+            return
         match message:
             case Grant():
                 self._do(self.state.grant(message))
@@ -544,12 +575,15 @@ class ServerTrainer:
             case Evaluated():
                 self._results.answered(message)
             case WriteInitial():
-                if (said := self._initial.write(self.schema)) is not None:
-                    self.process.link.send(said)
+                self._write_initial()
             case Stop():
                 self.process.stop_requested = self.process.told_to_stop = True
             case _:
-                _log.warning("a worker has no use for %s", type(message).__name__)
+                assert_never(message)
+
+    def _write_initial(self) -> None:
+        if (said := self._initial.write(self.schema)) is not None:
+            self.process.link.send(said)
 
     def _do(self, instructions: Iterable[Instruction]) -> None:  # noqa: C901
         for instruction in instructions:

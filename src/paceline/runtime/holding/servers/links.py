@@ -49,6 +49,9 @@ def measure_links(process: Process, servers: Sequence[Server]) -> tuple[Link, ..
     return tuple(links)
 
 
+ProbeTakes = Echoed
+
+
 class _SilentError(Exception):
     """The server does not answer."""
 
@@ -98,6 +101,6 @@ class _Link:
         self._data.send(0, Echo(epoch_no=NO_EPOCH, inc=self._inc, number=self._number), [payload])
         while (left_s := start_s + ANSWER_S - time.monotonic()) > 0:
             for _, message, _frames in self._data.poll(left_s):
-                if isinstance(message, Echoed) and message.number == self._number:
+                if isinstance(message, ProbeTakes) and message.number == self._number:
                     return time.monotonic() - start_s
         raise _SilentError
