@@ -4,11 +4,9 @@ All members of a group do it at once; who is paired with whom says `policy.fails
 done goes on to its next peers, who may be late: nothing is timed before both are there.
 """
 
-import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import timedelta
-from itertools import pairwise
 from statistics import median
 from typing import Any
 
@@ -16,20 +14,14 @@ import torch
 from torch import Tensor
 
 from paceline.runtime.group.store import GroupOver
+from paceline.runtime.process.link_chunks import CHUNK_BYTES, PINGS, LinkChunks
 from paceline.wire.messages.checks import Link
 
 PATIENCE_S = 24 * 3600.0
 """Seconds that a message may take: the master finds members that hang (`master.hangs`), as it does
 in a step."""
-PINGS = 8
-FIRST_BYTES, CHUNK_BYTES, GROWTH = 4 << 10, 1 << 20, 4
-"""Chunks grow from the first size to the last one, as long as the link is quick."""
 QUICK_S = 0.03
 STREAM_S = 0.02
-"""Seconds for which a pair exchanges chunks of one size; it exchanges `MIN_CHUNKS` at least."""
-MIN_CHUNKS = 4
-LONGEST_S = 2.0
-"""Seconds after which the chunk under way is the last one, also on a slow link."""
 _ON, _LARGER, _LAST = 1, 2, 3
 _TAG = 0
 
@@ -93,19 +85,18 @@ class _Pair:
         """Each way, while both send: by the middle one of the times of the largest chunks."""
         mine = torch.zeros(CHUNK_BYTES, dtype=torch.uint8)
         theirs = torch.zeros_like(mine)
-        size, start_s = FIRST_BYTES, time.monotonic()
-        times = [start_s]
+        chunks = LinkChunks(quick_s=QUICK_S, stream_s=STREAM_S)
         while True:
-            mine[0] = _following(times, start_s, size)
-            sent = self._begin(self._torch.send, mine[:size])
-            self._receive(theirs[:size])
+            mine[0] = _following(chunks)
+            sent = self._begin(self._torch.send, mine[: chunks.size])
+            self._receive(theirs[: chunks.size])
             self._finish(sent)
-            times.append(time.monotonic())
+            chunks.note()
             follows = int((mine if self._leads else theirs)[0])
             if follows == _LAST:
-                return size / median(after - before for before, after in pairwise(times))
+                return chunks.size / median(chunks.took_s)
             if follows == _LARGER:
-                size, times = size * GROWTH, times[-1:]
+                chunks.grow()
 
     def _send(self, tensor: Tensor) -> None:
         self._finish(self._begin(self._torch.send, tensor))
@@ -126,14 +117,10 @@ class _Pair:
             raise GroupOver(str(error)) from error
 
 
-def _following(times: list[float], start_s: float, size: int) -> int:
-    """What follows the chunk that is about to be sent, by the times of those of its size."""
-    now_s = times[-1]
-    if now_s - start_s >= LONGEST_S:
+def _following(chunks: LinkChunks) -> int:
+    """What follows the chunk that is about to be sent, which carries this to the peer."""
+    if chunks.is_long:
         return _LAST
-    # The quickest: that a chunk waits for a busy processor says nothing about the link.
-    quickest_s = min((after - before for before, after in pairwise(times)), default=math.inf)
-    if size < CHUNK_BYTES and quickest_s < QUICK_S:
+    if chunks.may_grow:
         return _LARGER
-    enough = len(times) >= MIN_CHUNKS and now_s - times[0] >= STREAM_S
-    return _LAST if enough else _ON
+    return _LAST if chunks.are_enough(coming=1) else _ON

@@ -7,6 +7,7 @@ import torch
 
 from paceline.runtime.group import links
 from paceline.runtime.group.store import GroupOver
+from paceline.runtime.process import link_chunks
 
 
 class Wire:
@@ -39,13 +40,15 @@ def test_the_check_of_a_link_is_bounded_whatever_it_carries(
     monkeypatch: pytest.MonkeyPatch, bits_per_s: float
 ) -> None:
     wire = Wire(bits_per_s / 8, rtt_s=1e-4)
-    monkeypatch.setattr(links, "time", wire)
+    monkeypatch.setattr(link_chunks, "time", wire)
     began_s = wire.now_s
     rate = links._Pair(wire, 1, leads=True, patience_s=9.0).bytes_per_s()
     assert rate == pytest.approx(bits_per_s / 8, rel=0.5)
     # The last chunk is begun before the time is over.
-    longest_chunk_s = max(links.FIRST_BYTES * 8 / bits_per_s, links.GROWTH * links.QUICK_S)
-    assert wire.now_s - began_s < links.LONGEST_S + 2 * longest_chunk_s
+    longest_chunk_s = max(
+        link_chunks.FIRST_BYTES * 8 / bits_per_s, link_chunks.GROWTH * links.QUICK_S
+    )
+    assert wire.now_s - began_s < link_chunks.LONGEST_S + 2 * longest_chunk_s
 
 
 def test_a_lost_connection_is_the_end_of_the_group() -> None:

@@ -8,6 +8,7 @@ import time
 from collections.abc import Sequence
 
 from paceline.base.numbering import NO_EPOCH, Inc
+from paceline.runtime.process.link_chunks import PINGS, LinkChunks
 from paceline.runtime.process.process import Process
 from paceline.runtime.process.reaching import Unreachable, place_of, refusal
 from paceline.wire.data_plane import DataClient
@@ -17,14 +18,9 @@ from paceline.wire.messages.data import Echo, Echoed
 
 ANSWER_S = 10.0
 """Seconds without an answer after which a server is left out, if it can be reached at all."""
-PINGS = 8
-FIRST_BYTES, CHUNK_BYTES, GROWTH = 4 << 10, 1 << 20, 4
-"""Chunks grow from the first size to the last one, as long as the link is quick."""
 QUICK_S = 0.1
-MIN_CHUNKS, STREAM_S = 4, 0.05
-"""Least number of chunks of the last size, and seconds for which they are sent."""
-LONGEST_S = 2.0
-"""Seconds after which the chunk under way is the last one, also on a slow link."""
+STREAM_S = 0.05
+"""Both are longer than in a group: a chunk goes there and back."""
 
 
 def measure_links(process: Process, servers: Sequence[Server]) -> tuple[Link, ...]:
@@ -77,18 +73,14 @@ class _Link:
 
     def _bytes_per_s(self) -> float:
         """Each way, by the quickest of the largest chunks."""
-        size, start_s = FIRST_BYTES, time.monotonic()
+        chunks = LinkChunks(quick_s=QUICK_S, stream_s=STREAM_S)
         while True:
-            took_s = self._echo(bytes(size))
-            if size == CHUNK_BYTES or took_s >= QUICK_S:
-                break
-            size *= GROWTH
-        times, since_s = [took_s], time.monotonic()
-        while time.monotonic() - start_s < LONGEST_S:
-            if len(times) >= MIN_CHUNKS and time.monotonic() - since_s >= STREAM_S:
-                break
-            times.append(self._echo(bytes(size)))
-        return 2 * size / min(times)
+            self._echo(bytes(chunks.size))
+            chunks.note()
+            if chunks.may_grow:
+                chunks.grow()
+            elif chunks.is_long or chunks.are_enough():
+                return 2 * chunks.size / min(chunks.took_s)
 
     def _echo(self, payload: bytes) -> float:
         """Send, and wait until it is back; the seconds that took.
