@@ -11,30 +11,33 @@ One process writes, any number read.
 
     CallRingReader(path).read(inc=7)                   # those still there, oldest first
 
-The file is an array of 64-bit words. Entry n lies in slot ``n % num_slots`` behind its stamp
-``n + 1``, which is cleared before the other words are written and stored after them: the reader
-drops an entry whose stamp changes while it reads. The end is stored last, if the slot is still that
-call's. What an entry's group is stands in a table beside the ring (`groups_of`), a line each.
+The file is a header of 64-bit words and a `StampedRing` of entries. The end of a call is stored in
+its entry later, if the slot is still that call's. What an entry's group is stands in a table beside
+the ring (`groups_of`), a line each.
 """
 
 import itertools
 import mmap
 import os
+import struct
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
 
 from paceline.base.numbering import Inc
+from paceline.wire.mapped_page import StampedRing, magic_of, new_page
 
-_MAGIC = int.from_bytes(b"PACECAL1", "little")
+_MAGIC = b"PACECAL2"
 _WORD_BYTES = 8
 _INC, _SLOTS, _COUNT, _INFERS = 1, 2, 3, 4
 """Words of the header; word 0 is the magic."""
-_FIRST = 8
-_WORDS = 7
-"""Words of an entry: stamp, start, end, bytes, step; running number, group and op in one; wait."""
+_HEADER_BYTES = 8 * _WORD_BYTES
+_ENTRY = struct.Struct("@6Q")
+"""Words of an entry: start, end, bytes, step; running number, group and op in one; wait."""
+_END_AT, _WAIT_AT = 1, 5
+"""Words of it that are stored later."""
 _OP_BITS = _GROUP_BITS = 16
 _STEP = (1 << _OP_BITS) - 1
 """Stand-in for an operation: a step of the script."""
@@ -121,23 +124,16 @@ class CallRingWriter:
     """The training process's end."""
 
     def __init__(self, path: Path, inc: Inc, num_slots: int = NUM_SLOTS) -> None:
-        self._num_slots = num_slots
         self._groups = groups_of(path)
         self._groups.unlink(missing_ok=True)
-        fresh = path.with_name(f"{path.name}.{os.getpid()}")
-        size = (_FIRST + num_slots * _WORDS) * _WORD_BYTES
-        descriptor = os.open(fresh, os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o600)
-        try:
-            # Without this a full file system would kill us at the first write, by SIGBUS.
-            os.posix_fallocate(descriptor, 0, size)
-            self._words = memoryview(mmap.mmap(descriptor, size)).cast("Q")
-        finally:
-            os.close(descriptor)
-        self._words[_INC], self._words[_SLOTS] = inc, num_slots
-        self._words[0] = _MAGIC
+        size = _HEADER_BYTES + StampedRing.num_bytes(_ENTRY.size, num_slots)
+        with new_page(path, _MAGIC, size) as descriptor:
+            page = memoryview(mmap.mmap(descriptor, size))
+            self._words = page.cast("Q")
+            self._words[_INC], self._words[_SLOTS] = inc, num_slots
+        self._ring = _ring_of(page, num_slots)
         self._numbers = itertools.count()
         self._seqs: list[Iterator[int]] = []
-        fresh.rename(path)
 
     @property
     def infers(self) -> bool:
@@ -173,16 +169,9 @@ class CallRingWriter:
         self._add(start_ns, start_ns + int(took_s * 1e9), 0, step, _STEP)
 
     def _add(self, start_ns: int, end_ns: int, num_bytes: int, step: int, what: int) -> int:
-        words, n = self._words, next(self._numbers)
-        at = _FIRST + n % self._num_slots * _WORDS
-        words[at] = 0
-        words[at + 1] = start_ns
-        words[at + 2] = end_ns
-        words[at + 3] = num_bytes
-        words[at + 4] = step
-        words[at + 5] = what
-        words[at + 6] = 0
-        words[at] = words[_COUNT] = n + 1
+        n = next(self._numbers)
+        self._ring.put(n, _ENTRY.pack(start_ns, end_ns, num_bytes, step, what, 0))
+        self._words[_COUNT] = n + 1
         return n
 
     def end(self, n: int, wait_s: float = 0.0) -> None:
@@ -192,10 +181,10 @@ class CallRingWriter:
             n: number of the call.
             wait_s: since when somebody waits for it (monotonic clock), if that is known.
         """
-        at = _FIRST + n % self._num_slots * _WORDS
-        if self._words[at] == n + 1:
-            self._words[at + 6] = int(wait_s * 1e9)
-            self._words[at + 2] = time.monotonic_ns()
+        if self._ring.holds(n):
+            at = self._ring.place(n)
+            self._words[at + _WAIT_AT] = int(wait_s * 1e9)
+            self._words[at + _END_AT] = time.monotonic_ns()
 
 
 class CallRingReader:
@@ -206,15 +195,12 @@ class CallRingReader:
 
     def read(self, inc: Inc) -> RingContents:
         """All that is still there; nothing, if this life has noted none."""
-        try:
-            # A copy: it is read at a few moments only.
-            words = memoryview(self._path.read_bytes()).cast("Q")
-        except FileNotFoundError:
+        page = self._mapped()
+        words = page.cast("Q")
+        if not page or words[_INC] != inc:
             return RingContents()
-        if len(words) < _FIRST or words[0] != _MAGIC or words[_INC] != inc:
-            return RingContents()
-        count, num_slots = words[_COUNT], words[_SLOTS]
-        taken = (_take(words, n, num_slots) for n in range(max(0, count - num_slots), count))
+        count, ring = words[_COUNT], _ring_of(page, words[_SLOTS])
+        taken = (_take(ring, n) for n in range(max(0, count - ring.num_slots), count))
         found = [one for one in taken if one is not None]
         return RingContents(
             groups=self._read_groups(),
@@ -222,6 +208,20 @@ class CallRingReader:
             steps=tuple(one for one in found if isinstance(one, NotedStep)),
             infers=bool(words[_INFERS]),
         )
+
+    def _mapped(self) -> memoryview:
+        """The page, mapped for this reading; empty: there is none of this version."""
+        try:
+            descriptor = os.open(self._path, os.O_RDONLY)
+        except FileNotFoundError:
+            return memoryview(b"")
+        try:
+            size = os.fstat(descriptor).st_size
+            if magic_of(descriptor, _MAGIC) != _MAGIC or size < _HEADER_BYTES:
+                return memoryview(b"")
+            return memoryview(mmap.mmap(descriptor, size, prot=mmap.PROT_READ))
+        finally:
+            os.close(descriptor)
 
     def _read_groups(self) -> tuple[CallGroup, ...]:
         try:
@@ -236,12 +236,16 @@ def groups_of(path: Path) -> Path:
     return path.with_name(f"{path.name}.groups")
 
 
-def _take(words: Sequence[int], n: int, num_slots: int) -> NotedCall | NotedStep | None:
+def _ring_of(page: memoryview, num_slots: int) -> StampedRing:
+    return StampedRing(page, at=_HEADER_BYTES, record_bytes=_ENTRY.size, num_slots=num_slots)
+
+
+def _take(ring: StampedRing, n: int) -> NotedCall | NotedStep | None:
     """Entry n; None: its slot is another's, or is being written."""
-    at = _FIRST + n % num_slots * _WORDS
-    stamp, start_ns, end_ns, num_bytes, step, what, wait_ns = words[at : at + _WORDS]
-    if stamp != n + 1:
+    entry = ring.get(n)
+    if entry is None:
         return None
+    start_ns, end_ns, num_bytes, step, what, wait_ns = _ENTRY.unpack(entry)
     op = what & ((1 << _OP_BITS) - 1)
     if op == _STEP:
         return NotedStep(step, start_ns / 1e9, (end_ns - start_ns) / 1e9)

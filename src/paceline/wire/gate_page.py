@@ -26,9 +26,10 @@ import msgspec
 
 from paceline.base.errors import ConfigError
 from paceline.base.futex import wait_for_change, wake
+from paceline.wire.mapped_page import StampedRing, magic_of, new_page
 from paceline.wire.sharing import GateMode, ShareClass, SharingDecision
 
-MAGIC = b"PACEGAT2"
+MAGIC = b"PACEGAT3"
 SHARE, SINCE, MODE, DUTY, BEAT, HELD, HELD_AT, LIFE, FREE, ROOM, MINIMUM, LIMIT, AWAY = range(1, 14)
 """Words, all doubles: the class; when the job came (Unix time); the order, two; when the device
 coordinator gave a sign of life (monotonic); how long the gate has held its job in all, and when it
@@ -45,7 +46,8 @@ ORDER, BUSY, NUM_NUMBERS = 0, 1, 3
 _DEVICE, _BESIDE = (320, 64), (384, 256)
 """Texts: where they are, and how long they may be."""
 _DECISIONS_AT, _NUM_DECISIONS, _DECISION_BYTES = 640, 16, 512
-_BYTES = _DECISIONS_AT + _NUM_DECISIONS * _DECISION_BYTES
+"""The ring of decisions; each is the number of its bytes, in four of them, and its JSON."""
+_BYTES = _DECISIONS_AT + StampedRing.num_bytes(_DECISION_BYTES, _NUM_DECISIONS)
 STALE_S = 3.0
 """An order counts for so long after the device coordinator's last sign of life."""
 _CLASSES = get_args(ShareClass)
@@ -96,20 +98,22 @@ class GatePage:
         self._order = ctypes.c_int32.from_buffer(self._map, _ORDER_AT)
         self._busy = ctypes.c_int32.from_buffer(self._map, _BUSY_AT)
         self._told = ctypes.c_int32.from_buffer(self._map, _TOLD_AT)
+        self._decisions = StampedRing(
+            memoryview(self._map),
+            at=_DECISIONS_AT,
+            record_bytes=_DECISION_BYTES,
+            num_slots=_NUM_DECISIONS,
+        )
 
     @classmethod
     def create(cls, path: Path, device: str, share: ShareClass) -> "GatePage":
         """Make and hold the page of a worker, or go on with the one of a former agent."""
         with contextlib.suppress(FileNotFoundError, ConfigError):
             return cls.open(path).hold()
-        fresh = path.with_name(f"{path.name}.{os.getpid()}")
-        descriptor = os.open(fresh, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
-        os.posix_fallocate(descriptor, 0, _BYTES)
-        page = cls(path, descriptor).hold()
-        page.share, page.words[SINCE] = share, time.time()
-        page._write_text(_DEVICE, device)
-        page._map[: len(MAGIC)] = MAGIC
-        fresh.rename(path)
+        with new_page(path, MAGIC, _BYTES) as descriptor:
+            page = cls(path, os.dup(descriptor)).hold()
+            page.share, page.words[SINCE] = share, time.time()
+            page._write_text(_DEVICE, device)
         return page
 
     @classmethod
@@ -121,7 +125,7 @@ class GatePage:
             ConfigError: the file is of another version.
         """
         descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
-        if os.pread(descriptor, len(MAGIC), 0) != MAGIC or os.fstat(descriptor).st_size < _BYTES:
+        if magic_of(descriptor, MAGIC) != MAGIC or os.fstat(descriptor).st_size < _BYTES:
             os.close(descriptor)
             raise ConfigError(f"{path}: got no page of this version of paceline; end its job")
         return cls(path, descriptor)
@@ -244,20 +248,19 @@ class GatePage:
     def tell(self, decision: SharingDecision) -> None:
         """Leave a decision for the job's agent."""
         data = msgspec.json.encode(decision)[: _DECISION_BYTES - 4]
-        at = _DECISIONS_AT + self._told.value % _NUM_DECISIONS * _DECISION_BYTES
-        self._map[at : at + 4] = len(data).to_bytes(4, "little")
-        self._map[at + 4 : at + 4 + len(data)] = data
+        self._decisions.put(self._told.value, len(data).to_bytes(4, "little") + data)
         self._told.value += 1
 
     def decisions(self, since: int) -> Iterator[tuple[int, SharingDecision]]:
         """Read decisions after that number, as far as they are still there, each with its own."""
         told = self._told.value
         for number in range(max(since, told - _NUM_DECISIONS + 1), told):
-            at = _DECISIONS_AT + number % _NUM_DECISIONS * _DECISION_BYTES
-            size = int.from_bytes(self._map[at : at + 4], "little")
+            record = self._decisions.get(number)
+            if record is None:
+                continue
+            size = int.from_bytes(record[:4], "little")
             with contextlib.suppress(msgspec.MsgspecError):
-                data = self._map[at + 4 : at + 4 + size]
-                yield number + 1, msgspec.json.decode(data, type=SharingDecision)
+                yield number + 1, msgspec.json.decode(record[4 : 4 + size], type=SharingDecision)
 
     # ------------------------------------------------------------------ texts
 

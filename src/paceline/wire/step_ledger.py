@@ -13,14 +13,11 @@ file in the run directory, so it outlives a crash of its writer. One writer, any
     page = reader.read()                               # None: there is none yet
     page.inc, page.pid, page.newest (totals included), page.records (new since the last read)
 
-The file is an array of doubles (an integer below 2^53 is exact in one). Record n lies in slot
-``n % num_slots`` between two stamps ``n + 1``. The writer stores the front stamp, the fields, the
-back stamp, and then the count in the header: a writer killed midway has not counted its torn
-record. The reader loads the back stamp first and the front stamp last, and drops a record that the
-writer, a whole round ahead, is overwriting. (Stores become visible in this order on x86-64;
-elsewhere a torn record would need the reader to hit a window of nanoseconds.) A new incarnation
-writes a new file and renames it over the old one: a reader sees one or the other, and an old
-process that still writes does so into a file that nobody reads.
+The file is a header of doubles (an integer below 2^53 is exact in one) and a `StampedRing` of
+steps. A step is counted in the header when its record is there: a writer killed midway has not
+counted its torn record. A new incarnation writes a new file and renames it over the old one: a
+reader sees one or the other, and an old process that still writes does so into a file that nobody
+reads.
 """
 
 import enum
@@ -33,15 +30,15 @@ from typing import Any, NamedTuple
 
 from paceline.base.errors import ConfigError
 from paceline.base.numbering import Inc
+from paceline.wire.mapped_page import StampedRing, magic_of, new_page
 
-_MAGIC = b"PACELED5"
+_MAGIC = b"PACELED6"
 _WORD_BYTES = 8
 _INC, _PID, _SLOTS, _COUNT, _MARK, _STEP = 1, 2, 3, 4, 5, 6
 """Words of the header; word 0 is the magic."""
-_FIRST = 8
-_WORDS = 20
-"""Words of a record: front stamp, the fields of StepRecord, back stamp."""
-_FIELDS = struct.Struct(f"@{_WORDS - 2}d")
+_HEADER_BYTES = 8 * _WORD_BYTES
+_FIELDS = struct.Struct("@18d")
+"""The fields of `StepRecord`."""
 
 
 class Mark(enum.IntFlag):
@@ -107,25 +104,16 @@ class StepLedgerWriter:
     """The training process's end."""
 
     def __init__(self, path: Path, inc: Inc, num_slots: int = 1024) -> None:
-        self._slots = num_slots
         self._count = 0
         self._samples = 0
         self._totals = (0.0, 0.0, 0.0, 0.0, 0.0)
-        fresh = path.with_name(f"{path.name}.{os.getpid()}")
-        size = (_FIRST + num_slots * _WORDS) * _WORD_BYTES
-        descriptor = os.open(fresh, os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o600)
-        try:
-            # Without this a full file system would kill us at the first write, by SIGBUS.
-            os.posix_fallocate(descriptor, 0, size)
-            page = mmap.mmap(descriptor, size)
-        finally:
-            os.close(descriptor)
-        page[: len(_MAGIC)] = _MAGIC
-        self._bytes = memoryview(page)
-        self._words: memoryview[float] = self._bytes.cast("d")
-        header = (inc, os.getpid(), num_slots, 0)
-        self._words[_INC : _COUNT + 1] = array("d", header)
-        fresh.rename(path)
+        size = _HEADER_BYTES + StampedRing.num_bytes(_FIELDS.size, num_slots)
+        with new_page(path, _MAGIC, size) as descriptor:
+            page = memoryview(mmap.mmap(descriptor, size))
+            self._words: memoryview[float] = page.cast("d")
+            header = (inc, os.getpid(), num_slots, 0)
+            self._words[_INC : _COUNT + 1] = array("d", header)
+        self._ring = _ring_of(page, num_slots)
 
     def write(  # noqa: PLR0913
         self,
@@ -143,9 +131,8 @@ class StepLedgerWriter:
         marks: int = 0,
     ) -> None:
         """Add a step that ended at ``t_start_s + bpt_s`` (monotonic clock)."""
-        words = self._words
-        at = _FIRST + self._count % self._slots * _WORDS
-        self._count = stamp = self._count + 1
+        number = self._count
+        self._count = number + 1
         self._samples += samples
         compute, server, message, wait, data = self._totals
         self._totals = totals = (
@@ -157,14 +144,10 @@ class StepLedgerWriter:
         )
         parts_s = (bpt_s, compute_s, server_s, message_s, wait_s, data_s)
         fields = _FIELDS.pack(
-            step, t_start_s, *parts_s, amount, samples, marks, stamp, self._samples, *totals
+            step, t_start_s, *parts_s, amount, samples, marks, self._count, self._samples, *totals
         )
-        start = (at + 1) * _WORD_BYTES
-        # Not struct.pack_into: it clears its target first, and so would tear stamps and count.
-        words[at] = stamp
-        self._bytes[start : start + _FIELDS.size] = fields
-        words[at + _WORDS - 1] = stamp
-        words[_COUNT] = stamp
+        self._ring.put(number, fields)
+        self._words[_COUNT] = self._count
 
     def mark(self, mark_s: float) -> None:
         """Say what we are at; see `LedgerPage.mark_s`. One store: a reader sees all of it."""
@@ -186,6 +169,7 @@ class StepLedgerReader:
     def __init__(self, path: Path) -> None:
         self._path = path
         self._words: memoryview[float] | None = None
+        self._ring: StampedRing | None = None
         self._file = (0, 0)
         self._next = 0
         self._newest: StepRecord | None = None
@@ -197,12 +181,12 @@ class StepLedgerReader:
             ConfigError: the file is not a step ledger.
         """
         self._open_newest()
-        words = self._words
-        if words is None:
+        words, ring = self._words, self._ring
+        if words is None or ring is None:
             return None
-        count, num_slots = int(words[_COUNT]), int(words[_SLOTS])
-        first = max(self._next, count - num_slots)
-        taken = (_take(words, n, num_slots) for n in range(first, count))
+        count = int(words[_COUNT])
+        first = max(self._next, count - ring.num_slots)
+        taken = (_take(ring, n) for n in range(first, count))
         records = tuple(record for record in taken if record is not None)
         self._next = count
         if records:
@@ -230,26 +214,30 @@ class StepLedgerReader:
             os.close(descriptor)
 
     def _map_file(self, descriptor: int, found: os.stat_result) -> None:
-        head = os.pread(descriptor, len(_MAGIC), 0)
-        if head != _MAGIC or found.st_size < (_FIRST + _WORDS) * _WORD_BYTES:
+        head = magic_of(descriptor, _MAGIC)
+        if head != _MAGIC or found.st_size <= _HEADER_BYTES:
             raise ConfigError(
                 f"{self._path} begins with {head!r}, expected {_MAGIC!r}: written by another "
                 "version of paceline; end the job's processes and start it again"
             )
-        page = mmap.mmap(descriptor, found.st_size, prot=mmap.PROT_READ)
-        self._words = memoryview(page).cast("d")
+        page = memoryview(mmap.mmap(descriptor, found.st_size, prot=mmap.PROT_READ))
+        self._words = page.cast("d")
+        self._ring = _ring_of(page, int(self._words[_SLOTS]))
         self._file = (found.st_dev, found.st_ino)
         self._next = 0
         self._newest = None
 
 
-def _take(words: "memoryview[float]", n: int, num_slots: int) -> StepRecord | None:
-    """Record n; None: the writer has come round and overwrites it."""
-    at = _FIRST + n % num_slots * _WORDS
-    back = words[at + _WORDS - 1]
-    fields: list[Any] = words[at + 1 : at + _WORDS - 1].tolist()
-    if not back == words[at] == n + 1:
+def _ring_of(page: memoryview, num_slots: int) -> StampedRing:
+    return StampedRing(page, at=_HEADER_BYTES, record_bytes=_FIELDS.size, num_slots=num_slots)
+
+
+def _take(ring: StampedRing, number: int) -> StepRecord | None:
+    """A step; None: the writer has come round and overwrites it."""
+    record = ring.get(number)
+    if record is None:
         return None
+    fields: list[Any] = list(_FIELDS.unpack(record))
     for i in _COUNTS_AT:
         fields[i] = int(fields[i])
     return StepRecord._make(fields)
