@@ -20,10 +20,8 @@ from paceline.protocol.nodes.resizing import NodesResized, NodesResizing
 from paceline.protocol.records import Records
 from paceline.protocol.snapshot import Snapshot
 
-JournalRecord = (
-    Records
-    | MemberRecords
-    | StartMeasured
+OtherRecords = (
+    StartMeasured
     | NodeChecked
     | Snapshot
     | MasterStarted
@@ -33,6 +31,9 @@ JournalRecord = (
     | NodesResized
     | FeatureKept
 )
+"""Records of neither the training nor the nodes' lives."""
+JournalRecord = Records | MemberRecords | OtherRecords
+
 
 _decoder: msgspec.msgpack.Decoder[JournalRecord] = msgspec.msgpack.Decoder(JournalRecord)
 decode = _decoder.decode

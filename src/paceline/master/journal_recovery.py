@@ -7,7 +7,7 @@ from paceline.master.checks import Checks, NodeChecked
 from paceline.master.feature_parts import FeatureParts
 from paceline.master.feature_port import FeatureKept
 from paceline.master.job_clock import JobClock, MasterStarted
-from paceline.master.journal import JournalRecord
+from paceline.master.journal import JournalRecord, OtherRecords
 from paceline.master.node_sizes import NodeSizes
 from paceline.master.parts import MasterParts
 from paceline.master.remembering import Remembering
@@ -72,6 +72,9 @@ class JournalRecovery:
         if isinstance(record, MemberRecords):
             self._members.roster.apply(record)
             return
+        self._apply_other(record)
+
+    def _apply_other(self, record: OtherRecords) -> None:
         match record:
             case MasterStarted():
                 self._clock.go_on(record)
