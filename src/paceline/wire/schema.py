@@ -18,10 +18,10 @@ FROZEN = "frozen"
 class OptimizerGroup(msgspec.Struct, frozen=True, kw_only=True):
     """One torch parameter group, as the servers run it.
 
-    ``kind`` is one of sgd, adagrad, rowwise_adagrad, adam, adamw, sparse_adam, ftrl, or
-    `FROZEN`. ``hyper`` holds the remaining hyper-parameters by torch's names (momentum, eps, beta1,
-    beta2, weight_decay, ...), as they are when the model is prepared. What changes later, and the
-    learning rate, is read at every step and travels with each contribution.
+    ``kind`` is `FROZEN`, or the name of a row in `paceline.runtime.server.optimizers`. ``hyper``
+    holds the remaining hyper-parameters by torch's names (momentum, eps, beta1, beta2,
+    weight_decay, ...), as they are when the model is prepared. What changes later, and the learning
+    rate, is read at every step and travels with each contribution.
     """
 
     kind: str

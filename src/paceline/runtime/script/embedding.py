@@ -29,12 +29,11 @@ class Embedding(nn.Module):
             often it occurs within one does not count.
         ttl_steps: rows unused for this many steps are dropped; None: never.
         capacity: rows kept at most, the least recently used go first; None: no bound.
-        optimizer: sgd, adagrad, rowwise_adagrad, adam or ftrl; None: as that of ``weight``.
+        optimizer: such as ``"adagrad"`` or ``"ftrl"`` (``docs/howto/strategies.md`` lists all);
+            None: as that of ``weight``.
         optimizer_args: hyper-parameters of the table's optimizer beside the learning rate, by
-            torch's names: ``eps`` and ``initial_accumulator_value`` of both adagrads, ``lr_decay``
-            of adagrad, ``beta1``, ``beta2`` and ``eps`` of adam, ``beta``, ``l1`` and ``l2`` of
-            ftrl. The rest are those of the optimizer of ``weight`` where it is of the same kind,
-            torch's defaults elsewhere.
+            torch's names, such as ``{"eps": 1e-6}``. The rest are those of the optimizer of
+            ``weight`` where it is of the same kind, torch's defaults elsewhere.
         std: rows start as N(0, std), a pure function of the job's seed, table and key.
         seed: of the initial rows; None: the job's.
         dtype: float32 or float64; None: torch's default.

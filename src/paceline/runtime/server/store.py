@@ -13,7 +13,7 @@ import numpy as np
 
 from paceline.base.errors import InternalError, PermanentError
 from paceline.runtime.checkpoint.cutfile import Scattered
-from paceline.runtime.server import updates
+from paceline.runtime.server import sums
 from paceline.runtime.server.bucket_load import BucketLoad
 from paceline.runtime.server.rules import Rule
 from paceline.runtime.server.scripts import Kept, Scripts, saved_in
@@ -428,9 +428,9 @@ class _Dense:
         if share == 1.0:
             return plain(grads, self.dtype)
         mean = np.empty(grads.size, self.dtype)
-        updates.scale_into(mean, plain(grads, self.dtype), share)
+        sums.scale_into(mean, plain(grads, self.dtype), share)
         for grads, share in others:
-            updates.add_scaled(mean, plain(grads, self.dtype), share)
+            sums.add_scaled(mean, plain(grads, self.dtype), share)
         return mean
 
     def load(self, saved: Mapping[str, Array], buckets: Sequence[int]) -> None:

@@ -12,7 +12,8 @@ import numpy.typing as npt
 
 from paceline.base.errors import InternalError, PermanentError
 from paceline.runtime.checkpoint.cutfile import Scattered
-from paceline.runtime.server.rules import Rule, State
+from paceline.runtime.server.optimizer_kind import State
+from paceline.runtime.server.rules import Rule
 from paceline.runtime.server.snapshot_while_serving import Aside
 from paceline.runtime.state import kernels, layout
 from paceline.runtime.state.arrays import Array, Int64s

@@ -16,6 +16,7 @@ from paceline.runtime.data.batch import TensorRows
 from paceline.runtime.holding.servers.in_process import Alone
 from paceline.runtime.holding.servers.strategy import OnServers
 from paceline.runtime.script.job import Job
+from paceline.runtime.server.optimizers import KINDS
 from paceline.wire.spec import JobSpec
 
 STEPS, SIZE, NUM_IDS = 60, 8, 12
@@ -212,7 +213,7 @@ def test_named_parameters_and_groups_of_several_kinds_are_taken() -> None:
     )
 
 
-SERVED = {"SGD", "Adagrad", "Adam", "AdamW", "SparseAdam"}
+SERVED = {kind.torch for kind in KINDS.values()}
 OTHERS = [
     name
     for name, kind in vars(torch.optim).items()

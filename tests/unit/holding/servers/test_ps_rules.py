@@ -1,13 +1,17 @@
 """Every optimizer that servers run gives torch's numbers."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from torch.optim import Optimizer
 
 from paceline.base.errors import ConfigError
+from paceline.runtime.holding.servers.optimizer import TABLE_KINDS, group_of
+from paceline.runtime.server.optimizers import KINDS
 from paceline.runtime.server.rules import check_group
 from paceline.runtime.server.store import Gradients, Store
 from paceline.runtime.state.layout import initial_arrays
@@ -17,44 +21,61 @@ UPDATES = 100
 ROWS, DIM = 70, 5
 TOLERANCE = {"float32": 1e-6, "float64": 1e-12}
 ALONE = (0,) * NUM_BUCKETS
+PAGES = Path(__file__).parents[4] / "docs"
 
-Make = Callable[[list[torch.Tensor]], torch.optim.Optimizer]
+OPTIONS: dict[str, dict[str, dict[str, Any]]] = {
+    "sgd": {
+        "decay": {"weight_decay": 0.1},
+        "momentum": {"momentum": 0.9, "dampening": 0.3, "weight_decay": 0.01},
+        "nesterov": {"momentum": 0.9, "nesterov": True},
+    },
+    "adagrad": {
+        "all": {
+            "lr_decay": 0.01,
+            "weight_decay": 0.1,
+            "initial_accumulator_value": 0.2,
+            "eps": 1e-4,
+        }
+    },
+    "adam": {"all": {"betas": (0.8, 0.99), "eps": 1e-6, "weight_decay": 0.1}},
+}
+"""Options of torch's classes to compare, beside the defaults, by kind."""
 
-DENSE: dict[str, tuple[str, dict[str, float], Make]] = {
-    "sgd": ("sgd", {"weight_decay": 0.1}, lambda p: torch.optim.SGD(p, lr=0.05, weight_decay=0.1)),
-    "momentum": (
-        "sgd",
-        {"momentum": 0.9, "dampening": 0.3, "weight_decay": 0.01},
-        lambda p: torch.optim.SGD(p, lr=0.05, momentum=0.9, dampening=0.3, weight_decay=0.01),
-    ),
-    "nesterov": (
-        "sgd",
-        {"momentum": 0.9, "nesterov": 1.0},
-        lambda p: torch.optim.SGD(p, lr=0.05, momentum=0.9, nesterov=True),
-    ),
-    "adagrad": ("adagrad", {}, lambda p: torch.optim.Adagrad(p, lr=0.05)),
-    "adagrad with all": (
-        "adagrad",
-        {"lr_decay": 0.01, "weight_decay": 0.1, "initial_accumulator_value": 0.2, "eps": 1e-4},
-        lambda p: torch.optim.Adagrad(p, 0.05, 0.01, 0.1, 0.2, 1e-4),
-    ),
-    "adam": (
-        "adam",
-        {"beta1": 0.8, "beta2": 0.99, "eps": 1e-6, "weight_decay": 0.1},
-        lambda p: torch.optim.Adam(p, lr=0.05, betas=(0.8, 0.99), eps=1e-6, weight_decay=0.1),
-    ),
-    "adamw": ("adamw", {}, lambda p: torch.optim.AdamW(p, lr=0.05)),
+DENSE = {
+    f"{name} {case}": (name, options)
+    for name, kind in KINDS.items()
+    if kind.torch and kind.dense
+    for case, options in ({"defaults": {}} | OPTIONS.get(name, {})).items()
 }
 
-SPARSE: dict[str, tuple[str, dict[str, float], Make]] = {
-    "sgd": ("sgd", {}, lambda p: torch.optim.SGD(p, lr=0.05)),
-    "adagrad": ("adagrad", {}, lambda p: torch.optim.Adagrad(p, lr=0.05)),
+SPARSE: dict[str, tuple[str, dict[str, Any]]] = {
+    "sgd": ("sgd", {}),
+    "adagrad": ("adagrad", {}),
     "adagrad with all": (
         "adagrad",
         {"lr_decay": 0.01, "initial_accumulator_value": 0.2, "eps": 1e-4},
-        lambda p: torch.optim.Adagrad(p, 0.05, 0.01, 0.0, 0.2, 1e-4),
     ),
 }
+
+OTHERWISE = {
+    "rowwise_adagrad": "by its formula",
+    "ftrl": "by its formula",
+    "adam": "row by row with torch's SparseAdam",
+    "sparse_adam": "in test_ps_parity.py",
+}
+"""How kinds are proven that torch does not have, or whose rows it updates in another way."""
+
+
+def test_every_optimizer_of_servers_is_proven() -> None:
+    dense = {name for name, _ in DENSE.values()} | set(OTHERWISE)
+    rows = {name for name, _ in SPARSE.values()} | set(OTHERWISE)
+    assert {name for name, kind in KINDS.items() if kind.dense} <= dense
+    assert {name for name, kind in KINDS.items() if kind.rows} <= rows
+
+
+def of_torch(name: str, weight: torch.nn.Parameter, options: dict[str, Any]) -> Optimizer:
+    made: Optimizer = getattr(torch.optim, KINDS[name].torch)([weight], lr=0.05, **options)
+    return made
 
 
 @pytest.fixture(autouse=True)
@@ -73,16 +94,17 @@ def close(found: np.ndarray, expected: torch.Tensor, dtype: str) -> None:
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 @pytest.mark.parametrize("name", DENSE)
 def test_dense_optimizer_equals_torch_after_100_updates(name: str, dtype: str) -> None:
-    kind, hyper, make = DENSE[name]
+    kind, options = DENSE[name]
     rng = np.random.default_rng(1)
     start = rng.normal(size=300).astype(dtype)
     tensor = DenseTensor(name="w", shape=(300,), dtype=dtype, offset=0, group=0)
-    groups = (OptimizerGroup(kind=kind, hyper=hyper),)
-    schema = ModelSchema(dense=(tensor,), groups=groups, block_elems=32)
+    weight = torch.nn.Parameter(torch.from_numpy(start.copy()))
+    optimizer = of_torch(kind, weight, options)
+    group = group_of(optimizer, optimizer.param_groups[0])
+    assert group.kind == kind
+    schema = ModelSchema(dense=(tensor,), groups=(group,), block_elems=32)
     store = Store(schema, ALONE, 0)
     store.load([initial_arrays(schema, {dtype: start}, {})])
-    weight = torch.nn.Parameter(torch.from_numpy(start.copy()))
-    optimizer = make([weight])
     for _ in range(UPDATES):
         grad = rng.normal(size=300).astype(dtype)
         weight.grad = torch.from_numpy(grad)
@@ -120,11 +142,12 @@ def sparse_grad(ids: np.ndarray, grads: np.ndarray) -> torch.Tensor:
 def test_sparse_optimizer_equals_torch_after_100_updates_with_duplicates(
     name: str, dtype: str
 ) -> None:
-    kind, hyper, make = SPARSE[name]
+    kind, options = SPARSE[name]
     start = np.random.default_rng(3).normal(size=(ROWS, DIM)).astype(dtype)
-    store = table_store(kind, hyper, dtype, start)
     weight = torch.nn.Parameter(torch.from_numpy(start.copy()))
-    optimizer = make([weight])
+    optimizer = of_torch(kind, weight, options)
+    group = group_of(optimizer, optimizer.param_groups[0], sparse=True)
+    store = table_store(group.kind, group.hyper, dtype, start)
     for ids, grads in batches(dtype):
         weight.grad = sparse_grad(ids, grads)
         optimizer.step()
@@ -218,3 +241,13 @@ def test_unsupported_optimizer_is_refused_with_the_list_of_those_that_work(
 
 def test_option_that_is_switched_off_is_accepted() -> None:
     check_group("adam", {"amsgrad": 0.0, "beta1": 0.9}, True)
+
+
+def test_the_pages_name_every_optimizer_of_servers() -> None:
+    text = (PAGES / "howto/strategies.md").read_text()
+    for name, kind in KINDS.items():
+        of_torch, rows = f"`{kind.torch}`" if kind.torch else "", "yes" if kind.rows else ""
+        named = f"`{name}`" if name in TABLE_KINDS else ""
+        dense = "yes" if kind.dense else ""
+        hyper = ", ".join(f"`{one}`" for one in kind.defaults)
+        assert f"| {of_torch} | {dense} | {rows} | {named} | {hyper} |" in text, name

@@ -13,7 +13,7 @@ from typing import Any, NoReturn
 
 import numpy as np
 import torch
-from torch.optim import SGD, Adagrad, Adam, AdamW, Optimizer, SparseAdam
+from torch.optim import SGD, Optimizer
 from torch.optim.optimizer import (
     _global_optimizer_post_hooks,
     _global_optimizer_pre_hooks,
@@ -21,17 +21,14 @@ from torch.optim.optimizer import (
 
 from paceline.base.errors import ConfigError
 from paceline.runtime.script.stepping import BEGIN_LATER
-from paceline.runtime.server.rules import INSTEAD, NEVER_READ, changeable, row_options
+from paceline.runtime.server.optimizers import KINDS
+from paceline.runtime.server.rules import INSTEAD, changeable, row_options
 from paceline.wire.schema import FROZEN, OptimizerGroup
 
-_KINDS: dict[type[Optimizer], str] = {
-    SGD: "sgd",
-    Adagrad: "adagrad",
-    Adam: "adam",
-    AdamW: "adamw",
-    SparseAdam: "sparse_adam",
-}
-TABLE_KINDS = ("sgd", "adagrad", "rowwise_adagrad", "adam", "ftrl")
+_OF_TORCH = {getattr(torch.optim, kind.torch): kind for kind in KINDS.values() if kind.torch}
+TABLE_KINDS = tuple(
+    name for name, kind in KINDS.items() if kind.updates(sparse=True) and not kind.per_table
+)
 """What ``pl.Embedding(optimizer=...)`` may name."""
 
 _HOW = {"foreach", "fused", "capturable", "differentiable"}
@@ -55,16 +52,17 @@ def group_of(
     Raises:
         ConfigError: an optimizer that servers cannot run; names those they can.
     """
-    kind = _KINDS.get(type(optimizer))
+    kind = _OF_TORCH.get(type(optimizer))
     if kind is None:
+        known = sorted(f"torch.optim.{one.__name__}" for one in _OF_TORCH)
         raise ConfigError(
             f"{type(optimizer).__name__} cannot be run on parameter servers; use one of "
-            f"{', '.join(sorted(f'torch.optim.{known.__name__}' for known in _KINDS))}. {INSTEAD}"
+            f"{', '.join(known)}. {INSTEAD}"
         )
-    if isinstance(optimizer, SparseAdam) and not sparse:
+    if kind.dense is None and not sparse:
         raise ConfigError(
-            "SparseAdam takes sparse gradients only, in torch as on servers; give dense parameters "
-            "to torch.optim.Adam"
+            f"{kind.torch} takes sparse gradients only, in torch as on servers; give dense "
+            f"parameters to torch.optim.{KINDS[kind.like].torch}"
         )
     hyper = {
         name: value
@@ -72,11 +70,13 @@ def group_of(
         if key != "lr"
         for name, value in _numbers(key, settings[key]).items()
     }
-    if kind in ("adam", "adamw"):
-        decoupled = bool(hyper.pop("decoupled_weight_decay", 0.0))
-        # Lazy Adam knows no decay: of the two the plain one says so.
-        kind = "adamw" if decoupled and (hyper["weight_decay"] or not sparse) else "adam"
-    return OptimizerGroup(kind=kind, hyper=hyper)
+    name = kind.name
+    if kind.decoupled:
+        is_decoupled = bool(hyper.pop("decoupled_weight_decay", 0.0))
+        # Rows know no decay: without one the kind that updates them says so.
+        is_decoupled &= bool(hyper["weight_decay"]) or not sparse
+        name = kind.decoupled if is_decoupled else kind.family
+    return OptimizerGroup(kind=name, hyper=hyper)
 
 
 def _read_by(optimizer: Optimizer) -> list[str]:
@@ -129,11 +129,10 @@ class Settings:
         self._what = type(optimizer).__name__
         self._group = group
         # Of a table with an optimizer of its own the torch group is the learning rate only.
-        mine = {"adamw": "adam", "sparse_adam": "adam"}
-        kind = _KINDS[type(optimizer)]
-        follows = not sparse or mine.get(group.kind, group.kind) == mine.get(kind, kind)
+        kind = _OF_TORCH[type(optimizer)]
+        follows = not sparse or KINDS[group.kind].family == kind.family
         keys = [key for key in _read_by(optimizer) if key != "lr"] if follows else []
-        self._keys = [key for key in keys if key not in NEVER_READ]
+        self._keys = [key for key in keys if key not in kind.read_once]
         self._may_change = set(changeable(group, sparse=sparse)) - set(own)
         self._own = set(own)
         self._first = self._last = self._values()
@@ -238,8 +237,8 @@ def table_group(
         raise ConfigError(
             f"pl.Embedding {name!r}: optimizer={kind!r}; expected one of {', '.join(TABLE_KINDS)}"
         )
-    if base.kind == "sparse_adam":  # rows that come and go count their own steps
-        base = OptimizerGroup(kind="adam", hyper=base.hyper)
+    if KINDS[base.kind].per_table:  # rows that come and go count their own steps
+        base = OptimizerGroup(kind=KINDS[base.kind].like, hyper=base.hyper)
     group = base if kind in (None, base.kind) else OptimizerGroup(kind=str(kind))
     if not args:
         return group
