@@ -384,8 +384,55 @@ _FTRL = OptimizerKind(
 )
 
 
+# ----------------------------------------------------------------------------------------- RMSprop
+
+
+@compiled
+def rmsprop_dense(values: Array, grads: Array, states: Any, hyper: Any) -> None:
+    """RMSprop.
+
+    states: square_avg; with ``centered`` grad_avg next; with momentum the buffer last. hyper: lr,
+    alpha, 1 - alpha, eps, weight_decay, momentum, centered.
+    """
+    kind = values.dtype.type
+    rate, keep, take = kind(hyper[0]), kind(hyper[1]), kind(hyper[2])
+    eps, decay, momentum = kind(hyper[3]), kind(hyper[4]), kind(hyper[5])
+    is_centered, is_kept = hyper[6] != 0.0, hyper[5] != 0.0
+    square, mean, buffer = states[0], states[1 if is_centered else 0], states[-1]
+    for i in range(values.size):
+        grad = grads[i] + decay * values[i]
+        square[i] = keep * square[i] + take * grad * grad
+        spread = square[i]
+        if is_centered:
+            mean[i] += take * (grad - mean[i])
+            spread -= mean[i] * mean[i]
+        step = grad / (np.sqrt(spread) + eps)
+        if is_kept:
+            step += momentum * buffer[i]
+            buffer[i] = step
+        values[i] -= rate * step
+
+
+def _rmsprop_dense(lr: float, hyper: Hyper, step: int) -> KernelCall:
+    alpha, names = hyper["alpha"], ("eps", "weight_decay", "momentum", "centered")
+    return KernelCall(rmsprop_dense, (lr, alpha, 1 - alpha, *(hyper[name] for name in names)))
+
+
+_RMSPROP = OptimizerKind(
+    name="rmsprop",
+    torch="RMSprop",
+    defaults={"alpha": 0.99, "eps": 1e-8, "weight_decay": 0.0, "momentum": 0.0, "centered": 0.0},
+    states=(
+        State("square_avg"),
+        State("grad_avg", needs="centered"),
+        State("momentum", needs="momentum"),
+    ),
+    dense=_rmsprop_dense,
+)
+
+
 KINDS = {
     kind.name: kind
-    for kind in (_SGD, _ADAGRAD, _ROWWISE_ADAGRAD, _ADAM, _ADAMW, _FTRL, _SPARSE_ADAM)
+    for kind in (_SGD, _ADAGRAD, _ROWWISE_ADAGRAD, _ADAM, _ADAMW, _FTRL, _SPARSE_ADAM, _RMSPROP)
 }
 """The optimizers by name, in the order in which messages list them."""

@@ -7,7 +7,7 @@ import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
-from torch.optim import SGD, Adagrad, Adam, AdamW, Optimizer, SparseAdam
+from torch.optim import SGD, Adagrad, Adam, AdamW, Optimizer, RMSprop, SparseAdam
 from torch.optim.lr_scheduler import OneCycleLR
 
 import paceline as pl
@@ -112,6 +112,7 @@ DENSE: dict[str, Make] = {
     "adam": lambda p: Adam(p, lr=0.02, weight_decay=0.1),
     "decoupled adam": lambda p: Adam(p, lr=0.02, weight_decay=0.1, decoupled_weight_decay=True),
     "adamw": lambda p: AdamW(p, lr=0.02),
+    "rmsprop": lambda p: RMSprop(p, lr=0.02, alpha=0.9, eps=1e-4, momentum=0.8),
     "a rate in a tensor": lambda p: Adam(p, lr=torch.tensor(0.02, dtype=torch.float64)),
 }
 SPARSE: dict[str, Make] = {
@@ -164,6 +165,7 @@ EDITS: dict[str, tuple[str, Edit]] = {
     "decay of adagrad": ("adagrad", _switch(weight_decay=(0.0, 0.2), lr_decay=(0.1, 0.0))),
     "betas": ("adam", _switch(betas=((0.5, 0.9), (0.9, 0.99)))),
     "eps": ("adam", _set(20, eps=1e-3)),
+    "momentum of rmsprop": ("rmsprop", _switch(momentum=(0.8, 0.0), alpha=(0.9, 0.5))),
     "other keys": ("adam", _set(5, max_lr=1.0, name="dense", mine=object())),
 }
 
@@ -176,6 +178,13 @@ def test_hyper_parameters_changed_in_mid_training_act_as_in_torch(name: str) -> 
 
 def test_decay_of_adamw_may_begin_later() -> None:
     _equal(lambda p: AdamW(p, lr=0.02, weight_decay=0.0), _set(10, weight_decay=0.3))
+
+
+def test_the_mean_of_a_centered_rmsprop_may_be_left_out_in_mid_training() -> None:
+    _equal(
+        lambda p: RMSprop(p, lr=0.02, alpha=0.9, eps=1e-4, momentum=0.8, centered=True),
+        _switch(centered=(True, False)),
+    )
 
 
 @pytest.mark.parametrize("kind", ["momentum", "adam"])

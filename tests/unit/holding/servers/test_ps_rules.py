@@ -37,6 +37,11 @@ OPTIONS: dict[str, dict[str, dict[str, Any]]] = {
             "eps": 1e-4,
         }
     },
+    "rmsprop": {
+        "momentum": {"alpha": 0.9, "momentum": 0.8, "weight_decay": 0.01},
+        "centered": {"alpha": 0.9, "eps": 1e-4, "centered": True},
+        "all": {"alpha": 0.9, "eps": 1e-4, "centered": True, "momentum": 0.8, "weight_decay": 0.01},
+    },
     "adam": {"all": {"betas": (0.8, 0.99), "eps": 1e-6, "weight_decay": 0.1}},
 }
 """Options of torch's classes to compare, beside the defaults, by kind."""
