@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 
+from paceline.policy.failslow.causes import CAUSES
 from paceline.policy.failslow.detection import PaceChange, StepFact
 from paceline.policy.failslow.planner import (
     Cure,
@@ -92,10 +93,10 @@ class RestartAdvice:
         self._faults = () if everybody else tuple(self._fault(one) for one in found)
 
     def _fault(self, found: DiagnosedEvent) -> Fault:
-        if found.culprit == "nothing" or found.busy:
-            return Fault(cause="unknown")
-        ranks = tuple(sorted(self._ranks[one] for one in found.nodes))
-        return Fault(cause=found.culprit, ranks=ranks)
+        cause = CAUSES[found.cause].relieved_as
+        if cause == "unknown":
+            return Fault(cause=cause)
+        return Fault(cause=cause, ranks=tuple(sorted(self._ranks[one] for one in found.nodes)))
 
     def step(self, fact: StepFact, lost_s: float) -> list[Advice]:
         """Take in a step; what the planner does, and what is advised.

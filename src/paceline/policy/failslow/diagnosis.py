@@ -6,33 +6,21 @@ blame only if the measurement finds one. A measurement alone blames nobody: on a
 all scatter. What was not compared or measured is said, with the reason.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from statistics import median
 
 import msgspec
 
+from paceline.policy.failslow.causes import SlowCase, cause_of
 from paceline.policy.failslow.gaps import Gaps
 from paceline.policy.failslow.profile import ProfileSummary
-from paceline.policy.failslow.suspects import BusyMachine, Findings, Kind, Suspect
-from paceline.policy.failslow.validation import (
-    OWN_LIMIT,
-    Measurements,
-    SlowComponent,
-    ValidationResult,
-)
-from paceline.wire.events.failslow import ComparedPart, DiagnosedEvent
+from paceline.policy.failslow.suspects import Findings, Suspect
+from paceline.policy.failslow.validation import Measurements, SlowComponent, ValidationResult
+from paceline.wire.events.failslow import ComparedPart, Culprit, DiagnosedEvent
 
 AT_START = 0.15
 """Least part of a step that a suspect must cost at a job's start: its ranks may differ by design,
 and nobody has said that it is slow."""
-
-MOST_NAMED = 3
-"""Ranks or components in a sentence."""
-
-JUST_LONGER = 0.02
-"""Part by which a reference may be above a rank's time at the start, and is still called that."""
-WAITED = 0.2
-"""Least part of what a rank computes longer for which a wait for a processor is evidence."""
 
 AMONG_LINKS = 0.25
 """Least part of what the slowest link costs that another one must cost to be named: ranks that wait
@@ -85,6 +73,7 @@ def diagnose(
     """
     measured = [*(result.slow if result else ())]
     found: list[DiagnosedEvent] = []
+    case = SlowCase(findings, result, gaps, names)
     # A rank that is, or just was, short of a processor sends as slowly as it computes.
     starved = set(findings.recovered)
     starved |= {
@@ -97,25 +86,20 @@ def diagnose(
         if at_start and suspect.lost < AT_START:
             continue
         by_itself = _measured(suspect, measured)
+        its = case._replace(suspect=suspect, by_itself=by_itself)
         if suspect.kind == "computation":
-            evidence = _of_rank(suspect, by_itself, result, gaps)
-            one = _event(suspect.kind, suspect.ranks, suspect.ratio, evidence, names)
-            busy = by_itself is not None and _elsewhere(suspect, result) >= OWN_LIMIT
-            found.append(msgspec.structs.replace(one, busy=busy))
+            found.append(_told("computation", its, suspect.ranks, suspect.ratio))
         elif (
             by_itself is not None
             and starved.isdisjoint(by_itself.ranks)
             and suspect.lost >= AMONG_LINKS * worst_link
         ):
             worst_link = max(worst_link, suspect.lost)
-            evidence = _of_links(suspect, by_itself)
-            found.append(_event("link", by_itself.ranks, by_itself.ratio, evidence, names))
+            found.append(_told("link", its, by_itself.ranks, by_itself.ratio))
         if by_itself is not None:
             measured.remove(by_itself)
     if not found and not at_start:
-        evidence = _nothing(findings, result, names, gaps)
-        busy = bool(findings.busy)
-        found.append(DiagnosedEvent(culprit="nothing", evidence=evidence, busy=busy))
+        found.append(_told("nothing", case))
     absent, unseen = absences(gaps, names)
     return [msgspec.structs.replace(one, absent=absent, unseen=unseen) for one in found]
 
@@ -139,146 +123,15 @@ def _measured(suspect: Suspect, measured: list[SlowComponent]) -> SlowComponent 
     return None
 
 
-def _event(
-    kind: Kind, ranks: tuple[int, ...], ratio: float, evidence: str, names: Mapping[int, str]
+def _told(
+    culprit: Culprit, case: SlowCase, ranks: tuple[int, ...] = (), ratio: float = 1.0
 ) -> DiagnosedEvent:
-    nodes = tuple(names[rank] for rank in ranks)
-    return DiagnosedEvent(culprit=kind, nodes=nodes, ratio=ratio, evidence=evidence)
-
-
-def _of_rank(
-    suspect: Suspect,
-    by_itself: SlowComponent | None,
-    result: ValidationResult | None,
-    gaps: Gaps,
-) -> str:
-    said = f"{suspect.seconds * 1e3:.3g} ms a step, {_reference(suspect)}{_waited(suspect)}"
-    if gaps.not_measured is not None:
-        return f"{said}; its device was not measured: {gaps.not_measured}"
-    assert result is not None
-    if by_itself is not None:
-        product = f"{said}; a matrix product takes {by_itself.ratio:.2f} times as long"
-        elsewhere = _elsewhere(suspect, result)
-        if elsewhere >= OWN_LIMIT:
-            return f"{product}, but {elsewhere:.2f} times elsewhere, too: the machine is busy"
-        return f"{product}, too"
-    if suspect.ranks in result.well:
-        return f"{said}; its device multiplies well, so see its input, its code and its host"
-    return f"{said}; how its device multiplies is not known"
-
-
-def _reference(suspect: Suspect) -> str:
-    """With what a rank's time is compared, in words."""
-    reference = f"{suspect.reference_s * 1e3:.3g} ms"
-    if suspect.start_s is None:
-        return f"{reference} of its peers"
-    if suspect.reference_s < (1.0 + JUST_LONGER) * suspect.start_s:
-        return f"{reference} at the job's start"
-    common_s = suspect.reference_s - suspect.start_s
-    return (
-        f"{suspect.start_s * 1e3:.3g} ms at the job's start (and {common_s * 1e3:.3g} ms more for "
-        "what slows all ranks)"
+    cause, evidence = cause_of(culprit, case)
+    return DiagnosedEvent(
+        culprit=culprit,
+        cause=cause.name,
+        nodes=tuple(case.names[rank] for rank in ranks),
+        ratio=ratio,
+        evidence=evidence,
+        busy=cause.busy,
     )
-
-
-def _waited(suspect: Suspect) -> str:
-    """What a rank waits for a processor, where that is evidence."""
-    if suspect.starved_s is None or suspect.start_s is None:
-        return ""
-    now_s, start_s = suspect.starved_s
-    if now_s - start_s < WAITED * (suspect.seconds - suspect.start_s):
-        return ""
-    return (
-        f"; it waits {now_s * 1e3:.3g} ms of a step for a processor, {start_s * 1e3:.3g} ms at the "
-        "start"
-    )
-
-
-def _elsewhere(suspect: Suspect, result: ValidationResult | None) -> float:
-    """How many times as long as at the start a matrix product takes on the other ranks."""
-    products = result.products if result else {}
-    return median([each for rank, each in products.items() if rank not in suspect.ranks] or [1.0])
-
-
-def _of_links(suspect: Suspect, by_itself: SlowComponent) -> str:
-    """What was measured, and what the script's own transfers took."""
-    return (
-        f"{_alone(by_itself)}; the script's {suspect.op} of {suspect.num_bytes:,} bytes took "
-        f"{suspect.seconds * 1e3:.3g} ms, {suspect.ratio:.2f} times its reference"
-    )
-
-
-def _alone(one: SlowComponent) -> str:
-    than = "what it took at the job's start" if one.against == "baseline" else "the others"
-    return f"measured by itself, compared with {than}"
-
-
-def _nothing(
-    findings: Findings, result: ValidationResult | None, names: Mapping[int, str], gaps: Gaps
-) -> str:
-    """Say how far it was looked, since no component was found to blame."""
-    if findings.busy:
-        return _crowded(findings.busy)
-    if findings.shared is not None:
-        return (
-            f"most ranks compute longer, {findings.shared:.2f} times in the middle; see what they "
-            "share, as a machine or the storage of data"
-        )
-    if findings.recovered:
-        who = ", ".join(names[rank] for rank in findings.recovered[:MOST_NAMED])
-        return f"{who} computed longer, and does no more: the slowness is over, or comes and goes"
-    if findings.suspects:  # computation would have been blamed
-        return _unblamed(findings.suspects[0], result, names, gaps)
-    if gaps.not_profiled is not None:
-        profiled = f"the calls of the ranks were not compared: {gaps.not_profiled}"
-    else:
-        profiled = "no rank and no group stands out in the calls that were compared"
-    if gaps.not_measured is not None:
-        return f"{profiled}; nothing was measured by itself: {gaps.not_measured}"
-    assert result is not None
-    if result.slow:
-        slow = ", ".join(_component(one, names) for one in result.slow[:MOST_NAMED])
-        return f"{profiled}; measured by itself, {slow}, which may be by chance"
-    return f"{profiled}; what was measured by itself measures well"
-
-
-def _crowded(busy: Sequence[BusyMachine]) -> str:
-    """Say on which machines ranks wait for processors."""
-    each = (
-        f"most ranks{f' on {one.machine}' if one.machine else ''} wait "
-        f"{one.starved_s * 1e3:.3g} ms of a step for a processor, "
-        f"{one.start_s * 1e3:.3g} ms at the job's start"
-        for one in busy[:MOST_NAMED]
-    )
-    return "; ".join(each) + "; see what else runs there, or takes their quotas"
-
-
-def _unblamed(
-    suspect: Suspect, result: ValidationResult | None, names: Mapping[int, str], gaps: Gaps
-) -> str:
-    """Say why the links of a group are not blamed whose transfers take longer."""
-    members = set(suspect.ranks)
-    shown = [names[rank] for rank in suspect.ranks[:MOST_NAMED]]
-    more = len(members) - len(shown)
-    group = " - ".join(shown) + (f" and {more} more" if more else "")
-    took = f"the transfers of {group} take {suspect.ratio:.2f} times as long"
-    if gaps.not_measured is not None:
-        return f"{took}, but their links were not measured: {gaps.not_measured}"
-    assert result is not None
-    slow = [one for one in result.slow if set(one.ranks) <= members]
-    if slow:
-        alone = _component(slow[0], names)
-        return f"{took}; measured by itself, {alone}, which does not account for it"
-    if gaps.ranks & members or not any(set(one) <= members for one in result.well if len(one) > 1):
-        return f"{took}, but not all of their links could be measured"
-    return (
-        f"{took}, but their links measure well: the slowness was over before it could be measured, "
-        "or comes and goes"
-    )
-
-
-def _component(one: SlowComponent, names: Mapping[int, str]) -> str:
-    """Say how slow one component is by itself."""
-    nodes = " - ".join(names[rank] for rank in one.ranks)
-    what = "multiplies" if one.kind == "computation" else "transfers"
-    return f"{nodes} {what} {one.ratio:.2f} times as long"

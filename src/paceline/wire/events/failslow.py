@@ -90,6 +90,8 @@ class DiagnosedEvent(Event, frozen=True):
     ratio: float = 1.0
     """Time as a multiple of its reference."""
     evidence: str = ""
+    cause: str = ""
+    """Why it is slow: a row of `paceline.policy.failslow.causes`; empty: an event of before."""
     absent: tuple[str, ...] = ()
     """Nodes that did not come to be measured."""
     unseen: dict[str, str] = {}
