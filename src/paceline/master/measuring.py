@@ -13,6 +13,7 @@ from paceline.master.parts import MasterParts, Times
 from paceline.policy.straggler.decision_log import CurePlanned
 from paceline.protocol.acts import Send
 from paceline.protocol.failslow import AskAgent, FailSlowAct, FailSlowWatch
+from paceline.protocol.failslow_answers import ProcessorWait
 from paceline.protocol.failslow_meeting import Rank
 from paceline.wire.events.base import Event
 from paceline.wire.messages.agent import CallsTold, NodeFacts
@@ -43,7 +44,8 @@ class Measuring:
 
     def heartbeat(self, node: str, facts: NodeFacts, now_s: float) -> None:
         """A node's agent has reported."""
-        self._act(self.watch.took(node, facts.took, now_s, facts.stolen_s))
+        wait = ProcessorWait(facts.stolen_s, facts.throttled_s)
+        self._act(self.watch.took(node, facts.took, now_s, wait))
 
     def told(self, message: CallsTold, now_s: float) -> None:
         """An agent has told the calls of its process."""

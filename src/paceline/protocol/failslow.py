@@ -41,6 +41,7 @@ from paceline.policy.failslow.validation import (
 from paceline.protocol.acts import Send
 from paceline.protocol.failslow_answers import (
     WINDOW_STEPS,
+    ProcessorWait,
     ProcessorWaits,
     measurements_of,
     unmeasured,
@@ -178,21 +179,21 @@ class FailSlowWatch:
     # ------------------------------------------------------------------ steps
 
     def took(
-        self, node: str, took: Sequence[StepsTook], now_s: float, starved_s: float = 0.0
+        self,
+        node: str,
+        took: Sequence[StepsTook],
+        now_s: float,
+        wait: ProcessorWait | None = None,
     ) -> list[FailSlowAct]:
-        """Take in what a rank's steps took, oldest first.
-
-        ``starved_s``: of each of them, in which the process could run and had no processor; 0: not
-        known.
-        """
+        """Take in what a rank's steps took, oldest first, and waited each for a processor."""
         rank = self._rank_of.get(node)
         if rank is None or not took:
             return []
         self._newest[rank] = took[-1].last
         steps = sum(each.count for each in took)
         acts = self._follow(rank, steps, now_s)
-        if starved_s:
-            self._waits.add(rank, took[-1].last, steps, starved_s)
+        if wait is not None and wait.starved_s:
+            self._waits.add(rank, took[-1].last, steps, wait)
         if rank != self._followed:
             return acts
         ahead_s = sum(each.count * each.mean_s for each in took)

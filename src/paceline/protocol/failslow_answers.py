@@ -2,6 +2,7 @@
 
 from collections import deque
 from collections.abc import Iterable, Mapping
+from typing import NamedTuple
 
 from paceline.policy.failslow.gaps import NotProfiled
 from paceline.policy.failslow.profile import ProfileWindow, TimedCall
@@ -18,26 +19,37 @@ MOST_WORDS = 200
 """Characters of an error in a diagnosis, at most."""
 
 
+class ProcessorWait(NamedTuple):
+    """Time in which a process could run and had no processor, in each of some steps."""
+
+    starved_s: float = 0.0
+    """All of it; 0: not known."""
+    throttled_s: float = 0.0
+    """The part for which the node's quota was used up, where its machine has cut that quota."""
+
+
 class ProcessorWaits:
     """What each rank of a script waited for a processor lately, heartbeat by heartbeat."""
 
     def __init__(self) -> None:
-        self._noted: dict[int, deque[tuple[int, int, float]]] = {}
+        self._noted: dict[int, deque[tuple[int, int, ProcessorWait]]] = {}
         """For each rank, heartbeat by heartbeat: newest step, number of steps, and the wait in
         each."""
 
-    def add(self, rank: int, last: int, steps: int, starved_s: float) -> None:
+    def add(self, rank: int, last: int, steps: int, wait: ProcessorWait) -> None:
         """Note what a heartbeat says of the newest steps."""
-        self._noted.setdefault(rank, deque(maxlen=MOST_HEARTBEATS)).append((last, steps, starved_s))
+        self._noted.setdefault(rank, deque(maxlen=MOST_HEARTBEATS)).append((last, steps, wait))
 
-    def since(self, first: Mapping[int, int]) -> dict[int, float]:
+    def since(self, first: Mapping[int, int]) -> dict[int, ProcessorWait]:
         """Return by rank what it waited in a step, on average from its first one on."""
         found = {}
         for rank, step in first.items():
             recent = [each for each in self._noted.get(rank, ()) if each[0] >= step]
             if recent:
                 steps = sum(count for _, count, _ in recent)
-                found[rank] = sum(count * waited_s for _, count, waited_s in recent) / steps
+                starved_s = sum(count * wait.starved_s for _, count, wait in recent) / steps
+                throttled_s = sum(count * wait.throttled_s for _, count, wait in recent) / steps
+                found[rank] = ProcessorWait(starved_s, throttled_s)
         return found
 
 
@@ -98,12 +110,14 @@ def window_of(
         )
         for rank, steps in by_step.items()
     }
+    waited = waits.since({rank: own[0][0] for rank, own in parts.items()})
     return ProfileWindow(
         calls=tuple(calls),
         steps=spans,
         each=each,
         same_clock=True,
-        starved_s=waits.since({rank: own[0][0] for rank, own in parts.items()}),
+        starved_s={rank: wait.starved_s for rank, wait in waited.items()},
+        throttled_s={rank: wait.throttled_s for rank, wait in waited.items()},
         machines=dict(machines),
     )
 

@@ -8,6 +8,7 @@ from paceline.base.numbering import Inc
 from paceline.policy.straggler.decision_log import CurePlanned
 from paceline.protocol.acts import Send
 from paceline.protocol.failslow import AskAgent, FailSlowAct, FailSlowWatch
+from paceline.protocol.failslow_answers import ProcessorWait
 from paceline.protocol.failslow_meeting import Rank
 from paceline.wire.call_ring import CallGroup, NotedCall, NotedStep, RingContents
 from paceline.wire.events.base import Event
@@ -39,6 +40,7 @@ class Script:
         self.size, self.now_s, self.step = size, 0.0, 0
         self.compute_s = dict.fromkeys(range(size), COMPUTE_S)
         self.starved_s = dict.fromkeys(range(size), 0.001)
+        self.throttled_s = dict.fromkeys(range(size), 0.0)
         """Of a step, in which a rank has no processor."""
         self.transfer_s = TRANSFER_S
         self.link_bytes_per_s = dict.fromkeys(((a, a + 1) for a in range(size - 1)), 1e9)
@@ -100,7 +102,8 @@ class Script:
         told, self._untold, self._untold_s = tuple(self._untold), [], 0.0
         for rank in sorted(self.steps):
             own = [msgspec.structs.replace(one, last=one.last + self.ahead[rank]) for one in told]
-            self._do(self.watch.took(f"worker-{rank}", own, self.now_s, self.starved_s[rank]))
+            wait = ProcessorWait(self.starved_s[rank], self.throttled_s[rank])
+            self._do(self.watch.took(f"worker-{rank}", own, self.now_s, wait))
 
     def _meet(self) -> None:
         for rank in [*self._due]:

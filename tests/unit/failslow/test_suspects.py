@@ -266,6 +266,13 @@ def test_a_difference_within_a_ranks_own_scatter_is_chance() -> None:
     assert named(of_steps({0: usual, 1: usual, 2: [0.57] * 8})) == {("computation", (2,))}
 
 
+def test_a_suspect_has_the_time_for_which_its_quota_was_used_up() -> None:
+    window = EmulatedMesh(factors={2: 1.5}).window()
+    cut = msgspec.structs.replace(window, starved_s={2: 0.3}, throttled_s={2: 0.2})
+    assert [one.throttled_s for one in find_suspects(summarise(cut)).suspects] == [0.2]
+    assert [one.throttled_s for one in find_suspects(summarise(window)).suspects] == [0.0]
+
+
 def meeting(op: str, took_s: dict[tuple[int, int], float]) -> list[TimedCall]:
     return [
         TimedCall(rank, group, op, 8, step, float(step), step + seconds)

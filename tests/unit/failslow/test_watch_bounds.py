@@ -9,7 +9,7 @@ from paceline.base.numbering import Inc
 from paceline.policy.failslow.gaps import NotProfiled
 from paceline.policy.failslow.profile import ProfileWindow
 from paceline.protocol.failslow import REST_S
-from paceline.protocol.failslow_answers import ProcessorWaits, window_of
+from paceline.protocol.failslow_answers import ProcessorWait, ProcessorWaits, window_of
 from paceline.protocol.failslow_meeting import MOST_TRIES
 from paceline.wire.call_ring import CallGroup, CallRingWriter, NotedCall, NotedStep, RingContents
 from paceline.wire.events.failslow import DiagnosedEvent, FollowsEvent, RelievedEvent, SlowedEvent
@@ -238,7 +238,8 @@ def test_steps_of_two_ranks_are_never_mixed() -> None:
 def test_a_wait_for_a_processor_is_that_of_the_steps_asked_for() -> None:
     waits = ProcessorWaits()
     for last, steps, each_s in ((10, 10, 0.1), (14, 4, 0.2), (16, 2, 0.5)):
-        waits.add(3, last, steps, each_s)
-    assert waits.since({3: 1, 4: 1}) == {3: pytest.approx((1.0 + 0.8 + 1.0) / 16)}
-    assert waits.since({3: 11}) == {3: pytest.approx(0.3)}
+        waits.add(3, last, steps, ProcessorWait(each_s, each_s / 2))
+    each_s = (1.0 + 0.8 + 1.0) / 16
+    assert waits.since({3: 1, 4: 1}) == {3: pytest.approx((each_s, each_s / 2))}
+    assert waits.since({3: 11}) == {3: pytest.approx((0.3, 0.15))}
     assert waits.since({3: 17}) == {}

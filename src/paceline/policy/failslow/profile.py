@@ -61,6 +61,8 @@ class ProfileWindow(msgspec.Struct, frozen=True, kw_only=True):
     starved_s: dict[int, float] = {}
     """Seconds of a step in which a rank was ready to run and had no processor, by rank; missing:
     not known."""
+    throttled_s: dict[int, float] = {}
+    """The part of that for which the rank's quota was used up, where it had been cut, by rank."""
     machines: dict[int, str] = {}
     """Machine on which a rank runs, by rank."""
 
@@ -76,6 +78,8 @@ class RankTimes(msgspec.Struct, frozen=True, kw_only=True):
     work: float
     starved_s: float | None = None
     """Time of a step in which it could run and had no processor; None: not known."""
+    throttled_s: float = 0.0
+    """The part of that for which its quota was used up, where that quota had been cut."""
     machine: str = ""
 
 
@@ -127,6 +131,7 @@ def summarise(window: ProfileWindow) -> ProfileSummary:
             computing_s=tuple(each / unit for each in computing_s),
             work=work,
             starved_s=window.starved_s.get(rank),
+            throttled_s=window.throttled_s.get(rank, 0.0),
             machine=window.machines.get(rank, ""),
         )
     lengths = [end - start for spans in window.steps.values() for start, end in spans]

@@ -65,6 +65,9 @@ class Suspect(msgspec.Struct, frozen=True, kw_only=True):
     starved_s: _Wait | None = None
     """Computation: what it waits for a processor in a step, and did at the start. None: not known.
     """
+    throttled_s: float = 0.0
+    """Computation: the part of that wait, now, for which its quota was used up, where that quota
+    had been cut."""
     lost: float
     """Part of a step."""
     op: str = ""
@@ -222,6 +225,7 @@ def _slow_ranks(
                     against=against,
                     start_s=start_s,
                     starved_s=starved_s,
+                    throttled_s=times.throttled_s,
                     lost=lost,
                 )
             )
