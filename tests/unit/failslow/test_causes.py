@@ -12,6 +12,7 @@ from paceline.policy.failslow.gaps import Gaps, NotMeasured
 from paceline.policy.failslow.suspects import BusyMachine, Findings, Suspect
 from paceline.policy.failslow.validation import SlowComponent, ValidationResult
 from paceline.wire.events.failslow import Culprit, DiagnosedEvent, RestartAdvisedEvent
+from tests.unit.failslow.script import COMPUTE_S, Script
 
 PAGE = Path(__file__).parents[3] / "docs/howto/failslow.md"
 RANK = Suspect(
@@ -38,6 +39,10 @@ OF_RANK = PLAIN._replace(suspect=RANK)
 CROWDED = BusyMachine(machine="a3", ranks=(0, 1, 2), starved_s=0.043, start_s=0.005)
 
 CASES: dict[str, tuple[SlowCase, str]] = {
+    "cut_quota": (
+        OF_RANK._replace(suspect=replace(RANK, throttled_s=0.15)),
+        "its cpu quota is used up, which somebody has lowered: raise it again",
+    ),
     "unmeasured_device": (
         OF_RANK._replace(result=None, gaps=Gaps(not_measured=NotMeasured.ALONE)),
         "not measured:",
@@ -115,3 +120,23 @@ def test_a_restart_is_advised_where_it_relieves_the_cause(name: str) -> None:
     )
     helps = cause.relieved_as != "unknown"
     assert [one.nodes for one in told] == ([nodes[cause.culprit]] if helps else [])
+
+
+@pytest.mark.parametrize(("throttled_s", "is_cause"), [(0.0, False), (0.09, False), (0.1, True)])
+def test_a_cut_quota_is_the_cause_if_it_accounts_for_half_of_the_slowness(
+    throttled_s: float, is_cause: bool
+) -> None:
+    case = OF_RANK._replace(suspect=replace(RANK, throttled_s=throttled_s), by_itself=PRODUCT)
+    cause, _ = cause_of("computation", case)
+    assert cause.name == ("cut_quota" if is_cause else "slow_device")
+
+
+def test_a_rank_whose_quota_somebody_lowers_is_named_with_that_cause() -> None:
+    script = Script()
+    script.run(200)
+    script.compute_s[2] *= 2
+    script.starved_s[2] = script.throttled_s[2] = COMPUTE_S
+    script.run(40)
+    found = script.diagnosis()
+    assert (found.nodes, found.cause, found.busy) == (("worker-2",), "cut_quota", False)
+    assert "for 200 ms of a step its cpu quota is used up" in found.evidence

@@ -24,6 +24,9 @@ MOST_NAMED = 3
 """Ranks, components or machines in a sentence."""
 JUST_LONGER = 0.02
 """Part by which a reference may be above a rank's time at the start, and is still called that."""
+CUT = 0.5
+"""Least part of what a rank computes above its reference for which its quota was used up, if a cut
+of that quota is the cause."""
 WAITED = 0.2
 """Least part of what a rank computes longer for which a wait for a processor is evidence."""
 
@@ -71,6 +74,19 @@ def cause_of(culprit: Culprit, case: SlowCase) -> tuple[SlowCause, str]:
 
 
 # ------------------------------------------------------------------------------------ a slow rank
+
+
+def _cut_quota(case: SlowCase) -> str:
+    """Say for how long the rank had used up a quota that somebody has lowered: agents tell it."""
+    suspect = case.suspect
+    assert suspect is not None
+    held_s, longer_s = suspect.throttled_s, suspect.seconds - suspect.reference_s
+    if not held_s or held_s < CUT * longer_s:
+        return ""
+    return (
+        f"{_computes(case)}; for {held_s * 1e3:.3g} ms of a step its cpu quota is used up, which "
+        "somebody has lowered: raise it again"
+    )
 
 
 def _busy_elsewhere(case: SlowCase) -> str:
@@ -265,6 +281,7 @@ def _nobody(name: str, evidence: Callable[[SlowCase], str], *, busy: bool = Fals
 CAUSES = {
     cause.name: cause
     for cause in (
+        _rank("cut_quota", _cut_quota),
         _rank("unmeasured_device", _unmeasured_device),
         _rank("busy_elsewhere", _busy_elsewhere, "unknown", busy=True),
         _rank("slow_device", _slow_device),
