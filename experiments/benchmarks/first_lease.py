@@ -28,7 +28,7 @@ def train_on(path: Path, index_dir: Path) -> dict[str, float]:
     import torch
 
     import paceline as pl
-    from paceline.runtime.data.text import TextLines
+    from paceline.runtime.data.sources.text_lines import TextLines
 
     model = torch.nn.Linear(1, 1)
     job = pl.init()
@@ -48,7 +48,7 @@ def train_on(path: Path, index_dir: Path) -> dict[str, float]:
 
 def ask_length(path: Path, index_dir: Path) -> dict[str, float]:
     """Inside a run: what waiting for the length costs."""
-    from paceline.runtime.data.text import TextLines
+    from paceline.runtime.data.sources.text_lines import TextLines
 
     dataset = TextLines(path, index_dir=index_dir)
     start_s = time.perf_counter()

@@ -20,7 +20,7 @@ from paceline_experiments import harness
 
 from paceline.runtime.data.loader import Loader
 from paceline.runtime.data.order import EpochOrder
-from paceline.runtime.data.text import TextLines
+from paceline.runtime.data.sources.text_lines import TextLines
 
 BATCH_SIZE = 4096
 REPEATS = 5

@@ -4,17 +4,18 @@ The public names are found on first use, so that importing paceline never import
 """
 
 from importlib import import_module
+from pkgutil import iter_modules
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from paceline.runtime.data.batch import TensorRows
-    from paceline.runtime.data.delimited import CsvRows
-    from paceline.runtime.data.growing import GrowingFiles
-    from paceline.runtime.data.parquet import ParquetRows
+    from paceline.runtime.data.sources.csv_rows import CsvRows
+    from paceline.runtime.data.sources.growing_files import GrowingFiles
+    from paceline.runtime.data.sources.parquet_rows import ParquetRows
+    from paceline.runtime.data.sources.sql_table import SqlTable
+    from paceline.runtime.data.sources.tar_rows import TarRows
+    from paceline.runtime.data.sources.tensor_rows import TensorRows
+    from paceline.runtime.data.sources.text_lines import TextLines
     from paceline.runtime.data.stream import StreamSource
-    from paceline.runtime.data.table import SqlTable
-    from paceline.runtime.data.tar import TarRows
-    from paceline.runtime.data.text import TextLines
     from paceline.runtime.process.process import Stopped
     from paceline.runtime.script.embedding import Embedding
     from paceline.runtime.script.job import Job, init
@@ -22,19 +23,13 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _HOMES = {
-    "CsvRows": "paceline.runtime.data.delimited",
     "Embedding": "paceline.runtime.script.embedding",
-    "GrowingFiles": "paceline.runtime.data.growing",
     "Job": "paceline.runtime.script.job",
-    "ParquetRows": "paceline.runtime.data.parquet",
-    "SqlTable": "paceline.runtime.data.table",
     "Stopped": "paceline.runtime.process.process",
     "StreamSource": "paceline.runtime.data.stream",
-    "TarRows": "paceline.runtime.data.tar",
-    "TensorRows": "paceline.runtime.data.batch",
-    "TextLines": "paceline.runtime.data.text",
     "init": "paceline.runtime.script.job",
 }
+_SOURCES = "paceline.runtime.data.sources"
 
 __all__ = [
     "CsvRows",
@@ -53,11 +48,19 @@ __all__ = [
 ]
 
 
+def _sources() -> dict[str, str]:
+    """Modules of the data sources, which have the names of their classes, by class."""
+    folder = f"{__path__[0]}/{'/'.join(_SOURCES.split('.')[1:])}"
+    modules = sorted(module.name for module in iter_modules([folder]))
+    return {name.title().replace("_", ""): f"{_SOURCES}.{name}" for name in modules}
+
+
 def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
-        raise AttributeError(f"module 'paceline' has no attribute {name!r}; it has {__all__}")
-    return getattr(import_module(_HOMES[name]), name)
+    home = _HOMES.get(name) or _sources().get(name)
+    if home is None:
+        raise AttributeError(f"module 'paceline' has no attribute {name!r}; it has {__dir__()}")
+    return getattr(import_module(home), name)
 
 
 def __dir__() -> list[str]:
-    return __all__
+    return sorted({*__all__, *_HOMES, *_sources()})

@@ -5,9 +5,9 @@ import multiprocessing
 import pytest
 import torch
 
-from paceline.runtime.data.batch import TensorRows
 from paceline.runtime.data.loader import Loader
 from paceline.runtime.data.order import EpochOrder
+from paceline.runtime.data.sources.tensor_rows import TensorRows
 
 
 def test_a_killed_loader_process_is_an_error_and_leaves_no_other_behind() -> None:

@@ -15,7 +15,7 @@ from gated import await_all
 from torch.nn.functional import cross_entropy
 
 import paceline as pl
-from paceline.runtime.data.batch import TensorRows
+from paceline.runtime.data.sources.tensor_rows import TensorRows
 
 
 def main() -> None:

@@ -80,7 +80,7 @@ def train(
 
 def by_paceline(options: argparse.Namespace) -> None:
     import paceline as pl
-    from paceline.runtime.data.batch import TensorRows
+    from paceline.runtime.data.sources.tensor_rows import TensorRows
 
     job = pl.init()
     model = Still(options.megabytes // 2)

@@ -20,7 +20,7 @@ from torch.nn.functional import binary_cross_entropy_with_logits
 from torch.optim import SGD, Adagrad, Adam, Optimizer, SparseAdam
 
 import paceline as pl
-from paceline.runtime.data.batch import TensorRows
+from paceline.runtime.data.sources.tensor_rows import TensorRows
 
 BATCH_SIZE = 51
 """Not divisible by 2 or 4: workers' shares differ, so their weights matter."""

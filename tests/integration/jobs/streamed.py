@@ -14,8 +14,8 @@ sys.path.insert(0, str(Path(__file__).parents[3]))
 
 import paceline as pl
 from paceline.runtime.data import growth
-from paceline.runtime.data.growing import GrowingFiles
-from paceline.runtime.data.text import TextLines
+from paceline.runtime.data.sources.growing_files import GrowingFiles
+from paceline.runtime.data.sources.text_lines import TextLines
 from tests.chaos.planted import Counts
 
 

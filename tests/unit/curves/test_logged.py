@@ -20,7 +20,7 @@ from paceline.features.curves.process import (
     LogBook,
 )
 from paceline.features.curves.wire import Logged, LogKept
-from paceline.runtime.data.batch import TensorRows
+from paceline.runtime.data.sources.tensor_rows import TensorRows
 from paceline.runtime.process.feature_port import LogPlace
 from paceline.runtime.script.logged import checked_log
 from paceline.wire.codec import encode

@@ -13,7 +13,7 @@ from torch import nn
 from paceline.base.errors import ConfigError
 from paceline.runtime.data import growth
 from paceline.runtime.data.growth import CountGrowth, StreamGrowth, is_long
-from paceline.runtime.data.text import TextLines
+from paceline.runtime.data.sources.text_lines import TextLines
 from paceline.runtime.holding.servers.in_process import Alone
 from paceline.runtime.holding.servers.strategy import OnServers
 from paceline.runtime.script import feed_requests

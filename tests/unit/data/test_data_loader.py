@@ -13,11 +13,12 @@ from torch.utils.data import ConcatDataset, Dataset, Subset, TensorDataset, defa
 
 from paceline.base.errors import ConfigError, InternalError
 from paceline.runtime.data import loader as loader_module
-from paceline.runtime.data.batch import TensorRows, fetch_rows
+from paceline.runtime.data.batch import fetch_rows
 from paceline.runtime.data.drawing import never_draws
 from paceline.runtime.data.inline import InlineLoader
 from paceline.runtime.data.loader import Loader
 from paceline.runtime.data.order import EpochOrder
+from paceline.runtime.data.sources.tensor_rows import TensorRows
 
 IN_ORDER = EpochOrder(100, shuffle=False)
 

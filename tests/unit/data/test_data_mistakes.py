@@ -11,13 +11,13 @@ import pytest
 import torch
 
 from paceline.base.errors import ConfigError
-from paceline.runtime.data.batch import TensorRows
-from paceline.runtime.data.delimited import CsvRows
-from paceline.runtime.data.growing import GrowingFiles
 from paceline.runtime.data.lines import expand_paths
-from paceline.runtime.data.parquet import ParquetRows
-from paceline.runtime.data.table import SqlTable
-from paceline.runtime.data.text import TextLines
+from paceline.runtime.data.sources.csv_rows import CsvRows
+from paceline.runtime.data.sources.growing_files import GrowingFiles
+from paceline.runtime.data.sources.parquet_rows import ParquetRows
+from paceline.runtime.data.sources.sql_table import SqlTable
+from paceline.runtime.data.sources.tensor_rows import TensorRows
+from paceline.runtime.data.sources.text_lines import TextLines
 
 COLUMNS = {"id": "int64", "score": "float32", "name": "str"}
 

@@ -12,7 +12,7 @@ import torch
 
 from paceline.runtime.data.loader import Loader
 from paceline.runtime.data.order import EpochOrder
-from paceline.runtime.data.parquet import ParquetRows
+from paceline.runtime.data.sources.parquet_rows import ParquetRows
 
 
 def write(path: Path, columns: dict[str, Any], row_group_size: int = 10) -> Path:

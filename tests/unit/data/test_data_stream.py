@@ -11,9 +11,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from paceline.base.errors import ConfigError, PermanentError
-from paceline.runtime.data import growing
-from paceline.runtime.data.growing import GrowingFiles
 from paceline.runtime.data.loader import Loader
+from paceline.runtime.data.sources import growing_files
+from paceline.runtime.data.sources.growing_files import GrowingFiles
 from paceline.runtime.data.stream import StreamSource
 
 
@@ -67,7 +67,7 @@ def test_any_way_of_growing_gives_the_same_records(
 def test_lines_longer_than_a_chunk_are_counted_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(growing, "_CHUNK_BYTES", 10)
+    monkeypatch.setattr(growing_files, "_CHUNK_BYTES", 10)
     append(tmp_path / "a.jsonl", '"' + "x" * 35 + '"\n1\n2\n')
     source = GrowingFiles(tmp_path)
     assert source.end("a.jsonl") == 3

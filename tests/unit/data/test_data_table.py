@@ -10,10 +10,10 @@ import sqlalchemy as sql
 import torch
 
 from paceline.base.errors import PermanentError
-from paceline.runtime.data import table as table_module
 from paceline.runtime.data.loader import Loader
 from paceline.runtime.data.order import EpochOrder
-from paceline.runtime.data.table import SqlTable
+from paceline.runtime.data.sources import sql_table as table_module
+from paceline.runtime.data.sources.sql_table import SqlTable
 
 COLUMNS = {"id": "int64", "price": "float32", "name": "str"}
 

@@ -7,10 +7,10 @@ import pytest
 import torch
 
 from paceline.runtime.data.batch import fetch_rows
-from paceline.runtime.data.delimited import CsvRows
 from paceline.runtime.data.loader import Loader
 from paceline.runtime.data.order import EpochOrder
-from paceline.runtime.data.text import TextLines
+from paceline.runtime.data.sources.csv_rows import CsvRows
+from paceline.runtime.data.sources.text_lines import TextLines
 
 COLUMNS = {"id": "int64", "score": "float32", "name": "str"}
 

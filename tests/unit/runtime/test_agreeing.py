@@ -10,7 +10,7 @@ from torch.optim import SGD
 
 import paceline as pl
 from paceline.base.errors import ConfigError
-from paceline.runtime.data.batch import TensorRows
+from paceline.runtime.data.sources.tensor_rows import TensorRows
 
 
 def prepared() -> tuple[pl.Job, nn.Module, SGD]:

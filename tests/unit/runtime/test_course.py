@@ -7,7 +7,7 @@ from torch.optim import SGD
 
 import paceline as pl
 from paceline.base.errors import ConfigError
-from paceline.runtime.data.batch import TensorRows
+from paceline.runtime.data.sources.tensor_rows import TensorRows
 from paceline.runtime.script.course import MEETING, OUTSIDE, ScriptCourse
 from paceline.wire.messages.feeds import ScriptPlace
 

@@ -11,7 +11,7 @@ from torch.optim import SGD, Optimizer
 
 import paceline as pl
 from paceline.base.errors import ConfigError
-from paceline.runtime.data.batch import TensorRows
+from paceline.runtime.data.sources.tensor_rows import TensorRows
 from paceline.runtime.holding.servers.in_process import Alone
 from paceline.runtime.holding.servers.strategy import OnServers
 from paceline.runtime.script.job import Job

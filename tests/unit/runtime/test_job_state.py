@@ -12,7 +12,7 @@ from torch.optim import SGD, Adagrad
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 import paceline as pl
-from paceline.runtime.data.batch import TensorRows
+from paceline.runtime.data.sources.tensor_rows import TensorRows
 from paceline.runtime.data.work import StepTimes
 from paceline.runtime.holding.servers.in_process import Alone
 from paceline.runtime.holding.servers.model import Model
@@ -38,6 +38,7 @@ def test_all_public_names_exist_and_others_are_refused() -> None:
     sources += ["TensorRows", "TextLines"]
     job = ["Embedding", "Job", "Stopped", "StreamSource", "__version__", "init"]
     assert sorted(pl.__all__) == sorted([*sources, *job])
+    assert {*sources, *job} <= {*dir(pl)}
     assert all(getattr(pl, name) for name in dir(pl))
     with pytest.raises(AttributeError, match="has no attribute 'Embeddings'"):
         _ = pl.Embeddings

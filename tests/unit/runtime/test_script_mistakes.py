@@ -16,7 +16,7 @@ from torch.optim.lr_scheduler import StepLR
 
 import paceline as pl
 from paceline.base.errors import ConfigError
-from paceline.runtime.data.batch import TensorRows
+from paceline.runtime.data.sources.tensor_rows import TensorRows
 from paceline.runtime.script.step_frame import BY_HAND
 
 INSTEAD = (

@@ -16,7 +16,7 @@ from paceline.base.errors import ConfigError
 from paceline.base.samples import Span
 from paceline.protocol.holding.group.position import Position
 from paceline.protocol.samples.ledger import Ledger
-from paceline.runtime.data.batch import TensorRows
+from paceline.runtime.data.sources.tensor_rows import TensorRows
 from paceline.runtime.group.watcher import Watcher
 from paceline.runtime.holding.local.strategy import Local
 from paceline.runtime.process.process import Fenced

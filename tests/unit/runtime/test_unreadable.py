@@ -11,11 +11,11 @@ from torch.utils.data import ConcatDataset, DataLoader, Dataset, Subset
 
 from paceline.base.errors import ConfigError
 from paceline.runtime.data.contents import contents_of
-from paceline.runtime.data.delimited import CsvRows
-from paceline.runtime.data.growing import GrowingFiles
-from paceline.runtime.data.parquet import ParquetRows
-from paceline.runtime.data.table import SqlTable
-from paceline.runtime.data.text import TextLines
+from paceline.runtime.data.sources.csv_rows import CsvRows
+from paceline.runtime.data.sources.growing_files import GrowingFiles
+from paceline.runtime.data.sources.parquet_rows import ParquetRows
+from paceline.runtime.data.sources.sql_table import SqlTable
+from paceline.runtime.data.sources.text_lines import TextLines
 from paceline.runtime.process.unreadable import unreadable_path
 
 

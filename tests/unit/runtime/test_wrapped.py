@@ -11,7 +11,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import paceline as pl
 from paceline.base.errors import ConfigError
-from paceline.runtime.data.batch import TensorRows
+from paceline.runtime.data.sources.tensor_rows import TensorRows
 from paceline.runtime.script.wrapped import unwrapped
 
 

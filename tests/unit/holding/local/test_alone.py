@@ -18,8 +18,8 @@ from torch.utils.data import Dataset
 
 import paceline as pl
 from paceline.base.errors import ConfigError
-from paceline.runtime.data.batch import TensorRows
 from paceline.runtime.data.order import DEFAULT_SHARD_SIZE, EpochOrder
+from paceline.runtime.data.sources.tensor_rows import TensorRows
 from paceline.runtime.holding.local.strategy import Local
 from paceline.runtime.holding.servers.strategy import OnServers
 

@@ -11,8 +11,8 @@ from torch.optim import SGD, Adagrad, Adam, AdamW, Optimizer, SparseAdam
 from torch.optim.lr_scheduler import StepLR
 
 import paceline as pl
-from paceline.runtime.data.batch import TensorRows
 from paceline.runtime.data.order import DEFAULT_SHARD_SIZE, EpochOrder
+from paceline.runtime.data.sources.tensor_rows import TensorRows
 
 # Torch's own Adagrad, on sparse gradients.
 pytestmark = pytest.mark.filterwarnings("ignore:Sparse invariant checks")

@@ -19,8 +19,8 @@ from torch.utils.data import Dataset
 import paceline as pl
 from paceline.base.errors import ConfigError
 from paceline.base.samples import Span
-from paceline.runtime.data.batch import TensorRows
 from paceline.runtime.data.growth import Growth
+from paceline.runtime.data.sources.tensor_rows import TensorRows
 from paceline.runtime.data.work import StepTimes, Work
 from paceline.runtime.holding.local.strategy import Local
 from paceline.runtime.holding.servers.in_process import Alone

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.optim import SGD
 
 import paceline as pl
-from paceline.runtime.data.batch import TensorRows
+from paceline.runtime.data.sources.tensor_rows import TensorRows
 from paceline.runtime.data.work import Work
 from paceline.runtime.holding.servers.in_process import Alone
 from paceline.runtime.holding.servers.recipes import Recipes, Recorder, tensors_in

@@ -14,7 +14,7 @@ from torch.optim.swa_utils import AveragedModel
 
 import paceline as pl
 from paceline.base.errors import ConfigError
-from paceline.runtime.data.batch import TensorRows
+from paceline.runtime.data.sources.tensor_rows import TensorRows
 from paceline.runtime.data.work import Array
 from paceline.runtime.holding.servers.in_process import Alone
 from paceline.runtime.holding.servers.strategy import OnServers

@@ -12,7 +12,7 @@ from torch.optim.lr_scheduler import OneCycleLR
 
 import paceline as pl
 from paceline.base.errors import ConfigError
-from paceline.runtime.data.batch import TensorRows
+from paceline.runtime.data.sources.tensor_rows import TensorRows
 from paceline.runtime.holding.servers.in_process import Alone
 from paceline.runtime.holding.servers.strategy import OnServers
 from paceline.runtime.script.job import Job

@@ -8,7 +8,7 @@ from typing import Any
 from paceline.base.errors import ConfigError
 from paceline.base.optional import extra_for
 from paceline.runtime.data.lines import LineFiles, Paths
-from paceline.runtime.data.text import LineRecords
+from paceline.runtime.data.sources.text_lines import LineRecords
 
 with extra_for("`pl.CsvRows`"):
     import pyarrow as pa
