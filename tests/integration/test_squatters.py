@@ -21,10 +21,10 @@ import pytest
 from paceline.base.errors import PacelineError
 from paceline.base.jobdir import JobDir, run_place
 from paceline.base.processes import find_job_processes, is_locked, kill_quietly
-from paceline.cli.listing import JobSelection, listed
 from paceline.cluster.client import ask_scheduler, start_scheduler, stop_scheduler
 from paceline.cluster.folder import ClusterConfig, ClusterDir
 from paceline.jobs.launch import ask
+from paceline.jobs.listing import JobSelection, listed
 from paceline.policy.scheduling.facts import Tenant
 from paceline.wire.client import GetStatus
 from paceline.wire.cluster import GetDevices

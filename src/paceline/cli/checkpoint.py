@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from paceline.base.errors import ConfigError, InternalError, PermanentError
-from paceline.cli.shared_options import job_ids, whole_number
+from paceline.terminal.options import job_ids, whole_number
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -117,7 +117,7 @@ def _cut_row(cut: "FoundCut", total: int | None, now_s: float) -> tuple[str, ...
 
 def _total(found: "FoundCuts") -> int | None:
     """Samples of the whole job, where that is known."""
-    from paceline.cli.listing import current_status
+    from paceline.jobs.listing import current_status
     from paceline.jobs.outcome import read_outcome
 
     if found.job is None:

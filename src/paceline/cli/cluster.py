@@ -1,19 +1,17 @@
 """``paceline cluster``: a scheduler that starts jobs on the devices of this machine."""
 
 import os
-import sys
 import time
 from typing import Annotated, get_args
 
-import msgspec
 import typer
 from rich.table import Table
 
 from paceline.base.errors import ConfigError
 from paceline.base.jobdir import JobDir
-from paceline.cli.run_verbs import RunCommand
-from paceline.cli.shared_options import AsJson, console, parse_settings
 from paceline.jobs.flags import OF_SPEC, of_spec, with_options
+from paceline.terminal.options import AsJson, console, parse_settings, print_json
+from paceline.terminal.run_command import RunCommand
 from paceline.wire.sharing import ShareClass
 
 app = typer.Typer(
@@ -113,12 +111,12 @@ def submit(
     **given: str | bool | None,
 ) -> None:
     """Queue a job, with flags as of `paceline run`; its workers get a device each, all at once."""
-    from paceline.cli.fitting import fitted
-    from paceline.cli.listing import age
-    from paceline.cli.logs import parse_ago_s
+    from paceline.backends.fitting import fitted
     from paceline.cluster.client import expect
     from paceline.cluster.folder import ClusterDir
     from paceline.jobs.spec_file import resolve
+    from paceline.jobs.spec_values import parse_ago_s
+    from paceline.jobs.wording import age
     from paceline.wire.cluster import JobAccepted, SubmitJob
 
     flags = of_spec(given) | parse_settings(settings or [])
@@ -154,14 +152,14 @@ def submit(
 @app.command()
 def queue(as_json: AsJson = False) -> None:
     """Show the jobs that wait and run, and the newest that are over."""
-    from paceline.cli.listing import age
     from paceline.cluster.client import expect
     from paceline.cluster.folder import ClusterDir
+    from paceline.jobs.wording import age
     from paceline.wire.cluster import GetQueue, QueueRows
 
     rows = expect(QueueRows, ClusterDir(), GetQueue()).rows
     if as_json:
-        _print_json(rows)
+        print_json(rows)
         return
     titles = ("job", "tenant", "class", "state", "since", "devices", "waits yet", "why")
     table = _table(titles)
@@ -184,7 +182,7 @@ def nodes(as_json: AsJson = False) -> None:
 
     found = expect(DeviceRows, ClusterDir(), GetDevices())
     if as_json:
-        _print_json(found)
+        print_json(found)
         return
     table = _table(("node", "device", "load", "guaranteed", "opportunistic", "reserved for"))
     for row in found.devices:
@@ -225,7 +223,3 @@ def _table(titles: tuple[str, ...]) -> Table:
     for title in titles:
         table.add_column(title)
     return table
-
-
-def _print_json(found: object) -> None:
-    sys.stdout.write(msgspec.json.format(msgspec.json.encode(found), indent=2).decode() + "\n")

@@ -5,7 +5,7 @@ from typing import Annotated
 import typer
 
 from paceline.base.jobdir import JobDir
-from paceline.cli.shared_options import Job, console, parse_settings
+from paceline.terminal.options import Job, console, parse_settings
 
 
 def explain(job: Job = None) -> None:

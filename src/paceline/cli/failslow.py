@@ -6,9 +6,9 @@ from rich.console import Console
 from rich.table import Table
 
 from paceline.base.jobdir import JobDir
-from paceline.cli.listing import read_spec
 from paceline.jobs.history import read_events, read_last_metrics
-from paceline.jobs.slowness import FailSlowEvent, headline, slownesses
+from paceline.jobs.listing import read_spec
+from paceline.jobs.slowness import FailSlowEvent, colour_of, headline, slownesses
 from paceline.jobs.wording import clock
 from paceline.wire.events.base import Event
 from paceline.wire.events.failslow import (
@@ -24,15 +24,6 @@ WHAT = {
     "link": "a transfer between two",
 }
 Told = FailSlowEvent | StartUnseenEvent | FollowsEvent
-SLOW, VERY_SLOW = 1.1, 1.5
-"""Times the value from the job's start; from there on a part is yellow, or red."""
-MAX_PARTS = 40
-"""Ranks that can still be read in one picture."""
-
-
-def colour_of(ratio: float) -> str:
-    """The colour of a part that takes so many times what it took at the job's start."""
-    return "red" if ratio >= VERY_SLOW else "yellow" if ratio >= SLOW else "green"
 
 
 def is_script(job: JobDir) -> bool:

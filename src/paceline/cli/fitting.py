@@ -1,23 +1,10 @@
 """The spec of a job with what is only known where it starts: the platform, and earlier jobs."""
 
-import importlib
-
+from paceline.backends.fitting import fitted
 from paceline.cli.resume_from_url import check_unused
 from paceline.jobs.ground import note_on_memory
 from paceline.jobs.past.place import note_on_history
-from paceline.jobs.surroundings import fixed
 from paceline.wire.spec import JobSpec
-
-
-def fitted(spec: JobSpec) -> JobSpec:
-    """The spec with what its backend finds out on this machine, and what the run keeps of it.
-
-    Raises:
-        ConfigError: the platform is not there.
-    """
-    backend = importlib.import_module(f"paceline.backends.{spec.backend}.backend")
-    found: JobSpec = backend.prepare(spec)
-    return fixed(found)
 
 
 def prepared(spec: JobSpec) -> tuple[JobSpec, list[str]]:

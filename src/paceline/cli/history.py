@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from paceline.cli.shared_options import AsJson, console, parse_settings, whole_number
+from paceline.terminal.options import AsJson, console, parse_settings, whole_number
 
 LISTED = 20
 

@@ -9,7 +9,7 @@ import typer
 from paceline.base.errors import ConfigError
 from paceline.base.jobdir import JobDir
 from paceline.cli import history
-from paceline.cli.shared_options import AsJson, Job, console, job_ids, whole_number
+from paceline.terminal.options import AsJson, Job, console, job_ids, print_json, whole_number
 
 history_app = history.app
 """``history``: a group of its own."""
@@ -24,7 +24,7 @@ def status(
 ) -> None:
     """Show all jobs, the newest first, or one in detail."""
     from paceline.cli import show
-    from paceline.cli.listing import JobSelection
+    from paceline.jobs.listing import JobSelection
 
     if observation:
         show.show_observation(JobDir.find(job))
@@ -54,7 +54,7 @@ def ps(
 ) -> None:
     """Show jobs, the newest first."""
     from paceline.cli import show
-    from paceline.cli.listing import JobSelection
+    from paceline.jobs.listing import JobSelection
 
     show.show_jobs(console(), JobSelection(state=state, name=name, last=last), as_json=as_json)
 
@@ -136,8 +136,8 @@ def prune(
 ) -> None:
     """Remove jobs that are over, by age and end; never one of which a process lives."""
     from paceline.cli import removal
-    from paceline.cli.listing import read_rows
-    from paceline.cli.logs import parse_ago_s
+    from paceline.jobs.listing import read_rows
+    from paceline.jobs.spec_values import parse_ago_s
 
     older_than_s = None if older_than is None else parse_ago_s(older_than)
     if older_than is not None and older_than_s is None:
@@ -171,7 +171,6 @@ def report(
     facts = read_facts(found)
     if as_json:
         from paceline.cli.report.numbers import numbers
-        from paceline.cli.show import print_json
 
         if html is not None or open_:
             raise ConfigError("report: --json draws no page; leave out --html and --open")

@@ -13,14 +13,13 @@ from paceline.base.jobdir import JobDir
 from paceline.base.log_times import printed_by, start_since
 from paceline.jobs.history import Tail
 from paceline.jobs.launch import is_supervised
-from paceline.jobs.spec_values import parse_duration_s
+from paceline.jobs.spec_values import parse_ago_s
 
 FOLLOW_S = 0.3
 BLOCK_BYTES = 1 << 16
 STAMP = "%Y-%m-%d %H:%M:%S"
 """How lines of paceline's own processes begin, in local time."""
 STAMP_BYTES = 19
-DAY_S = 86_400.0
 CUT_OFF = ".1.log"
 """Ends the name of what is kept of a log that became too long."""
 
@@ -63,14 +62,6 @@ def parse_since(text: str, now_s: float) -> float:
     except ValueError as error:
         expected = "how long ago, or a time; write e.g. --since 10m or --since '2026-11-25 15:27'"
         raise ConfigError(f"--since: got {text!r}, expected {expected}") from error
-
-
-def parse_ago_s(text: str) -> float | None:
-    """Seconds of ``30s``, ``5m``, ``2h``, ``7d``; None when it is no duration with a unit."""
-    number, days, rest = text.partition("d")
-    if days and not rest and number.replace(".", "", 1).isdigit():
-        return float(number) * DAY_S
-    return parse_duration_s(text) if text and text[-1].isalpha() else None
 
 
 def show_logs(job: JobDir, wanted: LogFilter) -> None:

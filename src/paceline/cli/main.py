@@ -24,6 +24,7 @@ from paceline.cli import (
 )
 from paceline.jobs.leftovers import clear_leftovers
 from paceline.jobs.outcome import End, code_of
+from paceline.terminal.run_command import RunCommand
 
 
 class _Group(TyperGroup):
@@ -94,7 +95,7 @@ def paceline(
 
 
 app.command(
-    cls=run_verbs.RunCommand,
+    cls=RunCommand,
     context_settings=run_verbs.AS_TORCHRUN,
     epilog=run_verbs.exit_codes(),
 )(run_verbs.run)

@@ -7,7 +7,7 @@ import typer
 
 from paceline.base.errors import ConfigError, PacelineError
 from paceline.base.jobdir import JobDir
-from paceline.cli.shared_options import Job, console, whole_number
+from paceline.terminal.options import Job, console, whole_number
 
 if TYPE_CHECKING:
     from paceline.wire.client import Call, JobStatus, ResizeNodes

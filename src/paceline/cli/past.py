@@ -1,6 +1,5 @@
 """Tables of jobs that have ended, as the history keeps them."""
 
-import sys
 from collections.abc import Iterator, Sequence
 
 import msgspec
@@ -8,13 +7,13 @@ from rich.console import Console
 from rich.table import Table
 
 from paceline.base.errors import ConfigError
-from paceline.cli.listing import age
 from paceline.jobs.past.book import PastJobs
 from paceline.jobs.past.job import PastJob
 from paceline.jobs.past.place import VARIABLE, HistoryPlace, history_place, place_of
-from paceline.jobs.wording import clock, size, speed
+from paceline.jobs.wording import age, clock, size, speed
 from paceline.policy.resources.observation import JobSize
 from paceline.policy.resources.warm_start import WarmStart
+from paceline.terminal.options import print_json
 from paceline.wire.spec import JobSpec
 
 COLUMNS = ("job", "end", "samples", "speed", "jct", "size", "ended")
@@ -45,7 +44,7 @@ def usual_place(url: str | None, spec: JobSpec | None = None) -> HistoryPlace:
 def show_past(jobs: Sequence[PastJob], console: Console, *, now_s: float, as_json: bool) -> None:
     """Print jobs in the order given, as a table or as JSON."""
     if as_json:
-        _print_json(jobs)
+        print_json(jobs)
         return
     if not jobs:
         console.print("no job in the history; a job is kept when it ends", markup=False)
@@ -66,7 +65,7 @@ def show_past(jobs: Sequence[PastJob], console: Console, *, now_s: float, as_jso
 def show_past_job(job: PastJob, console: Console, *, as_json: bool) -> None:
     """Print one job: a row for each fact that is known."""
     if as_json:
-        _print_json(job)
+        print_json(job)
         return
     table = Table(box=None, show_header=False, padding=(0, 2, 0, 0))
     table.add_column(style="dim", no_wrap=True)
@@ -79,7 +78,7 @@ def show_past_job(job: PastJob, console: Console, *, as_json: bool) -> None:
 def show_suggestion(found: WarmStart | None, console: Console, *, as_json: bool) -> None:
     """Print the size that a job would begin with, and where it comes from."""
     if as_json:
-        _print_json(found)
+        print_json(found)
         return
     if found is None:
         console.print("no finished job in the history is like it", markup=False)
@@ -143,7 +142,3 @@ def _nodes(role: str, count: int, cores: float, num_bytes: int) -> str:
     limits += [size(num_bytes)] if num_bytes else []
     each = f" of {' and '.join(limits)}" if limits else ""
     return f"{count} {role}{'' if count == 1 else 's'}{each}"
-
-
-def _print_json(value: object) -> None:
-    sys.stdout.write(msgspec.json.format(msgspec.json.encode(value), indent=2).decode() + "\n")

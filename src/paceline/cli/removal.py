@@ -15,8 +15,8 @@ from paceline.base.errors import ConfigError
 from paceline.base.jobdir import JobDir
 from paceline.base.private_folders import is_own_folder
 from paceline.base.processes import find_job_processes, try_lock
-from paceline.cli.listing import JobRow, age, read_spec
-from paceline.jobs.wording import counted, size
+from paceline.jobs.listing import JobRow, read_spec
+from paceline.jobs.wording import age, counted, size
 
 BLOCK_BYTES = 512
 """The unit of ``st_blocks``."""

@@ -2,49 +2,27 @@
 
 import signal
 import sys
-from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
-from typer.core import TyperCommand
 
 from paceline.base.errors import ConfigError
 from paceline.base.jobdir import JobDir
-from paceline.cli.arguments import Options, arrange, defined_in
-from paceline.cli.shared_options import Job, console, job_ids, parse_settings
-from paceline.cli.torchrun import (
+from paceline.jobs.flags import OF_SPEC, of_spec, with_options
+from paceline.jobs.outcome import ENDS
+from paceline.terminal.options import Job, console, job_ids, parse_settings
+from paceline.terminal.torchrun import (
     TORCHRUN_FLAGS,
     as_torchrun,
     note_ignored,
     of_torchrun,
     translate,
 )
-from paceline.jobs.flags import OF_SPEC, of_spec, with_options
-from paceline.jobs.outcome import ENDS
 
 AS_TORCHRUN = {"token_normalize_func": as_torchrun}
 """Settings of ``paceline run`` by which torchrun's spellings of flags are known."""
-
-
-class RunCommand(TyperCommand):
-    """Gives the script its own words before the rest is read as flags."""
-
-    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Divide the words, and say what could be taken for the other's."""
-        if not ctx.resilient_parsing:
-            args, note = arrange(args, options_of(self.get_params(ctx)), defined_in)
-            if note:
-                print(note, file=sys.stderr)
-        return super().parse_args(ctx, args)
-
-
-def options_of(parameters: Iterable[Any]) -> Options:
-    """What of a command's parameters are options."""
-    options = [param for param in parameters if param.param_type_name == "option"]
-    takes_value = {name: not option.is_flag for option in options for name in option.opts}
-    return Options(takes_value, {name for flag in TORCHRUN_FLAGS for name in flag.names})
 
 
 def exit_codes() -> str:
@@ -123,7 +101,7 @@ def _run(
 
 
 def _resume(name: str | None, flags: dict[str, str], has_args: bool, *, detach: bool) -> None:
-    from paceline.cli import fitting
+    from paceline.backends.fitting import fitted
     from paceline.cli import run as running
     from paceline.jobs.launch import resume
     from paceline.jobs.resuming import over
@@ -157,8 +135,8 @@ def _resume(name: str | None, flags: dict[str, str], has_args: bool, *, detach: 
     if nothing := over(job, spec):
         running.tell(shown, nothing[0])
         raise typer.Exit(nothing[1])
-    if (fitted := fitting.fitted(from_kept(job, spec))) != spec:
-        save(fitted, job.spec)
+    if (found := fitted(from_kept(job, spec))) != spec:
+        save(found, job.spec)
     resume(job, sizes)
     by_itself = not spec.traits.trains
     whence = "starts its script again" if by_itself else "goes on from its newest cut"

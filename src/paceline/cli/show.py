@@ -11,12 +11,14 @@ from rich.table import Table
 
 from paceline.base.errors import ConfigError, PacelineError
 from paceline.base.jobdir import JobDir, home, role_of
-from paceline.cli import checks
-from paceline.cli.listing import (
+from paceline.cli.live import draw, node_table, worth_showing
+from paceline.jobs import checks, sharing
+from paceline.jobs.history import read_events, read_last_metrics
+from paceline.jobs.launch import ask, ask_running
+from paceline.jobs.listing import (
     MASTER_AWAY,
     JobRow,
     JobSelection,
-    age,
     current_status,
     listed,
     make_row,
@@ -24,16 +26,13 @@ from paceline.cli.listing import (
     shown_of,
     state_of,
 )
-from paceline.cli.live import draw, node_table, worth_showing
-from paceline.jobs import sharing
-from paceline.jobs.history import read_events, read_last_metrics
-from paceline.jobs.launch import ask, ask_running
 from paceline.jobs.outcome import read_outcome
 from paceline.jobs.relaunches import count_relaunches, with_relaunches
 from paceline.jobs.slowness import COLUMNS as SLOW_COLUMNS
 from paceline.jobs.slowness import rows as slow_rows
 from paceline.jobs.slowness import slownesses
-from paceline.jobs.wording import clock, logged, percent, progress, speed
+from paceline.jobs.wording import age, clock, logged, percent, progress, speed
+from paceline.terminal.options import print_json
 from paceline.wire.client import (
     GetObservation,
     JobStatus,
@@ -110,11 +109,6 @@ def _cells(row: JobRow, now_s: float) -> tuple[str, ...]:
         str(row.workers or "-"),
         age(now_s - row.started_s),
     )
-
-
-def print_json(value: object) -> None:
-    """Print a value for programs."""
-    sys.stdout.write(msgspec.json.format(msgspec.json.encode(value), indent=2).decode() + "\n")
 
 
 def _print_shown(shown: Shown, console: Console) -> None:

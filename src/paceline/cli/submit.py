@@ -10,8 +10,8 @@ from typer.core import TyperCommand
 
 from paceline.backends.ray.submitting import send
 from paceline.base.errors import ConfigError
-from paceline.cli.arguments import Options, Own, find_own
-from paceline.cli.run_verbs import options_of
+from paceline.terminal.arguments import Options, Own, find_own
+from paceline.terminal.run_command import options_of
 
 MODULE = frozenset({"-m", "--module"})
 PASS_ON = {"allow_extra_args": True, "ignore_unknown_options": True}

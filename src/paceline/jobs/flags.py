@@ -1,7 +1,7 @@
 """The flags of ``paceline run``, each declared once: from these rows come options, help and rules.
 
 What a value looks like, and in which range, is the spec's own rule for the key
-(``paceline.jobs.spec_values``); torchrun's flags are read by ``paceline.cli.torchrun``.
+(``paceline.jobs.spec_values``); torchrun's flags are read by ``paceline.terminal.torchrun``.
 """
 
 import inspect

@@ -37,6 +37,10 @@ UNSEEN: dict[type[Event], str] = {
 }
 """After these events steps are compared with later ones only."""
 MAX_NAMED = 3
+SLOW, VERY_SLOW = 1.1, 1.5
+"""Times the value from the job's start; from there on a part is yellow, or red."""
+MAX_PARTS = 40
+"""Ranks that can still be read in one picture."""
 COLUMNS = ("slow", "times as long", "since", "what is done about it")
 
 
@@ -196,3 +200,8 @@ def named(parts: Sequence[SlowPart]) -> str:
     more = len(parts) - MAX_NAMED
     told = ", ".join(part.sentence for part in parts[:MAX_NAMED])
     return f"{told} and {more} more" if more > 0 else told
+
+
+def colour_of(ratio: float) -> str:
+    """The colour of a part that takes so many times what it took at the job's start."""
+    return "red" if ratio >= VERY_SLOW else "yellow" if ratio >= SLOW else "green"

@@ -22,6 +22,7 @@ _TAG = "tag:yaml.org,2002:"
 _SIZE = re.compile(r"(\d{1,18}(?:\.\d{1,9})?) ?(|B|[KMGT]I?B)", re.IGNORECASE)
 _DURATION = re.compile(r"(\d{1,18}(?:\.\d{1,9})?) ?(|ms|s|m|min|h)")
 _SECONDS = {"ms": 0.001, "": 1.0, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0}
+_DAY_S = 86_400.0
 _INTEGER = re.compile(r"[+-]?(?:0|[1-9][0-9]{0,30}(?:_[0-9]{1,3}){0,10})")
 _NUMBER = re.compile(r"[+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?")
 _BOOLEAN = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
@@ -78,6 +79,14 @@ def parse_duration_s(text: str) -> float | None:
     """Seconds of ``30s``, ``5m``, ``200ms`` or a plain number; None when it is no duration."""
     match = _DURATION.fullmatch(text)
     return float(match[1]) * _SECONDS[match[2]] if match else None
+
+
+def parse_ago_s(text: str) -> float | None:
+    """Seconds of ``30s``, ``5m``, ``2h``, ``7d``; None when it is no duration with a unit."""
+    number, days, rest = text.partition("d")
+    if days and not rest and number.replace(".", "", 1).isdigit():
+        return float(number) * _DAY_S
+    return parse_duration_s(text) if text and text[-1].isalpha() else None
 
 
 def parse_trace(text: str) -> tuple[tuple[float, float], ...] | None:

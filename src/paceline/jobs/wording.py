@@ -19,6 +19,14 @@ def seconds(value: float) -> str:
     return f"{value:.1f} s" if value < 99.95 else f"{value:,.0f} s"
 
 
+def age(seconds: float) -> str:
+    """``42 s``, ``5 min``, ``3 h``, ``12 d``."""
+    for unit_s, unit in ((86_400, "d"), (3_600, "h"), (60, "min")):
+        if seconds >= unit_s:
+            return f"{seconds // unit_s:.0f} {unit}"
+    return f"{max(0.0, seconds):.0f} s"
+
+
 def milliseconds(value_s: float) -> str:
     """A batch processing time; nothing was measured: ``-``."""
     return f"{value_s * 1e3:.1f} ms" if value_s > 0 else "-"

@@ -7,8 +7,8 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from paceline.base.errors import ConfigError
-from paceline.cli.arguments import Options, arrange, defined_in
 from paceline.cli.main import app
+from paceline.terminal.arguments import Options, arrange, defined_in
 
 OPTIONS = Options(
     {

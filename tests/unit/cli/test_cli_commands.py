@@ -20,13 +20,13 @@ from paceline.base.errors import ConfigError
 from paceline.base.jobdir import JobDir
 from paceline.base.processes import try_lock
 from paceline.cli import run
-from paceline.cli.listing import JobSelection
 from paceline.cli.main import app
 from paceline.cli.report import drawing
 from paceline.cli.report.page import write_report
 from paceline.cli.run import read_sizes
 from paceline.cli.show import show_jobs
 from paceline.jobs.facts import read_facts
+from paceline.jobs.listing import JobSelection
 from paceline.jobs.outcome import Outcome, write_outcome
 from paceline.jobs.resize import Resize
 from paceline.wire import spec as specs

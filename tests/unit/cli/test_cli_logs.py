@@ -13,8 +13,9 @@ from paceline.base.errors import ConfigError
 from paceline.base.jobdir import JobDir
 from paceline.base.log_times import LogTimes, start_since, times_of
 from paceline.cli import logs
-from paceline.cli.logs import LogFilter, find_last, parse_ago_s, parse_since, show_logs
+from paceline.cli.logs import LogFilter, find_last, parse_since, show_logs
 from paceline.jobs.history import Tail
+from paceline.jobs.spec_values import parse_ago_s
 
 
 @pytest.fixture

@@ -15,9 +15,9 @@ from paceline.base.jobdir import JobDir
 from paceline.base.processes import JOB_DIR, try_lock
 from paceline.cli import removal
 from paceline.cli.main import app
-from paceline.cli.shared_options import console
 from paceline.jobs import leftovers
 from paceline.jobs.outcome import Outcome, write_outcome
+from paceline.terminal.options import console
 from paceline.wire import spec as specs
 from paceline.wire.spec import CheckpointSpec, JobSpec
 

@@ -11,9 +11,9 @@ from paceline.agent.torchrun import torchrun_environment
 from paceline.base.errors import ConfigError
 from paceline.base.jobdir import JobDir
 from paceline.cli.main import app
-from paceline.cli.torchrun import translate
 from paceline.jobs.spec_file import resolve
 from paceline.jobs.zygotes import process_environment
+from paceline.terminal.torchrun import translate
 from paceline.wire.messages.agent import StartProcess
 from paceline.wire.spec import JobSpec, NodeSpec, RestartSpec
 

@@ -11,11 +11,11 @@ from typer.testing import CliRunner, Result
 
 from paceline.base.errors import ConfigError, PermanentError
 from paceline.base.jobdir import JobDir
-from paceline.cli import listing
-from paceline.cli.listing import JobSelection, listed
 from paceline.cli.main import app
 from paceline.cli.resume_sizes import read_sizes
 from paceline.cuts.manifest import MANIFEST, CutManifest, read_manifest, write_manifest
+from paceline.jobs import listing
+from paceline.jobs.listing import JobSelection, listed
 from paceline.jobs.resize import Resize
 from paceline.master.journal import Journal
 from paceline.protocol.records import FeedAdded

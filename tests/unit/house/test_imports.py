@@ -15,7 +15,7 @@ import paceline
 
 PACKAGE = paceline.__name__
 SOURCE = Path(paceline.__file__).parent
-VERBS = ("cli/",)
+VERBS = ("cli/", "terminal/")
 
 FUNCTIONS = ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda
 IMPORTS = ast.Import | ast.ImportFrom

@@ -6,7 +6,7 @@ import msgspec
 import pytest
 import torch
 
-from paceline.cli import checks as tables
+from paceline.jobs import checks as tables
 from paceline.master.checks import Checks, NodeChecked
 from paceline.policy.failslow.preflight import find_slow, found_slow, pair_up
 from paceline.runtime.process import preflight

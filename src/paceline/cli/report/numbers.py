@@ -2,9 +2,9 @@
 
 from msgspec import Struct
 
-from paceline.cli.listing import RUNNING, end_of
 from paceline.jobs.curves import last_of
 from paceline.jobs.facts import Facts, Incident, Worker
+from paceline.jobs.listing import RUNNING, end_of
 from paceline.wire.client import LastLogged
 from paceline.wire.events.state import CutValidEvent
 

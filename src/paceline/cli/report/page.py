@@ -9,9 +9,9 @@ from string import Template
 
 from paceline.base.files import write_file
 from paceline.base.jobdir import JobDir
-from paceline.cli import checks
 from paceline.cli.report import size_story, slow, text
 from paceline.cli.report.tiles import tiles_as_html
+from paceline.jobs import checks
 from paceline.jobs.facts import Facts
 from paceline.jobs.history import MetricsPoint
 

@@ -6,9 +6,15 @@ from math import inf
 from statistics import median
 
 from paceline.base.jobdir import number_of
-from paceline.cli.failslow import MAX_PARTS, colour_of
 from paceline.jobs.facts import Facts
-from paceline.jobs.slowness import FailSlowEvent, Slowness, named, slownesses
+from paceline.jobs.slowness import (
+    MAX_PARTS,
+    FailSlowEvent,
+    Slowness,
+    colour_of,
+    named,
+    slownesses,
+)
 from paceline.jobs.wording import clock, milliseconds
 from paceline.wire.events.failslow import ComparedPart, DiagnosedEvent
 

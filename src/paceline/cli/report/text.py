@@ -6,8 +6,8 @@ from rich.console import Console
 from rich.padding import Padding
 from rich.table import Table
 
-from paceline.cli import checks
 from paceline.cli.report import size_story, slow
+from paceline.jobs import checks
 from paceline.jobs.curves import last_of
 from paceline.jobs.facts import Facts, Incident
 from paceline.jobs.outcome import End, Outcome

@@ -1,9 +1,10 @@
-"""What commands share: how a JOB, a setting and --json are typed, and where they print."""
+"""How a JOB, a setting, a time and --json are typed, and where commands print."""
 
 import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Annotated
 
+import msgspec
 import typer
 
 from paceline.base.errors import ConfigError
@@ -70,3 +71,8 @@ def console() -> "Console":
     # What is piped into a file or a pager is not cut at 80 columns.
     is_terminal = sys.stdout is not None and sys.stdout.isatty()  # None: it is closed
     return Console(width=None if is_terminal else PIPE_WIDTH)
+
+
+def print_json(value: object) -> None:
+    """Print a value for programs."""
+    sys.stdout.write(msgspec.json.format(msgspec.json.encode(value), indent=2).decode() + "\n")

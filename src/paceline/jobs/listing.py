@@ -200,11 +200,3 @@ def make_row(job: JobDir, outcome: Outcome | None, status: JobStatus | None) -> 
         jct_s=outcome.jct_s if outcome else None,
         path=str(job.path),
     )
-
-
-def age(seconds: float) -> str:
-    """``42 s``, ``5 min``, ``3 h``, ``12 d``."""
-    for unit_s, unit in ((86_400, "d"), (3_600, "h"), (60, "min")):
-        if seconds >= unit_s:
-            return f"{seconds // unit_s:.0f} {unit}"
-    return f"{max(0.0, seconds):.0f} s"

@@ -1,0 +1,29 @@
+"""The kind of command that a script's own words follow, as ``paceline run`` is."""
+
+import sys
+from collections.abc import Iterable
+from typing import Any
+
+from typer.core import TyperCommand
+
+from paceline.terminal.arguments import Options, arrange, defined_in
+from paceline.terminal.torchrun import TORCHRUN_FLAGS
+
+
+class RunCommand(TyperCommand):
+    """Gives the script its own words before the rest is read as flags."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Divide the words, and say what could be taken for the other's."""
+        if not ctx.resilient_parsing:
+            args, note = arrange(args, options_of(self.get_params(ctx)), defined_in)
+            if note:
+                print(note, file=sys.stderr)
+        return super().parse_args(ctx, args)
+
+
+def options_of(parameters: Iterable[Any]) -> Options:
+    """What of a command's parameters are options."""
+    options = [param for param in parameters if param.param_type_name == "option"]
+    takes_value = {name: not option.is_flag for option in options for name in option.opts}
+    return Options(takes_value, {name for flag in TORCHRUN_FLAGS for name in flag.names})
