@@ -21,13 +21,13 @@ from rich.console import Console
 from paceline.base.cgroups import find_node_group
 from paceline.base.errors import PacelineError
 from paceline.base.jobdir import JobDir
-from paceline.cli.report.text import INCIDENT_COLUMNS, incident_rows
 from paceline.cli.run import start, watch
 from paceline.cli.watch import Look
 from paceline.cuts.manifest import CutManifest
 from paceline.features.data.ctr import CtrSettings
 from paceline.features.data.make_ctr import make_ctr
 from paceline.features.data.tables import read_meta
+from paceline.features.report.text import INCIDENT_COLUMNS, incident_rows
 from paceline.jobs.facts import Facts, read_facts
 from paceline.jobs.launch import ask
 from paceline.jobs.spec_file import resolve

@@ -18,9 +18,9 @@ import torch
 from safetensors.numpy import load_file
 
 from paceline.base.processes import find_job_processes
-from paceline.cli.report.text import paragraph
 from paceline.cuts.manifest import read_manifest
 from paceline.jobs.facts import read_facts
+from paceline.jobs.in_words import paragraph
 from paceline.jobs.launch import launch
 from paceline.wire.client import Kill, Scale, StopJob
 from paceline.wire.events.state import CutDamagedEvent, EpochEvent, GroupRunsEvent

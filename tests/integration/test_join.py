@@ -13,8 +13,8 @@ import psutil
 import pytest
 
 from paceline.base.jobdir import JobDir
-from paceline.cli.report.text import paragraph
 from paceline.jobs.facts import read_facts
+from paceline.jobs.in_words import paragraph
 from paceline.wire.spec import DataPlaneSpec, NodeSpec, TimeoutSpec
 from tests.integration.running import RunningJob, running, until
 

@@ -38,6 +38,11 @@ class Feature(NamedTuple):
     """Takes a `paceline.runtime.process.feature_port.Here`, and returns a ``ProcessPart``."""
     shown: str = ""
     """Takes the `JobDir` of a job without a master, and returns a `paceline.wire.client.Shown`."""
+    ended: str = ""
+    """Called when a job ended that a person has watched: takes a `paceline.jobs.ended.EndedJob`."""
+    sections: str = ""
+    """Tells of a job in its report: takes the job's `paceline.jobs.facts.Facts`, and a function to
+    which it gives each `paceline.jobs.sections.Section`."""
 
 
 class InstalledFeature(NamedTuple):
@@ -95,7 +100,12 @@ def parts_of(
 
 def say_failed(name: str, error: Exception) -> None:
     """Name a feature whose part fails on stderr."""
-    sys.stderr.write(f"paceline: feature {name} is left out, since it fails: {error}\n")
+    _say_left_out(name, f"{error}")
+
+
+@cache  # each fault once, though several kinds of parts are called
+def _say_left_out(name: str, fault: str) -> None:
+    sys.stderr.write(f"paceline: feature {name} is left out, since it fails: {fault}\n")
 
 
 def call_parts(kind: str, *given: Any) -> None:

@@ -11,6 +11,8 @@ PARTS = {
     "process": "workers",
     "shown": "status",
     "lacks": "checks",
+    "ended": "end",
+    "sections": "report",
 }
 """Field of a `Feature` -> what people call the place where that part is."""
 

@@ -1,7 +1,6 @@
-"""The verbs that look at jobs, and remove them: ``status`` to ``prune``, ``report``."""
+"""The verbs that look at jobs, and remove them: ``status`` to ``prune``."""
 
 import time
-from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -9,7 +8,7 @@ import typer
 from paceline.base.errors import ConfigError
 from paceline.base.jobdir import JobDir
 from paceline.cli import history
-from paceline.terminal.options import AsJson, Job, console, job_ids, print_json, whole_number
+from paceline.terminal.options import AsJson, Job, console, job_ids, whole_number
 
 history_app = history.app
 """``history``: a group of its own."""
@@ -150,47 +149,6 @@ def prune(
     going = removal.to_prune(rows, wanted, time.time())
     for line in removal.remove_all(going, dry_run=dry_run):
         print(line)
-
-
-def report(
-    job: Job = None,
-    html: Annotated[
-        Path | None, typer.Option(metavar="PATH", help="Write the page there instead.")
-    ] = None,
-    open_: Annotated[bool, typer.Option("--open", help="Show the page in a browser.")] = False,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Only the numbers, for programs; their names stay.")
-    ] = False,
-) -> None:
-    """Print what became of a job, and draw it as a page of its own (report.html)."""
-    from paceline.cli.report.page import write_page, write_report
-    from paceline.cli.report.text import show
-    from paceline.jobs.facts import read_facts
-
-    found = JobDir.find(job)
-    facts = read_facts(found)
-    if as_json:
-        from paceline.cli.report.numbers import numbers
-
-        if html is not None or open_:
-            raise ConfigError("report: --json draws no page; leave out --html and --open")
-        print_json(numbers(facts))
-        return
-    show(facts, console())
-    if html is None:
-        write_report(facts, found)
-    else:
-        try:
-            write_page(facts, html)
-        except OSError as error:
-            raise ConfigError(
-                f"report: got --html {html}, expected a file to write to ({error.strerror}); "
-                "name another"
-            ) from error
-    page = html or found.report
-    print(f"page: {page}")
-    if open_:
-        typer.launch(str(page))
 
 
 def strategies(as_json: AsJson = False) -> None:

@@ -110,7 +110,6 @@ for verb in (
     order_verbs.kill,
     order_verbs.replace,
     order_verbs.stop,
-    job_verbs.report,
     job_verbs.strategies,
     decision_verbs.explain,
     decision_verbs.failslow,

@@ -5,37 +5,26 @@ import sys
 from collections.abc import Container
 from pathlib import Path
 
-import msgspec
 from rich.console import Console
 
-from paceline.base.errors import ConfigError, PacelineError
+from paceline.base.errors import ConfigError
+from paceline.base.features import call_parts
 from paceline.base.jobdir import JobDir
-from paceline.base.optional import complaint
 from paceline.cli.fitting import prepared
 from paceline.cli.live import LiveView
 from paceline.cli.plain import PlainView
-from paceline.cli.report.text import paragraph
 from paceline.cli.resume_sizes import read_sizes as read_sizes
 from paceline.cli.watch import Interrupts, View, follow
-from paceline.jobs.facts import Facts, read_facts
+from paceline.jobs.ended import EndedJob
+from paceline.jobs.facts import UNREADABLE, read_facts
+from paceline.jobs.in_words import paragraph
 from paceline.jobs.launch import is_supervised, launch
 from paceline.jobs.outcome import END_OF_SIGNAL, End, Outcome, code_of
 from paceline.jobs.wording import counted, seconds
 from paceline.wire.spec import JobSpec
 
-UNREADABLE = (
-    OSError,
-    PacelineError,
-    msgspec.MsgspecError,
-    ArithmeticError,
-    LookupError,
-    RuntimeError,
-    TypeError,
-    ValueError,
-)
-"""What reading or drawing files ends in that are damaged, or that nobody thought of."""
-DRAW_S = 1.5
-"""So long the command waits for the report's drawings after its last word on the job."""
+ENDED_WAIT_S = 1.5
+"""Seconds for which the command waits, at most, for what each feature does when a job ended."""
 
 
 def start(spec: JobSpec, console: Console, log_dir: Path | None = None) -> JobDir:
@@ -160,32 +149,5 @@ def conclude(job: JobDir, outcome: Outcome, console: Console, shown: Container[s
     tell(console, told)
     if outcome.state == "stopped":
         tell(console, f"go on with `paceline run --resume {job.job_id}`")
-    if facts is not None and facts.committed:
-        _write_page(facts, job, console)
-
-
-def _write_page(facts: Facts, job: JobDir, console: Console) -> None:
-    """Write the report, or say why there is none: it can be had later.
-
-    First without drawings: they may take longer than anybody waits for a prompt.
-    """
-    from paceline.cli.report.drawing import draw_within
-    from paceline.cli.report.page import write_report
-
-    if os.environ.get("PACELINE_REPORT") == "off":
-        return
-    try:
-        mark = write_report(facts, job, drawn=False)
-        if lacks := complaint("a drawing of it", "matplotlib"):
-            tell(console, f"report: {job.report} without drawings; {lacks}")
-            return
-        drawn = draw_within(job, mark, DRAW_S)
-    except UNREADABLE as error:
-        tell(console, f"no report.html: {error}; make it with `paceline report --html PATH`")
-        return
-    later = {
-        True: "",
-        False: f" without drawings: `paceline report {job.job_id}` says why",
-        None: f" (its drawings follow; `paceline report {job.job_id}` makes them, too)",
-    }
-    tell(console, f"report: {job.report}{later[drawn]}")
+    if facts is not None:
+        call_parts("ended", EndedJob(job, facts, lambda line: tell(console, line), ENDED_WAIT_S))

@@ -12,6 +12,7 @@ from typing import assert_never
 import msgspec
 from msgspec import structs
 
+from paceline.base.errors import PacelineError
 from paceline.base.jobdir import JobDir
 from paceline.base.node_files import CHIEF
 from paceline.base.numbering import Inc
@@ -56,6 +57,17 @@ from paceline.wire.events.state import (
 )
 from paceline.wire.spec import JobSpec
 
+UNREADABLE = (
+    OSError,
+    PacelineError,
+    msgspec.MsgspecError,
+    ArithmeticError,
+    LookupError,
+    RuntimeError,
+    TypeError,
+    ValueError,
+)
+"""What reading or drawing files ends in that are damaged, or that nobody thought of."""
 ENDS = ("finished", "stopped", "killed", "out of memory", "failed", "unreachable", "running")
 """How a life can end; ``running``: it has not."""
 LifeEnd = ProcessExitedEvent | NodeLostEvent | LeftOutEvent

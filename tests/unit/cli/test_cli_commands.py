@@ -21,10 +21,10 @@ from paceline.base.jobdir import JobDir
 from paceline.base.processes import try_lock
 from paceline.cli import run
 from paceline.cli.main import app
-from paceline.cli.report import drawing
-from paceline.cli.report.page import write_report
 from paceline.cli.run import read_sizes
 from paceline.cli.show import show_jobs
+from paceline.features.report import drawing
+from paceline.features.report.page import write_report
 from paceline.jobs.facts import read_facts
 from paceline.jobs.listing import JobSelection
 from paceline.jobs.outcome import Outcome, write_outcome
@@ -405,7 +405,7 @@ def test_a_report_that_cannot_be_drawn_does_not_change_how_the_job_ended(
         raise error
 
     ended_job(state="finished", exit_code=0, committed=500, total=500)
-    monkeypatch.setattr("paceline.cli.report.page.render", fail)
+    monkeypatch.setattr("paceline.features.report.page.render", fail)
     result = paceline("attach")
     assert result.exit_code == 0
     assert f"no report.html: {error}" in result.stdout
@@ -426,7 +426,7 @@ def test_the_end_waits_a_moment_for_drawings_and_has_a_page_without_them(
     python.write_text(f"#!/bin/sh\n{'sleep 0.5' if program == 'yes' else program}\n")
     python.chmod(0o700)
     monkeypatch.setattr(drawing, "sys", SimpleNamespace(executable=str(python)))
-    monkeypatch.setattr("paceline.cli.run.DRAW_S", wait_s)
+    monkeypatch.setattr("paceline.cli.run.ENDED_WAIT_S", wait_s)
     job = ended_job(state="finished", exit_code=0, committed=500, total=500)
     result = paceline("attach")
     assert result.exit_code == 0

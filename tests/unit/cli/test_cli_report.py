@@ -12,8 +12,9 @@ from msgspec import structs
 from rich.console import Console
 
 from paceline.base.jobdir import JobDir
-from paceline.cli.report.page import render
-from paceline.cli.report.text import decision_rows, figures, incident_rows, paragraph, show
+from paceline.features.report.decisions import decision_rows
+from paceline.features.report.page import render
+from paceline.features.report.text import figures, incident_rows, show
 from paceline.jobs.decisions import Story
 from paceline.jobs.facts import (
     Facts,
@@ -27,6 +28,7 @@ from paceline.jobs.facts import (
     work_out,
 )
 from paceline.jobs.history import MetricsPoint, NodePoint
+from paceline.jobs.in_words import paragraph
 from paceline.jobs.outcome import Outcome
 from paceline.wire import spec as specs
 from paceline.wire.events.base import Event

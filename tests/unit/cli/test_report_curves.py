@@ -8,8 +8,8 @@ from pathlib import Path
 from msgspec import structs
 
 from paceline.base.jobdir import JobDir
-from paceline.cli.report.figures import MAX_CURVES, MAX_DRAWN, broken, curves, thinned
-from paceline.cli.report.page import render
+from paceline.features.report.figures import MAX_CURVES, MAX_DRAWN, broken, curves, thinned
+from paceline.features.report.page import render
 from paceline.jobs.curves import CurvePoint
 from paceline.jobs.facts import work_out
 from paceline.jobs.history import MetricsPoint

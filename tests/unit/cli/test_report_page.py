@@ -8,10 +8,10 @@ import msgspec
 from msgspec import structs
 
 from paceline.base.jobdir import JobDir
-from paceline.cli.report.figures import stretches
-from paceline.cli.report.numbers import numbers
-from paceline.cli.report.page import STYLE, render
-from paceline.cli.report.tiles import tiles
+from paceline.features.report.figures import stretches
+from paceline.features.report.numbers import numbers
+from paceline.features.report.page import STYLE, render
+from paceline.features.report.tiles import tiles
 from paceline.jobs.facts import Facts, Incident, work_out
 from paceline.jobs.history import MetricsPoint, NodePoint
 from paceline.jobs.outcome import Outcome

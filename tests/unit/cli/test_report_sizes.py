@@ -5,9 +5,15 @@ import re
 
 from msgspec import structs
 
-from paceline.cli.report import figures
-from paceline.cli.report.page import render
-from paceline.cli.report.size_story import SizePoint, has_changed, size_curve, size_rows, table_rows
+from paceline.features.report import figures
+from paceline.features.report.page import render
+from paceline.features.report.size_story import (
+    SizePoint,
+    has_changed,
+    size_curve,
+    size_rows,
+    table_rows,
+)
 from paceline.jobs.facts import Facts
 from paceline.jobs.history import MetricsPoint, NodePoint
 from paceline.wire.events.base import Event

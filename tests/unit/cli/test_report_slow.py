@@ -10,11 +10,12 @@ import pytest
 from rich.console import Console
 
 from paceline.base.jobdir import JobDir
-from paceline.cli.report import slow
-from paceline.cli.report.page import render
-from paceline.cli.report.text import paragraph, show
+from paceline.features.report import slow
+from paceline.features.report.page import render
+from paceline.features.report.text import show
 from paceline.jobs.facts import Facts, work_out
 from paceline.jobs.history import MetricsPoint, NodePoint
+from paceline.jobs.in_words import paragraph
 from paceline.jobs.outcome import Outcome
 from paceline.wire.events.base import Event
 from paceline.wire.events.failslow import (

@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 
 from paceline.base.jobdir import JobDir
-from paceline.cli.report.text import paragraph
 from paceline.jobs.facts import work_out
 from paceline.jobs.history import MetricsPoint
+from paceline.jobs.in_words import paragraph
 from paceline.jobs.outcome import ENDS, End, Outcome, code_of
 from paceline.master.ending import Ending, ScriptsWork, failed, how_finished, stopped
 from paceline.wire.events.job import FinishedEvent, MasterStartedEvent

@@ -10,9 +10,10 @@ import pytest
 from rich.console import Console
 
 from paceline.base.jobdir import JobDir
-from paceline.cli.report.text import paragraph, show
+from paceline.features.report.text import show
 from paceline.jobs.facts import Facts, work_out
 from paceline.jobs.history import read_events, read_metrics
+from paceline.jobs.in_words import paragraph
 from paceline.jobs.outcome import Outcome
 from paceline.wire.events.base import PlainEvent
 from paceline.wire.spec import JobSpec

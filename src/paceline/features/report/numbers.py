@@ -1,10 +1,14 @@
 """The report for programs: ``paceline report --json``."""
 
-from msgspec import Struct
+from collections.abc import Mapping
+from typing import Any
+
+from msgspec import UNSET, Struct, UnsetType
 
 from paceline.jobs.curves import last_of
 from paceline.jobs.facts import Facts, Incident, Worker
 from paceline.jobs.listing import RUNNING, end_of
+from paceline.jobs.sections import sections_of
 from paceline.wire.client import LastLogged
 from paceline.wire.events.state import CutValidEvent
 
@@ -43,11 +47,14 @@ class JobNumbers(Struct, frozen=True, kw_only=True):
     workers: tuple[Worker, ...]
     logged: tuple[LastLogged, ...]
     """The newest value of each name that the script has logged."""
+    sections: dict[str, Mapping[str, Any]] | UnsetType = UNSET
+    """Numbers of the report's sections, by their names; left out if no section has any."""
 
 
 def numbers(facts: Facts) -> JobNumbers:
     """The report of a job without its drawings."""
     outcome = facts.outcome
+    told = {one.name: one.numbers for one in sections_of(facts) if one.numbers is not None}
     without_end = RUNNING if facts.runs else "interrupted"
     return JobNumbers(
         job_id=facts.job_id,
@@ -68,4 +75,5 @@ def numbers(facts: Facts) -> JobNumbers:
         incidents=facts.incidents,
         workers=facts.workers,
         logged=tuple(last_of(name, found[-1]) for name, found in facts.curves.items() if found),
+        sections=told or UNSET,
     )

@@ -1,6 +1,6 @@
 """A job's report, drawn in a process of its own: on a busy machine that takes most of a minute.
 
-``python -m paceline.cli.report.drawing JOB_DIR MARK`` replaces the page that has no drawings,
+``python -m paceline.features.report.drawing JOB_DIR MARK`` replaces the page that has no drawings,
 unless another page, or none, is there by then: a later run has ended, or the job was removed.
 """
 
@@ -11,6 +11,8 @@ from pathlib import Path
 
 from paceline.base.jobdir import JobDir
 from paceline.base.processes import SAFE_PATH
+from paceline.features.report.page import write_report
+from paceline.jobs.facts import read_facts
 
 NICENESS = 10
 _begun: list[subprocess.Popen[bytes]] = []
@@ -30,7 +32,7 @@ def draw_within(job: JobDir, mark: str, wait_s: float) -> bool | None:
     Returns:
         Whether it was drawn; None: it is being drawn.
     """
-    module = ["-m", "paceline.cli.report.drawing"]
+    module = ["-m", "paceline.features.report.drawing"]
     drawing = subprocess.Popen(
         [sys.executable, *SAFE_PATH, *module, str(job.path), mark],
         stdin=subprocess.DEVNULL,
@@ -48,9 +50,6 @@ def draw_within(job: JobDir, mark: str, wait_s: float) -> bool | None:
 
 def main() -> None:
     """Replace the page without drawings by one that has them."""
-    from paceline.cli.report.page import write_report
-    from paceline.jobs.facts import read_facts
-
     os.nice(NICENESS)
     job = JobDir(Path(sys.argv[1]))
     write_report(read_facts(job), job, instead_of=sys.argv[2])

@@ -12,8 +12,8 @@ from itertools import pairwise, zip_longest
 from typing import TYPE_CHECKING, Any
 
 from paceline.base.optional import extra_for
-from paceline.cli.report import slow
-from paceline.cli.report.size_story import has_changed, size_curve, size_rows
+from paceline.features.report import slow
+from paceline.features.report.size_story import has_changed, size_curve, size_rows
 from paceline.jobs.curves import CurvePoint
 from paceline.jobs.facts import Facts, speeds
 from paceline.jobs.history import MetricsPoint, NodePoint

@@ -9,11 +9,13 @@ from string import Template
 
 from paceline.base.files import write_file
 from paceline.base.jobdir import JobDir
-from paceline.cli.report import size_story, slow, text
-from paceline.cli.report.tiles import tiles_as_html
+from paceline.features.report import size_story, text
+from paceline.features.report.tiles import tiles_as_html
 from paceline.jobs import checks
 from paceline.jobs.facts import Facts
 from paceline.jobs.history import MetricsPoint
+from paceline.jobs.in_words import headline, paragraph
+from paceline.jobs.sections import Section, sections_of
 
 STYLE = """
 :root { color-scheme: light dark;
@@ -154,17 +156,17 @@ def _mark_of(path: Path) -> str:
 
 def render(facts: Facts, *, drawn: bool = True) -> str:
     """The page as text."""
+    sections = sections_of(facts)
     undrawn = [UNDRAWN.substitute(job=escape(facts.job_id))]
     parts = [
         tiles_as_html(facts),
         _traceback(facts),
-        _slow(facts, drawn=drawn),
+        *(_section(one, drawn=drawn) for one in sections if one.leads),
         *(_drawings(facts) if drawn else undrawn),
         _story(facts),
         _incidents(facts),
         _stacks(facts),
-        _decisions(facts),
-        _sizes(facts),
+        *(_section(one, drawn=drawn) for one in sections if not one.leads),
         _workers(facts),
         _facts_table(facts),
         _checks(facts),
@@ -172,7 +174,7 @@ def render(facts: Facts, *, drawn: bool = True) -> str:
     return PAGE.substitute(
         title=escape(facts.job_id),
         style=STYLE,
-        state=escape(text.headline(facts)),
+        state=escape(headline(facts)),
         body="\n".join(parts),
         path=escape(facts.path),
     )
@@ -185,7 +187,7 @@ def _traceback(facts: Facts) -> str:
 
 
 def _story(facts: Facts) -> str:
-    return f"<h2>In words</h2><p>{escape(text.paragraph(facts))}</p>"
+    return f"<h2>In words</h2><p>{escape(paragraph(facts))}</p>"
 
 
 def _facts_table(facts: Facts) -> str:
@@ -213,39 +215,19 @@ def _stacks(facts: Facts) -> str:
     )
 
 
-def _decisions(facts: Facts) -> str:
-    if not facts.decisions:
+def _section(section: Section, *, drawn: bool) -> str:
+    """What a feature tells of the job; one without a heading is not on the page."""
+    if not section.title:
         return ""
-    table = _table(text.DECISION_COLUMNS, text.decision_rows(facts), "story")
-    return f"<h2>Decisions</h2>{table}"
-
-
-def _sizes(facts: Facts) -> str:
-    rows = size_story.table_rows(facts)
-    if not rows:
-        return ""
-    note = '<p class="faint">Letters mark the changes in the plots over time.</p>'
-    return f"<h2>Its size</h2>{_table(size_story.COLUMNS, rows, 'story')}{note}"
-
-
-def _slow(facts: Facts, *, drawn: bool) -> str:
-    """What was slow in a script; of other jobs decisions tell that."""
-    if not slow.was_watched(facts):
-        return ""
-    well, picture = slow.well(facts), ""
-    if drawn and slow.step_times(facts):
-        from paceline.cli.report import figures as drawings
-
-        caption = f"time of a step: median of the ranks; what rises above is cut off; {GREY}"
-        picture = _figure(drawings.step_times(facts), caption)
-    if well:
-        return f"<h2>What was slow</h2><p>{escape(well)}</p>{picture}"
-    table = _table(slow.COLUMNS, slow.rows(facts), "story")
-    return f"<h2>What was slow</h2>{picture}{table}{slow.matrices(facts)}"
+    line = f"<p>{escape(section.line)}</p>" if section.line else ""
+    picture = section.picture() if drawn and section.picture is not None else ""
+    table = _table(section.columns, section.rows, "story") if section.rows else ""
+    note = f'<p class="faint">{escape(section.note)}</p>' if section.note else ""
+    return f"<h2>{escape(section.title)}</h2>{line}{picture}{table}{section.html}{note}"
 
 
 def _drawings(facts: Facts) -> list[str]:
-    from paceline.cli.report import figures as drawings
+    from paceline.features.report import figures as drawings  # with Matplotlib
 
     if not facts.points:
         return ["<p>The job was never measured.</p>"]
@@ -259,7 +241,7 @@ def _drawings(facts: Facts) -> list[str]:
 
 def _of_training(facts: Facts) -> list[str]:
     """The drawings of samples and batches, which a script does not tell of."""
-    from paceline.cli.report import figures as drawings
+    from paceline.features.report import figures as drawings  # with Matplotlib
 
     if not facts.spec.traits.trains:
         return []
@@ -288,7 +270,7 @@ def _counts_samples(point: MetricsPoint) -> bool:
 
 def _of_curves(facts: Facts) -> list[str]:
     """What the script has logged."""
-    from paceline.cli.report import figures as drawings
+    from paceline.features.report import figures as drawings  # with Matplotlib
 
     names = [name for name, points in facts.curves.items() if points]
     if not names:
@@ -303,10 +285,11 @@ def _of_curves(facts: Facts) -> list[str]:
 
 
 def _drawing(title: str, svg: str, caption: str) -> str:
-    return f"<h2>{title}</h2>{_figure(svg, caption)}"
+    return f"<h2>{title}</h2>{figure_as_html(svg, caption)}"
 
 
-def _figure(drawn: str, caption: str) -> str:
+def figure_as_html(drawn: str, caption: str) -> str:
+    """Put a drawing, which may be wider than the page, above its caption."""
     scrolls = f'<div class="scroll">{drawn}</div>'
     return f"<figure>{scrolls}<figcaption>{caption}</figcaption></figure>"
 

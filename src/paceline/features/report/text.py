@@ -1,16 +1,18 @@
-"""The report for a terminal, and the paragraph at the end of a run."""
+"""The report for a terminal."""
 
+from collections.abc import Sequence
 from textwrap import indent
 
 from rich.console import Console
 from rich.padding import Padding
 from rich.table import Table
 
-from paceline.cli.report import size_story, slow
 from paceline.jobs import checks
 from paceline.jobs.curves import last_of
-from paceline.jobs.facts import Facts, Incident
-from paceline.jobs.outcome import End, Outcome
+from paceline.jobs.facts import Facts
+from paceline.jobs.in_words import costs, headline
+from paceline.jobs.outcome import Outcome
+from paceline.jobs.sections import sections_of
 from paceline.jobs.wording import (
     clock,
     counted,
@@ -24,103 +26,7 @@ from paceline.jobs.wording import (
 from paceline.wire.events.job import ScaledEvent
 from paceline.wire.events.state import CutValidEvent
 
-MAX_TOLD = 5
 LOGGED_WIDTH = 160
-
-
-def headline(facts: Facts) -> str:
-    """How the job ended."""
-    outcome = facts.outcome
-    if outcome is None:
-        if facts.runs:
-            return "running"
-        return f"interrupted: all its processes died; `paceline run --resume {facts.job_id}`"
-    return f"{outcome.how}: {outcome.error}" if outcome.error else str(outcome.how)
-
-
-def paragraph(facts: Facts) -> str:
-    """The result of a job in a few sentences."""
-    slowed = slow.sentence(facts)
-    told = (_result(facts), _not_kept(facts), slowed, _troubles(facts, slowed=bool(slowed)))
-    return " ".join(filter(None, told))
-
-
-_ENDED = {
-    None: "Not ended",
-    End.FINISHED: "Finished",
-    End.NOT_TRAINED: "Nothing was trained",
-    End.STOPPED_EARLY: "Stopped early by the script",
-    End.STOPPED: "Stopped by `paceline stop`",
-    End.INTERRUPTED: "Stopped by Ctrl-C",
-    End.TERMINATED: "Stopped by SIGTERM",
-    End.WARNED: "Stopped by SIGUSR1",
-    End.SCRIPT_FAILED: "Failed by an error of the script",
-    End.FAILED: "Failed",
-}
-
-
-def _result(facts: Facts) -> str:
-    """How the job ended, what it has trained, and what that took."""
-    outcome = facts.outcome
-    total = outcome.total if outcome else None
-    took_s = outcome.jct_s if outcome and outcome.jct_s else facts.ended_s - facts.started_s
-    how = outcome.how if outcome else None
-    ended, took = _ENDED[how], seconds(took_s)
-    if not facts.spec.traits.trains:
-        return f"{ended} after {took}."
-    if outcome is not None and how is End.NOT_TRAINED:
-        loop = "ran no loop over job.batches" if outcome.joined else "never called pl.init()"
-        return f"{ended}: the script {loop}; it returned after {took}."
-    trained, rate = progress(facts.committed, total), speed(facts.samples_per_s)
-    training = f"{seconds(facts.training_s)} of it training ({rate})"
-    if how in (None, End.FINISHED):
-        return f"{ended}: {trained} in the model after {took}, {training}."
-    if not facts.committed:
-        return f"{ended} after {took}, with {trained} in the model."
-    return f"{ended} after {trained}, in {took}, {training}."
-
-
-def _not_kept(facts: Facts) -> str:
-    """What of the model is lost with the job's processes."""
-    outcome = facts.outcome
-    if outcome is None or outcome.kept is None or outcome.kept >= outcome.committed:
-        return ""
-    return f"No cut on disk holds the last {outcome.committed - outcome.kept:,} of them."
-
-
-def _troubles(facts: Facts, *, slowed: bool) -> str:
-    if not facts.incidents:
-        well = facts.outcome is not None and facts.outcome.how is End.FINISHED and not slowed
-        return "Nothing went wrong." if well else ""
-    told = [describe(incident, facts.started_s) for incident in facts.incidents[:MAX_TOLD]]
-    more = len(facts.incidents) - MAX_TOLD
-    told += [f"{more} more in the report"] if more > 0 else []
-    counts = f"{facts.num_relaunches} {'relaunch' if facts.num_relaunches == 1 else 'relaunches'}"
-    if facts.spec.traits.trains:
-        counts += f", {counted(facts.num_restores, 'restore')}"
-    return f"{counts}: {'; '.join(told)}."
-
-
-def describe(incident: Incident, started_s: float) -> str:
-    """One incident in a clause."""
-    cost = costs(incident)
-    what = f"at {clock(incident.t - started_s)} {incident.what}, {incident.done}"
-    return f"{what} ({', '.join(cost)})" if cost else what
-
-
-def costs(incident: Incident) -> list[str]:
-    """What an incident cost, as far as it was measured."""
-    found = []
-    if incident.away_s is not None:
-        found.append(f"back after {seconds(incident.away_s)}")
-    if incident.idle_s is not None:
-        found.append(f"had samples again within {seconds(incident.idle_s)}")
-    if incident.stalled_s is not None:
-        # Counts are taken once per second: they may have grown up to a second earlier.
-        found.append(f"the job went on within {seconds(incident.stalled_s)}")
-    if incident.undone:
-        found.append(f"{incident.undone:,} samples trained again")
-    return found
 
 
 def figures(facts: Facts) -> list[tuple[str, str]]:
@@ -211,22 +117,6 @@ def incident_rows(facts: Facts) -> list[tuple[str, ...]]:
     ]
 
 
-DECISION_COLUMNS = ("at", "decided against stragglers", "why", "what came of it")
-
-
-def decision_rows(facts: Facts) -> list[tuple[str, ...]]:
-    """Per action: when, what, why, what came of it."""
-    return [
-        (
-            clock(story.t - facts.started_s),
-            story.what,
-            "; ".join(filter(None, (story.seen, story.rule))),
-            "; ".join(filter(None, (story.became, story.outcome))) or "-",
-        )
-        for story in facts.decisions
-    ]
-
-
 def show(facts: Facts, console: Console) -> None:
     """Print the report."""
     console.print(facts.job_id, style="bold", highlight=False)
@@ -242,20 +132,17 @@ def show(facts: Facts, console: Console) -> None:
     for node, stacks in facts.stacks:
         console.print(f"\n  what the threads of {node} did when it hung", highlight=False)
         console.print(indent(stacks.rstrip(), "    "), highlight=False, markup=False)
-    if facts.decisions:
-        _table(console, DECISION_COLUMNS, decision_rows(facts))
-    if changes := size_story.table_rows(facts):
-        _table(console, size_story.COLUMNS, changes)
-    if slowed := slow.rows(facts):
-        _table(console, slow.COLUMNS, slowed)
-    elif well := slow.well(facts):
-        console.print(f"\n  {well}", highlight=False)
+    for section in sections_of(facts):
+        if section.line:
+            console.print(f"\n  {section.line}", highlight=False, markup=False)
+        if section.rows:
+            _table(console, section.columns, section.rows)
     _table(console, WORKER_COLUMNS, worker_rows(facts))
     if checked := checks.rows(facts.events):
         _table(console, checks.COLUMNS, checked)
 
 
-def _table(console: Console, columns: tuple[str, ...], rows: list[tuple[str, ...]]) -> None:
+def _table(console: Console, columns: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> None:
     # Nothing is padded at the right edge: so the row of a killed worker fits the width of a pipe.
     table = Table(box=None, header_style="dim", padding=(0, 4, 0, 0), pad_edge=False)
     for name in columns:

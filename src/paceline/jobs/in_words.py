@@ -1,0 +1,105 @@
+"""What became of a job, in words: one line, and the paragraph at the end of a run."""
+
+from paceline.jobs.facts import Facts, Incident
+from paceline.jobs.outcome import End
+from paceline.jobs.sections import sections_of
+from paceline.jobs.wording import clock, counted, progress, seconds, speed
+
+MAX_TOLD = 5
+
+
+def headline(facts: Facts) -> str:
+    """How the job ended."""
+    outcome = facts.outcome
+    if outcome is None:
+        if facts.runs:
+            return "running"
+        return f"interrupted: all its processes died; `paceline run --resume {facts.job_id}`"
+    return f"{outcome.how}: {outcome.error}" if outcome.error else str(outcome.how)
+
+
+def paragraph(facts: Facts) -> str:
+    """Tell the result of a job in a few sentences, with those of its report's sections."""
+    told = [one.sentence for one in sections_of(facts) if one.sentence]
+    is_well = not told
+    return " ".join(
+        filter(None, (_result(facts), _not_kept(facts), *told, _troubles(facts, is_well=is_well)))
+    )
+
+
+_ENDED = {
+    None: "Not ended",
+    End.FINISHED: "Finished",
+    End.NOT_TRAINED: "Nothing was trained",
+    End.STOPPED_EARLY: "Stopped early by the script",
+    End.STOPPED: "Stopped by `paceline stop`",
+    End.INTERRUPTED: "Stopped by Ctrl-C",
+    End.TERMINATED: "Stopped by SIGTERM",
+    End.WARNED: "Stopped by SIGUSR1",
+    End.SCRIPT_FAILED: "Failed by an error of the script",
+    End.FAILED: "Failed",
+}
+
+
+def _result(facts: Facts) -> str:
+    """How the job ended, what it has trained, and what that took."""
+    outcome = facts.outcome
+    total = outcome.total if outcome else None
+    took_s = outcome.jct_s if outcome and outcome.jct_s else facts.ended_s - facts.started_s
+    how = outcome.how if outcome else None
+    ended, took = _ENDED[how], seconds(took_s)
+    if not facts.spec.traits.trains:
+        return f"{ended} after {took}."
+    if outcome is not None and how is End.NOT_TRAINED:
+        loop = "ran no loop over job.batches" if outcome.joined else "never called pl.init()"
+        return f"{ended}: the script {loop}; it returned after {took}."
+    trained, rate = progress(facts.committed, total), speed(facts.samples_per_s)
+    training = f"{seconds(facts.training_s)} of it training ({rate})"
+    if how in (None, End.FINISHED):
+        return f"{ended}: {trained} in the model after {took}, {training}."
+    if not facts.committed:
+        return f"{ended} after {took}, with {trained} in the model."
+    return f"{ended} after {trained}, in {took}, {training}."
+
+
+def _not_kept(facts: Facts) -> str:
+    """What of the model is lost with the job's processes."""
+    outcome = facts.outcome
+    if outcome is None or outcome.kept is None or outcome.kept >= outcome.committed:
+        return ""
+    return f"No cut on disk holds the last {outcome.committed - outcome.kept:,} of them."
+
+
+def _troubles(facts: Facts, *, is_well: bool) -> str:
+    if not facts.incidents:
+        finished = facts.outcome is not None and facts.outcome.how is End.FINISHED
+        return "Nothing went wrong." if finished and is_well else ""
+    told = [describe(incident, facts.started_s) for incident in facts.incidents[:MAX_TOLD]]
+    more = len(facts.incidents) - MAX_TOLD
+    told += [f"{more} more in the report"] if more > 0 else []
+    counts = f"{facts.num_relaunches} {'relaunch' if facts.num_relaunches == 1 else 'relaunches'}"
+    if facts.spec.traits.trains:
+        counts += f", {counted(facts.num_restores, 'restore')}"
+    return f"{counts}: {'; '.join(told)}."
+
+
+def describe(incident: Incident, started_s: float) -> str:
+    """One incident in a clause."""
+    cost = costs(incident)
+    what = f"at {clock(incident.t - started_s)} {incident.what}, {incident.done}"
+    return f"{what} ({', '.join(cost)})" if cost else what
+
+
+def costs(incident: Incident) -> list[str]:
+    """What an incident cost, as far as it was measured."""
+    found = []
+    if incident.away_s is not None:
+        found.append(f"back after {seconds(incident.away_s)}")
+    if incident.idle_s is not None:
+        found.append(f"had samples again within {seconds(incident.idle_s)}")
+    if incident.stalled_s is not None:
+        # Counts are taken once per second: they may have grown up to a second earlier.
+        found.append(f"the job went on within {seconds(incident.stalled_s)}")
+    if incident.undone:
+        found.append(f"{incident.undone:,} samples trained again")
+    return found
