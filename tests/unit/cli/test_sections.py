@@ -1,0 +1,85 @@
+"""What a feature of another package tells of a job: in its report, its last paragraph, its end."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from paceline.base.jobdir import JobDir
+from tests.unit.cli.test_cli_commands import ended_job
+from tests.unit.cli.test_cli_features import declared, paceline
+
+THEIRS = """
+from paceline.base.features import Feature
+from paceline.jobs.sections import Section
+
+FEATURE = Feature(
+    name="energy", about="counts energy", ended="theirs:ended", sections="theirs:tell"
+)
+
+def tell(facts, add):
+    add(Section(
+        "energy",
+        "What it <cost>",
+        line="all of it",
+        columns=("node", "kWh"),
+        rows=[("worker-0", "1.5")],
+        note="as of the meter",
+        picture=lambda: "<b>drawn</b>",
+        sentence=f"It took {facts.committed} mWh.",
+        numbers={"kwh": 1.5},
+    ))
+
+def ended(job):
+    job.tell(f"{job.job.job_id} was metered, {job.facts.committed} samples")
+"""
+
+
+@pytest.fixture
+def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> JobDir:
+    monkeypatch.setenv("PACELINE_HOME", str(tmp_path / "home"))
+    return ended_job(state="finished", exit_code=0, committed=500, total=500)
+
+
+def test_a_section_is_on_the_page_in_the_text_and_among_the_numbers(
+    job: JobDir, tmp_path: Path
+) -> None:
+    site = declared(tmp_path, THEIRS)
+    shown = paceline(site, "report", job.job_id)
+    assert (shown.returncode, shown.stderr) == (0, "")
+    assert "\n  all of it\n\n  node        kWh\n  worker-0    1.5\n" in shown.stdout
+    page = job.report.read_text()
+    assert "<h2>What it &lt;cost&gt;</h2><p>all of it</p><b>drawn</b>" in page
+    assert '<p class="faint">as of the meter</p>' in page
+    assert "It took 500 mWh." in page
+    numbers = json.loads(paceline(site, "report", job.job_id, "--json").stdout)
+    assert numbers["sections"] == {"energy": {"kwh": 1.5}}
+
+
+def test_a_feature_hears_of_the_end_and_says_a_sentence_of_it(job: JobDir, tmp_path: Path) -> None:
+    shown = paceline(declared(tmp_path, THEIRS), "attach", job.job_id)
+    assert (shown.returncode, shown.stderr) == (0, "")
+    lines = shown.stdout.splitlines()
+    assert "It took 500 mWh." in lines[0]
+    assert "Nothing went wrong" not in lines[0]
+    assert f"{job.job_id} was metered, 500 samples" in lines
+
+
+@pytest.mark.parametrize(
+    ("sound", "broken"),
+    [("    add(Section(", "    add(tuple("), ("def tell(facts, add):", "def tell(facts):")],
+)
+def test_a_section_that_fails_is_left_out_and_named_once(
+    job: JobDir, tmp_path: Path, sound: str, broken: str
+) -> None:
+    code = THEIRS.replace(sound, broken)
+    assert code != THEIRS
+    shown = paceline(declared(tmp_path, code), "report", job.job_id)
+    assert shown.returncode == 0
+    assert "job completion time" in shown.stdout
+    (line,) = shown.stderr.splitlines()
+    assert line.startswith("paceline: feature greeting is left out, since it fails: ")
+
+
+def test_without_sections_that_have_numbers_no_name_is_added(job: JobDir, tmp_path: Path) -> None:
+    assert "sections" not in json.loads(paceline(tmp_path, "report", job.job_id, "--json").stdout)
