@@ -13,9 +13,9 @@ import pytest
 from safetensors.numpy import load_file
 
 from paceline.cuts.manifest import read_manifest
+from paceline.features.formats.process.export import export
 from paceline.jobs.launch import launch
 from paceline.jobs.outcome import End, Outcome
-from paceline.runtime.checkpoint.export import export
 from paceline.wire.spec import JobSpec, NodeSpec, RestartSpec, TimeoutSpec
 from tests.integration.running import RunningJob, until
 

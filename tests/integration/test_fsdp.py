@@ -15,9 +15,9 @@ from safetensors.numpy import load_file
 
 from paceline.base.errors import PacelineError
 from paceline.base.processes import find_job_processes, kill_quietly
+from paceline.features.formats.process.export import export
 from paceline.jobs.launch import ask, launch
 from paceline.jobs.resize import Resize
-from paceline.runtime.checkpoint.export import export
 from paceline.wire.client import Done, GetStatus, JobStatus, Scale, StopJob
 from paceline.wire.events.nodes import RestartAllEvent
 from paceline.wire.events.state import GroupRunsEvent

@@ -1,34 +1,23 @@
-"""``paceline checkpoint``: the cuts that jobs write, listed, looked into, verified, exported.
+"""``paceline checkpoint``: the cuts that jobs write, listed, looked into, verified."""
 
-Owns flags and what is shown. Exporting needs torch, which the command line does not know, so a
-process of the runtime does it.
-"""
-
-import subprocess
-import sys
 import time
 from collections.abc import Iterable, Iterator, Sequence
-from enum import StrEnum
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from paceline.base.errors import ConfigError, InternalError, PermanentError
-from paceline.terminal.options import job_ids, whole_number
+from paceline.base.errors import ConfigError, PermanentError
+from paceline.terminal.options import CutNumber, job_ids
 
 if TYPE_CHECKING:
     from rich.table import Table
 
     from paceline.base.samples import Span
-    from paceline.cuts.manifest import CutManifest
     from paceline.jobs.cuts import FoundCut, FoundCuts
     from paceline.runtime.checkpoint.contents import Contents
 
-EXPORTER = "paceline.runtime.checkpoint.export"
 EXIT_BAD = 1
 """Exit code where a cut is damaged."""
-EXIT_OURS = 2
 MAX_RANGES = 4
 """Ranges of a line's samples that are shown; the rest is counted."""
 
@@ -46,30 +35,6 @@ Job = Annotated[
         autocompletion=job_ids,
     ),
 ]
-Number = Annotated[
-    int | None,
-    typer.Option(
-        "--cut",
-        metavar="N",
-        help="Which cut. Default: the newest.",
-        show_default=False,
-        parser=whole_number("--cut"),
-    ),
-]
-
-
-class ExportFormat(StrEnum):
-    """The format of an exported file."""
-
-    SAFETENSORS = "safetensors"
-    TORCH = "torch"
-
-
-_FORMATS = {
-    ".safetensors": ExportFormat.SAFETENSORS,
-    ".pt": ExportFormat.TORCH,
-    ".pth": ExportFormat.TORCH,
-}
 
 
 # ---------------------------------------------------------------------------- ls
@@ -132,7 +97,7 @@ def _total(found: "FoundCuts") -> int | None:
 
 
 @app.command("show")
-def show_command(job: Job = None, number: Number = None) -> None:
+def show_command(job: Job = None, number: CutNumber = None) -> None:
     """Show what is in one cut; its checksums are compared by `verify`."""
     from paceline.jobs.cuts import find_cuts
     from paceline.jobs.wording import counted, size
@@ -140,7 +105,7 @@ def show_command(job: Job = None, number: Number = None) -> None:
 
     found = find_cuts(job)
     cut = found.fetched(found.one(number))
-    manifest = _manifest_of(cut)
+    manifest = cut.readable()
     contents = read_contents(manifest, *cut.places)
     print(f"cut {manifest.cut_no} of {found.where}")
     print(f"  strategy {contents.strategy}, step {manifest.step:,}, epoch no. {manifest.epoch_no}")
@@ -148,13 +113,6 @@ def show_command(job: Job = None, number: Number = None) -> None:
     for line in committed_lines(manifest.committed):
         print(f"  {line}")
     _show_contents(contents)
-
-
-def _manifest_of(cut: "FoundCut") -> "CutManifest":
-    """Raises PermanentError: there is no readable one."""
-    if cut.manifest is None:
-        raise PermanentError(f"cut {cut.number}: {cut.error}")
-    return cut.manifest
 
 
 def committed_lines(spans: Iterable["Span"]) -> Iterator[str]:
@@ -209,7 +167,7 @@ def _show_contents(contents: "Contents") -> None:
 @app.command("verify")
 def verify_command(
     job: Job = None,
-    number: Number = None,
+    number: CutNumber = None,
     every: Annotated[bool, typer.Option("--all", help="All cuts, not only the newest.")] = False,
 ) -> None:
     """Read every byte of a cut and compare checksums; exit code 1 if anything is damaged."""
@@ -266,96 +224,6 @@ def _verify(cut: "FoundCut") -> bool:
     for name, text in wrong.items():
         print(f"  {cut.where}/{name}: {text}")
     return False
-
-
-# ---------------------------------------------------------------------------- export
-
-
-@app.command("export")
-def export_command(
-    target: Annotated[
-        list[str],
-        typer.Argument(
-            metavar="[JOB] OUT",
-            help="The job, as elsewhere; the file to write.",
-            autocompletion=lambda ctx: [] if ctx.params.get("target") else job_ids(),
-        ),
-    ],
-    number: Number = None,
-    file_format: Annotated[
-        ExportFormat | None,
-        typer.Option("--format", help="Default: by OUT's suffix.", show_default=False),
-    ] = None,
-    optimizer: Annotated[
-        bool,
-        typer.Option(
-            "--optimizer", help="Optimizers, schedulers and scalers as well (all-reduce, torch)."
-        ),
-    ] = False,
-    force: Annotated[bool, typer.Option("--force", help="Replace OUT if it is there.")] = False,
-) -> None:
-    """Write a verified cut's model as one file, by the names of `model.state_dict()`."""
-    from paceline.jobs.cuts import find_cuts
-    from paceline.jobs.wording import counted, size
-
-    if len(target) > 2:
-        raise ConfigError(f"export: got {' '.join(target)!r}, expected [JOB] OUT")
-    out = Path(target[-1]).absolute()
-    kind = file_format or _format_of(out)
-    _check_target(out, kind, optimizer=optimizer, force=force)
-    found = find_cuts(target[0] if len(target) == 2 else None)
-    cut = found.fetched(found.one(number))
-    _manifest_of(cut)
-    flags = ["--optimizer"] * optimizer + ["--force"] * force
-    done = _run_exporter(["--format", kind.value, *flags, "--", str(out), *map(str, cut.places)])
-    what = counted(done["num_tensors"], "tensor")
-    if done["num_buffers"]:
-        what += f" ({done['num_buffers']} of them buffers, of the worker that was furthest)"
-    if optimizer:
-        what += ", optimizers, schedulers and scalers"
-    print(f"{out}: {what} of cut {done['cut_no']}, step {done['step']:,}", end="")
-    print(f" of {found.where} ({size(done['num_bytes'])})")
-    if done["left_out"]:
-        names = ", ".join(done["left_out"])
-        print(f"not in it, since they never changed: {names}; the script's model has them")
-
-
-def _format_of(out: Path) -> ExportFormat:
-    if out.suffix not in _FORMATS:
-        raise ConfigError(
-            f"export: {out.name} ends in none of {', '.join(_FORMATS)}; name the file so, or give "
-            "--format safetensors or --format torch"
-        )
-    return _FORMATS[out.suffix]
-
-
-def _check_target(out: Path, kind: ExportFormat, *, optimizer: bool, force: bool) -> None:
-    if optimizer and kind is not ExportFormat.TORCH:
-        raise ConfigError(
-            f"--optimizer: got format {kind.value}, which holds tensors only; write a .pt file, or "
-            "give --format torch"
-        )
-    if not out.parent.is_dir():
-        raise ConfigError(f"export: there is no folder {out.parent}; make it, or name another file")
-    if out.is_dir():
-        raise ConfigError(f"export: {out} is a folder; name a file in it")
-    if out.exists() and not force:
-        raise ConfigError(f"export: {out} is there already; name another, or give --force")
-
-
-def _run_exporter(arguments: Sequence[str]) -> dict[str, Any]:
-    """Raises PermanentError: the cut is damaged, or does not have what was asked for."""
-    import msgspec
-
-    from paceline.base.processes import SAFE_PATH
-
-    command = [sys.executable, *SAFE_PATH, "-m", EXPORTER, *arguments]
-    run = subprocess.run(command, capture_output=True, text=True, check=False)
-    if run.returncode == EXIT_OURS:
-        raise PermanentError(run.stderr.strip())
-    if run.returncode:
-        raise InternalError(f"the export ended with exit code {run.returncode}: {run.stderr}")
-    return msgspec.json.decode(run.stdout, type=dict[str, Any])
 
 
 # ---------------------------------------------------------------------------- drawing

@@ -50,6 +50,16 @@ class FoundCut(msgspec.Struct, frozen=True, kw_only=True):
         """Whether it was removed meanwhile: a running job keeps its newest cuts only."""
         return not any(place.exists() for place in self.places)
 
+    def readable(self) -> CutManifest:
+        """Return the manifest.
+
+        Raises:
+            PermanentError: there is none that can be read.
+        """
+        if self.manifest is None:
+            raise PermanentError(f"cut {self.number}: {self.error}")
+        return self.manifest
+
 
 class FoundCuts(msgspec.Struct, frozen=True, kw_only=True):
     """All that was found."""

@@ -64,6 +64,18 @@ def whole_number(option: str, least: int = 0) -> Callable[[str], int]:
     return parse
 
 
+CutNumber = Annotated[
+    int | None,
+    typer.Option(
+        "--cut",
+        metavar="N",
+        help="Which cut. Default: the newest.",
+        show_default=False,
+        parser=whole_number("--cut"),
+    ),
+]
+
+
 def console() -> "Console":
     """Make the console that commands print to."""
     from rich.console import Console

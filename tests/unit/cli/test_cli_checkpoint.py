@@ -1,6 +1,7 @@
 """``paceline checkpoint`` on cuts as jobs write them: what it lists, finds wrong, and exports."""
 
 import shutil
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -18,11 +19,11 @@ from paceline.base.errors import ConfigError, PermanentError
 from paceline.base.jobdir import JobDir
 from paceline.base.samples import Span
 from paceline.cli.main import app
+from paceline.features.formats.process.export import export
 from paceline.jobs.outcome import Outcome, write_outcome
 from paceline.master.cut_folders import CutFolders
 from paceline.protocol.records import CutValid
 from paceline.runtime.checkpoint import cutfile
-from paceline.runtime.checkpoint.export import export
 from paceline.runtime.holding.servers.model import Model
 from paceline.runtime.holding.servers.partition import Partition
 from paceline.runtime.server.store import Gradients, Store
@@ -33,6 +34,7 @@ from paceline.wire.messages.base import CutRef, Server, ServerMap
 from paceline.wire.messages.node import Copied
 from paceline.wire.schema import NUM_BUCKETS, ModelSchema
 from paceline.wire.spec import CheckpointSpec, JobSpec
+from tests.integration.running import install
 
 DONE = (Span(0, 0, 96), Span(1, 0, 10), Span(1, 20, 26))
 KEYS = np.array([5, -1, 2**63 - 1, 0, -(2**63)], np.int64)
@@ -439,9 +441,36 @@ def test_the_command_writes_by_the_suffix_and_passes_on_what_is_wrong(tmp_path: 
     assert not (tmp_path / "b.pt").exists()
 
 
+NAMES = """
+from paceline.features.formats.formats import Format
+
+FORMAT = Format((".names",), "names:write", only_tensors=True)
+
+def write(content, path, about):
+    path.write_text(" ".join([about["cut"], *sorted(content)]))
+"""
+
+
+def test_a_package_brings_a_format_of_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    site = install(tmp_path / "site", "names", NAMES, "paceline.formats", "names = names:FORMAT")
+    monkeypatch.syspath_prepend(site)
+    monkeypatch.setenv("PYTHONPATH", str(site))
+    _, model = replica_cut(new_job().cuts)
+    assert paceline("export", tmp_path / "a.names").exit_code == 0
+    assert (tmp_path / "a.names").read_text().split() == ["4", *sorted(model.state_dict())]
+    refused = paceline("export", "--format", "names", "--optimizer", tmp_path / "b")
+    assert "got format names, which holds tensors only" in refused.stderr
+    (site / "names.py").write_text("FORMAT = 3")
+    monkeypatch.delitem(sys.modules, "names")
+    assert "names:FORMAT is 3; declare a paceline.features" in paceline("export", "a.pt").stderr
+
+
 @pytest.mark.parametrize(
     ("args", "message"),
     [
+        (("export", "a.pt", "--format", "onnx"), "expected one of safetensors, torch"),
         (("export", "a.bin"), "a.bin ends in none of .safetensors, .pt, .pth"),
         (("export", "a.safetensors", "--optimizer"), "got format safetensors"),
         (("export", "no/where.pt"), "there is no folder"),

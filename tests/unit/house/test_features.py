@@ -11,6 +11,7 @@ from tests.without_feature import FEATURES, FOLDERS, environment_without
 
 VERBS = {
     "data": ["data"],
+    "formats": [],
     "rehearse": ["rehearse", "check"],
     "report": ["report"],
 }

@@ -1,4 +1,4 @@
-"""``python -m paceline.runtime.checkpoint.export``: a cut as one plain file, for other programs.
+"""``python -m paceline.features.formats.process.export``: a cut as one file for other programs.
 
 A process of its own beside the command line, which knows no torch. Prints what it wrote as one line
 of JSON; a mistake or a damaged cut is one line on stderr and exit code 2, and no file.
@@ -6,6 +6,7 @@ of JSON; a mistake or a damaged cut is one line on stderr and exit code 2, and n
 
 import argparse
 import os
+import pkgutil
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -15,12 +16,11 @@ from typing import Any
 import msgspec
 import numpy as np
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import save_file
 from torch import Tensor
 
 from paceline.base.errors import ConfigError, PacelineError, PermanentError
 from paceline.base.numbering import CutNo, StepNo
+from paceline.features.formats.formats import format_of
 from paceline.runtime.checkpoint import cutfile
 from paceline.runtime.checkpoint.assembly import (
     ModelTensor,
@@ -54,14 +54,16 @@ def export(
     Args:
         out: the file; its folder must exist.
         places: of the cut, see `wire.cut`.
-        file_format: ``safetensors`` or ``torch``.
+        file_format: name of a format, as ``safetensors`` or ``torch``.
         optimizer: write ``{"model", "optimizers", "schedulers", "scalers"}`` instead.
         force: replace a file that is there.
 
     Raises:
-        ConfigError: the file is there, or the cut or the format has no such thing.
+        ConfigError: the file is there, the cut or the format has no such thing, or there is no such
+            format.
         PermanentError: the cut is damaged, or the file cannot be written.
     """
+    kind = format_of(file_format)
     if not force:
         _check_absent(out)
     manifest, saves = cutfile.read_cut(*places)
@@ -79,12 +81,10 @@ def export(
         parts = {name: _with_tensors(rest[name]) for name in kinds}
         content = {"model": content, **parts}
     with _beside(out) as partial:
-        if file_format == "safetensors":
-            _check_tensors(content)
-            about = {"format": "pt", "cut": str(manifest.cut_no), "step": str(manifest.step)}
-            save_file(content, partial, about)
-        else:
-            torch.save(content, partial)
+        if kind.only_tensors:
+            _check_tensors(content, file_format)
+        about = {"cut": str(manifest.cut_no), "step": str(manifest.step)}
+        pkgutil.resolve_name(kind.write)(content, partial, about)
         if not force:
             _check_absent(out)
     return ExportedModel(
@@ -125,11 +125,11 @@ def as_tensor(held: ModelTensor) -> Tensor:
     return torch.from_numpy(array.reshape(-1).view(np.uint8)).view(dtype).reshape(array.shape)
 
 
-def _check_tensors(content: dict[str, Any]) -> None:
+def _check_tensors(content: dict[str, Any], file_format: str) -> None:
     for name, value in content.items():
         if not isinstance(value, Tensor):
             raise ConfigError(
-                f"{name} of the model is a {type(value).__name__}, and safetensors holds tensors "
+                f"{name} of the model is a {type(value).__name__}, and {file_format} holds tensors "
                 "only; use --format torch"
             )
 
@@ -148,7 +148,7 @@ def _beside(out: Path) -> Iterator[Path]:
         _sync(partial)
         partial.replace(out)
         _sync(out.parent)
-    except (OSError, SafetensorError, RuntimeError) as error:
+    except (OSError, RuntimeError) as error:
         raise PermanentError(f"{out} cannot be written: {error}") from error
     finally:
         partial.unlink(missing_ok=True)
@@ -164,10 +164,10 @@ def _sync(path: Path) -> None:
 
 def main() -> None:
     """Entry point."""
-    parser = argparse.ArgumentParser(prog="python -m paceline.runtime.checkpoint.export")
+    parser = argparse.ArgumentParser(prog="python -m paceline.features.formats.process.export")
     parser.add_argument("out", type=Path)
     parser.add_argument("places", type=Path, nargs="+")
-    parser.add_argument("--format", required=True, choices=("safetensors", "torch"))
+    parser.add_argument("--format", required=True)
     parser.add_argument("--optimizer", action="store_true")
     parser.add_argument("--force", action="store_true")
     options = parser.parse_args()

@@ -1,0 +1,9 @@
+"""``paceline checkpoint export``: the model of a cut as a file that other programs read."""
+
+from paceline.base.features import Feature
+
+FEATURE = Feature(
+    name="formats",
+    about="exports the model of a cut as a file of safetensors or torch",
+    verbs="paceline.features.formats.verbs:add_to",
+)
