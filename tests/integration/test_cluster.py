@@ -19,20 +19,16 @@ from paceline.base.errors import PacelineError, PermanentError
 from paceline.base.jobdir import JobDir
 from paceline.base.processes import find_job_processes, is_locked, kill_quietly, start_detached
 from paceline.base.record_log import RecordLog
-from paceline.cluster.book import AnyClusterRecord, ClusterBook, JobDecided, JobLaunched
-from paceline.cluster.client import (
+from paceline.features.cluster.book import AnyClusterRecord, ClusterBook, JobDecided, JobLaunched
+from paceline.features.cluster.client import (
     ask_scheduler,
     expect,
     start_scheduler,
     stop_scheduler,
 )
-from paceline.cluster.folder import ClusterConfig, ClusterDir
-from paceline.jobs import sharing
-from paceline.jobs.launch import is_supervised
-from paceline.jobs.sharing import pages_of_jobs, read_sharing
-from paceline.policy.scheduling.facts import StartJob, Tenant, UpgradeJob
-from paceline.wire.client import StopJob
-from paceline.wire.cluster import (
+from paceline.features.cluster.folder import ClusterConfig, ClusterDir
+from paceline.features.cluster.policy.facts import StartJob, Tenant, UpgradeJob
+from paceline.features.cluster.wire import (
     CancelJob,
     DeviceRows,
     ExplainJob,
@@ -44,6 +40,10 @@ from paceline.wire.cluster import (
     StopScheduler,
     SubmitJob,
 )
+from paceline.jobs import sharing
+from paceline.jobs.launch import is_supervised
+from paceline.jobs.sharing import pages_of_jobs, read_sharing
+from paceline.wire.client import StopJob
 from paceline.wire.sharing import GateMode
 from paceline.wire.spec import JobSpec, load
 from tests.integration.running import RunningJob, devices, planted, until
@@ -76,13 +76,15 @@ class Cluster:
     def start(self) -> None:
         """Start the scheduler, and do not wait for it."""
         folder = self.folder
-        process = start_detached("paceline.cluster", [str(folder.path)], folder.path, folder.log)
+        process = start_detached(
+            "paceline.features.cluster", [str(folder.path)], folder.path, folder.log
+        )
         self.started.append(process)
 
     def kill(self) -> None:
         """Kill the scheduler, and see that its lock is free."""
         for process in find_job_processes(self.folder.path):
-            assert process.runs("paceline.cluster")
+            assert process.runs("paceline.features.cluster")
             kill_quietly(process.pid, signal.SIGKILL)
         for started in self.started:
             started.wait(5.0)

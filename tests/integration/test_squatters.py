@@ -21,13 +21,13 @@ import pytest
 from paceline.base.errors import PacelineError
 from paceline.base.jobdir import JobDir, run_place
 from paceline.base.processes import find_job_processes, is_locked, kill_quietly
-from paceline.cluster.client import ask_scheduler, start_scheduler, stop_scheduler
-from paceline.cluster.folder import ClusterConfig, ClusterDir
+from paceline.features.cluster.client import ask_scheduler, start_scheduler, stop_scheduler
+from paceline.features.cluster.folder import ClusterConfig, ClusterDir
+from paceline.features.cluster.policy.facts import Tenant
+from paceline.features.cluster.wire import GetDevices
 from paceline.jobs.launch import ask
 from paceline.jobs.listing import JobSelection, listed
-from paceline.policy.scheduling.facts import Tenant
 from paceline.wire.client import GetStatus
-from paceline.wire.cluster import GetDevices
 from paceline.wire.spec import DataPlaneSpec, NodeSpec
 from tests.integration.running import RunningJob, running, until
 from tests.integration.test_join import JOINED, joining, standing_still

@@ -14,7 +14,6 @@ from paceline.base.features import call_parts
 from paceline.base.optional import missing_line
 from paceline.cli import (
     checkpoint,
-    cluster,
     decision_verbs,
     features,
     job_verbs,
@@ -70,7 +69,6 @@ app = typer.Typer(
     help="Elastic training of PyTorch models, every sample accounted for.",
 )
 app.add_typer(checkpoint.app, name="checkpoint")
-app.add_typer(cluster.app, name="cluster")
 app.add_typer(job_verbs.history_app, name="history")
 
 

@@ -8,10 +8,10 @@ from msgspec.structs import replace
 
 from paceline.base.errors import ConfigError, PacelineError
 from paceline.base.jobdir import JobDir
-from paceline.cluster import book as books
-from paceline.cluster import running
-from paceline.cluster.answers import device_rows, queue_rows
-from paceline.cluster.book import (
+from paceline.features.cluster import book as books
+from paceline.features.cluster import running
+from paceline.features.cluster.answers import device_rows, queue_rows
+from paceline.features.cluster.book import (
     AnyClusterRecord,
     CancelOrdered,
     ClusterBook,
@@ -20,8 +20,8 @@ from paceline.cluster.book import (
     JobOver,
     JobQueued,
 )
-from paceline.cluster.folder import ClusterConfig, ClusterDir
-from paceline.policy.scheduling.facts import (
+from paceline.features.cluster.folder import ClusterConfig, ClusterDir
+from paceline.features.cluster.policy.facts import (
     ChangingAct,
     ClusterJob,
     ReleaseDevices,

@@ -10,6 +10,7 @@ import pytest
 from tests.without_feature import FEATURES, FOLDERS, environment_without
 
 VERBS = {
+    "cluster": ["cluster"],
     "data": ["data"],
     "formats": [],
     "rehearse": ["rehearse", "check"],

@@ -17,8 +17,9 @@ import pytest
 
 import paceline
 from paceline.agent.process import ProcessHost
-from paceline.cluster.book import AnyClusterRecord, ClusterBook
-from paceline.cluster.desk import ClusterDesk
+from paceline.features.cluster.book import AnyClusterRecord, ClusterBook
+from paceline.features.cluster.desk import ClusterDesk
+from paceline.features.cluster.wire import ClusterCall, ClusterReply
 from paceline.master.agents import Agents
 from paceline.master.journal import JournalRecord
 from paceline.master.journal_recovery import JournalRecovery
@@ -28,7 +29,6 @@ from paceline.protocol.nodes.agent import NodeState
 from paceline.protocol.nodes.node import MemberRecords
 from paceline.protocol.nodes.roster import Roster
 from paceline.wire.client import Call, Reply
-from paceline.wire.cluster import ClusterCall, ClusterReply
 from paceline.wire.events.base import Event
 from paceline.wire.messages.agent import AgentDown, AgentUp
 from paceline.wire.messages.data import Data
@@ -55,7 +55,7 @@ DIVIDED: dict[str, Any] = {"from nodes": NodeUp, "to nodes": NodeDown, "among no
 
 ANSWERS: dict[str, tuple[Any, tuple[str, ...]]] = {
     "replies": (Reply, ("cli", "jobs", "master")),
-    "replies of the cluster": (ClusterReply, ("cluster", "cli")),
+    "replies of the cluster": (ClusterReply, ("features/cluster",)),
 }
 """Unions of answers. Their taker is the function that asked; here is where such functions are."""
 

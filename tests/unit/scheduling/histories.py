@@ -9,7 +9,8 @@ from collections import Counter
 
 from msgspec.structs import replace
 
-from paceline.policy.scheduling.facts import (
+from paceline.features.cluster.policy.base import SchedulingPolicy
+from paceline.features.cluster.policy.facts import (
     AnySchedulingAct,
     ClusterDevice,
     ClusterFacts,
@@ -23,9 +24,8 @@ from paceline.policy.scheduling.facts import (
     after,
     without,
 )
-from paceline.policy.scheduling.policies.antman import AntMan
-from paceline.policy.scheduling.policies.plain import Fifo, YarnCs
-from paceline.policy.scheduling.policy import SchedulingPolicy
+from paceline.features.cluster.policy.policies.antman import AntMan
+from paceline.features.cluster.policy.policies.plain import Fifo, YarnCs
 
 NUM_EVENTS = 30
 

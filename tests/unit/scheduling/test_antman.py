@@ -4,8 +4,8 @@ import pytest
 from msgspec.structs import replace
 
 from paceline.base.errors import ConfigError
-from paceline.policy.scheduling.estimate import waits
-from paceline.policy.scheduling.facts import (
+from paceline.features.cluster.policy.estimate import waits
+from paceline.features.cluster.policy.facts import (
     AnySchedulingAct,
     ClusterDevice,
     ClusterFacts,
@@ -17,9 +17,9 @@ from paceline.policy.scheduling.facts import (
     UpgradeJob,
     after,
 )
-from paceline.policy.scheduling.policies.antman import AntMan
-from paceline.policy.scheduling.policies.plain import Fifo, YarnCs
-from paceline.policy.scheduling.registry import SCHEDULERS
+from paceline.features.cluster.policy.policies.antman import AntMan
+from paceline.features.cluster.policy.policies.plain import Fifo, YarnCs
+from paceline.features.cluster.policy.registry import SCHEDULERS
 
 NOW_S = 1000.0
 PLAIN = AntMan()

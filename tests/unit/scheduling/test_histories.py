@@ -5,11 +5,11 @@ from collections import Counter
 import pytest
 from msgspec.structs import replace
 
-from paceline.policy.scheduling import placement
-from paceline.policy.scheduling.facts import ClusterFacts
-from paceline.policy.scheduling.policies import antman
-from paceline.policy.scheduling.policies.antman import AntMan
-from paceline.policy.scheduling.policies.plain import Fifo, YarnCs
+from paceline.features.cluster.policy import placement
+from paceline.features.cluster.policy.facts import ClusterFacts
+from paceline.features.cluster.policy.policies import antman
+from paceline.features.cluster.policy.policies.antman import AntMan
+from paceline.features.cluster.policy.policies.plain import Fifo, YarnCs
 from tests.unit.scheduling.histories import History
 
 NUM_HISTORIES = 240

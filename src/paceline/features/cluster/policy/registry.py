@@ -8,10 +8,10 @@ A package declares one by an entry point::
 
 from collections.abc import Mapping
 
+from paceline.features.cluster.policy.base import SchedulingPolicy
+from paceline.features.cluster.policy.policies.antman import AntMan
+from paceline.features.cluster.policy.policies.plain import Fifo, YarnCs
 from paceline.policy.plugins import Plugins
-from paceline.policy.scheduling.policies.antman import AntMan
-from paceline.policy.scheduling.policies.plain import Fifo, YarnCs
-from paceline.policy.scheduling.policy import SchedulingPolicy
 
 BUILT_IN: Mapping[str, type[SchedulingPolicy]] = {
     "antman": AntMan,

@@ -7,13 +7,13 @@ import time
 from paceline.base.errors import PacelineError
 from paceline.base.jobdir import JobDir, home
 from paceline.base.record_log import JournalRefused
-from paceline.cluster.book import AnyClusterRecord, JobEntry, JobLaunched, JobOver
-from paceline.cluster.desk import ClusterDesk
-from paceline.cluster.folder import ClusterConfig, ClusterDir
-from paceline.cluster.keeper import ClusterKeeper
-from paceline.cluster.running import kind_of, look, on_devices, start_granted, tell_job
+from paceline.features.cluster.book import AnyClusterRecord, JobEntry, JobLaunched, JobOver
+from paceline.features.cluster.desk import ClusterDesk
+from paceline.features.cluster.folder import ClusterConfig, ClusterDir
+from paceline.features.cluster.keeper import ClusterKeeper
+from paceline.features.cluster.running import kind_of, look, on_devices, start_granted, tell_job
+from paceline.features.cluster.wire import ClusterCall
 from paceline.wire.client import Call, StopJob, UpgradeShare
-from paceline.wire.cluster import ClusterCall
 from paceline.wire.codec import decoder
 from paceline.wire.control import CallServer
 

@@ -4,9 +4,7 @@ from typing import ClassVar
 
 from msgspec.structs import replace
 
-from paceline.policy.scheduling.facts import AnySchedulingAct, ClusterFacts, ClusterJob, StartJob
-from paceline.policy.scheduling.placement import exclusively
-from paceline.policy.scheduling.policy import (
+from paceline.features.cluster.policy.base import (
     Draft,
     ReserveSeconds,
     SchedulingPolicy,
@@ -14,6 +12,13 @@ from paceline.policy.scheduling.policy import (
     start_or_reserve,
     waiting,
 )
+from paceline.features.cluster.policy.facts import (
+    AnySchedulingAct,
+    ClusterFacts,
+    ClusterJob,
+    StartJob,
+)
+from paceline.features.cluster.policy.placement import exclusively
 
 
 class Fifo(SchedulingPolicy, frozen=True, kw_only=True):

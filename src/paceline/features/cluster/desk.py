@@ -6,12 +6,17 @@ from collections.abc import Callable
 
 from paceline.base.errors import ConfigError
 from paceline.base.jobdir import home
-from paceline.cluster.answers import device_rows, queue_rows
-from paceline.cluster.book import AnyClusterRecord, CancelOrdered, JobEntry, JobOver, JobQueued
-from paceline.cluster.keeper import ClusterKeeper
-from paceline.policy.scheduling.facts import ClusterJob
-from paceline.wire.client import Done
-from paceline.wire.cluster import (
+from paceline.features.cluster.answers import device_rows, queue_rows
+from paceline.features.cluster.book import (
+    AnyClusterRecord,
+    CancelOrdered,
+    JobEntry,
+    JobOver,
+    JobQueued,
+)
+from paceline.features.cluster.keeper import ClusterKeeper
+from paceline.features.cluster.policy.facts import ClusterJob
+from paceline.features.cluster.wire import (
     CancelJob,
     ClusterCall,
     ClusterReply,
@@ -24,6 +29,7 @@ from paceline.wire.cluster import (
     SubmitJob,
     ToldLine,
 )
+from paceline.wire.client import Done
 from paceline.wire.sharing import ShareClass
 
 _JOB_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")

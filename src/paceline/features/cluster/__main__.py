@@ -1,4 +1,7 @@
-"""``python -m paceline.cluster FOLDER``: the scheduler of a cluster. It leaves if there is one."""
+"""``python -m paceline.features.cluster FOLDER``: the scheduler of a cluster.
+
+It leaves if there is one.
+"""
 
 import argparse
 import asyncio
@@ -11,8 +14,8 @@ from pathlib import Path
 
 from paceline.base.errors import PacelineError
 from paceline.base.processes import try_lock
-from paceline.cluster.folder import ClusterConfig, ClusterDir
-from paceline.cluster.service import ClusterService
+from paceline.features.cluster.folder import ClusterConfig, ClusterDir
+from paceline.features.cluster.service import ClusterService
 
 LOCK_WAIT_S = 1.0
 """Commands try the lock for a moment to see whether it is held: not to be taken for a scheduler."""
@@ -38,7 +41,7 @@ async def serve(folder: ClusterDir, config: ClusterConfig) -> None:
 
 def main() -> None:
     """Entry point."""
-    parser = argparse.ArgumentParser(prog="python -m paceline.cluster")
+    parser = argparse.ArgumentParser(prog="python -m paceline.features.cluster")
     parser.add_argument("folder", type=Path)
     folder = ClusterDir(parser.parse_args().folder)
     logging.basicConfig(

@@ -8,16 +8,7 @@ from typing import Annotated
 
 from msgspec import Meta
 
-from paceline.policy.scheduling.estimate import waits
-from paceline.policy.scheduling.facts import (
-    AnySchedulingAct,
-    ClusterFacts,
-    ClusterJob,
-    StartJob,
-    UpgradeJob,
-)
-from paceline.policy.scheduling.placement import on_leftovers
-from paceline.policy.scheduling.policy import (
+from paceline.features.cluster.policy.base import (
     Draft,
     ReserveSeconds,
     SchedulingPolicy,
@@ -26,6 +17,15 @@ from paceline.policy.scheduling.policy import (
     start_or_reserve,
     waiting,
 )
+from paceline.features.cluster.policy.estimate import waits
+from paceline.features.cluster.policy.facts import (
+    AnySchedulingAct,
+    ClusterFacts,
+    ClusterJob,
+    StartJob,
+    UpgradeJob,
+)
+from paceline.features.cluster.policy.placement import on_leftovers
 
 
 class AntMan(SchedulingPolicy, frozen=True, kw_only=True):

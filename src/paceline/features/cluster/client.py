@@ -6,9 +6,9 @@ from typing import TypeVar
 
 from paceline.base.errors import ConfigError, PacelineError, PermanentError, TransientError
 from paceline.base.processes import is_locked, start_detached
-from paceline.cluster.folder import ClusterConfig, ClusterDir
+from paceline.features.cluster.folder import ClusterConfig, ClusterDir
+from paceline.features.cluster.wire import ClusterCall, ClusterReply, GetDevices, StopScheduler
 from paceline.wire.client import Done
-from paceline.wire.cluster import ClusterCall, ClusterReply, GetDevices, StopScheduler
 from paceline.wire.codec import decoder
 from paceline.wire.control import ControlClient
 
@@ -38,7 +38,9 @@ def start_scheduler(folder: ClusterDir, config: ClusterConfig) -> None:
         raise ConfigError("the scheduler runs already; `paceline cluster stop` ends it")
     folder.want(config)
     said = folder.log.stat().st_size if folder.log.exists() else 0
-    scheduler = start_detached("paceline.cluster", [str(folder.path)], folder.path, folder.log)
+    scheduler = start_detached(
+        "paceline.features.cluster", [str(folder.path)], folder.path, folder.log
+    )
     _schedulers[:] = [scheduler, *(one for one in _schedulers if one.poll() is None)]
     deadline_s = time.monotonic() + START_S
     while time.monotonic() < deadline_s:

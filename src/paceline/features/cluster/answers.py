@@ -2,10 +2,10 @@
 
 from collections.abc import Mapping
 
-from paceline.cluster.book import ClusterBook, JobEntry
-from paceline.cluster.folder import ClusterConfig
-from paceline.policy.scheduling.facts import ClusterFacts
-from paceline.wire.cluster import DeviceRow, DeviceRows, QueueRow, QueueRows, TenantRow
+from paceline.features.cluster.book import ClusterBook, JobEntry
+from paceline.features.cluster.folder import ClusterConfig
+from paceline.features.cluster.policy.facts import ClusterFacts
+from paceline.features.cluster.wire import DeviceRow, DeviceRows, QueueRow, QueueRows, TenantRow
 
 
 def queue_rows(

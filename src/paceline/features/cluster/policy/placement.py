@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
-from paceline.policy.scheduling.facts import ClusterDevice, ClusterFacts, ClusterJob
+from paceline.features.cluster.policy.facts import ClusterDevice, ClusterFacts, ClusterJob
 
 
 def by_node(devices: Iterable[ClusterDevice]) -> list[list[ClusterDevice]]:

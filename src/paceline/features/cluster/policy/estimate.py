@@ -7,7 +7,7 @@ from typing import assert_never
 
 from msgspec.structs import replace
 
-from paceline.policy.scheduling.facts import (
+from paceline.features.cluster.policy.facts import (
     AnySchedulingAct,
     ClusterFacts,
     HoldJob,

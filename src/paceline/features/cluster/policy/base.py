@@ -1,7 +1,7 @@
 """What a scheduling policy is: facts of a cluster in, acts with their reasons out.
 
 A policy of a user derives from `SchedulingPolicy`, and is found by an entry point of the group
-``paceline.schedulers`` (see `paceline.policy.scheduling.registry`).
+``paceline.schedulers`` (see `paceline.features.cluster.policy.registry`).
 """
 
 from collections.abc import Iterator
@@ -10,7 +10,7 @@ from typing import Annotated, ClassVar
 import msgspec
 from msgspec import Meta
 
-from paceline.policy.scheduling.facts import (
+from paceline.features.cluster.policy.facts import (
     AnySchedulingAct,
     ClusterFacts,
     ClusterJob,
@@ -20,7 +20,7 @@ from paceline.policy.scheduling.facts import (
     StartJob,
     after,
 )
-from paceline.policy.scheduling.placement import exclusively, fits, to_reserve
+from paceline.features.cluster.policy.placement import exclusively, fits, to_reserve
 
 WaitSeconds = Annotated[float, Meta(ge=0)]
 ReserveSeconds = Annotated[float, Meta(gt=0)]

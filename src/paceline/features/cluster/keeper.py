@@ -8,12 +8,12 @@ import msgspec
 
 from paceline.base.errors import PermanentError
 from paceline.base.record_log import RecordLog
-from paceline.cluster.book import AnyClusterRecord, ClusterBook, JobDecided
-from paceline.cluster.folder import ClusterConfig, ClusterDir
-from paceline.cluster.loads import CoreLoads
-from paceline.policy.scheduling.estimate import waits
-from paceline.policy.scheduling.facts import ClusterFacts, ClusterJob, HoldJob, fault
-from paceline.policy.scheduling.registry import SCHEDULERS
+from paceline.features.cluster.book import AnyClusterRecord, ClusterBook, JobDecided
+from paceline.features.cluster.folder import ClusterConfig, ClusterDir
+from paceline.features.cluster.loads import CoreLoads
+from paceline.features.cluster.policy.estimate import waits
+from paceline.features.cluster.policy.facts import ClusterFacts, ClusterJob, HoldJob, fault
+from paceline.features.cluster.policy.registry import SCHEDULERS
 
 MOST_ENDS = 200
 """Ends of jobs that are simulated; how long the jobs behind them wait is not said."""

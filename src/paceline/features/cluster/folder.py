@@ -15,8 +15,8 @@ from paceline.base.errors import ConfigError, PermanentError
 from paceline.base.files import write_file
 from paceline.base.jobdir import RUN_PREFIX, UNIX, home, run_place
 from paceline.base.private_folders import claim, claimed, make_private
-from paceline.policy.scheduling.facts import Tenant
-from paceline.policy.scheduling.registry import SCHEDULERS
+from paceline.features.cluster.policy.facts import Tenant
+from paceline.features.cluster.policy.registry import SCHEDULERS
 
 _TENANT = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
 

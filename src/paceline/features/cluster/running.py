@@ -7,9 +7,9 @@ from msgspec.structs import replace
 
 from paceline.base.errors import PacelineError, TransientError
 from paceline.base.jobdir import JobDir
+from paceline.features.cluster.policy.facts import ClusterJob, ShareKind
 from paceline.jobs.launch import ask, is_kept_up, is_supervised, launch, resume
 from paceline.jobs.outcome import ENDS, End, read_outcome
-from paceline.policy.scheduling.facts import ClusterJob, ShareKind
 from paceline.wire.client import Call, Done
 from paceline.wire.spec import JobSpec
 

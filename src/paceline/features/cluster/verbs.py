@@ -14,14 +14,14 @@ from paceline.terminal.options import AsJson, console, parse_settings, print_jso
 from paceline.terminal.run_command import RunCommand
 from paceline.wire.sharing import ShareClass
 
-app = typer.Typer(
+group = typer.Typer(
     no_args_is_help=True, help="Queue jobs of several tenants for the devices of this machine."
 )
 ASKED: tuple[ShareClass, ...] = get_args(ShareClass)
 ClusterJobName = Annotated[str, typer.Argument(metavar="JOB", help="Id, or its beginning.")]
 
 
-@app.command()
+@group.command()
 def start(
     devices: Annotated[
         str | None,
@@ -40,9 +40,9 @@ def start(
     ] = None,
 ) -> None:
     """Start the scheduler. It outlives the terminal; jobs go on without it, and it finds them."""
-    from paceline.cluster.client import start_scheduler
-    from paceline.cluster.folder import ClusterConfig, ClusterDir
-    from paceline.policy.scheduling.facts import Tenant
+    from paceline.features.cluster.client import start_scheduler
+    from paceline.features.cluster.folder import ClusterConfig, ClusterDir
+    from paceline.features.cluster.policy.facts import Tenant
 
     folder = ClusterDir()
     known = folder.load()
@@ -78,17 +78,17 @@ def _quota(text: str) -> tuple[str, int]:
     return name, int(quota)
 
 
-@app.command()
+@group.command()
 def stop() -> None:
     """End the scheduler. Jobs that run go on; those that wait do so until it is started again."""
-    from paceline.cluster.client import stop_scheduler
-    from paceline.cluster.folder import ClusterDir
+    from paceline.features.cluster.client import stop_scheduler
+    from paceline.features.cluster.folder import ClusterDir
 
     stop_scheduler(ClusterDir())
     print("the scheduler has ended; jobs go on")
 
 
-@app.command(cls=RunCommand)
+@group.command(cls=RunCommand)
 @with_options(list(OF_SPEC.values()))
 def submit(
     target: Annotated[
@@ -112,12 +112,12 @@ def submit(
 ) -> None:
     """Queue a job, with flags as of `paceline run`; its workers get a device each, all at once."""
     from paceline.backends.fitting import fitted
-    from paceline.cluster.client import expect
-    from paceline.cluster.folder import ClusterDir
+    from paceline.features.cluster.client import expect
+    from paceline.features.cluster.folder import ClusterDir
+    from paceline.features.cluster.wire import JobAccepted, SubmitJob
     from paceline.jobs.spec_file import resolve
     from paceline.jobs.spec_values import parse_ago_s
     from paceline.jobs.wording import age
-    from paceline.wire.cluster import JobAccepted, SubmitJob
 
     flags = of_spec(given) | parse_settings(settings or [])
     asked = flags.pop("share", "auto")
@@ -149,13 +149,13 @@ def submit(
     print(f"job {accepted.job_id} is queued{wait}; see `paceline cluster queue`")
 
 
-@app.command()
+@group.command()
 def queue(as_json: AsJson = False) -> None:
     """Show the jobs that wait and run, and the newest that are over."""
-    from paceline.cluster.client import expect
-    from paceline.cluster.folder import ClusterDir
+    from paceline.features.cluster.client import expect
+    from paceline.features.cluster.folder import ClusterDir
+    from paceline.features.cluster.wire import GetQueue, QueueRows
     from paceline.jobs.wording import age
-    from paceline.wire.cluster import GetQueue, QueueRows
 
     rows = expect(QueueRows, ClusterDir(), GetQueue()).rows
     if as_json:
@@ -173,12 +173,12 @@ def queue(as_json: AsJson = False) -> None:
     console().print(table)
 
 
-@app.command()
+@group.command()
 def nodes(as_json: AsJson = False) -> None:
     """Show devices with the jobs on them, and how much of their quotas tenants use."""
-    from paceline.cluster.client import expect
-    from paceline.cluster.folder import ClusterDir
-    from paceline.wire.cluster import DeviceRows, GetDevices
+    from paceline.features.cluster.client import expect
+    from paceline.features.cluster.folder import ClusterDir
+    from paceline.features.cluster.wire import DeviceRows, GetDevices
 
     found = expect(DeviceRows, ClusterDir(), GetDevices())
     if as_json:
@@ -193,24 +193,24 @@ def nodes(as_json: AsJson = False) -> None:
         print(f"{one.tenant}: {one.used} of {one.quota} devices")
 
 
-@app.command()
+@group.command()
 def cancel(job: ClusterJobName) -> None:
     """Take a job out of the queue, or stop it after a last cut."""
-    from paceline.cluster.client import ask_scheduler
-    from paceline.cluster.folder import ClusterDir
-    from paceline.wire.cluster import CancelJob
+    from paceline.features.cluster.client import ask_scheduler
+    from paceline.features.cluster.folder import ClusterDir
+    from paceline.features.cluster.wire import CancelJob
 
     ask_scheduler(ClusterDir(), CancelJob(job=job))
     print("cancelled; a running job makes a last cut first")
 
 
-@app.command()
+@group.command()
 def explain(job: ClusterJobName) -> None:
     """Tell what was decided about a job, when, and why."""
-    from paceline.cluster.client import expect
-    from paceline.cluster.folder import ClusterDir
+    from paceline.features.cluster.client import expect
+    from paceline.features.cluster.folder import ClusterDir
+    from paceline.features.cluster.wire import ExplainJob, JobExplained
     from paceline.jobs.wording import clock
-    from paceline.wire.cluster import ExplainJob, JobExplained
 
     found = expect(JobExplained, ClusterDir(), ExplainJob(job=job))
     print(f"job {found.job_id}")
@@ -223,3 +223,8 @@ def _table(titles: tuple[str, ...]) -> Table:
     for title in titles:
         table.add_column(title)
     return table
+
+
+def add_to(app: typer.Typer) -> None:
+    """Add the group ``cluster``."""
+    app.add_typer(group, name="cluster")

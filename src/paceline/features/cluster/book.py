@@ -6,8 +6,8 @@ from typing import assert_never
 
 import msgspec
 
-from paceline.cluster.folder import ClusterConfig
-from paceline.policy.scheduling.facts import (
+from paceline.features.cluster.folder import ClusterConfig
+from paceline.features.cluster.policy.facts import (
     ChangingAct,
     ClusterDevice,
     ClusterFacts,

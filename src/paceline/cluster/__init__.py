@@ -1,1 +1,0 @@
-"""The scheduler of a cluster: one process that starts jobs on the devices that there are."""
