@@ -7,11 +7,7 @@ import typer
 
 from paceline.base.errors import ConfigError
 from paceline.base.jobdir import JobDir
-from paceline.cli import history
 from paceline.terminal.options import AsJson, Job, console, job_ids, whole_number
-
-history_app = history.app
-"""``history``: a group of its own."""
 
 
 def status(

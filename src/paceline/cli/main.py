@@ -69,7 +69,6 @@ app = typer.Typer(
     help="Elastic training of PyTorch models, every sample accounted for.",
 )
 app.add_typer(checkpoint.app, name="checkpoint")
-app.add_typer(job_verbs.history_app, name="history")
 
 
 def _print_version(wanted: bool) -> None:

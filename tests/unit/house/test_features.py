@@ -13,6 +13,7 @@ VERBS = {
     "cluster": ["cluster"],
     "data": ["data"],
     "formats": [],
+    "history": ["history"],
     "rehearse": ["rehearse", "check"],
     "report": ["report"],
 }

@@ -9,7 +9,7 @@ from paceline.terminal.options import AsJson, console, parse_settings, whole_num
 
 LISTED = 20
 
-app = typer.Typer(
+group = typer.Typer(
     no_args_is_help=False,
     invoke_without_command=True,
     help="Jobs that have ended, also those that were removed: what later jobs learn from.",
@@ -22,7 +22,7 @@ Url = Annotated[
 ]
 
 
-@app.callback()
+@group.callback()
 def history(
     context: typer.Context,
     limit: Annotated[
@@ -48,7 +48,7 @@ def history(
     """List jobs that have ended, the newest first, also those that were removed."""
     if context.invoked_subcommand is not None:
         return
-    from paceline.cli.past import open_history, show_past
+    from paceline.features.history.shown import open_history, show_past
     from paceline.jobs.past.book import JobFilter
 
     wanted = JobFilter(user=user, script=script, strategy=strategy, mode=mode, end=end)
@@ -56,19 +56,19 @@ def history(
     show_past(jobs, console(), now_s=time.time(), as_json=as_json)
 
 
-@app.command()
+@group.command()
 def show(
     job: Annotated[str, typer.Argument(metavar="JOB", help="Its id, or the beginning of it.")],
     url: Url = None,
     as_json: AsJson = False,
 ) -> None:
     """Show one job: what it was like, its sizes, what it came to."""
-    from paceline.cli.past import open_history, show_past_job
+    from paceline.features.history.shown import open_history, show_past_job
 
     show_past_job(open_history(url).find(job), console(), as_json=as_json)
 
 
-@app.command()
+@group.command()
 def suggest(
     target: Annotated[
         str, typer.Argument(metavar="SCRIPT", help="A script (.py) or a job spec (.yaml).")
@@ -83,10 +83,15 @@ def suggest(
     as_json: AsJson = False,
 ) -> None:
     """Show the size with which a job would begin, and the earlier jobs that it comes from."""
-    from paceline.cli.past import show_suggestion, usual_place
+    from paceline.features.history.shown import show_suggestion, usual_place
     from paceline.jobs.past.beginning import first_size
     from paceline.jobs.spec_file import resolve
 
     spec = resolve(target, parse_settings(settings or []), args or [])
     found = first_size(spec, usual_place(url, spec))
     show_suggestion(found, console(), as_json=as_json)
+
+
+def add_to(app: typer.Typer) -> None:
+    """Add the group ``history``."""
+    app.add_typer(group, name="history")
