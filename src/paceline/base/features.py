@@ -30,6 +30,8 @@ class Feature(NamedTuple):
     """Takes the ``typer.Typer`` of ``paceline``, and adds the feature's commands to it."""
     keys: tuple[str, ...] = ()
     """Keys of the spec that the core gives to the feature."""
+    only_with: str = ""
+    """Key of the spec: the feature has parts in jobs that set it; empty: in all jobs."""
     lacks: str = ""
     """Takes a `JobSpec`, and yields what is missing for it before the job starts, with remedies."""
     master: str = ""
@@ -74,21 +76,28 @@ def installed() -> tuple[InstalledFeature, ...]:
     return tuple(found.values())
 
 
+def is_set(value: object) -> bool:
+    """Tell whether a key of a spec has a value; 0 and False are values."""
+    return value is not None and value not in ("", (), {})
+
+
 def parts_of(
-    kind: str, failed: Callable[[str, Exception], None]
+    kind: str, failed: Callable[[str, Exception], None], spec: object = None
 ) -> Iterator[tuple[str, Callable[..., Any]]]:
     """Load one kind of part (``master``) of each feature that has one.
 
     Args:
         kind: a field of `Feature`.
         failed: takes the name of a feature whose part cannot be loaded, and the error.
+        spec: of the job that the parts are for. A feature without a part in it is left out.
 
     Yields:
         The name of a feature, and its part.
     """
     for one in installed():
         place = getattr(one.feature, kind, "")
-        if not place:
+        key = one.feature.only_with if one.feature is not None else ""
+        if not place or (spec is not None and key and not is_set(getattr(spec, key, None))):
             continue
         try:
             part = pkgutil.resolve_name(place)

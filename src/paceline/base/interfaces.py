@@ -1,5 +1,6 @@
 """Network interfaces of this machine."""
 
+import errno
 import fcntl
 import socket
 import struct
@@ -28,3 +29,17 @@ def interface_of(address: str) -> str:
             if socket.inet_ntoa(answer[20:24]) == address:
                 return name
     raise ConfigError(f"listen: no interface of this machine has the address {address}")
+
+
+def bind_error(host: str, port: int) -> str | None:
+    """Say why nobody can listen there, a TCP port of IPv4; None: one can."""
+    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
+        # As the servers do: connections of a former life that are still closing are in no way.
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host, port))
+            probe.listen(1)
+        except OSError as error:
+            taken = "another process listens there"
+            return taken if error.errno == errno.EADDRINUSE else str(error.strerror)
+    return None

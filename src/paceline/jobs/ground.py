@@ -1,9 +1,7 @@
 """What a job stands on, checked before it starts: folders, room on disks, addresses, ports."""
 
-import errno
 import math
 import os
-import socket
 import tempfile
 from pathlib import Path
 
@@ -12,6 +10,7 @@ from paceline.base.compiled import CPU_ARENA, CUDA_HOST, compiled
 from paceline.base.devices import cores_of, gpu_index, named_cores, shared_name
 from paceline.base.disk import room_bytes
 from paceline.base.errors import ConfigError
+from paceline.base.interfaces import bind_error
 from paceline.base.jobdir import SHARED_MEMORY, home, run_place
 from paceline.base.optional import complaint
 from paceline.jobs.past.place import history_place
@@ -20,9 +19,8 @@ from paceline.jobs.spec_values import show
 from paceline.wire.gate_page import MINIMUM, ROOM
 from paceline.wire.spec import JobSpec
 
-FEATURE_KEYS = ("log_to",)
+FEATURE_KEYS = ("log_to", "metrics_port")
 """Keys of the spec that mean nothing without the feature that takes them."""
-METRICS_HOST = "127.0.0.1"
 LEAST_BYTES = 1 << 20
 """Room without which no job begins: its journal alone soon needs as much."""
 LITTLE_BYTES = 256 << 20
@@ -39,9 +37,8 @@ def check_ground(spec: JobSpec) -> None:
     complaints = [
         _folder_complaint("PACELINE_HOME", home(), "set PACELINE_HOME to another folder"),
         _room_complaint(run_place(), "free some memory there, or set TMPDIR"),
-        folder and _folder_complaint(_where(spec, "checkpoint.dir"), Path(folder), "name another"),
+        folder and _folder_complaint(spec.place_of("checkpoint.dir"), Path(folder), "name another"),
         _listen_complaint(spec),
-        _metrics_complaint(spec),
         _share_complaint(spec),
         _library_complaint(spec),
         _history_complaint(spec),
@@ -63,11 +60,6 @@ def note_on_memory(spec: JobSpec) -> str:
         "through sockets, and cuts count when they are on disk; give a container more with e.g. "
         "`docker run --shm-size 4g`"
     )
-
-
-def _where(spec: JobSpec, key: str) -> str:
-    place = spec.sources.get(key, key)
-    return place if place.startswith("--") or place == key else f"{place}: {key}"
 
 
 def _folder_complaint(where: str, folder: Path, remedy: str) -> str:
@@ -97,7 +89,7 @@ def _library_complaint(spec: JobSpec) -> str:
     if spec.traits.has_servers:
         found.append(complaint("a model on servers", "numba", "llvmlite"))
     if spec.resources.policy != "none":
-        found.append(complaint(_where(spec, "resources.policy"), "scipy"))
+        found.append(complaint(spec.place_of("resources.policy"), "scipy"))
     return "\n".join(filter(None, found))
 
 
@@ -123,9 +115,9 @@ def _feature_complaint(spec: JobSpec) -> str:
 
     taken = {key for one in features.installed() if one.feature for key in one.feature.keys}
     for key in FEATURE_KEYS:
-        if getattr(spec, key) and key not in taken:
-            found.append(f"{_where(spec, key)}: no installed feature takes it; remove it")
-    for name, lacks in features.parts_of("lacks", fail):
+        if features.is_set(getattr(spec, key)) and key not in taken:
+            found.append(f"{spec.place_of(key)}: no installed feature takes it; remove it")
+    for name, lacks in features.parts_of("lacks", fail, spec):
         try:
             found += lacks(spec)
         except Exception as error:  # noqa: BLE001 - a feature may be of any package
@@ -134,28 +126,18 @@ def _feature_complaint(spec: JobSpec) -> str:
 
 
 def _listen_complaint(spec: JobSpec) -> str:
-    error = _bind_error(spec.listen, 0)
+    error = bind_error(spec.listen, 0)
     if error is None:
         return ""
-    where, expected = _where(spec, "listen"), "an IPv4 address of this machine"
+    where, expected = spec.place_of("listen"), "an IPv4 address of this machine"
     return f"{where}: got {spec.listen} ({error}), expected {expected}; `hostname -I` lists them"
-
-
-def _metrics_complaint(spec: JobSpec) -> str:
-    port = spec.metrics_port
-    error = _bind_error(METRICS_HOST, port) if port else None
-    if error is None:
-        return ""
-    where = _where(spec, "metrics_port")
-    remedy = "name another, or 0 for any free one"
-    return f"{where}: got {port} ({error}), expected a free port of {METRICS_HOST}; {remedy}"
 
 
 def _share_complaint(spec: JobSpec) -> str:
     """Say why the job cannot share the device that it names."""
     kind, devices = spec.share.kind, spec.share.every
     key = "share.devices" if spec.share.devices else "share.device"
-    where = _where(spec, key if devices else "share.class")
+    where = spec.place_of(key if devices else "share.class")
     if memory_complaint := _memory_complaint(spec):
         return memory_complaint
     if not devices:
@@ -167,7 +149,7 @@ def _share_complaint(spec: JobSpec) -> str:
         return f"{where}: got {spec.share.device} for all workers as well; remove one of the two"
     if spec.run_as == "program" and kind != "guaranteed":
         expected = "guaranteed, or a script or a module: a program has no gates"
-        return f"{_where(spec, 'share.class')}: got {kind} for a program, expected {expected}"
+        return f"{spec.place_of('share.class')}: got {kind} for a program, expected {expected}"
     try:
         environment = {**os.environ, **spec.env}
         found = (_taken(spec, where, one, shared_name(one, environment)) for one in devices)
@@ -180,16 +162,16 @@ def _memory_complaint(spec: JobSpec) -> str:
     """Say why the job cannot share the memory of its device."""
     share = spec.share
     room_bytes, minimum_bytes = share.device_memory_bytes, share.minimum_memory_bytes
-    where = _where(spec, "share.device_memory")
+    where = spec.place_of("share.device_memory")
     if room_bytes is None:
         if minimum_bytes is None:
             return ""
-        where, expected = _where(spec, "share.minimum_memory"), "share.device_memory as well"
+        where, expected = spec.place_of("share.minimum_memory"), "share.device_memory as well"
         return f"{where}: got a part of a memory that is not shared, expected {expected}"
     if not share.every:
         return f"{where}: got a memory without a device, expected it; write e.g. --device cpu:0"
     if minimum_bytes is not None and minimum_bytes > room_bytes:
-        where = _where(spec, "share.minimum_memory")
+        where = spec.place_of("share.minimum_memory")
         return f"{where}: got more than the device's memory, expected a part of it"
     try:
         compiled(CPU_ARENA if gpu_index(share.every[0]) is None else CUDA_HOST)
@@ -204,7 +186,7 @@ def _taken(spec: JobSpec, where: str, device: str, name: str) -> str:
     for page in pages_of_jobs():
         if page.device == name:
             if page.share == spec.share.kind == "guaranteed":
-                where = _where(spec, "share.class")
+                where = spec.place_of("share.class")
                 expected = f"one guaranteed job on {device}, which is {page.job_id}"
                 remedy = "choose another device, or opportunistic"
                 return f"{where}: got guaranteed, expected {expected}; {remedy}"
@@ -222,7 +204,7 @@ def _room_taken(spec: JobSpec, name: str) -> str:
         if page.device == name:
             if page.words[ROOM] != asked:
                 expected = show("share.device_memory", int(page.words[ROOM]) or None)
-                where = _where(spec, "share.device_memory")
+                where = spec.place_of("share.device_memory")
                 return f"{where}: got {shown}, expected {expected}, as job {page.job_id} says"
             left -= int(page.words[MINIMUM])
     minimum = spec.share.minimum_memory_bytes or 0
@@ -230,19 +212,5 @@ def _room_taken(spec: JobSpec, name: str) -> str:
     if minimum * workers > left:
         got, each = show("share.minimum_memory", minimum), max(left, 0) // workers
         expected = f"{each >> 20}MiB at most, which other jobs leave of {shown} for each worker"
-        return f"{_where(spec, 'share.minimum_memory')}: got {got}, expected {expected}"
+        return f"{spec.place_of('share.minimum_memory')}: got {got}, expected {expected}"
     return ""
-
-
-def _bind_error(host: str, port: int) -> str | None:
-    """Why nobody can listen there; None: one can."""
-    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
-        # As the servers do: connections of a former life that are still closing are in no way.
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind((host, port))
-            probe.listen(1)
-        except OSError as error:
-            taken = "another process listens there"
-            return taken if error.errno == errno.EADDRINUSE else str(error.strerror)
-    return None

@@ -1,4 +1,4 @@
-"""Figures of one scrape of a job's metrics, made by `Exposing` for the exporter's threads."""
+"""Figures of a job at one moment, which features get once a second; nobody changes them."""
 
 import msgspec
 
@@ -9,7 +9,7 @@ from paceline.wire.client import LastLogged
 
 
 class Exposed(msgspec.Struct, frozen=True, kw_only=True):
-    """Figures of one scrape."""
+    """Figures of a job at one moment."""
 
     job_id: str
     metrics: Metrics

@@ -11,6 +11,7 @@ import msgspec
 from paceline.base import features
 from paceline.base.errors import ConfigError
 from paceline.base.numbering import Inc
+from paceline.master.exposed import Exposed
 from paceline.master.feature_port import Core, FeatureKept, MasterPart, ModelPlace
 from paceline.master.parts import MasterParts, Times
 from paceline.wire.client import FeatureCall, FeatureReply, Order, Shown
@@ -48,7 +49,7 @@ class FeatureParts:
         self._parts: dict[str, MasterPart] = {}
         #: Records of features that are not here: the next master may have them.
         self._strange: list[FeatureKept] = []
-        for name, make in features.parts_of("master", self._failed):
+        for name, make in features.parts_of("master", self._failed, parts.spec):
             core = Core(
                 job=parts.job,
                 spec=parts.spec,
@@ -143,6 +144,12 @@ class FeatureParts:
     def tick(self, now_s: float) -> None:
         """Let the parts do what is due."""
         self._do(lambda part: part.tick(now_s))
+
+    def measured(self, figures: Callable[[], Exposed]) -> None:
+        """Give the figures of this moment to the parts that want them; else nobody makes them."""
+        if any(type(part).measured is not MasterPart.measured for part in self._parts.values()):
+            found = figures()
+            self._do(lambda part: part.measured(found))
 
     def answer(self, call: FeatureCall) -> FeatureReply:
         """Answer a call of a feature's verb.

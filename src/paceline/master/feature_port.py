@@ -13,6 +13,7 @@ import msgspec
 
 from paceline.base.jobdir import JobDir
 from paceline.base.numbering import Inc
+from paceline.master.exposed import Exposed
 from paceline.master.monitor import Monitor
 from paceline.protocol.nodes.roster import Roster
 from paceline.protocol.records import Record
@@ -90,6 +91,9 @@ class MasterPart:
 
     def tick(self, now_s: float) -> None:
         """Do what is due; called about once a second with the time of `Core.steady`."""
+
+    def measured(self, figures: Exposed) -> None:
+        """Take in the figures of this moment; called once a second if a part defines it."""
 
     def answer(self, call: msgspec.Raw) -> Any:
         """Return the answer, a msgspec struct, to a call of the feature's verb.

@@ -13,6 +13,7 @@ from paceline.jobs.outcome import Outcome
 from paceline.jobs.slowness import ScriptPace
 from paceline.master.controller import Controller
 from paceline.master.ending import Ending
+from paceline.master.exposed import Exposed
 from paceline.master.exposing import Exposing
 from paceline.master.monitor import Metrics, Monitor
 from paceline.master.status import count_committed, count_kept, describe, known_total
@@ -46,16 +47,17 @@ class Reporting:
         monitor: Monitor,
         pace: ScriptPace,
         shown: Callable[[], Shown],
+        measured: Callable[[Callable[[], Exposed]], None],
     ) -> None:
-        self._shown = shown
+        self._shown, self._measured = shown, measured
         self._job, self._launched_s, self._pace = job, job.launched_s(), pace
         self._state, self._members, self._monitor = state, members, monitor
         self._file = LineFile(job.metrics)
         #: Every measurement at first.
         self._line_every_s = self._next_line_s = 0.0
-        if (measured := last_measured(job)) is not None:
-            monitor.go_on_from(measured)
-        self.exposing = Exposing(job, state, members, monitor, pace)
+        if (before := last_measured(job)) is not None:
+            monitor.go_on_from(before)
+        self._exposing = Exposing(job, state, members, monitor, pace)
 
     def measure(
         self,
@@ -72,7 +74,9 @@ class Reporting:
         if now_s >= self._next_line_s:
             self._next_line_s = now_s + self._line_every_s
             self._write(metrics)
-        self.exposing.show(metrics, controller, observe, lambda: self._shown().logged)
+        self._measured(
+            lambda: self._exposing.figures(metrics, controller, observe, self._shown().logged)
+        )
 
     def measure_last(self, unix_s: float) -> None:
         """Write down what the job has come to."""

@@ -65,7 +65,13 @@ def build(parts: MasterParts, times: Times) -> Rooms:
     shutdown = Shutdown(parts, times, end, training, members)
     pace = parts.outbox.pace
     reporting = Reporting(
-        parts.job, training.state, parts.members, parts.monitor, pace, features.shown
+        parts.job,
+        training.state,
+        parts.members,
+        parts.monitor,
+        pace,
+        features.shown,
+        features.measured,
     )
     recovery = JournalRecovery(
         parts,

@@ -68,11 +68,9 @@ class Master:
 
     async def _begin(self) -> None:
         """Go on where the master before this one has ended."""
-        rooms, outbox, port = self.rooms, self.parts.outbox, self._spec.metrics_port
+        rooms, outbox = self.rooms, self.parts.outbox
         restarted, ended = rooms.recovery.replay()
         await rooms.sources.open()
-        if port is not None:
-            rooms.reporting.exposing.open(port, outbox.tell)
         outbox.tell(MasterStartedEvent(restarted=restarted))
         rooms.training.resume(ended=ended)
         rooms.features.begin()
@@ -105,7 +103,6 @@ class Master:
         outcome = rooms.reporting.outcome(ending)
         rooms.training.close()
         rooms.agents.close()
-        rooms.reporting.exposing.close()
         write_outcome(outcome, self._job.outcome)
         await rooms.decisions.past.add(outcome)
         outbox.close(JobEnded())

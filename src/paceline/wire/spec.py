@@ -427,6 +427,11 @@ class JobSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         """The row of the job's strategy."""
         return STRATEGIES[self.strategy]
 
+    def place_of(self, key: str) -> str:
+        """Return where a key was set, for an error: ``--workers``, ``job.yaml:7: workers``."""
+        place = self.sources.get(key, key)
+        return place if place.startswith("--") or place == key else f"{place}: {key}"
+
     def of_role(self, role: str) -> NodeSpec:
         """Return what the spec says of the nodes of a role."""
         return self.servers if role == "server" else self.workers

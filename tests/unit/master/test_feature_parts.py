@@ -89,7 +89,9 @@ class Master:
 
 @pytest.fixture
 def master(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Master:
-    def parts_of(kind: str, _failed: object) -> list[tuple[str, Callable[[Core], Any]]]:
+    def parts_of(
+        kind: str, _failed: object, _spec: object
+    ) -> list[tuple[str, Callable[[Core], Any]]]:
         return [("noting", Noting), ("other", Noting), ("off", lambda core: None)]
 
     monkeypatch.setattr(features, "parts_of", parts_of)

@@ -30,7 +30,9 @@ class Job:
         self.job.events.write_text('{"t":-5.0,"event":"launched"}\n')
         self.members = Membership(num_workers=1, num_servers=0, restart=RestartSpec())
         state = MasterState(ServerHolder(), mode="bsp", samples="exactly-once")
-        self.reporting = Reporting(self.job, state, self.members, self.monitor, ScriptPace(), Shown)
+        self.reporting = Reporting(
+            self.job, state, self.members, self.monitor, ScriptPace(), Shown, lambda _: None
+        )
         self.now_s = 0.0
 
     def seconds(self, count: int) -> None:

@@ -64,12 +64,6 @@ TOLD: list[tuple[Event, str, str]] = [
         "12 samples trained so far are in no cut on disk",
     ),
     (
-        job.NoMetricsEndpointEvent(port=9100, error="Address already in use"),
-        "metrics_port 9100: Address already in use; the job goes on without it",
-        "no metrics endpoint: metrics_port 9100: Address already in use; the job goes on without "
-        "it",
-    ),
-    (
         job.FeatureFailedEvent(feature="x", error="KeyError: 'y'"),
         "feature x failed (KeyError: 'y'); the job goes on without it",
         "feature x failed (KeyError: 'y'); the job goes on without it",

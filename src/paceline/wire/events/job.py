@@ -125,15 +125,6 @@ class NotKeptEvent(Event, frozen=True):
         return f"{self.samples:,} samples trained {since} are in no cut on disk"
 
 
-class NoMetricsEndpointEvent(Event, frozen=True):
-    """Prometheus gets no answers: the port cannot be had."""
-
-    port: int
-    error: str
-
-    clause_words = "metrics_port {0.port}: {0.error}; the job goes on without it"
-
-
 class FeatureFailedEvent(Event, frozen=True):
     """A feature's part in the master has raised an error, and is left out from now on."""
 

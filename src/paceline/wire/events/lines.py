@@ -25,7 +25,6 @@ KnownEvent = (
     | job.StoppedEvent
     | job.FinishedEvent
     | job.NotKeptEvent
-    | job.NoMetricsEndpointEvent
     | job.HistoryUnusableEvent
     | job.DiskRefusesEvent
     | job.FeatureFailedEvent

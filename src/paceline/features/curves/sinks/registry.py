@@ -18,14 +18,12 @@ def sink_complaints(spec: JobSpec) -> Iterator[str]:
     """Say what the sinks of a job lack."""
     for name, to in spec.log_to.items():
         key = f"log_to.{name}"
-        place = spec.sources.get(key, key)
-        where = place if place.startswith("--") or place == key else f"{place}: {key}"
         try:
             if name not in SINKS.names():
                 raise ConfigError(_unknown(name))
             SINKS.make(name, {"to": to}).check()
         except ConfigError as error:
-            yield f"{where}: {error}"
+            yield f"{spec.place_of(key)}: {error}"
 
 
 def _unknown(name: str) -> str:

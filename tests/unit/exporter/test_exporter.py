@@ -17,8 +17,8 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.parser import text_string_to_metric_families
 
 from paceline.base.jobdir import JobDir
+from paceline.features.exporter.exporter import MAX_OPEN, Exporter, JobCollector
 from paceline.jobs.slowness import ScriptPace
-from paceline.master.exporter import MAX_OPEN, Exporter, JobCollector
 from paceline.master.exposed import Exposed
 from paceline.master.monitor import Metrics, NodeMetrics
 from paceline.policy.stats.windows import Pace

@@ -2,7 +2,7 @@
 
     curl -H "Authorization: Bearer $(cat metrics.token)" http://$(cat metrics.address)/metrics
 
-Imported only where ``metrics_port`` is set. Threads of its own answer; they read the newest
+Threads of its own answer; they read the newest
 `Exposed`, which the master replaces once per second and nobody changes.
 
 Reference: https://prometheus.io/docs/practices/naming (base units, ``_total`` for counters).
@@ -30,6 +30,7 @@ from prometheus_client.exposition import ThreadingWSGIServer
 from prometheus_client.registry import Collector
 
 from paceline.base.jobdir import JobDir, role_of
+from paceline.features.exporter.lacks import HOST
 from paceline.jobs.stragglers import slow_parts
 from paceline.master.exposed import Exposed
 from paceline.master.monitor import NodeMetrics
@@ -37,7 +38,6 @@ from paceline.policy.stats.windows import Pace
 from paceline.policy.straggler.decision_log import PARTS
 from paceline.policy.straggler.observation import Observation, ServerSeen, WorkerSeen
 
-HOST = "127.0.0.1"
 REQUEST_S = 10.0
 """Seconds for one request to arrive."""
 MAX_OPEN = 16
