@@ -6,7 +6,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from typer.testing import CliRunner
 
+from paceline.cli.main import app
 from paceline.jobs.outcome import End
 from paceline.wire.client import StopJob
 from paceline.wire.events.state import EpochEvent
@@ -54,14 +56,17 @@ def more(job: RunningJob, count: int) -> None:
 
 
 @pytest.mark.parametrize("mode", ["asp", "bsp"])
-def test_a_worker_a_server_and_the_master_die_and_the_job_is_stopped(
+def test_nodes_and_the_master_die_a_server_is_replaced_and_the_job_is_stopped(
     mode: str, tmp_path: Path
 ) -> None:
     flags = ("--num-samples", "2048", "--slow-until-told", "--slow-s", "0.1")
     with running(tmp_path, *flags, mode=mode, checkpoint=OFTEN) as job:
         job.until_committed(32)
         kill(job, "worker-1")
-        assert len(job.events("epoch")) == 1, "a worker's death costs no more than its own work"
+        told = CliRunner().invoke(app, ["replace", job.job.job_id, "--server", "0"])
+        assert told.exit_code == 0, told.output
+        until(lambda: job.events("replaced"), "the replacement")
+        assert len(job.events("epoch")) == 1, "neither costs more than a worker's own work"
         job.until_committed(64, cuts=1)
         kill(job, "server-1")
         until(lambda: len(job.told(EpochEvent)) == 2, "an epoch from a cut")
