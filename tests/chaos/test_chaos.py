@@ -84,6 +84,7 @@ def test_200_seeds_do_everything_in_every_mode() -> None:
     assert {case.staleness for case in cases if case.mode == "ssp" and case.record_s} == {1, 3}
 
 
+@pytest.mark.soak  # it goes by the clock
 def test_a_delayed_connection_is_a_trickle_until_it_is_taken_back() -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = str(listener.getsockname()[1])

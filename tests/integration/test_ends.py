@@ -148,7 +148,8 @@ def test_members_that_leave_their_loop_early_leave_a_cut_of_what_they_hold(tmp_p
         assert line == f"LEFT rank 1 sum {total:.9f}"
 
 
-@pytest.mark.parametrize("strategy", ["allreduce", pytest.param("ps", marks=pytest.mark.soak)])
+@pytest.mark.soak
+@pytest.mark.parametrize("strategy", ["allreduce", "ps"])
 def test_workers_that_split_the_data_differently_end_before_they_train(
     tmp_path: Path, strategy: str
 ) -> None:

@@ -23,6 +23,7 @@ def _home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PACELINE_HOME", str(tmp_path))
 
 
+@pytest.mark.soak  # CI has test_alone
 def test_one_worker_computes_bit_for_bit_what_the_script_computes_alone(
     reference: Path, tmp_path: Path
 ) -> None:

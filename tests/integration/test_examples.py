@@ -37,6 +37,7 @@ def check_auc(said: str) -> None:
     assert 0.65 < float(found[1]) < float(found[2])
 
 
+@pytest.mark.soak  # CI has it in a plain installation
 def test_the_minimal_example_finds_the_weights(tmp_path: Path) -> None:
     found = re.search(r"largest error ([\d.]+)", run_example("01_minimal.py", tmp_path))
     assert found is not None

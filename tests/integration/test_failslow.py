@@ -91,6 +91,7 @@ def diagnoses(job: JobDir) -> list[DiagnosedEvent]:
     return [event for event in read_events(job.events) if isinstance(event, DiagnosedEvent)]
 
 
+@pytest.mark.soak  # it goes by the clock
 def test_the_rank_that_makes_a_script_slow_is_named(tmp_path: Path) -> None:
     script, trouble = str(JOBS / "paced.py"), tmp_path / "slow"
     words = ("--set", "metrics_port=0", script, "--slow", str(trouble))

@@ -39,6 +39,7 @@ def quota(job: RunningJob, node: str) -> float | None:
     return None if quota_us < 0 else quota_us / period_us
 
 
+@pytest.mark.soak  # CI has one that sizes itself
 def test_nodes_change_size_while_they_train_though_the_master_dies(tmp_path: Path) -> None:
     with running(tmp_path, *SLOW, mode="asp") as job:
         job.until_committed(N // 16)

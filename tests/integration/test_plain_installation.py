@@ -59,6 +59,7 @@ def test_the_libraries_are_absent(plain: dict[str, str]) -> None:
         assert "ModuleNotFoundError" in said
 
 
+@pytest.mark.soak  # CI has a job
 def test_a_script_alone_runs_to_its_end(plain: dict[str, str]) -> None:
     code, said = command(plain, str(ROOT / "examples/01_minimal.py"))
     assert (code, "largest error" in said) == (0, True), said
