@@ -190,6 +190,7 @@ def test_a_start_that_fails_leaves_the_settings(cluster: Cluster) -> None:
     assert folder.load() == other
 
 
+@pytest.mark.soak  # CI has one job of the queue
 def test_a_guaranteed_job_arrives_and_an_auto_job_is_upgraded(cluster: Cluster) -> None:
     home, out = cluster.home, cluster.home / "out"
     out.mkdir()

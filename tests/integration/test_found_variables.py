@@ -110,8 +110,8 @@ def test_a_life_that_comes_when_the_last_loop_was_left_trains_no_more(tmp_path: 
 
 
 def test_a_stopped_job_goes_on_where_its_script_was(tmp_path: Path) -> None:
-    expected = plain(tmp_path / "alone")
-    with job_of(tmp_path / "job") as job:
+    expected = plain(tmp_path / "alone", "--epochs", "3")
+    with job_of(tmp_path / "job", "--epochs", "3") as job:
         job.until_committed(int(1.4 * SAMPLES))
         ask(job.job, StopJob())
         assert job.end().state == "stopped"
