@@ -4,7 +4,7 @@ import msgspec
 
 from paceline.base.numbering import Inc
 from paceline.wire.call_ring import RingContents
-from paceline.wire.messages.base import Message
+from paceline.wire.messages.base import LifeMessage, Message
 from paceline.wire.messages.node import NodeDown, NodeUp, ProcessUp
 from paceline.wire.sharing import SharingDecision
 from paceline.wire.spec import NodeSize
@@ -144,18 +144,16 @@ class FromProcess(Message, frozen=True):
     body: NodeUp
 
 
-class ProcessExited(Message, frozen=True):
+class ProcessExited(LifeMessage, frozen=True):
     """agent -> master: repeated at each reconnect, until a new StartProcess or Leave comes."""
 
     node: str
-    inc: Inc
     evidence: ExitEvidence
 
 
-class StartProcess(Message, frozen=True):
+class StartProcess(LifeMessage, frozen=True):
     """master -> agent: run incarnation ``inc`` of your node. Repetitions do nothing."""
 
-    inc: Inc
     role: str
     rank: int
     num_workers: int
@@ -167,38 +165,34 @@ class StartProcess(Message, frozen=True):
     """Strategy script: where the workers of this round meet."""
 
 
-class StopProcess(Message, frozen=True):
+class StopProcess(LifeMessage, frozen=True):
     """master -> agent: end incarnation ``inc``: in order, after ``grace_s`` by force.
 
     ``hung``: it makes no progress; say what its threads do, and end it at once.
     """
 
-    inc: Inc
     grace_s: float
     hung: bool = False
 
 
-class ToProcess(Message, frozen=True):
+class ToProcess(LifeMessage, frozen=True):
     """master -> agent: deliver to the training process of incarnation ``inc``."""
 
-    inc: Inc
     body: NodeDown
 
 
-class TellCalls(Message, frozen=True):
+class TellCalls(LifeMessage, frozen=True):
     """master -> agent: which collective calls its process has noted since this step."""
 
-    inc: Inc
     asked: int
     """Running number of the question; a new one replaces it."""
     from_step: int
 
 
-class CallsTold(Message, frozen=True):
+class CallsTold(LifeMessage, frozen=True):
     """agent -> master: those that its ring still has, the newest `MOST_CALLS` at most."""
 
     node: str
-    inc: Inc
     asked: int
     noted: RingContents
 

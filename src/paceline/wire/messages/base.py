@@ -20,6 +20,26 @@ class Attempt(msgspec.Struct, frozen=True, array_like=True, order=True):
     """Number of the group with all-reduce and fsdp; else 0."""
 
 
+class LifeMessage(Message, frozen=True):
+    """A message that one life of a process sends, or gets; others have ended, or will come."""
+
+    inc: Inc
+    """Number of this life, its incarnation. Nothing of another one is handled as this one's."""
+
+
+class EpochMessage(LifeMessage, frozen=True):
+    """A message of one epoch: nothing of an older one counts any more."""
+
+    epoch_no: EpochNo
+
+
+class GroupMessage(EpochMessage, frozen=True):
+    """A message of one group of workers, which train together until it breaks up."""
+
+    group: int
+    """Number of the group; each has a higher one than those before it."""
+
+
 class Server(msgspec.Struct, frozen=True, array_like=True):
     """One server of a map: its incarnation and where its data plane listens."""
 

@@ -2,8 +2,7 @@
 
 import msgspec
 
-from paceline.base.numbering import Inc
-from paceline.wire.messages.base import Message
+from paceline.wire.messages.base import LifeMessage
 
 
 class Link(msgspec.Struct, frozen=True, array_like=True):
@@ -38,16 +37,13 @@ class NodeSpeed(msgspec.Struct, frozen=True, kw_only=True):
         return msgspec.structs.replace(self, links=links)
 
 
-class Checked(Message, frozen=True):
+class Checked(LifeMessage, frozen=True):
     """worker -> master: what its node can do; resent until `CheckKept`."""
 
-    inc: Inc
     speed: NodeSpeed | None = None
     error: str = ""
     """Why it, or a part of it, is not known."""
 
 
-class CheckKept(Message, frozen=True):
+class CheckKept(LifeMessage, frozen=True):
     """master -> worker: its `Checked` is kept."""
-
-    inc: Inc

@@ -4,7 +4,7 @@ import msgspec
 
 from paceline.base.numbering import START, CutNo, EntryNo, EpochNo, Inc, StepNo
 from paceline.base.samples import Span
-from paceline.wire.messages.base import Message, ServerMap
+from paceline.wire.messages.base import EpochMessage, Message, ServerMap
 from paceline.wire.messages.feeds import Feed, Slice
 from paceline.wire.messages.files import (
     AskFile,
@@ -30,14 +30,12 @@ class Script(msgspec.Struct, frozen=True, array_like=True):
     """Only workers can read it."""
 
 
-class Part(Message, frozen=True):
+class Part(EpochMessage, frozen=True):
     """worker -> each server: its share of one contribution; tensors follow as frames.
 
     ``slice`` (BSP) is what step ``step`` consists of.
     """
 
-    epoch_no: EpochNo
-    inc: Inc
     seq: int
     map_version: int
     spans: tuple[Span, ...]
@@ -62,34 +60,28 @@ class Part(Message, frozen=True):
     """BSP: of the schedule, at which it was computed."""
 
 
-class Held(Message, frozen=True):
+class Held(EpochMessage, frozen=True):
     """server -> worker: the part of ``seq`` is in memory."""
 
-    epoch_no: EpochNo
     server: Inc
-    inc: Inc
     seq: int
 
 
-class Ready(Message, frozen=True):
+class Ready(EpochMessage, frozen=True):
     """worker -> leader: all servers hold all contributions up to ``seq`` (BSP: of ``step``).
 
     Those before ``first`` are in the order, or became void when buckets were copied.
     """
 
-    epoch_no: EpochNo
-    inc: Inc
     seq: int
     map_version: int
     first: int = 1
     step: StepNo = START
 
 
-class Ordered(Message, frozen=True):
+class Ordered(EpochMessage, frozen=True):
     """leader -> worker: everything of ``inc`` up to ``seq`` is in the order."""
 
-    epoch_no: EpochNo
-    inc: Inc
     seq: int
 
 
@@ -108,11 +100,9 @@ NEWEST = 1 << 62
 """Position for `Also.script` that no job comes to: the newest state is wanted."""
 
 
-class Pull(Message, frozen=True):
+class Pull(EpochMessage, frozen=True):
     """worker -> server: answer when ``step`` >= min_step. Frames: one id array per table."""
 
-    epoch_no: EpochNo
-    inc: Inc
     ticket: int
     min_step: StepNo = START
     clock: int = -1
@@ -126,12 +116,10 @@ class Pull(Message, frozen=True):
     """Version of the map by which ids are divided among servers."""
 
 
-class Pulled(Message, frozen=True):
+class Pulled(EpochMessage, frozen=True):
     """server -> worker: dense frames (by dtype), then one row frame per table of the pull."""
 
-    epoch_no: EpochNo
     server: Inc
-    inc: Inc
     ticket: int
     step: StepNo
     last_seq: int
@@ -149,55 +137,44 @@ class Pulled(Message, frozen=True):
     script: Script | None = None
 
 
-class Differs(Message, frozen=True):
+class Differs(EpochMessage, frozen=True):
     """leader -> worker: its samples or hyper-parameters in ``step`` are not those of ``others``.
 
     The step waits until all that is in it is of one mind: this worker must end. ``what`` is what
     differs, in words.
     """
 
-    epoch_no: EpochNo
     server: Inc
-    inc: Inc
     step: StepNo
     what: str
     others: tuple[Inc, ...]
 
 
-class ScriptPart(Message, frozen=True):
+class ScriptPart(EpochMessage, frozen=True):
     """worker -> each server: what the script has besides the model, to be kept with it."""
 
-    epoch_no: EpochNo
-    inc: Inc
     script: Script
 
 
-class Refused(Message, frozen=True):
+class Refused(EpochMessage, frozen=True):
     """server -> worker: not now ("not yet", old epoch) or never (``fenced``)."""
 
-    epoch_no: EpochNo
     server: Inc
-    inc: Inc
     fenced: bool = False
 
 
-class AskMap(Message, frozen=True):
+class AskMap(EpochMessage, frozen=True):
     """worker -> server: which map is in force, and what of mine is in the order?"""
 
-    epoch_no: EpochNo
-    inc: Inc
 
-
-class MapIs(Message, frozen=True):
+class MapIs(EpochMessage, frozen=True):
     """server -> worker: the map of its last entry.
 
     With ``leads`` it is the leader's word: contributions of ``inc`` above ``seq`` that were sent
     under a map before version ``barrier`` will never be ordered; they are offered under new seqs.
     """
 
-    epoch_no: EpochNo
     server: Inc
-    inc: Inc
     map: ServerMap
     leads: bool
     barrier: int = 0
@@ -260,43 +237,35 @@ class At(Message, frozen=True):
     position: EntryNo
 
 
-class Echo(Message, frozen=True):
+class Echo(EpochMessage, frozen=True):
     """worker -> server: send these bytes back; of the check of nodes, before the first step."""
 
-    epoch_no: EpochNo
-    inc: Inc
     number: int
 
 
-class Echoed(Message, frozen=True):
+class Echoed(EpochMessage, frozen=True):
     """server -> worker: the bytes of `Echo` ``number``."""
 
-    epoch_no: EpochNo
     server: Inc
-    inc: Inc
     number: int
 
 
-class Export(Message, frozen=True):
+class Export(EpochMessage, frozen=True):
     """worker -> server: send keys and rows of a table (state_dict), first from ``offset`` 0."""
 
-    epoch_no: EpochNo
-    inc: Inc
     ticket: int
     table: int
     offset: int
     map_version: int = 0
 
 
-class Exported(Message, frozen=True):
+class Exported(EpochMessage, frozen=True):
     """server -> worker: what was asked for; frames keys, rows.
 
     ``next_offset``: what to ask for next, which means something to the server alone; None: nothing.
     """
 
-    epoch_no: EpochNo
     server: Inc
-    inc: Inc
     ticket: int
     table: int
     offset: int

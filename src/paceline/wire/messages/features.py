@@ -6,23 +6,20 @@ part in the master decodes what its part in a process says, by a union of its ow
 
 import msgspec
 
-from paceline.base.numbering import Inc
-from paceline.wire.messages.base import Message
+from paceline.wire.messages.base import LifeMessage
 
 
-class FeatureSaid(Message, frozen=True):
+class FeatureSaid(LifeMessage, frozen=True):
     """process -> master: a message of the feature's part in a process."""
 
-    inc: Inc
     feature: str
     body: msgspec.Raw
     """Message of the feature as msgpack."""
 
 
-class FeatureTold(Message, frozen=True):
+class FeatureTold(LifeMessage, frozen=True):
     """master -> process: a message of the feature's part in the master."""
 
-    inc: Inc
     feature: str
     body: msgspec.Raw
     """Message of the feature as msgpack."""

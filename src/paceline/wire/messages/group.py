@@ -5,9 +5,9 @@ The protocol is that of docs/protocols/integrity.md, section 8.
 
 import msgspec
 
-from paceline.base.numbering import EpochNo, Inc, StepNo
+from paceline.base.numbering import Inc, StepNo
 from paceline.base.samples import Span
-from paceline.wire.messages.base import CutRef, Message
+from paceline.wire.messages.base import CutRef, EpochMessage, GroupMessage, LifeMessage
 from paceline.wire.messages.order import Lacking
 
 NO_STEP = StepNo(-1)
@@ -59,66 +59,55 @@ class Division(msgspec.Struct, frozen=True, array_like=True):
 # --------------------------------------------------------------------------- up
 
 
-class JoinGroup(Message, frozen=True):
+class JoinGroup(LifeMessage, frozen=True):
     """worker -> master: it is prepared and wants to train; resent until it must stop or run.
 
     ``replica``: what the model is made of, the same for all members.
     """
 
-    inc: Inc
     address: str
     replica: str = ""
 
 
-class GroupStopped(Message, frozen=True):
+class GroupStopped(GroupMessage, frozen=True):
     """member -> master: nothing of a group before ``group`` enters the model any more.
 
     ``step`` is the last complete one, ``NO_STEP`` without state; ``committed``: in the model then.
     """
 
-    epoch_no: EpochNo
-    inc: Inc
-    group: int
     step: StepNo
     committed: tuple[Span, ...] = ()
 
 
-class Progress(Message, frozen=True):
+class Progress(GroupMessage, frozen=True):
     """member -> master: it runs in ``group``; all members hold ``step``, and so ``committed``.
 
     ``division``: number of that by which it divides its next step.
     """
 
-    epoch_no: EpochNo
-    inc: Inc
-    group: int
     step: StepNo
     committed: tuple[Span, ...] = ()
     division: int = 0
 
 
-class Broken(Message, frozen=True):
+class Broken(GroupMessage, frozen=True):
     """member -> master: it cannot work in ``group`` any more; resent until a `StopGroup` comes.
 
     ``diverged``: members do not hold the same, as ``reason`` says; those that most differ from
     come into the next group with nothing.
     """
 
-    epoch_no: EpochNo
-    inc: Inc
-    group: int
     reason: str = ""
     diverged: bool = False
 
 
-class Profiled(Message, frozen=True):
+class Profiled(LifeMessage, frozen=True):
     """member -> master: what ``batches`` of ``size`` samples took, which were not applied.
 
     ``batch_s``: mean of one, from the end of the one before; ``peak_bytes``: the most memory that
     its process had meanwhile.
     """
 
-    inc: Inc
     size: int
     batches: int
     batch_s: float
@@ -130,44 +119,35 @@ GroupUp = JoinGroup | GroupStopped | Progress | Broken
 # --------------------------------------------------------------------------- down
 
 
-class StopGroup(Message, frozen=True):
+class StopGroup(GroupMessage, frozen=True):
     """master -> member: stop for good in all groups before ``group``, then say `GroupStopped`.
 
     Not ``at_once``: the members agree on a step that they still complete together.
     """
 
-    epoch_no: EpochNo
-    inc: Inc
-    group: int
     at_once: bool = True
 
 
-class CatchUp(Message, frozen=True):
+class CatchUp(GroupMessage, frozen=True):
     """master -> member: copy the state of ``step`` from this member, then say `GroupStopped` again.
 
     ``source`` is the member itself where nobody holds any: then its state is that of ``cut``, or
     without one what it was built with.
     """
 
-    epoch_no: EpochNo
-    inc: Inc
-    group: int
     step: StepNo
     source: Member
     committed: tuple[Span, ...] = ()
     cut: CutRef | None = None
 
 
-class RunGroup(Message, frozen=True):
+class RunGroup(GroupMessage, frozen=True):
     """master -> member: all of these hold ``step``, but those that join; go on from there.
 
     ``joiners`` (incarnations) have no share of the first step: they copy the state before they are
     in it, as ``catch_up`` says to each of them. ``check``: all measure their links first.
     """
 
-    epoch_no: EpochNo
-    inc: Inc
-    group: int
     step: StepNo
     members: tuple[Member, ...]
     division: Division = Division()
@@ -176,26 +156,22 @@ class RunGroup(Message, frozen=True):
     catch_up: CatchUp | None = None
 
 
-class Divide(Message, frozen=True):
+class Divide(GroupMessage, frozen=True):
     """master -> member: divide steps so, as soon as all members of ``group`` have heard of it.
 
     Resent until `Progress` says that it does.
     """
 
-    epoch_no: EpochNo
-    inc: Inc
-    group: int
     division: Division
 
 
-class ProfileBatches(Message, frozen=True):
+class ProfileBatches(LifeMessage, frozen=True):
     """master -> member: compute so many batches of ``size`` samples, or more; apply none of them.
 
     Before your part of the next steps; answer: `Profiled`. What is measured already is said again.
     Resent until it is answered.
     """
 
-    inc: Inc
     size: int
     batches: int
 
@@ -203,25 +179,19 @@ class ProfileBatches(Message, frozen=True):
 # --------------------------------------------------------------------------- among members
 
 
-class Meet(Message, frozen=True):
+class Meet(GroupMessage, frozen=True):
     """member -> member: what the group's store holds under ``key``; the value is a frame."""
 
-    epoch_no: EpochNo
-    inc: Inc
-    group: int
     key: str
 
 
-class Computed(Message, frozen=True):
+class Computed(GroupMessage, frozen=True):
     """member -> member: it has computed its share of a step that may lack some (`Lacking`)."""
 
-    epoch_no: EpochNo
-    inc: Inc
-    group: int
     step: StepNo
 
 
-class AskState(Message, frozen=True):
+class AskState(EpochMessage, frozen=True):
     """member -> member: part ``part`` of the state of ``step``.
 
     `STILL`: is it still what the peer holds, at rest? Asked after its memory was read. A peer that
@@ -231,8 +201,6 @@ class AskState(Message, frozen=True):
     its own state, and nobody knows how much of that another script has done.
     """
 
-    epoch_no: EpochNo
-    inc: Inc
     step: StepNo
     part: int
     within: int
@@ -242,7 +210,7 @@ class AskState(Message, frozen=True):
     loop's feed, and one more if it was the end; -1: none."""
 
 
-class StatePart(Message, frozen=True):
+class StatePart(EpochMessage, frozen=True):
     """member -> member: part ``part`` of ``num_parts``; the frame is its bytes.
 
     Part 0 says what the others are made of, and where they lie in memory: of the process ``pid`` of
@@ -250,8 +218,6 @@ class StatePart(Message, frozen=True):
     CRC-32 of the frame.
     """
 
-    epoch_no: EpochNo
-    inc: Inc
     step: StepNo
     part: int
     within: int

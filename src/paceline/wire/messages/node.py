@@ -2,7 +2,7 @@
 
 from paceline.base.numbering import NO_EPOCH, START, CutNo, EntryNo, EpochNo, Inc, StepNo
 from paceline.base.samples import Span
-from paceline.wire.messages.base import CutRef, Message, ServerMap, TableHeld
+from paceline.wire.messages.base import CutRef, EpochMessage, LifeMessage, ServerMap, TableHeld
 from paceline.wire.messages.checks import Checked, CheckKept
 from paceline.wire.messages.failslow import AtMeeting, GoOn, Measure, MeetAt, RankMeasured
 from paceline.wire.messages.features import FeatureSaid, FeatureTold
@@ -26,33 +26,30 @@ from paceline.wire.schema import ModelSchema
 # --------------------------------------------------------------------------- up
 
 
-class ProcessUp(Message, frozen=True):
+class ProcessUp(LifeMessage, frozen=True):
     """process -> agent, master: alive. ``address``: a server's data plane."""
 
     node: str
-    inc: Inc
     pid: int
     role: str
     address: str = ""
 
 
-class Prepared(Message, frozen=True):
+class Prepared(LifeMessage, frozen=True):
     """worker -> master: ``prepare`` was called with a model of this schema."""
 
-    inc: Inc
     schema: ModelSchema
 
 
-class InitialWritten(Message, frozen=True):
+class InitialWritten(LifeMessage, frozen=True):
     """worker -> master: the file of the initial cut is stored."""
 
-    inc: Inc
     file: str
     checksum: str
     num_bytes: int
 
 
-class OpenFeed(Message, frozen=True):
+class OpenFeed(LifeMessage, frozen=True):
     """worker -> master: ``job.batches`` was called. Answer: FeedOpened, same for all workers.
 
     ``since``: samples in the model when this worker first opened one; -1: it has opened none.
@@ -60,42 +57,38 @@ class OpenFeed(Message, frozen=True):
     end of its loop before is not known.
     """
 
-    inc: Inc
     feed: Feed
     since: int = -1
     step: int = -1
 
 
-class LoopLeft(Message, frozen=True):
+class LoopLeft(LifeMessage, frozen=True):
     """worker -> master: my script has left the loop over a feed before its end, in this step.
 
     Resent while the script is at no other place; ``since``: see `OpenFeed`.
     """
 
-    inc: Inc
     feed: int
     step: StepNo
     since: int
 
 
-class AskPlace(Message, frozen=True):
+class AskPlace(LifeMessage, frozen=True):
     """worker -> master: how far is the model in the script? Answer: PlaceIs.
 
     ``stands_by``: this worker waits for a loop that others are to begin; where these meet before
     that, they do not wait for it.
     """
 
-    inc: Inc
     stands_by: bool = False
 
 
-class AgreeOn(Message, frozen=True):
+class AgreeOn(LifeMessage, frozen=True):
     """worker -> master: I have come to this place of the script; resent until AgreedOn.
 
     ``all``: every worker that lives is waited for; else the first one's value counts for all.
     """
 
-    inc: Inc
     place: ScriptPlace
     value: bytes
     rank: int = 0
@@ -104,13 +97,11 @@ class AgreeOn(Message, frozen=True):
     """The place is in the body of a loop: workers that will not come to it are not waited for."""
 
 
-class InNoStep(Message, frozen=True):
+class InNoStep(LifeMessage, frozen=True):
     """worker -> master: in no step, or waiting in one. Who meets in a body need not wait for me."""
 
-    inc: Inc
 
-
-class LeaseRequest(Message, frozen=True):
+class LeaseRequest(EpochMessage, frozen=True):
     """worker -> master: more samples of ``feed``. The same n gets the same grant.
 
     ``step`` and ``slice`` (BSP): the undecided step and what it consists of, if the worker knows;
@@ -120,8 +111,6 @@ class LeaseRequest(Message, frozen=True):
     ``handled`` (at-least-once): applied on every server.
     """
 
-    epoch_no: EpochNo
-    inc: Inc
     n: int
     feed: int
     step: StepNo = START
@@ -136,57 +125,47 @@ class LeaseRequest(Message, frozen=True):
     """See `OpenFeed`."""
 
 
-class GiveBack(Message, frozen=True):
+class GiveBack(EpochMessage, frozen=True):
     """worker -> master: these samples of its lease it has forgotten; resent until `GivenBack`.
 
     ``r`` counts what this incarnation gives back in this epoch, from 1.
     """
 
-    epoch_no: EpochNo
-    inc: Inc
     r: int
     spans: tuple[Span, ...]
 
 
-class AskCut(Message, frozen=True):
+class AskCut(EpochMessage, frozen=True):
     """worker -> master: keep what is trained by now in a cut; resent until `CutMade`.
 
     ``n`` counts what this incarnation asks for; ``step``: to be in the cut, 0: what is in the model
     when the master hears of it. ``leaves``: its script, last in a loop over ``feed``, has returned.
     """
 
-    epoch_no: EpochNo
-    inc: Inc
     n: int
     step: StepNo = START
     leaves: bool = False
     feed: int = NO_FEED
 
 
-class EvaluateResult(Message, frozen=True):
+class EvaluateResult(EpochMessage, frozen=True):
     """worker -> master: values of one span (safetensors bytes); resent until Evaluated."""
 
-    epoch_no: EpochNo
-    inc: Inc
     feed: int
     span: Span
     values: bytes
 
 
-class FenceAnswer(Message, frozen=True):
+class FenceAnswer(EpochMessage, frozen=True):
     """leader -> master: nothing of ``fenced`` enters any more; what is in the model."""
 
-    epoch_no: EpochNo
-    inc: Inc
     fenced: Inc
     committed: tuple[Span, ...]
 
 
-class Committed(Message, frozen=True):
+class Committed(EpochMessage, frozen=True):
     """leader -> master: the committed set and step now, and the newest `Allow` that it knows."""
 
-    epoch_no: EpochNo
-    inc: Inc
     step: StepNo
     committed: tuple[Span, ...]
     allow: int = 0
@@ -196,14 +175,12 @@ class Committed(Message, frozen=True):
     """Samples that were missing, in all of these steps."""
 
 
-class Copied(Message, frozen=True):
+class Copied(EpochMessage, frozen=True):
     """server -> master: my copy of the cut would survive the loss of my node.
 
     Said once when two nodes hold it in memory, and again when it is on disk (``stored``).
     """
 
-    epoch_no: EpochNo
-    inc: Inc
     cut_no: CutNo
     position: EntryNo
     step: StepNo
@@ -218,80 +195,68 @@ class Copied(Message, frozen=True):
     stored: bool = False
 
 
-class KeepCut(Message, frozen=True):
+class KeepCut(LifeMessage, frozen=True):
     """process -> its agent: my copy of a cut lies in our node's memory: keep it.
 
     Also in the memory of ``partner`` (empty: nobody), and on disk. Resent until `CutKept` says so.
     """
 
-    inc: Inc
     copied: Copied
     partner: str = ""
 
 
-class CutDelayed(Message, frozen=True):
+class CutDelayed(LifeMessage, frozen=True):
     """process or its agent -> master: a disk refuses my copy of a cut; resent at each attempt."""
 
-    inc: Inc
     cut_no: CutNo
     reason: str
     """Error of the disk, with the path."""
 
 
-class Restored(Message, frozen=True):
+class Restored(EpochMessage, frozen=True):
     """server -> master: I am in this epoch now."""
 
-    epoch_no: EpochNo
-    inc: Inc
 
-
-class TablesHeld(Message, frozen=True):
+class TablesHeld(LifeMessage, frozen=True):
     """server -> master: what my tables that grow hold; about once a second."""
 
-    inc: Inc
     tables: tuple[TableHeld, ...]
 
 
-class BucketLoads(Message, frozen=True):
+class BucketLoads(LifeMessage, frozen=True):
     """server -> master: what is asked of my buckets; about once a second.
 
     ``per_s``: by bucket, elements read and updated per second; 0 for those of other servers.
     """
 
-    inc: Inc
     per_s: tuple[int, ...]
 
 
-class Joined(Message, frozen=True):
+class Joined(EpochMessage, frozen=True):
     """receiver of buckets -> master: I keep parts of what I shall hold.
 
     ``caught_up`` names the version of the map whose copies are all here, with every entry so far;
     0: not yet. ``progress`` grows as long as there is some.
     """
 
-    epoch_no: EpochNo
-    inc: Inc
     caught_up: int = 0
     progress: int = 0
 
 
-class MapSet(Message, frozen=True):
+class MapSet(EpochMessage, frozen=True):
     """server -> master: the map of its last entry; with ``leads``, the leader's word.
 
     ``settled``: all servers of this map have applied its entry.
     """
 
-    epoch_no: EpochNo
-    inc: Inc
     map: ServerMap
     leads: bool
     settled: bool = False
 
 
-class ScriptError(Message, frozen=True):
+class ScriptError(LifeMessage, frozen=True):
     """worker -> agent, master: the script raised; sent before the process exits."""
 
-    inc: Inc
     kind: str
     """Qualified name of the exception's class."""
     traceback: str
@@ -306,23 +271,21 @@ class ScriptError(Message, frozen=True):
     """The peer that this machine cannot connect to, with its address and why."""
 
 
-class Leaving(Message, frozen=True):
+class Leaving(LifeMessage, frozen=True):
     """member -> its agent: I must leave, and keep a cut first; that ends in time on its own.
 
     ``within_s``: so much longer than is granted to others.
     """
 
-    inc: Inc
     within_s: float
 
 
-class Finished(Message, frozen=True):
+class Finished(LifeMessage, frozen=True):
     """worker -> master: the script returned; ``joined``: it has called ``pl.init``.
 
     ``done``: it came to its end, and was not broken off by an order to stop.
     """
 
-    inc: Inc
     joined: bool = True
     done: bool = True
     left_step: int | None = None
@@ -372,13 +335,11 @@ NodeUp = (
 # --------------------------------------------------------------------------- down
 
 
-class WriteInitial(Message, frozen=True):
+class WriteInitial(LifeMessage, frozen=True):
     """master -> one worker: write the initial values as cut 0."""
 
-    inc: Inc
 
-
-class FeedOpened(Message, frozen=True):
+class FeedOpened(LifeMessage, frozen=True):
     """master -> worker: the feed as all workers read it.
 
     ``complete``: all of it is done, and in ``cut`` if it was trained on. ``trains`` (all-reduce): a
@@ -386,7 +347,6 @@ class FeedOpened(Message, frozen=True):
     ``left``: one that decides has left it, or the loops before it, for good: see `Grant`.
     """
 
-    inc: Inc
     feed: Feed
     complete: bool = False
     cut: CutRef | None = None
@@ -395,7 +355,7 @@ class FeedOpened(Message, frozen=True):
     left: bool = False
 
 
-class PlaceIs(Message, frozen=True):
+class PlaceIs(LifeMessage, frozen=True):
     """master -> worker: the model has samples of these feeds to train on, in their order.
 
     ``begun``: where slices of several sizes end is left out, which are up to 100,000 numbers.
@@ -406,7 +366,6 @@ class PlaceIs(Message, frozen=True):
     further loop before this worker has done what its script does behind the newest one.
     """
 
-    inc: Inc
     begun: tuple[Feed, ...] = ()
     at: tuple[int, ...] = ()
     cut: CutRef | None = None
@@ -416,15 +375,14 @@ class PlaceIs(Message, frozen=True):
     awaited: bool = False
 
 
-class AgreedOn(Message, frozen=True):
+class AgreedOn(LifeMessage, frozen=True):
     """master -> worker: the outcome at this place: one value, or those of all workers, by rank."""
 
-    inc: Inc
     place: ScriptPlace
     values: tuple[bytes, ...]
 
 
-class Grant(Message, frozen=True):
+class Grant(EpochMessage, frozen=True):
     """master -> worker: the answer to request n. ``end``: the feed is complete.
 
     ``left``: it is not, but one that decides has left it: nothing comes of what is computed beyond.
@@ -434,8 +392,6 @@ class Grant(Message, frozen=True):
     samples of a batch of this worker from now on, its part of the script's; 0: not said.
     """
 
-    epoch_no: EpochNo
-    inc: Inc
     n: int
     feed: int
     spans: tuple[Span, ...] = ()
@@ -447,15 +403,13 @@ class Grant(Message, frozen=True):
     rate: Rate = Rate()
 
 
-class NewRate(Message, frozen=True):
+class NewRate(EpochMessage, frozen=True):
     """master -> worker: from the next contribution on. If it is lost, the next grant says it."""
 
-    epoch_no: EpochNo
-    inc: Inc
     rate: Rate
 
 
-class Recall(Message, frozen=True):
+class Recall(EpochMessage, frozen=True):
     """master -> worker: give back what of ``feed`` you have not begun; some of it.
 
     Of steps: from position ``start`` on. Else: all but the first ``keep`` samples. It is of the
@@ -463,44 +417,36 @@ class Recall(Message, frozen=True):
     nothing.
     """
 
-    epoch_no: EpochNo
-    inc: Inc
     n: int
     feed: int
     start: int = 0
     keep: int = 0
 
 
-class GivenBack(Message, frozen=True):
+class GivenBack(EpochMessage, frozen=True):
     """master -> worker: all up to number ``r`` is journalled."""
 
-    epoch_no: EpochNo
-    inc: Inc
     r: int
 
 
-class Evaluated(Message, frozen=True):
+class Evaluated(LifeMessage, frozen=True):
     """master -> worker: this span is ``stored``; the empty one: all are, of ``epoch_no``."""
 
-    inc: Inc
     feed: int
     span: Span | None = None
     stored: bool = False
     epoch_no: EpochNo = NO_EPOCH
 
 
-class CutMade(Message, frozen=True):
+class CutMade(LifeMessage, frozen=True):
     """master -> worker: a cut on disk holds what ``n`` and those before it asked for."""
 
-    inc: Inc
     n: int
 
 
-class Restore(Message, frozen=True):
+class Restore(EpochMessage, frozen=True):
     """master -> one server incarnation: load your share of the cut under this map."""
 
-    epoch_no: EpochNo
-    inc: Inc
     cut: CutRef
     map: ServerMap
     mode: str
@@ -510,39 +456,33 @@ class Restore(Message, frozen=True):
     staleness: int = 0
 
 
-class NewEpoch(Message, frozen=True):
+class NewEpoch(EpochMessage, frozen=True):
     """master -> worker: drop all work; these are the servers now."""
 
-    epoch_no: EpochNo
-    inc: Inc
     map: ServerMap
     step: StepNo
     """The cut's step: where synchronous modes go on."""
 
 
-class Fence(Message, frozen=True):
+class Fence(EpochMessage, frozen=True):
     """master -> leader: let nothing of ``fenced`` into the order any more."""
 
-    epoch_no: EpochNo
-    inc: Inc
     fenced: Inc
 
 
-class TakeCut(Message, frozen=True):
+class TakeCut(EpochMessage, frozen=True):
     """master -> leader: order a cut; a repetition does nothing.
 
     To a member of a group: copy what you hold, at ``step`` or later; ``behind``: also if the script
     has left its loop before the end, and waits behind it.
     """
 
-    epoch_no: EpochNo
-    inc: Inc
     cut_no: CutNo
     step: StepNo = START
     behind: bool = False
 
 
-class JoinServers(Message, frozen=True):
+class JoinServers(EpochMessage, frozen=True):
     """master -> receiver of buckets: keep parts of this epoch until buckets come.
 
     ``map`` is the one that will be asked for: it copies buckets to this server. A server that owns
@@ -550,55 +490,45 @@ class JoinServers(Message, frozen=True):
     always answered.
     """
 
-    epoch_no: EpochNo
-    inc: Inc
     map: ServerMap
     model: ModelSchema
     mode: str
     staleness: int = 0
 
 
-class ChangeMap(Message, frozen=True):
+class ChangeMap(EpochMessage, frozen=True):
     """master -> leader: order this map, if it follows yours; answer: yours."""
 
-    epoch_no: EpochNo
-    inc: Inc
     map: ServerMap
 
 
-class NewMap(Message, frozen=True):
+class NewMap(EpochMessage, frozen=True):
     """master -> worker: the leader is to be asked for its map, which is this or a newer one."""
 
-    epoch_no: EpochNo
-    inc: Inc
     map: ServerMap
 
 
-class CutKept(Message, frozen=True):
+class CutKept(LifeMessage, frozen=True):
     """agent -> its process: what has become of its copy, as it is to tell the master.
 
     ``gone``: its file is not there (any more), so the process has to keep what it has of it.
     ``error``: it cannot be kept. ``delayed``: not now, since the disk refuses it; more will follow.
     """
 
-    inc: Inc
     copied: Copied
     gone: bool = False
     error: str = ""
     delayed: bool = False
 
 
-class WorkersNow(Message, frozen=True):
+class WorkersNow(LifeMessage, frozen=True):
     """master -> worker on servers: so many workers train; repeated every few seconds."""
 
-    inc: Inc
     count: int
 
 
-class Stop(Message, frozen=True):
+class Stop(LifeMessage, frozen=True):
     """master -> process: finish the step and leave in order."""
-
-    inc: Inc
 
 
 NodeDown = (

@@ -4,8 +4,8 @@ from typing import NamedTuple
 
 import msgspec
 
-from paceline.base.numbering import START, CutNo, EpochNo, Inc, StepNo
-from paceline.wire.messages.base import Message, ServerMap
+from paceline.base.numbering import START, CutNo, Inc, StepNo
+from paceline.wire.messages.base import EpochMessage, Message, ServerMap
 
 
 class Included(msgspec.Struct, frozen=True, array_like=True):
@@ -46,15 +46,13 @@ class Lacking(NamedTuple):
         return Lacking(left_out, late, self.grace_s)
 
 
-class Allow(Message, frozen=True):
+class Allow(EpochMessage, frozen=True):
     """master -> leader: from ``step`` on decide a slice while a share of it is missing.
 
     ``left_out`` samples of ``of``, the global batch, or ``late`` when no more have been missing for
     ``grace_s``; of a smaller slice as much less.
     """
 
-    epoch_no: EpochNo
-    inc: Inc
     no: int
     """Number of the plan; a newer one replaces it."""
     step: StepNo
