@@ -27,7 +27,7 @@ CUT = 0.9
 LAST = "last"
 """The group of a job's processes that give way to its nodes."""
 NO_LIMIT = 1 << 60
-"""What version 1 shows without one is larger."""
+"""Bytes from which a limit counts as none: cgroup version 1 shows such a number without one."""
 
 
 class Hierarchy(msgspec.Struct, frozen=True):

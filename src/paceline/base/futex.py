@@ -12,7 +12,7 @@ _NUMBERS = {"x86_64": 202, "aarch64": 98}
 _WAIT, _WAKE = 0, 1
 _EVERYBODY = 0x7FFFFFFF
 _LOOK_S = 0.002
-"""Where the system call's number is not known, the word is looked at so often."""
+"""Seconds between two looks at the word, where the number of the system call is not known."""
 
 _number = _NUMBERS.get(platform.machine())
 _syscall = ctypes.CDLL(None, use_errno=True).syscall

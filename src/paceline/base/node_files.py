@@ -20,13 +20,13 @@ class NodeFiles:
         self.calls = job.run_dir / f"{node}.calls"
         """The ring of its collective calls, of a script that trains on its own."""
         self.share = job.run_dir / f"{node}.share"
-        """Its gate's page, of a job that shares a device."""
+        """Page of the gate that holds the process, if its job shares a device."""
         self.process = job.run_dir / f"{node}.process"
         """The training process's last `ProcessUp`, as JSON: what an agent's successor adopts."""
         self.agent_lock = job.run_dir / f"{node}.agent"
         """Held by the node's agent; contains its process number."""
         self.stacks = job.run_dir / f"{node}.stacks"
-        """Where the training process writes what all its threads do."""
+        """Stacks of all threads, which the training process writes when it is asked to."""
         self.log = job.logs / f"{node}.log"
         self._memory = job.memory
 

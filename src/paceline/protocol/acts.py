@@ -25,7 +25,7 @@ class Seal(msgspec.Struct, frozen=True):
 
     valid: CutValid
     copies: tuple[Copied, ...]
-    """What it is made of."""
+    """Copies of which the cut is made."""
 
 
 class FeedDone(msgspec.Struct, frozen=True):
@@ -46,7 +46,7 @@ class NotMoved(msgspec.Struct, frozen=True):
 
     joining: tuple[Inc, ...]
     futile: bool
-    """They could not take what they were to have; else an epoch has begun meanwhile."""
+    """True: those servers could not take their buckets. False: an epoch has begun meanwhile."""
 
 
 class WorkerRefused(msgspec.Struct, frozen=True):

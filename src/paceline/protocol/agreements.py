@@ -19,7 +19,7 @@ from paceline.wire.messages.feeds import ScriptPlace
 from paceline.wire.messages.node import AgreedOn, AgreeOn
 
 TIMES_ABSENT = 2
-"""So often a worker says that it waits for others until a meeting does without it."""
+"""Number of times that a worker says that it waits for others before a meeting does without it."""
 
 
 class Agreements:

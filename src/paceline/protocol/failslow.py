@@ -99,7 +99,8 @@ class _Question(msgspec.Struct):
     """Steps in a row that count as one."""
     told: dict[int, CallsTold] = {}
     measured: tuple[ValidationResult, Measurements] | None = None
-    """What the ranks have measured meanwhile: this is the second look, just before the verdict."""
+    """Measurements that the ranks have made meanwhile: this is the second look, just before the
+    verdict."""
 
 
 class FailSlowWatch:
@@ -135,7 +136,7 @@ class FailSlowWatch:
         self._steps = StepGroups()
         self._marks = UsualMarks()
         self._without: deque[bool] = deque(maxlen=RECENT)
-        """For each of the recent steps: whether its amount of work is unknown."""
+        """Recent steps, oldest first: True where the amount of work is unknown."""
         self._warm = (0, 0.0)
         self._question: _Question | None = None
         self._groups: tuple[tuple[int, ...], ...] = ()
@@ -149,7 +150,8 @@ class FailSlowWatch:
         """Steps are taken from calls, which begin at other moments on other ranks."""
         self._is_warm = False
         self._at_start = True
-        """What is under way is of the job's start; False: the diagnosis of a slowness."""
+        """True: the questions under way are those of the job's start. False: they diagnose a
+        slowness."""
         self._is_due = False
         """A slowness has been told, and nothing was done about it yet."""
         self._onset: PaceChange | None = None

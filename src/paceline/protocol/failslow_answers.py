@@ -33,8 +33,7 @@ class ProcessorWaits:
 
     def __init__(self) -> None:
         self._noted: dict[int, deque[tuple[int, int, ProcessorWait]]] = {}
-        """For each rank, heartbeat by heartbeat: newest step, number of steps, and the wait in
-        each."""
+        """Heartbeats of each rank: newest step, number of steps, and the wait in each step."""
 
     def add(self, rank: int, last: int, steps: int, wait: ProcessorWait) -> None:
         """Note what a heartbeat says of the newest steps."""

@@ -23,12 +23,14 @@ from paceline.protocol.acts import Send
 from paceline.wire.messages.failslow import AtMeeting, GoOn, Measure, MeetAt, RankMeasured
 
 MARGIN_S = 0.8
-"""How far ahead a meeting is: orders are under way meanwhile. A rank that is late puts it off."""
+"""Seconds from the order of a meeting to its step, in which orders arrive. A late rank puts it
+off."""
 MISSED_S = 0.5
 """A rank that has done the step of a meeting so long ago, and has not come, waits in its next step
 for the others, which stand still: they go on and meet again."""
 COMING_S, COMING_STEPS = 5.0, 3.0
-"""How long a meeting is waited for; a rank that steps on is late by a few steps at most."""
+"""Seconds and steps for which a meeting is awaited; a rank that steps on is late by a few at
+most."""
 MEASURING_S = 30.0
 MOST_TRIES = 3
 """Most tries of a meeting that a rank is late for, or goes past."""

@@ -32,7 +32,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     shares: dict[str, Share] = {}
     """Share of each node; see `share_of`. Empty: all compute alike."""
     fixed: bool = False
-    """Nobody is granted more of an epoch than its share (asynchronous)."""
+    """True: no worker is granted more of an epoch than its share (asynchronous)."""
     backup: int = 0
     """Workers whose shares a step may lack (synchronous)."""
     left_out: int = 0
@@ -143,7 +143,8 @@ class Granted(Record, frozen=True):
 
     grant: Grant
     handled: tuple[Span, ...] = ()
-    """At-least-once: applied on every server; the worker forgets them with this answer."""
+    """Samples that every server has applied (at-least-once); the worker forgets them with this
+    answer."""
 
 
 class Returned(Record, frozen=True):
@@ -169,7 +170,7 @@ class Planned(Record, frozen=True):
     step: StepNo
     """The step that begins at ``since``, as it was foreseen."""
     undecided: Place
-    """Where the undecided step began at that time."""
+    """Place at which the undecided step began at that time."""
 
 
 class CutValid(Record, frozen=True):
@@ -221,7 +222,7 @@ class GroupFormed(Record, frozen=True):
     group: int
     members: tuple[Member, ...]
     replica: str = ""
-    """What their model is made of (`JoinGroup`)."""
+    """Description of the members' model (`JoinGroup`), the same for all of them."""
 
 
 class GroupRestored(Record, frozen=True):
@@ -231,7 +232,7 @@ class GroupRestored(Record, frozen=True):
     step: StepNo
     committed: tuple[Span, ...]
     cut: CutRef | None = None
-    """None: as it was built."""
+    """Cut from which they begin; None: from the model as it was built."""
 
 
 class GroupBegun(Record, frozen=True):

@@ -109,7 +109,7 @@ class NodeStatus(msgspec.Struct, frozen=True, kw_only=True):
     sharing: SharingDecision | None = None
     """The newest decision about the device that it shares; None: it shares none."""
     memory: MemoryLimit | None = None
-    """Its limit of the device's memory; None: none was ever decided."""
+    """Limit of the device's memory for the node; None: none was ever decided."""
 
 
 class SlowPart(msgspec.Struct, frozen=True, kw_only=True):
@@ -120,11 +120,11 @@ class SlowPart(msgspec.Struct, frozen=True, kw_only=True):
     nodes: tuple[str, ...]
     """A node, or the ends of a link."""
     ratio: float
-    """How many times as long it takes as is usual for it; of ``nothing`` a step of the job."""
+    """Ratio of the part's time to its usual one; of ``nothing``: that of a step of the job."""
     since_s: float
     """Unix time."""
     done: str
-    """What is done about it, in words."""
+    """Measure that is taken against it, in words."""
 
     @property
     def sentence(self) -> str:

@@ -99,7 +99,7 @@ class DataServer:
         scheme = bind.partition("://")[0]
         bound = self._socket.get_string(zmq.LAST_ENDPOINT)
         self.address = f"{scheme}://{bound.partition('://')[2]}"
-        """What clients connect to."""
+        """Address to which clients connect."""
         if scheme in ("shm", "ipc"):
             file_of(bind).chmod(0o600)
         self._door.bound(self.address)

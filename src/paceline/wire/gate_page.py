@@ -37,7 +37,7 @@ did so last (monotonic); the life of the process; 1: the job ends, and is held n
 of the device, 0: it is not shared; what the job always has of it; the limit that is ordered, 0:
 none yet, inf: no limit; 1: the device's memory has no room for the process, which must end."""
 _MEMORY = range(16, 23)
-"""What the process says of its memory, in the order of `PageMemory`."""
+"""Words in which the process tells its memory, in the order of `PageMemory`."""
 _ORDER_AT, _BUSY_AT, _TOLD_AT = 256, 260, 264
 """Numbers of four bytes: of the newest order; of the busy time, odd while it lasts, 0: the job says
 nothing of it; of decisions so far."""

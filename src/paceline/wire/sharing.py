@@ -15,7 +15,8 @@ class GateMode(enum.IntEnum):
     DUTY = 1
     """The job uses a part of the device's time: the duty."""
     GAP = 2
-    """The same, and only while the guaranteed job is idle, as far as that can be waited for."""
+    """The job uses its duty, and only while the guaranteed job is idle, as far as it can wait for
+    that."""
     PAUSE = 3
     """The job waits."""
 
@@ -43,7 +44,7 @@ class MemoryLimit(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     """How much of a device's memory a worker may use from now on, and why."""
 
     worker: str
-    """Its job and its node: ``job/worker-0``."""
+    """Job and node of the worker: ``job/worker-0``."""
     limit_bytes: int | None = None
     """None: no limit."""
     cause: MemoryCause

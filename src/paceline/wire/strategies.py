@@ -44,7 +44,7 @@ class Traits(Struct, frozen=True, kw_only=True):
     min_workers: str = ""
     """Why the key has no meaning; empty: it has one."""
     measured: Literal["nodes", "links", "never"] = "nodes"
-    """What the check before the first step measures; links include nodes."""
+    """Extent of the check before the first step; links include nodes."""
     other_loops: bool = False
     """Whether a training loop of another library can be a member of the job."""
     one_machine: str = ""

@@ -49,7 +49,7 @@ class JobAccepted(Message, frozen=True):
 
     job_id: str
     wait_s: float | None
-    """How long it will wait for quota, as far as can be said; None: nobody knows."""
+    """Seconds that the job will wait for quota, as far as can be said; None: not known."""
 
 
 class QueueRow(msgspec.Struct, frozen=True, kw_only=True):
@@ -67,7 +67,7 @@ class QueueRow(msgspec.Struct, frozen=True, kw_only=True):
     since_s: float
     """Unix time: of its submission, start or end."""
     wait_s: float | None
-    """How much longer it will wait for quota; None: not known, or it does not wait."""
+    """Further seconds that the job will wait for quota; None: not known, or it does not wait."""
     why: str
     """Why it waits, runs as it does, or ended."""
 

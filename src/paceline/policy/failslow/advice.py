@@ -25,7 +25,7 @@ from paceline.policy.straggler.decision_log import CurePlanned
 from paceline.wire.events.failslow import DiagnosedEvent, RestartAdvisedEvent
 
 Advice = CurePlanned | RestartAdvisedEvent
-"""What the planner did, for the decision log; and what a person is to do."""
+"""Outcomes of the planner: a line of the decision log, or advice for a person."""
 MAX_WAITING = 1000
 """Steps that are kept until a diagnosis says what they were lost to."""
 

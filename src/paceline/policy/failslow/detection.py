@@ -25,8 +25,8 @@ GROUP_S = 0.1
 RECENT = 30
 """Steps that are looked back on."""
 OFTEN = 0.5
-"""Where more than this part of them is marked, as in a script that saves or evaluates at each step,
-marked steps are compared like any others."""
+"""Part of these steps from which marked ones are compared like any others: the script saves or
+evaluates nearly always."""
 _REMEMBERED = NoisyChangePoints.kept + 16
 
 
@@ -42,7 +42,7 @@ class StepFact(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc
     amount: float | None = None
     """Samples or tokens; None: not known."""
     steps: int = 1
-    """How many steps this is the mean of."""
+    """Number of steps of which this is the mean."""
     first: int | None = None
     """Number of the first of them; None: there is one."""
 

@@ -74,11 +74,11 @@ class EventFacts(msgspec.Struct, frozen=True, kw_only=True):
     step: int
     step_s: float
     steps: int = 1
-    """How many steps this is the mean of."""
+    """Number of steps of which this is the mean."""
     healthy_s: float
-    """What a step took before the event."""
+    """Seconds that a step took before the event."""
     faults: tuple[Fault, ...] = ()
-    """Those that last, also where a cure hides them; empty: all is well."""
+    """Faults that last, also where a cure hides them; empty: all is well."""
     options: tuple[CureOption, ...] = ()
 
 

@@ -25,8 +25,8 @@ from paceline.wire.messages.checks import NodeSpeed
 SLOW = 0.7
 """A node below this part of the others' median is slow. Nodes of one kind differ by less."""
 STARVED = 0.45
-"""The same for the time that threads ran: a node that happens to share a core with one other still
-has half of it."""
+"""A node whose threads ran for less than this part of the others' median is slow. A node that
+happens to share a core with one other still has half of it."""
 RTT_NOISE_S = 0.01
 """A round trip that is no longer than this above the median says nothing: who shares cores with
 others waits for its turn."""

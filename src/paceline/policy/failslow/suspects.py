@@ -24,7 +24,7 @@ from paceline.policy.failslow.profile import ProfileSummary, RankTimes, Transfer
 SHARE = 0.05
 """Least part of a step that a rank must compute longer than its reference."""
 LINK_SHARE = 0.03
-"""The same for the transfers of a group, which repeat more exactly."""
+"""Least part of a step that transfers of a group must take longer: these repeat more exactly."""
 LINK_RATIO = 1.1
 """Least transfer time over its reference (FALCON)."""
 PERSISTENT = 0.75
@@ -88,21 +88,21 @@ class BusyMachine(msgspec.Struct, frozen=True, kw_only=True):
     starved_s: float
     """Time of a step that its middle rank waits for a processor."""
     start_s: float
-    """The same in the baseline."""
+    """Time for which it waited for one in the baseline."""
 
 
 class Findings(msgspec.Struct, frozen=True, kw_only=True):
     """What a window says."""
 
     suspects: tuple[Suspect, ...] = ()
-    """Those that cost most of a step first; empty: nothing stands out."""
+    """Suspects, those that cost most of a step first; empty: nothing stands out."""
     lone_ranks: tuple[int, ...] = ()
     """Ranks that cannot be compared, so only validation tells."""
     lone_groups: tuple[tuple[int, ...], ...] = ()
-    """The same for groups, where their transfers matter."""
+    """Groups that cannot be compared, where their transfers matter."""
     shared: float | None = None
-    """How many times as long as in the baseline the middle one of all ranks computes. None: no
-    longer than it did."""
+    """Ratio of the time that the middle one of all ranks computes to that of the baseline. None: it
+    computes no longer than it did."""
     busy: tuple[BusyMachine, ...] = ()
     """Machines most of whose ranks wait longer for a processor than in the baseline."""
     recovered: tuple[int, ...] = ()

@@ -24,7 +24,8 @@ from paceline.policy.failslow.suspects import Against, Findings, Kind
 OWN_LIMIT = 1.2
 """A component that takes so many times its own time from the start is slow."""
 PEER_LIMIT = 1.6
-"""The same against the others' median; healthy links of one kind differ by 1.5 times."""
+"""A component that takes so many times the others' median is slow; healthy links of one kind differ
+by 1.5 times."""
 ALIKE = 0.1
 """Least part of the slowness of a rank's worst link that its others have if it is to blame."""
 
@@ -37,7 +38,7 @@ class ValidationPlan(msgspec.Struct, frozen=True, kw_only=True):
     """What is measured, by all ranks at one step boundary."""
 
     ranks: tuple[int, ...]
-    """They time matrix products, all at once."""
+    """Ranks that time matrix products, all at once."""
     passes: tuple[tuple[Hop, ...], ...]
     """Transfers of one pass are at the same time."""
 

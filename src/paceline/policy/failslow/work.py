@@ -33,7 +33,7 @@ class WorkCost:
         self._cost: _Cost | None = None
         """None: not fitted yet."""
         self._usual_s = 0.0
-        """What the mean amount costs, by the first fit."""
+        """Seconds that the mean amount costs, by the first fit."""
 
     @property
     def waiting_s(self) -> list[float]:

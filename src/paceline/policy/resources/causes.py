@@ -194,7 +194,7 @@ ALGORITHMS: Mapping[SizeCause, Algorithm] = {
     "few_server_cores": add_server_cores,
     "idle_server_cores": add_workers,
 }
-"""What helps against each cause; ``none`` has nothing."""
+"""Algorithm that helps against each cause; ``none`` has no algorithm."""
 
 
 def _served_by_one(history: SizingHistory) -> float | None:

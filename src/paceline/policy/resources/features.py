@@ -15,7 +15,7 @@ class JobFeatures(msgspec.Struct, frozen=True, kw_only=True):
     batch_size: int | None = None
     """Samples in a global batch."""
     data: str | None = None
-    """What the files of its dataset hold, in short."""
+    """Number, size and digest of the files of its dataset."""
     num_samples: int | None = None
     """Samples in one epoch."""
     dense_bytes: int | None = None

@@ -27,7 +27,7 @@ class MeasuredSize(msgspec.Struct, frozen=True, kw_only=True):
     skew: float | None = None
     """Cores that the busiest server used, for each of the mean; None: not measured."""
     at_s: float = 0.0
-    """When the newest of it was measured."""
+    """Time of the newest measurement in it."""
 
     @property
     def step_s(self) -> float:
@@ -50,7 +50,7 @@ class AvoidedSize(msgspec.Struct, frozen=True, kw_only=True):
     nodes: tuple[str, ...] = ()
     """Nodes that got a size of their own."""
     times: int = 1
-    """How often it did not work out."""
+    """Number of times that the change did not work out."""
 
     def covers(self, size: JobSize, nodes: tuple[str, ...] = ()) -> bool:
         """Whether a change goes at least as far from the origin, in each dimension of this one.

@@ -44,9 +44,9 @@ STEP_BYTES = 1 << 20
 KEY_BYTES = 64
 """Bytes for the key of a row: up to 47 of the hash table, 8 for the key, 8 for its last use."""
 MOVE_BYTES, MOVE_COPIES = 96 << 20, 2.0
-"""What a server takes on top while its rows are divided among more servers: at least, and for each
-byte of its share. A child process sends rows that it has collected, and what stays is built once
-more."""
+"""Memory that a server takes on top while its rows are divided among more servers: bytes at least,
+and bytes for each byte of its share. A child process sends rows that it has collected, and what
+stays is built once more."""
 FIRST_ROWS = 1024
 """A table has room for so many rows at first, and then for twice as many each time."""
 MOST_COPIES = 4.0
@@ -77,7 +77,7 @@ class JobAhead(msgspec.Struct, frozen=True, kw_only=True):
     """Samples that are done until a cure takes effect."""
     servers: int
     tables: tuple[TableRows, ...]
-    """Those that grow, over all servers."""
+    """Tables that grow, over all servers."""
 
 
 class MemoryForecast(msgspec.Struct, frozen=True, kw_only=True):

@@ -245,7 +245,7 @@ class ModelFacts(msgspec.Struct, frozen=True, kw_only=True):
     embedding_dim: int = 0
     """D: values of one row, over all tables that a sample looks up; 0: not known."""
     tables: tuple[TableRows, ...] = ()
-    """Those that grow."""
+    """Tables that grow."""
     last_new: int | None = None
     """The number of the last sample that can bring a new row; None: as the job's last one."""
 
@@ -256,7 +256,8 @@ class PendingTime(msgspec.Struct, frozen=True, kw_only=True):
     cores: float
     seconds: float
     launches: int = 1
-    """How many it is the mean of; 0: what the platform expects of the next one."""
+    """Number of launches of which it is the mean; 0: the platform's expectation for the next
+    one."""
 
 
 class TransitionTime(msgspec.Struct, frozen=True, kw_only=True):

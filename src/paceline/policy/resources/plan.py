@@ -27,7 +27,7 @@ Relief = Literal[
     "memory",
     "no_term",
 ]
-"""What a plan makes smaller: a term of a step, or a cause of its own. ``no_term``: the policy does
+"""Cost that a plan lowers: a term of a step, or a cause of its own. ``no_term``: the policy does
 not look at terms."""
 HoldCause = Literal[
     "change_under_way",
@@ -110,7 +110,8 @@ class ResourcePlan(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     cost_s: float = 0.0
     """Work that the change costs, as seconds of standing still."""
     cost_per_hour: float = 0.0
-    """What the target costs more than the present size, by the user's prices; below 0: less."""
+    """Price of the target over that of the present size, by the user's prices; below 0: it is
+    less."""
     confidence: float = 1.0
     """0 to 1: how far what was measured determines what is expected."""
     extrapolates: tuple[Dimension, ...] = ()

@@ -53,7 +53,7 @@ class ChangeUnderWay(msgspec.Struct, frozen=True, kw_only=True):
     """The rate when it was ordered; None: not measured (an urgent plan)."""
     begun_s: float
     nodes_before: tuple[NodeTarget, ...] = ()
-    """What single nodes were granted before the plan."""
+    """Sizes of single nodes before the plan."""
     back: bool = False
     """Whether it takes a plan back."""
 
@@ -78,7 +78,7 @@ class SteeringState(msgspec.Struct, frozen=True, kw_only=True):
     change: ChangeUnderWay | None = None
     trial: PlanOnTrial | None = None
     asked_s: float | None = None
-    """When the policy was asked last; None: not since the last change."""
+    """Time at which the policy was last asked; None: not since the last change."""
     failures: int = 0
     """Plans in a row that did not help or did not take effect."""
 
@@ -94,7 +94,7 @@ class ResizeInEffect(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
     now_s: float
     size: JobSize
-    """What the job has now."""
+    """Size that the job has now."""
 
 
 class ResizeFailed(msgspec.Struct, frozen=True, kw_only=True, tag=True):
@@ -102,7 +102,7 @@ class ResizeFailed(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
     now_s: float
     size: JobSize
-    """What the job has now: the size before, or a part of the change."""
+    """Size that the job has now: the one before, or a part of the change."""
     why: FailedWhy
     detail: str = ""
 
@@ -125,7 +125,7 @@ class TakeBack(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     target: JobSize
     """The size before it."""
     nodes: tuple[NodeTarget, ...] = ()
-    """What single nodes were granted before the plan."""
+    """Sizes of single nodes before the plan."""
     before: JobRate
     after: JobRate
 

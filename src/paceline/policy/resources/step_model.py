@@ -39,14 +39,14 @@ TERMS: tuple[Relief, ...] = (
     "shared",
     "no_term",
 )
-"""What each coefficient makes dear, in the order of the columns. Workers' work has three: for a
-sample, for a step, and for a message to each server. Servers' work has two: for a sample, and for a
-message. The last is the constant."""
+"""Term that each coefficient belongs to, in the order of the columns. Workers' work has three: for
+a sample, for a step, and for a message to each server. Servers' work has two: for a sample, and for
+a message. The last is the constant."""
 COMPUTED, WORK, SERVED, SENT = (0, 1), (0, 1, 2), (3, 4), (2, 3, 4, 5, 6, 7)
 """Columns of a worker's own part of a step, of its work, of the servers' work, and of all that a
 worker waits for."""
 _KNEE = 3.0
-"""How sharply the two times of the saturating form join."""
+"""Sharpness with which the two times of the saturating form join."""
 _BOUND_ERROR = 0.15
 """Relative error of the bound by the servers' cores."""
 _LEAST_PART = 0.1
@@ -65,7 +65,7 @@ class StepForm(msgspec.Struct, frozen=True, kw_only=True):
     worker_cores: float = math.inf
     """Cores of a worker beyond which more bring nothing (the paper's w hat)."""
     server_cores: float = math.inf
-    """The same of a server, for one request."""
+    """Cores of a server beyond which more do not help one request."""
     server_rows: float = 0.0
     """Core-seconds that a sample costs all servers; with the next 0: not known, so servers do not
     bound the rate."""

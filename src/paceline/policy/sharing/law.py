@@ -39,7 +39,7 @@ class SharingJob(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     share: ShareClass
     since_s: float
-    """When it came."""
+    """Time at which the job came."""
 
 
 class SharingFacts(msgspec.Struct, frozen=True, kw_only=True):
@@ -107,7 +107,7 @@ class SharingState(msgspec.Struct, frozen=True, kw_only=True):
     duty: float = 1.0
     """Duty in force; in phase "alone": the duty with which sharing goes on."""
     since_s: float = 0.0
-    """When the phase, or the window, began; of arrival: when the first step was seen."""
+    """Time at which the phase or the window began; of arrival: at which the first step was seen."""
     steps_s: tuple[float, ...] = ()
     """Times of the phase's or the window's steps so far, in seconds."""
     alone_s: float = 0.0

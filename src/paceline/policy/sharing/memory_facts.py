@@ -15,7 +15,7 @@ class MemoryWorker(msgspec.Struct, frozen=True, kw_only=True):
     is_kept: bool
     """True: a worker of the guaranteed job."""
     since_s: float = 0.0
-    """When its job came; Unix time."""
+    """Unix time at which its job came."""
     is_away: bool = False
     """Ended for want of room: it starts again when there is some."""
     minimum: float = 0.0
@@ -23,7 +23,7 @@ class MemoryWorker(msgspec.Struct, frozen=True, kw_only=True):
     ordered: float = 0.0
     """The limit ordered last; 0: none yet, inf: no limit."""
     looks: float = 0.0
-    """How often it has said its use; 0: it has no tensors yet."""
+    """Number of times that the worker has said its use; 0: it has no tensors yet."""
     limit: float = math.inf
     """Limit in effect, in bytes."""
     device: float = 0.0
@@ -50,7 +50,7 @@ class MemoryFacts(msgspec.Struct, frozen=True, kw_only=True):
     is_steady: bool = True
     """The guaranteed job runs steadily, or there is none."""
     is_unstable: bool = False
-    """Its steps vary more than alone: nothing is raised."""
+    """Steps of the guaranteed job vary more than alone: nothing is raised."""
     is_paused: bool = False
     """Opportunistic jobs wait, so what they use means nothing."""
 
@@ -131,13 +131,14 @@ class MemoryState(msgspec.Struct, frozen=True, kw_only=True):
 
     shares: dict[str, MemoryShare] = {}
     came_s: float = -math.inf
-    """When a worker came last."""
+    """Time at which a worker last came."""
     goes_on: bool = False
     """True: a former device coordinator's division goes on. No job has come, though this
     coordinator has seen none run steadily."""
     since_s: float = 0.0
     made: dict[str, tuple[float, float]] = {}
-    """When the window of speeds began; what had been made by then, and when the last of it was."""
+    """Batches that each worker had made when the window of speeds began, and the time of the last
+    one."""
     exchange: MemoryExchange | None = None
     refused: dict[tuple[str, str], float] = {}
     """Time at which an exchange was wrong, by giver and taker."""

@@ -107,19 +107,20 @@ class Regime(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     scatter: float = 0.0
     """Standard deviation of single iterations over their mean, lately; 0: not known."""
     late: tuple[float, ...] = ()
-    """How late single iterations were: fading counts of reports by the largest of their times over
+    """Lateness of single iterations: fading counts of reports by the largest of their times over
     the expected one (`LATE`), and last of iterations; none: not known."""
     trail: tuple[Stretch, ...] = ()
     """Newest stretches of a worker, the oldest first, also of regimes before."""
     is_cut: bool = False
-    """Its machine has cut the node's cpu quota, as the kernel says: it began when that did."""
+    """The kernel says that the machine has cut the node's cpu quota: the regime began when that
+    did."""
     stolen_s: float = 0.0
     """Seconds of an iteration in which the node was ready to run and other processes had the
     processors. A mean like those of its points: the cost of its machine's load over the iterations
     that make the node look slow."""
     reported_s: float | None = None
-    """How many of the seconds since it began the reports tell of, which are late on a busy machine;
-    None: all."""
+    """Seconds since the regime began of which reports tell; they are late on a busy machine. None:
+    all."""
 
 
 class Regimes:
@@ -147,7 +148,7 @@ class Regimes:
         self._scatter = _Scatter()
         self._late = _Late()
         self._unjudged: list[tuple[float, WindowMeans]] = []
-        """How late iterations were in reports that are in no regime yet."""
+        """Lateness of iterations in reports that are in no regime yet."""
         self._before = _Points([])
         """Points of the regime before."""
         self._slow_since_s: float | None = None
@@ -156,7 +157,7 @@ class Regimes:
         self._spells: list[float] = []
         self._trail: deque[Stretch] = deque(maxlen=_TRAIL)
         self._burst: list[tuple[float, WindowMeans]] = []
-        """How late those of the present regime were for the one before; none: it is no burst."""
+        """Lateness of the present regime's reports for the regime before; none: it is no burst."""
 
     def add(self, report: WindowMeans) -> None:
         """Take in the newest report."""

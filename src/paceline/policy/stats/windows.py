@@ -19,7 +19,7 @@ class WindowMeans(msgspec.Struct, frozen=True, kw_only=True):
     """Means over the newest iterations of one node, since its report before."""
 
     t_s: float
-    """When the last of them ended."""
+    """Time at which the last of them ended."""
     iterations: int
     samples: float = 0.0
     """Per iteration; of a server 0."""
@@ -80,7 +80,7 @@ class Pace(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     throughput: float = 0.0
     """Mean of batch size / T^w, samples per s."""
     smoothed: float = 0.0
-    """The same as an exponential average over all reports, the newest weighing most."""
+    """Throughput as an exponential average over all reports, the newest weighing most."""
     compute_s: float = 0.0
     """T^w: thread time from batch ready to gradients ready, without any wait."""
     server_s: float = 0.0

@@ -18,7 +18,7 @@ from paceline.policy.stats.regimes import LATE, Regime, Stretch
 T = TypeVar("T")
 
 STRETCH_S = 15.0
-"""How much a mean over so long is worth later shows in the mean over as long that follows."""
+"""Length of a stretch, in seconds: how far its mean holds later shows in the mean of the next."""
 _ENOUGH = 128
 """Nodes that tell how those of a job scatter."""
 _THIRD_QUARTILE = 1.15

@@ -93,7 +93,7 @@ class Measured(DecisionLine, frozen=True):
     before: float | None
     """Samples per second that came into the model before the decision."""
     after: float | None
-    """The same, since the action took effect."""
+    """Samples per second since the action took effect."""
     seconds: float
     """Seconds that ``after`` was measured over."""
     gain_s: float | None = None

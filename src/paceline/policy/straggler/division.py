@@ -30,22 +30,24 @@ _GRACES = (0.05, 0.15, 0.4)
 _CHUNKS = ((1, 4), (2, 8))
 """Contributions of a worker to a step, that are tried; the latter where more than one is best."""
 _OF_ROUND_TRIP = 0.5
-"""What one contribution more of a step costs (`experiments/benchmarks/chunk_cost.py`)."""
+"""Part of a round trip that one contribution more of a step costs
+(`experiments/benchmarks/chunk_cost.py`)."""
 _LEAST_CHUNK = 4
 """Samples of a contribution."""
 _LEAST_RECORD = 8
 """Recorded steps, from which it can be told what comes at random."""
 _SPREAD = 0.04
-"""Where a step takes this part more, and less, than if nobody ever waited, there is nothing to win
-by not waiting."""
+"""Part by which a step must take longer than if nobody ever waited; else it wins nothing not to
+wait."""
 _SAME, _EQUAL = 0.002, 0.005
 """Parts of a step by which plans do not differ."""
 _PERSISTENT = 0.85
-"""Where workers are expected to be as they are now for less of the time, spells come and go."""
+"""Part of the time for which workers are expected to stay as they are; below it, slow spells come
+and go."""
 _GRACE = 0.01
 """Part of a step for which a grace that is in force stays."""
 _SIGMAS = 1.5
-"""So many errors above 0 is a gain sure."""
+"""Number of errors above 0 from which a gain is sure."""
 
 _LEAST_SHORT_S = 0.1
 """Steps that are shorter wait for all that are late by chance: who is late must hear of it."""

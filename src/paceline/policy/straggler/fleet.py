@@ -34,7 +34,8 @@ _SPELL_S, _STATE_S = 10.0, 100.0
 _LASTING = (0.05, 0.95)
 """A worker that differs is expected to go on so, until the job has shown how long that is."""
 _LOAD = (1.0, 1.0)
-"""The same of those whose machine does other work: as likely to end as to become twice as old."""
+"""Expectation for a worker whose machine does other work: that is as likely to end as to become
+twice as old."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -44,7 +45,7 @@ class Fleet:
     delays_s: Floats
     slopes_s: Floats
     usual_delays_s: Floats
-    """What is usual for workers of its kind, and would be expected of it after a restart."""
+    """Delays that are usual for workers of each one's kind, and expected of it after a restart."""
     usual_slopes_s: Floats
     by_chance: Floats
     """Part of a worker's relative difference from the usual that may be chance; 0 of a usual

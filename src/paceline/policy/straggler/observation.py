@@ -26,7 +26,7 @@ class WorkerSeen(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     batch_limit: int | None = None
     """Largest batch that leaves 5 % of its memory free; None: not known."""
     profile: tuple[ProfiledTimes, ...] = ()
-    """What batches took that were asked for by `Profile`, by size, ascending."""
+    """Times of batches that `Profile` asked for, by size, ascending."""
     short: Pace | None = None
     """Over L_trans; None: nothing measured in it, as after a restart."""
     long: Pace | None = None
@@ -56,7 +56,7 @@ class RestartOutcome(msgspec.Struct, frozen=True, kw_only=True):
     before: float
     """Times the usual that the node took when it was decided."""
     after: float
-    """The same, in the node's next life."""
+    """Times the usual that the node takes in its next life."""
     weight: float = 1.0
     """Probability that the node would have been slow that long without the restart: so much of a
     cure is the restart's."""
@@ -71,13 +71,13 @@ class RestartCost(msgspec.Struct, frozen=True, kw_only=True):
     """Five parts of a restart (AntDT section V-E-2), s; measured in this job, or its own start."""
 
     pending_s: float = 0.0
-    """Until the platform gives a place."""
+    """Seconds until the platform gives a place."""
     start_s: float = 0.0
-    """Until the process answers."""
+    """Seconds from then until the process answers."""
     rebuild_s: float = 0.0
-    """Until its script has built what it needs."""
+    """Seconds from then until its script has built what it needs."""
     restore_s: float = 0.0
-    """Until it has the model."""
+    """Seconds from then until it has the model."""
     redo_s: float = 0.0
     """Work that was lost with it and is done again."""
     stall_s: float | None = None
@@ -104,7 +104,7 @@ class LifeEnded(msgspec.Struct, frozen=True, kw_only=True):
     inc: Inc
     reason: str
     verdict: str = ""
-    """What the evidence says: finished, stopped, preempted, oom, retryable, unretryable, …"""
+    """Verdict on the evidence: finished, stopped, preempted, oom, retryable, unretryable, …"""
     exit_code: int | None = None
     signal: int | None = None
     oom_kills: int = 0
@@ -148,17 +148,17 @@ class Observation(msgspec.Struct, frozen=True, kw_only=True):
     absent: int = 0
     """Workers of the job that are not living: lost, or under restart."""
     pending_s: float | None = 0.0
-    """What the platform says a new node would wait; None: not known."""
+    """Seconds that a new node would wait, as the platform says; None: not known."""
     worker_restart: RestartCost = RestartCost()
     server_restart: RestartCost = RestartCost()
     worker_spells: LifeTable = LifeTable()
-    """How long workers of this job were slow for, until they were as before."""
+    """Durations for which workers of this job were slow, until they were as before."""
     server_spells: LifeTable = LifeTable()
     since_action_s: float | None = None
     """Seconds since the last action took effect; None: there was none."""
     changes_s: tuple[float, ...] = ()
     """Seconds since each change of the plan, newest first: `MAX_CHANGES` at most."""
     outcomes: tuple[RestartOutcome, ...] = ()
-    """What KILL_RESTART achieved on this backend, in this job and before it."""
+    """Outcomes of KILL_RESTART on this backend, in this job and before it."""
     ends: tuple[LifeEnded, ...] = ()
     """The newest ends of lives within L_per, oldest first: 100 at most."""

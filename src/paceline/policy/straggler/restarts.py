@@ -50,7 +50,8 @@ class RestartRule(msgspec.Struct, frozen=True, kw_only=True):
     min_slow_s: Annotated[float, Meta(ge=0)] = 10.0
     """Seconds that it must have been slow for: load comes and goes."""
     min_cut_s: Annotated[float, Meta(ge=0)] = 3.0
-    """The same where the kernel says that the node's machine has cut its cpu quota."""
+    """Seconds that it must have been slow for if the kernel says that its machine has cut its cpu
+    quota."""
     max_restarts: Annotated[int, Meta(ge=0)] = 3
     """Restarts of one node. Each doubles what the next must be worth."""
 
@@ -65,15 +66,15 @@ class Candidate:
     regime: Regime
     restarts: int
     slowness: float
-    """Its time over the usual."""
+    """Ratio of the node's time to the usual one."""
     gain: float
     """Part of the job's time that its recovery would save."""
     cost_s: float
-    """What the job loses by the restart."""
+    """Seconds that the job loses by the restart."""
     delay_s: float = 0.0
     """Seconds after the decision during which nothing is saved."""
     futile_s: float = 0.0
-    """What the job loses besides if the new process is as slow: until that is seen."""
+    """Seconds that the job loses besides if the new process is as slow, until that is seen."""
 
 
 def latency_s(seen: Observation, cost: RestartCost) -> float:

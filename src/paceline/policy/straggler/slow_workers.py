@@ -29,7 +29,7 @@ class SlowWorkers(NamedTuple):
     now_s: Floats
     """Each worker's time for its share in force."""
     since_s: float
-    """When the slow worker that takes longest became slow."""
+    """Time at which the slow worker that takes longest became slow."""
     step_s: float
     healthy_s: float
     """A step with even shares, if no worker were slow."""

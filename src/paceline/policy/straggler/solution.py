@@ -27,7 +27,7 @@ class Compared(msgspec.Struct, frozen=True, kw_only=True):
     times_s: dict[str, float]
     """Seconds by node; those that it did not look at are missing."""
     usual_s: float | None = None
-    """What the action's node was held against; None: the others' mean."""
+    """Seconds against which the action's node was held; None: the others' mean."""
     verb: str = "took"
     """Between a node and its time."""
 

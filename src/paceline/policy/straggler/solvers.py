@@ -115,9 +115,9 @@ class HardwareClass(msgspec.Struct, frozen=True, kw_only=True):
     smallest: int
     """Saturation point: below it a smaller batch is hardly faster."""
     largest: int
-    """What fits into memory."""
+    """Largest batch that fits into memory."""
     beside_s: float = 0.0
-    """What a step costs in addition to its batches."""
+    """Seconds that a step takes in addition to its batches."""
 
     def time_s(self, batch_size: int) -> float:
         """The time of one batch."""

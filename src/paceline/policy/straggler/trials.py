@@ -51,7 +51,7 @@ class Trial(NamedTuple):
     step_s: float
     """Mean time in which one global batch is in the model."""
     blocks_s: Floats
-    """The same of each part of the record."""
+    """Mean time in each part of the record."""
 
     def surely_saves(self, present: "Trial", sigmas: float) -> float:
         """Seconds that a step saves against another plan, less its error so many times."""

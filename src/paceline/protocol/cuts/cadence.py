@@ -13,7 +13,7 @@ from paceline.wire.events.state import CutsRarerEvent
 from paceline.wire.spec import CheckpointSpec
 
 FIRST_S = 1.0
-"""Until the first cut: nobody knows what one costs."""
+"""Seconds until the first cut: nobody knows yet what one costs."""
 LEAST_S = 1.0
 TOLD_BELOW = 0.9
 """A cut that is asked for in less than this part of the time between cuts comes later; one event

@@ -28,9 +28,9 @@ class Holder(abc.ABC):
     leases_training: bool
     """Whether samples to train on are leased to single workers."""
     model: ModelSchema | None = None
-    """What is known of the model from the start."""
+    """Schema of the model, where it is known from the start."""
     core: "MasterState"
-    """What is true of every job; set when that is made."""
+    """State that every job has, whoever holds the model; set when that is made."""
 
     # ------------------------------------------------------------------ where the training is
 

@@ -122,7 +122,7 @@ class Life(msgspec.Struct):
 
 
 AgentTakes = KeepCut | Leaving
-"""What a process says to its agent alone: the master hears nothing of it."""
+"""Messages of a process to its agent alone: the master hears nothing of them."""
 
 
 class NodeState:

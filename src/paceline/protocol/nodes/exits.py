@@ -36,7 +36,7 @@ class Evidence(msgspec.Struct, frozen=True, kw_only=True):
 
     exit: ExitEvidence
     error: ScriptError | None = None
-    """What the process itself said before it ended."""
+    """Error that the process itself reported before it ended."""
     finished: bool = False
     """The script had returned."""
     started: bool = True
@@ -46,9 +46,9 @@ class Evidence(msgspec.Struct, frozen=True, kw_only=True):
     by_itself: bool = False
     """A script that trains on its own, of which no more than its end is known."""
     previous: tuple[str, int] | None = None
-    """How, and at which step, this node's life before this one ended: its `Judged.sign`."""
+    """Sign of the end of this node's life before this one: `Judged.sign`."""
     repeats: int = 0
-    """How many lives before this one have ended so, one after another."""
+    """Number of lives before this one that ended so, one after another."""
     host: str = ""
     """The machine of a worker, in a job that has several; else empty."""
 
@@ -73,8 +73,8 @@ class Judged(msgspec.Struct, frozen=True):
     own_code: int = 0
     """The script's exit code, where it is the script that failed."""
     sign: tuple[str, int] | None = None
-    """What the next lives' ends are compared with: exception class, exit code or signal, and the
-    step; None: it says nothing about them."""
+    """Sign by which the next lives' ends are compared: exception class, exit code or signal, and
+    the step; None: this end says nothing about them."""
 
     @property
     def users_traceback(self) -> str:
@@ -118,10 +118,11 @@ LOADER_LOST = re.compile(
     r"DataLoader worker \(pid\(?s?\)?.*\) (is killed by|exited unexpectedly)"
     r"|Pin memory thread exited unexpectedly"
 )
-"""What torch raises when a process of a DataLoader has died, wherever the script is then."""
+"""Pattern of the error that torch raises when a process of a DataLoader has died, wherever the
+script is then."""
 LOADER_CODE = "torch/utils/data/dataloader.py"
 LOADER_CUT_OFF = frozenset({"ConnectionResetError", "ConnectionRefusedError", "EOFError"})
-"""What reading from such a process ends in, if its death is noticed so first."""
+"""Errors in which reading from such a process ends, if its death is noticed so first."""
 MESSAGE_CHARS = 200
 """Most characters of an error's message in a reason; the traceback has all of it."""
 UNREADABLE, UNREACHABLE = "unreadable source", "unreachable peer"
@@ -129,7 +130,7 @@ LACKING = frozenset({UNREADABLE, UNREACHABLE})
 """The rules of a worker whose machine lacks what the script reads, or the way to a peer."""
 INTERNAL_ERROR = "paceline.base.errors.InternalError"
 SAME_ENDS = 3
-"""So many lives in a row that one exit code, or one crash, ends at one step are enough."""
+"""Number of lives in a row, ended at one step by one exit code or crash, that are enough."""
 OUR_CODES = frozenset({EXIT_FENCED, EXIT_NO_AGENT, EXIT_SOFTWARE})
 """EXIT_SOFTWARE: not even the process's own handling of errors could run."""
 CRASHES = frozenset(

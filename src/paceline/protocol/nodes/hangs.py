@@ -33,7 +33,7 @@ class Hang(msgspec.Struct, frozen=True):
     nodes: tuple[str, ...]
     since_s: float
     silent: bool = False
-    """They do not even speak."""
+    """True: these processes do not even speak."""
 
 
 def find_hang(members: Mapping[str, NodeFacts], bound_s: float) -> Hang | None:

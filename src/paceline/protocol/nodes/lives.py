@@ -62,7 +62,7 @@ class NodeAgent(msgspec.Struct):
     machine: str = ""
     """Address of that machine; empty: the master's machine."""
     host: str = ""
-    """Where it runs: the name of the machine, and its address if that is another one."""
+    """Machine of the agent: its name, and its address if it is not the master's."""
     left_s: float | None = None
     """Time since which its connection is broken; None: it is not, or this master never heard the
     agent."""
@@ -95,13 +95,13 @@ class LifePhase(enum.Enum):
     """How far a life has come."""
 
     NONE = enum.auto()
-    """There is none: one begins when an agent is there."""
+    """No life: one begins when an agent is there."""
     PRESUMED = enum.auto()
     """A former master's: it counts as alive until an agent says that it is not."""
     STARTING = enum.auto()
     """An agent was ordered to start it."""
     RUNNING = enum.auto()
-    """Its process has said so itself."""
+    """The process has said itself that it runs."""
     ENDED = enum.auto()
 
 
@@ -124,7 +124,7 @@ class NodeLife(msgspec.Struct):
     """Strategies script and fsdp: the round in which this life takes part."""
     phase: LifePhase = LifePhase.NONE
     up: ProcessUp | None = None
-    """What the process said of itself, while it runs."""
+    """Report of the process about itself, while it runs."""
     started_by: int = 0
     """PID of the agent that was last ordered to start this life."""
     started_s: float = 0.0
@@ -173,11 +173,11 @@ class Fate(enum.Enum):
     STAYS = enum.auto()
     """The node lives, or its next life begins as soon as its agent is there."""
     BACKS_OFF = enum.auto()
-    """Its life has ended, and the next one waits for its time, or for its round."""
+    """The node's life has ended, and the next one waits for its time, or for its round."""
     LEAVES = enum.auto()
     """Scaled away, or replaced: no further life, however this one ends."""
     FINISHED = enum.auto()
-    """Its script has returned."""
+    """The node's script has returned."""
     FAILED = enum.auto()
     """The node cannot take part, or has made the job fail."""
 
@@ -205,13 +205,13 @@ class NodePast(msgspec.Struct):
     decided: int = 0
     """Number of lives that a KILL_RESTART has ended."""
     previous: tuple[str, int] | None = None
-    """How the last life ended, and at which step: `Judged.sign`."""
+    """Sign of the end of the last life: `Judged.sign`."""
     repeats: int = 0
-    """How many lives have ended so, one after another."""
+    """Number of lives that ended so, one after another."""
     streak: int = 0
     """Short lives in a row."""
     since_s: float = 0.0
-    """When the newest life came up, or was due: it is long if it lasts from here."""
+    """Time at which the newest life came up, or was due; its length counts from here."""
     joined: bool = False
     """Some life called ``pl.init`` before its script returned."""
 

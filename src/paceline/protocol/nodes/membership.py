@@ -67,7 +67,7 @@ MISSING_S = 1.0
 REPEAT_START_S = 2.0
 """A StartProcess that got no answer is sent again."""
 REPEAT_END_S = 2.0
-"""The same for StopProcess: of a KILL_RESTART, a leaver, a round that is over, the job's end."""
+"""A StopProcess that got no answer is sent again, whatever ends the life."""
 AGENT_START_S = 5.0
 """Time for the first word of an agent launched in place of a silent one, on a loaded machine."""
 FIRST_HELLO_S = 60.0

@@ -39,9 +39,9 @@ class NodeStarted(Record, frozen=True):
     decided: int = 0
     """Lives of this node, so far, that a KILL_RESTART has ended."""
     previous: tuple[str, int] | None = None
-    """How the life before ended, and at which step: an exception class, exit code or signal."""
+    """Sign of the end of the life before: exception class, exit code or signal, and the step."""
     repeats: int = 0
-    """How many lives before this one have ended so, one after another."""
+    """Number of lives before this one that ended so, one after another."""
     round_no: int = 0
     """Strategy script: the round that this life takes part in."""
 
@@ -72,7 +72,7 @@ class WorkersWanted(Record, frozen=True):
 
     count: int
     next_inc: Inc = NO_INC
-    """In a snapshot: a number that no life has had, nor a higher one."""
+    """Lowest number that no life can have had; only in a snapshot."""
 
 
 class ServersWanted(Record, frozen=True):
@@ -126,7 +126,7 @@ class ServersNotChanged(Record, frozen=True):
     """The servers stay as they were; those that were to join are gone, and not awaited."""
 
     futile: bool = False
-    """They could not take their places."""
+    """True: those that were to join could not take their places."""
 
 
 class RoundSet(Record, frozen=True):
@@ -134,7 +134,7 @@ class RoundSet(Record, frozen=True):
 
     number: int
     port: int = 0
-    """Where they meet; 0: nobody has begun it yet."""
+    """Port at which the workers of the round meet; 0: nobody has begun it yet."""
 
 
 class JobEnded(Record, frozen=True):
@@ -251,8 +251,8 @@ RETURN_S = 0.4
 """An agent of another machine whose connection broke is back within this, or its node is gone: it
 tries every 0.2 s."""
 BROKEN_RETURN_S = 0.15
-"""The same while its group is broken: then not the connection of its agent alone broke. An agent's
-first attempt comes after 0.05 s."""
+"""The agent is back within this while its node's group is broken: then not its connection alone
+broke. Its first attempt comes after 0.05 s."""
 _BACKED = {Backing.DRAINING: "draining", Backing.LOST: "unbacked"}
 
 

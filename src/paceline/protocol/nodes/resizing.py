@@ -72,7 +72,7 @@ class SizesSeen(msgspec.Struct, frozen=True, kw_only=True):
     ends: bool = False
     """A script has returned: a worker that is awaited would hold up the end of the job."""
     is_given_up: bool = False
-    """Nobody moves any more: a worker that stands in leaves when all others work."""
+    """True: no node moves any more. A worker that stands in leaves when all others work."""
 
 
 # --------------------------------------------------------------------------- moves

@@ -21,7 +21,7 @@ class Ended(msgspec.Struct, frozen=True, kw_only=True):
     judged: Judged
     error: ScriptError | None = None
     ordered: bool = False
-    """Its end costs no budget."""
+    """True: the user ordered the end, and it costs no budget."""
 
     @property
     def is_echo(self) -> bool:

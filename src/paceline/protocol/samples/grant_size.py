@@ -26,7 +26,7 @@ LEAD_BEFORE_MEASURED = 2
 
 
 Owner = TypeVar("Owner", bound=int)
-"""What a lease's owner is known by: its incarnation, or a simulated worker's row."""
+"""Name of a lease's owner: its incarnation, or a simulated worker's row."""
 
 
 class Sizing(msgspec.Struct, frozen=True, kw_only=True):

@@ -88,7 +88,7 @@ class Ledger:
     def __init__(self) -> None:
         self.feeds: dict[int, Feed] = {}
         self.agreements = Agreements()
-        """What the workers' scripts have agreed on between their loops."""
+        """Agreements of the workers' scripts between their loops."""
         self.lines: dict[int, LedgerLine] = {}
         self.leases: dict[Inc, SampleSet] = {}
         self.done = SampleSet()

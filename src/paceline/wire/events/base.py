@@ -29,9 +29,9 @@ class Event(
     is_usual: ClassVar[bool] = False
     """Whether every healthy job has such events."""
     clause_words: ClassVar[str] = ""
-    """What happened, without the node; ``{0}`` is the event."""
+    """Words for what happened, without the node; ``{0}`` is the event."""
     sentence_words: ClassVar[str] = ""
-    """The same for people, as a whole; empty: name, node and clause."""
+    """Words of a whole sentence for people; empty: name, node and clause."""
 
     @property
     def name(self) -> str:

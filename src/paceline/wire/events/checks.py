@@ -7,9 +7,9 @@ from paceline.wire.events.base import Event, ReasonedEvent
 from paceline.wire.messages.checks import NodeSpeed
 
 SlowPart = Literal["cpu quota", "cpu", "matmul", "memory", "links"]
-"""What a node has less of than others."""
+"""Resource of which a node has less than others."""
 SlowWay = Literal["link", "round trip"]
-"""What is slow about a link."""
+"""Property of a link that is slow."""
 
 
 class CheckedEvent(Event, frozen=True):

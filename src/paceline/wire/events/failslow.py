@@ -8,7 +8,7 @@ import msgspec
 from paceline.wire.events.base import Event, ReasonedEvent
 
 Culprit = Literal["computation", "link", "nothing"]
-"""What a diagnosis names; nothing: no component was found."""
+"""Component that a diagnosis names; nothing: none was found."""
 
 
 def blame(culprit: Culprit, nodes: tuple[str, ...], ratio: float) -> str:
@@ -165,7 +165,7 @@ class RelievedEvent(Event, frozen=True):
     before_s: float
     after_s: float
     still_slow: bool = False
-    """They are longer than when it was healthy."""
+    """True: steps are still longer than when the job was healthy."""
 
     is_usual = True
     clause_words = "a step takes {0.after_ms:.3g} ms since step {0.step:,}{0.still}"

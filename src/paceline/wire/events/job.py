@@ -19,7 +19,7 @@ STOPPED_BY = {
     Signals.SIGTERM: "SIGTERM",
     Signals.SIGUSR1: "SIGUSR1",
 }
-"""What ends a job, by the number of a signal."""
+"""Name of what ends a job, by the number of the signal that it sends."""
 
 
 class LaunchedEvent(Event, frozen=True):
@@ -173,7 +173,7 @@ class DiskHealsEvent(Event, frozen=True):
     """The disk takes writes again."""
 
     waited: Literal["journal", "cuts"]
-    """What has waited: all records, and so the job; only cuts."""
+    """Files that have waited: the journal, and so the whole job; or cuts only."""
     error: str = ""
     """Why the journal was refused."""
     cut_no: CutNo = NO_CUT

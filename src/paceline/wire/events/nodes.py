@@ -455,7 +455,7 @@ class ServersNotChangedEvent(Event, frozen=True):
     count: int
     """Servers as before."""
     futile: bool = True
-    """Those that were to join could not; else a server has died meanwhile."""
+    """True: servers that were to join could not. False: a server has died meanwhile."""
     withdrawn: bool = False
     """The order was withdrawn, since those that were to join did not come in time."""
 
@@ -472,7 +472,7 @@ class MoveGivenUpEvent(Event, frozen=True):
 
     successor: str
     lacks: Literal["share", "answer"]
-    """What did not come: buckets, or its own answer."""
+    """Missing thing: its share of buckets, or its own answer."""
     waited_s: float
 
     @property

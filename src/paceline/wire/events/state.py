@@ -140,7 +140,7 @@ class CutsRarerEvent(Event, frozen=True):
     """Seconds between two cuts."""
     every_s: float | None
     every_steps: int | None
-    """What was asked for; None: not in this unit."""
+    """Steps between two cuts that were asked for; None: not asked for in steps."""
     cost_s: float
     """Seconds of a core that one cut takes."""
     share: float

@@ -28,7 +28,7 @@ class ExitEvidence(msgspec.Struct, frozen=True, kw_only=True):
     oom_kills: int = 0
     """Increase of the cgroup's oom_kill counter during this life."""
     machine_oom_kills: int = 0
-    """The same of the whole machine, where the node has no cgroup of its own."""
+    """Increase of the whole machine's counter, where the node has no cgroup of its own."""
     stopped_by_us: bool = False
     hung: bool = False
     """Whether the process was ended since all others waited for it."""
@@ -89,12 +89,12 @@ class NodeFacts(msgspec.Struct, frozen=True, kw_only=True):
     waiting_s: float = 0.0
     """All-reduce: how long it has waited for the others."""
     silent_s: float = 0.0
-    """How long it has said nothing and used no cpu to speak of: the sum of what its agent was there
-    to see."""
+    """Seconds for which the process has said nothing and used hardly any cpu, as far as its agent
+    was there to see it."""
     cpu_s: float = 0.0
     rss_bytes: int = 0
     memory_bytes: int = 0
-    """What counts against the limit of its node, without pages of files; 0: not known."""
+    """Memory that counts against the limit of its node, without pages of files; 0: not known."""
     took: tuple[StepsTook, ...] = ()
     """Strategy script: the new steps, oldest first."""
 
@@ -120,9 +120,10 @@ class AgentHello(Message, frozen=True):
     note: str = ""
     hardware: Hardware = Hardware()
     files: str = ""
-    """Where it serves the files that its node has copied; empty: on the master's machine."""
+    """Address at which it serves the files that its node has copied; empty: on the master's
+    machine."""
     size: NodeSize = NodeSize()
-    """What the spec granted the node when this agent started."""
+    """Size that the spec granted the node when this agent started."""
 
     @property
     def machine(self) -> str:

@@ -126,11 +126,11 @@ class Pulled(EpochMessage, frozen=True):
     applied: int = 0
     """Contributions in the model, of this epoch_no (without steps)."""
     slice: Slice = ()
-    """What step + 1 of the pull's feed consists of."""
+    """Samples of which step + 1 of the pull's feed consists."""
     handler_s: float = 0.0
     """Work on this worker's messages since the answer before, without updates (T^s)."""
     waited_s: float = 0.0
-    """How long the pull waited here for its step (BSP), or for slower workers (SSP)."""
+    """Seconds that the pull waited here for its step (BSP), or for slower workers (SSP)."""
     dense: tuple[str, ...] = ()
     counted: int = 0
     """Samples of the feed that was named, in the model (BSP: at ``step``)."""

@@ -11,13 +11,13 @@ import msgspec
 from paceline.base.samples import Intervals, Span, between
 
 Slice = tuple[Span, ...]
-"""What one synchronous step consists of, in order."""
+"""Samples of which one synchronous step consists, in order."""
 
 
 ScriptPlace = tuple[int, ...]
-"""Where a script is: loops over ``job.epochs`` that are over, the epoch in hand (-1: in none), and
-how many feeds it has opened there; in the body of a loop also the step, and how many in the body.
-"""
+"""Place of a script in its course: loops over ``job.epochs`` that are over, the epoch in hand (-1:
+in none), and the number of feeds opened there; in the body of a loop also the step, and their
+number in the body."""
 
 
 BEHIND = 1 << 30
@@ -56,9 +56,11 @@ class Feed(msgspec.Struct, frozen=True, kw_only=True):
     """On servers: batches in which a whole slice is computed, by any workers; 0: it is not divided
     beforehand."""
     contents: str = ""
-    """What the files of its dataset hold, in short; empty: not known, and so not compared."""
+    """Number, size and digest of the files of its dataset; empty: not known, and so not
+    compared."""
     place: ScriptPlace = ()
-    """Where in the script it was opened: what workers know it by; empty: by its number."""
+    """Place of the script where it was opened, by which workers know it; empty: they know its
+    number."""
     of_epochs: int = 0
     """Epochs of the loop over ``job.epochs`` that it lies in; 0: in none, or not known."""
     site: str = ""
@@ -68,7 +70,7 @@ class Feed(msgspec.Struct, frozen=True, kw_only=True):
     calls: tuple[int, ...] = ()
     """Steps of each scheduler between loops that the script had taken when its epoch began."""
     ends: tuple[int, ...] = ()
-    """Where slices of several sizes end, none larger than ``batch_size``, in the one epoch; empty:
+    """Ends of slices of several sizes, none larger than ``batch_size``, in the one epoch; empty:
     all but the last of an epoch have ``batch_size`` samples."""
     training: int = 0
     """Number of the script's training that it belongs to: each ``job.prepare`` begins one."""
@@ -277,7 +279,7 @@ class Rate(msgspec.Struct, frozen=True, array_like=True):
     """A newer one replaces it."""
     factor: float = 1.0
     by_staleness: bool = False
-    """Also with 1 / (1 + updates since its parameters were pulled)."""
+    """True: the rate is also multiplied with 1 / (1 + updates since its parameters were pulled)."""
 
 
 LINES_PER_FEED = 1 << 20

@@ -46,16 +46,16 @@ class ClusterJob(msgspec.Struct, frozen=True, kw_only=True):
     one_node: bool = False
     """Whether all of its devices must be parts of one machine."""
     expected_s: float | None = None
-    """How long it will run; None: nobody has said."""
+    """Seconds that the job will run; None: nobody has said."""
     submitted_s: float
     """Unix time, as all times here."""
     kind: ShareKind | None = None
-    """How it runs; None: it waits."""
+    """Guaranteed or opportunistic, as the job runs; None: it waits."""
     devices: tuple[str, ...] = ()
-    """Those that it has; none: it waits."""
+    """Devices that the job has; none: it waits."""
     started_s: float = 0.0
     reserved: tuple[str, ...] = ()
-    """Those that it will start on, once no guaranteed job is on any of them."""
+    """Devices on which the job will start, once no guaranteed job is on any of them."""
     reserved_until_s: float = 0.0
 
 

@@ -68,7 +68,8 @@ class Auto(Solution, frozen=True):
     min_slow_s: Seconds = 10.0
     """A node that is restarted was slow for at least so many seconds."""
     min_cut_s: Seconds = 3.0
-    """The same if its machine has cut its cpu quota: the kernel says so, and it is no load."""
+    """Least seconds for which it was slow if its machine has cut its cpu quota: the kernel says so,
+    and that is no passing load."""
     max_restarts: Annotated[int, Meta(ge=0)] = 3
     """Restarts of one node. Each doubles what the next must be worth."""
     changes_per_minute: Annotated[int, Meta(ge=1)] = 2

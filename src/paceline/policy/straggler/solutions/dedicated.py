@@ -20,7 +20,7 @@ from paceline.policy.straggler.observation import Observation, WorkerSeen
 from paceline.policy.straggler.solution import SYNCHRONOUS, Compared, Part, Solution, Steps
 
 _WORSE = 1.02
-"""What is in force stays as long as no step by other shares is faster by as much."""
+"""Factor by which a step with other shares must be faster before the shares in force change."""
 
 Count = Annotated[int, Meta(ge=1)]
 

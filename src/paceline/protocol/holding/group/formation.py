@@ -61,7 +61,7 @@ class NoGroup(msgspec.Struct, frozen=True):
 
     why: WhyNone
     reason: str = ""
-    """What is waited for, as a person reads it; empty: nothing."""
+    """Condition that a next group waits for, in words for a person; empty: none."""
 
 
 class Formation:

@@ -34,7 +34,7 @@ class Word(NamedTuple):
     check_at: int
     """The number of complete steps at which the next checksum is due."""
     every: int
-    """So many steps should lie between two checksums, by what one takes here."""
+    """Steps that should lie between two checksums, by the time that one takes here."""
 
 
 class Difference(NamedTuple):
