@@ -2,27 +2,18 @@
 
 import hashlib
 import os
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from torch.utils.data import ConcatDataset, Subset
 
 from paceline.runtime.data.listed import Listed
+from paceline.runtime.data.source import OfFiles
 
 MAX_FILES = 64
 """Most files whose bytes are read; of the others only names and sizes count."""
 LOOK_BYTES = 1 << 16
 """Bytes that are read at the beginning, in the middle and at the end of such a file."""
-
-
-class OfFiles:
-    """A dataset whose records are those of files, in their order."""
-
-    @property
-    def files(self) -> Sequence[Path]:
-        """Return the files."""
-        raise NotImplementedError
 
 
 def contents_of(dataset: Any) -> str:

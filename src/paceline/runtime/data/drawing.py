@@ -22,8 +22,8 @@ from torch.utils.data import ConcatDataset, Subset, TensorDataset, default_colla
 
 from paceline.runtime.data.batch import CollateFn
 from paceline.runtime.data.drawn import DrawnOrder
-from paceline.runtime.data.iterated import Iterated
 from paceline.runtime.data.listed import Listed
+from paceline.runtime.data.source import reads_in_thread
 from paceline.runtime.process.seeding import seed_cpu, seed_of
 
 COLLATE = -1
@@ -46,11 +46,7 @@ def never_draws(dataset: Any, collate_fn: CollateFn | None) -> bool:
         return lists and never_draws(dataset.dataset, None)
     if type(dataset) is ConcatDataset:
         return all(never_draws(one, None) for one in dataset.datasets)
-    if isinstance(dataset, Iterated):  # reads a dataset of the user's
-        return False
-    ours = type(dataset).__module__.startswith("paceline.runtime.data.")
-    parses = getattr(dataset, "parse", None) is not None  # `TextLines`: a function of the user's
-    return type(dataset) in _QUIET or (ours and not parses)
+    return type(dataset) in _QUIET or reads_in_thread(dataset)
 
 
 class Places:

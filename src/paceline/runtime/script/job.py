@@ -409,8 +409,9 @@ class Job:
             shuffle: whether each epoch has a new order: of all records; in files and tables of the
                 shards and within each; in text of more than 256 MiB of 64 shards at a time.
             num_workers: loader processes; 0: this process reads, in a thread what is known to draw
-                no random numbers (paceline's own sources, ``TensorDataset``, lists and subsets of
-                such, without ``collate_fn``), all else between steps.
+                no random numbers (paceline's own sources, those that say ``reads_in_thread``,
+                ``TensorDataset``, lists and subsets of such, without ``collate_fn``), all else
+                between steps.
             collate_fn: as in torch's DataLoader.
             pin_memory: as in torch's DataLoader.
             prefetch: batches made ahead, per loader process.

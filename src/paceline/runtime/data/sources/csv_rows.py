@@ -36,6 +36,9 @@ class CsvRows(LineRecords):
             names file, line, what was expected and what was found).
     """
 
+    reads_in_thread = True
+    """Nothing of the user's is called."""
+
     def __init__(
         self,
         paths: Paths,

@@ -40,6 +40,9 @@ class GrowingFiles:
         PermanentError: when reading, a file is gone or became shorter.
     """
 
+    reads_in_thread = True
+    """Nothing of the user's is called."""
+
     def __init__(
         self, directory: str | Path, pattern: str = "*.jsonl", *, complete: bool = False
     ) -> None:

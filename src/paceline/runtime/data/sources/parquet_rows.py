@@ -10,8 +10,8 @@ import numpy as np
 from paceline.base.errors import ConfigError
 from paceline.base.optional import extra_for
 from paceline.runtime.data.batch import batch_type
-from paceline.runtime.data.contents import OfFiles
 from paceline.runtime.data.lines import Paths, expand_paths
+from paceline.runtime.data.source import OfFiles
 
 with extra_for("`pl.ParquetRows`"):
     import pyarrow as pa
@@ -37,6 +37,9 @@ class ParquetRows(OfFiles):
             neither numeric, boolean, string nor a list of fixed length; when reading, an empty
             value in a column that is not of floats.
     """
+
+    reads_in_thread = True
+    """Nothing of the user's is called."""
 
     def __init__(self, paths: Paths, columns: Sequence[str] | None = None) -> None:
         self.paths = expand_paths(paths)

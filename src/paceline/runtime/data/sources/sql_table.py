@@ -47,6 +47,9 @@ class SqlTable:
     shard_size_hint = DEFAULT_SHARD_SIZE
     """Neighbouring rows are read together."""
 
+    reads_in_thread = True
+    """Nothing of the user's is called."""
+
     def __init__(self, url: str, table: str, key: str | None, columns: Mapping[str, str]) -> None:
         self._url = sql.engine.make_url(url)
         self._types = arrow_schema(columns)

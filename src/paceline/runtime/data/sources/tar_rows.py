@@ -11,8 +11,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from paceline.base.errors import ConfigError, PermanentError
-from paceline.runtime.data.contents import OfFiles
 from paceline.runtime.data.lines import Paths, expand_paths
+from paceline.runtime.data.source import OfFiles
 
 KEY = "__key__"
 """The name of a record in itself."""
@@ -80,6 +80,11 @@ class TarRows(OfFiles):
             np.frombuffer(one, np.int64) for one in (starts, sizes, fields, firsts)
         )
         self._records = np.array(records, np.int64)
+
+    @property
+    def reads_in_thread(self) -> bool:
+        """Whether no function of the user's makes records."""
+        return self.parse is None
 
     @property
     def shard_size_hint(self) -> int:

@@ -18,6 +18,9 @@ class TensorRows:
         ConfigError: no column, a column without rows, or columns of different lengths.
     """
 
+    reads_in_thread = True
+    """Nothing of the user's is called."""
+
     def __init__(self, **columns: torch.Tensor) -> None:
         lengths = {name: tensor.shape[:1] for name, tensor in columns.items()}
         if not columns or len(set(lengths.values())) > 1 or not all(lengths.values()):

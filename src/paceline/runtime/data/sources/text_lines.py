@@ -5,9 +5,9 @@ from pathlib import Path
 from typing import Any
 
 from paceline.base.errors import ConfigError
-from paceline.runtime.data.contents import OfFiles
 from paceline.runtime.data.lines import LineFiles, Paths
 from paceline.runtime.data.order import DEFAULT_SHARD_SIZE
+from paceline.runtime.data.source import OfFiles
 
 
 class LineRecords(OfFiles):
@@ -70,6 +70,11 @@ class TextLines(LineRecords):
     ) -> None:
         super().__init__(LineFiles(paths, index_dir=index_dir))
         self.parse = parse
+
+    @property
+    def reads_in_thread(self) -> bool:
+        """Whether no function of the user's parses lines."""
+        return self.parse is None
 
     def __getitem__(self, index: int) -> Any:
         return self.__getitems__([index])[0]
