@@ -7,6 +7,7 @@ from pathlib import Path
 from pkgutil import iter_modules
 from typing import Any, NamedTuple
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -53,6 +54,11 @@ def _growing_files(folder: Path) -> Sample:
     return Sample(pl.GrowingFiles(folder, complete=True), _column)
 
 
+def _npy_rows(folder: Path) -> Sample:
+    np.save(folder / "x.npy", np.arange(COUNT))
+    return Sample(pl.NpyRows(x=folder / "x.npy"), _column)
+
+
 def _parquet_rows(folder: Path) -> Sample:
     pq.write_table(pa.table({"x": range(COUNT)}), folder / "a.parquet", row_group_size=6)
     return Sample(pl.ParquetRows(folder / "a.parquet"), _column)
@@ -96,6 +102,7 @@ def _text_lines(folder: Path) -> Sample:
 SAMPLES = {
     "csv_rows": _csv_rows,
     "growing_files": _growing_files,
+    "npy_rows": _npy_rows,
     "parquet_rows": _parquet_rows,
     "sql_table": _sql_table,
     "tar_rows": _tar_rows,
