@@ -9,7 +9,7 @@ import pytest
 
 from tests.without_feature import FEATURES, environment_without
 
-TALLY = Path(__file__).parents[2] / "examples" / "05_every_sample_once.py"
+SCRIPT = Path(__file__).parents[2] / "examples" / "01_minimal.py"
 QUICK = "report"
 """The feature whose absence concerns most of what a run prints."""
 
@@ -20,17 +20,22 @@ QUICK = "report"
 )
 def test_a_job_runs_without_a_feature(name: str, tmp_path: Path) -> None:
     home = {"PACELINE_HOME": str(tmp_path / "home"), "TMPDIR": str(tmp_path)}
-    command = [sys.executable, "-m", "paceline", "run", str(TALLY), "--workers", "1"]
+    command = [sys.executable, "-m", "paceline", "run", str(SCRIPT), "--workers", "1"]
     done = subprocess.run(
-        [*command, "--servers", "1", "--", "--rows", "2000", "--batch-size", "64"],
+        [*command, "--servers", "1"],
         env=environment_without(name, tmp_path / "site") | home,
         capture_output=True,
         text=True,
-        timeout=90,
+        timeout=110,
         check=False,
     )
-    assert (done.returncode, done.stderr) == (0, "")
+    assert done.returncode == 0, done.stderr
+    # On a busy machine it may say, besides, how long it waits for the job's master.
+    assert "feature" not in done.stderr
+    assert "Traceback" not in done.stderr
     *_, last = [line for line in done.stdout.splitlines() if not line.startswith("report: ")]
-    assert re.match(r"Finished: 1,800 of 1,800 samples in the model .* Nothing went wrong\.", last)
+    assert re.match(
+        r"Finished: 40,000 of 40,000 samples in the model .* Nothing went wrong\.", last
+    )
     pages = list((tmp_path / "home" / "jobs").glob("*/report.html"))
     assert bool(pages) == (name != "report")
