@@ -11,7 +11,9 @@ from tests.without_feature import FEATURES, FOLDERS, environment_without
 
 VERBS = {
     "cluster": ["cluster"],
+    "curves": [],
     "data": ["data"],
+    "exporter": [],
     "formats": [],
     "history": ["history"],
     "rehearse": ["rehearse", "check"],

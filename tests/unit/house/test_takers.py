@@ -55,7 +55,7 @@ DIVIDED: dict[str, Any] = {"from nodes": NodeUp, "to nodes": NodeDown, "among no
 
 ANSWERS: dict[str, tuple[Any, tuple[str, ...]]] = {
     "replies": (Reply, ("cli", "jobs", "master")),
-    "replies of the cluster": (ClusterReply, ("features/cluster",)),
+    "replies of the cluster": (ClusterReply, ("features.cluster",)),
 }
 """Unions of answers. Their taker is the function that asked; here is where such functions are."""
 
