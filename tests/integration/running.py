@@ -4,6 +4,7 @@ import contextlib
 import fcntl
 import json
 import os
+import re
 import signal
 import tempfile
 import time
@@ -65,6 +66,13 @@ def install(site: Path, name: str, code: str, group: str, entry: str) -> Path:
     (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 0.1\n")
     (info / "entry_points.txt").write_text(f"[{group}]\n{entry}\n")
     return site
+
+
+def without_waits(said: str) -> str:
+    """What a command says, without the lines by which it tells that a loaded machine takes long."""
+    return re.sub(
+        r"^job \S+: waiting for [\w ]+, \d+ s so far; logs: .*\n", "", said, flags=re.MULTILINE
+    )
 
 
 class RunningJob:

@@ -14,7 +14,7 @@ from paceline.base.jobdir import JobDir
 from paceline.base.processes import find_job_processes, kill_quietly
 from paceline.jobs.outcome import read_outcome
 from tests.chaos.oracle import leftovers
-from tests.integration.running import until
+from tests.integration.running import until, without_waits
 
 PACELINE = (sys.executable, "-c", "from paceline.cli.main import app; app()")
 SCRIPT = Path(__file__).with_name("jobs") / "torchrun_ddp.py"
@@ -77,7 +77,7 @@ class Run:
         """Wait for it: exit code, output, errors. Nothing is left."""
         out, err = self.command.communicate(timeout=END_S)
         assert leftovers(self.job()) == []
-        return self.command.returncode, out, err
+        return self.command.returncode, out, without_waits(err)
 
 
 def ddp(folder: Path, *flags: str, steps: int = 20) -> Run:
