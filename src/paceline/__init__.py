@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from paceline.runtime.data.sources.csv_rows import CsvRows
     from paceline.runtime.data.sources.growing_files import GrowingFiles
+    from paceline.runtime.data.sources.npy_rows import NpyRows
     from paceline.runtime.data.sources.parquet_rows import ParquetRows
     from paceline.runtime.data.sources.sql_table import SqlTable
     from paceline.runtime.data.sources.tar_rows import TarRows
