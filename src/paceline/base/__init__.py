@@ -1,1 +1,1 @@
-"""What every process shares: ids, samples, errors, paths. Imports nothing of paceline."""
+"""Basics that every process shares: ids, samples, errors, paths. Imports nothing of paceline."""

@@ -1,4 +1,4 @@
-"""What this machine computes on, by the kernel's word: nothing here needs a device's library."""
+"""Hardware of this machine, as the kernel tells it: nothing here needs a device's library."""
 
 from pathlib import Path
 

@@ -107,7 +107,7 @@ def _read_process(pid: int, job_dir: Path) -> FoundProcess | None:
 
 
 def room_for_node() -> dict[str, str]:
-    """What the environment of a process must have so that its forks can `show_node`."""
+    """Return the environment that a process needs so that its forks can `show_node`."""
     return {ROOM: _ROOM_FOR}
 
 

@@ -1,4 +1,4 @@
-"""What the master's state machine has its edge do."""
+"""Instructions of the master's state machine to its edge."""
 
 import msgspec
 

@@ -1,4 +1,4 @@
-"""What workers tell each other between their steps: one value for all, or all values to all.
+"""Agreements of workers between their steps: one value for all, or all values to all.
 
 A meeting is known by its place in the script. Its outcome is journalled before a worker hears of
 it, so a worker that comes late, or a script that runs again, gets the same one. A worker that dies
@@ -82,7 +82,7 @@ class Agreements:
         return {inc for inc in in_steps if said[inc] < TIMES_ABSENT} - elsewhere
 
     def answers(self) -> list[AgreedOn]:
-        """What those get that wait for meetings that are decided; they no longer wait."""
+        """Return the answers to those who wait for decided meetings; they no longer wait."""
         over = [place for place in self._waiting if place in self.agreed]
         for place in over:
             self._absent.pop(place, None)

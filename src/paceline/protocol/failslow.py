@@ -1,4 +1,4 @@
-"""What is slow in a script that trains on its own: a pure machine over all its ranks.
+"""Watch over a script that trains on its own, for what is slow: a pure machine over all its ranks.
 
 The times of one rank's steps say *that* the job is slow: all ranks of a synchronous script are slow
 together. Then the calls of all ranks are asked for, and compared with those of the job's start

@@ -1,4 +1,4 @@
-"""What the ranks of a script have told, put together for the policies that look at all of them."""
+"""Answers of the ranks of a script, put together for the policies that look at all of them."""
 
 from collections import deque
 from collections.abc import Iterable, Mapping
@@ -29,7 +29,7 @@ class ProcessorWait(NamedTuple):
 
 
 class ProcessorWaits:
-    """What each rank of a script waited for a processor lately, heartbeat by heartbeat."""
+    """Recent waits of each rank of a script for a processor, heartbeat by heartbeat."""
 
     def __init__(self) -> None:
         self._noted: dict[int, deque[tuple[int, int, ProcessorWait]]] = {}

@@ -53,7 +53,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     @property
     def lacking(self) -> Lacking:
-        """What a step is decided without."""
+        """Samples that a step may lack when it is decided."""
         return Lacking(self.left_out, self.late, self.grace_s, self.lacking_of)
 
     def rate_of(self, node: str) -> Rate:
@@ -74,7 +74,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         return Share(max(1, round(size / accumulation)), accumulation)
 
     def sizes_of(self, nodes: Sequence[str]) -> list[int]:
-        """What these nodes compute of a step, in proportion to each other."""
+        """Return the shares of these nodes in a step, in proportion to each other."""
         mean = self._mean() or Share(1)
         shares = (self.shares.get(node, mean) for node in nodes)
         return [share.num_samples for share in shares]
@@ -256,7 +256,7 @@ class GroupProgressed(Record, frozen=True):
 
 
 class GroupKept(msgspec.Struct, frozen=True, array_like=True):
-    """What a snapshot holds of the newest group, and how it was told to run."""
+    """State of the newest group in a snapshot, and how it was told to run."""
 
     epoch_no: EpochNo
     number: int

@@ -60,7 +60,7 @@ class Snapshot(Record, frozen=True):
 
 
 def take(state: MasterState) -> Snapshot:
-    """What a fresh state has to be given to be as durable as this one."""
+    """Return what a fresh state must be given to be as durable as this one."""
     ledger = state.ledger
     kept = Snapshot(
         model=state.model,

@@ -111,7 +111,7 @@ class NotedStep(msgspec.Struct, frozen=True, array_like=True):
 
 
 class RingContents(msgspec.Struct, frozen=True):
-    """What a ring has, oldest first."""
+    """Contents of a ring, oldest first."""
 
     groups: tuple[CallGroup, ...] = ()
     calls: tuple[NotedCall, ...] = ()

@@ -1,4 +1,4 @@
-"""What people ask a running job: the calls of the command line and the dashboard to the master."""
+"""Questions to a running job: the calls of the command line and the dashboard to the master."""
 
 import msgspec
 
@@ -189,14 +189,14 @@ class JobStatus(Message, frozen=True):
 
 
 class Observed(Message, frozen=True):
-    """What a solution would see now."""
+    """Observation that a solution would see now."""
 
     json: str
     """A `paceline.policy.straggler.observation.Observation`; empty: nobody trains."""
 
 
 class JobInfo(Message, frozen=True):
-    """What a machine that joins has to know."""
+    """Facts that a joining machine needs."""
 
     job_id: str
     spec: JobSpec

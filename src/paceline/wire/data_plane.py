@@ -124,7 +124,7 @@ class DataServer:
         return self._door.num_refused
 
     def poll(self, timeout_s: float, extra: int = -1) -> list[tuple[bytes, Data, list[Frame]]]:
-        """What has arrived; waits at most ``timeout_s``, or until ``extra`` can be read.
+        """Return what has arrived; wait at most ``timeout_s``, or until ``extra`` can be read.
 
         May return nothing before the time is up.
         """
@@ -244,7 +244,7 @@ class DataClient:
     def poll(
         self, timeout_s: float, extra: int = -1, *, writing: bool = False
     ) -> list[tuple[int, Data, list[Frame]]]:
-        """What has arrived; waits at most ``timeout_s``, or until ``extra`` can be read.
+        """Return what has arrived; wait at most ``timeout_s``, or until ``extra`` can be read.
 
         ``writing``: or written.
         """

@@ -54,7 +54,7 @@ _CLASSES = get_args(ShareClass)
 
 
 class GateOrder(NamedTuple):
-    """What the device coordinator has ordered last."""
+    """Newest order of the device coordinator."""
 
     number: int
     mode: GateMode
@@ -205,7 +205,7 @@ class GatePage:
 
     @property
     def memory(self) -> PageMemory:
-        """What the process has said last of its memory."""
+        """Newest word of the process about its memory."""
         return PageMemory(*(self.words[at] for at in _MEMORY))
 
     def say_memory(self, said: PageMemory) -> None:

@@ -22,7 +22,7 @@ MAX_REASON = 4_096
 
 
 class LastWords(msgspec.Struct, frozen=True):
-    """What a dying master knows about its death."""
+    """Knowledge of a dying master about its death."""
 
     reason: str
     final: bool = False
@@ -39,7 +39,7 @@ def say(words: LastWords, descriptor: int) -> None:
 
 
 def read(descriptor: int) -> LastWords | None:
-    """What a master that is gone has said; None: nothing that can be read."""
+    """Return the last words of a master that is gone; None: none that can be read."""
     try:
         return msgspec.json.decode(os.read(descriptor, MAX_BYTES), type=LastWords)
     except (BlockingIOError, msgspec.MsgspecError):

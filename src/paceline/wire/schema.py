@@ -1,4 +1,4 @@
-"""What a model consists of, as servers, workers and cut files describe it.
+"""Schema of a model, by which servers, workers and cut files describe it.
 
 Dense parameters of one dtype are laid end to end and cut in blocks of ``block_elems`` elements;
 embedding rows fall into ``NUM_BUCKETS`` hash buckets. Blocks and buckets share one owner table:

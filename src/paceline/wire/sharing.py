@@ -9,7 +9,7 @@ ShareClass = Literal["guaranteed", "opportunistic", "auto"]
 
 
 class GateMode(enum.IntEnum):
-    """What a gate does to its job."""
+    """Effect of a gate on its job."""
 
     OFF = 0
     DUTY = 1
@@ -98,7 +98,7 @@ class MemoryLimit(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
 
 
 class SharingDecision(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What the opportunistic jobs of a device may do from now on, and why."""
+    """Decision on what the opportunistic jobs of a device may do from now on, and why."""
 
     cause: SharingCause
     mode: GateMode
@@ -124,7 +124,7 @@ class SharingDecision(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=T
 
     @property
     def allowed(self) -> str:
-        """What the opportunistic jobs may do, in words."""
+        """Words for what the opportunistic jobs may do."""
         if self.memory is not None:
             return f"{self.memory.worker} {self.memory.allowed}"
         match self.mode:

@@ -44,7 +44,7 @@ the timeouts derived from it err on the side of patience."""
 
 
 class NodeSize(Struct, frozen=True, kw_only=True):
-    """What one node may use; None: no limit."""
+    """Resources that one node may use; None: no limit."""
 
     cpu: float | None = None
     memory_bytes: int | None = None
@@ -78,7 +78,7 @@ class NodeSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         return None if self.cpu is None else self.cpu[number % len(self.cpu)]
 
     def size_of(self, number: int) -> NodeSize:
-        """What node ``number`` of the role may use."""
+        """Return what node ``number`` of the role may use."""
         return NodeSize(cpu=self.cpu_of(number), memory_bytes=self.memory_bytes)
 
     def sized(self, size: NodeSize) -> "NodeSpec":

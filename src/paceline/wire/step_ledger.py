@@ -42,7 +42,7 @@ _FIELDS = struct.Struct("@18d")
 
 
 class Mark(enum.IntFlag):
-    """What makes a step longer than others without anything being slow."""
+    """Causes that make a step longer than others without anything being slow."""
 
     NONE = 0
     FIRST = 1
@@ -86,7 +86,7 @@ _COUNTS_AT = [i for i, kind in enumerate(StepRecord.__annotations__.values()) if
 
 
 class LedgerPage(NamedTuple):
-    """What a reader sees."""
+    """Page of the ledger, as a reader sees it."""
 
     inc: Inc
     pid: int

@@ -1,4 +1,4 @@
-"""What each strategy of a job is like: one row each, read wherever a job's strategy matters.
+"""Traits of each strategy of a job: one row each, read wherever a job's strategy matters.
 
 The spec's rules, the master, the agent, the runtime and the report ask the row and never compare
 names. A new strategy is a row here and a folder ``runtime/holding/…``. Where no holder keeps the
@@ -17,7 +17,7 @@ HolderName = Literal["nobody", "servers", "replicas", "shards"]
 
 
 class Traits(Struct, frozen=True, kw_only=True):
-    """What a strategy allows, and how its workers live."""
+    """Traits of a strategy: what it allows, and how its workers live."""
 
     summary: str
     """Description for people, in one line."""

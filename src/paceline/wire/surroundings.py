@@ -1,4 +1,4 @@
-"""What a run keeps of the shell and the machine that it was first started in."""
+"""Surroundings of a run: the shell and the machine that it was first started in."""
 
 from msgspec import Struct
 

@@ -80,7 +80,7 @@ def send(pair: socket.socket, message: BecomeZygote | Fork | FromZygote) -> None
 
 
 def receive_node(pair: socket.socket) -> BecomeZygote | None:
-    """What a fork of the template must become; None: the agent is gone."""
+    """Receive what a fork of the template must become; None: the agent is gone."""
     data = pair.recv(MAX_BYTES)
     return _become.decode(data) if data else None
 

@@ -1,4 +1,4 @@
-"""What people ask the scheduler of a cluster, and its answers."""
+"""Questions to the scheduler of a cluster, and its answers."""
 
 import msgspec
 
@@ -109,7 +109,7 @@ class DeviceRows(Message, frozen=True):
 
 
 class ToldLine(msgspec.Struct, frozen=True):
-    """What happened to a job, in words."""
+    """Line in words about what happened to a job."""
 
     t: float
     """Unix time."""

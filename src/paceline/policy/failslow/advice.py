@@ -1,4 +1,4 @@
-"""What the planner advises for a script that paceline does not steer: a restart, when it pays.
+"""Advice for a script that paceline does not steer: a restart, when it pays.
 
 Such a script divides its work itself, and decides where its ranks are: S2 and S3 are not offered.
 A person can start it again without what is slow; that costs its start, and the work since it last
@@ -31,7 +31,7 @@ MAX_WAITING = 1000
 
 
 class RestartPrice(msgspec.Struct, frozen=True, kw_only=True):
-    """What a restart of the script costs, in seconds."""
+    """Cost of a restart of the script, in seconds."""
 
     start_s: float
     """Seconds from the start of the ranks to the end of their first step, as measured the last
@@ -60,7 +60,7 @@ class RestartAdvice:
         """Step, its time, that of a healthy one, and of how many it is the mean."""
 
     def _price(self, now_s: float) -> RestartPrice | None:
-        """What a restart costs now; None: not known."""
+        """Return the cost of a restart now; None: not known."""
         if self._begun_s is None or self._saved_s is None or self._start_s is None:
             return None
         return RestartPrice(
@@ -87,7 +87,7 @@ class RestartAdvice:
             self._waiting.append((change.found_step, change.after_s, change.before_s, steps))
 
     def diagnosed(self, found: Sequence[DiagnosedEvent]) -> None:
-        """What the job is slow for; of what slows all ranks no restart without some helps."""
+        """Take in what slows the job; if all ranks are slow, no restart without some helps."""
         blamed = {node for one in found for node in one.nodes if one.culprit == "computation"}
         everybody = blamed == self._ranks.keys()
         self._faults = () if everybody else tuple(self._fault(one) for one in found)

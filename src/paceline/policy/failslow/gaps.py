@@ -1,4 +1,4 @@
-"""What a diagnosis could not look at, and why: so that its words claim no more than was checked."""
+"""Gaps of a diagnosis, and their reasons: its words must claim no more than was checked."""
 
 import enum
 from collections.abc import Mapping
@@ -35,7 +35,7 @@ class NotMeasured(enum.StrEnum):
 
 
 class Gaps(msgspec.Struct, frozen=True, kw_only=True):
-    """What a diagnosis could not look at."""
+    """Parts of a job that a diagnosis could not look at."""
 
     not_profiled: NotProfiled | None = None
     """None: calls were compared."""

@@ -26,7 +26,7 @@ _MOST_SYMBOLS = 4096
 
 
 class CallKind(NamedTuple):
-    """What is alike in the same call of every step."""
+    """Properties that the same call has in every step."""
 
     op: str
     group: int

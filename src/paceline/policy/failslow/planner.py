@@ -27,7 +27,7 @@ from paceline.policy.failslow.suspects import Kind
 
 
 class Cure(enum.StrEnum):
-    """What can be done, besides nothing."""
+    """Cure against a slowness, besides doing nothing."""
 
     MICRO_BATCHES = "S2"
     """Slow replicas compute fewer micro-batches."""
@@ -69,7 +69,7 @@ class CureOption(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class EventFacts(msgspec.Struct, frozen=True, kw_only=True):
-    """What is known after a step."""
+    """Facts that are known after a step."""
 
     step: int
     step_s: float
@@ -140,7 +140,7 @@ class CureUndone(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PlannerState(msgspec.Struct, frozen=True, kw_only=True):
-    """What the planner remembers from one step to the next."""
+    """Memory of the planner from one step to the next."""
 
     faults: tuple[Fault, ...] = ()
     """Faults of the present event; empty: there is no event."""

@@ -161,7 +161,7 @@ def found_slow(slow: Slow, speeds: Mapping[str, NodeSpeed]) -> SlowNodeEvent | S
 
 
 def _value(what: Literal["cpu quota", "cpu", "matmul", "memory"], one: NodeSpeed) -> float:
-    """What a node has of it."""
+    """Return a node's rate of this kind."""
     match what:
         case "cpu quota":
             return one.cpu_quota or 0.0

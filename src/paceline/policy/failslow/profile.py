@@ -1,4 +1,4 @@
-"""What the calls of a few steps say of each rank and each group: computing, waiting, transfers.
+"""Profile of each rank and group from the calls of a few steps: computing, waiting, transfers.
 
 A call lasts from a rank's arrival in it until its end, so it has two parts. The last rank to arrive
 waits for nobody: its time is the *transfer*, what is above it is another rank's *wait*. Only
@@ -96,7 +96,7 @@ class Transfer(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ProfileSummary(msgspec.Struct, frozen=True, kw_only=True):
-    """What is kept of a window; a baseline is one from the job's start."""
+    """Summary of a window; a baseline is one from the job's start."""
 
     step_s: float
     ranks: dict[int, RankTimes]

@@ -92,7 +92,7 @@ class BusyMachine(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Findings(msgspec.Struct, frozen=True, kw_only=True):
-    """What a window says."""
+    """Findings from one window, against the baseline."""
 
     suspects: tuple[Suspect, ...] = ()
     """Suspects, those that cost most of a step first; empty: nothing stands out."""

@@ -35,7 +35,7 @@ _Times = dict[tuple[int, ...], float]
 
 
 class ValidationPlan(msgspec.Struct, frozen=True, kw_only=True):
-    """What is measured, by all ranks at one step boundary."""
+    """Measurements that all ranks make at one step boundary."""
 
     ranks: tuple[int, ...]
     """Ranks that time matrix products, all at once."""
@@ -69,7 +69,7 @@ class SlowComponent(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ValidationResult(msgspec.Struct, frozen=True, kw_only=True):
-    """What a validation says."""
+    """Outcome of a validation."""
 
     slow: tuple[SlowComponent, ...] = ()
     """The slowest first; empty: no component found."""

@@ -67,7 +67,7 @@ class SearchSpace(msgspec.Struct, frozen=True, kw_only=True):
 
     @classmethod
     def around(cls, seen: ResourceObservation, reach: float) -> "SearchSpace":
-        """What the bounds allow, at most by a factor of `reach` from the present size."""
+        """Return the sizes within the bounds, by a factor of `reach` at most from the present."""
         size, bounds, step = seen.size, seen.bounds, seen.bounds.core_step
 
         def counts(now: int, least: int, most: int | None) -> tuple[int, int]:
@@ -112,7 +112,7 @@ class SearchSpace(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Valuation:
-    """What sizes bring and cost, all at once.
+    """Gains and costs of many sizes, all at once.
 
     Args:
         seen: the job now; its measured rate corrects the model's level.

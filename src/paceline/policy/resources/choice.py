@@ -34,7 +34,7 @@ class JobOffers(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SpareResources(msgspec.Struct, frozen=True, kw_only=True):
-    """What all jobs together may take more; infinite: no limit."""
+    """Resources that all jobs together may take more; infinite: no limit."""
 
     cores: float = math.inf
     memory_bytes: float = math.inf
@@ -50,7 +50,7 @@ class SpareResources(msgspec.Struct, frozen=True, kw_only=True):
         )
 
     def after(self, before: JobSize, after: JobSize) -> "SpareResources":
-        """What is left when a job has gone from one size to the other."""
+        """Return what is left when a job has gone from one size to the other."""
         return SpareResources(
             cores=self.cores - after.cores + before.cores,
             memory_bytes=self.memory_bytes - after.memory_bytes + before.memory_bytes,

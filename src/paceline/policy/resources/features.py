@@ -1,10 +1,10 @@
-"""What a job is like before and while it trains: by this, earlier jobs are compared with it."""
+"""Features of a job before and while it trains, by which earlier jobs are compared with it."""
 
 import msgspec
 
 
 class JobFeatures(msgspec.Struct, frozen=True, kw_only=True):
-    """What tells jobs apart (DLRover-RM, Algorithm 1); a value that is not known is None."""
+    """Features that tell jobs apart (DLRover-RM, Algorithm 1); None: not known."""
 
     user: str | None = None
     script: str | None = None

@@ -236,7 +236,7 @@ def _table(seen: Sequence[MeasuredSize]) -> SizeTable:
 
 
 def _equations(seen: MeasuredSize, form: StepForm, doubt: float) -> _Equations:
-    """What one measured size says of the coefficients.
+    """Return the equations that one measured size gives for the coefficients.
 
     Args:
         seen: the size.

@@ -1,4 +1,4 @@
-"""What a job has learned about sizes: rates measured at each, and plans that did not work out.
+"""Experience of a job with sizes: rates measured at each, and plans that did not work out.
 
 A policy remembers nothing itself; this is handed to it with each observation, and is recorded.
 """
@@ -13,7 +13,7 @@ KEPT = 40
 
 
 class MeasuredSize(msgspec.Struct, frozen=True, kw_only=True):
-    """What was measured while a job had one size, after it had settled."""
+    """Measurements while a job had one size, after it had settled."""
 
     size: JobSize
     batch: float
@@ -74,7 +74,7 @@ class AvoidedSize(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PlanOutcome(msgspec.Struct, frozen=True, kw_only=True):
-    """What a plan promised, and what it brought."""
+    """Promise of a plan, beside what it brought."""
 
     origin: JobSize
     target: JobSize

@@ -56,7 +56,7 @@ long as its tables are too small to tell."""
 
 
 class ServerMemory(msgspec.Struct, frozen=True, kw_only=True):
-    """What one server has of memory, and uses."""
+    """Memory that one server has, and uses."""
 
     node: str
     limit_bytes: int
@@ -67,7 +67,7 @@ class ServerMemory(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class JobAhead(msgspec.Struct, frozen=True, kw_only=True):
-    """What is left of a job, as far as memory is concerned."""
+    """Rest of a job, as far as memory is concerned."""
 
     done: int
     """Samples."""
@@ -81,7 +81,7 @@ class JobAhead(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class MemoryForecast(msgspec.Struct, frozen=True, kw_only=True):
-    """What one server will need."""
+    """Memory that one server will need."""
 
     node: str
     limit_bytes: int

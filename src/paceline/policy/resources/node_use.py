@@ -1,4 +1,4 @@
-"""What nodes use their cores for, by the cores that they used at several sizes.
+"""Use of nodes' cores, learned from the cores that they used at several sizes.
 
 A node uses some cores while it waits: to be woken for each message costs more than to go on with
 the next one. That is dear where quotas are parts of a core: then more nodes do less. One size
@@ -26,7 +26,7 @@ in them."""
 
 
 def used_by(own: Sequence[MeasuredSize]) -> StepForm:
-    """What the measured use of cores says of a form.
+    """Fit a form's use of cores to the measured use.
 
     Args:
         own: measured sizes of the job.

@@ -1,4 +1,4 @@
-"""What a resource policy sees of a job: one frozen observation per decision.
+"""Observation of a job for a resource policy: one frozen value per decision.
 
 Reference: DLRover section 4.2, DLRover-RM sections 4.1 and 4.3. Times are seconds, memory is bytes,
 cores are those that a quota grants, so 0.1 is a tenth of a core. Costs are of the user's prices.
@@ -23,7 +23,7 @@ CLOSE = 1e-6
 
 
 class ResourcePrices(msgspec.Struct, frozen=True, kw_only=True):
-    """What resources cost per hour, in one currency."""
+    """Prices of resources per hour, in one currency."""
 
     core: float = 1.0
     gib: float = 0.1
@@ -54,7 +54,7 @@ class JobSize(msgspec.Struct, frozen=True, kw_only=True):
         return self.workers * self.worker_memory + self.servers * self.server_memory
 
     def cost(self, prices: ResourcePrices) -> float:
-        """What an hour of it costs."""
+        """Return the price of an hour of it."""
         return self.cores * prices.core + self.memory_bytes / GIB * prices.gib
 
     def differing(self, other: "JobSize") -> tuple[Dimension, ...]:
@@ -95,7 +95,7 @@ def _same(one: float, other: float) -> bool:
 
 
 class ResourceBounds(msgspec.Struct, frozen=True, kw_only=True):
-    """What a job may have; None: no limit."""
+    """Bounds on what a job may have; None: no limit."""
 
     cores: float | None = None
     """Most cores of all nodes together (the paper's C_total)."""
@@ -120,7 +120,7 @@ class ResourceBounds(msgspec.Struct, frozen=True, kw_only=True):
     """Smallest step of a node's cores."""
 
     def excess(self, size: JobSize, prices: ResourcePrices, extra_cores: float = 0.0) -> str:
-        """What a size has too much or too little of, in words; empty: it is allowed.
+        """Say what a size has too much or too little of; empty: it is allowed.
 
         Args:
             size: of the job.
@@ -174,7 +174,7 @@ def _gib(num_bytes: int | None) -> float | None:
 
 
 class NodeUse(msgspec.Struct, frozen=True, kw_only=True):
-    """What one living node is granted and uses, over the newest windows."""
+    """Grant and use of one living node, over the newest windows."""
 
     node: str
     role: Role
@@ -238,7 +238,7 @@ class TableRows(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ModelFacts(msgspec.Struct, frozen=True, kw_only=True):
-    """What a job's model weighs."""
+    """Size of a job's model."""
 
     dense_bytes: int = 0
     """M: parameters that each worker pulls whole."""
@@ -261,7 +261,7 @@ class PendingTime(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TransitionTime(msgspec.Struct, frozen=True, kw_only=True):
-    """What changes of one kind took, mean over those that took effect."""
+    """Time that changes of one kind took, as a mean over those that took effect."""
 
     kind: ChangeKind
     seconds: float

@@ -1,4 +1,4 @@
-"""What a resource policy answers: a plan, or why there is none.
+"""Answers of a resource policy: a plan, or why there is none.
 
 Reference: DLRover-RM section 4.2 (gain and cost of a plan). A plan carries what it promises, so
 that it can be held against what was measured after it took effect.

@@ -1,4 +1,4 @@
-"""What a resource policy is: an observation and the job's history in, a plan out.
+"""Port of resource policies: an observation and the job's history in, a plan out.
 
 A policy of a user derives from `ResourcePolicy`, and is found by an entry point of the group
 ``paceline.resources`` (see `paceline.policy.resources.registry`).

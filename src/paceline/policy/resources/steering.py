@@ -49,7 +49,7 @@ _MOST_DOUBLINGS = 6
 
 
 class SteeringLine(msgspec.Struct, frozen=True, kw_only=True):
-    """What is written down of one step of the loop, so that it can be taken again."""
+    """Record of one step of the loop, from which the step can be taken again."""
 
     t: float = 0.0
     """Unix time at which it was written."""
@@ -330,7 +330,7 @@ def _ordered(
 
 
 def _nodes_now(plan: ResourcePlan, seen: ResourceObservation) -> tuple[NodeTarget, ...]:
-    """What those nodes have whose size the size of the job does not tell once the plan is done."""
+    """Return the sizes of nodes which the job's size will not tell once the plan is done."""
     uneven = [
         role
         for role in ("worker", "server")

@@ -1,4 +1,4 @@
-"""What the loop around a resource policy knows, is given and answers: values, all recordable."""
+"""State, facts and acts of the loop around a resource policy: values, all recordable."""
 
 from typing import Literal
 
@@ -131,7 +131,7 @@ class TakeBack(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
 
 class JudgePlan(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """What a plan expected and what was measured, for people who ask; nothing is to be done."""
+    """Expectation of a plan beside what was measured, for people who ask; nothing is to be done."""
 
     plan: ResourcePlan
     origin: JobSize

@@ -131,7 +131,7 @@ class SizeTable(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def columns(sizes: SizeTable, form: StepForm) -> Floats:
-    """What each coefficient is multiplied by, one row for each size, one column for each term."""
+    """Return the factors of the coefficients, one row for each size, one column for each term."""
     has_servers = sizes.servers > 0.0
     servers = np.maximum(sizes.servers, 1.0)
     at_once = 1.0 if form.saturating else sizes.workers
@@ -216,7 +216,7 @@ class SizeModel(msgspec.Struct, frozen=True, kw_only=True):
         return np.asarray(np.sqrt(squares + of_form**2 + self._distance(sizes) ** 2))
 
     def _relative(self, sizes: SizeTable) -> Floats:
-        """What a coefficient's error is in the step's time, for each second of it."""
+        """Return the part of a step's time by which each second of a coefficient's error counts."""
         free_s, step_s = self._free_s(sizes), self.step_s(sizes)
         part = (free_s / step_s) ** (_KNEE - 1.0) / step_s
         return np.asarray(columns(sizes, self.form) * part[:, np.newaxis])

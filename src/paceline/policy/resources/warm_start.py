@@ -27,7 +27,7 @@ batch size says little beside one with the same."""
 
 
 class FinishedSize(msgspec.Struct, frozen=True, kw_only=True):
-    """What an earlier job was like, and the size that it had come to."""
+    """Features of an earlier job, and the size that it had come to."""
 
     job_id: str
     ended_s: float

@@ -35,19 +35,19 @@ class MemoryDivision:
 
     @property
     def free(self) -> float:
-        """What nobody has, and nobody is owed."""
+        """Memory that nobody has, and nobody is owed."""
         held = sum(self.held(worker) for worker in self.workers.values())
         owed = sum(share.owed for share in self.shares.values())
         return self.facts.room - held - owed - self.reserved
 
     def held(self, worker: MemoryWorker) -> float:
-        """What a worker may use now, by its order or because it has not taken the order in."""
+        """Return what a worker may use now, by its order or until it has taken that in."""
         ordered = self.shares[worker.name].limit
         most = max(ordered, worker.limit) if worker.looks else ordered
         return min(most, max(self.facts.room, worker.device))
 
     def spare(self, worker: MemoryWorker) -> float:
-        """What an opportunistic worker could do without."""
+        """Return the memory that an opportunistic worker could do without."""
         return self.shares[worker.name].limit - worker.floor
 
     def order(

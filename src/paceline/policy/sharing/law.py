@@ -43,7 +43,7 @@ class SharingJob(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SharingFacts(msgspec.Struct, frozen=True, kw_only=True):
-    """What the device coordinator sees at one moment."""
+    """Facts that the device coordinator sees at one moment."""
 
     now_s: float
     guaranteed: str = ""
@@ -97,7 +97,7 @@ class SharingRules(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SharingState(msgspec.Struct, frozen=True, kw_only=True):
-    """What the device coordinator remembers."""
+    """Memory of the device coordinator from one moment to the next."""
 
     phase: Literal["free", "arrival", "alone", "shared"] = "free"
     guaranteed: str = ""

@@ -1,4 +1,4 @@
-"""What the law of a device's memory sees and remembers, as values; in bytes and seconds."""
+"""Facts and state of the law of a device's memory, as values; in bytes and seconds."""
 
 import math
 
@@ -36,12 +36,12 @@ class MemoryWorker(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def floor(self) -> float:
-        """What an opportunistic job keeps; of one that is away: what it kept."""
+        """Memory that an opportunistic job keeps, or kept if it is away."""
         return max(self.minimum, self.device, 1.0)
 
 
 class MemoryFacts(msgspec.Struct, frozen=True, kw_only=True):
-    """What the device coordinator sees of memory at one moment."""
+    """Facts about memory that the device coordinator sees at one moment."""
 
     now_s: float
     room: float
@@ -85,12 +85,12 @@ class MemoryRules(msgspec.Struct, frozen=True, kw_only=True):
     up to the second."""
 
     def least_of(self, room: float) -> float:
-        """What a spill is worth at least."""
+        """Return the bytes that a spill is worth at least."""
         return min(self.least, self.least_part * room)
 
 
 class MemoryShare(msgspec.Struct, frozen=True, kw_only=True):
-    """What the device coordinator remembers of a worker."""
+    """Record that the device coordinator keeps of a worker."""
 
     limit: float
     """Limit as ordered, in bytes."""
@@ -127,7 +127,7 @@ class MemoryExchange(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class MemoryState(msgspec.Struct, frozen=True, kw_only=True):
-    """What the device coordinator remembers of memory."""
+    """State of memory that the device coordinator keeps."""
 
     shares: dict[str, MemoryShare] = {}
     came_s: float = -math.inf

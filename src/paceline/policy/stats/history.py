@@ -1,4 +1,4 @@
-"""What the monitor keeps of one node, and a solution sees of it.
+"""History of one node, which the monitor keeps and a solution sees.
 
 The master and the simulator feed every report of a node to its `NodeHistory`, and ask it when an
 observation is made. It has no clock.
@@ -31,7 +31,7 @@ class Lengths(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
 
 class ProfiledTimes(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """What a worker took for batches of one size that were not applied (`Profile`)."""
+    """Times of a worker for batches of one size that were not applied (`Profile`)."""
 
     batch_size: int
     batches: int

@@ -45,7 +45,7 @@ _EXCESS = (LATE - 1.0).tolist()
 
 
 class Point(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """What a worker showed at one batch size."""
+    """Behaviour of a worker at one batch size."""
 
     batch_size: int
     iterations: int
@@ -343,7 +343,7 @@ class _Points:
         return total_s / sum(group.iterations for group in self._groups)
 
     def bounds_s(self, size: float) -> tuple[float, float]:
-        """What a batch of this size may take in this regime.
+        """Return the bounds of what a batch of this size takes in this regime.
 
         Whatever the split into delay and slope: more samples take no less time, and no more than in
         proportion. This also holds where a small batch does not use all of a device.
@@ -454,7 +454,7 @@ class _Group:
 
 
 def _fade(report: WindowMeans, half_life: tuple[int, float]) -> float:
-    """What is left of the weight of older reports."""
+    """Return the rest of the weight of older reports."""
     iterations, seconds = half_life
     fade: float = 0.5 ** min(report.iterations / iterations, report.span_s / seconds)
     return fade

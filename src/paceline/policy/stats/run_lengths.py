@@ -73,7 +73,7 @@ def _shifted(head: float, tail: Floats) -> Floats:
 
 
 class _Tables:
-    """What a Student-t density and the updates take from the run length alone."""
+    """Terms of a Student-t density and of the updates that depend on the run length alone."""
 
     def __init__(self, longest: int) -> None:
         run = np.arange(longest, dtype=np.float64)

@@ -1,4 +1,4 @@
-"""What can be done about stragglers.
+"""Actions against stragglers.
 
 Reference: AntDT section V-E, Table II. ``AdjustBatch``, ``BackupWorkers``, ``Partial`` and
 ``AdjustRate`` are global actions: they take effect on all workers at the same step.

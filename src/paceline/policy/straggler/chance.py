@@ -1,4 +1,4 @@
-"""What is chance: how single iterations and longer stretches scatter about what is usual.
+"""Chance: the scatter of single iterations and of longer stretches about what is usual.
 
 Reference: order statistics; Blom 1958 for normal values.
 """

@@ -1,4 +1,4 @@
-"""What is written down of decisions: one JSON line each, in ``decisions.jsonl`` of a job.
+"""Log of decisions: one JSON line each, in ``decisions.jsonl`` of a job.
 
 A log is a list of *runs*, each begun by a `Begun` (of a master, or of the simulator): what solution
 was asked, with which arguments. A `Decided` holds all that the solution saw and all that it
@@ -86,7 +86,7 @@ class TookEffect(DecisionLine, frozen=True):
 
 
 class Measured(DecisionLine, frozen=True):
-    """What an action has changed, some time after it took effect."""
+    """Change that an action has brought, some time after it took effect."""
 
     no: int
     index: int
@@ -122,7 +122,7 @@ class CurePlanned(DecisionLine, frozen=True):
 
     @property
     def advised(self) -> AdviseCure | None:
-        """What a person is to do."""
+        """Advice for a person, if one of the acts gives some."""
         return next((act for act in self.acts if isinstance(act, AdviseCure)), None)
 
     @property

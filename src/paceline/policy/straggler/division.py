@@ -73,7 +73,7 @@ class Shares:
 
 
 class Restart(NamedTuple):
-    """What the restart of one worker changes, as parts of a step's time."""
+    """Effect of the restart of one worker, as parts of a step's time."""
 
     gain: float
     """Saved once it is as is usual."""
@@ -231,7 +231,7 @@ class StepModel:
         return found
 
     def restarts(self, workers: Sequence[int]) -> list[Restart]:
-        """What the restart of each of these changes, work being divided as well as can be.
+        """Return the effect of the restart of each of these, with work divided as well as can be.
 
         A worker that nobody waits for, or whose samples the others cannot take, saves nothing by
         itself. Where several hold the others up, each saves its part of what they save together,

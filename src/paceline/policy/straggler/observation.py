@@ -1,4 +1,4 @@
-"""What a solution sees of a job: one frozen observation per decision.
+"""Observation of a job for a solution: one frozen value per decision.
 
 Reference: AntDT section V-D (application state, node state, third-party state). Times are seconds,
 batch sizes samples. Workers are named by node: a plan outlives the incarnations of its workers.
@@ -50,7 +50,7 @@ class ServerSeen(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
 
 class RestartOutcome(msgspec.Struct, frozen=True, kw_only=True):
-    """What a KILL_RESTART has done for a node."""
+    """Outcome of a KILL_RESTART for a node."""
 
     role: str
     before: float

@@ -1,4 +1,4 @@
-"""What workers take now, what is usual, and what their restarts would save and cost.
+"""Times of workers now, the usual ones, and what their restarts would save and cost.
 
 Reference: none; see `paceline.policy.straggler.restarts`.
 """
@@ -22,7 +22,7 @@ _UNSEEN_STEPS = 3
 
 
 def paces_s(seen: Observation, fleet: Fleet) -> tuple[Floats, Floats]:
-    """What each worker takes for an even share of a step, or for a contribution, and the usual."""
+    """Return each worker's time for an even share of a step, or a contribution, and the usual."""
     sizes, wait_s = fleet.shares.astype(np.float64), 0.0
     if seen.mode in SYNCHRONOUS:
         sizes = np.full(len(seen.workers), seen.global_batch / len(seen.workers))

@@ -110,7 +110,7 @@ def slowness(seen: Observation, node: str) -> float | None:
 
 
 def server_times_s(seen: Observation) -> tuple[dict[str, float], float]:
-    """What each measured server takes for its own work of an iteration, and the usual; s."""
+    """Return each measured server's time for its own work of an iteration, and the usual; s."""
     times_s = {each.node: _mean_s(each.regime) for each in seen.servers if each.regime is not None}
     return times_s, float(np.median(list(times_s.values()))) if times_s else 0.0
 

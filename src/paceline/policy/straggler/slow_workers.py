@@ -38,7 +38,7 @@ class SlowWorkers(NamedTuple):
 
     @property
     def gap_s(self) -> float:
-        """What each step loses."""
+        """Seconds that each step loses."""
         return max(self.step_s - self.healthy_s, 0.0)
 
     @classmethod

@@ -1,4 +1,4 @@
-"""What a solution is: a named policy that turns an observation into actions.
+"""Port of solutions: named policies that turn an observation into actions.
 
 Reference: AntDT section V-E. A solution of a user derives from `Solution`, and is found by an entry
 point of the group ``paceline.solutions`` (see `paceline.policy.straggler.registry`).
@@ -47,7 +47,7 @@ class Solution(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     every_s: Seconds = 0.0
 
     def decide(self, seen: Observation) -> list[AnyAction]:
-        """What to do now; an empty list is NONE."""
+        """Decide what to do now; an empty list is NONE."""
         raise NotImplementedError(f"{type(self).__name__} does not say how it decides")
 
     def compared(self, seen: Observation, action: AnyAction) -> Compared:

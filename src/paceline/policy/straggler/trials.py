@@ -1,4 +1,4 @@
-"""What recorded steps would have taken under another plan.
+"""Trials: the time that recorded steps would have taken under another plan.
 
 Who is slow now is no guide where everybody is at times: what a plan is worth then shows in the
 steps that were. Each recorded step is made again with the costs that it had, by the rules of a

@@ -46,7 +46,7 @@ class Cadence:
         self._put_off = self._told = False
 
     def cost(self, cost_s: float) -> None:
-        """What the last cut took of a core, where it took longest."""
+        """Take in the time of a core that the last cut took, where it took longest."""
         self._cost_s = cost_s
         self._num_costs += 1
 

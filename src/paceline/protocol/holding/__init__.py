@@ -1,1 +1,1 @@
-"""Who holds the state of training: the part of each holder that decides."""
+"""Holders of the state of training: the part of each one that decides."""

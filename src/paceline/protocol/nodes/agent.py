@@ -1,4 +1,4 @@
-"""What an agent does about its node's training process: a pure machine, messages in, acts out.
+"""Care of an agent for its node's training process: a pure machine, messages in, acts out.
 
 It owns who runs here (at most one incarnation), how it is being ended, and what the master must
 still be told. The clock is an argument; `paceline.agent.agent` carries the acts out.
@@ -151,7 +151,7 @@ class NodeState:
     # ------------------------------------------------------------------ the master
 
     def connected(self) -> list[Act]:
-        """What follows the hello on a new stream: an end that the master may not know."""
+        """Return what follows the hello on a new stream: an end that the master may not know."""
         return self._tell_end()
 
     def on_master(self, message: AgentDown, now_s: float) -> list[Act]:

@@ -30,7 +30,7 @@ class Budget:
 
     @property
     def used_up(self) -> str:
-        """What is said when no relaunch is left."""
+        """Words for when no relaunch is left."""
         window_s = self._spec.window_s
         within = "" if window_s is None else f" within {window_s:g} s"
         budget = self._spec.budget

@@ -207,7 +207,7 @@ def _any_trained(evidence: Evidence) -> bool:
 
 
 def _last_error(traceback: str) -> str:
-    """What follows the last frame of a traceback: class and message of the error."""
+    """Return what follows the last frame of a traceback: class and message of the error."""
     lines = traceback.rstrip().splitlines()
     ours = itertools.takewhile(lambda line: not line.startswith("  "), reversed(lines))
     return "\n".join(reversed(list(ours)))

@@ -1,4 +1,4 @@
-"""What a node is made of: its agent, its newest life, what becomes of it, what its lives have left.
+"""Parts of a node: its agent, its newest life, its fate, and what its lives have left.
 
 Vocabulary only; `paceline.protocol.nodes.membership` decides. Times are by the caller's clock.
 """
@@ -25,7 +25,7 @@ class Presence(enum.Enum):
 
 
 class Backing(enum.Enum):
-    """What the platform says of a node's place."""
+    """Word of the platform about a node's place."""
 
     UNKNOWN = enum.auto()
     """Nothing so far."""
@@ -168,7 +168,7 @@ class NodeLife(msgspec.Struct):
 
 
 class Fate(enum.Enum):
-    """What becomes of a node."""
+    """Fate of a node."""
 
     STAYS = enum.auto()
     """The node lives, or its next life begins as soon as its agent is there."""
@@ -198,7 +198,7 @@ class NextLife(msgspec.Struct):
 
 
 class NodePast(msgspec.Struct):
-    """What the lives of a node have left."""
+    """Remains of a node's lives."""
 
     restarts: int = 0
     """Number of restarts that cost budget."""

@@ -419,7 +419,7 @@ class Membership:
         return [*acts, *(self._start_if_due(node, now_s) if wait_s == 0 else [])]
 
     def _give_up_place(self, node: Node) -> list[Act]:
-        """What ended may have been slow because of where it was: ask for another place."""
+        """Ask for another place: the life that ended may have been slow because of where it was."""
         node.past.decided += 1
         if node.by_itself:
             return []  # there is no other place for it
@@ -516,7 +516,7 @@ class Membership:
     def tick(
         self, now_s: float, *, lost_after_s: float, others_wait: bool, any_committed: bool
     ) -> list[Act]:
-        """What is due: relaunches, repeated starts, ends that nobody reported, silence."""
+        """Do what is due: relaunches, repeated starts, ends that nobody reported, silence."""
         acts: list[Act] = []
         for node in list(self.roster.nodes.values()):
             life, missing_s = node.life, node.life.missing_since_s

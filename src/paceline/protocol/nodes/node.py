@@ -275,7 +275,7 @@ class Node(msgspec.Struct):
 
     @property
     def word(self) -> str:
-        """What status shows of it."""
+        """Word for the node in the status."""
         match self.fate:
             case Fate.FINISHED:
                 return "finished"

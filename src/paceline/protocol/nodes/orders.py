@@ -21,7 +21,7 @@ from paceline.wire.events.nodes import HungEvent, KilledEvent, KillRestartEvent,
 
 
 class NodeOrders:
-    """What the user and solutions order of the nodes of one job."""
+    """Orders of the user and of solutions for the nodes of one job."""
 
     def __init__(self, members: Membership) -> None:
         self.members, self._roster = members, members.roster

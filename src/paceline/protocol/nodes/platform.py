@@ -1,4 +1,4 @@
-"""What the platform says of the places of nodes, what follows, and whose machine is gone.
+"""Words of the platform about the places of nodes, what follows, and whose machine is gone.
 
 The platform's word is a hint, the agent's own stream is the truth. A platform may call a node dead
 that works on, and it may take a minute to miss one that is gone. So a word ends a life only where

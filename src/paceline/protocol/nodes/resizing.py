@@ -22,7 +22,7 @@ place."""
 
 
 class FormerSize(msgspec.Struct, frozen=True, kw_only=True):
-    """What each node of a role could use before a change, node by node, in turn."""
+    """Sizes of the nodes of a role before a change, node by node, in turn."""
 
     cpu: tuple[float, ...] | None = None
     memory_bytes: int | None = None

@@ -1,4 +1,4 @@
-"""What a worker that asks for work is to have: which samples, computed in which batches.
+"""Grants for workers that ask for work: which samples, computed in which batches.
 
 Pure, and part of `MasterState`, which grants it and records the grant.
 """
@@ -75,7 +75,7 @@ class Deal:
 
     @cached_property
     def _undecided(self) -> Slice:
-        """What the undecided step consists of; worker or ledger says it, whichever knows more."""
+        """Slice of the undecided step; worker or ledger says it, whichever knows more."""
         known = self._message.slice if self._message.step > self._step else ()
         return known or self._plans.undecided()
 

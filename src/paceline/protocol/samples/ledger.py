@@ -51,7 +51,7 @@ class LedgerLine:
         return self.cursor // self.epoch_len if self.epoch_len else 0
 
     def fresh(self, number: int) -> Span:
-        """What nobody has had of the present epoch, as a span of line ``number``."""
+        """Return what nobody has had of the present epoch, as a span of line ``number``."""
         return Span(number, self.cursor, (self.epoch + 1) * self.epoch_len or self.end)
 
     def next(self, count: int) -> tuple[int, int] | None:
@@ -76,7 +76,7 @@ class LedgerLine:
 
 
 def _common(spans: Iterable[Span], start: int, stop: int) -> Iterator[Span]:
-    """What spans of one line have of these positions."""
+    """Return the part of these positions that spans of one line have."""
     for span in spans:
         if max(span.start, start) < min(span.stop, stop):
             yield Span(span.line, max(span.start, start), min(span.stop, stop))
@@ -159,7 +159,7 @@ class Ledger:
                 line.end *= definition.epochs
 
     def source_lines(self, spans: Iterable[Span]) -> tuple[SourceLine, ...]:
-        """What the lines of these spans are at their source."""
+        """Return the lines of these spans as their source has them."""
         numbers = sorted({span.line for span in spans})
         lines = [(number, self.lines[number]) for number in numbers]
         return tuple(SourceLine(n, line.name, line.epoch_len or None) for n, line in lines)
@@ -215,7 +215,7 @@ class Ledger:
         return sum(len(found) for line, found in lease.lines.items() if feed_of(line) == feed)
 
     def pick(self, feed: int, count: int, batch_size: int = 1) -> list[Span]:
-        """What an asynchronous grant of up to ``count`` samples would hold; takes nothing.
+        """Return what an asynchronous grant of up to ``count`` samples would hold; take nothing.
 
         Of a feed that grows: whole batches of the worker's ``batch_size``, since what is missing
         will come.
@@ -235,7 +235,7 @@ class Ledger:
         return between(found, 0, there - there % min(count, batch_size))
 
     def _growing_to_do(self, feed: int) -> Iterator[Span]:
-        """What came back, then what is fresh of the earliest epoch, in the order of the lines."""
+        """Yield what came back, then what is fresh of the earliest epoch, in the lines' order."""
         lines = [(number, self.lines[number]) for number in self.names[feed].values()]
         for number, line in lines:
             for back in line.returned:
@@ -254,7 +254,7 @@ class Ledger:
         spared: int = 0,
         edge: Callable[[int], int] | None = None,
     ) -> list[Span]:
-        """What a synchronous grant would hold: what is to do of a member's parts of some slices.
+        """Return what a synchronous grant would hold: what is to do of parts of some slices.
 
         Args:
             parts: from the undecided slice on.

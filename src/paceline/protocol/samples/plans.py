@@ -36,7 +36,7 @@ GlobalAction = AdjustBatch | BackupWorkers | Partial | AdjustRate
 
 
 def portion_of(plan: Plan, members: Sequence[str], index: int) -> Portion:
-    """What member ``index`` of these nodes computes."""
+    """Return the portion that member ``index`` of these nodes computes."""
     sizes = plan.sizes_of(members)
     low = sum(sizes[:index])
     return Portion(low, low + sizes[index], sum(sizes))
@@ -363,7 +363,7 @@ class Plans:
         return feeds[-1] if feeds and not self.ledger.is_complete(feeds[-1].feed) else None
 
     def undecided(self) -> Slice:
-        """What the undecided step consists of, as far as the ledger knows."""
+        """Return the slice of the undecided step, as far as the ledger knows."""
         feed = self.in_training()
         if feed is None or not self.synchronous:
             return ()

@@ -122,7 +122,7 @@ class StepLeases(Leases):
         return self._give_back(self._remove_late())
 
     def _remove_late(self) -> tuple[Span, ...]:
-        """What the lease has of steps that were decided without it; it comes with others again."""
+        """Remove what the lease has of steps decided without it; that comes with others again."""
         feed, whole = self.in_training, self.slice
         if feed is None or not whole or not self.lease.get(feed.feed):
             return ()
@@ -158,7 +158,7 @@ class StepLeases(Leases):
         return lease[-1].stop > within[0].start
 
     def _slice(self, feed: int, after: int = 0) -> Slice | None:
-        """What step + 1 + ``after`` consists of, unless short steps come between.
+        """Return the slice of step + 1 + ``after``, unless short steps come between.
 
         None: the feed is not read in steps.
         """
@@ -187,7 +187,7 @@ class StepLeases(Leases):
         self._add(feed, ())
 
     def offered(self, spans: Iterable[Span]) -> None:
-        """What was taken is in a contribution now."""
+        """Note that what was taken is in a contribution now."""
         self.taken.subtract(spans)
 
     def peek(self, feed: int, count: int, after: int = 0) -> tuple[Span, ...]:
@@ -252,7 +252,7 @@ class StepLeases(Leases):
 
 
 def _common(lease: Iterable[Span], within: Slice) -> Iterator[Span]:
-    """What a lease has of a slice; both are ordered by samples."""
+    """Return the part of a slice that a lease has; both are ordered by samples."""
     for span in lease:
         if not within or span.start >= within[-1].stop:
             return

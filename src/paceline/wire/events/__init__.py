@@ -1,4 +1,4 @@
-"""What happens in a job, as values: the lines of ``events.jsonl``, written and read as one union.
+"""Events of a job, as values: the lines of ``events.jsonl``, written and read as one union.
 
 One module per topic; `lines` has the union of all, and reads them. A line has the fields of its
 event, and a ``reason`` for people: the event's `Event.clause`. Nothing but the events themselves

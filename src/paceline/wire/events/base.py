@@ -1,4 +1,4 @@
-"""What all events have in common: when, which node, and how they become a line and a sentence."""
+"""Base of all events: time and node, and how they become a line and a sentence."""
 
 import re
 from typing import ClassVar, Self
@@ -45,7 +45,7 @@ class Event(
 
     @property
     def clause(self) -> str:
-        """What happened, in words: the ``reason`` of the line."""
+        """Words for what happened: the ``reason`` of the line."""
         return self.clause_words.format(self)
 
     @property

@@ -23,7 +23,7 @@ def blame(culprit: Culprit, nodes: tuple[str, ...], ratio: float) -> str:
 
 
 class ComparedPart(msgspec.Struct, frozen=True, array_like=True):
-    """What one part of the job takes, beside what it took at the job's start."""
+    """Time of one part of the job, beside its time at the job's start."""
 
     what: Literal["computing", "product", "link"]
     """Part that is compared: a rank's own part of a step, its matrix product, or a transfer between
@@ -82,7 +82,7 @@ class StartUnseenEvent(ReasonedEvent, frozen=True):
 
 
 class DiagnosedEvent(Event, frozen=True):
-    """What makes the job slow, as far as a profile and a measurement of its parts say."""
+    """Diagnosis of what makes the job slow, by a profile and a measurement of its parts."""
 
     culprit: Culprit
     nodes: tuple[str, ...] = ()
@@ -154,7 +154,7 @@ class RestartAdvisedEvent(Event, frozen=True):
 
     @property
     def since(self) -> str:
-        """What a restart goes back to."""
+        """Point to which a restart goes back."""
         return "torch.save last ran" if self.has_saved else "the start: torch.save never ran"
 
 

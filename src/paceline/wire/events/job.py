@@ -212,7 +212,7 @@ class SizeChangedEvent(Event, frozen=True):
 
 
 class SizeJudgedEvent(Event, frozen=True):
-    """What a change of the job's size has brought, measured when it had settled."""
+    """Verdict on a change of the job's size, measured when it had settled."""
 
     before_per_s: float
     after_per_s: float

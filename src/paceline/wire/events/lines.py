@@ -102,7 +102,7 @@ _decoder = msgspec.json.Decoder(KnownEvent)
 
 
 class _Line(msgspec.Struct):
-    """What lines of all versions have."""
+    """Fields that lines of all versions have."""
 
     t: float
     event: str

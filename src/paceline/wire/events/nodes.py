@@ -9,7 +9,7 @@ from paceline.wire.sharing import size_of
 
 
 class Verdict(StrEnum):
-    """What the end of a life means for the node."""
+    """Meaning of the end of a life for the node."""
 
     FINISHED = "finished"
     STOPPED = "stopped"
@@ -269,7 +269,7 @@ class LeftLoopEvent(Event, frozen=True):
 
     @property
     def doubt(self) -> str:
-        """What a counter of the script's own may make of it."""
+        """Words on what a counter of the script's own may make of it."""
         return (
             f"if the script counts its batches, of which this life had {self.miscount}, it may "
             "have left after another step than an undisturbed run does: decide by job.step"

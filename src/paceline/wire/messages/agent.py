@@ -100,7 +100,7 @@ class NodeFacts(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Hardware(msgspec.Struct, frozen=True, kw_only=True):
-    """What a node computes on, as far as its agent knows."""
+    """Hardware of a node, as far as its agent knows."""
 
     kind: str = ""
     """Nodes of one kind are alike: the device or processor, and the quota in force."""

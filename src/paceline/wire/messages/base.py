@@ -1,4 +1,4 @@
-"""What messages of more than one plane are made of: servers, their map, cuts, tables."""
+"""Bases of messages, and parts of them on more than one plane: servers, their map, cuts, tables."""
 
 import msgspec
 
@@ -103,7 +103,7 @@ class CutRef(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TableHeld(msgspec.Struct, frozen=True, array_like=True):
-    """What a server holds of a table that grows."""
+    """Part of a growing table that a server holds."""
 
     table: str
     rows: int

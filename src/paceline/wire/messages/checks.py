@@ -1,4 +1,4 @@
-"""What a node can do, as its check has measured it before the first step."""
+"""Abilities of a node, as its check has measured them before the first step."""
 
 import msgspec
 

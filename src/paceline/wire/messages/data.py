@@ -86,7 +86,7 @@ class Ordered(EpochMessage, frozen=True):
 
 
 class Also(msgspec.Struct, frozen=True, array_like=True):
-    """What a pull asks for besides parameters."""
+    """Request of a pull besides parameters."""
 
     counting: int = -1
     """The feed whose samples in the model are to be counted; -1: none."""

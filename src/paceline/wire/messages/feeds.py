@@ -158,7 +158,7 @@ class Feed(msgspec.Struct, frozen=True, kw_only=True):
         return Span(self.line(), epoch * size + start, epoch * size + stop)
 
     def slice_of(self, step: int) -> Span:
-        """What a step consists of, if every step before it is one whole slice."""
+        """Return the samples of a step, if every step before it is one whole slice."""
         return self.slice_no(step - self.first_step)
 
     def number_at(self, position: int) -> int:
@@ -177,7 +177,7 @@ class Feed(msgspec.Struct, frozen=True, kw_only=True):
         return span.start + size * number // units
 
     def next_slice(self, done: Intervals, workers: int = 1) -> Slice:
-        """What the step consists of that follows a model with these samples of the feed.
+        """Return the samples of the step that follows a model with these samples of the feed.
 
         The slices come in order; after the last one of an epoch what short steps have left out of
         it, in slices of the same size, or, of several sizes, each of one slice. ``per_worker``: as
@@ -286,7 +286,7 @@ LINES_PER_FEED = 1 << 20
 
 
 class SourceLine(msgspec.Struct, frozen=True, array_like=True):
-    """What a line is at its source: a partition, which its name names in every process.
+    """Line at its source: a partition, which its name names in every process.
 
     ``num_samples`` counts one epoch; None: the partition may still grow, and all positions so far
     are of its first epoch.

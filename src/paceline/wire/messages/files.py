@@ -10,7 +10,7 @@ from paceline.wire.messages.base import Message
 
 
 class FileMessage(Message, frozen=True, kw_only=True):
-    """What all of them say."""
+    """Message about a file of a cut."""
 
     ticket: int
     epoch_no: EpochNo = NO_EPOCH

@@ -35,7 +35,7 @@ class Member(msgspec.Struct, frozen=True, array_like=True):
 
 
 class MemberPart(msgspec.Struct, frozen=True, array_like=True):
-    """What one member computes of each step.
+    """Part of each step that one member computes.
 
     ``size``: in proportion to those of the others; ``accumulation``: in so many batches.
     """

@@ -29,7 +29,7 @@ class Cut(Message, frozen=True):
 
 
 class Lacking(NamedTuple):
-    """What a step is decided without."""
+    """Samples that a step may lack when it is decided."""
 
     left_out: int = 0
     """Most samples that a step may lack at once."""

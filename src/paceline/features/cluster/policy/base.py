@@ -1,4 +1,4 @@
-"""What a scheduling policy is: facts of a cluster in, acts with their reasons out.
+"""Port of scheduling policies: facts of a cluster in, acts with their reasons out.
 
 A policy of a user derives from `SchedulingPolicy`, and is found by an entry point of the group
 ``paceline.schedulers`` (see `paceline.features.cluster.policy.registry`).
@@ -38,7 +38,7 @@ class SchedulingPolicy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     """Whether a guaranteed job and opportunistic ones may be on one device."""
 
     def decide(self, facts: ClusterFacts) -> list[AnySchedulingAct]:
-        """What to do now, in this order; a job that goes on waiting is held, with the reason."""
+        """Decide what to do now, in order; a job that goes on waiting is held, with the reason."""
         raise NotImplementedError(f"{type(self).__name__} does not say how it decides")
 
     def claims(self, facts: ClusterFacts) -> list[AnySchedulingAct]:

@@ -1,4 +1,4 @@
-"""What a scheduling policy sees of a cluster, what it may order, and what an order changes.
+"""Facts of a cluster for a scheduling policy, its orders, and what an order changes.
 
 A *device* is what one worker needs: a job of so many workers needs so many devices, all at once.
 Guaranteed jobs use their tenant's quota, and one of them at most is on a device. Opportunistic jobs

@@ -199,7 +199,7 @@ def _has_become_faster(history: SizingHistory) -> bool:
 
 
 def now_of(seen: ResourceObservation, history: SizingHistory) -> MeasuredSize | None:
-    """What was measured at the present size; None: nothing."""
+    """Return the measurements at the present size; None: there are none."""
     return next(
         (each for each in reversed(history.measured) if not each.size.differing(seen.size)), None
     )

@@ -91,7 +91,7 @@ class Auto(Solution, frozen=True):
         return self._asynchronous(seen, fleet)
 
     def compared(self, seen: Observation, action: AnyAction) -> Compared:
-        """What each node takes since its last change point; see `Solution.compared`.
+        """Compare each node's time since its last change point; see `Solution.compared`.
 
         Where work is divided, what it is expected to take while the division lasts.
         """
@@ -212,7 +212,7 @@ def _are_even(fleet: Fleet) -> bool:
 
 
 def _patience(new: Patience, present: Patience, reason: str) -> list[AnyAction]:
-    """What makes steps wait for other workers than they do now."""
+    """Return the actions by which steps wait for other workers than now."""
     if new == present:
         return []
     return [

@@ -52,7 +52,7 @@ class Dedicated(Solution, frozen=True):
     """Take the nearest global batch where no sizes add up to the one that was asked for."""
 
     def decide(self, seen: Observation) -> list[AnyAction]:
-        """What to measure next; then ADJUST_BS, unless it is in force."""
+        """Decide what to measure next; then ADJUST_BS, unless it is in force."""
         if seen.mode not in SYNCHRONOUS:
             return []
         kinds = _by_kind(seen.workers)

@@ -114,7 +114,7 @@ class Falcon(Solution, frozen=True):
         return actions
 
     def compared(self, seen: Observation, action: AnyAction) -> Compared:
-        """What each worker takes for an even share; see `Solution.compared`."""
+        """Compare each worker's time for an even share; see `Solution.compared`."""
         slow = SlowWorkers.of(seen, self.slowness)
         names = [worker.node for worker in seen.workers]
         restarted = action.node if isinstance(action, KillRestart) else ""
@@ -173,7 +173,7 @@ class Falcon(Solution, frozen=True):
         return max(int(lost_s / slow.step_s), 0)
 
     def _state(self, seen: Observation, slow: SlowWorkers, saved_s: float) -> PlannerState:
-        """What the planner would remember."""
+        """Return the planner's state as it would be."""
         division, trial = Cure.MICRO_BATCHES, None
         calm = elapsed(seen) if all(each.regime is not None for each in seen.workers) else 0
         changed_s = _since_change_s(seen)
@@ -215,7 +215,7 @@ def _since_change_s(seen: Observation) -> float | None:
 
 
 def _price_s(seen: Observation, worst: restarts.Candidate) -> float:
-    """What a restart costs until one cures."""
+    """Return the cost of restarts until one cures."""
     cured = restarts.cures(seen.outcomes, worst.role)
     return (worst.cost_s + (1.0 - cured) * worst.futile_s) * 2.0**worst.restarts / cured
 

@@ -1,4 +1,4 @@
-"""Who computes which samples of a step, and in which batches: the same in all members."""
+"""Division of a step's samples among members, and into batches: the same in all of them."""
 
 from collections.abc import Sequence
 from itertools import accumulate, pairwise
@@ -51,7 +51,7 @@ class Sharing(NamedTuple):
         return LEAST if each >= LEAST and not self.blocks else 1
 
     def stand_in(self, whole: Slice) -> range:
-        """What is computed, and does not count, by a member that has nothing to compute."""
+        """Return the units that a member without any computes instead, and which do not count."""
         return range(1 if self.blocks else self.num_units(whole))
 
     def samples(self, whole: Slice, run: range) -> list[Span]:

@@ -1,4 +1,4 @@
-"""Who trains together by all-reduce, as a pure state machine: the master's part of re-forming.
+"""Formation of groups that train with all-reduce, as a pure state machine: the master's part.
 
 A group is a set of incarnations that hold the same model at the same step. When it changes
 (somebody died, joins or leaves) every member of the next one first stops for good in the old one,
@@ -457,7 +457,7 @@ class Formation:
         return [self._record(record), *self._ask(self.stopped)]
 
     def progress(self, message: Progress) -> tuple[Span, ...] | None:
-        """What is in the model by a member's word; None: it is not of the running group."""
+        """Return what is in the model by a member's word; None: it is not of the running group."""
         if (message.epoch_no, message.group) != (self.epoch_no, self.number) or not self.running:
             return None
         self.untold.discard(message.inc)

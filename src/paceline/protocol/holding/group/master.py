@@ -113,7 +113,7 @@ class GroupHolder(Holder):
     # ------------------------------------------------------------------ the group
 
     def _in_group(self, done: list[Instruction]) -> list[Instruction]:
-        """What the group has decided, with what follows from it for the ledger."""
+        """Return the group's decisions after the ledger has followed them."""
         for one in done:
             if isinstance(one, WriteAhead):
                 self._follow_group(one.record)
@@ -150,7 +150,7 @@ class GroupHolder(Holder):
                 assert_never(message)
 
     def _progress(self, message: Progress) -> list[Instruction]:
-        """What all members hold is in the model; DONE grows."""
+        """Take in what all members hold: it is in the model, and DONE grows."""
         committed = self.group.progress(message)
         if committed is None:
             return []

@@ -249,7 +249,7 @@ class MemberState:
 
     @property
     def begins_with(self) -> SampleSet:
-        """What is in the model in which the next step is done."""
+        """Samples in the model in which the next step is done."""
         return SampleSet(self.copying.committed) if self.copying is not None else self.done
 
     @property
@@ -343,7 +343,7 @@ class MemberState:
         return [Drop(), Say(told)]
 
     def forget(self) -> list[Instruction]:
-        """What we hold is to be something else, of which no group knows."""
+        """Forget what we hold: it will be something else, of which no group knows."""
         self.copying = None
         self.step, self.done, self.proved = NO_STEP, SampleSet(), (NO_STEP, ())
         return self.failed(self.running, "it holds another state") if self.running else []
@@ -360,7 +360,7 @@ class MemberState:
     # ------------------------------------------------------------------ loss of messages
 
     def progress(self) -> Say:
-        """What all members hold, by the group that we work in or worked in last."""
+        """Return what all members hold, by the group that we work in or worked in last."""
         step, committed = self.proved
         return Say(
             Progress(

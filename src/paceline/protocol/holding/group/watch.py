@@ -25,7 +25,7 @@ MOST_BEGUN = 3
 
 
 class Word(NamedTuple):
-    """What a member tells of its state as it enters a step; 0: nothing."""
+    """Word of a member about its state as it enters a step; 0: nothing."""
 
     settings: int
     """A digest of the hyper-parameters of the last update, if it has made that itself."""
@@ -64,7 +64,7 @@ class Watch:
         return step >= self.check_at
 
     def word(self, step: StepNo, checksum: int) -> Word:
-        """What we tell as we enter the step after ``step``."""
+        """Return our word as we enter the step after ``step``."""
         updated, settings = self._updated
         return Word(settings if updated == step else 0, checksum, self.check_at, self.every)
 
@@ -83,7 +83,7 @@ class Watch:
         self.check_at = due if step < due else step + max(word.every for word in words)
 
     def copied(self) -> None:
-        """What we hold is another's: the last update was not ours."""
+        """Note that we hold a copy of another's state: the last update was not ours."""
         self._updated = (0, 0)
 
     def heal(self, step: StepNo, *, begins: bool = False) -> bool:

@@ -1,4 +1,4 @@
-"""What the contributions of a synchronous step must have in common, and what they lack together."""
+"""Agreement among the contributions of a synchronous step, and what they lack together."""
 
 from collections.abc import Sequence
 

@@ -29,7 +29,7 @@ class Log:
     def due(
         self, last: EntryNo, *, again: bool, always: bool
     ) -> list[tuple[Inc, EntryNo, tuple[Entry, ...]]]:
-        """What to send now: server, first position, entries.
+        """Return what to send now: server, first position, entries.
 
         Args:
             last: the last position of the order.

@@ -408,7 +408,7 @@ class ServerHolder(Holder):
             self.loads[message.inc] = message.per_s
 
     def _load_now(self, now: ServerMap) -> tuple[int, ...]:
-        """What is asked of each bucket; nothing as long as one of its owners has not said it."""
+        """Return the load of each bucket; nothing as long as one of its owners has not said it."""
         if not set(now.ownership) <= self.loads.keys():
             return ()
         return tuple(self.loads[owner][bucket] for bucket, owner in enumerate(now.ownership))

@@ -69,7 +69,7 @@ class Moving:
         return self.given_up and now.version > begun.version and not now.copies
 
     def wanted_map(self, now: ServerMap) -> ServerMap | None:
-        """What the leader is asked for; None: nothing yet."""
+        """Return the map that the leader is asked for; None: none yet."""
         begun = self.begun
         if begun is None:
             return None

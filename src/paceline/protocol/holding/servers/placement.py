@@ -19,7 +19,7 @@ LEAST = 0.01
 def bucket_weights(
     schema: ModelSchema, load: Sequence[float] = (), *, share_of_load: float = 0.5
 ) -> tuple[float, ...]:
-    """What each bucket weighs: its part of the model's bytes, and of the measured load.
+    """Return the weight of each bucket: its part of the model's bytes, and of the measured load.
 
     How much a dynamic table holds is not known: its rows weigh as much as all else, in all buckets
     alike.

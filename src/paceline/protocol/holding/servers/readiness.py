@@ -1,4 +1,4 @@
-"""What the undecided step has (BSP), what it may lack, and how long it waits for that."""
+"""Readiness of the undecided step (BSP): what it has, may lack, and how long it waits for that."""
 
 from paceline.base.numbering import Inc, StepNo
 from paceline.base.samples import num_samples
@@ -7,7 +7,7 @@ from paceline.wire.messages.order import Allow, Included, Lacking, Update
 
 
 class Readiness:
-    """What the leader knows to be ready; other servers keep it empty."""
+    """State of readiness of a step, which the leader keeps; it is empty in other servers."""
 
     def __init__(self) -> None:
         #: inc -> last contribution of the undecided step that all servers hold.
@@ -32,7 +32,7 @@ class Readiness:
         self.grace_s = None
 
     def may_lack(self, step: StepNo, whole: Slice) -> Lacking:
-        """What the undecided step may be decided without.
+        """Return what the undecided step may be decided without.
 
         Args:
             step: its number.

@@ -1,4 +1,4 @@
-"""What the edge of a parameter server carries out: the instructions of `ServerState`."""
+"""Instructions of `ServerState`, which the edge of a parameter server carries out."""
 
 import msgspec
 

@@ -1,4 +1,4 @@
-"""What is in the model of one server: the committed set, and the contributions held for it."""
+"""Contents of one server's model: the committed set, and the contributions held for it."""
 
 from collections.abc import Iterable
 

@@ -61,7 +61,7 @@ class WaitingPulls:
         self.pulls = {inc: pull for inc, pull in self.pulls.items() if not unwanted(pull)}
 
     def told(self) -> Clocks:
-        """What a next leader goes on from."""
+        """Return what a next leader goes on from."""
         return tuple((inc, clock, self.clock_base[inc]) for inc, clock in self.clocks.items())
 
     def take_over(self, clocks: Clocks) -> None:

@@ -1,4 +1,4 @@
-"""What the edge of a worker of servers carries out: the instructions of `WorkerState`."""
+"""Instructions of `WorkerState`, which the edge of a worker of servers carries out."""
 
 import msgspec
 
@@ -32,7 +32,7 @@ class DropWork(msgspec.Struct, frozen=True):
 
 
 class Withdraw(msgspec.Struct, frozen=True):
-    """What was taken and not offered is of a step that was decided without it: drop it."""
+    """Order to drop what was taken and not offered: its step was decided without it."""
 
 
 class EndProcess(msgspec.Struct, frozen=True):

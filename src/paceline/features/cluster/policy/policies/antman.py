@@ -48,7 +48,7 @@ class AntMan(SchedulingPolicy, frozen=True, kw_only=True):
     """Opportunistic jobs on one device."""
 
     def decide(self, facts: ClusterFacts) -> list[AnySchedulingAct]:
-        """What to do now."""
+        """Decide what to do now."""
         draft = self._claimed(facts)
         self._fill(draft)
         return draft.all_acts()

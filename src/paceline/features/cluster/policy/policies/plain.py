@@ -28,7 +28,7 @@ class Fifo(SchedulingPolicy, frozen=True, kw_only=True):
     shares: ClassVar[bool] = False
 
     def decide(self, facts: ClusterFacts) -> list[AnySchedulingAct]:
-        """What to do now."""
+        """Decide what to do now."""
         draft = Draft(facts)
         head = None
         for job in waiting(facts):
@@ -63,7 +63,7 @@ class YarnCs(SchedulingPolicy, frozen=True, kw_only=True):
         return super().refusal(facts, job if self.elastic else replace(job, asked="guaranteed"))
 
     def decide(self, facts: ClusterFacts) -> list[AnySchedulingAct]:
-        """What to do now."""
+        """Decide what to do now."""
         draft = Draft(facts)
         release_late(draft)
         blocked: set[str] = set()
