@@ -93,7 +93,7 @@ class Agent:
         self._ended: dict[int, ExitEvidence] = {}
         self._refused: set[int] = set()
         self._stacks = ""
-        """What the threads of a process that hangs were seen to do."""
+        """Stacks of the threads of a process that hangs."""
         self._ending_hung: asyncio.Task[None] | None = None
         self._facts = FactsReader(
             self._files.ledger, self._limits.group, counts_samples=spec.traits.trains

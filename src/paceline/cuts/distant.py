@@ -40,7 +40,7 @@ _THERE = 1
 _tickets = itertools.count(1)
 
 FileClientTakes = FilePiece | FilesAre | FileTaken
-"""What servers of files answer."""
+"""Answers of servers of files."""
 
 
 class DistantStore:

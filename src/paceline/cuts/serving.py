@@ -105,7 +105,7 @@ class FileServer:
         started = threading.Event()
         self._failed: Exception | None = None
         self.address = ""
-        """What `cuts.distant` connects to."""
+        """Address to which `cuts.distant` connects."""
         # The sockets belong to the thread, which therefore makes them.
         make = lambda: DataServer(bind, secret, arena_bytes=8 * PIECE_BYTES)  # noqa: E731
         self._thread = threading.Thread(

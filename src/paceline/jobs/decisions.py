@@ -69,7 +69,7 @@ class Story(msgspec.Struct, frozen=True, kw_only=True):
     became: str = ""
     """Refused, on its way, or in effect."""
     outcome: str = ""
-    """What was measured afterwards."""
+    """Measurements afterwards, in words."""
 
 
 def read_log(path: Path) -> list[AnyLine]:

@@ -79,7 +79,7 @@ END_OF_SIGNAL: dict[int, End] = {
     signal.SIGTERM: End.TERMINATED,
     signal.SIGUSR1: End.WARNED,
 }
-"""What the end of a job is that a signal of this number has stopped."""
+"""End of a job that was stopped by a signal of this number."""
 
 
 def code_of(end: End, own: int = 0) -> int:

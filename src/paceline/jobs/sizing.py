@@ -23,7 +23,7 @@ VERDICT_WORDS: dict[Verdict, str] = {
     "worse": "slower",
     "open": "neither for sure",
 }
-"""What a change has made of a job."""
+"""Words for what a change has made of a job."""
 LEAST_CORES = 0.02
 """Least cores of a node: with less, importing torch takes minutes."""
 NODE_CORES = 1.0

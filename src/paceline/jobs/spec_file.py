@@ -436,7 +436,7 @@ _CHECKS: tuple[tuple[Callable[[SpecDraft], None], tuple[str, ...]], ...] = (
     (check_history, ("history",)),
     (_check_env, ()),
 )
-"""What one value alone cannot show; skipped when a value it compares was refused already."""
+"""Checks of several values together; skipped when a value that one compares was refused already."""
 
 
 def _build(draft: SpecDraft) -> JobSpec:

@@ -44,7 +44,7 @@ MAX_REFUSALS_LOGGED = 1_000
 _log = logging.getLogger(__name__)
 
 AgentsTakes = ProcessUp | ScriptError | Finished | TablesHeld | FeatureSaid
-"""What processes say of their lives, their memory and their script's figures."""
+"""Messages of processes about their lives, their memory and for features."""
 
 
 class Agents:

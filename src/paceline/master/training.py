@@ -61,7 +61,7 @@ TrainingTakes = (
     | Profiled
     | EvaluateResult
 )
-"""What processes say of the training in every job; the rest is its `HolderEdge`'s."""
+"""Messages of processes about the training of any job; the others are for its `HolderEdge`."""
 
 ForNodes = Moved | NotMoved | WorkerRefused
 """What the training has found out that concerns a node's life."""

@@ -65,7 +65,7 @@ class AgentStarted(msgspec.Struct, frozen=True, kw_only=True):
     sees_job: bool
     """The job's directory is here, too."""
     size: NodeSize
-    """What the place was reserved for: its node gets no more, whatever is ordered later."""
+    """Size for which the place was reserved: its node gets no more, whatever is ordered later."""
     reserved_together: bool
     """The place is one of those that were reserved together."""
 

@@ -48,7 +48,7 @@ class Begin(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     gang: tuple[Shape, ...]
     """Places that the job needs at least, which are reserved together."""
     roles: dict[str, Shape]
-    """What a further node of a role asks for."""
+    """Shape of the place that a further node of a role asks for."""
     wants: tuple[Want, ...]
     drops: tuple[str, ...] = ()
     """Nodes that must go."""
@@ -93,4 +93,4 @@ class Room(msgspec.Struct, frozen=True, tag=True):
 
 
 Line = Said | Room
-"""What the gateway says."""
+"""Lines that the gateway writes."""

@@ -49,4 +49,4 @@ class PastJob(msgspec.Struct, frozen=True, kw_only=True):
     out_of_memory: int = 0
     """Lives that ended since their memory did."""
     restarts: tuple[RestartOutcome, ...] = ()
-    """What each KILL_RESTART has achieved."""
+    """Outcome of each KILL_RESTART."""

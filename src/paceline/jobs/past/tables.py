@@ -54,4 +54,4 @@ RESTARTS = sql.Table(
     sql.Column("number", sql.Integer, primary_key=True),
     sql.Column("outcome", sql.JSON, nullable=False),
 )
-"""What each KILL_RESTART of a job has achieved, in order."""
+"""Table of the outcomes of each KILL_RESTART of a job, in order."""

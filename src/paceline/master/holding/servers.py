@@ -53,7 +53,7 @@ contribution must be held by it, too."""
 ServerEdgeTakes = (
     Prepared | InitialWritten | Committed | FenceAnswer | Restored | BucketLoads | Joined | MapSet
 )
-"""What servers say, and workers of the model that they bring there."""
+"""Messages of servers, and of workers about the model that they bring there."""
 
 
 class ServerEdge(HolderEdge):

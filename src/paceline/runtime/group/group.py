@@ -34,7 +34,7 @@ carry it. To make a device ready may take a while."""
 LOOK_S = 0.05
 """How often who waits for an operation looks whether its group was dropped."""
 BREAKING = (RuntimeError, GroupOver)
-"""What torch raises when a group is over, and what we do."""
+"""Errors that torch raises when a group is over, and our own."""
 CPU = torch.device("cpu")
 _OF_GLOO = re.compile(r"gloo|connection (closed|reset|refused)|broken pipe", re.IGNORECASE)
 _FATES = (
@@ -42,7 +42,7 @@ _FATES = (
     (re.compile(r"time(d )?[ -]?out", re.IGNORECASE), "did not answer in time"),
     (re.compile(r"connection (closed|reset)|broken pipe", re.IGNORECASE), "left the group"),
 )
-"""What an error of gloo says that has become of a peer; the first one that fits."""
+"""Fates of a peer by the words of gloo's error; the first that fits counts."""
 _ADDRESS = re.compile(r"\[([^]\s]+)\]:(\d+)")
 
 _log = logging.getLogger(__name__)

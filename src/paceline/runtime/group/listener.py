@@ -18,7 +18,7 @@ POLL_S = 0.2
 _log = logging.getLogger(__name__)
 
 DoorTakes = Meet | Computed | AskState
-"""What members of a group say to each other."""
+"""Messages that members of a group send each other."""
 
 
 class Host(Protocol):

@@ -77,7 +77,7 @@ from paceline.wire.messages.node import (
 )
 
 RESEND_S = 0.5
-"""What is unanswered this long is asked again."""
+"""Seconds after which an unanswered message is sent again."""
 IN_NO_STEP_S = 1.0
 """A member that waits longer for others is not waited for by those that meet in a body."""
 

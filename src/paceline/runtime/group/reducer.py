@@ -348,7 +348,8 @@ class Reducer:
     by_closure: Collection[int] = ()
     """Optimizers that have gradients computed again and again within one step."""
     loss: float | None = None
-    """What a closure has returned; after `finish` the mean over all members. None: no closure."""
+    """Loss that a closure has returned; after `finish` the mean over all members. None: no
+    closure."""
     threads = 1
     """After `finish`: of torch in the member that has the fewest."""
 

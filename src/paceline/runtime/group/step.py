@@ -63,13 +63,13 @@ class GroupStep(StepInHand):
     global_batch: int
     """Samples of it, but that an epoch may end in it."""
     runs: list[range]
-    """What of it each member computes; see `Sharing`."""
+    """Part of it that each member computes; see `Sharing`."""
     weight: int
     """Samples of ours; 0: what we compute on is another member's, and does not count."""
     begins_at: int = 0
     """The position of the schedule that it begins with."""
     committed: Sequence[Span] = ()
-    """What of it is in the averaged gradients."""
+    """Samples of it that are in the averaged gradients."""
     num_batches: int = 0
     """Global batches that this completes: steps of schedules."""
     works: list[Work] = field(default_factory=list)

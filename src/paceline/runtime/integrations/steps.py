@@ -49,7 +49,7 @@ from paceline.wire.messages.feeds import ScriptPlace
 from paceline.wire.spec import SHORT_STEPS, load
 
 _UNPLAIN = re.compile(r"[^A-Za-z0-9_.\-/]+")
-"""What names of curves do not have."""
+"""Characters that names of curves do not have."""
 
 
 class ThisMember(NamedTuple):

@@ -40,7 +40,7 @@ HALT_S = 5.0
 Errand = Callable[[], object]
 
 ExchangeTakes = CheckKept | FeatureTold | WorkersNow
-"""What the master says to every worker, whoever holds the model."""
+"""Messages of the master to every worker, whoever holds the model."""
 
 
 class Owner(Protocol):

@@ -35,7 +35,7 @@ from paceline.wire.messages.data import (
 from paceline.wire.schema import NUM_BUCKETS, ModelSchema
 
 ServiceTakes = Part | Ready | ScriptPart | Pull | Order | Export | AskMap | Piece | Echo
-"""What workers say to a server, other servers, and those who measure the link to it."""
+"""Messages to a server: of workers, of other servers, and of those who measure the link to it."""
 
 _ID_BYTES = 8
 MAX_SCRIPT_BYTES = 64 << 20

@@ -80,9 +80,9 @@ CATCH_UP = 8
 _log = logging.getLogger(__name__)
 
 ServerTakes = CutKept | Stop
-"""What the master and the agent say to a server, beside `ServerStateTakes`."""
+"""Messages of the master and the agent to a server, beside `ServerStateTakes`."""
 LeaderTakes = At
-"""What a leader answers a server."""
+"""Answer of a leader to a server."""
 
 
 class ServerProcess:

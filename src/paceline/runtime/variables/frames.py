@@ -168,7 +168,7 @@ class _Run(NamedTuple):
     """Whether it calls ``next``."""
     own_line: int
     line: int
-    """Of those that do the same and go on at the same place, the first."""
+    """First line of those that do the same and go on at the same place."""
 
 
 @lru_cache(maxsize=256)

@@ -37,7 +37,7 @@ from paceline.runtime.variables.spelled import NoPlainError, is_spelled, spell
 MOST_SEEN = 1 << 16
 """Elements of a container that are all compared."""
 MOST_BYTES = 16 << 20
-"""Of one variable, to be handed to another worker or kept in a cut."""
+"""Bytes of one variable that are handed to another worker or kept in a cut, at most."""
 SAMPLE_BYTES = 1 << 14
 """So much of each tensor of an object with a state is looked at, to see whether it changed."""
 
@@ -49,11 +49,12 @@ class Kind(NamedTuple):
     fits: Callable[[Any], bool]
     """Whether a value is of this kind."""
     seen: Callable[[Any], Any]
-    """What tells it from another, as plain data."""
+    """Function to plain data by which one value is told from another."""
     taken: Callable[[Any], Any]
-    """It as data and tensors, for `paceline.runtime.state.tree`."""
+    """Function to the value as data and tensors, for `paceline.runtime.state.tree`."""
     put: Callable[[Any, Any], Any]
-    """Own value, what was taken -> the value from now on; the own one where it can be changed."""
+    """Function (own value, what was taken) -> the value from now on: the own one, if it can
+    change."""
 
 
 # ---------------------------------------------------------------------------- plain data

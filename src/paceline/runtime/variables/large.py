@@ -26,7 +26,7 @@ class LargeTensor(NamedTuple):
     some: np.ndarray[Any, Any] | None
     """Some of its elements, where they are: a change by ``.data`` leaves the version as it is."""
     sample: bytes
-    """What these were."""
+    """Bytes of these elements as they were."""
     copy: Tensor | None
     """None: it has not changed since it was first seen, or there is no room for a copy."""
 

@@ -49,7 +49,7 @@ from paceline.wire.messages.feeds import Feed, ScriptPlace
 _log = logging.getLogger(__name__)
 
 MOST_OF_LAST = 1 << 20
-"""Of a tensor that the last body of a loop has left."""
+"""Bytes of a tensor that the last body of a loop has left, at most."""
 
 ENOUGH = 2
 """So many values that were equal in all members show that a variable is shared."""
@@ -62,7 +62,7 @@ NOT_MADE = (
     ArithmeticError,
     AttributeError,
 )
-"""What is raised where this process cannot make of a variable what has arrived."""
+"""Errors in a process that cannot give a variable the value that has arrived."""
 
 Table = list[tuple[int, int]]
 """Path and value of each variable, as digests."""
@@ -93,9 +93,9 @@ class Variables:
         self.others: set[int] = set()
         """Ids of objects whose state is kept elsewhere: what was prepared."""
         self.kept: dict[str, Any] = {}
-        """What is in ``job.state``."""
+        """Variables in ``job.state``."""
         self.place: ScriptPlace = ()
-        """Of the loop that the script is in."""
+        """Place of the loop that the script is in."""
         self.opened = ""
         """The lines from which that was opened; see `site`."""
         self.turn = 0
@@ -151,7 +151,8 @@ class Variables:
         self.takes_back = True
         """A step that comes again is asked for where the body of the script's loop begins."""
         self.objects: dict[str, Any] = {}
-        """Of a library, by names for them: they are looked into like those of the script."""
+        """Objects of a library, by names for them: they are looked into like those of the
+        script."""
         self.took = False
         """The script holds what a peer or a cut has handed over."""
         self._num_given = 0

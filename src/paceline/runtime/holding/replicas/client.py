@@ -76,7 +76,7 @@ class GroupClient(MemberClient):
         self.on_another: Callable[[], None] = lambda: None
         """Called when what we hold has become another's."""
         self.touched = False
-        """What we hold is not what we were built with any more, though it is no step's."""
+        """True: our model is not as it was built any more, though no step has changed it."""
 
     def start(self, replica: Replica) -> None:
         """Everything is prepared."""

@@ -31,7 +31,7 @@ class SumTree(Generic[Term]):
     def __init__(self, num_terms: int, add: Callable[[Term, Term], Term]) -> None:
         self._num_terms, self._add = num_terms, add
         self.tops: list[tuple[PartialSum, Term]] = []
-        """What was put in, as few nodes as it can be: at most two of each height."""
+        """Nodes of what was put in, as few as they can be: at most two of each height."""
 
     def put(self, node: PartialSum, term: Term) -> None:
         """Put in what comes next in the order."""

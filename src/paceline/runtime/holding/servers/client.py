@@ -90,7 +90,7 @@ from paceline.wire.messages.node import (
 from paceline.wire.schema import ModelSchema
 
 RESEND_S = 0.5
-"""What is unanswered this long is asked again."""
+"""Seconds after which an unanswered message is sent again."""
 PATIENCE, MAX_PATIENCE_S = 4.0, 5.0
 """A server's answer is late after so many round trips, and after so many seconds at most."""
 NOTICE_S, SETTLE_S = 20.0, 600.0
@@ -101,7 +101,7 @@ SCRIPT_S = 1.0
 _log = logging.getLogger(__name__)
 
 ServedTakes = Pulled | Held | Ordered | Refused | MapIs | Exported | Differs
-"""What servers answer."""
+"""Answers of servers."""
 WorkerTakes = (
     Grant
     | Recall
@@ -117,7 +117,7 @@ WorkerTakes = (
     | WriteInitial
     | Stop
 )
-"""What the master says to a worker on servers."""
+"""Messages of the master to a worker on servers."""
 
 
 class ServerTrainer:
