@@ -37,6 +37,7 @@ __all__ = [
     "Embedding",
     "GrowingFiles",
     "Job",
+    "NpyRows",
     "ParquetRows",
     "SqlTable",
     "Stopped",
