@@ -19,6 +19,7 @@ import msgspec
 
 from paceline.agent.cuts import CutsKept
 from paceline.agent.facts import FactsReader, read_calls
+from paceline.agent.feature_parts import AgentParts
 from paceline.agent.limits import change_limits, limit_node
 from paceline.agent.log_cap import LogCap
 from paceline.agent.master_link import MasterLink
@@ -51,6 +52,7 @@ from paceline.wire.messages.agent import (
     NodeLimited,
     UpgradeNode,
 )
+from paceline.wire.messages.features import AgentFeatureTold
 from paceline.wire.messages.node import KeepCut, NodeDown, NodeUp, ProcessUp, Stop
 from paceline.wire.node_link import NodeLinkServer
 from paceline.wire.spec import JobSpec
@@ -80,6 +82,7 @@ class Agent:
         self._spec = spec
         self._files = NodeFiles(job, node)
         self._limits = limit_node(job, node, spec)
+        self._features = AgentParts(job, node, spec, self._send)
         self._size = spec.of_role(role_of(node)).size_of(number_of(node))
         self._host = ProcessHost(
             job, node, spec, self._limits.group, self._on_forked, self._on_process_exit
@@ -156,6 +159,7 @@ class Agent:
         self._limits.group.remove()
         if self._limits.share is not None:
             self._limits.share.close()
+        self._features.close()
         self._files.remove()
 
     # ------------------------------------------------------------------ acts
@@ -182,6 +186,8 @@ class Agent:
                     self._send(read_calls(self._node, self._files.calls, question))
                 case UpgradeNode():
                     self._upgrade()
+                case AgentFeatureTold():
+                    self._features.told(act)
                 case LimitNode(cpu=cpu, memory_bytes=memory_bytes):
                     self._limit(cpu, memory_bytes)
                 case Quit():
@@ -218,10 +224,13 @@ class Agent:
         """Let the process end, which may wait at the gate of a shared device."""
         if self._limits.share is not None:
             self._limits.share.free()
+        self._features.must_end()
 
     def _look_for_room(self) -> None:
+        has_room = self._features.has_room()
         if self._limits.share is not None:
-            self._do(self._state.room(self._limits.share.has_room, time.monotonic()))
+            has_room &= self._limits.share.has_room
+        self._do(self._state.room(has_room, time.monotonic()))
 
     def _send(self, message: AgentUp) -> None:
         self._master.send(message)
@@ -237,6 +246,7 @@ class Agent:
     def _on_forked(self, inc: int, pid: int) -> None:
         if self._limits.share is not None:
             self._limits.share.begin()
+        self._features.began()
         self._do(self._state.forked(inc, pid))
 
     def _on_process(self, message: NodeUp) -> None:
@@ -286,6 +296,7 @@ class Agent:
         )
         if self._limits.share is not None:
             self._limits.share.repeat()
+        self._features.connected()
         self._do(self._state.connected())
 
     def _on_master(self, message: AgentDown) -> None:
@@ -300,7 +311,8 @@ class Agent:
             self._log_cap.times.note(time.time())
 
     def _report(self) -> None:
-        if self._limits.share is not None and self._limits.share.was_held:
+        was_held = self._limits.share is not None and self._limits.share.was_held
+        if was_held or self._features.holds():
             self._facts.heard()
         running = self._state.running
         facts = self._facts.read(running) if running and running.pid else None
@@ -314,6 +326,7 @@ class Agent:
     async def _tick(self) -> None:
         while True:
             await asyncio.sleep(TICK_S)
+            self._features.tick(time.monotonic())
             self._look_for_room()
             self._do(self._state.tick(time.monotonic()))
 

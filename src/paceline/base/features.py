@@ -36,6 +36,8 @@ class Feature(NamedTuple):
     """Takes a `JobSpec`, and yields what is missing for it before the job starts, with remedies."""
     master: str = ""
     """Takes a `paceline.master.feature_port.Core`, and returns a ``MasterPart`` or None."""
+    agent: str = ""
+    """Takes a `paceline.agent.feature_port.AgentHere`, and returns an ``AgentPart`` or None."""
     process: str = ""
     """Takes a `paceline.runtime.process.feature_port.Here`, and returns a ``ProcessPart``."""
     shown: str = ""

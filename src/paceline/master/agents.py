@@ -29,7 +29,7 @@ from paceline.wire.messages.agent import (
     ProcessExited,
     SharingTold,
 )
-from paceline.wire.messages.features import FeatureSaid
+from paceline.wire.messages.features import AgentFeatureSaid, FeatureSaid
 from paceline.wire.messages.group import GroupStopped
 from paceline.wire.messages.node import (
     Finished,
@@ -126,6 +126,7 @@ class Agents:
             self.sizes.hello(hello)
         self._served.hello(stream, hello)
         self.sharing.hello(name)
+        self._features.agent_came(name)
         self._act(self._members.hello(hello, now_s))
 
     def _stream_ended(self, stream: AgentStream) -> None:
@@ -141,10 +142,16 @@ class Agents:
         """The job has ended."""
         self._served.close()
 
-    def _from_agent(
+    def _from_agent(  # noqa: C901
         self,
         name: str,
-        message: Heartbeat | FromProcess | ProcessExited | CallsTold | SharingTold | NodeLimited,
+        message: Heartbeat
+        | FromProcess
+        | ProcessExited
+        | CallsTold
+        | SharingTold
+        | NodeLimited
+        | AgentFeatureSaid,
         now_s: float,
     ) -> None:
         match message:
@@ -163,6 +170,8 @@ class Agents:
                     self._measuring.told(message, self._times.steady())
             case SharingTold():
                 self.sharing.told(message)
+            case AgentFeatureSaid():
+                self._features.heard_agent(message)
             case NodeLimited():
                 self.sizes.limited(message)
             case ProcessExited():

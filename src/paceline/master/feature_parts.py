@@ -17,7 +17,12 @@ from paceline.master.parts import MasterParts, Times
 from paceline.wire.client import FeatureCall, FeatureReply, Order, Shown
 from paceline.wire.codec import encode
 from paceline.wire.events.job import FeatureFailedEvent
-from paceline.wire.messages.features import FeatureSaid, FeatureTold
+from paceline.wire.messages.features import (
+    AgentFeatureSaid,
+    AgentFeatureTold,
+    FeatureSaid,
+    FeatureTold,
+)
 
 NONSENSE = (ArithmeticError, LookupError, TypeError, ValueError)
 """Errors of a well-formed message with impossible values; InternalError stays the alarm.
@@ -61,6 +66,7 @@ class FeatureParts:
                 tell=self._outbox.tell,
                 keep=partial(self._keep, name),
                 send=partial(self._send, name),
+                send_agent=partial(self._send_agent, name),
                 order=order,
             )
             self._begin_part(name, make, core)
@@ -105,6 +111,9 @@ class FeatureParts:
     def _send(self, name: str, inc: Inc, body: Any) -> None:
         self._outbox.to_process(inc, FeatureTold(inc=inc, feature=name, body=_raw(body)))
 
+    def _send_agent(self, name: str, node: str, body: Any) -> None:
+        self._outbox.to_agent(node, AgentFeatureTold(feature=name, body=_raw(body)))
+
     # ------------------------------------------------------------------ facts
 
     def begin(self) -> None:
@@ -125,15 +134,26 @@ class FeatureParts:
 
     def heard(self, node: str, said: FeatureSaid) -> None:
         """Take a message to the part that it is for; without that part it is dropped."""
-        part = self._parts.get(said.feature)
+        self._hear(said.feature, node, lambda part: part.heard(node, said.inc, said.body))
+
+    def heard_agent(self, said: AgentFeatureSaid) -> None:
+        """Take a message of an agent to the part that it is for, likewise."""
+        self._hear(said.feature, said.node, lambda part: part.heard_agent(said.node, said.body))
+
+    def _hear(self, name: str, node: str, act: Callable[[MasterPart], None]) -> None:
+        part = self._parts.get(name)
         if part is None:
             return
         try:
-            part.heard(node, said.inc, said.body)
+            act(part)
         except NONSENSE:
-            _log.exception("message_dropped feature=%s node=%s", said.feature, node)
+            _log.exception("message_dropped feature=%s node=%s", name, node)
         except Exception as error:  # noqa: BLE001 - a feature may be of any package
-            self._failed(said.feature, error)
+            self._failed(name, error)
+
+    def agent_came(self, node: str) -> None:
+        """A node's agent has said its first word to this master, or an agent that follows it."""
+        self._do(lambda part: part.agent_came(node))
 
     def happened(self) -> None:
         """Tell the parts of events that they have not heard of."""

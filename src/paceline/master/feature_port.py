@@ -61,6 +61,9 @@ class Core(NamedTuple):
     """Journals a record, a msgspec struct, before anything else of this batch of facts leaves."""
     send: Callable[[Inc, Any], None]
     """Sends a message, a msgspec struct, to the feature's part in the process of a life."""
+    send_agent: Callable[[str, Any], None]
+    """Sends a message, a msgspec struct, to the feature's part in the agent of a node; without that
+    agent it is lost."""
     order: Callable[[Order], None]
     """Carries out an order as if a person had given it; raises ConfigError where it cannot."""
 
@@ -78,6 +81,12 @@ class MasterPart:
 
     def heard(self, node: str, inc: Inc, body: msgspec.Raw) -> None:
         """Take in a message of the feature's part in the process of a life that is alive."""
+
+    def heard_agent(self, node: str, body: msgspec.Raw) -> None:
+        """Take in a message of the feature's part in the agent of a node."""
+
+    def agent_came(self, node: str) -> None:
+        """Act on the first word of a node's agent; said again when agent or master is a new one."""
 
     def happened(self, event: Event) -> None:
         """Take in an event of the job, after it was told; also one of this part's own."""

@@ -19,7 +19,7 @@ from paceline.wire.codec import encode
 from paceline.wire.events.base import Event
 from paceline.wire.events.job import FeatureFailedEvent, MasterStartedEvent
 from paceline.wire.messages.base import Attempt
-from paceline.wire.messages.features import FeatureSaid
+from paceline.wire.messages.features import AgentFeatureSaid, FeatureSaid
 from paceline.wire.spec import JobSpec
 from tests.unit.master.test_training import NoBackend
 
@@ -42,6 +42,12 @@ class Noting(MasterPart):
             raise RuntimeError("broken")
         self.notes.append(note)
         self.core.keep(note)
+
+    def heard_agent(self, node: str, body: msgspec.Raw) -> None:
+        self.notes.append(Note(f"{node}: {msgspec.msgpack.decode(body, type=Note).text}"))
+
+    def agent_came(self, node: str) -> None:
+        self.core.send_agent(node, Note("welcome"))
 
     def happened(self, event: Event) -> None:
         self.events.append(event)
@@ -160,3 +166,28 @@ def test_a_call_is_answered_and_may_order_what_people_may(master: Master) -> Non
         master.features.answer(FeatureCall(feature="noting", body=raw(3)))
     with pytest.raises(ConfigError, match="feature absent has no part in this job's master"):
         master.features.answer(FeatureCall(feature="absent", body=raw(3)))
+
+
+class Stream:
+    """Stream to an agent."""
+
+    def __init__(self) -> None:
+        self.sent: list[Any] = []
+
+    def send_nowait(self, message: Any) -> None:
+        self.sent.append(message)
+
+
+def test_a_part_talks_with_its_part_in_an_agent(master: Master) -> None:
+    stream: Any = Stream()
+    master.outbox.streams["worker-0"] = stream
+    master.features.agent_came("worker-0")
+    master.outbox.flush()
+    told = [(one.feature, msgspec.msgpack.decode(one.body)) for one in stream.sent]
+    assert told == [("noting", {"text": "welcome"}), ("other", {"text": "welcome"})]
+    for body in (raw(Note("held")), raw({"no": "note"})):
+        said = AgentFeatureSaid(node="worker-0", feature="other", body=body)
+        master.features.heard_agent(said)
+    kept = [(one.feature, msgspec.msgpack.decode(one.body)) for one in master.features.records()]
+    assert kept == [("other", {"text": "worker-0: held"})]
+    assert not master.failed()

@@ -25,6 +25,7 @@ from paceline.wire.messages.agent import (
     ToProcess,
     UpgradeNode,
 )
+from paceline.wire.messages.features import AgentFeatureTold
 from paceline.wire.messages.node import (
     Finished,
     KeepCut,
@@ -100,6 +101,7 @@ Act = (
     | ReadCalls
     | UpgradeNode
     | LimitNode
+    | AgentFeatureTold
     | Quit
 )
 
@@ -168,7 +170,7 @@ class NodeState:
                 return [Deliver(body)] if running and running.inc == inc else []
             case TellCalls(inc=inc):
                 return [ReadCalls(message)] if self.life and self.life.up.inc == inc else []
-            case UpgradeNode() | LimitNode():
+            case UpgradeNode() | LimitNode() | AgentFeatureTold():
                 return [message]
             case Leave():
                 return self.leave(LEAVE_GRACE_S, now_s)

@@ -5,6 +5,7 @@ import msgspec
 from paceline.base.numbering import Inc
 from paceline.wire.call_ring import RingContents
 from paceline.wire.messages.base import LifeMessage, Message
+from paceline.wire.messages.features import AgentFeatureSaid, AgentFeatureTold
 from paceline.wire.messages.node import NodeDown, NodeUp, ProcessUp
 from paceline.wire.sharing import SharingDecision
 from paceline.wire.spec import NodeSize
@@ -236,7 +237,14 @@ class FileServers(Message, frozen=True):
 
 
 AgentUp = (
-    AgentHello | Heartbeat | FromProcess | ProcessExited | CallsTold | SharingTold | NodeLimited
+    AgentHello
+    | Heartbeat
+    | FromProcess
+    | ProcessExited
+    | CallsTold
+    | SharingTold
+    | NodeLimited
+    | AgentFeatureSaid
 )
 
 
@@ -247,6 +255,7 @@ AgentDown = (
     | TellCalls
     | UpgradeNode
     | LimitNode
+    | AgentFeatureTold
     | Leave
     | FileServers
 )
