@@ -39,7 +39,8 @@ class Feature(NamedTuple):
     agent: str = ""
     """Takes a `paceline.agent.feature_port.AgentHere`, and returns an ``AgentPart`` or None."""
     process: str = ""
-    """Takes a `paceline.runtime.process.feature_port.Here`, and returns a ``ProcessPart``."""
+    """Takes a `paceline.runtime.process.feature_port.Here`, and returns a ``ProcessPart`` or
+    None."""
     shown: str = ""
     """Takes the `JobDir` of a job without a master, and returns a `paceline.wire.client.Shown`."""
     ended: str = ""

@@ -216,6 +216,6 @@ def _read(values: list[Tensor]) -> list[float]:
     return found
 
 
-def make(_: Here) -> LogBook:
-    """Begin the book of a worker's life."""
-    return LogBook()
+def make(here: Here) -> LogBook | None:
+    """Begin the book of a worker's life; None: the script trains by itself, and logs elsewhere."""
+    return LogBook() if here.spec.traits.trains else None

@@ -15,23 +15,28 @@ LOOK_ON = "PACELINE_LOOK_ON"
 
 
 def add(process: Process) -> None:
-    """Have the script watched, and held back where its device is shared; see `QuotaThreads`."""
+    """Have the script watched, and features begin; see `QuotaThreads`.
+
+    Raises:
+        ConfigError: this machine lacks what a feature needs.
+    """
     spec = process.spec
     if spec.run_as == "program":
         return
     shares, by_itself = bool(spec.share.every), not spec.traits.trains
+    parts = process.features = ProcessParts(here_of(process))
     # The device coordinator goes by the steps that the probe notes.
-    if by_itself and (spec.watch or shares):
+    if by_itself and (spec.watch or shares or parts.go_by_steps):
         _watch(process)
     if shares:
         from paceline.runtime.share.hooks import share_device  # with torch; few jobs share
 
         share_device(process)
+    parts.begin(process)
     if spec.traits.trains:
         from paceline.runtime.process.quota_threads import follow_quota  # with torch
 
         follow_quota(process)
-        process.features = ProcessParts(here_of(process))
     if name := os.environ.get(LOOK_ON):
         import_module(name).add(process)
 

@@ -7,6 +7,7 @@ from typing import Any
 import msgspec
 
 from paceline.base import features
+from paceline.base.errors import ConfigError
 from paceline.base.numbering import Inc
 from paceline.runtime.process.feature_port import Here, LogPlace, Number, ProcessPart
 from paceline.runtime.process.process import Process
@@ -27,7 +28,8 @@ class ProcessParts:
         self._parts: dict[str, ProcessPart] = {}
         for name, make in features.parts_of("process", self._failed):
             for part in self._doing(name, lambda make=make: make(here)):  # type: ignore[misc]
-                self._parts[name] = part
+                if part is not None:
+                    self._parts[name] = part
 
     def _failed(self, name: str, error: Exception) -> None:
         self._parts.pop(name, None)
@@ -44,6 +46,25 @@ class ProcessParts:
             self._failed(name, error)
         else:
             yield found
+
+    @property
+    def go_by_steps(self) -> bool:
+        """Whether any part needs the steps of a script by itself."""
+        return any(part.goes_by_steps for part in self._parts.values())
+
+    def begin(self, process: Process) -> None:
+        """Have all parts put into the process what must be there before the script runs.
+
+        Raises:
+            ConfigError: this machine lacks what a feature needs.
+        """
+        for name, part in [*self._parts.items()]:
+            try:
+                part.begin(process)
+            except ConfigError:
+                raise
+            except Exception as error:  # noqa: BLE001 - a feature may be of any package
+                self._failed(name, error)
 
     def logged(self, place: LogPlace, values: Mapping[str, Number], now_s: float) -> None:
         """Give values of ``job.log`` to all parts."""

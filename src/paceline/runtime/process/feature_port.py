@@ -1,17 +1,19 @@
 """The port of features in a worker: what a feature's part hears, and what it may send.
 
 A feature declares its part as the ``process`` of its `paceline.base.features.Feature`: a callable
-that takes `Here` and returns a `ProcessPart`. An error that a part raises ends the part, and not
-the training.
+that takes `Here` and returns a `ProcessPart`, or None where the feature has nothing to do in this
+process. An error that a part raises ends the part, and not the training. A script that trains by
+itself has parts, too; they hear no more than `ProcessPart.begin`.
 """
 
 from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypeAlias
 
 import msgspec
 
 from paceline.base.jobdir import JobDir
 from paceline.base.numbering import Inc
+from paceline.runtime.process.process import Process
 from paceline.wire.messages.base import Attempt
 from paceline.wire.spec import JobSpec
 
@@ -46,6 +48,16 @@ class LogPlace(NamedTuple):
 
 class ProcessPart:
     """A feature's part in a worker; each method may be left out."""
+
+    goes_by_steps: ClassVar[bool] = False
+    """True: the part needs the steps of a script by itself, which are watched for it."""
+
+    def begin(self, process: Process) -> None:
+        """Put into the process what must be there before its script runs.
+
+        Raises:
+            ConfigError: this machine lacks what the feature needs; the process ends with it.
+        """
 
     def logged(self, place: LogPlace, values: Mapping[str, Number], now_s: float) -> None:
         """Take in values of ``job.log``; in the training thread, which waits."""

@@ -157,7 +157,7 @@ class Process:
         self.gaps: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
         """Entered while the process waits for its next batch."""
         self.features: ProcessParts | None = None
-        """Parts of features in a worker; None: a process that has none."""
+        """Parts of features in a worker; None: a server, or a program that is no script."""
         self.is_fork = False
         """Whether this copy is that of a process that the script forked."""
         # Before the hello: from then on it may come.

@@ -174,7 +174,7 @@ def warm_up(kind: str, preload: Sequence[str]) -> None:
     # Whether there are GPUs: asked of the driver's library, since a process that has asked CUDA
     # itself cannot hand it to its forks. Libraries ask while they are imported.
     os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
-    if kind == "worker":
+    if kind in ("worker", "script"):
         for _ in features.parts_of("process", features.say_failed):
             pass  # loaded, which is all
     kernels_lack = complaint("a model on servers", "numba", "llvmlite")

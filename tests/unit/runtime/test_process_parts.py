@@ -1,0 +1,72 @@
+"""Features' parts in a worker, before its script runs."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from paceline.base import features
+from paceline.base.errors import ConfigError
+from paceline.base.jobdir import JobDir
+from paceline.base.numbering import Inc
+from paceline.features.curves.process import make
+from paceline.runtime.process.feature_parts import ProcessParts
+from paceline.runtime.process.feature_port import Here, ProcessPart
+from paceline.wire.spec import JobSpec
+
+
+class Beginning(ProcessPart):
+    """Fails in a process of that name."""
+
+    goes_by_steps = True
+
+    def __init__(self, _here: Here) -> None:
+        self.begun: list[Any] = []
+
+    def begin(self, process: Any) -> None:
+        self.begun.append(process)
+        if process == "broken":
+            raise OSError(process)
+        if process == "lacking":
+            raise ConfigError(process)
+
+
+def here_of(path: Path, strategy: str = "ps") -> Here:
+    spec = JobSpec(script="train.py", strategy=strategy)
+    return Here(JobDir(path), spec, "worker-0", Inc(1), 0)
+
+
+def parts_of(
+    path: Path, monkeypatch: pytest.MonkeyPatch, *makers: Callable[[Here], Any]
+) -> ProcessParts:
+    found = [(f"part-{at}", make) for at, make in enumerate(makers)]
+    monkeypatch.setattr(features, "parts_of", lambda *_: found)
+    return ProcessParts(here_of(path))
+
+
+def test_a_part_begins_before_the_script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    process: Any = "this one"
+    parts = parts_of(tmp_path, monkeypatch, Beginning, lambda here: None)
+    assert [*parts._parts] == ["part-0"] and parts.go_by_steps
+    parts.begin(process)
+    assert parts._parts["part-0"].begun == ["this one"]  # type: ignore[attr-defined]
+    assert not parts_of(tmp_path, monkeypatch, lambda here: ProcessPart()).go_by_steps
+
+
+def test_only_what_the_machine_lacks_ends_the_process(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    broken: Any = "broken"
+    parts = parts_of(tmp_path, monkeypatch, Beginning)
+    parts.begin(broken)
+    assert "feature part-0 failed (OSError: broken)" in capsys.readouterr().err
+    assert not parts.go_by_steps
+    lacking: Any = "lacking"
+    with pytest.raises(ConfigError, match="lacking"):
+        parts_of(tmp_path, monkeypatch, Beginning).begin(lacking)
+
+
+def test_scripts_that_train_by_themselves_have_no_curves(tmp_path: Path) -> None:
+    assert make(here_of(tmp_path)) is not None
+    assert make(here_of(tmp_path, "script")) is None
