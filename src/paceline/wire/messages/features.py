@@ -6,7 +6,7 @@ part in the master decodes what its parts in a process and in an agent say, by a
 
 import msgspec
 
-from paceline.wire.messages.base import LifeMessage
+from paceline.wire.messages.base import LifeMessage, Message
 
 
 class FeatureSaid(LifeMessage, frozen=True):
