@@ -146,10 +146,11 @@ class FromProcess(Message, frozen=True):
     body: NodeUp
 
 
-class ProcessExited(LifeMessage, frozen=True):
+class ProcessExited(Message, frozen=True):
     """agent -> master: repeated at each reconnect, until a new StartProcess or Leave comes."""
 
     node: str
+    inc: Inc
     evidence: ExitEvidence
 
 
@@ -191,10 +192,11 @@ class TellCalls(LifeMessage, frozen=True):
     from_step: int
 
 
-class CallsTold(LifeMessage, frozen=True):
+class CallsTold(Message, frozen=True):
     """agent -> master: those that its ring still has, the newest `MOST_CALLS` at most."""
 
     node: str
+    inc: Inc
     asked: int
     noted: RingContents
 

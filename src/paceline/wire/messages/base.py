@@ -27,10 +27,12 @@ class LifeMessage(Message, frozen=True):
     """Number of this life, its incarnation. Nothing of another one is handled as this one's."""
 
 
-class EpochMessage(LifeMessage, frozen=True):
-    """A message of one epoch: nothing of an older one counts any more."""
+class EpochMessage(Message, frozen=True):
+    """A message of one epoch and one life: nothing of an older epoch counts any more."""
 
     epoch_no: EpochNo
+    inc: Inc
+    """See `LifeMessage`."""
 
 
 class GroupMessage(EpochMessage, frozen=True):

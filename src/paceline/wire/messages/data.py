@@ -60,10 +60,12 @@ class Part(EpochMessage, frozen=True):
     """BSP: of the schedule, at which it was computed."""
 
 
-class Held(EpochMessage, frozen=True):
+class Held(Message, frozen=True):
     """server -> worker: the part of ``seq`` is in memory."""
 
+    epoch_no: EpochNo
     server: Inc
+    inc: Inc
     seq: int
 
 
@@ -116,10 +118,12 @@ class Pull(EpochMessage, frozen=True):
     """Version of the map by which ids are divided among servers."""
 
 
-class Pulled(EpochMessage, frozen=True):
+class Pulled(Message, frozen=True):
     """server -> worker: dense frames (by dtype), then one row frame per table of the pull."""
 
+    epoch_no: EpochNo
     server: Inc
+    inc: Inc
     ticket: int
     step: StepNo
     last_seq: int
@@ -137,14 +141,16 @@ class Pulled(EpochMessage, frozen=True):
     script: Script | None = None
 
 
-class Differs(EpochMessage, frozen=True):
+class Differs(Message, frozen=True):
     """leader -> worker: its samples or hyper-parameters in ``step`` are not those of ``others``.
 
     The step waits until all that is in it is of one mind: this worker must end. ``what`` is what
     differs, in words.
     """
 
+    epoch_no: EpochNo
     server: Inc
+    inc: Inc
     step: StepNo
     what: str
     others: tuple[Inc, ...]
@@ -156,10 +162,12 @@ class ScriptPart(EpochMessage, frozen=True):
     script: Script
 
 
-class Refused(EpochMessage, frozen=True):
+class Refused(Message, frozen=True):
     """server -> worker: not now ("not yet", old epoch) or never (``fenced``)."""
 
+    epoch_no: EpochNo
     server: Inc
+    inc: Inc
     fenced: bool = False
 
 
@@ -167,14 +175,16 @@ class AskMap(EpochMessage, frozen=True):
     """worker -> server: which map is in force, and what of mine is in the order?"""
 
 
-class MapIs(EpochMessage, frozen=True):
+class MapIs(Message, frozen=True):
     """server -> worker: the map of its last entry.
 
     With ``leads`` it is the leader's word: contributions of ``inc`` above ``seq`` that were sent
     under a map before version ``barrier`` will never be ordered; they are offered under new seqs.
     """
 
+    epoch_no: EpochNo
     server: Inc
+    inc: Inc
     map: ServerMap
     leads: bool
     barrier: int = 0
@@ -243,10 +253,12 @@ class Echo(EpochMessage, frozen=True):
     number: int
 
 
-class Echoed(EpochMessage, frozen=True):
+class Echoed(Message, frozen=True):
     """server -> worker: the bytes of `Echo` ``number``."""
 
+    epoch_no: EpochNo
     server: Inc
+    inc: Inc
     number: int
 
 
@@ -259,13 +271,15 @@ class Export(EpochMessage, frozen=True):
     map_version: int = 0
 
 
-class Exported(EpochMessage, frozen=True):
+class Exported(Message, frozen=True):
     """server -> worker: what was asked for; frames keys, rows.
 
     ``next_offset``: what to ask for next, which means something to the server alone; None: nothing.
     """
 
+    epoch_no: EpochNo
     server: Inc
+    inc: Inc
     ticket: int
     table: int
     offset: int

@@ -2,7 +2,14 @@
 
 from paceline.base.numbering import NO_EPOCH, START, CutNo, EntryNo, EpochNo, Inc, StepNo
 from paceline.base.samples import Span
-from paceline.wire.messages.base import CutRef, EpochMessage, LifeMessage, ServerMap, TableHeld
+from paceline.wire.messages.base import (
+    CutRef,
+    EpochMessage,
+    LifeMessage,
+    Message,
+    ServerMap,
+    TableHeld,
+)
 from paceline.wire.messages.checks import Checked, CheckKept
 from paceline.wire.messages.failslow import AtMeeting, GoOn, Measure, MeetAt, RankMeasured
 from paceline.wire.messages.features import FeatureSaid, FeatureTold
@@ -26,10 +33,11 @@ from paceline.wire.schema import ModelSchema
 # --------------------------------------------------------------------------- up
 
 
-class ProcessUp(LifeMessage, frozen=True):
+class ProcessUp(Message, frozen=True):
     """process -> agent, master: alive. ``address``: a server's data plane."""
 
     node: str
+    inc: Inc
     pid: int
     role: str
     address: str = ""
