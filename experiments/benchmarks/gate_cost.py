@@ -23,8 +23,8 @@ from typing import Any
 
 from paceline_experiments import harness
 
-from paceline.runtime.share.device import CpuDevice
-from paceline.runtime.share.gate import Gate
+from paceline.features.sharing.process.device import CpuDevice
+from paceline.features.sharing.process.gate import Gate
 from paceline.wire.gate_page import GatePage
 from paceline.wire.sharing import GateMode
 

@@ -28,7 +28,7 @@ from typing import Any, Literal
 
 from paceline_experiments import harness
 
-from paceline.base.compiled import CPU_ARENA, compiled
+from paceline.features.sharing.compiled import CPU_ARENA, compiled
 
 SCRIPT = Path(__file__).with_name("jobs") / "limited.py"
 WINDOW_S = 0.5

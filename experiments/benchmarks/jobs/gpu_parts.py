@@ -20,11 +20,11 @@ from torch import nn
 from torch.nn.modules import module as modules
 from torch.optim import optimizer as optimizers
 
-from paceline.base.compiled import CUDA_HOST, compiled
-from paceline.runtime.share.cuda import CudaDevice
-from paceline.runtime.share.cuda_memory import CudaMemory
-from paceline.runtime.share.gate import Gate
-from paceline.runtime.share.hooks import GatePoints
+from paceline.features.sharing.compiled import CUDA_HOST, compiled
+from paceline.features.sharing.process.cuda import CudaDevice
+from paceline.features.sharing.process.cuda_memory import CudaMemory
+from paceline.features.sharing.process.gate import Gate
+from paceline.features.sharing.process.hooks import GatePoints
 from paceline.wire.gate_page import GatePage
 from paceline.wire.sharing import GateMode
 

@@ -17,9 +17,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from paceline.runtime.share.boundary import MemoryBoundary
-from paceline.runtime.share.cpu_memory import CpuMemory
-from paceline.runtime.share.memory import MemoryUse
+from paceline.features.sharing.process.boundary import MemoryBoundary
+from paceline.features.sharing.process.cpu_memory import CpuMemory
+from paceline.features.sharing.process.memory import MemoryUse
 from paceline.wire.gate_page import GatePage
 
 

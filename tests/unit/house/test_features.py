@@ -18,6 +18,7 @@ VERBS = {
     "history": ["history"],
     "rehearse": ["rehearse", "check"],
     "report": ["report"],
+    "sharing": [],
 }
 BOTH = """
 from paceline.cli.main import app

@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from paceline.base import jobdir
+from paceline.base import features, jobdir
 from paceline.base.disk import describe, is_refusal
 from paceline.base.errors import ConfigError
 from paceline.jobs import ground, launch
 from paceline.jobs.ground import check_ground, note_on_memory
-from paceline.wire.spec import CheckpointSpec, JobSpec
+from paceline.wire.spec import CheckpointSpec, JobSpec, ShareSpec
 
 SPEC = JobSpec(script="/train.py", sources={"listen": "--set listen", "metrics_port": "job.yaml:3"})
 ELSEWHERE = "192.0.2.7"
@@ -123,3 +123,13 @@ def test_refusals_of_disks_name_the_path(number: int) -> None:
     error = OSError(number, "text")
     assert is_refusal(error)
     assert "/data" in describe(error, Path("/data"))
+
+
+def test_a_key_of_a_feature_that_is_not_installed_is_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(features, "installed", tuple)
+    assert refusal(share=ShareSpec(device="cpu:0")) == (
+        "share: no installed feature takes it; remove it"
+    )
+    check_ground(JobSpec(script="/train.py"))

@@ -11,8 +11,8 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from paceline.runtime.share.cpu_memory import CpuMemory
-from paceline.runtime.share.memory import MemoryUse
+from paceline.features.sharing.process.cpu_memory import CpuMemory
+from paceline.features.sharing.process.memory import MemoryUse
 
 WIDTH, ROWS = 64, 256
 LIMIT = 800_000

@@ -9,9 +9,9 @@ import pytest
 import torch
 from torch import nn
 
-from paceline.runtime.share import boundary as module
-from paceline.runtime.share.boundary import MemoryBoundary
-from paceline.runtime.share.memory import MemoryUse
+from paceline.features.sharing.process import boundary as module
+from paceline.features.sharing.process.boundary import MemoryBoundary
+from paceline.features.sharing.process.memory import MemoryUse
 from paceline.wire.gate_page import LIMIT, GatePage
 
 

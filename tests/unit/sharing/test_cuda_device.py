@@ -3,7 +3,7 @@
 import pytest
 
 from paceline.base.errors import ConfigError
-from paceline.runtime.share.cuda import AHEAD, CHUNK_S, CudaDevice
+from paceline.features.sharing.process.cuda import AHEAD, CHUNK_S, CudaDevice
 from tests.unit.sharing.fake_cuda import FakeCuda
 
 

@@ -7,10 +7,10 @@ import pytest
 import torch
 
 from paceline.base.errors import ConfigError
-from paceline.runtime.share import cuda_memory
-from paceline.runtime.share.cpu_memory import NO_LIMIT
-from paceline.runtime.share.cuda_memory import STEP_BYTES, CudaMemory
-from paceline.runtime.share.memory import MemoryUse
+from paceline.features.sharing.process import cuda_memory
+from paceline.features.sharing.process.cpu_memory import NO_LIMIT
+from paceline.features.sharing.process.cuda_memory import STEP_BYTES, CudaMemory
+from paceline.features.sharing.process.memory import MemoryUse
 from tests.unit.sharing.fake_cuda import FakeBlock, FakeMemoryCuda
 
 MIB = 1 << 20

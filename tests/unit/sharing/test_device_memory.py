@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from paceline.base import compiled as compiling
-from paceline.base.compiled import CPU_ARENA, compiled
 from paceline.base.errors import ConfigError
+from paceline.features.sharing import compiled as compiling
+from paceline.features.sharing.compiled import CPU_ARENA, compiled
 
 TRAINING = Path(__file__).with_name("limited_training.py")
 

@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 
 from paceline.base.errors import ConfigError
+from paceline.features.sharing.process import gate as gates
+from paceline.features.sharing.process.gaps import NUM_WAITS, InputGaps
+from paceline.features.sharing.process.gate import MOST_CREDIT_S, Gate
 from paceline.policy.sharing.duty import LEAST_DUTY, idle_s
-from paceline.runtime.share import gate as gates
-from paceline.runtime.share.gaps import NUM_WAITS, InputGaps
-from paceline.runtime.share.gate import MOST_CREDIT_S, Gate
 from paceline.wire.gate_page import BEAT, FREE, HELD, HELD_AT, STALE_S, GateOrder, GatePage
 from paceline.wire.sharing import GateMode, SharingDecision
 

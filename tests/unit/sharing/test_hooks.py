@@ -7,8 +7,8 @@ import pytest
 import torch
 from torch import nn
 
-from paceline.runtime.share import hooks
-from paceline.runtime.share.hooks import GatePoints
+from paceline.features.sharing.process import hooks
+from paceline.features.sharing.process.hooks import GatePoints
 
 
 class CountingGate:

@@ -13,11 +13,11 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from paceline.base.compiled import CUDA_HOST, compiled
 from paceline.base.devices import shared_name
 from paceline.base.gpus import gpu_uuids
-from paceline.runtime.share.cuda import CHUNK_S, CudaDevice
-from paceline.runtime.share.cuda_memory import CudaMemory
+from paceline.features.sharing.compiled import CUDA_HOST, compiled
+from paceline.features.sharing.process.cuda import CHUNK_S, CudaDevice
+from paceline.features.sharing.process.cuda_memory import CudaMemory
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="torch sees no GPU")
 MIB = 1 << 20

@@ -9,7 +9,8 @@ from paceline.agent.sharing import coordinate
 from paceline.base import devices
 from paceline.base.devices import cores_of, shared_name
 from paceline.base.errors import ConfigError
-from paceline.jobs import ground, sharing
+from paceline.features.sharing import lacks
+from paceline.jobs import sharing
 from paceline.jobs.sharing import rows
 from paceline.jobs.spec_file import resolve
 from paceline.wire.client import NodeStatus
@@ -76,7 +77,7 @@ def test_flags_and_files_say_the_same() -> None:
     ],
 )
 def test_mistakes_are_found_before_a_start(flags: dict[str, str], complaint: str) -> None:
-    assert complaint in ground._share_complaint(resolve("train.py", flags))
+    assert complaint in lacks.share_complaint(resolve("train.py", flags))
 
 
 def test_a_class_that_is_none_is_refused() -> None:
@@ -86,9 +87,9 @@ def test_a_class_that_is_none_is_refused() -> None:
 
 def test_a_program_has_no_gates() -> None:
     flags = {"strategy": "script", "run_as": "program", "device": f"cpu:{CORE}"}
-    complaint = ground._share_complaint(resolve("sh", flags))
+    complaint = lacks.share_complaint(resolve("sh", flags))
     assert "got auto for a program, expected guaranteed, or a script or a module" in complaint
-    assert not ground._share_complaint(resolve("sh", {**flags, "share": "guaranteed"}))
+    assert not lacks.share_complaint(resolve("sh", {**flags, "share": "guaranteed"}))
 
 
 def test_each_worker_can_have_a_device_of_its_own() -> None:
@@ -158,14 +159,14 @@ def test_without_a_driver_there_is_no_gpu(monkeypatch: pytest.MonkeyPatch) -> No
 def test_a_gpu_has_one_guaranteed_job_by_whatever_number(
     place: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(ground, "shared_name", lambda _device, _environment: "GPU-bb22")
+    monkeypatch.setattr(lacks, "shared_name", lambda _device, _environment: "GPU-bb22")
     page = page_of(place, "first", "GPU-bb22", "guaranteed")
-    complaint = ground._share_complaint(spec_for("guaranteed", "cuda:0"))
+    complaint = lacks.share_complaint(spec_for("guaranteed", "cuda:0"))
     assert "expected one guaranteed job on cuda:0, which is first" in complaint
-    assert not ground._share_complaint(spec_for("opportunistic", "cuda:0"))
+    assert not lacks.share_complaint(spec_for("opportunistic", "cuda:0"))
     monkeypatch.undo()
     monkeypatch.setattr(sharing, "run_place", lambda: place)
-    assert not ground._share_complaint(spec_for("guaranteed", f"cpu:{CORE}"))
+    assert not lacks.share_complaint(spec_for("guaranteed", f"cpu:{CORE}"))
     assert page.device == "GPU-bb22"
 
 
@@ -177,25 +178,25 @@ def spec_for(kind: str, device: str) -> JobSpec:
 def test_a_device_has_one_guaranteed_job(place: Path) -> None:
     page = page_of(place, "first", f"cpu:{CORE}", "guaranteed")
     wanted = spec_for("guaranteed", f"cpu:{CORE}")
-    assert ground._share_complaint(wanted) == (
+    assert lacks.share_complaint(wanted) == (
         f"share.class: got guaranteed, expected one guaranteed job on cpu:{CORE}, which is first; "
         "choose another device, or opportunistic"
     )
-    assert not ground._share_complaint(spec_for("opportunistic", f"cpu:{CORE}"))
+    assert not lacks.share_complaint(spec_for("opportunistic", f"cpu:{CORE}"))
     page.close()
     del page
-    assert not ground._share_complaint(wanted), "it is over"
+    assert not lacks.share_complaint(wanted), "it is over"
 
 
 def test_jobs_of_a_device_agree_on_its_memory(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ground, "compiled", lambda source: source)
+    monkeypatch.setattr(lacks, "compiled", lambda source: source)
     device = f"cpu:{CORE}"
     page = page_of(place, "first", device, "opportunistic")
     page.words[ROOM], page.words[MINIMUM] = 1 << 30, 600 << 20
 
     def complaint(room: int | None, minimum: int | None = None) -> str:
         share = ShareSpec(device=device, device_memory_bytes=room, minimum_memory_bytes=minimum)
-        return ground._share_complaint(JobSpec(script="train.py", share=share))
+        return lacks.share_complaint(JobSpec(script="train.py", share=share))
 
     said = "expected 1GiB, as job first says"
     assert complaint(2 << 30) == f"share.device_memory: got 2GiB, {said}"
@@ -212,7 +213,7 @@ def test_devices_must_not_overlap(place: Path) -> None:
     if len(own) < 2:
         pytest.skip("one core has no two devices that overlap")
     page = page_of(place, "first", f"cpu:{own[0]},{own[1]}", "auto")
-    assert ground._share_complaint(spec_for("auto", f"cpu:{own[0]}")) == (
+    assert lacks.share_complaint(spec_for("auto", f"cpu:{own[0]}")) == (
         f"share.device: got cpu:{own[0]}, expected {page.device}, which job first shares, or other "
         "cores"
     )
@@ -220,7 +221,7 @@ def test_devices_must_not_overlap(place: Path) -> None:
 
 def test_a_job_on_cores_that_this_one_may_not_use_is_in_no_way(place: Path) -> None:
     page = page_of(place, "first", "cpu:70-71", "guaranteed")
-    assert not ground._share_complaint(spec_for("guaranteed", f"cpu:{CORE}"))
+    assert not lacks.share_complaint(spec_for("guaranteed", f"cpu:{CORE}"))
     assert page.device == "cpu:70-71"
 
 

@@ -1,6 +1,6 @@
 """What paceline puts into a process before its script runs.
 
-The probe, the gate, threads by its quota, and parts of features.
+The probe, parts of features, and threads by its quota.
 """
 
 import os
@@ -23,15 +23,9 @@ def add(process: Process) -> None:
     spec = process.spec
     if spec.run_as == "program":
         return
-    shares, by_itself = bool(spec.share.every), not spec.traits.trains
     parts = process.features = ProcessParts(here_of(process))
-    # The device coordinator goes by the steps that the probe notes.
-    if by_itself and (spec.watch or shares or parts.go_by_steps):
+    if not spec.traits.trains and (spec.watch or parts.go_by_steps):
         _watch(process)
-    if shares:
-        from paceline.runtime.share.hooks import share_device  # with torch; few jobs share
-
-        share_device(process)
     parts.begin(process)
     if spec.traits.trains:
         from paceline.runtime.process.quota_threads import follow_quota  # with torch

@@ -8,7 +8,7 @@ from statistics import median
 from time import monotonic
 from types import TracebackType
 
-from paceline.runtime.share.device import Device
+from paceline.features.sharing.process.device import Device
 from paceline.wire.gate_page import GatePage
 
 LEAST_GAP_S = 1e-3

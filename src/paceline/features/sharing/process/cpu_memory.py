@@ -11,7 +11,7 @@ from pathlib import Path
 
 import torch
 
-from paceline.runtime.share.memory import MemoryUse
+from paceline.features.sharing.process.memory import MemoryUse
 
 NO_LIMIT = 2**63 - 1
 
@@ -23,7 +23,7 @@ class CpuMemory:
     """
 
     def __init__(self, library: Path) -> None:
-        """``library``: of ``base/cpu_arena.cpp``."""
+        """``library``: of ``cpu_arena.cpp``."""
         self._arena = _load(library)
         self._found = (ctypes.c_int64 * len(MemoryUse._fields))()
 

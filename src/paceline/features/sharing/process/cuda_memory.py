@@ -21,9 +21,9 @@ import torch
 
 from paceline.base.devices import gpu_index
 from paceline.base.errors import ConfigError
-from paceline.runtime.share.cpu_memory import NO_LIMIT
-from paceline.runtime.share.cuda import require_gpu, say
-from paceline.runtime.share.memory import MemoryUse
+from paceline.features.sharing.process.cpu_memory import NO_LIMIT
+from paceline.features.sharing.process.cuda import require_gpu, say
+from paceline.features.sharing.process.memory import MemoryUse
 
 MIB = 1 << 20
 LEAST_SLAB_BYTES = 1024 * MIB
@@ -43,7 +43,7 @@ class Slab:
 
     Args:
         index: of the GPU.
-        library: of ``base/cuda_host.cpp``.
+        library: of ``cuda_host.cpp``.
         cuda: torch's module, or a stand-in.
         empty: `torch.empty`, or a stand-in.
     """
@@ -110,7 +110,7 @@ class CudaMemory:
 
     Args:
         device: its name.
-        library: of ``base/cuda_host.cpp``.
+        library: of ``cuda_host.cpp``.
         cuda: torch's module, or a stand-in.
         empty: `torch.empty`, or a stand-in.
 

@@ -18,7 +18,7 @@ from weakref import WeakSet
 import torch
 from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook
 
-from paceline.runtime.share.memory import DeviceMemory
+from paceline.features.sharing.process.memory import DeviceMemory
 from paceline.wire.gate_page import LIMIT, GatePage, PageMemory
 
 AWAY_S = 0.5

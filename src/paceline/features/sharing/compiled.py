@@ -18,9 +18,10 @@ from paceline.base.errors import ConfigError
 from paceline.base.jobdir import home
 from paceline.base.private_folders import make_private
 
-CPU_ARENA = Path(__file__).with_name("cpu_arena.cpp")
+_SOURCES = Path(__file__).with_name("process")
+CPU_ARENA = _SOURCES / "cpu_arena.cpp"
 """The memory of cores that jobs share."""
-CUDA_HOST = Path(__file__).with_name("cuda_host.cpp")
+CUDA_HOST = _SOURCES / "cuda_host.cpp"
 """Memory of the host for GPUs that jobs share."""
 COMPILERS = ("c++", "g++", "clang++")
 FLAGS = ("-std=c++20", "-O2", "-shared", "-fPIC")

@@ -1,7 +1,7 @@
 """The gate of a job that shares a device: the job waits at it, as the device coordinator orders.
 
-A thread of the job passes it at many points of a step (`paceline.runtime.share.hooks`). What the
-job computes is not changed, only when. All waits end when the order changes.
+A thread of the job passes it at many points of a step (`paceline.features.sharing.process.hooks`).
+What the job computes is not changed, only when. All waits end when the order changes.
 """
 
 import os
@@ -11,8 +11,8 @@ from pathlib import Path
 from time import monotonic
 
 from paceline.base.errors import ConfigError
+from paceline.features.sharing.process.device import Device
 from paceline.policy.sharing.duty import LEAST_DUTY, idle_s
-from paceline.runtime.share.device import Device
 from paceline.wire.gate_page import (
     BEAT,
     BUSY,

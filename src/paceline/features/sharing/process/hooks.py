@@ -19,19 +19,19 @@ from torch.optim.optimizer import (
 )
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
-from paceline.base.compiled import CPU_ARENA, CUDA_HOST, compiled
 from paceline.base.devices import gpu_index
 from paceline.base.errors import ConfigError
 from paceline.base.node_files import NodeFiles
+from paceline.features.sharing.compiled import CPU_ARENA, CUDA_HOST, compiled
+from paceline.features.sharing.process.boundary import MemoryBoundary
+from paceline.features.sharing.process.cpu_memory import CpuMemory
+from paceline.features.sharing.process.cuda import CudaDevice, say
+from paceline.features.sharing.process.cuda_memory import CudaMemory
+from paceline.features.sharing.process.device import CpuDevice, Device
+from paceline.features.sharing.process.gaps import InputGaps
+from paceline.features.sharing.process.gate import Gate
+from paceline.features.sharing.process.memory import DeviceMemory
 from paceline.runtime.process.process import Process
-from paceline.runtime.share.boundary import MemoryBoundary
-from paceline.runtime.share.cpu_memory import CpuMemory
-from paceline.runtime.share.cuda import CudaDevice, say
-from paceline.runtime.share.cuda_memory import CudaMemory
-from paceline.runtime.share.device import CpuDevice, Device
-from paceline.runtime.share.gaps import InputGaps
-from paceline.runtime.share.gate import Gate
-from paceline.runtime.share.memory import DeviceMemory
 from paceline.wire.gate_page import LIFE, ROOM, GatePage
 
 
