@@ -6,6 +6,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -124,9 +125,18 @@ def test_the_summary_names_failed_and_slow_seeds() -> None:
     assert text == ("3 seeds, 1 failed [4], 1 took longer than 15 s [5], median 5.0 s, max 21.5 s")
 
 
-@pytest.mark.parametrize(
-    "seed", [pytest.param(one, marks=[pytest.mark.soak] * (one not in IN_CI)) for one in SLICE]
-)
+def in_slice(seed: int) -> Any:
+    """Mark a seed with what its run proves: who is killed, where each sample counts once."""
+    case = full_case_of(seed)
+    deaths = tuple({fault.role for fault in case.faults if fault.kind == "kill"})
+    proves = pytest.mark.proves(
+        form="batches", strategy=f"ps {case.mode}", death=deaths, ends="counted"
+    )
+    marks = [pytest.mark.soak] * (seed not in IN_CI)
+    return pytest.param(seed, marks=marks + [proves] * (case.samples == "exactly-once"))
+
+
+@pytest.mark.parametrize("seed", [in_slice(seed) for seed in SLICE])
 def test_planted_counts_hold_whatever_dies(seed: int) -> None:
     run(full_case_of(seed))
 
@@ -166,21 +176,24 @@ def test_20_seeds_kill_workers_at_every_moment_also_of_the_first_group() -> None
 
 
 @pytest.mark.soak
+@pytest.mark.proves(form="batches", strategy="allreduce", death="worker", ends="counted")
 @pytest.mark.parametrize("seed", [3, 51, 32])
 def test_a_group_survives(seed: int) -> None:
     grouped.run(grouped_case(seed))
 
 
 @pytest.mark.soak
+@pytest.mark.proves(form="batches", strategy="allreduce", death="worker")
 def test_a_deterministic_group_ends_with_the_bits_of_one_worker() -> None:
     grouped.run(grouped_case(106, deterministic=True), deterministic=True)
 
 
 @pytest.mark.soak
-@pytest.mark.parametrize("seed", [11, 20])
-def test_a_model_ends_as_if_nothing_had_happened(seed: int) -> None:
+@pytest.mark.proves(form="batches", strategy="{strategy}", death="worker")
+@pytest.mark.parametrize(("strategy", "seed"), [("ps", 11), ("allreduce", 20)])
+def test_a_model_ends_as_if_nothing_had_happened(strategy: models.Strategy, seed: int) -> None:
     """Workers are killed on servers, and in a group, also as it forms."""
-    models.run(models.case_of(seed))
+    models.run(models.case_of(seed, strategy))
 
 
 @pytest.mark.soak
@@ -193,6 +206,7 @@ def test_a_planted_bug_of_models_is_found(bug: hunt.Bug) -> None:
 
 
 @pytest.mark.soak
+@pytest.mark.proves(form="batches", strategy="fsdp", death="worker", ends="counted")
 def test_a_group_of_shards_survives() -> None:
     grouped.run(grouped.with_moment(grouped.with_shards(grouped.case_of(4))))
 

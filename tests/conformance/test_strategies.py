@@ -89,10 +89,32 @@ REFUSES: dict[str, dict[str, str]] = {
     "replicas": {},
     "shards": ONE_EACH | NOT_IN_A_BODY,
 }
-"""The loops that a holder refuses, and the remedy that it names: as docs/howto/loops.md says."""
+"""The loops that a holder refuses, and the remedy that it names: see the map of promises."""
 
 
-@pytest.mark.parametrize("holder", HOLDERS)
+FORMS = {
+    "accumulation": "accumulation",
+    "uneven batches": "uneven",
+    "a next training": "folds",
+    "all_gather in a body": "gather",
+}
+"""What the map of promises calls them."""
+
+
+def in_the_map(holder: str) -> Any:
+    """Mark what a holder refuses in a job, and what it does as plain torch; alone others say it."""
+    if holder in ("local", "tables"):
+        return holder
+    forms = tuple(FORMS[what] for what in REFUSES[holder])
+    marks = [pytest.mark.refuses(form=forms, strategy=holder)] * bool(forms)
+    marks.append(pytest.mark.proves(form="batches", strategy=holder, ends="counted"))
+    marks.append(pytest.mark.proves(form="agree", strategy=holder, ends="runs"))
+    if holder != "servers":
+        marks.append(pytest.mark.proves(form="clipping", strategy=holder))
+    return pytest.param(holder, marks=marks)
+
+
+@pytest.mark.parametrize("holder", [in_the_map(one) for one in HOLDERS])
 def test_a_holder_keeps_the_promises_of_the_port(
     holder: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -34,9 +34,12 @@ def plain(out: Path, *flags: str) -> list[float]:
 
 
 @pytest.mark.soak
-@pytest.mark.parametrize(("accumulate", "steps"), [(4, 32), (1, 126)])
+@pytest.mark.parametrize(
+    ("form", "accumulate", "steps"), [("accumulation", 4, 32), ("skipped", 1, 126)]
+)
+@pytest.mark.proves(form="{form}", strategy="allreduce", death=("worker", "master"))
 def test_with_two_deaths_it_is_the_model_of_one_process(
-    accumulate: int, steps: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    form: str, accumulate: int, steps: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PACELINE_HOME", str(tmp_path))
     flags = ("--accumulate", str(accumulate))
@@ -58,15 +61,17 @@ def test_with_two_deaths_it_is_the_model_of_one_process(
     [("fsdp", ("--sharded",)), ("ps", ())],
 )
 @pytest.mark.parametrize(
-    ("accumulate", "said"),
+    ("form", "accumulate", "said"),
     [
-        (4, "accumulate=4, and here each batch is a step"),
-        (1, "a batch went by without optimizer.step()"),
+        ("accumulation", 4, "accumulate=4, and here each batch is a step"),
+        ("skipped", 1, "a batch went by without optimizer.step()"),
     ],
 )
+@pytest.mark.refuses(form="{form}", strategy="{strategy}")
 def test_where_each_batch_is_a_step_both_are_refused(
     strategy: Strategy,
     flags: tuple[str, ...],
+    form: str,
     accumulate: int,
     said: str,
     tmp_path: Path,

@@ -98,6 +98,7 @@ def together(*ranks: int, step: int = 0) -> str:
     return f"{names} {verb} " + (f"from step {step} on" if step else "from the start")
 
 
+@pytest.mark.proves(form="batches", strategy="allreduce", death="worker", ends="counted")
 def test_a_killed_member_costs_its_peers_no_step_and_its_next_life_takes_part(
     tmp_path: Path,
 ) -> None:
@@ -279,6 +280,7 @@ def test_a_slow_member_is_restarted_in_order_and_its_peers_go_on(
 
 
 @pytest.mark.soak  # CI has it in test_in_short
+@pytest.mark.proves(form="batches", strategy="allreduce", death="all", ends="counted")
 def test_when_all_members_die_at_once_the_job_goes_on_from_a_cut(tmp_path: Path) -> None:
     checkpoint = CheckpointSpec(every_s=0.3, share=1.0)
     with group(tmp_path / "out", "--epochs", "2", checkpoint=checkpoint) as job:
@@ -291,6 +293,7 @@ def test_when_all_members_die_at_once_the_job_goes_on_from_a_cut(tmp_path: Path)
 
 
 @pytest.mark.soak  # CI has it in test_in_short
+@pytest.mark.proves(form="batches", strategy="allreduce", death="stop", ends="counted")
 def test_a_stopped_job_goes_on_where_it_was(tmp_path: Path) -> None:
     with group(tmp_path / "out", "--epochs", "2", "--slow-until-told") as job:
         job.until_committed(3 * BATCH)
@@ -373,6 +376,7 @@ def test_a_life_that_begins_after_an_evaluation_gets_its_results(tmp_path: Path)
 
 @pytest.mark.soak
 @pytest.mark.parametrize("role", ["master", "agent", "supervisor"])
+@pytest.mark.proves(form="batches", strategy="allreduce", death="{role}", ends="counted")
 def test_who_does_not_train_may_die(tmp_path: Path, role: str) -> None:
     from tests.chaos.faults import supervisor_pid
 

@@ -31,6 +31,7 @@ def run(*command: str) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
+@pytest.mark.proves(form="batches", strategy="allreduce")
 def test_alone_it_trains_bit_for_bit_as_one_worker_does(tmp_path: Path) -> None:
     alone, job = tmp_path / "alone.out", tmp_path / "job.out"
     run(str(SCRIPT), "--out", str(alone))

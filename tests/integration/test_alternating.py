@@ -19,6 +19,8 @@ from paceline.wire.spec import CheckpointSpec, JobSpec, NodeSpec, RestartSpec
 from tests.integration.running import RunningJob
 
 SCRIPT = Path(__file__).with_name("jobs") / "alternating.py"
+EVERY = {"turns": 1, "some": 3}
+"""On each n-th batch the second optimizer steps, too."""
 
 
 def found(out: Path) -> list[list[float]]:
@@ -69,34 +71,35 @@ def check(job: RunningJob, expected: list[float], *, lives: int) -> None:
 
 
 @pytest.mark.soak
+@pytest.mark.proves(form="{form}", strategy="allreduce", death=("worker", "{dies}"))
 @pytest.mark.parametrize(
-    ("every", "at", "dies"),
+    ("form", "at", "dies"),
     [
-        (3, 6, "the master"),
-        *(pytest.param(1, at, "", marks=pytest.mark.soak) for at in (1, 2, 6, 24)),
-        *(pytest.param(3, at, "", marks=pytest.mark.soak) for at in (1, 5, 23, 24)),
-        (1, 6, "the master"),
-        *(pytest.param(every, 6, "all workers", marks=pytest.mark.soak) for every in (1, 3)),
+        *(("turns", at, "worker") for at in (1, 2, 6, 24)),
+        *(("some", at, "worker") for at in (1, 5, 23, 24)),
+        *((form, 6, dies) for form in EVERY for dies in ("master", "all")),
     ],
 )
 def test_a_step_that_breaks_between_two_optimizers_is_done_once(
-    every: int, at: int, dies: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    form: str, at: int, dies: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PACELINE_HOME", str(tmp_path))
+    every = EVERY[form]
     expected = alone(tmp_path, every)
     with job_of(tmp_path / "job", "--every", str(every), "--die", f"1:{at}") as job:
-        if dies == "all workers":
+        if dies == "all":
             job.until_committed(32 * 10)
             job.kill_nodes()
-        elif dies:
+        elif dies == "master":
             job.until_committed(32 * (at + 1))
             job.kill_master()
         check(job, expected, lives=3)
-        assert len(job.events("relaunch")) == 1 + 3 * (dies == "all workers")
-        assert len(job.events("master_started")) == 1 + (dies == "the master")
+        assert len(job.events("relaunch")) == 1 + 3 * (dies == "all")
+        assert len(job.events("master_started")) == 1 + (dies == "master")
 
 
 @pytest.mark.soak
+@pytest.mark.proves(form="turns", strategy="allreduce", death="worker")
 def test_gradients_that_one_loss_leaves_in_the_other_model_go_with_a_broken_step(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -109,6 +112,7 @@ def test_gradients_that_one_loss_leaves_in_the_other_model_go_with_a_broken_step
 
 
 @pytest.mark.soak
+@pytest.mark.proves(form="turns", strategy="fsdp", death=("worker", "master"))
 def test_shards_of_two_models_train_each_other(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

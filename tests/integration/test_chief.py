@@ -40,6 +40,7 @@ def in_job(out: Path, *flags: str) -> list[str]:
         ("behind3", ("--numbered",)),
     ],
 )
+@pytest.mark.proves(form="chief", strategy="allreduce", death="worker")
 def test_each_line_is_written_once(place: str, flags: tuple[str, ...], tmp_path: Path) -> None:
     run_alone(SCRIPT, tmp_path / "alone", *flags)
     expected = lines(tmp_path / "alone")

@@ -176,6 +176,7 @@ def test_a_script_finds_and_leaves_files_beside_the_command(
         pytest.param(signal.SIGUSR1, 138, "SIGUSR1", marks=pytest.mark.soak),
     ],
 )
+@pytest.mark.proves(form="batches", strategy="ps asp", death="stop", ends="counted")
 def test_a_signal_stops_in_order_and_resume_does_the_rest_exactly_once(
     number: int, code: int, name: str, shell: Shell
 ) -> None:

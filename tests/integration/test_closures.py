@@ -18,6 +18,12 @@ from tests.integration.running import RunningJob, run_group
 SCRIPT = Path(__file__).with_name("jobs") / "closures.py"
 
 
+def proves(kind: str) -> pytest.MarkDecorator:
+    """Mark a kill of a worker and the master."""
+    form = "closure" if kind == "sgd" else "lbfgs"
+    return pytest.mark.proves(form=form, strategy="allreduce", death=("worker", "master"))
+
+
 def found(out: Path) -> list[list[float]]:
     lines = [path.read_text().split() for path in sorted(out.glob("*.end"))]
     return [[int(one[0]), *map(float.fromhex, one[1:])] for one in lines]
@@ -46,9 +52,9 @@ def check(out: Path, expected: list[float], *, lives: int) -> None:
 @pytest.mark.parametrize(
     ("kind", "workers", "die"),
     [
-        ("lbfgs", 3, "1:6:3"),
+        pytest.param("lbfgs", 3, "1:6:3", marks=proves("lbfgs")),
         *(
-            pytest.param(kind, workers, die, marks=pytest.mark.soak)
+            pytest.param(kind, workers, die, marks=proves(kind))
             for kind in ("lbfgs", "wolfe", "clipped", "pair", "sgd")
             for workers in (2, 3)
             for die in ("1:0:1", "1:6:1", "1:6:2", "1:6:4", "1:23:4")
@@ -86,6 +92,7 @@ def job_of(out: Path, *flags: str, workers: int = 2, strategy: str = "allreduce"
 
 @pytest.mark.soak
 @pytest.mark.parametrize("kind", ["lbfgs", "wolfe", "pair"])
+@pytest.mark.proves(form="lbfgs", strategy="allreduce", death="all")
 def test_all_die_and_the_cut_has_the_history_of_lbfgs(
     kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -127,7 +134,13 @@ def test_workers_that_do_not_call_a_closure_equally_often_are_named(
 
 
 @pytest.mark.soak
-@pytest.mark.parametrize("kind", ["lbfgs", "sgd"])
+@pytest.mark.parametrize(
+    "kind",
+    [
+        pytest.param("lbfgs", marks=pytest.mark.refuses(form="lbfgs", strategy="fsdp")),
+        pytest.param("sgd", marks=pytest.mark.proves(form="closure", strategy="fsdp")),
+    ],
+)
 def test_shards_take_a_closure_that_is_called_once(
     kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -69,6 +69,7 @@ def alone(out: Path, *flags: str) -> tuple[int, list[float]]:
         ),
     ],
 )
+@pytest.mark.proves(form="compiled", strategy="{strategy}", death=("worker", "master"))
 def test_with_a_worker_and_the_master_killed_it_is_the_model_that_nobody_compiled(
     strategy: str, backend: str, epochs: int, flags: tuple[str, ...], tmp_path: Path
 ) -> None:
@@ -110,6 +111,7 @@ def test_with_a_worker_and_the_master_killed_it_is_the_model_that_nobody_compile
 
 @pytest.mark.soak
 @pytest.mark.parametrize("flags", [(), ("--sparse",)])
+@pytest.mark.proves(form="compiled", strategy="alone")
 def test_in_one_process_it_is_the_model_that_nobody_compiled(
     flags: tuple[str, ...], tmp_path: Path
 ) -> None:

@@ -18,6 +18,8 @@ from tests.integration.running import RunningJob, until
 SCRIPT = Path(__file__).with_name("jobs") / "logged.py"
 EPOCHS, STEPS, BATCH = 3, 16, 16
 
+SERVER = pytest.mark.proves(form="logging", strategy="ps bsp", death="server", ends="counted")
+
 
 @pytest.mark.soak
 @pytest.mark.parametrize(
@@ -25,8 +27,11 @@ EPOCHS, STEPS, BATCH = 3, 16, 16
     [
         "allreduce",
         "fsdp",  # all go back to a cut
-        "ps",  # a server dies, too: steps come again
+        pytest.param("ps", marks=SERVER),  # a server dies, too: steps come again
     ],
+)
+@pytest.mark.proves(
+    form="logging", strategy="{strategy}", death=("worker", "master"), ends="counted"
 )
 def test_each_step_is_in_the_curve_once_though_a_worker_and_the_master_die(
     strategy: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

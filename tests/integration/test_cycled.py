@@ -51,6 +51,7 @@ def check(job: RunningJob, expected: dict[str, Any], ranks: set[str]) -> None:
 
 @pytest.mark.soak
 @pytest.mark.parametrize("flags", [(), ("--again",)])
+@pytest.mark.proves(form="next", strategy="allreduce", death=("worker", "stop"))
 def test_it_has_counted_each_batch_once(flags: tuple[str, ...], tmp_path: Path) -> None:
     expected = plain(tmp_path / "alone", *flags)
     with job_of(tmp_path / "job", *flags) as job:
@@ -81,6 +82,7 @@ def test_a_stop_behind_its_last_step_trains_nothing_twice(meets: bool, tmp_path:
 
 @pytest.mark.soak
 @pytest.mark.parametrize("flags", [("--again",), ()])
+@pytest.mark.proves(form="next", strategy="allreduce", death="worker")
 def test_a_life_that_finds_all_done_does_not_train_once_more(
     flags: tuple[str, ...], tmp_path: Path
 ) -> None:

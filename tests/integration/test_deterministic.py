@@ -65,6 +65,7 @@ def check_same_bits(one: Model, other: Model, *, but: tuple[str, ...] = ()) -> N
 
 @pytest.mark.soak
 @pytest.mark.parametrize("flags", [(), ("--adam",)])
+@pytest.mark.proves(form="batches", strategy="allreduce")
 def test_any_number_of_workers_ends_with_the_same_bits(
     tmp_path: Path, flags: tuple[str, ...]
 ) -> None:
@@ -75,6 +76,7 @@ def test_any_number_of_workers_ends_with_the_same_bits(
 
 
 @pytest.mark.soak
+@pytest.mark.proves(form="batches", strategy="allreduce", death="worker")
 def test_whoever_dies_or_joins_or_has_more_to_do_the_bits_are_those_of_one_worker(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -100,6 +102,7 @@ def members(job: RunningJob) -> list[set[int]]:
     return [{int(name.removeprefix("worker-")) for name in members} for members in groups]
 
 
+@pytest.mark.proves(form=("batches", "clipping", "scaler"), strategy="allreduce")
 def test_half_precision_clipping_and_a_schedule_end_with_the_bits_of_one_worker(
     tmp_path: Path,
 ) -> None:
@@ -117,6 +120,7 @@ def test_half_precision_clipping_and_a_schedule_end_with_the_bits_of_one_worker(
 
 
 @pytest.mark.soak
+@pytest.mark.proves(form="batches", strategy="allreduce", death="all")
 def test_after_the_death_of_all_the_bits_are_those_of_an_undisturbed_run(tmp_path: Path) -> None:
     alone = undisturbed(tmp_path / "alone")
     checkpoint = CheckpointSpec(every_s=0.3, share=1.0)
@@ -129,6 +133,7 @@ def test_after_the_death_of_all_the_bits_are_those_of_an_undisturbed_run(tmp_pat
 
 @pytest.mark.soak
 @pytest.mark.parametrize("flags", [("--half",), ("--half", "--adam")])
+@pytest.mark.proves(form="scaler", strategy="allreduce", death="worker")
 def test_a_scaler_leaves_the_same_steps_out_and_who_joins_has_its_scale(
     tmp_path: Path, flags: tuple[str, ...]
 ) -> None:

@@ -89,23 +89,26 @@ STRATEGIES: dict[str, dict[str, Any]] = {
 }
 
 
-STREAM, SAMPLED = ("--stream",), ("--sampled",)
+STREAM, SAMPLED, PREPARED = ("--stream",), ("--sampled",), ("--prepared",)
+
+
+def marked(form: str, strategy: str, more: tuple[str, ...], *deaths: str) -> Any:
+    """Mark a case that proves one more form in the map of promises."""
+    proves = pytest.mark.proves(form=form, strategy=strategy, death=deaths)
+    return pytest.param(strategy, more, marks=proves)
 
 
 @pytest.mark.soak
 @pytest.mark.parametrize(
     ("strategy", "more"),
     [
-        ("allreduce", STREAM),
-        *(
-            pytest.param(*one, marks=pytest.mark.soak)
-            for one in (
-                ("allreduce", ()),
-                *((one, more) for one in ("servers", "fsdp") for more in ((), STREAM)),
-                *((one, SAMPLED) for one in STRATEGIES),
-            )
-        ),
+        *((one, more) for one in STRATEGIES for more in ((), SAMPLED)),
+        *(marked("iterable", one, STREAM, "worker", "master") for one in STRATEGIES),
+        *(marked("loader", one, PREPARED, "worker", "master") for one in STRATEGIES),
     ],
+)
+@pytest.mark.proves(
+    form=("epochs", "early", "evaluation"), strategy="{strategy}", death=("worker", "master")
 )
 def test_a_worker_and_the_master_die_and_no_epoch_ends_twice(
     strategy: str, more: tuple[str, ...], tmp_path: Path
@@ -122,13 +125,25 @@ def test_a_worker_and_the_master_die_and_no_epoch_ends_twice(
         check_lives(job.out)
 
 
+LOADED = pytest.mark.proves(
+    form="loader", strategy="ps {mode}", death=("worker", "master"), ends="counted"
+)
+
+
 @pytest.mark.soak
+@pytest.mark.proves(
+    form=("epochs", "early", "evaluation"),
+    strategy="ps {mode}",
+    death=("worker", "master"),
+    ends="counted",
+)
 @pytest.mark.parametrize("mode", ["asp", "ssp"])
+@pytest.mark.parametrize("more", [SAMPLED, pytest.param(PREPARED, marks=LOADED)])
 def test_where_no_run_is_another_each_sample_counts_once_in_each_epoch(
-    mode: str, tmp_path: Path
+    mode: str, more: tuple[str, ...], tmp_path: Path
 ) -> None:
     on_servers = STRATEGIES["servers"] | {"mode": mode}
-    with job_of(tmp_path / "job", 0.06, *SAMPLED, **on_servers) as job:
+    with job_of(tmp_path / "job", 0.06, *more, **on_servers) as job:
         job.until_committed(2 * SAMPLES + 40)
         os.kill(job.pid_of("worker-1"), signal.SIGKILL)
         until(lambda: len(epochs_of(job.out)) > 2, "a new life")
@@ -140,6 +155,7 @@ def test_where_no_run_is_another_each_sample_counts_once_in_each_epoch(
 
 
 @pytest.mark.soak
+@pytest.mark.proves(form="left", strategy="allreduce", death="worker")
 def test_who_joins_in_a_loop_that_its_peer_has_left_holds_up_nobody(tmp_path: Path) -> None:
     expected = plain(tmp_path / "alone", "--breaks")
     with job_of(tmp_path / "job", 0.0, "--late", "--breaks", strategy="allreduce") as job:
@@ -189,9 +205,10 @@ def test_the_only_worker_that_evaluates_dies_and_its_next_life_holds_up_nobody(
 @pytest.mark.soak
 @pytest.mark.parametrize(
     ("strategy", "more"),
-    [(one, more) for one in STRATEGIES for more in ((), STREAM)],
+    [mark for one in STRATEGIES for mark in ((one, ()), marked("iterable", one, STREAM, "all"))],
 )
 @pytest.mark.parametrize("at", [SAMPLES + 1, 2 * SAMPLES + 100, 3 * SAMPLES])
+@pytest.mark.proves(form=("epochs", "early", "evaluation"), strategy="{strategy}", death="all")
 def test_all_die_and_the_job_goes_on_with_the_epoch_of_its_cut(
     strategy: str, more: tuple[str, ...], at: int, tmp_path: Path
 ) -> None:

@@ -4,6 +4,7 @@ A slice of ``experiments/benchmarks/equality.py``, which runs more workers, more
 the drift of one process in float32.
 """
 
+from functools import partial
 from pathlib import Path
 
 import closeness
@@ -11,6 +12,7 @@ import equality
 import pytest
 
 NUM_STEPS = 40
+proves = partial(pytest.mark.proves, form="batches", strategy="allreduce")
 
 
 @pytest.fixture(scope="module")
@@ -24,6 +26,7 @@ def _home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.soak  # CI has test_alone
+@pytest.mark.proves(form="batches", strategy="ps bsp")
 def test_one_worker_computes_bit_for_bit_what_the_script_computes_alone(
     reference: Path, tmp_path: Path
 ) -> None:
@@ -38,6 +41,7 @@ def test_one_worker_computes_bit_for_bit_what_the_script_computes_alone(
     [False, True],
     ids=["one plan", "plans switch"],
 )
+@pytest.mark.proves(form="batches", strategy="ps bsp", death="worker")
 def test_two_workers_of_which_both_die_in_mid_step_compute_what_one_process_computes(
     reference: Path, tmp_path: Path, switch: bool
 ) -> None:
@@ -58,7 +62,10 @@ def check_close(reference: Path, run: Path) -> None:
 
 @pytest.mark.parametrize(
     ("die", "switch"),
-    [(True, True), pytest.param(False, False, marks=pytest.mark.soak)],
+    [
+        pytest.param(True, True, marks=proves(death="worker")),
+        pytest.param(False, False, marks=[pytest.mark.soak, proves()]),
+    ],
     ids=["uneven, and both die", "undisturbed"],
 )
 def test_two_members_of_a_group_compute_what_one_process_computes(

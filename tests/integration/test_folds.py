@@ -27,6 +27,7 @@ def expected_of(out: Path, *flags: str) -> list[float]:
 @pytest.mark.parametrize(
     "flags", [("--leave",), (), ("--init",), ("--init", "--leave"), ("--range",), ("--same",)]
 )
+@pytest.mark.proves(form="folds", strategy="allreduce", death=("worker", "master"))
 def test_workers_and_the_master_die_in_later_folds(flags: tuple[str, ...], tmp_path: Path) -> None:
     expected = expected_of(tmp_path / "alone", *flags)
     with pair_of(SCRIPT, tmp_path / "job", "--die", "1:1:0,0:2:3", *flags) as job:
@@ -64,6 +65,7 @@ def test_a_life_passes_over_folds_in_which_nobody_is(late: tuple[str, ...], tmp_
 @SOAK
 @pytest.mark.parametrize("flags", [(), ("--init",), ("--leave",), ("--range",), ("--same",)])
 @pytest.mark.parametrize("fold", [0, 1, 2])
+@pytest.mark.proves(form="folds", strategy="allreduce", death="all")
 def test_all_die_in_a_fold(flags: tuple[str, ...], fold: int, tmp_path: Path) -> None:
     expected = expected_of(tmp_path / "alone", *flags)
     with pair_of(SCRIPT, tmp_path / "job", "--step-s", "0.1", *flags) as job:

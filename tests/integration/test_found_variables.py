@@ -69,6 +69,7 @@ def check_end(job: RunningJob, expected: dict[str, list[float]]) -> None:
 
 @pytest.mark.soak  # CI has a death behind a stop
 @pytest.mark.parametrize("flags", [(), ("--counted",), ("--rollouts",)])
+@pytest.mark.proves(form=("variables", "loader"), strategy="allreduce", death="worker")
 def test_workers_die_in_mid_epoch_and_each_count_is_as_in_a_plain_run(
     flags: tuple[str, ...], tmp_path: Path
 ) -> None:
@@ -109,6 +110,9 @@ def test_a_life_that_comes_when_the_last_loop_was_left_trains_no_more(tmp_path: 
         assert job.deaths()
 
 
+@pytest.mark.proves(
+    form=("variables", "loader"), strategy="allreduce", death=("worker", "master", "stop")
+)
 def test_a_stopped_job_goes_on_where_its_script_was(tmp_path: Path) -> None:
     expected = plain(tmp_path / "alone", "--epochs", "3")
     with job_of(tmp_path / "job", "--epochs", "3") as job:
@@ -135,6 +139,7 @@ def test_a_step_of_several_blocks_counts_once(tmp_path: Path) -> None:
 
 
 @pytest.mark.soak
+@pytest.mark.proves(form=("variables", "loader"), strategy="allreduce", death="stop")
 def test_a_job_that_is_stopped_between_two_loops_goes_on_behind_the_first(tmp_path: Path) -> None:
     # What stands there uses the last batch's loss.
     expected = plain(tmp_path / "alone", "--epochs", "4")
@@ -181,6 +186,7 @@ def test_a_job_that_is_stopped_at_the_edge_of_a_loop_goes_on_there(
     [(("--pause-s", "1.5"), 2.0), (("--counted", "--pause-s", "1.5"), 1.6), ((), 1.4)],
     ids=["behind a loop", "behind a loop that was left", "in a loop"],
 )
+@pytest.mark.proves(form=("variables", "loader"), strategy="fsdp", death=("worker", "stop"))
 def test_shards_go_on_where_their_scripts_were(
     flags: tuple[str, ...], stop_at: float, tmp_path: Path
 ) -> None:

@@ -117,6 +117,7 @@ def living(job: RunningJob) -> list[int]:
     return []
 
 
+@pytest.mark.proves(form="batches", strategy="fsdp", death="worker")
 def test_after_a_kill_all_go_on_from_a_cut_to_what_one_worker_computes(tmp_path: Path) -> None:
     single = alone(tmp_path / "alone")
     assert np.all(np.abs(single["seen"] - 1) < TOLERANCE)
@@ -151,6 +152,7 @@ def test_a_slice_that_cannot_be_divided_is_exact(tmp_path: Path) -> None:
 
 
 @pytest.mark.soak
+@pytest.mark.proves(form="batches", strategy="fsdp", death="stop")
 def test_the_number_of_workers_changes_while_it_trains_and_between_two_runs(tmp_path: Path) -> None:
     single = alone(tmp_path / "alone")
     with sharded(tmp_path / "some", "--step-s", "0.05") as job:
@@ -196,6 +198,7 @@ def test_a_worker_that_hangs_costs_a_restart_in_place(how: str, tmp_path: Path) 
 
 @pytest.mark.soak
 @pytest.mark.parametrize("seed", range(5))
+@pytest.mark.proves(form="batches", strategy="fsdp", death="worker")
 def test_kills_at_any_moment_change_nothing_of_the_model(seed: int, tmp_path: Path) -> None:
     rng = np.random.default_rng(seed)
     single = alone(tmp_path / "alone")

@@ -6,6 +6,7 @@ In the first case the master, by which they hear each other, dies as well.
 import os
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ import pytest
 from tests.integration.running import run_group
 
 SCRIPT = Path(__file__).with_name("jobs") / "gathering.py"
+proves = partial(pytest.mark.proves, form=("gather", "agree", "uneven"), strategy="allreduce")
 
 
 def ends(out: Path) -> list[list[float]]:
@@ -22,8 +24,13 @@ def ends(out: Path) -> list[list[float]]:
 
 @pytest.mark.soak
 @pytest.mark.parametrize(
-    "die", ["1:after:9", "0:after:3", "2:after:24", "1:before:4", "0:within:0", "2:within:12"]
+    "die",
+    [
+        pytest.param("1:after:9", marks=proves(death=("worker", "master"))),
+        *("0:after:3", "2:after:24", "1:before:4", "0:within:0", "2:within:12"),
+    ],
 )
+@proves(death="worker")
 def test_nobody_waits_for_a_worker_that_is_in_no_step(
     die: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -56,6 +56,12 @@ def more(job: RunningJob, count: int) -> None:
 
 
 @pytest.mark.parametrize("mode", ["asp", "bsp"])
+@pytest.mark.proves(
+    form="batches",
+    strategy="ps {mode}",
+    death=("worker", "server", "master", "stop"),
+    ends="counted",
+)
 def test_nodes_and_the_master_die_a_server_is_replaced_and_the_job_is_stopped(
     mode: str, tmp_path: Path
 ) -> None:
@@ -78,6 +84,9 @@ def test_nodes_and_the_master_die_a_server_is_replaced_and_the_job_is_stopped(
         job.check_finished()
 
 
+@pytest.mark.proves(
+    form="batches", strategy="allreduce", death=("worker", "master", "all", "stop"), ends="counted"
+)
 def test_members_and_the_master_die_and_the_job_is_stopped(tmp_path: Path) -> None:
     flags = ("--num-samples", "2048", "--slow-until-told")
     with test_allreduce.group(tmp_path / "out", *flags, checkpoint=OFTEN) as job:
@@ -95,6 +104,9 @@ def test_members_and_the_master_die_and_the_job_is_stopped(tmp_path: Path) -> No
         test_allreduce.check_finished(job)
 
 
+@pytest.mark.proves(
+    form="batches", strategy="fsdp", death=("worker", "master", "stop"), ends="counted"
+)
 def test_members_with_shards_and_the_master_die_and_the_job_is_stopped(tmp_path: Path) -> None:
     flags = ("--slow-until-told",)
     with test_fsdp.sharded(tmp_path / "out", *flags, num_samples=1200) as job:

@@ -145,6 +145,7 @@ def check_curves(job: JobDir, names: Sequence[str]) -> None:
         pytest.param("lightning_trained.py", "worker-0", 20, marks=LIGHTNING),
     ],
 )
+@pytest.mark.proves(form="trainers", strategy="allreduce", death="worker")
 def test_a_worker_killed_in_a_trainer_leaves_no_trace(
     script: str, victim: str, at: int, tmp_path: Path
 ) -> None:
@@ -159,6 +160,7 @@ def test_a_worker_killed_in_a_trainer_leaves_no_trace(
 
 
 @ACCELERATE
+@pytest.mark.proves(form="accelerate", strategy="allreduce", death="worker")
 def test_a_worker_killed_in_a_loop_of_accelerate_leaves_no_trace(tmp_path: Path) -> None:
     logs = check_killed("accelerate_trained.py", "worker-0", 14, tmp_path / "out")
     assert [logs[who]["chief"] for who in ("survivor", "joiner")] == [False, True]
@@ -204,14 +206,15 @@ def test_who_comes_when_training_has_stopped_early_stops_there(
 
 
 @pytest.mark.parametrize(
-    "script",
+    ("form", "script"),
     [
-        pytest.param("hf_trained.py", marks=TRAINER),
-        pytest.param("lightning_trained.py", marks=LIGHTNING),
-        pytest.param("accelerate_trained.py", marks=ACCELERATE),
+        pytest.param("trainers", "hf_trained.py", marks=TRAINER),
+        pytest.param("trainers", "lightning_trained.py", marks=LIGHTNING),
+        pytest.param("accelerate", "accelerate_trained.py", marks=ACCELERATE),
     ],
 )
-def test_started_plainly_it_is_the_library_alone(script: str, tmp_path: Path) -> None:
+@pytest.mark.proves(form="{form}", strategy="alone", ends="runs")
+def test_started_plainly_it_is_the_library_alone(form: str, script: str, tmp_path: Path) -> None:
     command = [sys.executable, str(JOBS / script), "--out", str(tmp_path), "--per-device", "64"]
     subprocess.run(command, check=True, timeout=100, capture_output=True)
     log = json.loads((tmp_path / "alone.0.log").read_text())
@@ -220,6 +223,7 @@ def test_started_plainly_it_is_the_library_alone(script: str, tmp_path: Path) ->
 
 
 @LIGHTNING
+@pytest.mark.proves(form="trainers", strategy="allreduce", death=("worker", "stop"))
 def test_the_best_checkpoint_of_a_trainer_is_known_to_later_lives(tmp_path: Path) -> None:
     script = JOBS / "best_saved.py"
     run_alone(script, tmp_path / "alone")

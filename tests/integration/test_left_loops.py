@@ -45,6 +45,7 @@ def left(out: Path) -> set[int]:
 
 @pytest.mark.soak
 @pytest.mark.parametrize("strategy", EVERY)
+@pytest.mark.proves(form="left", strategy="{strategy}", death="stop", ends="counted")
 def test_a_handler_of_the_script_s_own_costs_no_last_cut(strategy: str, tmp_path: Path) -> None:
     with job_of(tmp_path, strategy, "--samples", "3200") as job:
         job.until_committed(20 * BATCH)
@@ -63,6 +64,7 @@ def test_a_handler_of_the_script_s_own_costs_no_last_cut(strategy: str, tmp_path
 
 @pytest.mark.soak
 @pytest.mark.parametrize("strategy", EVERY)
+@pytest.mark.proves(form="left", strategy="{strategy}", ends="counted")
 def test_a_loop_that_is_left_on_its_last_batch_is_through(strategy: str, tmp_path: Path) -> None:
     with job_of(tmp_path, strategy, "--samples", "640", "--break-at", "40") as job:
         outcome = job.end()

@@ -71,16 +71,17 @@ def test_a_cut_of_servers_has_them_and_a_new_life_goes_on_with_them(
 
 @pytest.mark.soak
 @pytest.mark.parametrize(
-    "fields",
+    ("column", "fields"),
     [
-        {"strategy": "allreduce", "deterministic": True, "blocks": 4},
-        {"strategy": "allreduce"},
-        {"strategy": "ps"},
+        ("allreduce", {"strategy": "allreduce", "deterministic": True, "blocks": 4}),
+        ("allreduce", {"strategy": "allreduce"}),
+        ("ps bsp", {"strategy": "ps"}),
     ],
     ids=["deterministic", "allreduce", "servers"],
 )
+@pytest.mark.proves(form="evaluation", strategy="{column}", ends="runs")
 def test_evaluation_leaves_no_trace_in_a_model_in_training_mode(
-    fields: dict[str, Any], tmp_path: Path
+    column: str, fields: dict[str, Any], tmp_path: Path
 ) -> None:
     workers = 1 if fields["strategy"] == "ps" else 2  # who gets which batch differs there
     ends, _ = run(tmp_path / "out", workers=workers, **fields)
@@ -92,6 +93,7 @@ def test_evaluation_leaves_no_trace_in_a_model_in_training_mode(
 
 
 @pytest.mark.soak
+@pytest.mark.proves(form="best", strategy="ps bsp", ends="runs")
 def test_the_best_weights_are_loaded_after_the_last_loop_on_servers(tmp_path: Path) -> None:
     spec = JobSpec(
         script=str(SCRIPT.with_name("reloaded.py")),

@@ -86,17 +86,26 @@ CLASSIFIER = Program(
 SEQ2SEQ = Program("seq2seq", 4 * 1920, ("--dropout", "0"))
 K_FOLD = Program("k_fold", 4 * 3 * 3000)
 pytestmark = pytest.mark.timeout(300)
+
+
+def proves(program: Program, *forms: str, more: tuple[pytest.MarkDecorator, ...] = ()) -> Any:
+    """Mark a program with the forms of a loop that it has."""
+    strategy = program.spec["strategy"]
+    mark = pytest.mark.proves(form=forms, strategy=strategy, death=("worker", "master"))
+    return pytest.param(program, marks=(mark, *more))
+
+
 PROGRAMS = [
-    CHAR_GPT,
-    IMAGES,
-    GAN,
-    LANGUAGE,
+    proves(CHAR_GPT, "batches"),
+    proves(IMAGES, "epochs", "loader", "averages"),
+    proves(GAN, "epochs", "loader", "turns"),
+    proves(LANGUAGE, "epochs", "batches"),
     DLRM,
-    DEEP_FM,
-    pytest.param(MASKED, marks=TRAINER),
-    pytest.param(CLASSIFIER, marks=LIGHTNING),
-    SEQ2SEQ,
-    K_FOLD,
+    proves(DEEP_FM, "epochs", "loader"),
+    proves(MASKED, "trainers", more=(TRAINER,)),
+    proves(CLASSIFIER, "trainers", more=(LIGHTNING,)),
+    proves(SEQ2SEQ, "epochs", "loader", "accumulation"),
+    proves(K_FOLD, "epochs", "loader", "folds"),
 ]
 
 

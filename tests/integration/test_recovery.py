@@ -37,6 +37,7 @@ def _home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @MODES
+@pytest.mark.proves(form="batches", strategy="ps {mode}", death="worker", ends="counted")
 def test_of_a_killed_worker_only_uncommitted_samples_are_redone(tmp_path: Path, mode: str) -> None:
     with running(tmp_path, mode=mode) as job:
         job.until_committed(N // 3)
@@ -55,6 +56,7 @@ def test_of_a_killed_worker_only_uncommitted_samples_are_redone(tmp_path: Path, 
 
 
 @MODES
+@pytest.mark.proves(form="batches", strategy="ps {mode}", death="server", ends="counted")
 def test_a_killed_server_brings_all_back_to_the_last_cut(tmp_path: Path, mode: str) -> None:
     with running(tmp_path, mode=mode) as job:
         job.until_committed(N // 3, cuts=1)
@@ -67,6 +69,7 @@ def test_a_killed_server_brings_all_back_to_the_last_cut(tmp_path: Path, mode: s
         assert [e["node"] for e in job.deaths()] == ["server-1"]
 
 
+@pytest.mark.proves(form="batches", strategy="ps bsp", death="master", ends="counted")
 def test_workers_go_on_without_a_master_and_get_grants_from_its_successor(tmp_path: Path) -> None:
     with running(tmp_path, "--num-samples", str(3 * N), mode="bsp") as job:
         master = job.until_committed(N // 2).master_pid
@@ -101,6 +104,7 @@ def _until_out_of_work(job: RunningJob) -> None:
 
 
 @pytest.mark.parametrize("role", ["agent", "supervisor"])
+@pytest.mark.proves(form="batches", strategy="ps asp", death="{role}", ends="counted")
 def test_a_killed_agent_or_supervisor_is_replaced_and_nobody_else_notices(
     tmp_path: Path, role: str
 ) -> None:
@@ -121,6 +125,7 @@ def test_a_killed_agent_or_supervisor_is_replaced_and_nobody_else_notices(
 
 
 @MODES
+@pytest.mark.proves(form="batches", strategy="ps {mode}", death="all", ends="counted")
 def test_after_the_death_of_everything_the_job_is_resumed_from_its_newest_cut(
     tmp_path: Path, mode: str
 ) -> None:

@@ -24,6 +24,7 @@ def expected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[float]:
 @pytest.mark.soak
 @pytest.mark.parametrize("at", [28, 12])
 @pytest.mark.parametrize("flags", [(), ("--ranges",)])
+@pytest.mark.proves(form="thawed", strategy="allreduce", death=("worker", "master"))
 def test_a_worker_and_the_master_die_and_the_next_life_has_all_groups(
     flags: tuple[str, ...], at: int, tmp_path: Path, expected: list[float]
 ) -> None:
@@ -38,6 +39,7 @@ def test_a_worker_and_the_master_die_and_the_next_life_has_all_groups(
 @pytest.mark.soak
 @pytest.mark.parametrize("flags", [(), ("--ranges",)])
 @pytest.mark.parametrize("epoch", [1, 2, 3])
+@pytest.mark.proves(form="thawed", strategy="allreduce", death="all")
 def test_all_die_and_the_cut_has_all_groups(
     flags: tuple[str, ...], epoch: int, tmp_path: Path, expected: list[float]
 ) -> None:

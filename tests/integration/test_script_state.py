@@ -22,6 +22,7 @@ def ends(
 
 @pytest.mark.soak
 @pytest.mark.parametrize(("who", "named"), [(0, ("--named",)), (0, ()), (1, ())])
+@pytest.mark.proves(form="averages", strategy="allreduce", death=("worker", "master"))
 def test_an_average_and_a_rate_by_hand_are_those_of_one_worker(
     who: int, named: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -79,6 +79,7 @@ def check_finished(job: RunningJob, epochs: int = 1) -> None:
     assert np.all(np.abs(counts.seen - epochs) < 1e-6)
 
 
+@pytest.mark.proves(form="batches", strategy="ps asp", death=("worker", "master"), ends="counted")
 def test_records_of_tar_files_are_each_trained_on_once_whatever_dies(tmp_path: Path) -> None:
     """Shards as webdataset has them, of different lengths."""
     source = tmp_path / "shards"
@@ -100,7 +101,8 @@ def test_records_of_tar_files_are_each_trained_on_once_whatever_dies(tmp_path: P
         check_finished(job)
 
 
-@pytest.mark.parametrize("victim", ["worker-1", "server-1", "master"])
+@pytest.mark.parametrize("victim", ["worker", "server", "master"])
+@pytest.mark.proves(form="stream", strategy="ps asp", death="{victim}", ends="counted")
 def test_a_stream_written_while_it_is_read_survives_the_death_of(
     tmp_path: Path, victim: str
 ) -> None:
@@ -113,13 +115,13 @@ def test_a_stream_written_while_it_is_read_survives_the_death_of(
     ):
         status = job.until_committed(N // 4, cuts=1)
         assert status.total is None
-        pid = status.master_pid if victim == "master" else job.pid_of(victim)
+        pid = status.master_pid if victim == "master" else job.pid_of(f"{victim}-1")
         os.kill(pid, signal.SIGKILL)
         rest.set()
         check_finished(job)
         name, least = {
-            "worker-1": ("relaunch", 1),
-            "server-1": ("epoch", 2),
+            "worker": ("relaunch", 1),
+            "server": ("epoch", 2),
             "master": ("master_started", 2),
         }[victim]
         assert len(job.events(name)) >= least
@@ -157,6 +159,9 @@ def test_lines_that_are_still_being_counted_are_read_for_two_epochs(tmp_path: Pa
 
 
 @pytest.mark.parametrize("mode", ["asp", "ssp"])
+@pytest.mark.proves(
+    form=("batches", "iterable"), strategy="ps {mode}", death=("worker", "master"), ends="counted"
+)
 def test_what_is_only_iterated_is_read_for_two_epochs(mode: str, tmp_path: Path) -> None:
     args = (str(tmp_path / "no"), "--num-samples", str(N), "--epochs", "2", "--step-s", "0.01")
     with running(tmp_path, script=str(SCRIPT), args=args, mode=mode) as job:
@@ -168,6 +173,7 @@ def test_what_is_only_iterated_is_read_for_two_epochs(mode: str, tmp_path: Path)
         assert len(job.events("relaunch")) >= 3
 
 
+@pytest.mark.proves(form="iterable", strategy="ps asp", death="all", ends="counted")
 def test_what_is_only_iterated_goes_on_after_all_have_died(tmp_path: Path) -> None:
     args = (str(tmp_path / "no"), "--num-samples", str(N), "--step-s", "0.02")
     with running(tmp_path, script=str(SCRIPT), args=args, mode="asp") as job:
@@ -178,6 +184,7 @@ def test_what_is_only_iterated_goes_on_after_all_have_died(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("num_loaders", [0, 2])
+@pytest.mark.proves(form="stream", strategy="alone", ends="counted")
 def test_the_same_script_alone_reads_the_same_stream(tmp_path: Path, num_loaders: int) -> None:
     source = tmp_path / "stream"
     with growing(source) as rest:

@@ -85,6 +85,7 @@ def ddp(folder: Path, *flags: str, steps: int = 20) -> Run:
     return Run(folder, "--nproc-per-node", "2", *flags, *script)
 
 
+@pytest.mark.proves(form="torchrun", strategy="script", ends="runs")
 def test_a_script_for_torchrun_runs_to_its_end_as_it_is(tmp_path: Path) -> None:
     run = ddp(tmp_path, "--rdzv_id", "mine", "--log-dir", "kept/here")
     code, out, err = run.end()
@@ -104,6 +105,7 @@ def test_a_script_for_torchrun_runs_to_its_end_as_it_is(tmp_path: Path) -> None:
     assert first["seed"] != second["seed"]
 
 
+@pytest.mark.proves(form="torchrun", strategy="script", death="worker", ends="runs")
 def test_a_killed_rank_has_all_begin_again_from_their_checkpoint(tmp_path: Path) -> None:
     run = ddp(tmp_path, steps=60)
     until(lambda: run.step() > 10, "ten steps")
@@ -146,16 +148,17 @@ def test_a_rank_is_replaced_by_order_and_all_go_on_from_their_checkpoint(tmp_pat
 
 
 @pytest.mark.soak
-@pytest.mark.parametrize("module", ["paceline.agent", "paceline.master", "paceline.supervisor"])
-def test_any_process_of_ours_may_die(tmp_path: Path, module: str) -> None:
+@pytest.mark.parametrize("role", ["agent", "master", "supervisor"])
+@pytest.mark.proves(form="torchrun", strategy="script", death="{role}", ends="runs")
+def test_any_process_of_ours_may_die(tmp_path: Path, role: str) -> None:
     run = ddp(tmp_path, steps=60)
     until(lambda: run.step() > 5, "five steps")
-    found = [one for one in find_job_processes(run.job().path) if one.runs(module)]
+    found = [one for one in find_job_processes(run.job().path) if one.runs(f"paceline.{role}")]
     kill_quietly(found[0].pid)
     assert run.end()[0] == 0
     assert run.step() == 60
     # A rank ends with its agent; whoever else dies disturbs no rank.
-    assert (tmp_path / "0.1.json").exists() == (module == "paceline.agent")
+    assert (tmp_path / "0.1.json").exists() == (role == "agent")
 
 
 @pytest.mark.soak

@@ -9,15 +9,21 @@ from tests.parity.cases import BATCH, Case, Training, cases, reference, runs, sa
 from tests.parity.kinds import bits, known_schedulers, schedulers
 from tests.parity.refusals import refusal
 
+FORMS = {"group": "thawed", "thaw": "thawed", "ema": "averages"}
+"""What the map of promises calls edits."""
+
 
 def marked(case: Case) -> object:
     """Options of optimizers, and two of the dtypes, are soak."""
     quick = case.dtype in (torch.float64, torch.bfloat16) and "-" not in case.kind.name
-    marks = () if quick or case.schedule else pytest.mark.soak
+    marks = [] if quick or case.schedule else [pytest.mark.soak]
+    if case.edit in FORMS:
+        marks.append(pytest.mark.proves(form=FORMS[case.edit], strategy="alone"))
     return pytest.param(case, id=str(case), marks=marks)
 
 
 @pytest.mark.parametrize("case", [*map(marked, cases())])
+@pytest.mark.proves(form="batches", strategy="alone")
 def test_alone_is_plain_torch(case: Case) -> None:
     if not runs(case):
         pytest.skip("torch does not run it on this machine")

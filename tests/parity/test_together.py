@@ -36,6 +36,8 @@ DISTURBED = {
     "killed": ("--die", "1:20", "--step-s", "0.1"),
     "resumed": ("--step-s", "0.3"),
 }
+DEATHS = {"undisturbed": "none", "killed": "worker", "resumed": "stop"}
+"""What each is in the map of promises."""
 SAME_BITS = {"OMP_NUM_THREADS": "1", "MKL_CBWR": "AUTO,STRICT"}
 """Else the bits of a product follow where in memory its factors lie."""
 KNOWN = {str(case): case for case in cases()}
@@ -143,9 +145,10 @@ def _named(plain: dict[str, Any], weights: Iterable[Any]) -> dict[str, torch.Ten
 
 @pytest.mark.soak
 @pytest.mark.timeout(3000)
-@pytest.mark.parametrize("what", DISTURBED)
+@pytest.mark.proves(form="batches", strategy="ps bsp", death="{death}")
+@pytest.mark.parametrize(("what", "death"), DEATHS.items())
 def test_servers_end_as_plain_torch(
-    what: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    what: str, death: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert far(ends_of("servers", what, tmp_path / what, monkeypatch)) == []
 
@@ -153,6 +156,7 @@ def test_servers_end_as_plain_torch(
 @pytest.mark.soak
 @pytest.mark.timeout(3000)
 @pytest.mark.parametrize("holder", ["allreduce", "deterministic", "fsdp"])
+@pytest.mark.proves(form="batches", strategy="{holder}", death=("none", "worker", "stop"))
 def test_groups_end_as_plain_torch(
     holder: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -175,6 +179,7 @@ def forgets(name: str, holder: str, what: str) -> bool:
     )
 
 
+GROUPS = pytest.mark.refuses(form="thawed", strategy="fsdp")
 REFUSED = [
     ("servers", "RMSprop-float64"),
     ("servers", "SGD-bfloat16"),
@@ -183,7 +188,7 @@ REFUSED = [
     ("servers", "AdamW-float64-reset"),
     ("servers", "AdamW-float64-group"),
     ("allreduce", "SGD-float64-group"),
-    ("fsdp", "SGD-float64-group"),
+    pytest.param("fsdp", "SGD-float64-group", marks=GROUPS),
 ]
 
 

@@ -1,4 +1,7 @@
-"""The loops of the documentation run: each as in a script that is started alone, on small data."""
+"""The loops of the documentation run: each as in a script that is started alone, on small data.
+
+A loop that trains is a cell of the map of promises (``docs/reference/promises.py``).
+"""
 
 import re
 import textwrap
@@ -17,6 +20,24 @@ BLOCKS = [
     for block in blocks_of(ROOT / "docs" / "howto" / f"{name}.md")
     if block.language == "python" and not block.not_run
 ]
+
+FORMS = {
+    "Epochs, with something between them": "epochs",
+    "Early stopping, decided once for all": "early",
+    "Gradient accumulation by hand": "accumulation",
+    "A step that the script skips": "skipped",
+    "Layers that begin to train later": "thawed",
+    "One model after the other": "folds",
+    "Two optimizers in turn": "turns",
+    "An optimizer that steps on some batches only": "some",
+    "A closure": "lbfgs",
+    "Evaluation in mid-epoch": "evaluation",
+    "The best weights at the end": "best",
+    "What workers tell each other in mid-epoch": "gather",
+    "Logging that continues": "logging",
+    "What follows by itself": "variables",
+}
+"""What the map of promises calls the loop under a heading."""
 
 ONE_MODEL = """
 class Net(nn.Module):
@@ -90,7 +111,22 @@ def script_of(block: Block) -> str:
     return names + prepared + body
 
 
-@pytest.mark.parametrize("block", [pytest.param(one, id=one.place) for one in BLOCKS])
+def form_of(block: Block) -> str:
+    """Name a block's form of a loop in the map of promises; empty: the map has none."""
+    above = "\n".join(block.page.read_text().splitlines()[: block.line])
+    heading = re.findall(r"^#+ (.*)$", above, re.MULTILINE)[-1]
+    if heading != "The three forms":
+        return FORMS.get(heading, "")
+    return next((form for form in ("epochs", "loader") if form in block.body), "batches")
+
+
+def marked(block: Block) -> Any:
+    form = form_of(block)
+    mark = pytest.mark.proves(form=form, strategy="alone", ends="runs")
+    return pytest.param(block, id=block.place, marks=[mark] * bool(form))
+
+
+@pytest.mark.parametrize("block", [*map(marked, BLOCKS)])
 def test_a_loop_of_the_documentation_trains(
     block: Block, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -105,6 +141,9 @@ def test_a_loop_of_the_documentation_trains(
         "dataset": [Row(*row) for row in zip(*everything, strict=True)],
         "ones": torch.ones(16, 1),
     }
-    exec("import paceline as pl\nfrom torch.utils.data import Subset\njob = pl.init()", names)
+    exec(
+        "import paceline as pl\nfrom torch.utils.data import DataLoader, Subset\njob = pl.init()",
+        names,
+    )
     exec(compile(script_of(block), block.place, "exec"), names)
     assert names["job"].step > 0

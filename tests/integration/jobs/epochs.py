@@ -29,6 +29,7 @@ parser.add_argument("--breaks", action="store_true", help="each loop after five 
 parser.add_argument("--first-only", action="store_true", help="only rank 0 evaluates, slowly")
 parser.add_argument("--stream", action="store_true", help="of a length that it does not say")
 parser.add_argument("--sampled", action="store_true", help="a sampler, and a collate_fn of its own")
+parser.add_argument("--prepared", action="store_true", help="loop over the prepared loader")
 parser.add_argument("--die-last", action="store_true", help="rank 1, after rank 0 has returned")
 parser.add_argument("--step-s", type=float, default=0.0)
 args = parser.parse_args()
@@ -77,7 +78,10 @@ if args.sharded:
     fully_shard(model)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.02, momentum=0.9)
 scheduler = StepLR(optimizer, 1, 0.8)
-job.prepare(model, optimizer, scheduler)
+if args.prepared:
+    *_, loader = job.prepare(model, optimizer, scheduler, loader)
+else:
+    job.prepare(model, optimizer, scheduler)
 job.state["losses"] = losses = []
 life = args.out / f"{job.rank}-{os.environ.get('PACELINE_INC', '')}"
 
@@ -104,7 +108,7 @@ for epoch in job.epochs(args.epochs):
     with life.with_suffix(".epochs").open("a") as file:
         file.write(f"{epoch} ")
     stream.set_epoch(epoch)
-    for features, target, *weights in job.batches(loader):
+    for features, target, *weights in loader if args.prepared else job.batches(loader):
         squares = (model(features) - target) ** 2
         (squares * weights[0] if args.sampled else squares).mean().backward()
         optimizer.step()

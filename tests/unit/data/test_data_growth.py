@@ -198,6 +198,7 @@ def test_a_finished_stream_without_a_record_gives_no_batch() -> None:
     assert batches_of(Alone(JobSpec(script="x")), source, batch_size=4, epochs=2) == []
 
 
+@pytest.mark.refuses(form="stream", strategy="ps bsp")
 def test_a_stream_is_refused_where_each_step_is_a_slice_of_a_known_order() -> None:
     with pytest.raises(ConfigError, match="run the job with --mode asp or --mode ssp"):
         batches_of(Waiting(JobSpec(script="x")), Lists(a=[]), batch_size=4)

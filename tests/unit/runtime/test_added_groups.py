@@ -160,8 +160,9 @@ def test_a_layer_with_a_gradient_from_before_is_refused_in_a_group() -> None:
     assert len(averaging.params) == 4
 
 
-@pytest.mark.parametrize("make", [LBFGS, SGD])
-def test_alone_a_closure_is_torch_s_bit_for_bit(make: Callable[..., Optimizer]) -> None:
+@pytest.mark.parametrize(("form", "make"), [("lbfgs", LBFGS), ("closure", SGD)])
+@pytest.mark.proves(form="{form}", strategy="alone")
+def test_alone_a_closure_is_torch_s_bit_for_bit(form: str, make: Callable[..., Optimizer]) -> None:
     def end(*, job: bool) -> list[Any]:
         torch.manual_seed(3)
         model = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 1))

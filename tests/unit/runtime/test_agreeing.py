@@ -58,6 +58,7 @@ def test_before_prepare_there_are_no_others() -> None:
         (lambda job: job.agree(1), "workers share no step in modes asp and ssp"),
     ],
 )
+@pytest.mark.proves(form=("gather", "agree"), strategy="alone", ends="runs")
 def test_within_a_loop_nobody_is_waited_for(call: Callable[[pl.Job], Any], message: str) -> None:
     job, model, optimizer = prepared()
     for batch in job.batches(TensorRows(x=torch.ones(4, 1)), 2):

@@ -25,6 +25,7 @@ def ids_of(batch: Any) -> list[float]:
 
 
 @pytest.mark.usefixtures("held_both_ways")
+@pytest.mark.proves(form=("loader", "epochs"), strategy="alone", ends="runs")
 def test_each_pass_is_one_of_torch_and_trains() -> None:
     plain = make_loader()
     expected = [ids_of(batch) for _ in range(2) for batch in plain]

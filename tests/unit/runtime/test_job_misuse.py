@@ -129,6 +129,7 @@ def test_an_error_of_the_dataset_is_raised_in_its_own_iteration() -> None:
     assert not any("optimizer" in str(frame.path) for frame in caught.traceback)
 
 
+@pytest.mark.refuses(form="clipping", strategy="ps bsp")
 def test_clipping_is_refused_where_gradients_are_summed_on_servers() -> None:
     trainer = Alone(JobSpec(script="train.py"))
     trainer.sums_workers = True

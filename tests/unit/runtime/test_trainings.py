@@ -49,6 +49,7 @@ def trained(job: Job) -> list[Any]:
     return [*seen, job.step, job.samples, model.weight.tolist()]
 
 
+@pytest.mark.proves(form="folds", strategy="alone")
 def test_alone_each_training_is_that_of_a_job_of_its_own() -> None:
     job = pl.init()
     expected = trained(job)

@@ -40,6 +40,7 @@ def accumulated(batches: Iterator[Any], model: nn.Module, optimizer: Optimizer, 
 
 
 @pytest.mark.parametrize("k", [1, 2, 4])
+@pytest.mark.proves(form="accumulation", strategy="alone")
 def test_gradients_that_are_added_up_by_hand_are_bit_for_bit_those_of_torch(k: int) -> None:
     expected, optimizer = model_of()
     accumulated(iter(loader(32)), expected, optimizer, k)
@@ -86,6 +87,7 @@ def skipping(batches: Iterator[Any], model: nn.Module, optimizer: Optimizer, *, 
 
 
 @pytest.mark.parametrize("late", [False, True])
+@pytest.mark.proves(form="skipped", strategy="alone")
 def test_a_batch_that_the_script_leaves_out_changes_nothing(late: bool) -> None:
     expected, optimizer = model_of()
     assert skipping(iter(loader(32)), expected, optimizer, late=late) == 6

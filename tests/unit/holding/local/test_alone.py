@@ -64,6 +64,7 @@ MAKES: dict[str, Callable[[Any], list[Optimizer]]] = {
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("make", MAKES.values(), ids=MAKES)
+@pytest.mark.proves(form=("batches", "clipping"), strategy="alone")
 def test_it_equals_torch_bit_for_bit(
     make: Callable[[Any], list[Optimizer]], dtype: torch.dtype
 ) -> None:
@@ -95,6 +96,7 @@ def test_it_equals_torch_bit_for_bit(
         assert torch.equal(held[name], values), name
 
 
+@pytest.mark.proves(form="some", strategy="alone")
 def test_one_of_two_optimizers_may_step_on_some_batches_only() -> None:
     states, steps = [], []
     for managed in (False, True):
@@ -145,6 +147,7 @@ def test_sparse_tables_decide_who_trains(module: nn.Module, kind: type) -> None:
     job.checkpoint()
 
 
+@pytest.mark.proves(form="scaler", strategy="alone", ends="runs")
 def test_a_step_that_a_scaler_leaves_out_is_done() -> None:
     job, model = pl.init(), nn.Linear(4, 1)
     optimizer = SGD(model.parameters(), lr=0.1)
@@ -215,6 +218,7 @@ class Numbers:
         return self.end_now == 10
 
 
+@pytest.mark.proves(form="stream", strategy="alone", ends="runs")
 def test_a_stream_is_read_as_it_comes() -> None:
     job, model, optimizer = _prepared()
     found = []
