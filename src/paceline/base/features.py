@@ -43,6 +43,9 @@ class Feature(NamedTuple):
     None."""
     shown: str = ""
     """Takes the `JobDir` of a job without a master, and returns a `paceline.wire.client.Shown`."""
+    explained: str = ""
+    """Tells of decisions in ``paceline explain``: takes the `JobDir` of a job, and a function to
+    which it gives lines of text, the first of which is a heading."""
     ended: str = ""
     """Called when a job ended that a person has watched: takes a `paceline.jobs.ended.EndedJob`."""
     sections: str = ""

@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.table import Table
 
 from paceline.base.errors import ConfigError
+from paceline.base.features import call_parts
 from paceline.base.jobdir import JobDir
 from paceline.cli.failslow import is_script, tell_script
 from paceline.cli.sizing import tell_sizing
@@ -43,6 +44,7 @@ def explain(job: JobDir, console: Console) -> None:
     """
     if job.sharing.exists():
         _tell_sharing(job, console)
+    if _tell_features(job, console) or job.sharing.exists():
         if not job.decisions.exists():
             return
         console.print()
@@ -70,6 +72,17 @@ def explain(job: JobDir, console: Console) -> None:
     launched_s = job.launched_s()
     for story in stories(lines):
         _tell(story, launched_s, console)
+
+
+def _tell_features(job: JobDir, console: Console) -> bool:
+    """Tell what features decided; whether there was anything."""
+    told: list[Sequence[str]] = []
+    call_parts("explained", job, told.append)
+    for head, *lines in told:
+        console.print(head, style="bold", highlight=False, markup=False)
+        for line in lines:
+            console.print(line, highlight=False, markup=False, soft_wrap=True)
+    return bool(told)
 
 
 def _tell_sharing(job: JobDir, console: Console) -> None:

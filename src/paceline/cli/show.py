@@ -57,7 +57,8 @@ class JobDetail(JobRow, frozen=True, kw_only=True):
     eta_s: float | None
     valid_cuts: tuple[int, ...]
     """Numbers of the cuts that can be loaded, while the job runs."""
-    nodes: tuple[NodeStatus, ...]
+    nodes: tuple[dict[str, object], ...]
+    """Values of `NodeStatus`, and those of features beside them."""
     events: tuple[dict[str, object], ...]
     """The newest events, each as a line of ``events.jsonl``."""
     slow: tuple[SlowPart, ...]
@@ -117,6 +118,19 @@ def _print_shown(shown: Shown, console: Console) -> None:
         console.print(f"  {line}", highlight=False, markup=False)
 
 
+def _print_tables(shown: Shown, console: Console) -> None:
+    """Print the tables of features."""
+    for table in shown.tables:
+        _print_table(table.columns, table.rows, console)
+
+
+def _node_values(node: NodeStatus) -> dict[str, object]:
+    """Return what ``--json`` has of a node."""
+    values: dict[str, object] = msgspec.structs.asdict(node)
+    del values["shown"]
+    return values | node.shown
+
+
 def show_job_json(job: JobDir) -> None:
     """One job in detail, as JSON."""
     outcome = read_outcome(job.outcome)
@@ -125,11 +139,12 @@ def show_job_json(job: JobDir) -> None:
     status = status and with_relaunches(status, count_relaunches(events))
     row = msgspec.structs.asdict(make_row(job, outcome, status))
     shown = shown_of(job, status)
+    nodes = status.nodes if status else _nodes_last_seen(job, events, row["state"])
     detail = JobDetail(
         **row,
         eta_s=status.eta_s if status else None,
         valid_cuts=status.valid_cuts if status else (),
-        nodes=status.nodes if status else _nodes_last_seen(job, events, row["state"]),
+        nodes=tuple(map(_node_values, nodes)),
         events=tuple(event.line() for event in events[-NUM_EVENTS:]),
         logged=shown.logged,
         notes=shown.notes,
@@ -184,6 +199,7 @@ def show_job(job: JobDir, console: Console) -> None:
         if spec is not None:
             shared = sharing.rows(job.job_id, spec.share, status.nodes)
             _print_table(sharing.COLUMNS, shared, console)
+        _print_tables(shown_of(job, status), console)
         _print_checks(all_events, console)
         return
     word = state_of(job, outcome, status)
@@ -195,10 +211,12 @@ def show_job(job: JobDir, console: Console) -> None:
         console.print(f"  {took}, exit code {outcome.exit_code}", highlight=False)
         if outcome.error:
             console.print(f"  {outcome.error}", highlight=False, markup=False)
-    _print_shown(shown_of(job, status), console)
+    shown = shown_of(job, status)
+    _print_shown(shown, console)
     if nodes := _nodes_last_seen(job, all_events, word):
         console.print(node_table(nodes, ALL_ROWS.height, console.width))
     _print_slow(job, status, all_events, console)
+    _print_tables(shown, console)
     _print_checks(all_events, console)
     _print_events(events, job.launched_s(), console)
     if word == MASTER_AWAY:

@@ -13,7 +13,7 @@ from paceline.jobs.history import read_last_metrics
 from paceline.jobs.launch import ask, is_supervised
 from paceline.jobs.outcome import Outcome, read_outcome
 from paceline.wire import spec as specs
-from paceline.wire.client import GetStatus, JobStatus, LastLogged, Shown
+from paceline.wire.client import GetStatus, JobStatus, LastLogged, Shown, ShownTable
 from paceline.wire.spec import JobSpec
 from paceline.wire.strategies import STRATEGIES
 
@@ -116,8 +116,8 @@ def current_status(job: JobDir) -> JobStatus | None:
 def shown_of(job: JobDir, status: JobStatus | None) -> Shown:
     """Return what features show of a job."""
     if status is not None:
-        return Shown(logged=status.logged, notes=status.notes)
-    logged, notes = list[LastLogged](), list[str]()
+        return Shown(logged=status.logged, notes=status.notes, tables=status.tables)
+    logged, notes, tables = list[LastLogged](), list[str](), list[ShownTable]()
     for name, show in features.parts_of("shown", features.say_failed):
         try:
             found: Shown = show(job)
@@ -126,7 +126,8 @@ def shown_of(job: JobDir, status: JobStatus | None) -> Shown:
         else:
             logged += found.logged
             notes += found.notes
-    return Shown(logged=tuple(logged), notes=tuple(notes))
+            tables += found.tables
+    return Shown(logged=tuple(logged), notes=tuple(notes), tables=tuple(tables))
 
 
 def end_of(outcome: Outcome) -> str:

@@ -216,7 +216,18 @@ class FeatureParts:
         return Shown(
             logged=tuple(value for one in found for value in one.logged),
             notes=tuple(note for one in found for note in one.notes),
+            tables=tuple(table for one in found for table in one.tables),
+            nodes=_together([one.nodes for one in found]),
         )
+
+
+def _together(found: list[dict[str, dict[str, Any]]]) -> dict[str, dict[str, Any]]:
+    """Put the values of all features together, by node."""
+    nodes: dict[str, dict[str, Any]] = {}
+    for one in found:
+        for node, values in one.items():
+            nodes.setdefault(node, {}).update(values)
+    return nodes
 
 
 def _raw(body: Any) -> msgspec.Raw:

@@ -106,7 +106,18 @@ class Reporting:
         slow = self._pace.now
         parts = slow.parts if slow is not None else ()
         shown = self._shown()
-        return msgspec.structs.replace(status, slow=parts, logged=shown.logged, notes=shown.notes)
+        nodes = (
+            msgspec.structs.replace(node, shown=shown.nodes.get(node.node, {}))
+            for node in status.nodes
+        )
+        return msgspec.structs.replace(
+            status,
+            nodes=tuple(nodes),
+            slow=parts,
+            logged=shown.logged,
+            notes=shown.notes,
+            tables=shown.tables,
+        )
 
     def outcome(self, ending: Ending) -> Outcome:
         """The job as it has ended; after `measure_last`."""

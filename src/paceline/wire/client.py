@@ -1,5 +1,7 @@
 """Questions to a running job: the calls of the command line and the dashboard to the master."""
 
+from typing import Any
+
 import msgspec
 
 from paceline.base.numbering import NO_INC, CutNo, EpochNo, Inc, StepNo
@@ -106,6 +108,8 @@ class NodeStatus(msgspec.Struct, frozen=True, kw_only=True):
     limit_bytes: int | None = None
     """Bytes of memory that the process may use; None: all."""
     note: str = ""
+    shown: dict[str, Any] = {}
+    """Values of features, by the names that they have in ``--json``."""
     sharing: SharingDecision | None = None
     """The newest decision about the device that it shares; None: it shares none."""
     memory: MemoryLimit | None = None
@@ -143,6 +147,14 @@ class LastLogged(msgspec.Struct, frozen=True):
     step: int
 
 
+class ShownTable(msgspec.Struct, frozen=True):
+    """A small table of a feature for people."""
+
+    columns: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+    """Rows, each as long as ``columns``."""
+
+
 class Shown(msgspec.Struct, frozen=True, kw_only=True):
     """What status, metrics and the live view show of a feature."""
 
@@ -150,6 +162,10 @@ class Shown(msgspec.Struct, frozen=True, kw_only=True):
     """Newest values, which metrics have as numbers."""
     notes: tuple[str, ...] = ()
     """Sentences for people, the most important one first."""
+    tables: tuple[ShownTable, ...] = ()
+    """Tables of ``paceline status``."""
+    nodes: dict[str, dict[str, Any]] = {}
+    """Values for programs by node, each with the name that it has there in ``--json``."""
 
 
 class JobStatus(Message, frozen=True):
@@ -184,6 +200,7 @@ class JobStatus(Message, frozen=True):
     logged: tuple[LastLogged, ...] = ()
     notes: tuple[str, ...] = ()
     """Sentences of features about the job."""
+    tables: tuple[ShownTable, ...] = ()
     slow: tuple[SlowPart, ...] = ()
     """Strategy script: what makes the job slow now; empty: nothing is known to."""
 

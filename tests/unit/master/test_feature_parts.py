@@ -14,7 +14,7 @@ from paceline.base.numbering import Inc
 from paceline.master.feature_parts import FeatureParts
 from paceline.master.feature_port import Core, FeatureKept, MasterPart, ModelPlace
 from paceline.master.parts import make_parts
-from paceline.wire.client import FeatureCall, Kill, LastLogged, Order, Shown
+from paceline.wire.client import FeatureCall, Kill, LastLogged, Order, Shown, ShownTable
 from paceline.wire.codec import encode
 from paceline.wire.events.base import Event
 from paceline.wire.events.job import FeatureFailedEvent, MasterStartedEvent
@@ -66,7 +66,12 @@ class Noting(MasterPart):
         return len(self.notes)
 
     def shown(self) -> Shown:
-        return Shown(logged=(LastLogged("notes", len(self.notes), 0),), notes=("quiet",))
+        return Shown(
+            logged=(LastLogged("notes", len(self.notes), 0),),
+            notes=("quiet",),
+            tables=(ShownTable(("node",), (("worker-0",),)),),
+            nodes={"worker-0": {f"notes{id(self)}": len(self.notes)}},
+        )
 
 
 def raw(body: Any) -> msgspec.Raw:
@@ -115,6 +120,8 @@ def test_a_part_gets_what_is_said_to_it_and_its_records_again(master: Master) ->
     assert [one.feature for one in master.features.records()] == ["noting", "other"]
     logged = master.features.shown().logged
     assert [one.value for one in logged] == [1, 1]
+    assert len(master.features.shown().tables) == 2
+    assert sorted(master.features.shown().nodes["worker-0"].values()) == [1, 1]
 
 
 def test_a_part_that_fails_is_left_out_with_its_records_and_no_other_is(master: Master) -> None:
