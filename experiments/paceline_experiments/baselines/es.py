@@ -13,7 +13,6 @@ from paceline.policy.resources.history import MeasuredSize, SizingHistory
 from paceline.policy.resources.observation import ResourceObservation
 from paceline.policy.resources.plan import Hold, ResourcePlan
 from paceline.policy.resources.planner import ResourcePolicy
-from paceline.policy.resources.policies.rm import now_of
 
 StepOfNodes = Annotated[int, Meta(ge=1)]
 Efficiency = Annotated[float, Meta(gt=0, le=1)]
@@ -28,7 +27,7 @@ class ElasticScaling(ResourcePolicy, frozen=True):
     """Samples per second that a further worker brings, as a part of what each brought before."""
 
     def decide(self, seen: ResourceObservation, history: SizingHistory) -> ResourcePlan | Hold:
-        now = now_of(seen, history)
+        now = history.measured_at(seen.size)
         if now is None:
             return Hold(cause="too_little_measured")
         smaller = [

@@ -16,7 +16,6 @@ from paceline.policy.resources.history import MeasuredSize, SizingHistory
 from paceline.policy.resources.observation import JobSize, ResourceObservation
 from paceline.policy.resources.plan import Hold, ResourcePlan
 from paceline.policy.resources.planner import ResourcePolicy
-from paceline.policy.resources.policies.rm import now_of
 
 AddedNodes = Annotated[int, Meta(ge=1)]
 
@@ -33,7 +32,7 @@ class Optimus(ResourcePolicy, frozen=True):
     """Servers of one step (DLRover's evaluation has 1 and 2)."""
 
     def decide(self, seen: ResourceObservation, history: SizingHistory) -> ResourcePlan | Hold:
-        now = now_of(seen, history)
+        now = history.measured_at(seen.size)
         if now is None:
             return Hold(cause="too_little_measured")
         size = seen.size

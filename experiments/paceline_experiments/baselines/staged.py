@@ -14,14 +14,13 @@ from paceline.policy.resources.history import MeasuredSize, SizingHistory
 from paceline.policy.resources.observation import JobSize, ResourceObservation
 from paceline.policy.resources.plan import Aim, Hold, Relief, ResourcePlan
 from paceline.policy.resources.planner import ResourcePolicy
-from paceline.policy.resources.policies.rm import now_of
 
 
 class SampleOptimiseAdjust(ResourcePolicy, frozen=True):
     """DLRover's three stages: servers, then workers, then what is hot or idle."""
 
     def decide(self, seen: ResourceObservation, history: SizingHistory) -> ResourcePlan | Hold:
-        now = now_of(seen, history)
+        now = history.measured_at(seen.size)
         if now is None or now.worker_cores is None or now.server_cores is None:
             return Hold(cause="too_little_measured", detail="used cores are not known")
         if seen.bounds.cores is None:

@@ -104,6 +104,10 @@ class SizingHistory(msgspec.Struct, frozen=True, kw_only=True):
     probes: int = 0
     """Changes among them that were made to learn something."""
 
+    def measured_at(self, size: JobSize) -> MeasuredSize | None:
+        """The newest measurement at a size; None: there is none."""
+        return next((one for one in reversed(self.measured) if not one.size.differing(size)), None)
+
     def avoids(
         self, size: JobSize, now_s: float, nodes: tuple[str, ...] = ()
     ) -> AvoidedSize | None:

@@ -19,7 +19,7 @@ from paceline.policy.resources.choice import (
     weighted_greedy,
 )
 from paceline.policy.resources.fitting import fit
-from paceline.policy.resources.history import MeasuredSize, SizingHistory
+from paceline.policy.resources.history import SizingHistory
 from paceline.policy.resources.observation import ResourceObservation
 from paceline.policy.resources.plan import Hold, Relief, ResourcePlan
 from paceline.policy.resources.planner import ResourcePolicy
@@ -59,7 +59,7 @@ class DlroverRm(ResourcePolicy, frozen=True):
     """Not used, since the search draws nothing; specs and logs of earlier versions may name it."""
 
     def decide(self, seen: ResourceObservation, history: SizingHistory) -> ResourcePlan | Hold:
-        present = now_of(seen, history)
+        present = history.measured_at(seen.size)
         if present is None or not present.rate.per_s:
             return Hold(cause="too_little_measured")
         per_s = present.rate.per_s
@@ -195,13 +195,6 @@ def _has_become_faster(history: SizingHistory) -> bool:
     return any(
         one.verdict == "better" and one.relieves not in ("memory", "too_little_known")
         for one in history.outcomes
-    )
-
-
-def now_of(seen: ResourceObservation, history: SizingHistory) -> MeasuredSize | None:
-    """Return the measurements at the present size; None: there are none."""
-    return next(
-        (each for each in reversed(history.measured) if not each.size.differing(seen.size)), None
     )
 
 
