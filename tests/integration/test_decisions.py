@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from paceline.cli.explain import run_replay
+from paceline.cli.replay import replay_logs
 from paceline.jobs.decisions import read_log, stories
 from paceline.policy.straggler.actions import KillRestart
 from paceline.policy.straggler.decision_log import Begun, Decided, TookEffect
@@ -110,7 +110,7 @@ def test_nd_restarts_a_slow_worker_elsewhere_and_the_log_replays(tmp_path: Path,
 
         shown = io.StringIO()
         console = Console(file=shown, width=200)
-        assert run_replay(str(job.job.decisions), None, {}, console)
-        assert run_replay(job.job.job_id, "nd", {"slowness": "100"}, console)
+        assert replay_logs(str(job.job.decisions), None, {}, console)
+        assert replay_logs(job.job.job_id, "nd", {"slowness": "100"}, console)
         assert "nd: reproduces all" in shown.getvalue()
         assert "nd: acts in 0 of" in shown.getvalue()

@@ -166,7 +166,7 @@ def _cure_story(line: CurePlanned, act: AnyCureAct) -> Story:
     return Story(
         t=line.t,
         no=line.no,
-        what=name_of_cure(act),
+        what=name_of(act),
         seen=(
             f"a step took {milliseconds(facts.step_s)}, "
             f"{facts.step_s / facts.healthy_s:.2f} times the {milliseconds(facts.healthy_s)} before"
@@ -181,21 +181,13 @@ CURES = {
     Cure.RESTART: "RESTART",
 }
 """Names in the style of AntDT's actions; FALCON calls them S2, S3 and S4."""
-
-
-def name_of_cure(act: AnyCureAct) -> str:
-    """A cure, and what becomes of it."""
-    match act:
-        case ApplyCure():
-            return CURES[act.cure]
-        case AdviseCure():
-            return f"{CURES[act.cure]} is advised"
-        case PassCure():
-            return f"{CURES[act.cure]} would pay, but cannot be had"
-        case RevertCure():
-            return f"{CURES[act.cure]} is taken back"
-        case _:
-            assert_never(act)
+BECOMES: dict[type[AnyCureAct], str] = {
+    ApplyCure: "",
+    AdviseCure: " is advised",
+    PassCure: " would pay, but cannot be had",
+    RevertCure: " is taken back",
+}
+"""What becomes of a cure."""
 
 
 def num_decisions(lines: Iterable[AnyLine]) -> tuple[int, int]:
@@ -207,8 +199,8 @@ def num_decisions(lines: Iterable[AnyLine]) -> tuple[int, int]:
     return len(decided), acted
 
 
-def name_of(action: AnyAction) -> str:
-    """The action as AntDT names it, and what it does."""
+def name_of(action: AnyAction | AnyCureAct) -> str:
+    """The action as AntDT names it, and what it does; a cure, and what becomes of it."""
     match action:
         case KillRestart(node=node):
             return f"KILL_RESTART {node}"
@@ -225,6 +217,8 @@ def name_of(action: AnyAction) -> str:
             return f"ADJUST_LR of {counted(len(factors), 'worker')}"
         case Profile(sizes=sizes):
             return f"PROFILE of {counted(len(sizes), 'worker')}"
+        case ApplyCure() | AdviseCure() | PassCure() | RevertCure():
+            return CURES[action.cure] + BECOMES[type(action)]
         case _:
             assert_never(action)
 

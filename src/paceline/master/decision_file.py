@@ -7,7 +7,8 @@ from pathlib import Path
 import msgspec
 
 from paceline.jobs.jsonl import LineFile, before
-from paceline.policy.straggler.decision_log import AnyLine, Begun, last_number
+from paceline.policy.decisions.past import last_number
+from paceline.policy.straggler.decision_log import AnyLine, Begun
 
 LOG_BYTES = 64 << 20
 """A decision log that is larger is put aside, and the one that lay there is dropped."""

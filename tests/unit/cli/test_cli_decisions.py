@@ -10,10 +10,12 @@ from typer.testing import CliRunner
 
 from paceline.base.errors import ConfigError
 from paceline.base.jobdir import JobDir
-from paceline.cli.explain import explain, run_replay
+from paceline.cli.explain import explain
 from paceline.cli.main import app
+from paceline.cli.replay import replay_logs
 from paceline.jobs.decisions import name_of, read_log, seen_of, stories
 from paceline.jobs.jsonl import LineFile
+from paceline.policy.decisions.past import last_number
 from paceline.policy.stats.windows import Pace
 from paceline.policy.straggler.actions import (
     AdjustBatch,
@@ -35,7 +37,6 @@ from paceline.policy.straggler.decision_log import (
     Measured,
     TookEffect,
     decode,
-    last_number,
 )
 from paceline.policy.straggler.observation import (
     Observation,
@@ -332,7 +333,7 @@ def test_a_log_can_be_named_by_its_job(tmp_path: Path, monkeypatch: pytest.Monke
     (job / "job.json").write_text("{}")
     write(job / "decisions.jsonl", log())
     out = io.StringIO()
-    assert run_replay("job-1", None, {}, Console(file=out))
+    assert replay_logs("job-1", None, {}, Console(file=out))
     assert "reproduces all" in out.getvalue()
 
 

@@ -90,6 +90,8 @@ def test_another_policy_is_asked_where_the_log_s_own_is_not_installed(tmp_path: 
     path.write_text(path.read_text().replace('"policy":"optimus"', '"policy":"theirs"'))
     code, output = run(str(path), "--solution", "none")
     assert code == 0
-    assert "not compared with the log's own policy, which is not here: theirs" in output
+    assert (
+        "not compared with the log's own policy: no resource policy 'theirs'; there are" in output
+    )
     code, output = run(str(path))
     assert code == 2 and "no resource policy 'theirs'" in output

@@ -290,7 +290,7 @@ def test_a_restart_is_advised_once_when_the_loss_has_reached_its_price() -> None
     script.run(200)
     assert len(script.seen(RestartAdvisedEvent)) == 1
     plans = [plan for plan in script.plans if plan.advised]
-    assert len(plans) == 1 and all(plan.acts_now == plan.acts for plan in script.plans)
+    assert len(plans) == 1 and all(plan.acts_now() == plan.acts for plan in script.plans)
 
 
 def test_a_restart_that_would_do_all_again_is_never_advised() -> None:

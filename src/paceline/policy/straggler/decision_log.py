@@ -8,11 +8,11 @@ decision's number and the action's place in it. Numbers go on over all runs of a
 Not every decision without actions is here: see `paceline.master.controller.QUIET_S`.
 """
 
-import contextlib
 from collections.abc import Iterable, Iterator
 
 import msgspec
 
+from paceline.policy.decisions.past import Decider, decoded
 from paceline.policy.failslow.planner import (
     AdviseCure,
     AnyCureAct,
@@ -24,6 +24,7 @@ from paceline.policy.failslow.planner import (
 from paceline.policy.stats.history import Lengths
 from paceline.policy.straggler.actions import AnyAction
 from paceline.policy.straggler.observation import Observation, RestartCost, RestartOutcome
+from paceline.policy.straggler.solution import Solution
 from paceline.wire.events.nodes import in_parts
 
 PARTS = ("pending_s", "start_s", "rebuild_s", "restore_s", "redo_s")
@@ -57,6 +58,15 @@ class Decided(DecisionLine, frozen=True):
     actions: tuple[AnyAction, ...] = ()
     took_s: float = 0.0
     """The solution's own time."""
+
+    @property
+    def acts(self) -> tuple[AnyAction, ...]:
+        """The actions, as every decision has them."""
+        return self.actions
+
+    def acts_now(self, solution: Solution) -> tuple[AnyAction, ...]:
+        """What a solution would do today."""
+        return tuple(solution.decide(self.observation))
 
 
 class Failed(DecisionLine, frozen=True):
@@ -131,9 +141,8 @@ class CurePlanned(DecisionLine, frozen=True):
         gap_s = max(self.facts.step_s - self.facts.healthy_s, 0.0)
         return self.before.loss_s + gap_s * self.facts.steps
 
-    @property
-    def acts_now(self) -> tuple[AnyCureAct, ...]:
-        """How the planner would act today."""
+    def acts_now(self, _: object = None) -> tuple[AnyCureAct, ...]:
+        """What the planner would do today: it is one, whichever policy there is."""
         return decide(self.before, self.facts, self.rules)[1]
 
 
@@ -148,34 +157,16 @@ def describe_cost(cost: RestartCost) -> str:
 _decoder = msgspec.json.Decoder(AnyLine)
 
 
-class _Numbered(msgspec.Struct):
-    no: int = 0
-
-
-_number_of = msgspec.json.Decoder(_Numbered).decode
-
-
-def last_number(lines: Iterable[bytes]) -> int:
-    """The number of the last decision in a log; 0: there is none."""
-    last = 0
-    for line in lines:
-        with contextlib.suppress(msgspec.MsgspecError):  # torn
-            last = max(last, _number_of(line).no)
-    return last
-
-
 def decode(lines: Iterable[bytes]) -> Iterator[AnyLine]:
-    """Lines of a log; a line that was torn by its writer's death is passed over.
+    """Lines of a log, as `decoded` returns them."""
+    return decoded(lines, _decoder)
 
-    Raises:
-        ValueError: a line of another version; the message has its number.
-    """
-    for number, line in enumerate(lines, 1):
-        if not line:
-            continue
-        try:
-            yield _decoder.decode(line)
-        except msgspec.ValidationError as error:
-            raise ValueError(f"line {number}: {error}") from error
-        except msgspec.DecodeError:
-            continue
+
+def asked(lines: Iterable[AnyLine]) -> Iterator[tuple[Decider, Decided]]:
+    """Decisions of solutions, each with the one that was asked; those before a `Begun` are not."""
+    by: Decider | None = None
+    for line in lines:
+        if isinstance(line, Begun):
+            by = Decider(line.solution, line.args)
+        elif by is not None and isinstance(line, Decided):
+            yield by, line

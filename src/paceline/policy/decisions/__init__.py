@@ -1,0 +1,1 @@
+"""The frame of all loops that decide: one open question, one log, one replay."""
