@@ -16,6 +16,7 @@ from collections.abc import Sequence
 
 import msgspec
 
+from paceline.policy.decisions.question import Question
 from paceline.policy.stats.regimes import Regime
 from paceline.policy.straggler.actions import (
     AnyAction,
@@ -141,9 +142,7 @@ class Controller:
         """
         self._period = period
         self._next_no = first_no
-        self._asked: Ask | None = None
-        self._asked_s = 0.0
-        self._late = False
+        self._question = Question[Ask](LATE_S)
         self._failures: set[str] = set()
         self._last: tuple[float, float] | None = None
         """Clock and iterations when the solution was last asked."""
@@ -176,7 +175,7 @@ class Controller:
             now_s: by the observations' clock.
             iterations: of the job; after a count that falls (a restore) it begins again.
         """
-        if self._asked is not None or self._is_switching(now_s):
+        if self._question.is_open or self._is_switching(now_s):
             return False
         if self._last is None or iterations < self._last[1]:
             self._last = (now_s, iterations)
@@ -219,19 +218,16 @@ class Controller:
             changes_s=tuple(progress.t_s - at_s for at_s in reversed(self._changes)),
             outcomes=tuple(self._outcomes),
         )
-        self._asked, self._asked_s, self._late = (
-            Ask(self._next_no, observation),
-            progress.t_s,
-            False,
-        )
+        asked = Ask(self._next_no, observation)
+        self._question.ask(asked.no, asked, progress.t_s)
         self._next_no += 1
-        return [*judged, *self._measure(progress), self._asked]
+        return [*judged, *self._measure(progress), asked]
 
     def answered(
         self, no: int, actions: Sequence[AnyAction], took_s: float, now_s: float
     ) -> list[Instruction]:
         """The solution's decision; one that comes late counts for nothing."""
-        asked = self._take(no)
+        asked = self._question.take(no)
         if asked is None:
             return []
         self.num_decisions += 1
@@ -258,23 +254,15 @@ class Controller:
 
     def failed(self, no: int, kind: str, traceback: str) -> list[Instruction]:
         """The solution raised."""
-        return [] if self._take(no) is None else self._tell_failure(no, kind, traceback)
+        is_in_time = self._question.take(no) is not None
+        return self._tell_failure(no, kind, traceback) if is_in_time else []
 
     def tick(self, now_s: float) -> list[Instruction]:
         """Look whether the solution is late."""
-        asked = self._asked
-        if asked is None or self._late or now_s - self._asked_s < LATE_S:
+        missed = self._question.missed(now_s)
+        if missed is None:
             return []
-        self._late = True
-        return self._tell_failure(asked.no, "late", f"no answer within {LATE_S:g} s")
-
-    def _take(self, no: int) -> Ask | None:
-        """The question that ``no`` answers in time; None: it was given up, or another is open."""
-        asked, late = self._asked, self._late
-        if asked is None or asked.no != no:
-            return None
-        self._asked = None
-        return None if late else asked
+        return self._tell_failure(missed, "late", f"no answer within {LATE_S:g} s")
 
     def _tell_failure(self, no: int, kind: str, traceback: str) -> list[Instruction]:
         if kind in self._failures:

@@ -1,15 +1,9 @@
-"""The edge of the controller: asks the solution, has its actions carried out, writes both down.
-
-A solution may be anybody's code, so it runs in a thread of its own, one question at a time. The
-master goes on meanwhile; the answer comes back as a fact.
-"""
+"""The edge of the controller: asks the solution, has its actions carried out, writes both down."""
 
 import logging
 import math
-import threading
-import time
-import traceback
 from collections.abc import Callable, Iterable
+from functools import partial
 from numbers import Integral, Real
 from pathlib import Path
 from typing import assert_never, get_args
@@ -17,6 +11,7 @@ from typing import assert_never, get_args
 import msgspec
 
 from paceline.base.errors import ConfigError
+from paceline.master.asking import Answered, PolicyAnswer, PolicyRaised, ask_in_thread
 from paceline.master.controller import (
     Ask,
     CarryOut,
@@ -32,6 +27,7 @@ from paceline.master.restart_history import helped_file, own_outcomes
 from paceline.master.restarts import StartMeasured
 from paceline.policy.straggler.actions import AnyAction
 from paceline.policy.straggler.decision_log import AnyLine, Begun, Failed, Helped
+from paceline.policy.straggler.observation import Observation
 from paceline.policy.straggler.registry import solution
 from paceline.policy.straggler.solution import Solution
 from paceline.wire.events.base import Event
@@ -40,17 +36,6 @@ from paceline.wire.events.nodes import NotReplacedEvent
 from paceline.wire.spec import JobSpec
 
 _log = logging.getLogger(__name__)
-
-
-class Answered(msgspec.Struct, frozen=True, kw_only=True):
-    """A fact: the solution has answered, or raised."""
-
-    no: int
-    actions: tuple[AnyAction, ...] = ()
-    took_s: float = 0.0
-    error: str = ""
-    """Class of what it raised."""
-    traceback: str = ""
 
 
 class Deciding:
@@ -72,7 +57,7 @@ class Deciding:
             spec: names the solution, its parameters, windows and period.
             log: the decision log; goes on where a former master has ended.
             scene: the job.
-            post: hands an answer to the event loop, from another thread; it comes to `answered`.
+            post: hands an answer to the event loop, from another thread.
             tell: takes an event.
             wall_clock: for the log.
 
@@ -93,7 +78,7 @@ class Deciding:
             every_s=period.every_s,
             every_iterations=period.every_iterations,
         )
-        self._write(begun)
+        self._log.begin(begun)
 
     def tick(self, now_s: float) -> None:
         """Ask the solution if it is time to, and somebody trains."""
@@ -110,13 +95,14 @@ class Deciding:
         if seen is not None:
             self._do(controller.ask(seen, iterations, progress))
 
-    def answered(self, answer: Answered, now_s: float) -> None:
+    def _answered(
+        self, no: int, answer: PolicyAnswer[tuple[AnyAction, ...]] | PolicyRaised, now_s: float
+    ) -> None:
         """What the solution's thread has posted."""
-        if answer.error:
-            self._do(self.controller.failed(answer.no, answer.error, answer.traceback))
+        if isinstance(answer, PolicyRaised):
+            self._do(self.controller.failed(no, answer.kind, answer.traceback))
         else:
-            actions, took_s = answer.actions, answer.took_s
-            self._do(self.controller.answered(answer.no, actions, took_s, now_s))
+            self._do(self.controller.answered(no, answer.value, answer.took_s, now_s))
 
     def works(self, measured: StartMeasured, now_s: float) -> None:
         """A node works after a start."""
@@ -138,11 +124,9 @@ class Deciding:
     def _do(self, instructions: Iterable[Instruction]) -> None:
         for instruction in instructions:
             match instruction:
-                case Ask():
-                    work = threading.Thread(
-                        target=self._decide, args=(instruction,), name="solution", daemon=True
-                    )
-                    work.start()
+                case Ask(no=no, observation=seen):
+                    decide = partial(self._decide, seen)
+                    ask_in_thread("solution", decide, partial(self._answered, no), self._post)
                 case CarryOut():
                     self._carry_out(instruction)
                 case Write(line=line):
@@ -152,17 +136,8 @@ class Deciding:
         self._helped.flush()
         self._log.flush()
 
-    def _decide(self, ask: Ask) -> None:
-        """Ask the solution, in its thread; nothing that it raises goes further."""
-        start_s = time.perf_counter()
-        try:
-            actions = checked(self._solution.decide(ask.observation))
-        except BaseException as error:  # noqa: BLE001 - the solution's code runs here
-            kind, trace = type(error).__name__, traceback.format_exc()
-            self._post(Answered(no=ask.no, error=kind, traceback=trace))
-        else:
-            took_s = time.perf_counter() - start_s
-            self._post(Answered(no=ask.no, actions=actions, took_s=took_s))
+    def _decide(self, seen: Observation) -> tuple[AnyAction, ...]:
+        return checked(self._solution.decide(seen))
 
     def _carry_out(self, order: CarryOut) -> None:
         try:

@@ -1,4 +1,4 @@
-"""The decision log as the master writes it: lines in order, numbers that go on, a bounded size."""
+"""A log of decisions as a master writes it: lines in order, numbers that go on, bounded size."""
 
 import os
 from collections.abc import Callable
@@ -8,7 +8,6 @@ import msgspec
 
 from paceline.jobs.jsonl import LineFile, before
 from paceline.policy.decisions.past import last_number
-from paceline.policy.straggler.decision_log import AnyLine, Begun
 
 LOG_BYTES = 64 << 20
 """A decision log that is larger is put aside, and the one that lay there is dropped."""
@@ -19,7 +18,7 @@ class DecisionFile:
 
     Args:
         path: of the log.
-        wall_clock: Unix time, which every line gets.
+        wall_clock: Unix time, which every line gets as its ``t``.
     """
 
     def __init__(self, path: Path, wall_clock: Callable[[], float]) -> None:
@@ -27,14 +26,18 @@ class DecisionFile:
         self.next_no = _continue(path)
         """Number of the first decision that is written now."""
         self._lines = LineFile(path)
-        self._begun: Begun | None = None
+        self._begun: msgspec.Struct | None = None
 
-    def add(self, line: AnyLine) -> None:
-        """Keep a line for the next `flush`; a `Begun` also begins each new file."""
+    def begin(self, line: msgspec.Struct) -> None:
+        """Write a line that also begins each new file."""
+        self._begun = self.add(line)
+        self.flush()
+
+    def add(self, line: msgspec.Struct) -> msgspec.Struct:
+        """Keep a line for the next `flush`; return it with its time."""
         line = msgspec.structs.replace(line, t=self._wall_clock())
-        if isinstance(line, Begun):
-            self._begun = line
         self._lines.add(line)
+        return line
 
     def flush(self) -> None:
         """Write what was added."""

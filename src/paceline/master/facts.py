@@ -5,9 +5,8 @@ import signal
 
 import msgspec
 
+from paceline.master.asking import Answered
 from paceline.master.cut_folders import CutChosen
-from paceline.master.deciding import Answered
-from paceline.master.size_facts import SizingAnswered
 from paceline.policy.straggler.observation import RestartOutcome
 from paceline.protocol.nodes.platform import AnyWord
 from paceline.wire.client import Call, Reply
@@ -63,14 +62,4 @@ class PastRead(msgspec.Struct, frozen=True, kw_only=True):
     """Why the history cannot be read."""
 
 
-Fact = (
-    FromAgent
-    | FromPlatform
-    | Tick
-    | Asked
-    | CutChosen
-    | StopAsked
-    | Answered
-    | SizingAnswered
-    | PastRead
-)
+Fact = FromAgent | FromPlatform | Tick | Asked | CutChosen | StopAsked | Answered | PastRead

@@ -13,14 +13,13 @@ from typing import assert_never
 from paceline.base.errors import ConfigError
 from paceline.base.jobdir import JobDir
 from paceline.jobs.outcome import Outcome, write_outcome
+from paceline.master.asking import Answered
 from paceline.master.cut_folders import CutChosen
-from paceline.master.deciding import Answered
 from paceline.master.facts import Asked, Fact, FromAgent, FromPlatform, PastRead, StopAsked, Tick
 from paceline.master.journal import Journal
 from paceline.master.parts import make_parts
 from paceline.master.ports import Backend
 from paceline.master.rooms import build
-from paceline.master.size_facts import SizingAnswered
 from paceline.master.waiting import until_written
 from paceline.protocol.nodes.node import JobEnded
 from paceline.wire.events.job import MasterStartedEvent
@@ -149,12 +148,10 @@ class Master:
                 rooms.shutdown.ask_again()
             case StopAsked(number=number):
                 rooms.shutdown.signalled(number)
-            case Answered():
-                rooms.decisions.answered(fact)
+            case Answered(take=take):
+                take(self._times.steady())
             case FromPlatform(word=word):
                 rooms.members.platform_said(word)
-            case SizingAnswered():
-                rooms.decisions.sizing.answered(fact)
             case PastRead():
                 rooms.decisions.remember(fact)
             case _:

@@ -1,8 +1,7 @@
-"""What a master keeps and hears of the loop that finds the job's size."""
+"""What a master keeps of the loop that finds the job's size."""
 
 import msgspec
 
-from paceline.policy.resources.steering import SteeringLine
 from paceline.policy.resources.steering_state import SteeringState
 from paceline.wire.spec import NodeSpec
 
@@ -22,12 +21,3 @@ class SizeAtStart(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
     workers: NodeSpec
     servers: NodeSpec
-
-
-class SizingAnswered(msgspec.Struct, frozen=True, kw_only=True):
-    """A fact: the loop has taken in an observation."""
-
-    line: SteeringLine
-    after: SteeringState
-    error: str = ""
-    """What the policy raised, with its traceback."""

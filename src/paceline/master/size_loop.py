@@ -1,18 +1,16 @@
 """The loop that finds the job's size (`paceline.policy.resources.steering`), run and written down.
 
-A policy may be anybody's code, and a search takes a while. So a question is answered in a thread,
-one at a time, while no change is under way.
+Its policy is asked while no change is under way.
 """
 
-import threading
-import traceback
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
 from msgspec.structs import replace
 
-from paceline.jobs.jsonl import LineFile
-from paceline.master.size_facts import SizingAnswered, SizingKept
+from paceline.master.decision_file import DecisionFile
+from paceline.master.size_facts import SizingKept
+from paceline.policy.decisions.question import Question
 from paceline.policy.resources.observation import ResourceObservation
 from paceline.policy.resources.plan import Hold
 from paceline.policy.resources.registry import RESOURCES
@@ -27,8 +25,9 @@ from paceline.policy.resources.steering_state import (
     SteeringState,
 )
 
-LOG_BYTES = 32 << 20
-"""A log that is larger is put aside, and the one that lay there is dropped."""
+LATE_S = 60.0
+"""A policy plans within this, or its plan counts for nothing: the job is another one by then."""
+Steered = tuple[SteeringState, tuple[AnySteeringAct, ...]]
 
 
 class SizeLoop:
@@ -39,7 +38,6 @@ class SizeLoop:
         args: its parameters.
         rules: of the spec.
         log: its steps go there.
-        post: hands an answer to the event loop, from a thread; it comes to `took`.
         wall_clock: Unix time, for the log.
 
     Raises:
@@ -52,48 +50,35 @@ class SizeLoop:
         args: Mapping[str, str],
         rules: SteeringRules,
         log: Path,
-        post: Callable[[SizingAnswered], None],
         wall_clock: Callable[[], float],
     ) -> None:
-        self._policy, self._rules, self._post = RESOURCES.make(name, args), rules, post
+        self._policy, self._rules = RESOURCES.make(name, args), rules
         self._name, self._args = name, dict(args)
-        self._log, self._wall_clock = LineFile(log), wall_clock
+        self._log = DecisionFile(log, wall_clock)
         self.state = SteeringState()
-        self.is_asking = False
+        self.question = Question[SteeringLine](LATE_S)
+        self._no = 0
         self._held = ""
         """Why nothing was changed last: it is written down once."""
 
-    def ask(self, seen: ResourceObservation) -> None:
-        """Show the loop the job."""
-        self.is_asking = True
-        fact = SizeSeen(seen=seen)
-        line = self._line(fact)
-        policy, post = self._policy, self._post
+    def ask(self, seen: ResourceObservation, now_s: float) -> tuple[int, Callable[[], Steered]]:
+        """Show the loop the job; the question's number, and what answers it in a thread."""
+        self._no += 1
+        line, policy = self._line(SizeSeen(seen=seen)), self._policy
+        self.question.ask(self._no, line, now_s)
+        return self._no, lambda: steer(line.before, line.fact, line.rules, policy)
 
-        def answer() -> None:
-            try:
-                after, acts = steer(line.before, line.fact, line.rules, policy)
-            except Exception:  # noqa: BLE001 - a policy may be anybody's code
-                error = traceback.format_exc()
-                post(SizingAnswered(line=line, after=line.before, error=error))
-                return
-            post(SizingAnswered(line=replace(line, acts=acts), after=after))
-
-        threading.Thread(target=answer, name="sizing", daemon=True).start()
-
-    def answered(self, answer: SizingAnswered) -> tuple[AnySteeringAct, ...]:
+    def answered(self, no: int, steered: Steered) -> tuple[AnySteeringAct, ...]:
         """Go on with an answer; what is to be done."""
-        self.is_asking = False
-        return self._took(answer.line, answer.after)
+        line = self.question.take(no)
+        return () if line is None else self._took(line, steered)
 
     def changed(self, fact: ResizeInEffect | ResizeFailed) -> tuple[AnySteeringAct, ...]:
         """Take in what became of a change, about which the policy is not asked."""
-        after, acts = steer(self.state, fact, self._rules, self._policy)
-        return self._took(replace(self._line(fact), acts=acts), after)
+        return self._took(self._line(fact), steer(self.state, fact, self._rules, self._policy))
 
     def _line(self, fact: AnySteeringFact) -> SteeringLine:
         return SteeringLine(
-            t=self._wall_clock(),
             policy=self._name,
             args=self._args,
             before=self.state,
@@ -101,16 +86,14 @@ class SizeLoop:
             rules=self._rules,
         )
 
-    def _took(self, line: SteeringLine, after: SteeringState) -> tuple[AnySteeringAct, ...]:
-        self.state = after
-        held = _held(line.acts)
+    def _took(self, line: SteeringLine, steered: Steered) -> tuple[AnySteeringAct, ...]:
+        self.state, acts = steered
+        held = _held(acts)
         if held is None or held != self._held:
-            self._log.add(line)
+            self._log.add(replace(line, acts=acts))
             self._log.flush()
-            if self._log.num_bytes > LOG_BYTES:
-                self._log.put_aside()
         self._held = held or ""
-        return line.acts
+        return acts
 
 
 def _held(acts: Iterable[AnySteeringAct]) -> str | None:

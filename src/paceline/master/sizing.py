@@ -6,15 +6,17 @@ the next master goes on with the change, or with its trial.
 
 import logging
 from collections.abc import Iterable
+from functools import partial
 from typing import assert_never
 
 from paceline.jobs.sizing import VERDICT_WORDS, bounds_of, size_words
+from paceline.master.asking import PolicyAnswer, PolicyRaised, ask_in_thread
 from paceline.master.inbox import Inbox
 from paceline.master.members import MembersEdge
 from paceline.master.memory_watch import MemoryWatch
 from paceline.master.parts import MasterParts, Times
-from paceline.master.size_facts import SizingAnswered, SizingKept
-from paceline.master.size_loop import SizeLoop, by_another_clock
+from paceline.master.size_facts import SizingKept
+from paceline.master.size_loop import SizeLoop, Steered, by_another_clock
 from paceline.master.size_orders import SizeOrders
 from paceline.master.size_seen import SizeWindows
 from paceline.master.training import Training
@@ -63,6 +65,8 @@ class SizingSeat:
         self._loop: SizeLoop | None = None
         self._before: SteeringState | None = None
         """State that a former master left, until the loop has it."""
+        self._was_late = False
+        """The policy was late once, which is told."""
         if self._spec.policy != "none":
             members.watchers.append(lambda _event: self._windows.disturb())
 
@@ -97,7 +101,6 @@ class SizingSeat:
                 avoid_s=_AVOIDED * self._spec.between_s,
             ),
             self._job.sizing,
-            self._inbox.for_threads(),
             self._times.wall,
         )
         if self._before is not None:
@@ -109,27 +112,34 @@ class SizingSeat:
         if loop is None:
             return
         ended = self._windows.tick(now_s)
+        if loop.question.missed(now_s) is not None and not self._was_late:
+            self._was_late = True
+            self._fail(f"has not answered for {loop.question.late_s:g} s")
         if loop.state.change is not None:
             self._windows.disturb()
             self._carry_on(loop, loop.state.change, now_s)
-        elif ended and not loop.is_asking:
+        elif ended and not loop.question.is_open:
             seen = self._windows.observe(now_s, self._orders.size)
             if seen is not None:
-                loop.ask(self._memory.completed(seen))
+                no, decide = loop.ask(self._memory.completed(seen), now_s)
+                take = partial(self._answered, loop, no)
+                ask_in_thread("sizing", decide, take, self._inbox.for_threads())
 
-    def answered(self, answer: SizingAnswered) -> None:
+    def _answered(
+        self, loop: SizeLoop, no: int, answer: PolicyAnswer[Steered] | PolicyRaised, _: float
+    ) -> None:
         """The loop has taken in an observation."""
-        loop = self._loop
-        if loop is None:
+        if isinstance(answer, PolicyAnswer):
+            before = loop.state
+            self._do(loop, before, loop.answered(no, answer.value))
             return
-        if answer.error:
-            self._loop, self._before = None, loop.state
-            _log.error("resource_policy_failed\n%s", answer.error)
-            last = answer.error.strip().rpartition("\n")[2]
-            self._outbox.tell(SizeKeptEvent(cause=f"policy {self._spec.policy} failed: {last}"))
-            return
-        before = loop.state
-        self._do(loop, before, loop.answered(answer))
+        self._loop, self._before = None, loop.state
+        _log.error("resource_policy_failed\n%s", answer.traceback)
+        last = answer.traceback.strip().rpartition("\n")[2]
+        self._fail(f"failed: {last}")
+
+    def _fail(self, how: str) -> None:
+        self._outbox.tell(SizeKeptEvent(cause=f"policy {self._spec.policy} {how}"))
 
     def _do(self, loop: SizeLoop, before: SteeringState, acts: Iterable[AnySteeringAct]) -> None:
         if (loop.state.change, loop.state.trial) != (before.change, before.trial):

@@ -1,7 +1,7 @@
 """The seats of policies in a master: each is taken where the spec names one."""
 
 from paceline.master.controller import Controller
-from paceline.master.deciding import Answered, Deciding
+from paceline.master.deciding import Deciding
 from paceline.master.decision_port import Scene
 from paceline.master.facts import PastRead
 from paceline.master.inbox import Inbox
@@ -79,11 +79,6 @@ class SolutionSeat:
         self.sizing.tick(now_s)
         if self._deciding is not None:
             self._deciding.tick(now_s)
-
-    def answered(self, answer: Answered) -> None:
-        """The solution has answered."""
-        if self._deciding is not None:
-            self._deciding.answered(answer, self._times.steady())
 
     def works(self, measured: StartMeasured) -> None:
         """A node works after a start."""

@@ -15,13 +15,9 @@ import pytest
 from paceline.base.errors import ConfigError
 from paceline.jobs.jsonl import before
 from paceline.master import deciding, decision_file
+from paceline.master.asking import Answered
 from paceline.master.controller import LATE_S, MAX_OUTCOMES, JobProgress, Write
-from paceline.master.deciding import (
-    Answered,
-    Deciding,
-    checked,
-    period_of,
-)
+from paceline.master.deciding import Deciding, checked, period_of
 from paceline.master.monitor import lengths_of
 from paceline.master.restart_history import HELPED, own_outcomes
 from paceline.master.restarts import StartMeasured
@@ -139,7 +135,7 @@ class Edge:
         self.edge.tick(self.now_s)
         if self.scene.trains:
             assert self.posted.wait(10.0)
-            self.edge.answered(self.answers[-1], self.now_s)
+            self.answers[-1].take(self.now_s)
 
     def lines(self) -> list[AnyLine]:
         return list(decode(self.log.read_bytes().splitlines()))
@@ -285,7 +281,7 @@ def test_a_solution_that_does_not_answer_holds_up_nobody(
     assert [line.kind for line in edge.lines() if isinstance(line, Failed)] == ["late"]
     released.set()
     assert edge.posted.wait(10.0)
-    edge.edge.answered(edge.answers[-1], 1001.0)
+    edge.answers[-1].take(1001.0)
     assert edge.scene.done == []
     edge.now_s = 1010.0
     edge.period()
