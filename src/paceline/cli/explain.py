@@ -4,6 +4,8 @@ To a person a straggler and a slow rank of a script are one thing, so ``paceline
 that paceline steers tells the same story.
 """
 
+from collections.abc import Sequence
+
 from rich.console import Console
 from rich.table import Table
 
