@@ -117,7 +117,9 @@ def is_name(dotted: str) -> bool:
     return any(path.name in file.read_text() for file in files if file.exists())
 
 
-@pytest.mark.parametrize("page", ["architecture.md", "glossary.md", "failure-model.md"])
+@pytest.mark.parametrize(
+    "page", ["architecture.md", "where-to-look.md", "glossary.md", "failure-model.md"]
+)
 def test_every_class_that_a_page_on_the_code_names_exists(page: str) -> None:
     defined = {
         name
@@ -190,6 +192,15 @@ def test_a_timeout_of_the_failure_model_has_the_name_and_the_module_that_the_sou
                 assert re.search(rf"^(?:\w+, )?{name}\b", text, re.MULTILINE), (name, module)
                 found += 1
     assert found >= 40
+
+
+README_OF_FEATURES = sorted((PACKAGE / "features").glob("*/README.md"))
+
+
+@pytest.mark.parametrize("page", README_OF_FEATURES, ids=lambda page: page.parent.name)
+def test_the_page_of_a_feature_says_which_file_to_read_first(page: Path) -> None:
+    (first,) = re.findall(r"^Read `([\w/]+\.py)` first", page.read_text(), re.MULTILINE)
+    assert (page.parent / first).exists()
 
 
 def test_links_of_the_readme_lead_somewhere() -> None:
