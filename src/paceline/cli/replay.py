@@ -15,7 +15,7 @@ from paceline.base.errors import ConfigError
 from paceline.base.jobdir import JobDir
 from paceline.cli.explain import log_of
 from paceline.jobs.decisions import name_of, read_log
-from paceline.jobs.sizing import is_sizing_log, read_sizing
+from paceline.jobs.sizing import read_sizing
 from paceline.jobs.wording import counted
 from paceline.policy.decisions.past import Again, Decider, Line, replay
 from paceline.policy.plugins import Plugins
@@ -78,8 +78,8 @@ def replay_logs(
     """
     file = Path(source) if source else None
     if file is not None and file.is_file():
-        if is_sizing_log(file):
-            return _replay(_sizes(file), name, args, console)
+        if sizes := read_sizing(file):
+            return _replay(_sizes(sizes), name, args, console)
         return _replay(_stragglers(read_log(file)), name, args, console)
     if file is not None and file.suffix == ".jsonl":
         raise ConfigError(
@@ -90,7 +90,7 @@ def replay_logs(
         return _replay(_stragglers(log_of(job)), name, args, console)
     for_sizes = name in RESOURCES.names() and name not in SOLUTIONS.names()
     of_sizes, of_rest = ((name, args), (None, {})) if for_sizes else ((None, {}), (name, args))
-    same = _replay(_sizes(job.sizing), *of_sizes, console)
+    same = _replay(_sizes(read_sizing(job.sizing)), *of_sizes, console)
     if job.decisions.exists():
         return _replay(_stragglers(read_log(job.decisions)), *of_rest, console) and same
     return same
@@ -200,9 +200,9 @@ def _stragglers(lines: Sequence[AnyLine]) -> ToldLog[Decided]:
 # --------------------------------------------------------------------------- sizes
 
 
-def _sizes(path: Path) -> ToldLog[SteeringLine]:
-    log = tuple((Decider(line.policy, line.args), line) for line in read_sizing(path))
-    begun_s = log[0][1].t if log else 0.0
+def _sizes(lines: Sequence[SteeringLine]) -> ToldLog[SteeringLine]:
+    log = tuple((Decider(line.policy, line.args), line) for line in lines)
+    begun_s = lines[0].t if lines else 0.0
     return ToldLog(
         policies=RESOURCES,
         what="policy",

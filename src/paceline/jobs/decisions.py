@@ -3,6 +3,7 @@
 Numbers are those of the log, which the master has measured; what is estimated is called so.
 """
 
+from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import assert_never
@@ -32,6 +33,7 @@ from paceline.policy.straggler.actions import (
 )
 from paceline.policy.straggler.decision_log import (
     ActionRefused,
+    Aftermath,
     AnyLine,
     Begun,
     CurePlanned,
@@ -91,7 +93,10 @@ def read_log(path: Path) -> list[AnyLine]:
 def stories(lines: Sequence[AnyLine]) -> list[Story]:
     """What there is to tell, in order; decisions without actions are not."""
     told: list[Story] = []
-    after = _After(lines)
+    after = defaultdict[tuple[int, int], list[Aftermath]](list)
+    for line in lines:
+        if isinstance(line, Aftermath):
+            after[line.no, line.index].append(line)
     name, asked = "", Solution()
     for line in lines:
         match line:
@@ -103,7 +108,7 @@ def stories(lines: Sequence[AnyLine]) -> list[Story]:
             case Decided():
                 for index, action in enumerate(line.actions):
                     seen = seen_of(asked, action, line.observation)
-                    told.append(_story(name, seen, line, index, action, after))
+                    told.append(_story(name, seen, line, action, after[line.no, index]))
             case CurePlanned():
                 told += [_cure_story(line, act) for act in line.acts]
             case ActionRefused() | TookEffect() | Measured() | Helped():
@@ -111,30 +116,6 @@ def stories(lines: Sequence[AnyLine]) -> list[Story]:
             case _:
                 assert_never(line)
     return told
-
-
-class _After:
-    """What became of actions, by the number of the decision and the place in it."""
-
-    def __init__(self, lines: Iterable[AnyLine]) -> None:
-        self.refused: dict[tuple[int, int], ActionRefused] = {}
-        self.effect: dict[tuple[int, int], TookEffect] = {}
-        self.measured: dict[tuple[int, int], Measured] = {}
-        self.helped: dict[tuple[int, int], Helped] = {}
-        for line in lines:
-            match line:
-                case ActionRefused():
-                    self.refused[line.no, line.index] = line
-                case TookEffect():
-                    self.effect[line.no, line.index] = line
-                case Measured():
-                    self.measured[line.no, line.index] = line
-                case Helped():
-                    self.helped[line.no, line.index] = line
-                case Begun() | Decided() | Failed() | CurePlanned():
-                    pass  # nothing that becomes of an action
-                case _:
-                    assert_never(line)
 
 
 def _installed(begun: Begun) -> Solution:
@@ -146,9 +127,8 @@ def _installed(begun: Begun) -> Solution:
 
 
 def _story(
-    name: str, seen: str, decided: Decided, index: int, action: AnyAction, after: _After
+    name: str, seen: str, decided: Decided, action: AnyAction, after: Sequence[Aftermath]
 ) -> Story:
-    key = (decided.no, index)
     return Story(
         t=decided.t,
         no=decided.no,
@@ -156,8 +136,11 @@ def _story(
         seen=seen,
         rule=f"{name}: {action.reason}",
         expected=expected_of(action, decided.observation),
-        became=_became(decided, after.refused.get(key), after.effect.get(key)),
-        outcome=_outcome(after.measured.get(key), after.helped.get(key)),
+        became=_became(decided, after),
+        outcome="; ".join(
+            [_helped(line) for line in after if isinstance(line, Helped)]
+            + [_speeds(line) for line in after if isinstance(line, Measured)]
+        ),
     )
 
 
@@ -310,20 +293,14 @@ def expected_of(action: AnyAction, seen: Observation) -> str:
     return "; ".join(parts)
 
 
-def _became(decided: Decided, refused: ActionRefused | None, effect: TookEffect | None) -> str:
-    if refused is not None:
-        return f"not carried out: {refused.reason}"
-    if effect is None:
-        return "not known to have taken effect"
-    cost = f"; its start took {describe_cost(effect.cost)}" if effect.cost else ""
-    return f"in effect after {seconds(effect.t - decided.t)}{cost}"
-
-
-def _outcome(measured: Measured | None, helped: Helped | None) -> str:
-    told = [_helped(helped)] if helped else []
-    if measured is not None:
-        told.append(_speeds(measured))
-    return "; ".join(told)
+def _became(decided: Decided, after: Sequence[Aftermath]) -> str:
+    for line in after:
+        if isinstance(line, ActionRefused):
+            return f"not carried out: {line.reason}"
+        if isinstance(line, TookEffect):
+            cost = f"; its start took {describe_cost(line.cost)}" if line.cost else ""
+            return f"in effect after {seconds(line.t - decided.t)}{cost}"
+    return "not known to have taken effect"
 
 
 def _helped(helped: Helped) -> str:

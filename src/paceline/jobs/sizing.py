@@ -110,18 +110,8 @@ def _check_memory(spec: JobSpec) -> None:
             )
 
 
-def is_sizing_log(path: Path) -> bool:
-    """Whether the file holds steps of that loop; an empty file holds none."""
-    with path.open("rb") as file:
-        try:
-            msgspec.json.decode(file.readline(), type=SteeringLine)
-        except msgspec.MsgspecError:
-            return False
-    return True
-
-
 def read_sizing(path: Path) -> list[SteeringLine]:
-    """Read what was planned, and what it brought, in order; lines that are torn are left out."""
+    """Read what was planned, and what it brought, in order; other lines are left out."""
     found = []
     for line in Tail(path).lines():
         with contextlib.suppress(msgspec.MsgspecError):

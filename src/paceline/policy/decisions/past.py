@@ -10,25 +10,23 @@ from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 import msgspec
 
-P_contra = TypeVar("P_contra", contravariant=True)
-A_co = TypeVar("A_co", covariant=True)
 T = TypeVar("T")
 
 
-class Decision(Protocol[P_contra, A_co]):
+class Decision(Protocol):
     """A line of a log that holds what was done, and all that this followed from."""
 
     @property
-    def acts(self) -> tuple[A_co, ...]:
+    def acts(self) -> tuple[Any, ...]:
         """What was done."""
         ...
 
-    def acts_now(self, policy: P_contra, /) -> tuple[A_co, ...]:
+    def acts_now(self, policy: Any, /) -> tuple[Any, ...]:
         """What a policy would do today."""
         ...
 
 
-Line = TypeVar("Line", bound=Decision[Any, Any])
+Line = TypeVar("Line", bound=Decision)
 
 
 class Decider(NamedTuple):

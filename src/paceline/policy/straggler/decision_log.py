@@ -146,7 +146,9 @@ class CurePlanned(DecisionLine, frozen=True):
         return decide(self.before, self.facts, self.rules)[1]
 
 
-AnyLine = Begun | Decided | Failed | ActionRefused | TookEffect | Measured | Helped | CurePlanned
+Aftermath = ActionRefused | TookEffect | Measured | Helped
+"""What became of an action."""
+AnyLine = Begun | Decided | Failed | CurePlanned | Aftermath
 
 
 def describe_cost(cost: RestartCost) -> str:
