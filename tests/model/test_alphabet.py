@@ -2,7 +2,7 @@
 
 from typing import Any, get_args
 
-from paceline.wire.messages import data, group, node
+from paceline.wire.messages import data, features, group, node
 
 from .explore import Explorer
 from .explore_group import GroupExplorer
@@ -59,8 +59,8 @@ UNEXPLORED: dict[str, tuple[type, ...]] = {
         node.TablesHeld,
         node.BucketLoads,
         node.WorkersNow,
-        node.Logged,
-        node.LogKept,
+        features.FeatureSaid,
+        features.FeatureTold,
         node.Checked,
         node.CheckKept,
         node.AtMeeting,

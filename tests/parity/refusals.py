@@ -9,7 +9,7 @@ from tests.parity.cases import EDITED, Case
 
 Holder = Literal["alone", "servers", "allreduce", "deterministic", "fsdp"]
 
-SERVED = {"SGD", "Adagrad", "Adam", "AdamW"}
+SERVED = {"SGD", "Adagrad", "Adam", "AdamW", "RMSprop"}
 """The optimizers of dense parameters that servers run."""
 _LACKING = {"amsgrad", "maximize"}
 _INSTEAD = ".*--strategy allreduce"

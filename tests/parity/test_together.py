@@ -181,7 +181,7 @@ def forgets(name: str, holder: str, what: str) -> bool:
 
 GROUPS = pytest.mark.refuses(form="thawed", strategy="fsdp")
 REFUSED = [
-    ("servers", "RMSprop-float64"),
+    ("servers", "Adadelta-float64"),
     ("servers", "SGD-bfloat16"),
     ("servers", "SGD-float64-clamp_data"),
     ("servers", "SGD-float64-ema"),

@@ -34,7 +34,7 @@ def test_importing_paceline_is_quick_and_loads_no_torch() -> None:
 
 
 def test_all_public_names_exist_and_others_are_refused() -> None:
-    sources = ["CsvRows", "GrowingFiles", "ParquetRows", "SqlTable", "TarRows"]
+    sources = ["CsvRows", "GrowingFiles", "NpyRows", "ParquetRows", "SqlTable", "TarRows"]
     sources += ["TensorRows", "TextLines"]
     job = ["Embedding", "Job", "Stopped", "StreamSource", "__version__", "init"]
     assert sorted(pl.__all__) == sorted([*sources, *job])

@@ -270,8 +270,8 @@ MISTAKES: list[tuple[Callable[[], object], str]] = [
         lambda: prepare(lambda m: (m, LBFGS(m.parameters()))),
         (
             "LBFGS cannot be run on parameter servers; use one of torch.optim.Adagrad, "
-            "torch.optim.Adam, torch.optim.AdamW, torch.optim.SGD, torch.optim.SparseAdam. "
-            + INSTEAD
+            "torch.optim.Adam, torch.optim.AdamW, torch.optim.RMSprop, torch.optim.SGD, "
+            "torch.optim.SparseAdam. " + INSTEAD
         ),
     ),
     (
