@@ -2,7 +2,7 @@
 
 from typing import assert_never
 
-from paceline.master.awaited_chief import AwaitedChief
+from paceline.master.awaited_chief import LoopGate
 from paceline.master.first_samples import FirstSamples
 from paceline.master.jobnow import contribution
 from paceline.master.parts import MasterParts
@@ -37,20 +37,15 @@ class Leasing:
         self._monitor, self._outbox = parts.monitor, parts.outbox
         self._state, self._do = core.state, core.do
         self._first = FirstSamples()
-        self._chief = AwaitedChief(parts, core)
+        self._gate = LoopGate(parts, core, self._open)
 
     def asked(
         self, name: str, message: OpenFeed | LoopLeft | AskPlace | AgreeOn | InNoStep, now_s: float
     ) -> None:
         """Answer a script that opens a feed, asks how far the model is in it, or meets others."""
         match message:
-            case OpenFeed() if self._chief.hold(name, message, now_s):
-                pass  # it asks again
             case OpenFeed():
-                frees = self._chief.begins(name, message)
-                self._open(name, message)
-                for other, held in self._chief.take_held() if frees else ():
-                    self._open(other, held)
+                self._gate.came(name, message, now_s)
             case LoopLeft():
                 self._state.loop_left(message)
             case AgreeOn():

@@ -7,13 +7,13 @@ import pytest
 
 from paceline.base.jobdir import JobDir
 from paceline.base.samples import Span
-from paceline.master.awaited_chief import LONGEST_S
 from paceline.master.holding.group import GroupEdge
 from paceline.master.monitor import Monitor
 from paceline.master.parts import MasterParts
 from paceline.master.training import Training
 from paceline.protocol.nodes.lives import Fate
 from paceline.protocol.nodes.membership import Membership
+from paceline.protocol.samples.awaited_chief import LONGEST_S
 from paceline.wire.messages.agent import NodeFacts
 from paceline.wire.messages.feeds import Feed
 from paceline.wire.messages.node import AskPlace, FeedOpened, OpenFeed, PlaceIs, ProcessUp
