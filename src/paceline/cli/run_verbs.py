@@ -13,6 +13,7 @@ from paceline.base.jobdir import JobDir
 from paceline.jobs.flags import OF_SPEC, of_spec, with_options
 from paceline.jobs.outcome import ENDS
 from paceline.terminal.options import Job, console, job_ids, parse_settings
+from paceline.terminal.run_help import show_all
 from paceline.terminal.torchrun import (
     TORCHRUN_FLAGS,
     as_torchrun,
@@ -55,9 +56,16 @@ def run(
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Print each setting and where it comes from.")
     ] = False,
+    help_all: Annotated[
+        bool,
+        typer.Option(
+            "--help-all", help="Show all flags and exit.", is_eager=True, callback=show_all
+        ),
+    ] = False,
     **given: str | bool | None,
 ) -> None:
     """Run a job: `paceline run train.py --workers 4 --servers 2 -- --lr 0.1`."""
+    del help_all  # its callback has ended the command
     # As Ctrl-C until the job is there and watched; by default it would end the command alone.
     with suppress(ValueError):  # not in the main thread
         signal.signal(signal.SIGUSR1, signal.default_int_handler)

@@ -42,6 +42,8 @@ class Flag(Struct, frozen=True, kw_only=True):
     panel: str | None = None
     choices: tuple[str, ...] = ()
     """What a shell completes; empty: nothing is known."""
+    is_first: bool = False
+    """True: a first week needs it, so ``--help`` lists it; ``--help-all`` lists all."""
 
     @property
     def parameter(self) -> str:
@@ -70,6 +72,8 @@ _OF_SPEC = {
     "pending_s": (NODES, "Hold each launch back, e.g. 5s."),
 }
 """Keys of the spec that have a flag of their own: panel and help."""
+FIRST = ("workers", "servers", "batch_size", "epochs", "strategy", "mode", "name")
+"""Keys among them whose flag a first week needs."""
 AUTO_POLICY = "rm"
 """The resource policy that ``--auto`` names."""
 MAX_METAVAR = 24
@@ -115,18 +119,20 @@ def _of_spec(key: str) -> Flag:
     panel, help_ = _OF_SPEC[key]
     name = "--" + key.removesuffix("_s").replace("_", "-")
     given = {"help": help_, "metavar": _metavar(key), "panel": panel}
-    return Flag(names=(name,), choices=_choices(key), **given)
+    return Flag(names=(name,), choices=_choices(key), is_first=key in FIRST, **given)
 
 
 MODULE = Flag(
     names=("--module", "-m"),
     help="The script is a module, as for python -m.",
     panel=NODES,
+    is_first=True,
 )
 AUTO = Flag(
     names=("--auto",),
     help="Find the numbers of nodes and the cores of each while it trains.",
     panel=SIZE,
+    is_first=True,
 )
 TENSORBOARD = Flag(
     names=("--tensorboard",),

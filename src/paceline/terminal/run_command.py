@@ -7,6 +7,7 @@ from typing import Any
 from typer.core import TyperCommand
 
 from paceline.terminal.arguments import Options, arrange, defined_in
+from paceline.terminal.run_help import arranged
 from paceline.terminal.torchrun import TORCHRUN_FLAGS
 
 
@@ -20,6 +21,11 @@ class RunCommand(TyperCommand):
             if note:
                 print(note, file=sys.stderr)
         return super().parse_args(ctx, args)
+
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        """Write the help of a first week, or with ``--help-all`` that of all flags."""
+        with arranged(self, ctx):
+            super().format_help(ctx, formatter)
 
 
 def options_of(parameters: Iterable[Any]) -> Options:

@@ -29,7 +29,13 @@ def _flag(name: str, metavar: str, help_: str, *more: str) -> Flag:
 
 
 TORCHRUN_FLAGS = (
-    _flag("--nproc-per-node", "N", "Processes: a number, cpu, gpu or auto."),
+    Flag(
+        names=("--nproc-per-node",),
+        metavar="N",
+        help="Processes: a number, cpu, gpu or auto.",
+        panel=TORCHRUN,
+        is_first=True,
+    ),
     _flag("--nnodes", "N", "Machines: 1."),
     _flag("--node-rank", "N", "Of this machine: 0."),
     _flag("--max-restarts", "N", "Of all processes together."),
