@@ -23,10 +23,10 @@ from typing import Any
 
 from paceline_experiments import harness
 
+from paceline.features.sharing.gate_page import GatePage
 from paceline.features.sharing.process.device import CpuDevice
 from paceline.features.sharing.process.gate import Gate
-from paceline.wire.gate_page import GatePage
-from paceline.wire.sharing import GateMode
+from paceline.features.sharing.wire import GateMode
 
 GOALS = {"off": 0.001, "duty": 0.005, "gap": 0.005}
 ROUNDS = 10

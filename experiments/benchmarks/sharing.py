@@ -32,13 +32,13 @@ import numpy as np
 from msgspec.structs import replace
 from paceline_experiments import harness
 
-from paceline.agent.sharing import coordinate
 from paceline.base.jobdir import JobDir
 from paceline.base.node_files import NodeFiles
-from paceline.policy.sharing.law import SharingFacts, SharingRules, SharingState, decide
-from paceline.wire.gate_page import GatePage
-from paceline.wire.sharing import GateMode, ShareClass
-from paceline.wire.spec import JobSpec, NodeSpec, ShareSpec
+from paceline.features.sharing.agent import coordinate
+from paceline.features.sharing.gate_page import GatePage
+from paceline.features.sharing.policy.law import SharingFacts, SharingRules, SharingState, decide
+from paceline.features.sharing.wire import GateMode
+from paceline.wire.spec import JobSpec, NodeSpec, ShareClass, ShareSpec
 from paceline.wire.step_ledger import StepLedgerReader
 
 SCRIPT = Path(__file__).with_name("jobs") / "shared.py"

@@ -21,9 +21,9 @@ from typing import Any
 from paceline_experiments import harness
 from sharing import Sharer, spec_of
 
-from paceline.policy.sharing.law import SharingRules
-from paceline.wire.gate_page import GatePage
-from paceline.wire.sharing import GateMode
+from paceline.features.sharing.gate_page import GatePage
+from paceline.features.sharing.policy.law import SharingRules
+from paceline.features.sharing.wire import GateMode
 
 RULES = SharingRules()
 WAIT_S = 0.012

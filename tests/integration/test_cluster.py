@@ -40,11 +40,11 @@ from paceline.features.cluster.wire import (
     StopScheduler,
     SubmitJob,
 )
-from paceline.jobs import sharing
+from paceline.features.sharing.log import read_sharing
+from paceline.features.sharing.pages import pages_of_jobs
+from paceline.features.sharing.wire import GateMode
 from paceline.jobs.launch import is_supervised
-from paceline.jobs.sharing import pages_of_jobs, read_sharing
 from paceline.wire.client import StopJob
-from paceline.wire.sharing import GateMode
 from paceline.wire.spec import JobSpec, load
 from tests.integration.running import RunningJob, devices, planted, until
 
@@ -310,8 +310,8 @@ def test_a_grant_holds_on_its_device_and_an_upgrade_survives_deaths(cluster: Clu
         kill_quietly(pid, signal.SIGKILL)
     until(lambda: jobs["a1"].node("worker-0").state == "running", "a1 goes on")
     until(lambda: classes().get("a1") == "guaranteed", "its class")
-    nodes, spec = jobs["a1"].status().nodes, load(jobs["a1"].job.spec)
-    assert [row[2] for row in sharing.rows("a1", spec.share, nodes)] == ["guaranteed"]
+    spec, (table,) = load(jobs["a1"].job.spec), jobs["a1"].status().tables
+    assert [row[2] for row in table.rows] == ["guaranteed"]
     on = {row.device: row.guaranteed for row in cluster.devices().devices}
     assert [device for device, name in on.items() if name] == [*spec.share.devices]
     for name in ("a1", "b3"):

@@ -8,18 +8,19 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from paceline.base.errors import ConfigError
 from paceline.base.processes import kill_quietly
+from paceline.features.sharing.log import SharingLine, read_sharing
+from paceline.features.sharing.wire import GateMode
 from paceline.jobs.history import read_events
 from paceline.jobs.launch import launch
-from paceline.jobs.sharing import SharingLine, read_sharing
 from paceline.wire.client import StopJob
+from paceline.wire.events.base import PlainEvent
 from paceline.wire.events.nodes import HungEvent
-from paceline.wire.events.sharing import SharingEvent
-from paceline.wire.sharing import GateMode, ShareClass
-from paceline.wire.spec import JobSpec, NodeSpec, ShareSpec
+from paceline.wire.spec import JobSpec, NodeSpec, ShareClass, ShareSpec
 from tests.chaos.oracle import leftovers
 from tests.integration.running import RunningJob, devices, running, until
 from tests.integration.test_allreduce import finals, group
@@ -55,6 +56,10 @@ class Sharer(RunningJob):
     def decided(self) -> list[SharingLine]:
         """What its master knows of decisions."""
         return read_sharing(self.job.sharing)
+
+    def shown(self, name: str) -> object:
+        """What ``paceline status --json`` has of its worker under that name."""
+        return self.status().nodes[0].shown.get(name)
 
     def causes(self) -> list[str]:
         """Why anything was decided, in order."""
@@ -110,7 +115,10 @@ def test_an_opportunistic_job_gives_way_and_gets_all_when_it_is_alone(tmp_path: 
             measured = other.until_decided("measured")
             assert measured.decision.alone_s > 0.01
             assert kept.until_decided("measured").decision == measured.decision
-            until(lambda: other.status().nodes[0].sharing == other.decided[-1].decision, "status")
+            until(
+                lambda: other.shown("sharing") == msgspec.to_builtins(other.decided[-1].decision),
+                "status",
+            )
             with (
                 pytest.raises(ConfigError, match="one guaranteed job"),
                 sharing(tmp_path / "c", "guaranteed"),
@@ -123,8 +131,8 @@ def test_an_opportunistic_job_gives_way_and_gets_all_when_it_is_alone(tmp_path: 
         until(lambda: len(other.losses) > before + 200, "steps at full speed")
         assert not other.events("hung")
         events = read_events(other.job.events)
-        told = [event.decision.cause for event in events if isinstance(event, SharingEvent)]
-        assert told[0] == "arrival" and told[-1] == "departure"
+        told = [one.sentence() for one in events if isinstance(one, PlainEvent)]
+        assert "does not run steadily yet" in told[0] and "no guaranteed job" in told[-1]
         assert not any(isinstance(event, HungEvent) for event in events)
         losses, alone = (tmp_path / "a").read_text(), tmp_path / "solo"
         subprocess.run([sys.executable, str(SCRIPT), str(alone), "600", "0", *SIZES], check=True)

@@ -9,16 +9,17 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from paceline.base.node_files import NodeFiles
 from paceline.base.processes import kill_quietly
+from paceline.features.sharing.gate_page import GatePage
+from paceline.features.sharing.wire import MemoryLimit
 from paceline.jobs.launch import launch
 from paceline.jobs.outcome import read_outcome
 from paceline.wire.events.nodes import Verdict
-from paceline.wire.gate_page import GatePage
-from paceline.wire.sharing import MemoryLimit, ShareClass
-from paceline.wire.spec import JobSpec, NodeSpec, ShareSpec
+from paceline.wire.spec import JobSpec, NodeSpec, ShareClass, ShareSpec
 from tests.integration.running import until
 from tests.integration.test_sharing import CORE, Sharer
 
@@ -86,7 +87,7 @@ def test_a_guaranteed_job_that_spills_gets_memory_from_the_other(tmp_path: Path)
             assert spilling.by == f"{kept.job.job_id}/worker-0" and spilling.seen_bytes > MIB
             until(lambda: kept.page.memory.limit > 120 * MIB, "which it gets")
             before = kept.page.memory.spilled
-            until(lambda: kept.status().nodes[0].memory == kept.limits[-1], "status")
+            until(lambda: kept.shown("memory") == msgspec.to_builtins(kept.limits[-1]), "status")
             assert kept.page.memory.spilled == before
             assert kept.end().state == "finished"
         until(lambda: other.limits[-1].cause == "alone", "no limit")
@@ -108,7 +109,7 @@ def test_a_job_whose_minimum_does_not_fit_ends_and_starts_again(tmp_path: Path) 
             until(lambda: len(kept.losses) > 1500, "steps without it", 60)
             assert kept.page.memory.spilled == spilled
             assert len(other.losses) == steps
-            assert other.status().nodes[0].memory == other.limits[-1]
+            assert other.shown("memory") == msgspec.to_builtins(other.limits[-1])
             # The order to wait is on the page, so it outlives the agent.
             kill_quietly(other.node("worker-0").agent_pid)
             assert kept.end().state == "finished"

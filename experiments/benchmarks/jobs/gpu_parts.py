@@ -21,12 +21,12 @@ from torch.nn.modules import module as modules
 from torch.optim import optimizer as optimizers
 
 from paceline.features.sharing.compiled import CUDA_HOST, compiled
+from paceline.features.sharing.gate_page import GatePage
 from paceline.features.sharing.process.cuda import CudaDevice
 from paceline.features.sharing.process.cuda_memory import CudaMemory
 from paceline.features.sharing.process.gate import Gate
 from paceline.features.sharing.process.hooks import GatePoints
-from paceline.wire.gate_page import GatePage
-from paceline.wire.sharing import GateMode
+from paceline.features.sharing.wire import GateMode
 
 GIB, MIB = 1 << 30, 1 << 20
 PARTS = (1.0, 0.9, 0.75, 0.5, 0.25)

@@ -17,10 +17,10 @@ from typing import Any
 import torch
 from torch import nn
 
+from paceline.features.sharing.gate_page import GatePage
 from paceline.features.sharing.process.boundary import MemoryBoundary
 from paceline.features.sharing.process.cpu_memory import CpuMemory
 from paceline.features.sharing.process.memory import MemoryUse
-from paceline.wire.gate_page import GatePage
 
 
 class Limited:

@@ -50,7 +50,6 @@ from paceline.wire.messages.agent import (
     Heartbeat,
     LimitNode,
     NodeLimited,
-    UpgradeNode,
 )
 from paceline.wire.messages.features import AgentFeatureTold
 from paceline.wire.messages.node import KeepCut, NodeDown, NodeUp, ProcessUp, Stop
@@ -137,8 +136,6 @@ class Agent:
             self._cap_log(),
         )
         tasks = [asyncio.create_task(each) for each in loops]
-        if self._limits.share is not None:
-            tasks.append(asyncio.create_task(self._limits.share.follow(self._send)))
         quitting = asyncio.create_task(self._quit.wait())
         ends: set[asyncio.Future[Any]] = {*tasks, quitting, self._host.failed}
         done, _ = await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
@@ -157,8 +154,6 @@ class Agent:
         await self._link.close()
         await self._host.close()
         self._limits.group.remove()
-        if self._limits.share is not None:
-            self._limits.share.close()
         self._features.close()
         self._files.remove()
 
@@ -170,7 +165,7 @@ class Agent:
                 case ForkLife(start=start):
                     self._host.run(start)
                 case Signal(number=number):
-                    self._free()
+                    self._features.must_end()
                     self._host.signal(number)
                 case EndHung():
                     self._ending_hung = asyncio.create_task(self._end_hung())
@@ -184,8 +179,6 @@ class Agent:
                     keep_servers(self._job, servers)
                 case ReadCalls(question=question):
                     self._send(read_calls(self._node, self._files.calls, question))
-                case UpgradeNode():
-                    self._upgrade()
                 case AgentFeatureTold():
                     self._features.told(act)
                 case LimitNode(cpu=cpu, memory_bytes=memory_bytes):
@@ -207,30 +200,16 @@ class Agent:
 
     def _deliver(self, body: NodeDown) -> None:
         if isinstance(body, Stop):
-            self._free()
+            self._features.must_end()
         if running := self._state.running:
             self._link.send(running.inc, body)
-
-    def _upgrade(self) -> None:
-        """The device coordinator, which may be another agent, keeps the job's time from now on."""
-        if self._limits.share is not None:
-            self._limits.share.upgrade()
 
     def _limit(self, cpu: float | None, memory_bytes: int | None) -> None:
         self._limits, note = change_limits(self._limits, self._node, cpu, memory_bytes)
         self._send(NodeLimited(node=self._node, hardware=self._limits.hardware, note=note))
 
-    def _free(self) -> None:
-        """Let the process end, which may wait at the gate of a shared device."""
-        if self._limits.share is not None:
-            self._limits.share.free()
-        self._features.must_end()
-
     def _look_for_room(self) -> None:
-        has_room = self._features.has_room()
-        if self._limits.share is not None:
-            has_room &= self._limits.share.has_room
-        self._do(self._state.room(has_room, time.monotonic()))
+        self._do(self._state.room(self._features.has_room(), time.monotonic()))
 
     def _send(self, message: AgentUp) -> None:
         self._master.send(message)
@@ -244,8 +223,6 @@ class Agent:
     # ------------------------------------------------------------------ the process
 
     def _on_forked(self, inc: int, pid: int) -> None:
-        if self._limits.share is not None:
-            self._limits.share.begin()
         self._features.began()
         self._do(self._state.forked(inc, pid))
 
@@ -294,8 +271,6 @@ class Agent:
                 size=self._size,
             )
         )
-        if self._limits.share is not None:
-            self._limits.share.repeat()
         self._features.connected()
         self._do(self._state.connected())
 
@@ -311,8 +286,7 @@ class Agent:
             self._log_cap.times.note(time.time())
 
     def _report(self) -> None:
-        was_held = self._limits.share is not None and self._limits.share.was_held
-        if was_held or self._features.holds():
+        if self._features.holds():
             self._facts.heard()
         running = self._state.running
         facts = self._facts.read(running) if running and running.pid else None

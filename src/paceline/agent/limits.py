@@ -1,18 +1,13 @@
 """What a node's processes may take of their machine: its cgroup, or why there is none."""
 
 import logging
-import os
 from typing import NamedTuple
 
-from msgspec.structs import replace
-
-from paceline.agent.sharing import NodeShare
 from paceline.base.cgroups import NodeGroup, create_node_group
-from paceline.base.devices import shared_name
 from paceline.base.hardware import hardware_kind
 from paceline.base.jobdir import JobDir, number_of, role_of
 from paceline.wire.messages.agent import Hardware
-from paceline.wire.spec import JobSpec, ShareSpec
+from paceline.wire.spec import JobSpec
 
 _log = logging.getLogger(__name__)
 
@@ -24,8 +19,6 @@ class NodeLimits(NamedTuple):
     note: str
     """Why it has no limits; empty: it has."""
     hardware: Hardware
-    share: NodeShare | None
-    """Its part in sharing a device; None: it shares none."""
 
 
 def limit_node(job: JobDir, node: str, spec: JobSpec) -> NodeLimits:
@@ -34,11 +27,9 @@ def limit_node(job: JobDir, node: str, spec: JobSpec) -> NodeLimits:
     cpu, memory_bytes = nodes.cpu_of(number_of(node)), nodes.memory_bytes
     group, note = create_node_group(job.job_id, node, cpu, memory_bytes)
     hardware = _hardware(None, None) if note else _hardware(cpu, memory_bytes)
-    shares = spec.share.every and role_of(node) == "worker"
-    share = NodeShare(job, node, _shared(node, spec)) if shares else None
     if note:
         _log.warning("no_limits note=%s", note)
-    return NodeLimits(group, note, hardware, share)
+    return NodeLimits(group, note, hardware)
 
 
 def change_limits(
@@ -62,10 +53,3 @@ def change_limits(
 
 def _hardware(cpu: float | None, memory_bytes: int | None) -> Hardware:
     return Hardware(kind=hardware_kind(cpu), cores=cpu, memory_bytes=memory_bytes)
-
-
-def _shared(node: str, spec: JobSpec) -> ShareSpec:
-    """Return how the node shares its device, by the name that the device has for all jobs."""
-    (device,) = spec.share.of(node)
-    name = shared_name(device, {**os.environ, **spec.env})
-    return replace(spec.share, device=name, devices=())

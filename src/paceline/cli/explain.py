@@ -20,7 +20,6 @@ from paceline.jobs.decisions import (
     read_log,
     stories,
 )
-from paceline.jobs.sharing import read_sharing
 from paceline.jobs.wording import clock, counted
 from paceline.policy.straggler.decision_log import AnyLine, Begun, CurePlanned
 from paceline.wire import spec as specs
@@ -35,9 +34,7 @@ def explain(job: JobDir, console: Console) -> None:
     Raises:
         ConfigError: nothing was written, or it cannot be read.
     """
-    if job.sharing.exists():
-        _tell_sharing(job, console)
-    if _tell_features(job, console) or job.sharing.exists():
+    if _tell_features(job, console):
         if not job.decisions.exists():
             return
         console.print()
@@ -76,17 +73,6 @@ def _tell_features(job: JobDir, console: Console) -> bool:
         for line in lines:
             console.print(line, highlight=False, markup=False, soft_wrap=True)
     return bool(told)
-
-
-def _tell_sharing(job: JobDir, console: Console) -> None:
-    """Tell what was decided about the device that a job shares."""
-    lines, launched_s = read_sharing(job.sharing), job.launched_s()
-    head = f"{job.job_id}: shares a device, {counted(len(lines), 'decision')}"
-    console.print(head, style="bold", highlight=False, markup=False)
-    for line in lines:
-        told = f"{line.node}  {line.decision.allowed}: {line.decision.why}"
-        text = f"{clock(line.t - launched_s):>7}  {told}"
-        console.print(text, highlight=False, markup=False, soft_wrap=True)
 
 
 def log_of(job: JobDir) -> list[AnyLine]:

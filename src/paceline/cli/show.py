@@ -12,7 +12,7 @@ from rich.table import Table
 from paceline.base.errors import ConfigError, PacelineError
 from paceline.base.jobdir import JobDir, home, role_of
 from paceline.cli.live import draw, node_table, worth_showing
-from paceline.jobs import checks, sharing
+from paceline.jobs import checks
 from paceline.jobs.history import read_events, read_last_metrics
 from paceline.jobs.launch import ask, ask_running
 from paceline.jobs.listing import (
@@ -47,6 +47,8 @@ from paceline.wire.events.base import Event
 NUM_EVENTS = 10
 ALL_ROWS = ConsoleDimensions(80, 10_000)
 COLUMNS = ("job", "state", "done", "samples", "speed", "workers", "age")
+NODE_VALUES: dict[str, object] = {"sharing": None, "memory": None}
+"""Values of features that ``--json`` has of every node; None: the feature has none."""
 DROPPED = ("workers", "speed", "samples", "age", "done", "state")
 """Columns that a narrow terminal leaves out, in this order."""
 
@@ -128,7 +130,7 @@ def _node_values(node: NodeStatus) -> dict[str, object]:
     """Return what ``--json`` has of a node."""
     values: dict[str, object] = msgspec.structs.asdict(node)
     del values["shown"]
-    return values | node.shown
+    return values | NODE_VALUES | node.shown
 
 
 def show_job_json(job: JobDir) -> None:
@@ -193,12 +195,8 @@ def show_job(job: JobDir, console: Console) -> None:
     status = status and with_relaunches(status, count_relaunches(all_events))
     events = worth_showing(all_events)[-NUM_EVENTS:]
     if status:
-        spec = read_spec(job)
         console.print(draw(status, events, time.time(), ALL_ROWS._replace(width=console.width)))
         _print_slow(job, status, all_events, console)
-        if spec is not None:
-            shared = sharing.rows(job.job_id, spec.share, status.nodes)
-            _print_table(sharing.COLUMNS, shared, console)
         _print_tables(shown_of(job, status), console)
         _print_checks(all_events, console)
         return

@@ -14,7 +14,6 @@ from paceline.master.members import MembersEdge
 from paceline.master.memory_watch import MemoryWatch
 from paceline.master.parts import MasterParts, Times
 from paceline.master.serving import CutsServed
-from paceline.master.sharing import DeviceSharing
 from paceline.master.training import Training, TrainingTakes
 from paceline.protocol.nodes.agent import AgentTakes
 from paceline.wire.control import AgentStream
@@ -27,7 +26,6 @@ from paceline.wire.messages.agent import (
     Leave,
     NodeLimited,
     ProcessExited,
-    SharingTold,
 )
 from paceline.wire.messages.features import AgentFeatureSaid, FeatureSaid
 from paceline.wire.messages.group import GroupStopped
@@ -66,7 +64,6 @@ class Agents:
         self._training, self._act, self._measuring = training, members.act, measuring
         self._features = features
         self._served = CutsServed(parts.job, training.cuts.folders)
-        self.sharing = DeviceSharing(parts, times)
         self.memory = MemoryWatch(parts, training.state, training.fail)
         self.sizes = self.memory.sizes
         members.watchers.append(self.memory.note)
@@ -125,7 +122,6 @@ class Agents:
             node.agent.host = _machine_of(hello)
             self.sizes.hello(hello)
         self._served.hello(stream, hello)
-        self.sharing.hello(name)
         self._features.agent_came(name)
         self._act(self._members.hello(hello, now_s))
 
@@ -142,14 +138,13 @@ class Agents:
         """The job has ended."""
         self._served.close()
 
-    def _from_agent(  # noqa: C901
+    def _from_agent(
         self,
         name: str,
         message: Heartbeat
         | FromProcess
         | ProcessExited
         | CallsTold
-        | SharingTold
         | NodeLimited
         | AgentFeatureSaid,
         now_s: float,
@@ -168,8 +163,6 @@ class Agents:
             case CallsTold(inc=inc):
                 if self._is_alive(name, inc):
                     self._measuring.told(message, self._times.steady())
-            case SharingTold():
-                self.sharing.told(message)
             case AgentFeatureSaid():
                 self._features.heard_agent(message)
             case NodeLimited():

@@ -29,7 +29,6 @@ from paceline.wire.events.base import Event
 from paceline.wire.events.nodes import NodeLostEvent, ProcessExitedEvent, ProcessUpEvent
 from paceline.wire.messages import group
 from paceline.wire.messages.agent import Hardware, NodeFacts
-from paceline.wire.sharing import MemoryLimit, SharingDecision
 from paceline.wire.spec import WindowSpec
 
 WINDOW_S = 10.0
@@ -209,10 +208,6 @@ class Monitor:
         self._ends: deque[LifeEnded] = deque(maxlen=MAX_ENDS)
         self._speeds: dict[str, RunningRate] = {}
         self._hardware: dict[str, Hardware] = {}
-        self.sharing: dict[str, SharingDecision] = {}
-        """The newest decision about the device that a node shares."""
-        self.memory: dict[str, MemoryLimit] = {}
-        """The newest limit of a node's memory on it."""
         self._committed = RunningRate()
         self._earlier: dict[str, NodeMetrics] = {}
         """Metrics by a former master, of nodes that this one has not heard of yet."""

@@ -39,7 +39,6 @@ from paceline.wire.client import (
     ResizeNodes,
     Scale,
     StopJob,
-    UpgradeShare,
 )
 from paceline.wire.events.nodes import BY_ORDER
 
@@ -61,7 +60,7 @@ class Replies:
         self._job, self._spec, self._outbox = parts.job, parts.spec, parts.outbox
         self._wanted_workers, self._room = parts.members.roster.wanted_workers, parts.backend.room
         self._training, self._shutdown, self._members = training, shutdown, members
-        self._decisions, self._reporting, self._sharing = decisions, reporting, agents.sharing
+        self._decisions, self._reporting = decisions, reporting
         self._sizes, self._features = agents.sizes, features
 
     def answer(self, asked: Asked) -> None:
@@ -92,8 +91,6 @@ class Replies:
                 self._change_nodes(call)
             case StopJob():
                 self._shutdown.stop(call.signal, at_once=call.now)
-            case UpgradeShare():
-                self._sharing.upgrade()
             case GetSpec():
                 return JobInfo(job_id=self._job.job_id, spec=self._spec)
             case Join(host=host):

@@ -155,8 +155,6 @@ def _node(node: Node, monitor: Monitor) -> NodeStatus:
         cores=hardware.cores,
         limit_bytes=hardware.memory_bytes,
         note=node.place.why or node.life.note,
-        sharing=monitor.sharing.get(node.name),
-        memory=monitor.memory.get(node.name),
     )
 
 

@@ -7,7 +7,6 @@ import msgspec
 from paceline.base.numbering import NO_INC, CutNo, EpochNo, Inc, StepNo
 from paceline.wire.events.failslow import Culprit, blame
 from paceline.wire.messages.base import Message
-from paceline.wire.sharing import MemoryLimit, SharingDecision
 from paceline.wire.spec import JobSpec
 
 
@@ -59,10 +58,6 @@ class StopJob(Message, frozen=True):
     signal: int = 0
 
 
-class UpgradeShare(Message, frozen=True):
-    """Make the job the guaranteed one of the devices that it shares, for good; answer: Done."""
-
-
 class GetSpec(Message, frozen=True):
     """Answer: JobInfo."""
 
@@ -110,10 +105,6 @@ class NodeStatus(msgspec.Struct, frozen=True, kw_only=True):
     note: str = ""
     shown: dict[str, Any] = {}
     """Values of features, by the names that they have in ``--json``."""
-    sharing: SharingDecision | None = None
-    """The newest decision about the device that it shares; None: it shares none."""
-    memory: MemoryLimit | None = None
-    """Limit of the device's memory for the node; None: none was ever decided."""
 
 
 class SlowPart(msgspec.Struct, frozen=True, kw_only=True):
@@ -246,11 +237,10 @@ Call = (
     | Kill
     | Replace
     | StopJob
-    | UpgradeShare
     | GetSpec
     | Join
     | FeatureCall
 )
 Reply = JobStatus | Observed | JobInfo | NodeAdded | FeatureReply | Done
-Order = Scale | ResizeNodes | Kill | Replace | StopJob | UpgradeShare
+Order = Scale | ResizeNodes | Kill | Replace | StopJob
 """Calls that change the job; their answer is Done."""

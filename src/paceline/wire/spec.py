@@ -16,11 +16,11 @@ from msgspec import Meta, Struct, field
 
 from paceline.base.errors import PermanentError
 from paceline.base.jobdir import number_of, role_of
-from paceline.wire.sharing import ShareClass
 from paceline.wire.strategies import STRATEGIES, Mode, Strategy, Traits
 from paceline.wire.surroundings import Surroundings
 
 Samples = Literal["exactly-once", "at-least-once", "at-most-once"]
+ShareClass = Literal["guaranteed", "opportunistic", "auto"]
 Transport = Literal["auto", "shm", "ipc", "tcp"]
 Encryption = Literal["off", "curve"]
 

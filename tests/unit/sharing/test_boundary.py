@@ -9,10 +9,10 @@ import pytest
 import torch
 from torch import nn
 
+from paceline.features.sharing.gate_page import LIMIT, GatePage
 from paceline.features.sharing.process import boundary as module
 from paceline.features.sharing.process.boundary import MemoryBoundary
 from paceline.features.sharing.process.memory import MemoryUse
-from paceline.wire.gate_page import LIMIT, GatePage
 
 
 class ToldMemory:

@@ -10,12 +10,20 @@ from pathlib import Path
 import pytest
 
 from paceline.base.errors import ConfigError
+from paceline.features.sharing.gate_page import (
+    BEAT,
+    FREE,
+    HELD,
+    HELD_AT,
+    STALE_S,
+    GateOrder,
+    GatePage,
+)
+from paceline.features.sharing.policy.duty import LEAST_DUTY, idle_s
 from paceline.features.sharing.process import gate as gates
 from paceline.features.sharing.process.gaps import NUM_WAITS, InputGaps
 from paceline.features.sharing.process.gate import MOST_CREDIT_S, Gate
-from paceline.policy.sharing.duty import LEAST_DUTY, idle_s
-from paceline.wire.gate_page import BEAT, FREE, HELD, HELD_AT, STALE_S, GateOrder, GatePage
-from paceline.wire.sharing import GateMode, SharingDecision
+from paceline.features.sharing.wire import GateMode, SharingDecision
 
 
 class UsedDevice:

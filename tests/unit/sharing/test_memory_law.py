@@ -9,15 +9,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from paceline.policy.sharing.memory import decide_memory
-from paceline.policy.sharing.memory_facts import (
+from paceline.features.sharing.gate_page import _DECISION_BYTES
+from paceline.features.sharing.policy.memory import decide_memory
+from paceline.features.sharing.policy.memory_facts import (
     MemoryFacts,
     MemoryRules,
     MemoryState,
     MemoryWorker,
 )
-from paceline.wire.gate_page import _DECISION_BYTES
-from paceline.wire.sharing import GateMode, MemoryCause, MemoryLimit, SharingDecision
+from paceline.features.sharing.wire import GateMode, MemoryCause, MemoryLimit, SharingDecision
 
 RULES = MemoryRules()
 GIB = float(2**30)

@@ -3,13 +3,12 @@
 import math
 from pathlib import Path
 
-from paceline.agent.device_memory import MemoryCoordinator, worker_name
-from paceline.jobs.sharing import rows
-from paceline.policy.sharing.law import SharingState
-from paceline.wire.client import NodeStatus
-from paceline.wire.gate_page import LIMIT, MINIMUM, ROOM, GatePage, PageMemory
-from paceline.wire.sharing import MemoryLimit, ShareClass
-from paceline.wire.spec import ShareSpec
+from paceline.features.sharing.device_memory import MemoryCoordinator, worker_name
+from paceline.features.sharing.gate_page import LIMIT, MINIMUM, ROOM, GatePage, PageMemory
+from paceline.features.sharing.master import rows
+from paceline.features.sharing.policy.law import SharingState
+from paceline.features.sharing.wire import MemoryLimit
+from paceline.wire.spec import ShareClass, ShareSpec
 
 MIB = 1 << 20
 
@@ -60,9 +59,8 @@ def test_status_has_a_row_for_memory() -> None:
         by="a/worker-0",
         room_bytes=4 << 30,
     )
-    node = NodeStatus(node="worker-0", role="worker", state="running", memory=limit)
     share = ShareSpec(kind="opportunistic", device="cpu:0")
-    assert rows("b", share, [node])[1] == (
+    assert rows("b", share, ["worker-0"], {}, {"worker-0": limit})[1] == (
         "worker-0",
         "memory of cpu:0",
         "opportunistic",

@@ -5,17 +5,15 @@ from pathlib import Path
 
 import pytest
 
-from paceline.agent.sharing import coordinate
 from paceline.base import devices
 from paceline.base.devices import cores_of, shared_name
 from paceline.base.errors import ConfigError
-from paceline.features.sharing import lacks
-from paceline.jobs import sharing
-from paceline.jobs.sharing import rows
+from paceline.features.sharing import lacks, pages
+from paceline.features.sharing.agent import coordinate
+from paceline.features.sharing.gate_page import MINIMUM, ROOM, GatePage
+from paceline.features.sharing.master import rows
+from paceline.features.sharing.wire import GateMode, SharingDecision
 from paceline.jobs.spec_file import resolve
-from paceline.wire.client import NodeStatus
-from paceline.wire.gate_page import MINIMUM, ROOM, GatePage
-from paceline.wire.sharing import GateMode, SharingDecision
 from paceline.wire.spec import JobSpec, ShareSpec
 
 CORE = min(os.sched_getaffinity(0))
@@ -26,7 +24,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Where run directories lie, and a current folder with a script in it."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "train.py").touch()
-    monkeypatch.setattr(sharing, "run_place", lambda: tmp_path)
+    monkeypatch.setattr(pages, "run_place", lambda: tmp_path)
     return tmp_path
 
 
@@ -99,8 +97,7 @@ def test_each_worker_can_have_a_device_of_its_own() -> None:
     assert [share.of(f"worker-{at}") for at in range(3)] == [("cpu:0",), ("cpu:1",), ("cpu:0",)]
     assert share.of("server-1") == share.every == ("cpu:0", "cpu:1")
     assert ShareSpec().of("worker-0") == ()
-    nodes = [NodeStatus(node="worker-1", role="worker", state="running")]
-    assert rows("b", share, nodes)[0][:3] == ("worker-1", "cpu:1", "guaranteed")
+    assert rows("b", share, ["worker-1"], {}, {})[0][:3] == ("worker-1", "cpu:1", "guaranteed")
 
 
 def test_a_device_is_cores() -> None:
@@ -165,7 +162,7 @@ def test_a_gpu_has_one_guaranteed_job_by_whatever_number(
     assert "expected one guaranteed job on cuda:0, which is first" in complaint
     assert not lacks.share_complaint(spec_for("opportunistic", "cuda:0"))
     monkeypatch.undo()
-    monkeypatch.setattr(sharing, "run_place", lambda: place)
+    monkeypatch.setattr(pages, "run_place", lambda: place)
     assert not lacks.share_complaint(spec_for("guaranteed", f"cpu:{CORE}"))
     assert page.device == "GPU-bb22"
 
@@ -276,16 +273,12 @@ def test_status_says_who_may_use_what() -> None:
         budget=0.03,
     )
     share = ShareSpec(kind="auto", device="cpu:0")
-    nodes = [
-        NodeStatus(node="worker-0", role="worker", state="running", sharing=decision),
-        NodeStatus(node="worker-1", role="worker", state="running"),
-        NodeStatus(node="server-0", role="server", state="running"),
-    ]
+    workers, newest = ["worker-0", "worker-1"], {"worker-0": decision}
     now = "a step of a takes 25.3 ms (25 ms alone, +1.2%, budget 3%)"
     allowed = "44% of the device, in the gaps"
-    assert rows("b", share, nodes) == [
+    assert rows("b", share, workers, newest, {}) == [
         ("worker-0", "cpu:0", "auto, opportunistic now", allowed, now),
         ("worker-1", "cpu:0", "auto", "-", "nothing is decided yet"),
     ]
-    assert rows("a", share, nodes)[0][2] == "auto, guaranteed now"
-    assert not rows("b", ShareSpec(), nodes)
+    assert rows("a", share, workers, newest, {})[0][2] == "auto, guaranteed now"
+    assert not rows("b", ShareSpec(), workers, {}, {})

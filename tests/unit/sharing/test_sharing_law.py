@@ -8,8 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from paceline.policy.sharing.duty import LEAST_DUTY, idle_s
-from paceline.policy.sharing.law import (
+from paceline.features.sharing.gate_page import _DECISION_BYTES
+from paceline.features.sharing.policy.duty import LEAST_DUTY, idle_s
+from paceline.features.sharing.policy.law import (
     SharingFacts,
     SharingJob,
     SharingRules,
@@ -19,8 +20,7 @@ from paceline.policy.sharing.law import (
     middle_mean,
     spread_of,
 )
-from paceline.wire.gate_page import _DECISION_BYTES
-from paceline.wire.sharing import GateMode, SharingCause, SharingDecision
+from paceline.features.sharing.wire import GateMode, SharingCause, SharingDecision
 
 RULES = SharingRules()
 LOOK_S = 0.1

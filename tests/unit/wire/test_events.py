@@ -4,11 +4,10 @@ import json
 
 import pytest
 
-from paceline.wire.events import checks, failslow, job, nodes, sharing, state
+from paceline.wire.events import checks, failslow, job, nodes, state
 from paceline.wire.events.base import Event, PlainEvent
 from paceline.wire.events.lines import KINDS, decode_event, decode_events
 from paceline.wire.messages.checks import Link, NodeSpeed
-from paceline.wire.sharing import GateMode, SharingDecision
 
 W = {"node": "worker-1", "inc": 3}
 S = {"node": "server-0", "inc": 1}
@@ -469,25 +468,6 @@ TOLD: list[tuple[Event, str, str]] = [
         "be measured: worker-2",
     ),
     (
-        sharing.SharingEvent(
-            **W,
-            device="cpu:0",
-            decision=SharingDecision(
-                cause="arrival", mode=GateMode.DUTY, duty=0.02, guaranteed="a"
-            ),
-        ),
-        "cpu:0: a is there, and does not run steadily yet; opportunistic jobs: 2% of the device",
-        "worker-1 shares cpu:0: a is there, and does not run steadily yet; opportunistic jobs: 2% "
-        "of the device",
-    ),
-    (
-        sharing.SharingEvent(
-            **W, device="cpu:0", decision=SharingDecision(cause="departure", mode=GateMode.OFF)
-        ),
-        "cpu:0: no guaranteed job shares the device; opportunistic jobs: no limit",
-        "worker-1 shares cpu:0: no guaranteed job shares the device; opportunistic jobs: no limit",
-    ),
-    (
         failslow.RestartAdvisedEvent(
             nodes=("worker-3",), lost_s=31.0, start_s=8.0, redo_s=22.0, has_saved=True
         ),
@@ -591,7 +571,6 @@ LOST = {
     "scaled",
     "servers_changed",
     "servers_not_changed",
-    "sharing",
     "size_changed",
     "size_judged",
     "size_kept",

@@ -30,7 +30,7 @@ from paceline.features.cluster.wire import (
     ToldLine,
 )
 from paceline.wire.client import Done
-from paceline.wire.sharing import ShareClass
+from paceline.wire.spec import ShareClass
 
 _JOB_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 

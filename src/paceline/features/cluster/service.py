@@ -4,6 +4,8 @@ import asyncio
 import logging
 import time
 
+import msgspec
+
 from paceline.base.errors import PacelineError
 from paceline.base.jobdir import JobDir, home
 from paceline.base.record_log import JournalRefused
@@ -13,14 +15,18 @@ from paceline.features.cluster.folder import ClusterConfig, ClusterDir
 from paceline.features.cluster.keeper import ClusterKeeper
 from paceline.features.cluster.running import kind_of, look, on_devices, start_granted, tell_job
 from paceline.features.cluster.wire import ClusterCall
-from paceline.wire.client import Call, StopJob, UpgradeShare
-from paceline.wire.codec import decoder
+from paceline.features.sharing.wire import FEATURE as SHARING
+from paceline.features.sharing.wire import UpgradeShare
+from paceline.wire.client import Call, FeatureCall, StopJob
+from paceline.wire.codec import decoder, encode
 from paceline.wire.control import CallServer
 
 TICK_S = 0.25
 """Between looks at running jobs."""
 DECIDE_S = 1.0
 """Between questions to the policy while nothing happens: time alone changes waits and loads."""
+UPGRADE = FeatureCall(feature=SHARING, body=msgspec.Raw(encode(UpgradeShare())))
+"""Has a running job become the guaranteed one of its devices."""
 
 _log = logging.getLogger(__name__)
 
@@ -111,7 +117,7 @@ class ClusterService:
             work = self._start(entry, folder)
         elif job.job_id not in self._upgraded and kind_of(entry.spec, job) == "guaranteed":
             # Also after a start: what was granted since then is not in the job's spec.
-            work = self._tell(folder, UpgradeShare())
+            work = self._tell(folder, UPGRADE)
         else:
             return
         task = asyncio.create_task(work)
@@ -139,7 +145,7 @@ class ClusterService:
         except (PacelineError, OSError) as error:
             _log.info("not_told job=%s call=%s error=%s", folder.job_id, call, error)
         else:
-            if isinstance(call, UpgradeShare):
+            if call == UPGRADE:
                 self._upgraded.add(folder.job_id)
                 return
         await asyncio.sleep(DECIDE_S)

@@ -12,7 +12,7 @@ from paceline.base.jobdir import JobDir
 from paceline.jobs.flags import OF_SPEC, of_spec, with_options
 from paceline.terminal.options import AsJson, console, parse_settings, print_json
 from paceline.terminal.run_command import RunCommand
-from paceline.wire.sharing import ShareClass
+from paceline.wire.spec import ShareClass
 
 group = typer.Typer(
     no_args_is_help=True, help="Queue jobs of several tenants for the devices of this machine."

@@ -4,8 +4,7 @@ import msgspec
 
 from paceline.wire.client import Done
 from paceline.wire.messages.base import Message
-from paceline.wire.sharing import ShareClass
-from paceline.wire.spec import JobSpec
+from paceline.wire.spec import JobSpec, ShareClass
 
 
 class SubmitJob(Message, frozen=True):

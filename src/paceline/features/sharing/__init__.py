@@ -8,5 +8,8 @@ FEATURE = Feature(
     switch="--device, share.device",
     keys=("share",),
     lacks="paceline.features.sharing.lacks:lacks",
+    master="paceline.features.sharing.master:SharingPart",
+    agent="paceline.features.sharing.agent:make",
+    explained="paceline.features.sharing.log:explain",
     process="paceline.features.sharing.process.part:make",
 )

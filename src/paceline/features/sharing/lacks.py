@@ -7,9 +7,9 @@ from collections.abc import Iterator
 from paceline.base.devices import cores_of, gpu_index, named_cores, shared_name
 from paceline.base.errors import ConfigError
 from paceline.features.sharing.compiled import CPU_ARENA, CUDA_HOST, compiled
-from paceline.jobs.sharing import pages_of_jobs
+from paceline.features.sharing.gate_page import MINIMUM, ROOM
+from paceline.features.sharing.pages import pages_of_jobs
 from paceline.jobs.spec_values import show
-from paceline.wire.gate_page import MINIMUM, ROOM
 from paceline.wire.spec import JobSpec
 
 

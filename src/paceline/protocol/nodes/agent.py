@@ -23,7 +23,6 @@ from paceline.wire.messages.agent import (
     StopProcess,
     TellCalls,
     ToProcess,
-    UpgradeNode,
 )
 from paceline.wire.messages.features import AgentFeatureTold
 from paceline.wire.messages.node import (
@@ -99,7 +98,6 @@ Act = (
     | Deliver
     | KnowServers
     | ReadCalls
-    | UpgradeNode
     | LimitNode
     | AgentFeatureTold
     | Quit
@@ -170,7 +168,7 @@ class NodeState:
                 return [Deliver(body)] if running and running.inc == inc else []
             case TellCalls(inc=inc):
                 return [ReadCalls(message)] if self.life and self.life.up.inc == inc else []
-            case UpgradeNode() | LimitNode() | AgentFeatureTold():
+            case LimitNode() | AgentFeatureTold():
                 return [message]
             case Leave():
                 return self.leave(LEAVE_GRACE_S, now_s)

@@ -11,7 +11,7 @@ from typing import get_args
 import msgspec
 
 from paceline.base.numbering import NO_INC, Inc
-from paceline.wire.events import checks, failslow, job, nodes, sharing, state
+from paceline.wire.events import checks, failslow, job, nodes, state
 from paceline.wire.events.base import Event, PlainEvent
 from paceline.wire.events.lines_of_before import fields_of
 
@@ -68,7 +68,6 @@ KnownEvent = (
     | failslow.DiagnosedEvent
     | failslow.RelievedEvent
     | failslow.RestartAdvisedEvent
-    | sharing.SharingEvent
     | checks.CheckedEvent
     | checks.CheckFailedEvent
     | checks.SlowNodeEvent

@@ -4,8 +4,8 @@ from collections.abc import Mapping
 from enum import StrEnum
 from typing import Literal
 
+from paceline.base.sizes import size_of
 from paceline.wire.events.base import Event, ReasonedEvent
-from paceline.wire.sharing import size_of
 
 
 class Verdict(StrEnum):

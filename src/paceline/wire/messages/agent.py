@@ -7,7 +7,6 @@ from paceline.wire.call_ring import RingContents
 from paceline.wire.messages.base import LifeMessage, Message
 from paceline.wire.messages.features import AgentFeatureSaid, AgentFeatureTold
 from paceline.wire.messages.node import NodeDown, NodeUp, ProcessUp
-from paceline.wire.sharing import SharingDecision
 from paceline.wire.spec import NodeSize
 
 EXIT_SOFTWARE = 70
@@ -201,17 +200,6 @@ class CallsTold(Message, frozen=True):
     noted: RingContents
 
 
-class SharingTold(Message, frozen=True):
-    """agent -> master: what was decided about the jobs of a device that its node shares."""
-
-    node: str
-    decision: SharingDecision
-
-
-class UpgradeNode(Message, frozen=True):
-    """master -> agent: your job is the guaranteed one of its device; sent at each reconnect."""
-
-
 class LimitNode(Message, frozen=True):
     """master -> agent: what your node may use from now on; None: no limit. Answer: NodeLimited."""
 
@@ -244,7 +232,6 @@ AgentUp = (
     | FromProcess
     | ProcessExited
     | CallsTold
-    | SharingTold
     | NodeLimited
     | AgentFeatureSaid
 )
@@ -255,7 +242,6 @@ AgentDown = (
     | StopProcess
     | ToProcess
     | TellCalls
-    | UpgradeNode
     | LimitNode
     | AgentFeatureTold
     | Leave

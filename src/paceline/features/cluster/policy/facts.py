@@ -11,7 +11,7 @@ import msgspec
 from msgspec import Meta
 from msgspec.structs import replace
 
-from paceline.wire.sharing import ShareClass
+from paceline.wire.spec import ShareClass
 
 ShareKind = Literal["guaranteed", "opportunistic"]
 

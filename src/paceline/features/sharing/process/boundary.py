@@ -18,8 +18,8 @@ from weakref import WeakSet
 import torch
 from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook
 
+from paceline.features.sharing.gate_page import LIMIT, GatePage, PageMemory
 from paceline.features.sharing.process.memory import DeviceMemory
-from paceline.wire.gate_page import LIMIT, GatePage, PageMemory
 
 AWAY_S = 0.5
 """A process that has come to no boundary for so long takes its limit in where it is."""

@@ -8,8 +8,8 @@ from statistics import median
 from time import monotonic
 from types import TracebackType
 
+from paceline.features.sharing.gate_page import GatePage
 from paceline.features.sharing.process.device import Device
-from paceline.wire.gate_page import GatePage
 
 LEAST_GAP_S = 1e-3
 """Jobs whose waits are shorter say nothing: to wake others would cost more than it gives."""

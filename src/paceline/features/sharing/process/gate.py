@@ -11,9 +11,7 @@ from pathlib import Path
 from time import monotonic
 
 from paceline.base.errors import ConfigError
-from paceline.features.sharing.process.device import Device
-from paceline.policy.sharing.duty import LEAST_DUTY, idle_s
-from paceline.wire.gate_page import (
+from paceline.features.sharing.gate_page import (
     BEAT,
     BUSY,
     FREE,
@@ -26,7 +24,9 @@ from paceline.wire.gate_page import (
     GateOrder,
     GatePage,
 )
-from paceline.wire.sharing import GateMode
+from paceline.features.sharing.policy.duty import LEAST_DUTY, idle_s
+from paceline.features.sharing.process.device import Device
+from paceline.features.sharing.wire import GateMode
 
 NOBODY = memoryview(bytes(4 * NUM_NUMBERS)).cast("i")
 """The numbers of a job that is never busy."""

@@ -23,6 +23,7 @@ from paceline.base.devices import gpu_index
 from paceline.base.errors import ConfigError
 from paceline.base.node_files import NodeFiles
 from paceline.features.sharing.compiled import CPU_ARENA, CUDA_HOST, compiled
+from paceline.features.sharing.gate_page import LIFE, ROOM, GatePage
 from paceline.features.sharing.process.boundary import MemoryBoundary
 from paceline.features.sharing.process.cpu_memory import CpuMemory
 from paceline.features.sharing.process.cuda import CudaDevice, say
@@ -32,7 +33,6 @@ from paceline.features.sharing.process.gaps import InputGaps
 from paceline.features.sharing.process.gate import Gate
 from paceline.features.sharing.process.memory import DeviceMemory
 from paceline.runtime.process.process import Process
-from paceline.wire.gate_page import LIFE, ROOM, GatePage
 
 
 def share_device(process: Process) -> None:

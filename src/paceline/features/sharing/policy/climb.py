@@ -3,9 +3,9 @@
 Speeds are mini-batches in a window, each as a part of the worker's faster one of both windows.
 """
 
-from paceline.policy.sharing.division import MemoryDivision
-from paceline.policy.sharing.memory_facts import MemoryExchange, MemoryState
-from paceline.wire.sharing import MemoryCause, MemoryLimit
+from paceline.features.sharing.policy.division import MemoryDivision
+from paceline.features.sharing.policy.memory_facts import MemoryExchange, MemoryState
+from paceline.features.sharing.wire import MemoryCause, MemoryLimit
 
 
 def climb(

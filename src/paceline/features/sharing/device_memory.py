@@ -3,16 +3,16 @@
 import math
 from collections.abc import Iterable
 
-from paceline.policy.sharing.law import SharingState
-from paceline.policy.sharing.memory import decide_memory
-from paceline.policy.sharing.memory_facts import (
+from paceline.features.sharing.gate_page import AWAY, LIMIT, MINIMUM, ROOM, SINCE, GatePage
+from paceline.features.sharing.policy.law import SharingState
+from paceline.features.sharing.policy.memory import decide_memory
+from paceline.features.sharing.policy.memory_facts import (
     MemoryFacts,
     MemoryRules,
     MemoryState,
     MemoryWorker,
 )
-from paceline.wire.gate_page import AWAY, LIMIT, MINIMUM, ROOM, SINCE, GatePage
-from paceline.wire.sharing import SharingDecision
+from paceline.features.sharing.wire import SharingDecision
 
 
 class MemoryCoordinator:

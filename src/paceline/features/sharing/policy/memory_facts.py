@@ -4,7 +4,7 @@ import math
 
 import msgspec
 
-from paceline.wire.sharing import MemoryCause
+from paceline.features.sharing.wire import MemoryCause
 
 
 class MemoryWorker(msgspec.Struct, frozen=True, kw_only=True):

@@ -1,11 +1,16 @@
-"""How jobs share a device, as values: classes of jobs, modes of a gate, decisions in words."""
+"""How jobs share a device: modes of a gate, decisions in words, messages, and the event."""
 
 import enum
 from typing import Literal, assert_never
 
 import msgspec
 
-ShareClass = Literal["guaranteed", "opportunistic", "auto"]
+from paceline.base.sizes import size_of
+from paceline.wire.events.base import FeatureEvent
+from paceline.wire.messages.base import Message
+
+FEATURE = "sharing"
+"""Name of the feature, as its entry point has it."""
 
 
 class GateMode(enum.IntEnum):
@@ -30,14 +35,6 @@ MemoryCause = Literal[
     "alone", "arrival", "squeeze", "spill", "room", "unused", "climb", "worse", "no room", "return",
 ]  # fmt: skip
 """Why a job has another limit of its memory."""
-
-
-def size_of(num_bytes: float) -> str:
-    """Write a size in words: ``1.5 GiB``."""
-    for power, unit in ((3, "GiB"), (2, "MiB")):
-        if num_bytes >= 1024**power:
-            return f"{num_bytes / 1024**power:.3g} {unit}"
-    return f"{num_bytes / 1024:.3g} KiB"
 
 
 class MemoryLimit(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -173,3 +170,35 @@ class SharingDecision(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=T
                 return self.memory.why if self.memory is not None else ""
             case _:
                 assert_never(self.cause)
+
+
+class SharingTold(Message, frozen=True):
+    """agent -> master: what was decided about the jobs of a device that its node shares."""
+
+    decision: SharingDecision
+
+
+class UpgradeNode(Message, frozen=True):
+    """master -> agent: your job is the guaranteed one of its device; sent at each reconnect."""
+
+
+class UpgradeShare(Message, frozen=True):
+    """Call: make the job the guaranteed one of the devices that it shares, for good.
+
+    Answer: whether it shares any.
+    """
+
+
+class SharingEvent(FeatureEvent, frozen=True):
+    """Another set of jobs shares the device, or the guaranteed one has changed."""
+
+    feature_name = FEATURE
+    device: str
+    decision: SharingDecision
+
+    sentence_words = "{0.node} shares {0.clause}"
+
+    @property
+    def clause(self) -> str:
+        told = self.decision
+        return f"{self.device}: {told.why}; opportunistic jobs: {told.allowed}"

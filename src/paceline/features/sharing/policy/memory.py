@@ -8,9 +8,9 @@ their steps (or the minimum that their spec says) until it runs steadily. From t
     3. a limit that a job has not come near for a while falls to what the job used, and a bit more;
        each time that was wrong, the while doubles, so limits do not swing;
     4. opportunistic jobs of which one spills exchange memory in small steps, which stay if the sum
-       of their speeds rises (`paceline.policy.sharing.climb`);
+       of their speeds rises (`paceline.features.sharing.policy.climb`);
     5. a guaranteed job that spills, though all others have their least, has one of them end until
-       there is room again (`paceline.policy.sharing.eviction`).
+       there is room again (`paceline.features.sharing.policy.eviction`).
 
 A limit rises only by what others have let go of: limits in effect count, not orders.
 
@@ -23,11 +23,11 @@ import math
 
 from msgspec.structs import replace
 
-from paceline.policy.sharing.climb import climb
-from paceline.policy.sharing.division import MemoryDivision
-from paceline.policy.sharing.eviction import evict, reserve
-from paceline.policy.sharing.memory_facts import MemoryFacts, MemoryRules, MemoryState
-from paceline.wire.sharing import MemoryLimit
+from paceline.features.sharing.policy.climb import climb
+from paceline.features.sharing.policy.division import MemoryDivision
+from paceline.features.sharing.policy.eviction import evict, reserve
+from paceline.features.sharing.policy.memory_facts import MemoryFacts, MemoryRules, MemoryState
+from paceline.features.sharing.wire import MemoryLimit
 
 
 def decide_memory(

@@ -5,32 +5,25 @@ coordinator; when it ends, however it ends, another one's next try succeeds. The
 not handed over: the new one begins with the least duty, which harms no guaranteed job.
 """
 
-import asyncio
 import contextlib
 import errno
 import logging
 import os
 import socket
-from collections.abc import Callable
 from pathlib import Path
 from time import monotonic
 
-from paceline.agent.device_memory import MemoryCoordinator, worker_name
+import msgspec
+from msgspec.structs import replace
+
+from paceline.agent.feature_port import AgentHere, AgentPart
 from paceline.base.cgroups import give_way
-from paceline.base.devices import gpu_index
+from paceline.base.devices import gpu_index, shared_name
 from paceline.base.errors import ConfigError
-from paceline.base.jobdir import JobDir
+from paceline.base.jobdir import role_of
 from paceline.base.node_files import NodeFiles
-from paceline.jobs.sharing import open_page, page_paths
-from paceline.policy.sharing.law import (
-    SharingFacts,
-    SharingJob,
-    SharingRules,
-    SharingState,
-    decide,
-    guaranteed_of,
-)
-from paceline.wire.gate_page import (
+from paceline.features.sharing.device_memory import MemoryCoordinator, worker_name
+from paceline.features.sharing.gate_page import (
     AWAY,
     FREE,
     HELD_AT,
@@ -41,13 +34,19 @@ from paceline.wire.gate_page import (
     STALE_S,
     GatePage,
 )
-from paceline.wire.messages.agent import SharingTold
-from paceline.wire.sharing import GateMode, SharingDecision
+from paceline.features.sharing.pages import open_page, page_paths
+from paceline.features.sharing.policy.law import (
+    SharingFacts,
+    SharingJob,
+    SharingRules,
+    SharingState,
+    decide,
+    guaranteed_of,
+)
+from paceline.features.sharing.wire import GateMode, SharingDecision, SharingTold, UpgradeNode
 from paceline.wire.spec import ShareSpec
 from paceline.wire.step_ledger import StepLedgerReader
 
-LOOK_S = 0.1
-"""Between looks at the device."""
 WEIGH_EVERY = 5
 """Looks, after which the weight of the job is looked at."""
 FIND_EVERY = 3
@@ -56,18 +55,22 @@ FIND_EVERY = 3
 _log = logging.getLogger(__name__)
 
 
-class NodeShare:
+_decode = msgspec.msgpack.Decoder(UpgradeNode).decode
+
+
+class NodeShare(AgentPart):
     """The part of one node, as its agent has it.
 
     Args:
-        job: the node's.
-        node: its name.
-        share: of the job's spec; it names a device for the node.
+        here: the node; its spec names a device for it.
     """
 
-    def __init__(self, job: JobDir, node: str, share: ShareSpec) -> None:
-        self._node, (self._device,) = node, share.of(node)
-        self._page = GatePage.create(NodeFiles(job, node).share, self._device, share.kind)
+    def __init__(self, here: AgentHere) -> None:
+        share = _shared(here)
+        (self._device,) = share.of(here.node)
+        self._here = here
+        page = NodeFiles(here.job, here.node).share
+        self._page = GatePage.create(page, self._device, share.kind)
         self._page.words[ROOM] = share.device_memory_bytes or 0
         self._page.words[MINIMUM] = share.minimum_memory_bytes or 0
         self._told = 0
@@ -75,30 +78,28 @@ class NodeShare:
         self._newest: dict[bool, SharingDecision] = {}
         """The newest decision on the node's gate (True) and on the node's own memory (False)."""
         self._again = False
-        self._job, self._looks = job, 0
+        self._looks = 0
         self._coordinator: DeviceCoordinator | None = None
 
-    async def follow(self, send: Callable[[SharingTold], None]) -> None:
+    def tick(self, now_s: float) -> None:
         """Keep up the device coordinator, if it is here, and tell the master of decisions."""
-        while True:
-            await asyncio.sleep(LOOK_S)
-            if self._coordinator is None:
-                self._coordinator = coordinate(self._device)
-            if self._coordinator is not None:
-                self._coordinator.look(monotonic())
-            if self._looks % WEIGH_EVERY == 0 and gpu_index(self._device) is None:
-                self._weigh()
-            self._looks += 1
-            for number, decision in self._page.decisions(self._told):
-                self._told = number
-                memory = decision.memory
-                if memory is None or memory.worker == worker_name(self._page):
-                    self._newest[memory is None] = decision
-                send(SharingTold(node=self._node, decision=decision))
-            if self._again:
-                self._again = False
-                for decision in self._newest.values():
-                    send(SharingTold(node=self._node, decision=decision))
+        if self._coordinator is None:
+            self._coordinator = coordinate(self._device)
+        if self._coordinator is not None:
+            self._coordinator.look(now_s)
+        if self._looks % WEIGH_EVERY == 0 and gpu_index(self._device) is None:
+            self._weigh()
+        self._looks += 1
+        for number, decision in self._page.decisions(self._told):
+            self._told = number
+            memory = decision.memory
+            if memory is None or memory.worker == worker_name(self._page):
+                self._newest[memory is None] = decision
+            self._here.send(SharingTold(decision=decision))
+        if self._again:
+            self._again = False
+            for decision in self._newest.values():
+                self._here.send(SharingTold(decision=decision))
 
     def _weigh(self) -> None:
         """Let the kernel prefer the guaranteed job between two gates of ours.
@@ -106,38 +107,37 @@ class NodeShare:
         Control groups weigh whole jobs, so one node that is held has all of them give way. Where
         groups are not permitted, gates alone hold the job back.
         """
-        pages = filter(None, map(open_page, self._job.run_dir.glob("*.share")))
+        pages = filter(None, map(open_page, self._here.job.run_dir.glob("*.share")))
         held = []
         for page in pages:
             held.append(page.newest.mode is not GateMode.OFF)
             page.close()
         with contextlib.suppress(OSError):
-            give_way(self._job.job_id, any(held))
+            give_way(self._here.job.job_id, any(held))
 
-    def repeat(self) -> None:
+    def connected(self) -> None:
         """Have the newest decisions told again, to a master that may not know them."""
         self._again = True
 
-    def upgrade(self) -> None:
+    def told(self, body: msgspec.Raw) -> None:
         """The job is guaranteed from now on."""
+        _decode(body)
         self._page.share = "guaranteed"
 
-    def begin(self) -> None:
+    def began(self) -> None:
         """Hold the process again: it is a new life."""
         self._page.words[FREE] = 0.0
 
-    def free(self) -> None:
-        """Hold the process no more: it must end."""
+    def must_end(self) -> None:
+        """Hold the process no more at its gate."""
         self._page.words[FREE] = 1.0
 
-    @property
     def has_room(self) -> bool:
-        """Whether the device's memory has room for the process; else it is to end."""
+        """Whether the device's memory has room for the process."""
         return not self._page.words[AWAY]
 
-    @property
-    def was_held(self) -> bool:
-        """Whether the process has waited at its gate just now: then it does not hang."""
+    def holds(self) -> bool:
+        """Whether the process has waited at its gate just now."""
         return monotonic() - self._page.words[HELD_AT] < STALE_S
 
     def close(self) -> None:
@@ -145,6 +145,19 @@ class NodeShare:
         if self._coordinator is not None:
             self._coordinator.close()
         self._page.close()
+
+
+def make(here: AgentHere) -> NodeShare | None:
+    """Return the part of a node that shares a device; None: it shares none."""
+    shares = here.spec.share.every and role_of(here.node) == "worker"
+    return NodeShare(here) if shares else None
+
+
+def _shared(here: AgentHere) -> ShareSpec:
+    """Return how the node shares its device, by the name that the device has for all jobs."""
+    (device,) = here.spec.share.of(here.node)
+    name = shared_name(device, {**os.environ, **here.spec.env})
+    return replace(here.spec.share, device=name, devices=())
 
 
 class DeviceCoordinator:

@@ -1,18 +1,18 @@
-"""One look at the division of a device's memory; the law is in `paceline.policy.sharing.memory`."""
+"""One look at the division of a device's memory, whose law is in `memory`."""
 
 import math
 from collections.abc import Mapping
 
 from msgspec.structs import replace
 
-from paceline.policy.sharing.memory_facts import (
+from paceline.features.sharing.policy.memory_facts import (
     MemoryFacts,
     MemoryRules,
     MemoryShare,
     MemoryState,
     MemoryWorker,
 )
-from paceline.wire.sharing import MemoryCause, MemoryLimit
+from paceline.features.sharing.wire import MemoryCause, MemoryLimit
 
 
 class MemoryDivision:

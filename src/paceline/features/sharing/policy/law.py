@@ -24,8 +24,9 @@ from typing import Literal
 import msgspec
 from msgspec.structs import replace
 
-from paceline.policy.sharing.duty import LEAST_DUTY
-from paceline.wire.sharing import GateMode, ShareClass, SharingCause, SharingDecision
+from paceline.features.sharing.policy.duty import LEAST_DUTY
+from paceline.features.sharing.wire import GateMode, SharingCause, SharingDecision
+from paceline.wire.spec import ShareClass
 
 MAX_STEPS = 4096
 """Steps of a window that are kept."""

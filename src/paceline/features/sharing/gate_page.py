@@ -26,8 +26,9 @@ import msgspec
 
 from paceline.base.errors import ConfigError
 from paceline.base.futex import wait_for_change, wake
+from paceline.features.sharing.wire import GateMode, SharingDecision
 from paceline.wire.mapped_page import StampedRing, magic_of, new_page
-from paceline.wire.sharing import GateMode, ShareClass, SharingDecision
+from paceline.wire.spec import ShareClass
 
 MAGIC = b"PACEGAT3"
 SHARE, SINCE, MODE, DUTY, BEAT, HELD, HELD_AT, LIFE, FREE, ROOM, MINIMUM, LIMIT, AWAY = range(1, 14)

@@ -1,6 +1,6 @@
 """Workers that end for want of a device's memory, and start again when there is some. Pure.
 
-The last resort of the law in `paceline.policy.sharing.memory`: a guaranteed job spills, and each
+The last resort of the law in `memory`: a guaranteed job spills, and each
 opportunistic worker has no more than its minimum, or what lives across its steps. The worker whose
 job came last ends then. It comes back when the guaranteed job is gone, or has let go of enough.
 """
@@ -10,9 +10,9 @@ from collections.abc import Iterator
 
 from msgspec.structs import replace
 
-from paceline.policy.sharing.division import MemoryDivision
-from paceline.policy.sharing.memory_facts import MemoryFacts, MemoryState, MemoryWorker
-from paceline.wire.sharing import MemoryLimit
+from paceline.features.sharing.policy.division import MemoryDivision
+from paceline.features.sharing.policy.memory_facts import MemoryFacts, MemoryState, MemoryWorker
+from paceline.features.sharing.wire import MemoryLimit
 
 
 def evict(
