@@ -8,8 +8,10 @@ from paceline.base.features import Feature, installed
 PARTS = {
     "verbs": "commands",
     "master": "master",
+    "agent": "agents",
     "process": "workers",
     "shown": "status",
+    "explained": "explain",
     "lacks": "checks",
     "ended": "end",
     "sections": "report",
