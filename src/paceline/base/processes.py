@@ -225,6 +225,21 @@ def code_of_shell(code: int) -> int:
     return 128 - code if code > 128 else code
 
 
+class DetachedProcess(subprocess.Popen[bytes]):
+    """A process that outlives whoever started it, and may be forgotten while it runs.
+
+    A `subprocess.Popen` warns when it is forgotten. This one is only reaped by the next that this
+    process starts, as any.
+    """
+
+    def __del__(self) -> None:
+        super().__del__(_warn=_say_nothing)  # type: ignore[call-arg]
+
+
+def _say_nothing(*_args: object, **_kwargs: object) -> None:
+    """Take a warning."""
+
+
 def _start_detached(
     command: Sequence[str],
     job_dir: Path,
@@ -232,7 +247,7 @@ def _start_detached(
     stderr: BinaryIO,
     env: Mapping[str, str] | None,
     descriptors: Sequence[int],
-) -> subprocess.Popen[bytes]:
+) -> DetachedProcess:
     environment = {
         **(os.environ if env is None else env),
         JOB_DIR: str(job_dir),
@@ -240,7 +255,7 @@ def _start_detached(
     }
     blocked = signal.pthread_sigmask(signal.SIG_SETMASK, ())
     try:
-        return subprocess.Popen(
+        return DetachedProcess(
             command,
             stdin=subprocess.DEVNULL,
             stdout=stdout,

@@ -1,5 +1,6 @@
 """Processes of a job, as they are started and found."""
 
+import gc
 import os
 import signal
 import subprocess
@@ -12,6 +13,7 @@ import pytest
 
 from paceline.base.processes import (
     JOB_DIR,
+    DetachedProcess,
     code_of_shell,
     find_job_process,
     kill_group_quietly,
@@ -122,3 +124,13 @@ def test_a_fork_is_found_as_a_process_of_the_node_that_it_shows(tmp_path: Path) 
 def test_a_process_without_room_shows_no_node() -> None:
     with pytest.raises(OSError, match=f"process {os.getpid()} has no room for worker-0"):
         show_node("worker-0")
+
+
+@pytest.mark.filterwarnings("error")
+def test_a_detached_process_may_be_forgotten_while_it_runs() -> None:
+    child = DetachedProcess([sys.executable, "-c", "import time; time.sleep(60)"])
+    pid = child.pid
+    del child
+    gc.collect()  # a warning would fail the test
+    os.kill(pid, signal.SIGKILL)
+    assert os.waitpid(pid, 0)[0] == pid
