@@ -38,6 +38,11 @@ class Lease(msgspec.Struct, frozen=True, kw_only=True):
     renewals: int = 0
 
 
+BEING_WRITTEN = Lease(holder="", host="", renewals=0)
+"""Half of a lease, which some storages show while it is written. Its run may live: a run that took
+it for none would take the lease from a living one."""
+
+
 class UrlLease:
     """One run's part of the lease.
 
@@ -68,18 +73,19 @@ class UrlLease:
         """
         found = self._read()
         if found is not None and found.holder != self.holder:
+            where = found.host or "another machine"
             tell(
-                f"a run on {found.host} had the lease of this job; waiting {WATCH_S:.0f} s to see "
-                "that it does not renew it"
+                f"a run on {where} had the lease of this job; waiting {WATCH_S:.0f} s to see that "
+                "it does not renew it"
             )
             self._see_it_run_out(found)
         self._write()
         time.sleep(SETTLE_S)  # noqa: TID251 - what others write then is to be seen
         now = self._read()
         if now is None or now.holder != self.holder:
+            on = f", on {now.host}" if now is not None and now.host else ""
             raise ConfigError(
-                f"{self._remote.url}: another command resumes this job now"
-                f"{'' if now is None else f', on {now.host}'}; follow it there"
+                f"{self._remote.url}: another command resumes this job now{on}; follow it there"
             )
 
     def _see_it_run_out(self, found: Lease) -> None:
@@ -89,7 +95,7 @@ class UrlLease:
             now = self._read()
             if now is None:
                 return  # the run has ended, in order
-            if now != found:
+            if now not in (found, BEING_WRITTEN):  # what that becomes is seen at the next look
                 raise ConfigError(
                     f"{self._remote.url}: got a job that runs on {now.host}, expected one that has "
                     "ended; stop it there with `paceline stop`, or follow it with `paceline attach`"
@@ -105,7 +111,7 @@ class UrlLease:
             TransientError: the storage does not answer, or refuses.
         """
         found = self._read()
-        if found is not None and found.holder != self.holder:
+        if found not in (None, BEING_WRITTEN) and found.holder != self.holder:
             return found.host
         self._write()
         return ""
@@ -121,7 +127,7 @@ class UrlLease:
         try:
             return None if image is None else msgspec.json.decode(image, type=Lease)
         except (msgspec.DecodeError, UnicodeDecodeError):
-            return None  # half of one, whose writer finds out
+            return BEING_WRITTEN
 
     def _write(self) -> None:
         self._renewals += 1

@@ -7,7 +7,7 @@ import pytest
 
 from paceline.base.errors import ConfigError
 from paceline.cuts import lease
-from paceline.cuts.lease import LEASE, Lease, LeaseKeeper, UrlLease
+from paceline.cuts.lease import BEING_WRITTEN, LEASE, Lease, LeaseKeeper, UrlLease
 
 
 @pytest.fixture
@@ -52,6 +52,26 @@ def test_the_lease_of_a_run_that_lives_is_refused(url: str) -> None:
     UrlLease(url, "next").take(never)
 
 
+def test_half_a_lease_is_not_taken_for_none(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    living, following = UrlLease(url, "living"), UrlLease(url, "next")
+    assert not living.renew()
+    looks = iter(range(9))
+    read = following._read
+
+    def look() -> Lease | None:
+        if next(looks) == 1:  # the first look after the lease was found
+            following._remote.write_note(LEASE, b'{"holder": "liv')
+            assert read() == BEING_WRITTEN
+            found = read()
+            assert not living.renew(), "it writes on"
+            return found
+        return read()
+
+    monkeypatch.setattr(following, "_read", look)
+    with pytest.raises(ConfigError, match="got a job that runs on"):
+        following.take(lambda _: None)
+
+
 def test_of_several_commands_at_once_one_has_it(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     won, lost = list[str](), list[str]()
     begin = threading.Barrier(5)
@@ -94,7 +114,11 @@ def test_a_keeper_whose_lease_was_taken_says_so_and_removes_nothing(url: str) ->
     assert other.renew() == ""
 
 
-def test_half_a_lease_is_none(url: str, tmp_path: Path) -> None:
+def test_half_a_lease_that_stays_runs_out(url: str, tmp_path: Path) -> None:
     UrlLease(url, "one").take(never)
     (tmp_path / "store" / LEASE).write_bytes(b'{"holder":"o\x97')
-    UrlLease(url, "two").take(never)
+    told: list[str] = []
+    UrlLease(url, "two").take(told.append)
+    assert len(told) == 1
+    assert told[0].startswith("a run on another machine had the lease")
+    assert UrlLease(url, "one").renew(), "a run that was only paused must find out"
