@@ -66,7 +66,7 @@ class SizingSeat:
         self._before: SteeringState | None = None
         """State that a former master left, until the loop has it."""
         self._was_late = False
-        """The policy was late once, which is told."""
+        """True: an event has said that the policy was late; it is said once."""
         if self._spec.policy != "none":
             members.watchers.append(lambda _event: self._windows.disturb())
 

@@ -61,7 +61,7 @@ class Decided(DecisionLine, frozen=True):
 
     @property
     def acts(self) -> tuple[AnyAction, ...]:
-        """The actions, as every decision has them."""
+        """Actions of this decision, under the name that all lines of logs share."""
         return self.actions
 
     def acts_now(self, solution: Solution) -> tuple[AnyAction, ...]:

@@ -75,7 +75,7 @@ class KeepLeftLoop(msgspec.Struct, frozen=True):
 
 
 class MissChief(msgspec.Struct, frozen=True):
-    """No life of worker 0 came in time, so it is given up, which is told."""
+    """No life of worker 0 came in time, so it is given up; an event says so."""
 
     waited_s: float
 
