@@ -23,9 +23,9 @@ class Feature(NamedTuple):
     name: str
     """Name of the entry point."""
     about: str
-    """What the feature does, in one line for users."""
+    """Purpose of the feature, in one line for users."""
     switch: str = ""
-    """What switches the feature on in a job; empty: it is on in every job, or in none."""
+    """Keys and flags that switch it on in a job; empty: it is on in every job, or in none."""
     verbs: str = ""
     """Takes the ``typer.Typer`` of ``paceline``, and adds the feature's commands to it."""
     keys: tuple[str, ...] = ()

@@ -30,15 +30,15 @@ THE_SAME = "the same, with other parameters"
 
 
 class ToldLog(msgspec.Struct, Generic[Line], frozen=True, kw_only=True):
-    """One log, and how people are told of it."""
+    """A log of decisions, and the words in which `paceline replay` tells of it."""
 
     policies: Plugins[Any]
     what: str
-    """What a policy is called."""
+    """Word for a policy of this log."""
     unit: str
-    """What a line is called."""
+    """Word for a line of this log."""
     name: str
-    """What the log is called."""
+    """Name of the log for people."""
     by: tuple[Decider, ...]
     """The policies that were asked, in order."""
     log: tuple[tuple[Decider, Line], ...]
@@ -50,7 +50,7 @@ class ToldLog(msgspec.Struct, Generic[Line], frozen=True, kw_only=True):
     """Which line it is."""
     words: Callable[[Sequence[Any]], str]
     does: str
-    """What a policy does in a line that counts."""
+    """Verb for the policy in a line that counts decisions."""
     silent: tuple[type, ...] = ()
     """Acts that are not worth a row."""
     counts: type = object
@@ -113,7 +113,7 @@ def _replay(
 
 
 def _other(by: Decider, name: str | None, args: Mapping[str, str]) -> Decider:
-    """Who is asked instead."""
+    """Name of the policy that is asked instead of the log's own."""
     if name is None or name == by.name:
         return Decider(by.name, {**by.args, **args})
     return Decider(name, args)

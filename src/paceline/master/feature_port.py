@@ -1,4 +1,4 @@
-"""The port of features in the master: what a feature's part is told, and what it may do.
+"""The port of features in the master: facts that a part gets, and acts that it may order.
 
 A feature declares its part as the ``master`` of its `paceline.base.features.Feature`: a callable
 that takes the `Core` and returns a `MasterPart`, or None where the feature has nothing to do in
@@ -117,4 +117,4 @@ class MasterPart:
         return Shown()
 
     def close(self) -> None:
-        """End: the job has ended. What is told here is still written."""
+        """End, since the job has ended. An event that is told here is still written."""

@@ -37,7 +37,7 @@ MAX_UNKEPT = 64
 
 @dataclass(slots=True)
 class _Step:
-    """What was logged in one step and is not sent yet."""
+    """Values that were logged in one step and are not sent yet."""
 
     attempt: Attempt
     samples: int
