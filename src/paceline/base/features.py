@@ -34,6 +34,12 @@ class Feature(NamedTuple):
     """Key of the spec: the feature has parts in jobs that set it; empty: in all jobs."""
     lacks: str = ""
     """Takes a `JobSpec`, and yields what is missing for it before the job starts, with remedies."""
+    checked: str = ""
+    """Takes the `paceline.jobs.spec_draft.SpecDraft` of a job, and complains about values that the
+    feature cannot follow."""
+    completed: str = ""
+    """Takes a `JobSpec`, and returns it with the values that the feature chooses; raises
+    ConfigError where it finds none."""
     master: str = ""
     """Takes a `paceline.master.feature_port.Core`, and returns a ``MasterPart`` or None."""
     agent: str = ""
@@ -46,6 +52,8 @@ class Feature(NamedTuple):
     explained: str = ""
     """Tells of decisions in ``paceline explain``: takes the `JobDir` of a job, and a function to
     which it gives lines of text, the first of which is a heading."""
+    replayed: str = ""
+    """A `paceline.jobs.replayed.ReplayedLog`: decisions that ``paceline replay`` makes again."""
     ended: str = ""
     """Called when a job ended that a person has watched: takes a `paceline.jobs.ended.EndedJob`."""
     sections: str = ""
@@ -89,8 +97,8 @@ def is_set(value: object) -> bool:
 
 def parts_of(
     kind: str, failed: Callable[[str, Exception], None], spec: object = None
-) -> Iterator[tuple[str, Callable[..., Any]]]:
-    """Load one kind of part (``master``) of each feature that has one.
+) -> Iterator[tuple[str, Any]]:
+    """Load one kind of part (``master``) of each feature that has one, mostly a callable.
 
     Args:
         kind: a field of `Feature`.

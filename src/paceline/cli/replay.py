@@ -5,20 +5,20 @@ One frame for all logs; what is a log's own is a `ToldLog`.
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Generic
+from typing import Any, cast
 
-import msgspec
 from rich.console import Console
 from rich.table import Table
 
 from paceline.base.errors import ConfigError
+from paceline.base.features import parts_of, say_failed
 from paceline.base.jobdir import JobDir
 from paceline.cli.explain import log_of
 from paceline.jobs.decisions import name_of, read_log
+from paceline.jobs.replayed import ReplayedLog, ToldLog
 from paceline.jobs.sizing import read_sizing
 from paceline.jobs.wording import counted
 from paceline.policy.decisions.past import Again, Decider, Line, replay
-from paceline.policy.plugins import Plugins
 from paceline.policy.resources.plan import Hold
 from paceline.policy.resources.registry import RESOURCES
 from paceline.policy.resources.steering import SteeringLine
@@ -29,34 +29,6 @@ from paceline.policy.straggler.registry import SOLUTIONS
 THE_SAME = "the same, with other parameters"
 
 
-class ToldLog(msgspec.Struct, Generic[Line], frozen=True, kw_only=True):
-    """A log of decisions, and the words in which `paceline replay` tells of it."""
-
-    policies: Plugins[Any]
-    what: str
-    """Word for a policy of this log."""
-    unit: str
-    """Word for a line of this log."""
-    name: str
-    """Name of the log for people."""
-    by: tuple[Decider, ...]
-    """The policies that were asked, in order."""
-    log: tuple[tuple[Decider, Line], ...]
-    own: tuple[Again[CurePlanned], ...] = ()
-    """Lines that are paceline's own code, which no policy stands in for, made again."""
-    columns: tuple[str, ...]
-    cells: Callable[[Line], tuple[str, ...]]
-    head: Callable[[Any], str]
-    """Which line it is."""
-    words: Callable[[Sequence[Any]], str]
-    does: str
-    """Verb for the policy in a line that counts decisions."""
-    silent: tuple[type, ...] = ()
-    """Acts that are not worth a row."""
-    counts: type = object
-    """Acts that count."""
-
-
 def replay_logs(
     source: str | None, name: str | None, args: Mapping[str, str], console: Console
 ) -> bool:
@@ -64,36 +36,85 @@ def replay_logs(
 
     Args:
         source: a log, or what `JobDir.find` takes.
-        name: who is to decide; None: the log's own. Of a job, its kind says about which log.
-        args: parameters; of the log's own those that are to differ. Of a job and without a name,
-            those of the solution.
+        name: who is to decide; None: the log's own. Of a job, it says about which log.
+        args: parameters; of the log's own those that are to differ. Of a job with several logs they
+            are those of the named policy.
         console: to show it on.
 
     Returns:
-        Whether the logs' own solution and policy decide as they did; True where they are not
-        installed here and others were asked.
+        Whether the logs' own policies decide as they did; True where they are not installed here
+        and others were asked.
 
     Raises:
-        ConfigError: no such log, solution or policy, or one fails.
+        ConfigError: no such log or policy, or one fails.
     """
     file = Path(source) if source else None
     if file is not None and file.is_file():
-        if sizes := read_sizing(file):
-            return _replay(_sizes(sizes), name, args, console)
-        return _replay(_stragglers(read_log(file)), name, args, console)
+        return _replay(_read(file), name, args, console)
     if file is not None and file.suffix == ".jsonl":
         raise ConfigError(
             f"{source}: no such file; name a decisions.jsonl, a sizing.jsonl, or a JOB"
         )
     job = JobDir.find(source)
-    if not job.sizing.exists():
-        return _replay(_stragglers(log_of(job)), name, args, console)
-    for_sizes = name in RESOURCES.names() and name not in SOLUTIONS.names()
-    of_sizes, of_rest = ((name, args), (None, {})) if for_sizes else ((None, {}), (name, args))
-    same = _replay(_sizes(read_sizing(job.sizing)), *of_sizes, console)
-    if job.decisions.exists():
-        return _replay(_stragglers(read_log(job.decisions)), *of_rest, console) and same
+    present = [log for log in _logs() if log.place(job).exists()]
+    if not present:
+        raise _absent(job)
+    asked = _asked(present, name, args)
+    same = True
+    for log in present:
+        told = log.read(log.place(job))
+        if told is not None:
+            other = (name, args) if log is asked else (None, {})
+            same = _replay(told, *other, console) and same
     return same
+
+
+def _logs() -> list[ReplayedLog]:
+    """Every kind of log."""
+    of_features = [log for _, log in parts_of("replayed", say_failed)]
+    return [SIZES, STRAGGLERS, *cast(list[ReplayedLog], of_features)]
+
+
+def _read(file: Path) -> ToldLog[Any]:
+    """Read a file of any kind of log."""
+    refused: list[ConfigError] = []
+    for log in _logs():
+        try:
+            told = log.read(file)
+        except ConfigError as error:
+            refused.append(error)
+            continue
+        if told is not None:
+            return told
+    raise refused[0] if refused else ConfigError(f"{file}: no log of decisions of this version")
+
+
+def _absent(job: JobDir) -> ConfigError:
+    """Why a job has no log."""
+    found = next((why for log in _logs() if (why := log.absent(job)) is not None), None)
+    return found or ConfigError(f"job {job.job_id}: no decisions were written")
+
+
+def _asked(
+    present: Sequence[ReplayedLog], name: str | None, args: Mapping[str, str]
+) -> ReplayedLog | None:
+    """Which log another policy, or other parameters, are for; None: nothing else is asked.
+
+    Raises:
+        ConfigError: parameters without a name could be for several.
+    """
+    if name is None and not args:
+        return None
+    able = [log for log in present if log.policies is not None]
+    for log in able:
+        if log.policies is not None and name in log.policies.names():
+            return log
+    if len(able) > 1 and name is None:
+        raise ConfigError(
+            f"--set {next(iter(args))}=...: this job has several logs; name the policy that has "
+            "the parameter, as in --solution rm"
+        )
+    return able[-1] if able else present[-1]
 
 
 def _replay(
@@ -180,6 +201,18 @@ def _show(told: ToldLog[Line], again: Sequence[Again[Line]], name: str, console:
 # --------------------------------------------------------------------------- stragglers
 
 
+def _read_stragglers(file: Path) -> ToldLog[Decided]:
+    return _stragglers(read_log(file))
+
+
+def _no_stragglers(job: JobDir) -> ConfigError | None:
+    try:
+        log_of(job)
+    except ConfigError as error:
+        return error
+    return None
+
+
 def _stragglers(lines: Sequence[AnyLine]) -> ToldLog[Decided]:
     return ToldLog(
         policies=SOLUTIONS,
@@ -198,6 +231,10 @@ def _stragglers(lines: Sequence[AnyLine]) -> ToldLog[Decided]:
 
 
 # --------------------------------------------------------------------------- sizes
+
+
+def _read_sizes(file: Path) -> ToldLog[SteeringLine] | None:
+    return _sizes(lines) if (lines := read_sizing(file)) else None
 
 
 def _sizes(lines: Sequence[SteeringLine]) -> ToldLog[SteeringLine]:
@@ -230,3 +267,12 @@ def _size_act(act: AnySteeringAct) -> str:
             return f"judged {verdict}"
         case Hold():
             return f"keep: {act.describe()}"
+
+
+SIZES = ReplayedLog(place=lambda job: job.sizing, read=_read_sizes, policies=RESOURCES)
+STRAGGLERS = ReplayedLog(
+    place=lambda job: job.decisions,
+    read=_read_stragglers,
+    policies=SOLUTIONS,
+    absent=_no_stragglers,
+)

@@ -20,6 +20,7 @@ from yaml.nodes import MappingNode, Node, ScalarNode, SequenceNode
 from yaml.resolver import Resolver
 
 from paceline.base.errors import ConfigError
+from paceline.base.features import call_parts, parts_of, say_failed
 from paceline.cuts.remote import RemoteCuts
 from paceline.jobs.default_strategy import choose_strategy
 from paceline.jobs.flags import OF_SPEC, SHORT, flag_of
@@ -483,9 +484,13 @@ def resolve(target: str | Path, flags: Mapping[str, str], args: Sequence[str] = 
     for check, keys in _CHECKS:
         if draft.is_sound(keys):
             check(draft)
+    call_parts("checked", draft)
     if draft.complaints:
         raise ConfigError("\n".join(draft.complaints))
-    return sized(_build(draft))
+    spec = sized(_build(draft))
+    for _, complete in parts_of("completed", say_failed, spec):
+        spec = complete(spec)
+    return spec
 
 
 def explain(spec: JobSpec) -> list[str]:

@@ -21,10 +21,10 @@ from paceline.master.controller import (
     Write,
 )
 from paceline.master.decision_file import DecisionFile
-from paceline.master.decision_port import Scene
 from paceline.master.monitor import lengths_of
 from paceline.master.restart_history import helped_file, own_outcomes
 from paceline.master.restarts import StartMeasured
+from paceline.master.scene import Scene
 from paceline.policy.straggler.actions import AnyAction
 from paceline.policy.straggler.decision_log import AnyLine, Begun, Failed, Helped
 from paceline.policy.straggler.observation import Observation

@@ -4,16 +4,20 @@ import contextlib
 import logging
 from collections.abc import Callable, Iterator
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
 from paceline.base import features
 from paceline.base.errors import ConfigError
 from paceline.base.numbering import Inc
+from paceline.master.asking import Answered, PolicyAnswer, PolicyRaised, ask_in_thread
 from paceline.master.exposed import Exposed
-from paceline.master.feature_port import Core, FeatureKept, MasterPart, ModelPlace
+from paceline.master.feature_port import Core, MasterPart
+from paceline.master.feature_record import FeatureKept
+from paceline.master.holding.edge import ModelPlace
 from paceline.master.parts import MasterParts, Times
+from paceline.master.scene import Scene
 from paceline.wire.client import FeatureCall, FeatureReply, Order, Shown
 from paceline.wire.codec import encode
 from paceline.wire.events.job import FeatureFailedEvent
@@ -30,6 +34,8 @@ NONSENSE = (ArithmeticError, LookupError, TypeError, ValueError)
 `msgspec.MsgspecError`, of a message that is not well-formed, is a ValueError.
 """
 
+T = TypeVar("T")
+
 _log = logging.getLogger(__name__)
 
 
@@ -41,6 +47,9 @@ class FeatureParts:
         times: of the master.
         place: tells where the model is.
         order: carries out an order; raises ConfigError where it cannot.
+        scene: of the training.
+        post: hands a policy's answer to the master's task, from another thread.
+        fail: ends the job for a reason.
     """
 
     def __init__(
@@ -49,8 +58,11 @@ class FeatureParts:
         times: Times,
         place: Callable[[], ModelPlace],
         order: Callable[[Order], None],
+        scene: Scene,
+        post: Callable[[Answered], None],
+        fail: Callable[[str], None],
     ) -> None:
-        self._outbox = parts.outbox
+        self._outbox, self._post = parts.outbox, post
         self._parts: dict[str, MasterPart] = {}
         #: Records of features that are not here: the next master may have them.
         self._strange: list[FeatureKept] = []
@@ -68,6 +80,9 @@ class FeatureParts:
                 send=partial(self._send, name),
                 send_agent=partial(self._send_agent, name),
                 order=order,
+                scene=scene,
+                ask=partial(self._ask, name),
+                fail=fail,
             )
             self._begin_part(name, make, core)
 
@@ -113,6 +128,22 @@ class FeatureParts:
 
     def _send_agent(self, name: str, node: str, body: Any) -> None:
         self._outbox.to_agent(node, AgentFeatureTold(feature=name, body=_raw(body)))
+
+    def _ask(
+        self,
+        name: str,
+        decide: Callable[[], T],
+        take: Callable[[PolicyAnswer[T] | PolicyRaised, float], None],
+    ) -> None:
+        def taken(answer: PolicyAnswer[T] | PolicyRaised, now_s: float) -> None:
+            if name not in self._parts:
+                return  # the part was left out meanwhile
+            try:
+                take(answer, now_s)
+            except Exception as error:  # noqa: BLE001 - a feature may be of any package
+                self._failed(name, error)
+
+        ask_in_thread(name, decide, taken, self._post)
 
     # ------------------------------------------------------------------ facts
 
@@ -218,6 +249,7 @@ class FeatureParts:
             notes=tuple(note for one in found for note in one.notes),
             tables=tuple(table for one in found for table in one.tables),
             nodes=_together([one.nodes for one in found]),
+            slow=tuple(part for one in found for part in one.slow),
         )
 
 

@@ -7,37 +7,40 @@ wait. An error that a part raises ends the part, and not the job.
 """
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 import msgspec
 
 from paceline.base.jobdir import JobDir
 from paceline.base.numbering import Inc
+from paceline.master.asking import PolicyAnswer, PolicyRaised
 from paceline.master.exposed import Exposed
+from paceline.master.holding.edge import ModelPlace
 from paceline.master.monitor import Monitor
+from paceline.master.scene import Scene
 from paceline.protocol.nodes.roster import Roster
-from paceline.protocol.records import Record
 from paceline.wire.client import Order, Shown
 from paceline.wire.events.base import Event
-from paceline.wire.messages.base import Attempt
 from paceline.wire.spec import JobSpec
 
-
-class FeatureKept(Record, frozen=True):
-    """Journal record: what a feature's part must know after the master's death."""
-
-    feature: str
-    body: msgspec.Raw
-    """Record of the feature as msgpack; the core does not decode it."""
+T = TypeVar("T")
 
 
-class ModelPlace(NamedTuple):
-    """Where the model is, as the master knows."""
+class AskPolicy(Protocol):
+    """Asks a policy, which may be anybody's code and may take a while."""
 
-    attempt: Attempt
-    step: int
-    samples: int
-    """Number of samples in the model."""
+    def __call__(
+        self,
+        decide: Callable[[], T],
+        take: Callable[[PolicyAnswer[T] | PolicyRaised, float], None],
+        /,
+    ) -> None:
+        """Ask in a thread.
+
+        Args:
+            decide: asks the policy; what it raises is a `PolicyRaised`.
+            take: takes the answer in the master's task, and the time by `Core.steady`.
+        """
 
 
 class Core(NamedTuple):
@@ -66,6 +69,12 @@ class Core(NamedTuple):
     agent it is lost."""
     order: Callable[[Order], None]
     """Carries out an order as if a person had given it; raises ConfigError where it cannot."""
+    scene: Scene
+    """The training as a decision needs it: what there is to see, and what can be done about it."""
+    ask: AskPolicy
+    """Asks a policy in a thread, and hands its answer to the part in the master's task."""
+    fail: Callable[[str], None]
+    """Ends the job as failed, for a reason."""
 
 
 class MasterPart:

@@ -11,7 +11,7 @@ import msgspec
 
 from paceline.base.record_log import RecordLog
 from paceline.master.checks import NodeChecked
-from paceline.master.feature_port import FeatureKept
+from paceline.master.feature_record import FeatureKept
 from paceline.master.job_clock import MasterStarted
 from paceline.master.restarts import StartMeasured
 from paceline.master.size_facts import SizeAtStart, SizingKept

@@ -5,7 +5,7 @@ from typing import assert_never
 from paceline.jobs.resize import read_resize
 from paceline.master.checks import Checks, NodeChecked
 from paceline.master.feature_parts import FeatureParts
-from paceline.master.feature_port import FeatureKept
+from paceline.master.feature_record import FeatureKept
 from paceline.master.job_clock import JobClock, MasterStarted
 from paceline.master.journal import JournalRecord, OtherRecords
 from paceline.master.node_sizes import NodeSizes

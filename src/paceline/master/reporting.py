@@ -113,7 +113,7 @@ class Reporting:
         return msgspec.structs.replace(
             status,
             nodes=tuple(nodes),
-            slow=parts,
+            slow=(*parts, *shown.slow),
             logged=shown.logged,
             notes=shown.notes,
             tables=shown.tables,

@@ -13,6 +13,7 @@ from paceline.master.members import MembersEdge
 from paceline.master.parts import MasterParts, Times
 from paceline.master.replies import Replies
 from paceline.master.reporting import Reporting
+from paceline.master.scene import Scene
 from paceline.master.shutdown import Shutdown
 from paceline.master.solution_seat import SolutionSeat
 from paceline.master.sources import Sources
@@ -59,9 +60,18 @@ def build(parts: MasterParts, times: Times) -> Rooms:
     def order(call: Order) -> None:  # features order what people may order, which is made later
         replies.to(call)
 
-    features = FeatureParts(parts, times, training.edge.place, order)
+    scene = Scene(
+        training,
+        parts.members,
+        parts.monitor,
+        pending_s=parts.backend.pending_s,
+        restart=members.restart,
+    )
+    features = FeatureParts(
+        parts, times, training.edge.place, order, scene, inbox.for_threads(), end.fail
+    )
     agents = Agents(parts, times, inbox, training, members, measuring, features)
-    decisions = SolutionSeat(parts, times, inbox, training, members, agents.memory)
+    decisions = SolutionSeat(parts, times, inbox, training, members, agents.memory, scene)
     shutdown = Shutdown(parts, times, end, training, members)
     pace = parts.outbox.pace
     reporting = Reporting(

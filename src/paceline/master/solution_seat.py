@@ -2,7 +2,6 @@
 
 from paceline.master.controller import Controller
 from paceline.master.deciding import Deciding
-from paceline.master.decision_port import Scene
 from paceline.master.facts import PastRead
 from paceline.master.inbox import Inbox
 from paceline.master.members import MembersEdge
@@ -10,6 +9,7 @@ from paceline.master.memory_watch import MemoryWatch
 from paceline.master.parts import MasterParts, Times
 from paceline.master.remembering import Remembering
 from paceline.master.restarts import StartMeasured
+from paceline.master.scene import Scene
 from paceline.master.size_moves import SizeMoves
 from paceline.master.sizing import SizingSeat
 from paceline.master.training import Training
@@ -28,16 +28,11 @@ class SolutionSeat:
         training: Training,
         members: MembersEdge,
         memory: MemoryWatch,
+        scene: Scene,
     ) -> None:
         self._job, self._spec, self._outbox = parts.job, parts.spec, parts.outbox
         self._times, self._inbox = times, inbox
-        self._scene = Scene(
-            training,
-            parts.members,
-            parts.monitor,
-            pending_s=parts.backend.pending_s,
-            restart=members.restart,
-        )
+        self._scene = scene
         self._deciding: Deciding | None = None
         self._moves = SizeMoves(parts, times, training, members, memory.sizes)
         self.sizing = SizingSeat(parts, times, inbox, training, members, memory)

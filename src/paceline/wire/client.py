@@ -157,6 +157,8 @@ class Shown(msgspec.Struct, frozen=True, kw_only=True):
     """Tables of ``paceline status``."""
     nodes: dict[str, dict[str, Any]] = {}
     """Values for programs by node, each with the name that it has there in ``--json``."""
+    slow: tuple[SlowPart, ...] = ()
+    """What is slow now, and by how much."""
 
 
 class JobStatus(Message, frozen=True):

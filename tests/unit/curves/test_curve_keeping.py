@@ -14,7 +14,7 @@ from paceline.features.curves.keeping import SETTLE_S, CurveKeeping
 from paceline.features.curves.wire import Logged, LoggedStep, LoggedTotal, LogKept, NotLoggedEvent
 from paceline.jobs import curves
 from paceline.jobs.curves import CurveFile, CurveLine, last_logged, read_curves
-from paceline.master.feature_port import ModelPlace
+from paceline.master.holding.edge import ModelPlace
 from paceline.wire.client import LastLogged
 from paceline.wire.events.base import Event
 from paceline.wire.messages.base import UNPLACED, Attempt

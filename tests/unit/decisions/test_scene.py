@@ -5,8 +5,8 @@ from types import SimpleNamespace
 import pytest
 
 from paceline.base.errors import ConfigError
-from paceline.master.decision_port import Scene
 from paceline.master.monitor import Monitor
+from paceline.master.scene import Scene
 from paceline.policy.straggler.actions import AnyAction, BackupWorkers, KillRestart
 from paceline.protocol.nodes.lives import Fate, LifePhase
 from tests.unit.decisions.test_monitor import Training

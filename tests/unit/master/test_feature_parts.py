@@ -1,8 +1,9 @@
 """Features' parts in a master: they are fed, kept apart, and left out when they fail."""
 
+import queue
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 import pytest
@@ -11,8 +12,11 @@ from paceline.base import features
 from paceline.base.errors import ConfigError
 from paceline.base.jobdir import JobDir
 from paceline.base.numbering import Inc
+from paceline.master.asking import Answered, PolicyAnswer, PolicyRaised
 from paceline.master.feature_parts import FeatureParts
-from paceline.master.feature_port import Core, FeatureKept, MasterPart, ModelPlace
+from paceline.master.feature_port import Core, MasterPart
+from paceline.master.feature_record import FeatureKept
+from paceline.master.holding.edge import ModelPlace
 from paceline.master.parts import make_parts
 from paceline.wire.client import FeatureCall, Kill, LastLogged, Order, Shown, ShownTable
 from paceline.wire.codec import encode
@@ -40,8 +44,15 @@ class Noting(MasterPart):
         note = msgspec.msgpack.decode(body, type=Note)
         if note.text == "breaks":
             raise RuntimeError("broken")
+        if note.text.endswith("?"):
+            self.core.ask(lambda: answer_to(note.text), self.took)
         self.notes.append(note)
         self.core.keep(note)
+
+    def took(self, answer: PolicyAnswer[str] | PolicyRaised, now_s: float) -> None:
+        if not isinstance(answer, PolicyAnswer):
+            raise KeyError(answer.kind)
+        self.notes.append(Note(answer.value))
 
     def heard_agent(self, node: str, body: msgspec.Raw) -> None:
         self.notes.append(Note(f"{node}: {msgspec.msgpack.decode(body, type=Note).text}"))
@@ -74,6 +85,10 @@ class Noting(MasterPart):
         )
 
 
+def answer_to(question: str) -> str:
+    return {"who?": "the policy"}[question]
+
+
 def raw(body: Any) -> msgspec.Raw:
     return msgspec.Raw(encode(body))
 
@@ -87,8 +102,20 @@ class Master:
             JobDir(path), JobSpec(script="train.py"), backend, lambda: 0.0, None
         )
         self.outbox, self.ordered = parts.outbox, list[Order]()
-        place = ModelPlace(Attempt(), 0, 0)
-        self.features = FeatureParts(parts, times, lambda: place, self.ordered.append)
+        self.answered: queue.SimpleQueue[Answered] = queue.SimpleQueue()
+        place, nothing = ModelPlace(Attempt(), 0, 0), cast(Any, None)
+        self.features = FeatureParts(
+            parts,
+            times,
+            lambda: place,
+            self.ordered.append,
+            scene=nothing,
+            post=self.answered.put,
+            fail=nothing,
+        )
+
+    def policy_answers(self) -> None:
+        self.answered.get(timeout=10.0).take(0.0)
 
     def said(self, text: str, feature: str = "noting") -> None:
         said = FeatureSaid(inc=Inc(1), feature=feature, body=raw(Note(text)))
@@ -198,3 +225,19 @@ def test_a_part_talks_with_its_part_in_an_agent(master: Master) -> None:
     kept = [(one.feature, msgspec.msgpack.decode(one.body)) for one in master.features.records()]
     assert kept == [("other", {"text": "worker-0: held"})]
     assert not master.failed()
+
+
+def test_a_policy_is_asked_in_a_thread_and_its_error_ends_the_part_alone(master: Master) -> None:
+    master.said("who?")
+    master.policy_answers()
+    assert [note.text for note in notes_of(master)] == ["who?", "the policy"]
+    master.said("why?")
+    master.said("who?")
+    master.policy_answers()
+    master.policy_answers()  # for a part that is left out by now, or before it
+    assert [one.error for one in master.failed()] == ["KeyError: 'KeyError'"]  # type: ignore[attr-defined]
+
+
+def notes_of(master: Master) -> list[Note]:
+    found = [one for one in master.features.records() if one.feature == "noting"]
+    return [msgspec.msgpack.decode(one.body, type=Note) for one in found]

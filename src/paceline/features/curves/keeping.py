@@ -18,7 +18,7 @@ from paceline.features.curves.wire import (
     SinkFailedEvent,
 )
 from paceline.jobs.curves import CurveFile, CurveLine, as_json, last_of
-from paceline.master.feature_port import ModelPlace
+from paceline.master.holding.edge import ModelPlace
 from paceline.wire.client import LastLogged
 from paceline.wire.events.base import Event
 from paceline.wire.messages.base import UNPLACED, Attempt

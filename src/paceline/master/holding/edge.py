@@ -2,11 +2,10 @@
 
 import abc
 from collections.abc import Iterable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from paceline.base.numbering import CutNo, Inc
 from paceline.master.cut_folders import CutChosen
-from paceline.master.feature_port import ModelPlace
 from paceline.master.status import count_committed
 from paceline.policy.straggler.actions import Profile
 from paceline.protocol.holding.holder import Holder
@@ -24,6 +23,15 @@ GATHER_S = 30.0
 """The first workers of a job wait so long for the others; later ones join them."""
 RESEND_S = 1.0
 """What is unanswered is said again so often."""
+
+
+class ModelPlace(NamedTuple):
+    """Where the model is, as the master knows."""
+
+    attempt: Attempt
+    step: int
+    samples: int
+    """Number of samples in the model."""
 
 
 class HolderEdge(abc.ABC):
