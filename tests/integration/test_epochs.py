@@ -5,7 +5,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -57,9 +57,9 @@ def ends(out: Path) -> dict[str, list[float]]:
     return {life: [float.fromhex(one) for one in values] for life, values in found.items()}
 
 
-def epochs_of(out: Path) -> dict[str, list[int]]:
-    """The epochs that each life has begun."""
-    return {path.stem: [*map(int, path.read_text().split())] for path in out.glob("*.epochs")}
+def epochs_of(out: Path, what: str = "epochs") -> dict[str, list[int]]:
+    """The epochs that each life has begun; ``ended``: that it has ended."""
+    return {path.stem: [*map(int, path.read_text().split())] for path in out.glob(f"*.{what}")}
 
 
 def check_end(job: RunningJob, expected: list[float], *, exact: float = 1e-9) -> None:
@@ -73,12 +73,36 @@ def check_end(job: RunningJob, expected: list[float], *, exact: float = 1e-9) ->
 
 
 def check_lives(out: Path, *, passing: bool = True) -> None:
-    """Every life has begun each epoch once, without a gap; ``passing``: some not with the first."""
-    lives = epochs_of(out)
+    """No life begins or ends an epoch twice, or leaves one out; ``passing``: some not with epoch 0.
+
+    A life that waits in the epoch with which it begins goes on in the middle of its peers' next
+    one: it does the end of an epoch that it has not begun, and then begins the one after.
+    """
+    lives, ended = epochs_of(out), epochs_of(out, "ended")
     assert len(lives) > 2
+    first = {min(incs) for incs in incs_of(lives).values()}
     for life, begun in lives.items():
-        assert begun == list(range(begun[0], begun[0] + len(begun))), life
+        done = ended.get(life, [])
+        came_in_later = bool(done) and done[0] != begun[0]
+        assert not (came_in_later and int(life.partition("-")[2]) in first), life
+        begun = begun[1:] if came_in_later else begun
+        assert done == in_a_row(done), life
+        assert begun == in_a_row(begun), life
+        if done and begun:
+            assert begun[0] == done[0] + came_in_later, life
     assert any(begun[0] for begun in lives.values()) or not passing, lives
+
+
+def incs_of(lives: Iterable[str]) -> dict[str, list[int]]:
+    """The numbers of each rank's lives."""
+    found: dict[str, list[int]] = {}
+    for rank, _, inc in (life.partition("-") for life in lives):
+        found.setdefault(rank, []).append(int(inc))
+    return found
+
+
+def in_a_row(epochs: list[int]) -> list[int]:
+    return [*range(epochs[0], epochs[0] + len(epochs))] if epochs else []
 
 
 FLAGS: dict[str, tuple[str, ...]] = {"allreduce": (), "servers": (), "fsdp": ("--sharded",)}

@@ -1,6 +1,6 @@
 """A loop over epochs as examples have it: validation, a schedule and a best loss between loops.
 
-Each life notes the epochs that it begins, and what it held at its end.
+Each life notes the epochs that it begins and ends, and what it held at its end.
 """
 
 import argparse
@@ -129,6 +129,8 @@ for epoch in job.epochs(args.epochs):
         assert ranks == sorted(ranks)
         assert ranks
         job.barrier()
+    with life.with_suffix(".ended").open("a") as file:
+        file.write(f"{epoch} ")
     if job.agree(epoch == args.epochs - 2):
         break
 if args.die_last and job.rank == 1 and not (args.out / "died").exists():
