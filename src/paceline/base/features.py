@@ -12,6 +12,8 @@ from functools import cache
 from typing import Any, NamedTuple
 
 GROUP = "paceline.features"
+OWN = "paceline"
+"""Name of paceline's distribution."""
 
 
 class Feature(NamedTuple):
@@ -27,7 +29,8 @@ class Feature(NamedTuple):
     switch: str = ""
     """Keys and flags that switch it on in a job; empty: it is on in every job, or in none."""
     verbs: str = ""
-    """Takes the ``typer.Typer`` of ``paceline``, and adds the feature's commands to it."""
+    """Takes a ``typer.Typer``, and adds the feature's commands to it. If a name is
+    taken, the feature is left without commands."""
     keys: tuple[str, ...] = ()
     """Keys of the spec that the core gives to the feature."""
     only_with: str = ""
@@ -70,13 +73,25 @@ class InstalledFeature(NamedTuple):
     fault: str = ""
 
 
+def _own_first(entry: importlib.metadata.EntryPoint) -> tuple[str, bool, str]:
+    """Sort by name; of one name, paceline's own come first."""
+    package = entry.dist.name if entry.dist is not None else ""
+    return entry.name, package != OWN, package
+
+
 @cache
 def installed() -> tuple[InstalledFeature, ...]:
     """Return the declared features, by name; one that cannot be loaded says why."""
-    entries = sorted(importlib.metadata.entry_points(group=GROUP), key=lambda one: one.name)
+    entries = sorted(importlib.metadata.entry_points(group=GROUP), key=_own_first)
     found = dict[str, InstalledFeature]()
     for entry in entries:
         package = entry.dist.name if entry.dist is not None else ""
+        if entry.name in found:
+            say_failed(
+                f"{entry.name} of {package}",
+                ValueError(f"{found[entry.name].package} has a feature of this name"),
+            )
+            continue
         try:
             feature = entry.load()
         except Exception as error:  # noqa: BLE001 - another package's code runs here
@@ -128,20 +143,30 @@ def say_failed(name: str, error: Exception) -> None:
 
 @cache  # each fault once, though several kinds of parts are called
 def _say_left_out(name: str, fault: str) -> None:
-    sys.stderr.write(f"paceline: feature {name} is left out, since it fails: {fault}\n")
+    sys.stderr.write(f"paceline: feature {name} is left out: {fault}\n")
 
 
 def call_parts(kind: str, *given: Any) -> None:
-    """Load one kind of part of each feature that has one (``verbs``), and call it.
+    """Load one kind of part of each feature that has one (``sections``), and call it.
 
     A feature whose part cannot be loaded, or raises, is named on stderr; the others go on. So is
     one that cannot be loaded at all.
+    """
+    call_each(kind, lambda _name, part: part(*given))
+
+
+def call_each(kind: str, call: Callable[[str, Any], object]) -> None:
+    """Do the same with a call that knows the feature's name.
+
+    Args:
+        kind: a field of `Feature`.
+        call: takes the name of a feature, and its part.
     """
     for one in installed():
         if one.fault:
             say_failed(one.name, RuntimeError(one.fault))
     for name, part in parts_of(kind, say_failed):
         try:
-            part(*given)
+            call(name, part)
         except Exception as error:  # noqa: BLE001 - another package's code runs here
             say_failed(name, error)

@@ -267,7 +267,7 @@ class JobDir:
         what = f"no job matches {name!r}" if name else "there is no job yet"
         where = home() / "jobs"
         if not known:
-            raise ConfigError(f"{what} in {where}, which has no job yet")
+            raise ConfigError(f"{what} in {where}" + (", which has no job yet" if name else ""))
         raise ConfigError(f"{what} in {where} (known: {_listed(known)}); see `paceline ps`")
 
 

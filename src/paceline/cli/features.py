@@ -1,9 +1,14 @@
 """``paceline features``: what is installed beside the core."""
 
+from collections.abc import Callable, Iterable
+
+import typer
 from rich.console import Console
 from rich.table import Table
+from typer.main import get_command_name
+from typer.models import CommandInfo
 
-from paceline.base.features import Feature, installed
+from paceline.base.features import OWN, Feature, installed, say_failed
 
 PARTS = {
     "verbs": "commands",
@@ -13,6 +18,9 @@ PARTS = {
     "shown": "status",
     "explained": "explain",
     "lacks": "checks",
+    "checked": "checks of the spec",
+    "completed": "the spec",
+    "replayed": "replay",
     "ended": "end",
     "sections": "report",
 }
@@ -21,18 +29,45 @@ PARTS = {
 
 def features() -> None:
     """List the features that are installed: what each does, where, and what switches it on."""
-    table = Table(box=None, pad_edge=False)
-    for title in ("feature", "package", "what it does", "on with", "has parts in"):
-        table.add_column(title)
+    table = Table.grid(padding=(0, 2, 0, 0))
+    table.add_column(no_wrap=True)
+    table.add_column()
     for one in installed():
         if one.feature is None:
-            table.add_row(one.name, one.package, f"cannot be loaded: {one.fault}", "", "")
-        else:
-            on = one.feature.switch or ("its commands" if one.feature.verbs else "every job")
-            table.add_row(one.name, one.package, one.feature.about, on, parts_of(one.feature))
-    Console().print(table)
+            table.add_row(one.name, f"cannot be loaded: {one.fault} (package {one.package})")
+            continue
+        on = one.feature.switch or ("its commands" if one.feature.verbs else "every job")
+        table.add_row(one.name, one.feature.about)
+        package = "" if one.package == OWN else f"; package {one.package}"
+        detail = f"on with {on}; has {parts_of(one.feature) or 'no parts'}{package}"
+        table.add_row("", detail, style="dim")
+    Console(highlight=False).print(table)
 
 
 def parts_of(feature: Feature) -> str:
     """Name the places where a feature has a part."""
     return ", ".join(place for field, place in PARTS.items() if getattr(feature, field))
+
+
+def add_verbs(app: typer.Typer, name: str, add: Callable[[typer.Typer], object]) -> None:
+    """Add a feature's commands to those of ``paceline``, but for names that are taken.
+
+    Args:
+        app: of ``paceline``.
+        name: of the feature.
+        add: takes a `typer.Typer`, and adds the feature's commands to it.
+    """
+    before = [*app.registered_commands]
+    add(app)
+    added = app.registered_commands[len(before) :]
+    if clash := _names(before) & _names(added):
+        app.registered_commands = before
+        say_failed(name, ValueError(f"paceline has a command {min(clash)} already"))
+
+
+def _names(commands: Iterable[CommandInfo]) -> set[str]:
+    return {
+        one.name or get_command_name(one.callback.__name__)
+        for one in commands
+        if one.callback is not None
+    }

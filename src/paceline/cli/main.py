@@ -3,6 +3,7 @@
 import contextlib
 import io
 import sys
+from functools import partial
 from typing import Annotated, Any
 
 import typer
@@ -10,7 +11,7 @@ from typer.core import TyperGroup
 
 from paceline.base.disk import describe, is_refusal
 from paceline.base.errors import InternalError, PacelineError
-from paceline.base.features import call_parts
+from paceline.base.features import call_each
 from paceline.base.optional import missing_line
 from paceline.cli import (
     checkpoint,
@@ -21,6 +22,7 @@ from paceline.cli import (
     run_verbs,
     submit,
 )
+from paceline.cli.features import add_verbs
 from paceline.jobs.leftovers import clear_leftovers
 from paceline.jobs.outcome import End, code_of
 from paceline.terminal.run_command import RunCommand
@@ -116,4 +118,4 @@ for verb in (
 ):
     app.command()(verb)
 app.command(cls=submit.SubmitCommand, context_settings=submit.PASS_ON)(submit.submit)
-call_parts("verbs", app)
+call_each("verbs", partial(add_verbs, app))

@@ -487,9 +487,23 @@ def resolve(target: str | Path, flags: Mapping[str, str], args: Sequence[str] = 
     call_parts("checked", draft)
     if draft.complaints:
         raise ConfigError("\n".join(draft.complaints))
-    spec = sized(_build(draft))
-    for _, complete in parts_of("completed", say_failed, spec):
-        spec = complete(spec)
+    return _completed(sized(_build(draft)))
+
+
+def _completed(spec: JobSpec) -> JobSpec:
+    """Have features choose values that nobody has set."""
+    for name, complete in parts_of("completed", say_failed, spec):
+        try:
+            found = complete(spec)
+        except ConfigError:
+            raise
+        except Exception as error:  # noqa: BLE001 - a feature may be of any package
+            say_failed(name, error)
+            continue
+        if isinstance(found, JobSpec):
+            spec = found
+        else:
+            say_failed(name, TypeError(f"it completes a spec to {found!r:.100}"))
     return spec
 
 

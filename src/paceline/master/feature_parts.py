@@ -2,6 +2,8 @@
 
 import contextlib
 import logging
+import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any, TypeVar
@@ -20,7 +22,7 @@ from paceline.master.parts import MasterParts, Times
 from paceline.master.scene import Scene
 from paceline.wire.client import FeatureCall, FeatureReply, Order, Shown
 from paceline.wire.codec import encode
-from paceline.wire.events.job import FeatureFailedEvent
+from paceline.wire.events.job import FeatureFailedEvent, FeatureSlowEvent
 from paceline.wire.messages.features import (
     AgentFeatureSaid,
     AgentFeatureTold,
@@ -32,6 +34,12 @@ NONSENSE = (ArithmeticError, LookupError, TypeError, ValueError)
 """Errors of a well-formed message with impossible values; InternalError stays the alarm.
 
 `msgspec.MsgspecError`, of a message that is not well-formed, is a ValueError.
+"""
+
+HELD_UP_S, HELD_UP_TIMES = 0.5, 3
+"""Seconds of a call, and number of such calls, from which on a part is said to hold the master up.
+
+A machine that stands still for a moment looks like one such call.
 """
 
 T = TypeVar("T")
@@ -64,6 +72,7 @@ class FeatureParts:
     ) -> None:
         self._outbox, self._post = parts.outbox, post
         self._parts: dict[str, MasterPart] = {}
+        self._held_up = Counter[str]()
         #: Records of features that are not here: the next master may have them.
         self._strange: list[FeatureKept] = []
         for name, make in features.parts_of("master", self._failed, parts.spec):
@@ -110,11 +119,23 @@ class FeatureParts:
         """Do something with each part; yield what comes of it, but for parts that fail."""
         for name, part in [*self._parts.items()]:
             try:
-                found = act(part)
+                found = self._timed(name, partial(act, part))
             except Exception as error:  # noqa: BLE001 - a feature may be of any package
                 self._failed(name, error)
             else:
                 yield name, found
+
+    def _timed(self, name: str, call: Callable[[], T]) -> T:
+        """Call a part; tell once of one that holds the master up."""
+        begun_s = time.perf_counter()
+        try:
+            return call()
+        finally:
+            took_s = time.perf_counter() - begun_s
+            if took_s > HELD_UP_S:
+                self._held_up[name] += 1
+                if self._held_up[name] == HELD_UP_TIMES:
+                    self._outbox.tell(FeatureSlowEvent(feature=name, seconds=took_s))
 
     def _do(self, act: Callable[[MasterPart], Any]) -> None:
         for _ in self._each(act):
@@ -139,7 +160,7 @@ class FeatureParts:
             if name not in self._parts:
                 return  # the part was left out meanwhile
             try:
-                take(answer, now_s)
+                self._timed(name, lambda: take(answer, now_s))
             except Exception as error:  # noqa: BLE001 - a feature may be of any package
                 self._failed(name, error)
 
@@ -176,7 +197,7 @@ class FeatureParts:
         if part is None:
             return
         try:
-            act(part)
+            self._timed(name, lambda: act(part))
         except NONSENSE:
             _log.exception("message_dropped feature=%s node=%s", name, node)
         except Exception as error:  # noqa: BLE001 - a feature may be of any package
@@ -215,7 +236,9 @@ class FeatureParts:
                 "lists those that are installed"
             )
         try:
-            return FeatureReply(body=_raw(part.answer(call.body)))
+            return FeatureReply(
+                body=_raw(self._timed(call.feature, lambda: part.answer(call.body)))
+            )
         except ConfigError:
             raise
         except Exception as error:

@@ -40,8 +40,45 @@ def test_a_feature_of_another_package_is_listed_and_has_its_command(tmp_path: Pa
     site = declared(tmp_path, THEIRS.format(verbs="theirs:add_to"))
     assert paceline(site, "hello", "world").stdout == "hello world\n"
     listed = paceline(site, "features").stdout.splitlines()
-    (line,) = [one for one in listed if one.startswith("greeting")]
-    assert " ".join(line.split()) == "greeting theirs greets people its commands commands"
+    at = next(at for at, one in enumerate(listed) if one.startswith("greeting"))
+    assert [" ".join(line.split()) for line in listed[at : at + 2]] == [
+        "greeting greets people",
+        "on with its commands; has commands; package theirs",
+    ]
+
+
+def test_a_name_that_is_taken_stays_who_had_it(tmp_path: Path) -> None:
+    verb = THEIRS.replace("hello", "status")
+    done = paceline(declared(tmp_path, verb.format(verbs="theirs:add_to")), "status", "--help")
+    assert "--json" in done.stdout
+    assert done.stderr == (
+        "paceline: feature greeting is left out: paceline has a command status already\n"
+    )
+    site = install(tmp_path / "more", "more", THEIRS, "paceline.features", "curves = more:FEATURE")
+    done = paceline(site, "features")
+    assert "package more" not in done.stdout
+    assert done.stderr == (
+        "paceline: feature curves of more is left out: paceline has a feature of this name\n"
+    )
+
+
+def test_a_spec_that_a_feature_spoils_is_as_it_was(tmp_path: Path) -> None:
+    code = """
+from paceline.base.features import Feature
+FEATURE = Feature("greeting", "", checked="theirs:checked", completed="theirs:completed")
+def checked(draft):
+    draft.complain("solution", "auto", "a greeting", "say hello")
+def completed(spec):
+    return 3
+"""
+    (tmp_path / "train.py").write_text("")
+    dry = ("run", str(tmp_path / "train.py"), "--dry-run")
+    done = paceline(declared(tmp_path, code), *dry)
+    assert done.returncode == 2
+    assert "solution: got auto, expected a greeting; say hello" in done.stderr
+    done = paceline(declared(tmp_path / "again", code.replace("draft.", "0 and draft.")), *dry)
+    assert done.returncode == 0
+    assert "paceline: feature greeting is left out: it completes a spec to 3" in done.stderr
 
 
 @pytest.mark.parametrize(
@@ -61,5 +98,5 @@ def test_a_feature_that_cannot_be_loaded_is_named_and_costs_no_other(
     assert done.returncode == 0, "rehearse has its commands all the same"
     said = done.stderr.splitlines()
     assert len(said) == 1
-    assert said[0].startswith("paceline: feature greeting is left out, since it fails: ")
+    assert said[0].startswith("paceline: feature greeting is left out: ")
     assert fault in said[0]

@@ -78,7 +78,7 @@ def test_a_section_that_fails_is_left_out_and_named_once(
     assert shown.returncode == 0
     assert "job completion time" in shown.stdout
     (line,) = shown.stderr.splitlines()
-    assert line.startswith("paceline: feature greeting is left out, since it fails: ")
+    assert line.startswith("paceline: feature greeting is left out: ")
 
 
 def test_without_sections_that_have_numbers_no_name_is_added(job: JobDir, tmp_path: Path) -> None:

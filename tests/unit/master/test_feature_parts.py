@@ -12,6 +12,7 @@ from paceline.base import features
 from paceline.base.errors import ConfigError
 from paceline.base.jobdir import JobDir
 from paceline.base.numbering import Inc
+from paceline.master import feature_parts
 from paceline.master.asking import Answered, PolicyAnswer, PolicyRaised
 from paceline.master.feature_parts import FeatureParts
 from paceline.master.feature_port import Core, MasterPart
@@ -21,7 +22,7 @@ from paceline.master.parts import make_parts
 from paceline.wire.client import FeatureCall, Kill, LastLogged, Order, Shown, ShownTable
 from paceline.wire.codec import encode
 from paceline.wire.events.base import Event
-from paceline.wire.events.job import FeatureFailedEvent, MasterStartedEvent
+from paceline.wire.events.job import FeatureFailedEvent, FeatureSlowEvent, MasterStartedEvent
 from paceline.wire.messages.base import Attempt
 from paceline.wire.messages.features import AgentFeatureSaid, FeatureSaid
 from paceline.wire.spec import JobSpec
@@ -241,3 +242,12 @@ def test_a_policy_is_asked_in_a_thread_and_its_error_ends_the_part_alone(master:
 def notes_of(master: Master) -> list[Note]:
     found = [one for one in master.features.records() if one.feature == "noting"]
     return [msgspec.msgpack.decode(one.body, type=Note) for one in found]
+
+
+def test_a_part_that_waits_is_named_once(master: Master, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(feature_parts, "HELD_UP_S", -1.0)
+    for _ in range(5):
+        master.said("one")
+        master.said("two", "other")
+    slow = [event for event in master.outbox.told if isinstance(event, FeatureSlowEvent)]
+    assert [event.feature for event in slow] == ["noting", "other"]

@@ -68,6 +68,11 @@ TOLD: list[tuple[Event, str, str]] = [
         "feature x failed (KeyError: 'y'); the job goes on without it",
     ),
     (
+        job.FeatureSlowEvent(feature="x", seconds=2.04),
+        "feature x holds the master up, for 2.0 s just now: its part must not wait",
+        "feature x holds the master up, for 2.0 s just now: its part must not wait",
+    ),
+    (
         job.HistoryUnusableEvent(error="history x: no"),
         "history x: no; the job goes on, learns nothing from earlier ones, and is not kept",
         "history x: no; the job goes on, learns nothing from earlier ones, and is not kept",

@@ -135,6 +135,20 @@ class FeatureFailedEvent(Event, frozen=True):
     sentence_words = "{0.clause}"
 
 
+class FeatureSlowEvent(Event, frozen=True):
+    """A feature's part holds the master up again and again; told once for each feature."""
+
+    feature: str
+    seconds: float
+    """Seconds of the newest call, in which the master did nothing else."""
+
+    clause_words = (
+        "feature {0.feature} holds the master up, for {0.seconds:.1f} s just now: its part must "
+        "not wait"
+    )
+    sentence_words = "{0.clause}"
+
+
 class HistoryUnusableEvent(Event, frozen=True):
     """The history of jobs cannot be read, or cannot be written."""
 

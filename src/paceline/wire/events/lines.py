@@ -28,6 +28,7 @@ KnownEvent = (
     | job.HistoryUnusableEvent
     | job.DiskRefusesEvent
     | job.FeatureFailedEvent
+    | job.FeatureSlowEvent
     | job.DiskHealsEvent
     | job.ScaledEvent
     | job.SizeChangedEvent
