@@ -84,6 +84,8 @@ class JobDir:
         """Log of decisions about a device that the job shares."""
         self.sizing = path / "sizing.jsonl"
         """Log of changes of the job's size: what was seen, planned and achieved."""
+        self.features_left_out = path / "features_left_out"
+        """Names of features whose parts have held up a master for ever, one per line."""
         self.logs = path / "logs"
         self.cuts = path / "cuts"
         self.sent = path / "sent"

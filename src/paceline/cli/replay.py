@@ -5,7 +5,7 @@ One frame for all logs; what is a log's own is a `ToldLog`.
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 from rich.console import Console
 from rich.table import Table
@@ -71,8 +71,13 @@ def replay_logs(
 
 def _logs() -> list[ReplayedLog]:
     """Every kind of log."""
-    of_features = [log for _, log in parts_of("replayed", say_failed)]
-    return [SIZES, STRAGGLERS, *cast(list[ReplayedLog], of_features)]
+    found = [SIZES, STRAGGLERS]
+    for name, log in parts_of("replayed", say_failed):
+        if isinstance(log, ReplayedLog):
+            found.append(log)
+        else:
+            say_failed(name, TypeError(f"its log is {log!r:.100}, and no ReplayedLog"))
+    return found
 
 
 def _read(file: Path) -> ToldLog[Any]:

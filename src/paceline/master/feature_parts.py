@@ -2,8 +2,6 @@
 
 import contextlib
 import logging
-import time
-from collections import Counter
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any, TypeVar
@@ -17,6 +15,7 @@ from paceline.master.asking import Answered, PolicyAnswer, PolicyRaised, ask_in_
 from paceline.master.exposed import Exposed
 from paceline.master.feature_port import Core, MasterPart
 from paceline.master.feature_record import FeatureKept
+from paceline.master.feature_time import FeatureTime
 from paceline.master.holding.edge import ModelPlace
 from paceline.master.parts import MasterParts, Times
 from paceline.master.scene import Scene
@@ -34,12 +33,6 @@ NONSENSE = (ArithmeticError, LookupError, TypeError, ValueError)
 """Errors of a well-formed message with impossible values; InternalError stays the alarm.
 
 `msgspec.MsgspecError`, of a message that is not well-formed, is a ValueError.
-"""
-
-HELD_UP_S, HELD_UP_TIMES = 0.5, 3
-"""Seconds of a call, and number of such calls, from which on a part is said to hold the master up.
-
-A machine that stands still for a moment looks like one such call.
 """
 
 T = TypeVar("T")
@@ -72,10 +65,14 @@ class FeatureParts:
     ) -> None:
         self._outbox, self._post = parts.outbox, post
         self._parts: dict[str, MasterPart] = {}
-        self._held_up = Counter[str]()
+        self._time = FeatureTime(parts.job.features_left_out)
         #: Records of features that are not here: the next master may have them.
         self._strange: list[FeatureKept] = []
+        left_out = self._time.left_out
         for name, make in features.parts_of("master", self._failed, parts.spec):
+            if name in left_out:
+                self._failed(name, TimeoutError("a master before this one waited for it for ever"))
+                continue
             core = Core(
                 job=parts.job,
                 spec=parts.spec,
@@ -97,7 +94,7 @@ class FeatureParts:
 
     def _begin_part(self, name: str, make: Callable[[Core], MasterPart | None], core: Core) -> None:
         try:
-            part = make(core)
+            part = self._timed(name, lambda: make(core))
         except Exception as error:  # noqa: BLE001 - a feature may be of any package
             self._failed(name, error)
             return
@@ -127,15 +124,10 @@ class FeatureParts:
 
     def _timed(self, name: str, call: Callable[[], T]) -> T:
         """Call a part; tell once of one that holds the master up."""
-        begun_s = time.perf_counter()
-        try:
-            return call()
-        finally:
-            took_s = time.perf_counter() - begun_s
-            if took_s > HELD_UP_S:
-                self._held_up[name] += 1
-                if self._held_up[name] == HELD_UP_TIMES:
-                    self._outbox.tell(FeatureSlowEvent(feature=name, seconds=took_s))
+        found, took_s = self._time.timed(name, call)
+        if took_s is not None:
+            self._outbox.tell(FeatureSlowEvent(feature=name, seconds=took_s))
+        return found
 
     def _do(self, act: Callable[[MasterPart], Any]) -> None:
         for _ in self._each(act):
@@ -214,7 +206,10 @@ class FeatureParts:
             self._do(lambda part, event=event: part.happened(event))  # type: ignore[misc]
 
     def tick(self, now_s: float) -> None:
-        """Let the parts do what is due."""
+        """Let the parts do what is due; leave out one that takes most of the master's time."""
+        for name, why in self._time.took_most().items():
+            if name in self._parts:
+                self._failed(name, TimeoutError(why))
         self._do(lambda part: part.tick(now_s))
 
     def measured(self, figures: Callable[[], Exposed]) -> None:
@@ -248,6 +243,7 @@ class FeatureParts:
         """The job has ended."""
         self.happened()
         self._do(lambda part: part.close())
+        self._time.close()
 
     # ------------------------------------------------------------------ what is known
 

@@ -12,7 +12,7 @@ from paceline.base import features
 from paceline.base.errors import ConfigError
 from paceline.base.jobdir import JobDir
 from paceline.base.numbering import Inc
-from paceline.master import feature_parts
+from paceline.master import feature_time
 from paceline.master.asking import Answered, PolicyAnswer, PolicyRaised
 from paceline.master.feature_parts import FeatureParts
 from paceline.master.feature_port import Core, MasterPart
@@ -245,9 +245,27 @@ def notes_of(master: Master) -> list[Note]:
 
 
 def test_a_part_that_waits_is_named_once(master: Master, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(feature_parts, "HELD_UP_S", -1.0)
+    monkeypatch.setattr(feature_time, "HELD_UP_S", -1.0)
     for _ in range(5):
         master.said("one")
         master.said("two", "other")
     slow = [event for event in master.outbox.told if isinstance(event, FeatureSlowEvent)]
     assert [event.feature for event in slow] == ["noting", "other"]
+    monkeypatch.setattr(feature_time, "WINDOW_S", 0.0)
+    monkeypatch.setattr(feature_time, "MOST", 0.0)
+    master.features.tick(1.0)
+    assert sorted(
+        event.feature for event in master.outbox.told if isinstance(event, FeatureFailedEvent)
+    ) == ["noting", "other"]
+
+
+def test_a_feature_that_hung_a_master_has_no_part_in_the_next_one(
+    master: Master, tmp_path: Path
+) -> None:
+    (tmp_path / "features_left_out").write_text("noting\n")
+    again = Master(tmp_path)
+    again.said("one")
+    assert [
+        event.feature for event in again.outbox.told if isinstance(event, FeatureFailedEvent)
+    ] == ["noting"]
+    assert not again.features.records()
