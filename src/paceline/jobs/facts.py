@@ -24,6 +24,8 @@ from paceline.jobs.outcome import Outcome, read_outcome
 from paceline.wire import spec as specs
 from paceline.wire.events.base import Event
 from paceline.wire.events.job import (
+    FeatureFailedEvent,
+    FeatureSlowEvent,
     FinishedEvent,
     MasterDiedEvent,
     MasterStartedEvent,
@@ -334,11 +336,13 @@ IncidentTakes = (
     | LeftLoopEvent
     | DivergedEvent
     | CutDamagedEvent
+    | FeatureFailedEvent
+    | FeatureSlowEvent
 )
 """Events that a healthy job does not have; a restore is one kind of `EpochEvent`."""
 
 
-def find_incidents(  # noqa: C901
+def find_incidents(  # noqa: C901, PLR0912
     events: Sequence[Event], points: Sequence[MetricsPoint], mode: str
 ) -> Iterator[Incident]:
     """Everything that a healthy job does not have, in order; ``mode``: see `JobSpec`."""
@@ -388,6 +392,8 @@ def find_incidents(  # noqa: C901
                 yield _incident(event, reason, done, back_s, points)
             case CutDamagedEvent(reason=reason):
                 yield _incident(event, reason, "an older cut is used", None, points)
+            case FeatureFailedEvent() | FeatureSlowEvent():
+                yield _of_feature(event)
             case _:
                 assert_never(event)
 
@@ -409,6 +415,13 @@ def _restored(
         done = f"the model and the ledger went back to {event.cut}"
         told = _incident(event, "state restored", done, back_s, points)
         yield structs.replace(told, undone=event.undone)
+
+
+def _of_feature(event: FeatureFailedEvent | FeatureSlowEvent) -> Incident:
+    if isinstance(event, FeatureFailedEvent):
+        what = f"feature {event.feature} failed ({event.error})"
+        return Incident(event.t, what, "it was left out")
+    return Incident(event.t, event.clause, "it went on")
 
 
 def _incident(

@@ -34,6 +34,8 @@ from paceline.wire import spec as specs
 from paceline.wire.events.base import Event
 from paceline.wire.events.checks import CheckedEvent
 from paceline.wire.events.job import (
+    FeatureFailedEvent,
+    FeatureSlowEvent,
     FinishedEvent,
     MasterStartedEvent,
     ScaledEvent,
@@ -117,6 +119,15 @@ def facts(*events: Event, outcome: Outcome | None = None, mode: Mode = "bsp") ->
 FINISHED = Outcome(state="finished", exit_code=0, jct_s=12.0, committed=1000, total=1000)
 EVENTFUL = facts(*START, *WORKER_KILLED, *SERVER_CRASHED, *END, outcome=FINISHED)
 QUIET = facts(*START, *END, outcome=FINISHED)
+
+
+def test_a_feature_that_was_left_out_is_told() -> None:
+    slow = FeatureSlowEvent(feature="greeting", seconds=2.0, t=103.0)
+    failed = FeatureFailedEvent(feature="greeting", error="KeyError: 'x'", t=104.0)
+    told = paragraph(facts(*START, slow, failed, *END, outcome=FINISHED))
+    assert "feature greeting failed (KeyError: 'x'), it was left out" in told
+    assert "feature greeting holds the master up, for 2.0 s just now" in told
+    assert "Nothing went wrong" not in told
 
 
 def test_a_healthy_job_has_no_incidents() -> None:
