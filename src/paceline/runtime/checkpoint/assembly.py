@@ -36,12 +36,12 @@ class ModelTensor(NamedTuple):
 
 
 def is_replica(saves: Saves) -> bool:
-    """Whether members of a group have made the cut, and not parameter servers."""
+    """Tell whether members of a group have made the cut, and not parameter servers."""
     return any(LAYOUT in arrays for arrays in saves.values())
 
 
 def model_of(schema: ModelSchema, saves: Saves) -> dict[str, Any]:
-    """What ``job.state_dict()`` would give: `ModelTensor`, and whatever else a module keeps.
+    """Return what ``job.state_dict()`` would: `ModelTensor`, and whatever else a module keeps.
 
     The buffers in a cut of servers are those of the worker that was furthest.
 
@@ -75,7 +75,7 @@ def merged(modules: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def replica_of(saves: Saves, *, values: bool = True) -> dict[str, Any]:
-    """All that members held (tensors as `ModelTensor`): modules, optimizers, schedulers, scalers.
+    """Return all that members held: modules, optimizers, and so on; tensors as `ModelTensor`.
 
     Of shards tensors are put together (without ``values`` no more than their shapes are true); what
     is not divided is the first member's.
@@ -107,7 +107,7 @@ def replica_of(saves: Saves, *, values: bool = True) -> dict[str, Any]:
 
 
 def is_sharded(saves: Saves) -> bool:
-    """Whether each member has made a shard of the cut."""
+    """Tell whether each member has made a shard of the cut."""
     return any(form.rows for form, _ in _parts(saves))
 
 
@@ -120,7 +120,7 @@ def _parts(saves: Saves) -> list[tuple[Layout, Mapping[str, Array]]]:
 
 
 def names_of_tensor(tensor: DenseTensor) -> tuple[str, ...]:
-    """All names of a dense parameter in the state dict."""
+    """Return all names of a dense parameter in the state dict."""
     return tensor.names or (tensor.name,)
 
 

@@ -1,4 +1,4 @@
-"""What is in a cut, for people: tensors, tables, optimizer state. Reads headers, not the values.
+"""Contents of a cut, for people: tensors, tables, optimizer state. Reads headers, not the values.
 
 Called by the command line; the values are put together by `assembly`. Never imports torch.
 """
@@ -59,12 +59,12 @@ class StateRow(msgspec.Struct, frozen=True, kw_only=True):
     owner: str
     kind: str
     num_arrays: int
-    """One array per parameter, or per server."""
+    """Number of arrays: one per parameter, or per server."""
     num_bytes: int
 
 
 class Contents(msgspec.Struct, frozen=True, kw_only=True):
-    """All of a cut."""
+    """Contents of a whole cut."""
 
     strategy: str
     tensors: tuple[TensorRow, ...]
@@ -74,7 +74,7 @@ class Contents(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def read_contents(manifest: CutManifest, *places: Path) -> Contents:
-    """What the files of a cut say that they hold; their checksums are not compared.
+    """Return what the files of a cut say that they hold; their checksums are not compared.
 
     Raises:
         PermanentError: a file is missing, or is no such file; names it.
@@ -180,7 +180,7 @@ def _table_row(schema: ModelSchema, table: Table, saves: Saves) -> TableRow:
 
 
 def _server_states(schema: ModelSchema, saves: Saves) -> Iterator[StateRow]:
-    """Per dtype of dense parameters, and per table."""
+    """Yield the optimizer state per dtype of dense parameters, and per table."""
     owners = {f"dense.{tensor.dtype}.": f"dense {tensor.dtype}" for tensor in schema.dense}
     owners |= {f"table.{table.name}.": f"table {table.name}" for table in schema.tables}
     for prefix, owner in owners.items():

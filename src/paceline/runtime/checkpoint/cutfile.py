@@ -1,4 +1,4 @@
-"""What is in a cut's files: the arrays of one server's save, in safetensors format.
+"""Contents of a cut's files: the arrays of one server's save, in safetensors format.
 
 A save packed by `pack` *is* a safetensors file, so a server copies its arrays once, into memory
 that someone else may write out later (`wire.cut.write_file`). Arrays read back are views of the
@@ -188,7 +188,7 @@ class Landing:
         self._taken: set[int] = set()
         self._num_taken = 0
         self.arrays: dict[str, Array] = {}
-        """Arrays without places; whole when all is."""
+        """Arrays without places; they are whole once the save is."""
 
     @property
     def is_whole(self) -> bool:
@@ -253,7 +253,7 @@ def _bytes_of(array: Array) -> Array:
 
 
 def _entries(view: memoryview) -> tuple[int, dict[str, _Entry]]:
-    """Where the arrays' bytes begin, and what is where among them."""
+    """Return where the arrays' bytes begin, and the entry of each array by its name."""
     start = 8 + int.from_bytes(view[:8], "little")
     return start, msgspec.json.decode(view[8:start], type=dict[str, _Entry])
 
@@ -361,7 +361,7 @@ def _head(file: BinaryIO, num_bytes: int) -> bytes:
 
 
 def _room(entry: _Entry, ours: Array | None) -> Array:
-    """Where an array is read to."""
+    """Return the array to read an entry into: ours where it fits, else a new one."""
     dtype = np.dtype(_NUMPY_NAMES[entry.dtype])
     if ours is not None and (ours.dtype, ours.shape) == (dtype, entry.shape):
         flags = ours.flags
@@ -427,7 +427,7 @@ def _fill_chunk(
 
 
 def fault(name: str, expected: str, *places: Path) -> str | None:
-    """What is wrong with a file of a cut, in a few words; None: nothing. Reads all of it."""
+    """Say what is wrong with a file of a cut, in a few words; None: nothing. Reads all of it."""
     try:
         map_file(name, expected, *places).close()
     except PermanentError:

@@ -33,7 +33,7 @@ from paceline.wire.messages.node import Copied, CutDelayed, CutKept, KeepCut
 
 RESEND_S = 1.0
 DELAYED_S = 5.0
-"""A disk that was last said to refuse a cut so long ago may have taken it."""
+"""Seconds after which a disk that was last said to refuse a cut may have taken it."""
 
 
 class CutWriter:
@@ -47,7 +47,7 @@ class CutWriter:
         # Two lives of a node may copy a cut of the same number; each has a file of its own.
         self._name = f"{process.node}-{process.inc}.safetensors"
         self._in_memory = spec.in_memory and process.job.has_memory
-        #: It was told that there is no room in memory, since there was.
+        #: Whether it was said that memory has no room, since it last had.
         self._told = False
         self._partner: str | None = None
         #: The last image, where it is of this process only.
@@ -78,7 +78,7 @@ class CutWriter:
         self._done: queue.SimpleQueue[Copied | Exception] = queue.SimpleQueue()
 
     def start_epoch(self, holders: Sequence[str], *, from_memory: bool) -> None:
-        """The node has its share; ``from_memory``: of a cut that is nowhere else."""
+        """Note that the node has its share; ``from_memory``: of a cut that is nowhere else."""
         self.set_holders(holders)
         self._needed = from_memory
 
@@ -87,7 +87,7 @@ class CutWriter:
         self._partner = partner(self._job, self._node, holders) if self._in_memory else None
 
     def make_room(self, cut_no: CutNo, num_bytes: int) -> None:
-        """Have memory at hand for copying a cut, written to once: that costs more than copying."""
+        """Allocate memory for the copy of a cut, and touch it: that costs more than copying."""
         image = self._place(cut_no, num_bytes) or self._private_image(num_bytes)
         np.frombuffer(image, np.uint8)[:: mmap.PAGESIZE] = 0
 
@@ -152,7 +152,7 @@ class CutWriter:
         return self._own.image(size)
 
     def to_agent(self, now_s: float) -> list[KeepCut | CutDelayed]:
-        """What the agent is to be told now: what it has not answered, again after a while.
+        """Return what to tell the agent now: what it has not answered, again after a while.
 
         Also what it passes on: that the disk refuses what this process keeps on its own.
         """
@@ -167,7 +167,7 @@ class CutWriter:
 
     @property
     def is_delayed(self) -> bool:
-        """Whether the disk refuses a cut now: it is tried again, and said again, each second."""
+        """Whether the disk refuses a cut now; each second it is tried, and reported, again."""
         return time.monotonic() - self._delayed_s < DELAYED_S
 
     def _delayed(self, copied: Copied, reason: str) -> None:
@@ -177,7 +177,7 @@ class CutWriter:
         self._on_news()
 
     def kept(self, message: CutKept) -> None:
-        """The agent answers; again: nothing."""
+        """Take the agent's answer; again: nothing."""
         if message.delayed:
             self._delayed_s = time.monotonic()
             return
@@ -196,7 +196,7 @@ class CutWriter:
             self._hear(said, None)
 
     def _is_kept(self, *, gone: bool) -> None:
-        """The agent has done all that it was asked for, or (``gone``) it is ours to do."""
+        """Note that the agent has done all that it was asked for, or (``gone``) leaves it to us."""
         with self._lock:
             ask, self._ask = self._ask, None
             if gone and ask is not None and self._image is not None:

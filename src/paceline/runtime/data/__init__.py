@@ -1,1 +1,1 @@
-"""From leased ranges of positions to batches."""
+"""The way from leased ranges of positions to batches."""

@@ -54,7 +54,7 @@ def fetch_rows(
     collate_fn: CollateFn | None,
     begin: Callable[[int], None] | None = None,
 ) -> Any:
-    """One batch of the records at ``indices``, in that order.
+    """Read one batch of the records at ``indices``, in that order.
 
     An exception of the dataset carries a note that says which record it was reading.
 
@@ -87,7 +87,7 @@ def fetch_rows(
 
 
 def _ignore(_number: int) -> None:
-    """Nothing is to be seeded."""
+    """Seed nothing."""
 
 
 def _read_together(dataset: Any, wanted: list[int]) -> Any:

@@ -1,4 +1,4 @@
-"""From Arrow columns to a batch of tensors; what files of rows have in common."""
+"""Conversion of Arrow columns to batches of tensors, which all files of rows have in common."""
 
 from collections.abc import Mapping
 from typing import Any

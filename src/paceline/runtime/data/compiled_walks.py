@@ -13,7 +13,7 @@ def walk(points: IntArray, shape: tuple[np.uint64, ...], keys: Words, backwards:
 
 @njit(cache=True, nogil=True)
 def _walk(points, shape, keys, backwards):  # type: ignore[no-untyped-def]
-    """Each point through the network, again and again until it is inside."""
+    """Send each point through the network, again and again until it is inside."""
     length, low_bits, low_mask, high_mask = shape
     images = np.empty(points.size, np.int64)
     for index in range(points.size):

@@ -1,4 +1,4 @@
-"""What the files of a dataset hold, in short: to be compared among machines."""
+"""Summary of what the files of a dataset hold, to be compared among machines."""
 
 import hashlib
 import os

@@ -1,4 +1,4 @@
-"""What records hold, in short: the same in every process that has read the same."""
+"""Digests of what records hold: equal in all processes that have read the same."""
 
 import dataclasses
 import hashlib

@@ -36,7 +36,7 @@ _QUIET: tuple[type, ...] = (TensorDataset, torch.Tensor, np.ndarray, list, tuple
 
 
 def never_draws(dataset: Any, collate_fn: CollateFn | None) -> bool:
-    """Whether it is known beforehand that no random number is drawn while it is read."""
+    """Tell whether it is known beforehand that reading a dataset draws no random number."""
     if collate_fn is not None and collate_fn is not default_collate:
         return False
     # Exactly these: a class derived from them may do more.
@@ -50,7 +50,7 @@ def never_draws(dataset: Any, collate_fn: CollateFn | None) -> bool:
 
 
 class Places:
-    """Where the records of a batch lie in their order: their seeds.
+    """Places of a batch's records in their order, which give their seeds.
 
     Args:
         seed: of their feed.

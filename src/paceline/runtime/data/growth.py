@@ -1,4 +1,4 @@
-"""How far sources of unknown length can be read by now, without making the training loop wait.
+"""Reach of sources of unknown length by now, found without making the training loop wait.
 
 Both kinds answer ``look`` from memory. A stream is looked at by a thread, since its answers may
 take long; the lines of a text file are counted by the file's own thread.
@@ -12,12 +12,12 @@ from paceline.runtime.data.stream import StreamSource
 
 LOOK_EVERY_S = 0.25
 COUNTED_AT_ONCE_BYTES = 256 << 20
-"""So much text is counted in less than a second: its length is waited for."""
+"""Bytes of text that are counted in less than a second: their length is waited for."""
 CLOSE_TIMEOUT_S = 5.0
 
 
 class Growth(Protocol):
-    """How far a source of unknown length can be read by now."""
+    """Reach of a source of unknown length: how far it can be read by now."""
 
     def look(self) -> tuple[Mapping[str, int], bool]:
         """Partition -> its end as last seen, and whether these are final. Never blocks.
@@ -44,7 +44,7 @@ class Counting(Protocol):
 
 
 def is_long(dataset: object) -> bool:
-    """Whether counting the records takes so long that training should not wait for it.
+    """Tell whether counting the records takes so long that training should not wait for it.
 
     A matter of the size alone: neither an index that is already there nor who asks may change the
     order in which the records are read.
@@ -135,7 +135,7 @@ class CountGrowth:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """The counting belongs to the dataset: it may be read again."""
+        """Stop nothing: the counting belongs to the dataset, which may be read again."""
 
     def look(self) -> tuple[Mapping[str, int], bool]:
         known, is_final = self._dataset.num_known()

@@ -60,7 +60,7 @@ class InlineLoader:
             self._waiting.pop()
 
     def close(self) -> None:
-        """Nothing is to be stopped, but what is iterated hears that the loop is over."""
+        """Tell a dataset that is iterated that the loop is over; nothing else has to be stopped."""
         if isinstance(self._dataset, Iterated) and not self._closed:
             self._dataset.close()
         self._closed = True

@@ -46,7 +46,7 @@ _log = logging.getLogger(__name__)
 
 
 def has_state(dataset: Any) -> bool:
-    """Whether a dataset can say where it is, and go on from there."""
+    """Tell whether a dataset can say where it is, and go on from there."""
     return all(callable(getattr(dataset, name, None)) for name in ("state_dict", "load_state_dict"))
 
 
@@ -108,7 +108,7 @@ class Iterated(Dataset[Any]):
         self._seed, self._copies, self._passed = seed, copies, passed
         self._name = f"a {type(dataset).__name__}"
         self.is_counted = self._length is None
-        """Whether it does not say its length."""
+        """Whether records are counted, since the dataset does not say its length."""
         self._kept = STEPS_KEPT * -(-step // PIECE)
         self._may_be_longer = False
         self._epoch, self._next, self._at = 0, 0, 0
@@ -118,7 +118,7 @@ class Iterated(Dataset[Any]):
         self._state: Any = None
         self._is_looked_at = not has_state(dataset)
         self._restore: finalize[..., Any] | None = None
-        """Loads the state of before the loop, if the dataset goes on where it was left."""
+        """Finalizer that loads the state of before the loop, if the dataset goes on from it."""
 
     @property
     def beginning(self) -> str:
@@ -153,7 +153,7 @@ class Iterated(Dataset[Any]):
             return record
 
     def close(self) -> None:
-        """The loop is over."""
+        """End the iteration with its loop."""
         self._records = None
         _OPEN.pop(id(self.dataset), None)
         if self._restore is not None:
@@ -181,7 +181,7 @@ class Iterated(Dataset[Any]):
             self._read_to(epoch, index // PIECE)
 
     def leave_out_rest(self, size: int) -> None:
-        """What makes no whole batch of this size does not count."""
+        """Leave out the records at the end that make no whole batch of this size."""
         whole = len(self) // size * size
         self._may_be_longer |= whole < len(self)
         self._length = whole

@@ -1,4 +1,4 @@
-"""Where the lines of a text file are, without a list of them.
+"""Index of where the lines of a text file are, without a list of them.
 
 The index holds one number for each 64 KiB block: how many newlines there are up to its end. That
 is 0.012 % of the file whatever the length of its lines, is counted at memory speed, and leads to
@@ -103,7 +103,7 @@ class LineIndex:
 
     @property
     def indexed_bytes(self) -> int:
-        """How much of the file is indexed by now."""
+        """Bytes of the file that are indexed by now."""
         return min(self._num_blocks * BLOCK_BYTES, self.size_bytes)
 
     def build(self, wait: Callable[[float], bool], advanced: Callable[[], None]) -> None:

@@ -76,7 +76,7 @@ class LineFiles:
         self._ends: IntArray | None = None
 
     def num_known(self) -> tuple[int, bool]:
-        """How many lines are known by now, and whether these are all."""
+        """Return how many lines are known by now, and whether these are all."""
         self._start()
         if self._ends is not None:
             return int(self._ends[-1]), True

@@ -116,5 +116,5 @@ def _numbers(indices: Any) -> list[Any]:
 
 
 def ends_of_batches(dataset: Any) -> tuple[int, ...]:
-    """Where the batches end that a sampler gave; empty: they have one size."""
+    """Return where the batches end that a sampler gave; empty: they have one size."""
     return dataset.ends if isinstance(dataset, Listed) else ()

@@ -1,4 +1,4 @@
-"""What a job of one process computes: every batch of a feed, in order."""
+"""Work of a job of one process: every batch of a feed, in order."""
 
 from collections import deque
 from collections.abc import Mapping
@@ -35,7 +35,7 @@ class Dealing:
         return self._to_do[feed].take()
 
     def upcoming(self, feed: int, limit: int) -> tuple[Work, ...]:
-        """What ``next_work`` will return next, as far as known; never blocks."""
+        """Return what ``next_work`` will return next, as far as known; never blocks."""
         return self._to_do[feed].look(limit)
 
     def give_back(self, work: Work) -> None:
@@ -70,7 +70,7 @@ class _Slices:
 
 @dataclass(slots=True)
 class _Partition:
-    """How far one partition is known to reach, and was dealt out; ``end``: of one epoch."""
+    """Reach of one partition as known, and as dealt out; ``end``: of one epoch."""
 
     line: int
     end: int = 0
@@ -134,7 +134,7 @@ class _Growing:
         return tuple(spans)
 
     def _readable(self) -> list[Span]:
-        """Up to one batch of what is there of the present epoch."""
+        """Return up to one batch of what is there of the present epoch."""
         spans: list[Span] = []
         room = self._feed.batch_size
         for partition in self._partitions.values():

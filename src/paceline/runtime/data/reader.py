@@ -42,7 +42,7 @@ def loader_of(
     prefetch: int = 2,
     process_seed: int = 0,
 ) -> BatchLoader:
-    """What reads a feed: loader processes, a thread, or the training thread.
+    """Make the loader that reads a feed: in processes, in a thread, or in the training thread.
 
     Raises:
         ConfigError: see `Loader`.
@@ -90,7 +90,7 @@ class Reader:
         """Batches, and errors of the user's dataset that wait for their batch's turn."""
 
     def ask(self, works: Iterable[Work]) -> None:
-        """These come next: have their batches made. Never blocks."""
+        """Have the batches of these works made, which come next. Never blocks."""
         coming = [work for work in works if work not in self._made]
         pairs = zip(self._asked, coming, strict=False)
         known = sum(1 for _ in takewhile(lambda pair: pair[0] is pair[1], pairs))
@@ -118,7 +118,7 @@ class Reader:
         return made
 
     def is_made(self, work: Work) -> bool:
-        """Whether ``get`` would return at once. False for a batch that failed: it is not."""
+        """Tell whether ``get`` would return at once. False for a batch that failed: it is not."""
         if work in self._made:
             return not isinstance(self._made[work], Exception)
         if not self._asked or self._asked[0] is not work:

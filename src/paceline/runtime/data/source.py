@@ -63,5 +63,5 @@ class OfFiles:
 
 
 def reads_in_thread(dataset: Any) -> bool:
-    """Whether the dataset's own class, and not one that it is derived from, says so of it."""
+    """Tell whether the dataset's own class says so of it, and not one that it is derived from."""
     return "reads_in_thread" in vars(type(dataset)) and bool(dataset.reads_in_thread)

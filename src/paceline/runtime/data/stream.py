@@ -24,7 +24,7 @@ class StreamSource(Protocol):
         """The partitions there are now; later calls return these and perhaps more."""
 
     def end(self, partition: str) -> int | None:
-        """How far the partition can be read now; never shrinks. None: it is not there yet."""
+        """Return how far the partition can be read; never shrinks. None: it is not there yet."""
 
     def read(self, partition: str, start: int, stop: int) -> list[Any]:
         """The records ``start <= offset < stop``; ``stop`` is at most what ``end`` said."""
@@ -43,7 +43,7 @@ def fetch_records(
     collate_fn: CollateFn | None,
     begin: Callable[[int], None] | None = None,
 ) -> Any:
-    """One batch of the records in ``ranges``; dicts with equal keys become one ``Batch``.
+    """Read one batch of the records in ``ranges``; dicts with equal keys become one ``Batch``.
 
     ``begin``: see `drawing.Begin`; called for the first record of each range.
     """

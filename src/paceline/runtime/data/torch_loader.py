@@ -41,7 +41,7 @@ from paceline.wire.spec import JobSpec
 
 
 class Selection(NamedTuple):
-    """What ``job.batches`` reads, and how: its own arguments, or those of a DataLoader."""
+    """Data that ``job.batches`` reads, and how: by its own arguments, or those of a DataLoader."""
 
     dataset: Any
     batch_size: int | None
@@ -105,7 +105,7 @@ class Loaders:
         self._passes: WeakKeyDictionary[DataLoader[Any], Pass] = WeakKeyDictionary()
 
     def read(self, given: Selection, loop: ReadingLoop) -> Selection:
-        """What is read: as given, or as the DataLoader says that was given in place of a dataset.
+        """Return what to read: as given, or as a DataLoader given in place of a dataset says.
 
         Raises:
             ConfigError: see `as_read`; or what it reads is another selection in each pass, and
@@ -169,7 +169,7 @@ class Loaders:
 
 
 def _by_position(read: Selection, loop: ReadingLoop) -> Selection:
-    """The same, but a dataset that is only iterated as one that is read by position."""
+    """Make a dataset that is only iterated one that is read by position; leave any other."""
     if not isinstance(read.dataset, IterableDataset):
         return read
     size = loop.spec.batch_size or read.batch_size or loop.size
@@ -188,7 +188,7 @@ def _by_position(read: Selection, loop: ReadingLoop) -> Selection:
 
 
 def without_rest(read: Selection, size: int, seed: int) -> Selection:
-    """The same without the records that make no whole batch, in each pass others."""
+    """Leave out the records that make no whole batch: others in each pass."""
     length = len(read.dataset)
     whole = length // size * size
     if whole == length:
@@ -201,7 +201,7 @@ def without_rest(read: Selection, size: int, seed: int) -> Selection:
 
 
 def as_read(given: Selection, caller: str, now: Pass) -> Selection:
-    """What is read: as given, or as the DataLoader says that was given in place of a dataset.
+    """Return what to read: as given, or as a DataLoader that was given in place of a dataset says.
 
     Args:
         given: the arguments of the call.
@@ -230,7 +230,7 @@ def as_read(given: Selection, caller: str, now: Pass) -> Selection:
 
 
 def reading_of(loader: DataLoader[Any], caller: str, now: Pass) -> Selection:
-    """What a DataLoader reads in one pass; see `as_read`."""
+    """Return what a DataLoader reads in one pass; see `as_read`."""
     _refuse_unknown(loader, caller)
     dataset: Any = loader.dataset
     if isinstance(dataset, IterableDataset):
@@ -304,21 +304,21 @@ def _refuse_unknown(loader: DataLoader[Any], caller: str) -> None:
 
 
 def is_plain(batches: Any) -> bool:
-    """Whether a batch sampler only groups what a sampler yields."""
+    """Tell whether a batch sampler only groups what a sampler yields."""
     return type(batches) is BatchSampler or (
         _of_torchdata(batches) and type(batches).__name__ == "BatchSampler"
     )
 
 
 def is_random(sampler: Any) -> bool:
-    """Whether a sampler yields all records in a random order, or some."""
+    """Tell whether a sampler yields all records in a random order, or some."""
     return type(sampler) is RandomSampler or (
         _of_torchdata(sampler) and type(sampler).__name__ == "RandomSampler"
     )
 
 
 def _of_torchdata(value: Any) -> bool:
-    """Whether it is of torchdata's ``StatefulDataLoader``, which has samplers of its own."""
+    """Tell whether it is of torchdata's ``StatefulDataLoader``, which has samplers of its own."""
     return type(value).__module__ == "torchdata.stateful_dataloader.sampler"
 
 
@@ -351,7 +351,7 @@ def _drawn_later(loader: DataLoader[Any], sampler: Any, caller: str, now: Pass) 
 
 
 def _drawn(loader: DataLoader[Any], sampler: Any, caller: str, now: Pass) -> list[Any]:
-    """What a sampler yields in this pass, the same in all workers and lives.
+    """Return what a sampler yields in this pass, the same in all workers and lives.
 
     A loader with a generator of its own has drawn from it for each pass before: once itself, for
     the seed of its processes, and what its sampler draws.

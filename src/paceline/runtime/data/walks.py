@@ -21,7 +21,7 @@ def mix_words(words: Words) -> Words:
 
 
 def walk(points: IntArray, shape: tuple[np.uint64, ...], keys: Words, backwards: bool) -> IntArray:
-    """Each point through the network, again and again until it is inside.
+    """Send each point through the network, again and again until it is inside.
 
     Args:
         points: one dimension.
@@ -39,7 +39,7 @@ def walk(points: IntArray, shape: tuple[np.uint64, ...], keys: Words, backwards:
 
 
 def _turned(words: Words, shape: tuple[np.uint64, ...], keys: Words, *, backwards: bool) -> Words:
-    """Each word once through the network."""
+    """Send each word once through the network."""
     _, low_bits, low_mask, high_mask = shape
     low, high = words & low_mask, words >> low_bits
     # Even turns change the low half by the high one, odd turns the high half by the low one; each

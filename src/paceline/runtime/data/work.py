@@ -1,4 +1,4 @@
-"""What a worker is given to compute, and what it took."""
+"""Work that a worker is given to compute, and the time that it took."""
 
 from dataclasses import dataclass
 
@@ -20,7 +20,7 @@ class Work:
     step: int = 0
     """Synchronous modes: the step that these samples belong to."""
     ends_contribution: bool = True
-    """Its gradients are handed over with those of the batches before it; False: they are kept for
+    """Whether its gradients are handed over with those of earlier batches; False: they are kept for
     the next. Known when ``next_work`` returns it, as is the following."""
     ends_step: bool = True
     """Whether nothing more of its step comes, as far as is known."""
@@ -28,13 +28,13 @@ class Work:
 
 @dataclass(frozen=True, slots=True)
 class StepTimes:
-    """How one contribution spent its time, in seconds (antdt, section II)."""
+    """Time that one contribution took, in seconds (antdt, section II)."""
 
     step: int
     """Contributions of this process so far, this one included."""
     samples: int
     start_s: float
-    """When the batch was ready; monotonic clock."""
+    """Time at which the batch was ready; monotonic clock."""
     bpt_s: float
     """Wall time from one yielded batch to the next."""
     compute_s: float

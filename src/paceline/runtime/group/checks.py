@@ -1,4 +1,4 @@
-"""What members of a group cannot hold, said before any work starts."""
+"""Checks for what members of a group cannot hold, made before any work starts."""
 
 from collections.abc import Sequence
 
@@ -12,7 +12,7 @@ from paceline.runtime.state.tree import why_unmovable
 
 
 def device_of(params: Sequence[nn.Parameter]) -> torch.device:
-    """Where all of them are.
+    """Return the device that all parameters are on.
 
     Raises:
         ConfigError: they are on several devices.

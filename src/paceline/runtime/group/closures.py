@@ -24,7 +24,7 @@ _REMEDY = (
 
 
 class StepLost(Exception):
-    """The step comes again."""
+    """Error of a step that comes again."""
 
 
 def calls_again(optimizer: Optimizer) -> bool:
@@ -111,7 +111,7 @@ class _Calls:
         return found
 
     def _next(self) -> Any:
-        """What torch calls. Its first call has been made, before it has changed anything."""
+        """Evaluate for torch; its first call was made already, before it changed anything."""
         if self._first:
             return self._first.pop()
         _have_threads(self._threads)

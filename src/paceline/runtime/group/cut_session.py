@@ -32,7 +32,7 @@ class Keeper:
     ) -> None:
         """``on_news``: called in some thread when `said` has something to say."""
         self._inc, self._together = process.inc, together
-        #: Whose copies make a cut.
+        #: Members whose copies make a cut.
         self._sharers: tuple[Inc, ...] = (process.inc,)
         #: The newest cut that we can copy after the step that comes next, and that all can.
         self.ready_for = self._agreed = 0
@@ -57,7 +57,7 @@ class Keeper:
             self._sharers = tuple(member.inc for member in members)
 
     def agree(self, ready_for: Sequence[int]) -> None:
-        """What each member is `ready_for`, as it entered the step that is about to be complete."""
+        """Take what each member was `ready_for` as it entered the step about to be complete."""
         if len(set(ready_for)) == 1:
             self._agreed = ready_for[0]
 
@@ -77,7 +77,7 @@ class Keeper:
         return self._asked is not None or self._writing > 0
 
     def ask(self, message: TakeCut) -> list[Copied]:
-        """The master asks for a cut; what was said of it already is said again."""
+        """Take the master's request for a cut; say again what was said of that cut already."""
         if message.cut_no > self._cut_no:
             self._asked = message
             return []
@@ -134,13 +134,13 @@ class Keeper:
         return self._room is not None and not self._room.done()
 
     def _has_room(self, cut_no: CutNo, num_bytes: int, *, wait: bool) -> bool:
-        """Whether there is memory to copy into; if not, it is made beside some steps, or now."""
+        """Tell whether there is memory to copy into; if not, make it beside some steps, or now."""
         if self._room is not None:
             self._room.result()  # raises what has failed
             self._room = None
         if num_bytes <= self.num_bytes:
             return True
-        # What of a state is no tensor may grow by some bytes.
+        # The part of a state that is no tensor may grow by some bytes.
         self.num_bytes = num_bytes + num_bytes // HEADROOM
         self._room = self._thread.submit(self._writer.make_room, cut_no, num_bytes)
         return wait and self._has_room(cut_no, num_bytes, wait=True)
@@ -159,7 +159,7 @@ class Keeper:
         self._writer.kept(message)
 
     def said(self) -> list[Copied | KeepCut | CutDelayed]:
-        """What there is to say about cuts: one is in memory, or on disk; or is to be kept.
+        """Return what to say about cuts: one is in memory, or on disk, or must be kept.
 
         Raises:
             PermanentError: the disk has refused one for long.

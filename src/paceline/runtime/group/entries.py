@@ -1,4 +1,4 @@
-"""Where a member that has had no batch can come into its job: the loop that the others are in."""
+"""Entry into a job of a member that has had no batch: the loop that the others are in."""
 
 from collections.abc import Callable
 
@@ -10,11 +10,11 @@ from paceline.wire.messages.feeds import ScriptPlace
 from paceline.wire.messages.node import PlaceIs
 
 ASK_S = 0.1
-"""How often a member asks whether others have begun their next loop."""
+"""Seconds after which a member asks again whether others have begun their next loop."""
 
 
 class EntriesOfMember:
-    """Those of one member.
+    """Entries of one member.
 
     Args:
         member: this one.

@@ -29,10 +29,10 @@ from paceline.wire.messages.checks import Link
 from paceline.wire.messages.group import Member, RunGroup
 
 GIVE_UP_S = 120.0
-"""A group that has not come together by then never will, though nobody died: its network does not
-carry it. To make a device ready may take a while."""
+"""Seconds after which a group that has not come together never will, though nobody died: its
+network does not carry it. To make a device ready may take a while."""
 LOOK_S = 0.05
-"""How often who waits for an operation looks whether its group was dropped."""
+"""Seconds between two looks of a waiting thread whether its group was dropped."""
 BREAKING = (RuntimeError, GroupOver)
 """Errors that torch raises when a group is over, and our own."""
 CPU = torch.device("cpu")
@@ -66,13 +66,13 @@ class Group:
         self.size = len(run.members)
         self._store, self._device = store, device
         self._dropped = False
-        #: It is connected, or never will be.
+        #: Set once the group is connected, or never will be.
         self._settled = threading.Event()
         self._failure: Exception | None = None
         self._gloo = Gloo(store, self.rank, self.size, CPU)
         kind = DIRECT.get(device.type)
         self._direct = kind(store, self.rank, self.size, device) if kind is not None else None
-        #: By which tensors on the device go.
+        #: Transport of tensors on the device.
         self._tensors: Transport = self._gloo
 
     def begin(self, host: str) -> None:
@@ -107,7 +107,7 @@ class Group:
         self._settled.set()
 
     def over(self, error: Exception) -> GroupOver:
-        """Why the group is over, by the names of its members; else what torch says."""
+        """Make the error that says why the group is over: by members' names, or as torch does."""
         _log.info("group_over group=%d error=%s", self.run.group, error)
         missing = [self.run.members[rank] for rank in self._ranks(self._store.missing)]
         if missing:
@@ -144,7 +144,7 @@ class Group:
         return ""
 
     def _are_apart(self, place: int) -> bool:
-        """Whether all members can use their devices, and no two of them have one."""
+        """Tell whether all members can use their devices, and no two of them have one."""
         places = {told for (told,) in self.gather([place]).wait()}
         return 0 not in places and len(places) == self.size
 
@@ -192,7 +192,7 @@ class Group:
         return self._tensors if tensor.device.type == self._device.type else self._gloo
 
     def measure_links(self) -> tuple[Link, ...]:
-        """What our links carry; all members do it at once, before anything else.
+        """Measure what our links carry; all members do it at once, before anything else.
 
         Raises:
             GroupOver: the group is over.
@@ -236,7 +236,7 @@ class Group:
 
 
 class Collective:
-    """Something that all members of a group do together, on its way."""
+    """Operation that all members of a group do together, under way."""
 
     def __init__(self, group: Group, carrier: Transport, act: Callable[[Any], Any]) -> None:
         self._group, self._carrier = group, carrier
@@ -258,7 +258,7 @@ class Collective:
         """
         while not self.is_over and not self._group.is_dropped:
             self._carrier.pause(self._work, LOOK_S)
-        # Also what is over by now: what is aborted says that it is completed, and is not.
+        # An operation that is over, too: an aborted one says that it is completed, and is not.
         if self._group.is_dropped:
             raise GroupOver("the group was dropped")
         try:

@@ -1,4 +1,4 @@
-"""Where the peers of a member reach it: a thread that answers them.
+"""Door at which the peers of a member reach it: a thread that answers them.
 
 It takes what they set in the store of a group, and hands out the state that this member holds.
 """
@@ -22,7 +22,7 @@ DoorTakes = Meet | Computed | AskState
 
 
 class Host(Protocol):
-    """Whose door it is; all is called in the door's thread."""
+    """Owner of a door; all of it is called in the door's thread."""
 
     def met(self, message: Meet, value: bytes) -> None:
         """A peer has set something in the store of a group."""
@@ -35,7 +35,7 @@ class Host(Protocol):
 
 
 class Door:
-    """Opens when it is made."""
+    """Thread that answers the peers of a member; it runs once the door is made."""
 
     def __init__(self, process: Process, host: Host) -> None:
         self._host = host

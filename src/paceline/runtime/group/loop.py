@@ -72,7 +72,7 @@ class GroupLoop(StepFrame[GroupStep]):
         self._whole_steps = whole_steps or self._sharing.blocks > 0 or reducer.takes_turns
         #: The script has a batch.
         self._is_out = False
-        #: What one thread may have of a core.
+        #: Share of a core that one thread may have.
         self._core = min(1.0, cpu_quota() or 1.0)
 
     @property
@@ -120,7 +120,7 @@ class GroupLoop(StepFrame[GroupStep]):
         return step.settled and bool(step.stepped) and not (step.holds or step.on_trial)
 
     def _counts_for_nothing(self, step: GroupStep) -> bool:
-        """Whether the batch was one that is only timed, that fills a place, or of another worker.
+        """Tell whether the batch is only timed, fills a place, or is of another worker.
 
         Not for the model: what the script counts goes on as if it had not come.
         """
@@ -130,7 +130,7 @@ class GroupLoop(StepFrame[GroupStep]):
         return step.batch_no < idle and not step.is_last_batch
 
     def _is_block_of_many(self, step: GroupStep) -> bool:
-        """Whether more blocks of the step follow in this member.
+        """Tell whether more blocks of the step follow in this member.
 
         How many it has follows from who shares the step. What the script counts may not: for its
         variables a step is one batch, the last one.
@@ -138,7 +138,7 @@ class GroupLoop(StepFrame[GroupStep]):
         return self._sharing.blocks > 0 and not step.is_last_batch
 
     def _is_lost(self, step: GroupStep) -> bool:
-        """Whether the group is over before our last batch of the step: it comes again."""
+        """Tell whether the group is over before our last batch of the step: it comes again."""
         if step.settled or not step.group.is_dropped:
             return False
         step.close()
@@ -169,7 +169,7 @@ class GroupLoop(StepFrame[GroupStep]):
             raise self._not_stepped(step)
 
     def _may_leave_out(self, step: GroupStep) -> bool:
-        """Whether the script means to leave out a batch that it has not stepped on."""
+        """Tell whether the script means to leave out a batch that it has not stepped on."""
         if step.stepped or self.accumulate > 1 or self._sharing.blocks:
             return False
         return not self._reducer.has_gradients and self._may_miss_a_step()
@@ -211,7 +211,7 @@ class GroupLoop(StepFrame[GroupStep]):
         self.stepped()
 
     def _end_trial(self, step: GroupStep) -> None:
-        """What was on trial counts from here on in all members, or is taken back."""
+        """Have what was on trial count from here on in all members, or take it back."""
         if self._await_turn(step, self._reducer.no_more):
             step.holds = self._client.begin_update(step.run)
             if not step.holds:
@@ -332,7 +332,7 @@ class GroupLoop(StepFrame[GroupStep]):
         return not joins or self._join(step)
 
     def _join(self, step: GroupStep) -> bool:
-        """Others do without us, but for the sums: hand in at once that we have nothing."""
+        """Hand in at once that we have nothing: others do without us, but for the sums."""
         try:
             self._reducer.hand_in()
         except BREAKING as error:
@@ -421,7 +421,7 @@ class GroupLoop(StepFrame[GroupStep]):
         return True
 
     def _prove(self, step: GroupStep) -> bool:
-        """All of the feed is in our model: wait until all others are as far."""
+        """Wait until all others are as far: all of the feed is in our model."""
         self._client.mark(computing=False)
         try:
             last = self._judge(step)
@@ -462,7 +462,7 @@ class GroupLoop(StepFrame[GroupStep]):
             if step.num_timed == step.batch_no < step.num_profiled:
                 step.num_timed += 1
                 self._client.profiled(step.works[step.batch_no].num_samples, took_s)
-                # With what lies between two batches, which each batch of an accumulation costs.
+                # The times include what lies between two batches, which each batch of a step costs.
                 step.start_s, self.excluded_s = monotonic(), 0.0
                 step.waited_before_s = step.data_s
             return
@@ -499,7 +499,7 @@ class GroupLoop(StepFrame[GroupStep]):
             self._take_back(step)
 
     def _take_turn(self, step: GroupStep, optimizer: int) -> None:
-        """Others have stepped on trial, and now this one is about to."""
+        """Have an optimizer step in its turn: others have stepped on trial."""
         if self._reducer.is_due(optimizer):
             self._reducer.await_device()
             waited_s = step.data_s - step.waited_before_s + step.turns_s
@@ -559,7 +559,7 @@ class GroupLoop(StepFrame[GroupStep]):
         self._reducer.hand_in()
 
     def _committed(self, step: GroupStep) -> Sequence[Span]:
-        """What of the step is in the sums: of each member's share the first samples."""
+        """Return what of the step is in the sums: of each member's share the first samples."""
         if step.present is None:
             return step.whole
         told = step.present.wait()
@@ -582,7 +582,7 @@ class GroupLoop(StepFrame[GroupStep]):
         self._watcher.heal(held, found, gave_up=gave_up)
 
     def _judge(self, step: GroupStep) -> bool:
-        """Whether somebody wants this step to be the last one in the group.
+        """Tell whether somebody wants this step to be the last one in the group.
 
         Raises:
             Diverged: members differ in what the step would change.
@@ -624,7 +624,7 @@ class GroupLoop(StepFrame[GroupStep]):
             )
 
     def _all_stepped(self, step: GroupStep) -> None:
-        """After the last batch the step is in the model."""
+        """Act once all optimizers have stepped: after the last batch the step is in the model."""
         if not step.is_last_batch:
             self._tell_variables(step)
             return
@@ -663,7 +663,7 @@ class GroupLoop(StepFrame[GroupStep]):
 
     @property
     def evaluation(self) -> tuple[float, int]:
-        """After a turn: the mean loss over all members, and the fewest threads that one has."""
+        """The mean loss over all members after a turn, and the fewest threads that one has."""
         assert self._reducer.loss is not None
         return self._reducer.loss, self._reducer.threads
 

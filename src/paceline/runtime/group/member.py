@@ -144,16 +144,16 @@ class MemberClient:
         #: Since when it waits for others, in a step or for one; None: it goes on by itself.
         self._waits_since_s: float | None = -math.inf
         self.variables = Variables()
-        """The script's own."""
+        """Variables of the script."""
         self.entered: RunGroup | None = None
         """The group in which the newest step was begun."""
         self._told_leaving_s = -math.inf
         self._is_after_break = False
-        """The script has left a loop, and no step was made since."""
+        """Whether the script has left a loop, and no step was made since."""
         self._has_left_unseen = False
-        """The script has left a loop, and what its variables were then is not known."""
+        """Whether the script has left a loop, and what its variables were then is not known."""
         self._opens = False
-        """The script is about to begin a loop, which the master has not opened so far."""
+        """Whether the script is about to begin a loop that the master has not opened so far."""
         process.at_end = self._end
 
     def _end(self) -> None:
@@ -165,7 +165,7 @@ class MemberClient:
     # ------------------------------------------------------------------ what is held
 
     def _rest(self, *, stays: bool = False) -> None:
-        """Between steps, where the state is whole: copy it if asked to, or become another's.
+        """Copy the state if asked to, or become another's: between steps, where it is whole.
 
         ``stays``: until that is done; so it may be written into what the script holds.
         """
@@ -392,7 +392,7 @@ class MemberClient:
             return self.state.is_proven
 
     def divisions(self, run: RunGroup) -> tuple[Division, Division]:
-        """How the step that begins is divided, and the newest division that we have heard of.
+        """Return the division of the step that begins, and the newest one that we have heard of.
 
         Raises:
             GroupOver: the group is.
@@ -473,7 +473,7 @@ class MemberClient:
             self._wait_for_others()
 
     def unmark(self) -> None:
-        """Nobody waits for us as long as we do something else."""
+        """Note that nobody waits for us as long as we do something else."""
         self.process.ledger.mark(0.0)
 
     def _wait_for_others(self) -> None:
@@ -551,7 +551,7 @@ class MemberClient:
 
     @property
     def _hand_over_s(self) -> float:
-        """How long a cut of what we hold is waited for when our script has returned."""
+        """Seconds for which a cut of what we hold is waited for when our script has returned."""
         return patience_s(self._keeper.num_bytes)
 
     # ------------------------------------------------------------------ feeds
@@ -596,7 +596,7 @@ class MemberClient:
         self._until(lambda: feed.feed in self._complete, ask=lambda: [message])
 
     def is_complete(self, feed: int) -> bool:
-        """Whether all of it was done before we came to it."""
+        """Tell whether all of a feed was done before we came to it."""
         return feed in self._complete
 
     def load_end(self, feed: Feed) -> None:

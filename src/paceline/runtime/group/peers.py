@@ -13,7 +13,7 @@ from paceline.wire.messages.data import Data
 from paceline.wire.messages.group import Meet, RunGroup
 
 MEET_S = 10.0
-"""How long a member waits for its peers to come into a new group."""
+"""Seconds for which a member waits for its peers to come into a new group."""
 
 
 class GroupPeers:

@@ -13,8 +13,8 @@ from paceline.base.samples import Span, between, num_samples
 from paceline.wire.messages.group import ProfileBatches, Profiled
 
 LEAST_S = 0.5
-"""So long a size is measured, in more batches than were asked for if need be. A cpu quota is for 10
-to 100 ms at a time: a few batches that take less are throttled, or not, by chance."""
+"""Seconds for which a size is measured, in more batches than were asked for if need be. A cpu quota
+is for 10 to 100 ms at a time: a few batches that take less are throttled, or not, by chance."""
 
 
 class MemberProfiling:
@@ -27,7 +27,7 @@ class MemberProfiling:
         self._known: dict[int, Profiled] = {}
 
     def asked(self, order: ProfileBatches) -> Profiled | None:
-        """The newest order replaces one that is not done; the answer, if it is known already."""
+        """Take the newest order, in place of one not done; return the answer, if it is known."""
         known = self._known.get(order.size)
         if known is not None and known.batches >= order.batches:
             return known
@@ -49,7 +49,7 @@ class MemberProfiling:
         return order.size, missing
 
     def took(self, size: int, batch_s: float, peak_bytes: int) -> Profiled | None:
-        """A batch was computed; the answer, if it was the last of its order.
+        """Note that a batch was computed; return the answer, if it was the last of its order.
 
         Args:
             size: of the batch.
@@ -75,11 +75,11 @@ class MemberProfiling:
 
 
 def _warm(times_s: Sequence[float]) -> Sequence[float]:
-    """Without the first batch of a size, which finds neither memory nor kernels made for it."""
+    """Leave out the first batch of a size, which finds neither memory nor kernels made for it."""
     return times_s[1:] or times_s
 
 
 def samples_of(size: int, mine: Sequence[Span], whole: Sequence[Span]) -> tuple[Span, ...]:
-    """So many samples of a step: our own first, then any, again and again if there are too few."""
+    """Return so many samples of a step: our own first, then any, repeated if there are too few."""
     times = -(-size // num_samples(whole))
     return tuple(between([*mine, *(times * [*whole])], 0, size))

@@ -80,7 +80,7 @@ class Bucket:
         return not self._missing
 
     def is_late(self, k: int) -> bool:
-        """Whether another gradient of parameter ``k`` comes too late for this batch."""
+        """Tell whether another gradient of parameter ``k`` comes too late for this batch."""
         return k not in self._missing or self.sum is not None
 
     def put(self, k: int, part: float) -> None:
@@ -134,7 +134,7 @@ class Bucket:
         self.sum = group.sum(numbers)
 
     def combine(self, group: Group) -> None:
-        """Do what is left to do once every member has launched it."""
+        """Do what is left to do once every member has launched its part."""
 
     def keep(self) -> None:
         """Let nobody but us write into our tensor, though gradients are views of it."""
@@ -194,11 +194,11 @@ class Reducer:
         self._on_end: Callable[[], None] = lambda: None
         self._ends = self._has_run = False
         self.called_twice = False
-        """A parameter got a second gradient for one batch."""
+        """Whether a parameter got a second gradient for one batch."""
         self._may_be_early = self._early = early
         self._handed_in = False
         self.left_out = False
-        """A member has left the step out that was finished last."""
+        """Whether a member has left out the step that was finished last."""
         self._hooks: list[RemovableHandle] = []
         for param in params:
             trained = param.requires_grad
@@ -210,7 +210,7 @@ class Reducer:
         return [param.register_post_accumulate_grad_hook(self._on_gradient)]
 
     def close(self) -> None:
-        """Another one averages from now on."""
+        """Remove the hooks: another reducer averages from now on."""
         for hook in self._hooks:
             hook.remove()
 
@@ -280,7 +280,7 @@ class Reducer:
     def await_device(self) -> None:
         """Return when backward is done, and not only given to a device to do."""
         if self._device is not None and self._device.type == "cuda":
-            # Of this stream only: sums, which wait for others, are in one of their own.
+            # Wait for this stream only: sums, which wait for others, are in one of their own.
             torch.cuda.current_stream(self._device).synchronize()
 
     def take(self) -> None:
@@ -351,13 +351,13 @@ class Reducer:
     """Loss that a closure has returned; after `finish` the mean over all members. None: no
     closure."""
     threads = 1
-    """After `finish`: of torch in the member that has the fewest."""
+    """Threads of torch; after `finish` those of the member that has the fewest."""
 
     def calling(self, optimizer: int) -> None:
         """The closure of an optimizer is called next."""
 
     def has_run(self, optimizer: int) -> bool:
-        """Whether its closure, which was called, may have left gradients by a backward."""
+        """Tell whether an optimizer's closure, once called, may have left gradients."""
         return self._has_run or not self._buckets
 
     @property
@@ -369,17 +369,17 @@ class Reducer:
         """Agree that no other optimizer steps on this batch; raises as `finish`."""
 
     def skip(self, optimizers: set[int]) -> None:
-        """These do not step on this batch."""
+        """Note that these optimizers do not step on this batch."""
 
     def is_due(self, optimizer: int) -> bool:
-        """Whether gradients of an optimizer are still to be averaged before it steps."""
+        """Tell whether gradients of an optimizer are still to be averaged before it steps."""
         return False
 
     def wants(self, optimizer: int) -> None:
         """`finish` is called for the step of this optimizer next; `ALL`: for all of them."""
 
     def is_last_turn(self, stepped: set[int], optimizer: int) -> bool:
-        """Whether nothing is to be averaged any more once this optimizer steps, after others."""
+        """Tell whether nothing is averaged any more once this optimizer steps, after others."""
         return True
 
     def check_over(self, optimizer: int) -> None:

@@ -1,4 +1,4 @@
-"""What this member computes of each step of a feed, and in which batches. Does no I/O."""
+"""Shares of a member: what it computes of each step of a feed, in which batches. Does no I/O."""
 
 import math
 from collections.abc import Sequence
@@ -54,18 +54,18 @@ class StepShares:
         return self.feed.next_slice(done, num_sharing(run, number))
 
     def is_at_end(self, done: SampleSet) -> bool:
-        """Whether all of the feed is in a model that holds these samples."""
+        """Tell whether all of the feed is in a model that holds these samples."""
         return not self.feed.next_slice(done.line(self.feed.line()))
 
     def _line(self) -> Intervals:
         return self._state.done.line(self.feed.line())
 
     def runs(self, run: RunGroup, number: int, whole: Slice, division: Division) -> list[range]:
-        """What of a step each member computes; see `Sharing`."""
+        """Return the parts of a step that each member computes; see `Sharing`."""
         return self.sharing.runs(whole, len(run.members), division, joiners_of(run, number))
 
     def steps_with(self, committed: Sequence[Span], global_batch: int) -> int:
-        """How many global batches are complete once these samples are in the model, too."""
+        """Count the global batches that are complete once these samples are in the model, too."""
         before = len(self._line())
         return self.feed.steps_between(before, before + num_samples(committed), global_batch)
 
@@ -112,7 +112,7 @@ class StepShares:
         return [tuple(self.sharing.samples(whole, run)) for run in runs]
 
     def num_idle(self, size: int) -> int:
-        """How many batches of a share of so many samples come first, and count for nothing."""
+        """Count the batches of a share of this size that come first, and count for nothing."""
         return max(0, self.accumulate - max(size, 1))
 
     def _work(self, number: int, spans: Slice) -> Work:
@@ -121,7 +121,7 @@ class StepShares:
 
     def few(self, whole: Slice) -> list[Work]:
         """Return works of as few samples of the next step as can be computed."""
-        # Of one sample BatchNorm could not make a mean.
+        # BatchNorm could not make a mean of one sample.
         size = min(2, self._largest or 2, num_samples(whole))
         shares = self.sharing.batches(whole, range(size), 1)
         number = self._state.step + 1

@@ -19,7 +19,7 @@ from paceline.wire.messages.order import Lacking
 
 
 class Missing:
-    """What a step still misses, as one member knows it.
+    """Samples that a step still misses, as one member knows it.
 
     Args:
         lacking: what the step may lack.
@@ -54,7 +54,7 @@ class Missing:
         return sum(self._shares.values())
 
     def due_s(self, now_s: float) -> float | None:
-        """When the step goes on without what we lack; None: it waits for more than that."""
+        """Return when the step goes on without what we lack; None: it waits for more than that."""
         if self.samples <= self._lacking.left_out:
             return now_s
         return None if self._since_s is None else self._since_s + self._lacking.grace_s
@@ -117,7 +117,7 @@ class ShortStep:
                 self._changed.notify_all()
 
     def close(self) -> bool:
-        """We have computed all of ours, or give it up; whether nothing was handed in for us.
+        """End our part: all is computed, or given up; tell whether nothing was handed in for us.
 
         Raises:
             RuntimeError, GroupOver: it could not be, since the group is over.

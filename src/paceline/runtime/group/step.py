@@ -19,33 +19,33 @@ from paceline.wire.messages.order import Lacking
 
 
 class Told(NamedTuple):
-    """What each member tells the others as it enters a step."""
+    """Words of each member to the others as it enters a step."""
 
     number: int
     feed: int
     """Number of the loop's feed."""
     slice: int
-    """A digest of it."""
+    """Digest of the step's slice."""
     division: int
-    """Number of that by which its share is."""
+    """Number of the division of its shares."""
     heard: int
-    """Number of the newest that it has heard of."""
+    """Number of the newest division that it has heard of."""
     cut: int
     """See `Keeper.ready_for`."""
     wants_out: int
     settings: int
-    """This and what follows: see `Word`."""
+    """This field and the next three: see `Word`."""
     checksum: int
     check_at: int
     every: int
     training: int
-    """This and what follows: see `Watcher.trained`."""
+    """This field and the next two: see `Watcher.trained`."""
     trained: int
     of_trained: int
 
     @property
     def word(self) -> Word:
-        """What members tell each other of the state."""
+        """Word about the state, as members tell it each other."""
         return Word(self.settings, self.checksum, self.check_at, self.every)
 
 
@@ -58,12 +58,12 @@ class GroupStep(StepInHand):
     gathering: Gathering
     division: Division
     heard: Division
-    """The newest that we had heard of when we entered."""
+    """The newest division that we had heard of when we entered."""
     whole: Slice
     global_batch: int
     """Samples of it, but that an epoch may end in it."""
     runs: list[range]
-    """Part of it that each member computes; see `Sharing`."""
+    """Part of the step that each member computes; see `Sharing`."""
     weight: int
     """Samples of ours; 0: what we compute on is another member's, and does not count."""
     begins_at: int = 0
@@ -108,7 +108,7 @@ class GroupStep(StepInHand):
 
     @property
     def lacking(self) -> Lacking:
-        """What the step may do without."""
+        """Limits of what the step may do without."""
         return self.division.lacking.of_slice(num_samples(self.whole), self.global_batch)
 
     @property
@@ -127,7 +127,7 @@ class GroupStep(StepInHand):
         return self.batch_no == len(self.works) - 1
 
     def may_skip(self, batch_no: int) -> bool:
-        """Whether nobody waits for this batch any more, and another one follows."""
+        """Tell whether nobody waits for this batch any more, and another one follows."""
         left_behind = self.short is not None and self.short.left_behind
         return left_behind and not self.num_profiled and batch_no < len(self.works) - 1
 
@@ -155,7 +155,7 @@ class GroupStep(StepInHand):
             raise InternalError(f"members are in different steps: {told}")
 
     def close(self) -> None:
-        """Nobody is to hand in anything for us any more."""
+        """Have nobody hand in anything for us any more."""
         if self.short is not None:
             with suppress(*BREAKING):
                 self.short.close()
@@ -169,7 +169,7 @@ def joiners_of(run: RunGroup, number: int) -> list[int]:
 
 
 def num_sharing(run: RunGroup, number: int) -> int:
-    """How many members compute a step."""
+    """Count the members that compute a step."""
     return len(run.members) - len(joiners_of(run, number))
 
 

@@ -1,4 +1,4 @@
-"""What the members of one group tell each other before they can talk through it.
+"""Store of what the members of one group tell each other before they can talk through it.
 
 Torch's process groups find their peers through a store. This one is a dict: what a member sets is
 sent to all its peers over the job's own authenticated channel, so that no TCPStore listens.
@@ -34,13 +34,13 @@ class PeerStore(Store):
         """Keys that did not come in time."""
 
     def put(self, key: str, value: bytes) -> None:
-        """What a peer has set."""
+        """Take what a peer has set."""
         with self._changed:
             self._values[key] = value
             self._changed.notify_all()
 
     def end(self) -> None:
-        """Wake who waits: nothing will come any more."""
+        """Wake all that wait: nothing will come any more."""
         with self._changed:
             self._over = True
             self._changed.notify_all()
@@ -64,7 +64,7 @@ class PeerStore(Store):
         return self._values[key]
 
     def wait(self, keys: Sequence[str], timeout: timedelta | None = None) -> None:
-        """Until all of these are there.
+        """Wait until all of these keys are there.
 
         Raises:
             GroupOver: they will not come.
@@ -81,6 +81,6 @@ class PeerStore(Store):
                 raise GroupOver("the group was dropped")
 
     def check(self, keys: Sequence[str]) -> bool:
-        """Whether all of these are there."""
+        """Tell whether all of these keys are there."""
         with self._changed:
             return all(key in self._values for key in keys)

@@ -1,4 +1,4 @@
-"""What is alike in strategies whose workers are members of a group."""
+"""Common part of strategies whose workers are members of a group."""
 
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -56,8 +56,8 @@ class Together(Stepping):
         self.bodies = 0
         """See `StepShares`."""
         self.whole_steps = False
-        """No step goes on without who is late, whatever a solution asks for."""
-        #: Of the script, that were put into `job.state` for it.
+        """Whether every step waits for a late member, whatever a solution asks for."""
+        #: Number of the script's averages that were put into `job.state` for it.
         self._num_averages = 0
         self.script_state.on_set = self._keep
         found = self.spec.script_state == "found"
@@ -254,7 +254,7 @@ class Together(Stepping):
     def log_place(self) -> LogPlace:
         step = self._loop.step if self._loop is not None else None
         if step is not None:
-            # Not where the state is now: the group may be over, and the next one known.
+            # The step's attempt: its group may be over, and the next one known.
             attempt = Attempt(step.run.epoch_no, step.run.group)
             return LogPlace(attempt, step.begins_at + 1, self._member.samples_with(step.whole))
         at = self._held
@@ -281,7 +281,7 @@ class Together(Stepping):
             return None
         if found.cut is None:
             return begun_at(feeds[-1].place[:2], feeds[-1].calls, feeds)
-        # It may be of after the end of an epoch, and before a step of the next.
+        # The cut may be from after the end of an epoch, and before a step of the next.
         places = self._member.process.cuts.places(found.cut)
         held = place_in_cut(self._training, *places)
         return None if held is None else begun_at(*held, feeds)

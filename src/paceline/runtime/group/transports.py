@@ -33,16 +33,16 @@ from paceline.wire.spec import JobSpec
 SOCKETS = "sockets"
 """Key, before a rank, of the addresses from which that member is connected."""
 CONNECT_S = 10.0
-"""A member that does not connect within this has a reason of which its agent will tell."""
+"""Seconds within which a member connects, unless for a reason of which its agent will tell."""
 LONGEST_S = 24 * 3600.0
 """The timeout of one operation. The master finds a hung member long before and drops the group; a
 member whose script takes long between two steps does not hang."""
 BURIED_S = 1.0
-"""After so long nobody is about to call a dropped group any more."""
+"""Seconds after which nobody is about to call a dropped group any more."""
 POLL_S = 0.0002
-"""How often NCCL is asked whether an operation is over."""
+"""Seconds between two questions to NCCL whether an operation is over."""
 LEAVE_ALIVE = {
-    # By its default a thread of torch's watches each operation, and ends the process when one
+    # By default a thread of torch watches each operation, and ends the process when one
     # fails: a survivor would end because a peer has died. This one leaves that thread out, and with
     # it the monitor that ends the process when the thread does not get on.
     "TORCH_NCCL_BLOCKING_WAIT": "1",
@@ -83,7 +83,7 @@ class Transport(ABC):
         self._end(built)
 
     def begin(self, act: Callable[[Any], Any]) -> Any:
-        """What comes of doing something with torch's group, as one of its works.
+        """Do something with torch's group; return what comes of it, as one of its works.
 
         Raises:
             GroupOver: it has ended, or never was connected.

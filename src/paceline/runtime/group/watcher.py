@@ -101,7 +101,7 @@ class Watcher:
     # ------------------------------------------------------------------ as training goes on
 
     def trains(self, params: Sequence[nn.Parameter], what: str = "") -> None:
-        """From here on these are trained; all members must say the same, also of ``what``."""
+        """Train these from here on; all members must say the same, also of ``what``."""
         groups = [[len(one["params"]) for one in each.param_groups] for each in self._optimizers]
         rows = [[self._names.get(id(one), ""), str(one.dtype), *one.shape] for one in params]
         self.trained = self.trained[0], len(params), _digest([groups, rows, what])
@@ -140,7 +140,7 @@ class Watcher:
             self.watch.updating(step, whole[0] if len(whole) == 1 else _digest(whole))
 
     def word(self, step: StepNo, *, joins: bool) -> Word:
-        """What to tell as a step begins.
+        """Return the word to tell as a step begins.
 
         Args:
             step: complete ones.
@@ -313,7 +313,7 @@ class OptimizerSettings:
 
 
 def _is_fixed(value: Any) -> bool:
-    """Whether nobody can change it in place."""
+    """Tell whether nobody can change a value in place."""
     if isinstance(value, tuple):
         return all(map(_is_fixed, value))
     return value is None or isinstance(value, bool | int | float | str)
@@ -339,7 +339,7 @@ def _plain(value: Any) -> Any:
 
 
 def _digest(value: Any) -> int:
-    """The same in all processes, above 0."""
+    """Return a digest above 0 that is the same in all processes."""
     data = msgspec.msgpack.encode(value)
     return int.from_bytes(hashlib.blake2b(data, digest_size=8).digest()) & _MASK or 1
 

@@ -1,1 +1,1 @@
-"""One folder per answer to the question who holds the state of training."""
+"""Strategies: one folder per answer to the question who holds the state of training."""

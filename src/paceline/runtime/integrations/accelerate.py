@@ -61,7 +61,7 @@ class Accelerator(accelerate.Accelerator):
         self._held: list[Any] = []
         """Models, optimizers and schedulers that are to train together."""
         self._waits = False
-        """The job does not have all of them: it gets them when a loader is read."""
+        """Whether the job does not have all of them yet: it gets them when a loader is read."""
         plugin = gradient_accumulation_plugin
         if self._member is not None:
             take_rank(self._member)

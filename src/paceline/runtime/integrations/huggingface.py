@@ -70,7 +70,7 @@ class Trainer(transformers.Trainer):
         return super().train(resume_from_checkpoint, *others, **named)
 
     def get_train_dataloader(self) -> Any:
-        """One batch per step."""
+        """Deal one batch per step."""
         if self._member is None:
             return super().get_train_dataloader()
         loader: DataLoader[Any] = super().get_train_dataloader()
@@ -105,7 +105,7 @@ class Trainer(transformers.Trainer):
         return torch.stack(losses).mean()
 
     def _save_rng_state(self, output_dir: str) -> None:
-        """The first worker's, as all that it saves."""
+        """Save the state of the first worker alone, as all that it saves."""
         if self._member is None or self.args.should_save:
             super()._save_rng_state(output_dir)
 
@@ -130,7 +130,7 @@ class _Following(transformers.TrainerCallback):
         return steps
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Everything is made."""
+        """Prepare the job: everything is made."""
         # Accelerate may have wrapped both.
         optimizer = getattr(kwargs["optimizer"], "optimizer", kwargs["optimizer"])
         scheduler = getattr(kwargs["lr_scheduler"], "scheduler", kwargs["lr_scheduler"])
@@ -187,12 +187,12 @@ class _Following(transformers.TrainerCallback):
         self._seen = 0
 
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Not earlier: what evaluation does to a scheduler belongs to the epoch."""
+        """Finish no earlier than here: what evaluation does to a scheduler belongs to the epoch."""
         self._steps.finish()
 
 
 def _has_state(kind: type) -> bool:
-    """Whether a class of callbacks has a state that goes into checkpoints."""
+    """Tell whether a class of callbacks has a state that goes into checkpoints."""
     return "state" in vars(kind) and kind is not ExportableState
 
 

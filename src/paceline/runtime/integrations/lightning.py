@@ -48,7 +48,7 @@ class PacelineStrategy(SingleDeviceStrategy):
         self._member = join("Lightning's Trainer")
         give_back()
         self._steps: Steps | None = None
-        #: Of the step in hand, where the first one was not all.
+        #: Another batch of the step in hand, where the first one was not all.
         self._batch: Any = None
         #: Checkpoint from which the script wanted to resume.
         self._former: Any = None
@@ -91,7 +91,7 @@ class PacelineStrategy(SingleDeviceStrategy):
             trainer.loggers = [*trainer.loggers, _Curves(self._member)]
 
     def process_dataloader(self, dataloader: Any) -> Any:
-        """One batch per step, of those that are trained on."""
+        """Deal one batch per step, of those that are trained on."""
         trainer = self._trainer
         if self._member is None or trainer.state.stage != RunningStage.TRAINING:
             return dataloader
@@ -109,11 +109,11 @@ class PacelineStrategy(SingleDeviceStrategy):
         epochs = loop.epoch_progress
         epochs.current.processed = epochs.current.completed = self._steps.skip(loop.max_epochs)
         done = loop.epoch_loop.automatic_optimization.optim_progress.optimizer.step.total
-        # Of a cut, if we had no batch.
+        # The step of a cut, if we had no batch.
         done.ready = done.completed = self._member.strategy.step or 0
 
     def training_step(self, *args: Any, **kwargs: Any) -> Any:
-        """On the batch that is in hand."""
+        """Train on the batch that is in hand."""
         if self._batch is not None:
             args = (self._batch, *args[1:])
         return super().training_step(*args, **kwargs)
@@ -145,7 +145,7 @@ class PacelineStrategy(SingleDeviceStrategy):
         return loss
 
     def on_train_end(self) -> None:
-        """Not earlier: what validation does to a scheduler belongs to the epoch."""
+        """Finish no earlier than here: what validation does to a scheduler belongs to the epoch."""
         if self._steps is not None:
             self._steps.finish()
 
@@ -163,7 +163,7 @@ class PacelineStrategy(SingleDeviceStrategy):
         return self.lightning_module.trainer
 
     def _moved(self, batch: Any) -> Any:
-        """What Lightning does to a batch before it is trained on."""
+        """Do to a batch what Lightning does before it is trained on."""
         batch = self.precision_plugin.convert_input(batch)
         batch = self.lightning_module._on_before_batch_transfer(batch, dataloader_idx=0)
         return self.batch_to_device(batch)
@@ -201,7 +201,7 @@ class PacelineStrategy(SingleDeviceStrategy):
 
 
 def _has_state(kind: type) -> bool:
-    """Whether a class of callbacks has a state that goes into checkpoints."""
+    """Tell whether a class of callbacks has a state that goes into checkpoints."""
     return "state_dict" in vars(kind) and kind is not Callback
 
 
@@ -226,7 +226,7 @@ def _seeded() -> Callable[[], None]:
 
 
 class _Curves(Logger):
-    """Has what the module logs in the job's curves, too: of all workers, so the mean of theirs."""
+    """Logger that has what the module logs in the job's curves, too: the mean of all workers."""
 
     def __init__(self, member: ThisMember) -> None:
         super().__init__()
@@ -234,12 +234,12 @@ class _Curves(Logger):
 
     @property
     def name(self) -> str:
-        """What callbacks call it."""
+        """Name by which callbacks know the logger."""
         return "paceline"
 
     @property
     def version(self) -> int:
-        """There is one only."""
+        """The only version."""
         return 0
 
     def log_hyperparams(self, *args: Any, **kwargs: Any) -> None:

@@ -1,4 +1,4 @@
-"""Where Lightning writes in a job: one folder for all workers, their next lives, and resumes.
+"""Folder in which Lightning writes in a job: one for all workers, their next lives, and resumes.
 
 Lightning numbers the folder of a run by those that are there, and gives a checkpoint another name
 if there is a file of its name. Each worker, and each life, would find other ones.
@@ -40,7 +40,7 @@ class Folders:
                 one.file_exists = partial(self._exists, one)
 
     def _exists(self, saver: Any, path: Any, trainer: Any) -> bool:
-        """Whether there is a checkpoint of this name: decided once, before one is written.
+        """Tell whether there is a checkpoint of this name: decided once, before one is written.
 
         One that an earlier life wrote after the cut from which the job goes on is none: it is
         written again.
@@ -52,7 +52,7 @@ class Folders:
         return found
 
     def _is_undone(self, saver: Any, path: str) -> bool:
-        """Whether the job was set back to before a checkpoint in its own folder.
+        """Tell whether the job was set back to before a checkpoint in its own folder.
 
         No saver knows it, though its name says when it was made, or is that of the newest one.
         """

@@ -58,7 +58,7 @@ class ThisMember(NamedTuple):
     job: Job
     strategy: Replicated
     entries: Entries | None
-    """Where a life that has had no batch can come in; None: the script says what is kept."""
+    """Loops where a life that has had no batch can come in; None: the script says what is kept."""
 
     def follow(self, **objects: Any) -> None:
         """Have what these of a library keep follow to workers that join, like the script's own.
@@ -194,13 +194,13 @@ def _handles_of(kind: type, has_state: Callable[[type], bool]) -> frozenset[str]
 
 
 def _is_by_itself() -> bool:
-    """Whether the job of this process, or of the one that started it, is of strategy script."""
+    """Tell whether the job of this process, or of its parent, is of strategy script."""
     return not load(JobDir(Path(os.environ["PACELINE_JOB_DIR"])).spec).traits.trains
 
 
 @cache
 def _member_of(process: Process) -> ThisMember:
-    """One for all loops of a script: some only evaluate."""
+    """Make the one member for all loops of a script: some only evaluate."""
     if process.joined:
         raise ConfigError(
             "pl.init() was called before in this script; leave it out (the adapter has the job as "

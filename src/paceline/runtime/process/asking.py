@@ -1,4 +1,4 @@
-"""What a worker asks of the master, until it has the answer.
+"""Questions of a worker to the master, asked until it has the answer.
 
 A wish for a cut; and, at a place of its script, where the model is, and what others say.
 """
@@ -23,7 +23,7 @@ NOTICE_S = 20.0
 
 
 def underway_at(place: ScriptPlace, found: PlaceIs) -> Underway | None:
-    """How far the job is in the feed at a place; None: nobody has begun it."""
+    """Return how far the job is in the feed at a place; None: nobody has begun it."""
     for feed, at in zip(found.begun, found.at, strict=False):
         if feed.place == place and feed.num_samples is not None:
             return Underway(feed.num_samples, feed.epochs, at)
@@ -49,7 +49,7 @@ class Asking:
                 assert_never(message)
 
     def begun(self, until: Until, *, stands_by: bool = False) -> PlaceIs:
-        """How far the model is in the script, as the master knows; ``until`` waits."""
+        """Ask how far the model is in the script, as the master knows; ``until`` waits."""
         ask = AskPlace(inc=self._process.inc, stands_by=stands_by)
         self._begun = None
         until(lambda: self._begun is not None, ask=lambda: [ask])
@@ -115,18 +115,18 @@ class CutAsker:
         return self.resend()
 
     def ask_last(self, epoch_no: EpochNo, step: int, feed: int) -> list[AskCut]:
-        """The same of a script that has returned; its last loop was over this feed."""
+        """Ask the same for a script that has returned; its last loop was over this feed."""
         (asked,) = self.ask(epoch_no, step)
         self._asked = replace(asked, leaves=True, feed=feed)
         return self.resend()
 
     def went_back(self, epoch_no: EpochNo) -> None:
-        """What was to be kept is gone: then what there is instead."""
+        """Take in that what was to be kept is gone: then ask for what there is instead."""
         if self._asked is not None and self._asked.epoch_no != epoch_no:
             self._asked = replace(self._asked, epoch_no=epoch_no, step=0)
 
     def resend(self) -> list[AskCut]:
-        """What is to be said (again) to the master."""
+        """Return what must be said (again) to the master."""
         return [] if self._asked is None else [self._asked]
 
     @property
@@ -135,7 +135,7 @@ class CutAsker:
         return self._asked is not None
 
     def is_met(self, waited_s: float) -> bool:
-        """Whether no wish is unfulfilled.
+        """Tell whether no wish is unfulfilled.
 
         Raises:
             ConfigError: it was waited for too long: others have not done its step.

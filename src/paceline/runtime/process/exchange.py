@@ -116,7 +116,7 @@ class Exchange:
             self._thread.join(HALT_S)
 
     def _leave_to_fork(self) -> None:
-        """This is a copy without the thread: `check` raises for all who would wait for it."""
+        """Fail in a copy without the thread: `check` raises for all who would wait for it."""
         # The thread may have held it while the script forked.
         self.changed._at_fork_reinit()  # type: ignore[attr-defined]
         self._failure = ConfigError(

@@ -55,6 +55,6 @@ class LinkChunks:
         return self._ends_s[-1] - self._start_s >= LONGEST_S
 
     def are_enough(self, *, coming: int = 0) -> bool:
-        """Whether there are enough of this size, with those that are still ``coming``."""
+        """Tell whether there are enough of this size, with those that are still ``coming``."""
         lasted_s = self._ends_s[-1] - self._ends_s[0]
         return len(self.took_s) + coming >= MIN_CHUNKS and lasted_s >= self._stream_s

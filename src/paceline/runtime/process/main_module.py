@@ -32,7 +32,7 @@ from paceline.runtime.process.unreadable import unreadable_path
 from paceline.wire.messages.node import ScriptError
 
 PATIENCE_S = 3.0
-"""A script whose threads or exit handlers take longer is said to wait for them."""
+"""Seconds after which a script is said to wait for its threads or exit handlers."""
 _PACKAGE = str(Path(paceline.__path__[0]))
 _SCHEDULERS = os.path.join("torch", "optim", "lr_scheduler.py")
 _LIBRARIES = tuple({f"{prefix}/lib" for prefix in (sys.prefix, sys.base_prefix)})
@@ -155,7 +155,7 @@ def _flush_files() -> None:
     """Flush files that are still open, from the outermost layer of each to its innermost."""
     # A script may have frozen its own objects, too.
     gc.unfreeze()
-    # By its type alone: `isinstance` asks objects that stand for others what they are.
+    # The type alone decides: `isinstance` asks objects that stand for others what they are.
     found = [one for one in gc.get_objects() if issubclass(type(one), _io._IOBase)]
     for file in sorted(found, key=_depth):
         try:
@@ -174,7 +174,7 @@ def _depth(file: io.IOBase) -> int:
 
 
 def _is_output(file: io.IOBase) -> bool:
-    """Whether it is what stdout or stderr write to: libraries in C write there after us."""
+    """Tell whether stdout or stderr write to a file: libraries in C write there after us."""
     return isinstance(file, io.FileIO) and file.fileno() in (1, 2)
 
 
@@ -223,7 +223,7 @@ def _is_launcher(frame: FrameType) -> bool:
 
 
 def raised_in_user_code(trace: TracebackType | None) -> bool:
-    """Whether the innermost frame outside of the libraries is the user's, not paceline's.
+    """Tell whether the innermost frame outside of the libraries is the user's, not paceline's.
 
     True without frames: a script that does not even compile. A scheduler of torch knows nothing but
     what the script gave it, though paceline stands between the two.
@@ -240,7 +240,7 @@ def raised_in_user_code(trace: TracebackType | None) -> bool:
 
 
 def user_line(trace: TracebackType | None) -> str:
-    """Where the script was: the file and line of its innermost frame; empty: there is none."""
+    """Say where the script was: file and line of its innermost frame; empty: there is none."""
     found = ""
     while trace:
         name = trace.tb_frame.f_code.co_filename

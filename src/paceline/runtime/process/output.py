@@ -1,4 +1,4 @@
-"""What a training process prints, into a log whose disk may be full."""
+"""Output of a training process into a log whose disk may be full."""
 
 import io
 import os

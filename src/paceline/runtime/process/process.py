@@ -39,7 +39,7 @@ EXIT_TERMINATED = 128 + signal.SIGTERM
 
 
 class AgentLost(SystemExit):
-    """No agent came back; passes through the user's ``except Exception``."""
+    """Exit because no agent came back; passes through the user's ``except Exception``."""
 
     exit_code = EXIT_NO_AGENT
 
@@ -64,7 +64,7 @@ class Fenced(SystemExit):
 
 
 class LeftBehind(Fenced):
-    """Those who hold the model have left the loop that our script waits in.
+    """Error where those who hold the model have left the loop that our script waits in.
 
     A life that has had no batch yet can wait for their next loop; else another begins there.
     """
@@ -111,7 +111,7 @@ class Process:
 
     _is_broken_off = False
     _script_cannot_hear = False
-    """SIGTERM came when the script had no handler of its own."""
+    """Whether SIGTERM came when the script had no handler of its own."""
 
     def __init__(
         self, job: JobDir, up: ProcessUp, rank: int, num_workers: int, *, check: bool = False
@@ -122,9 +122,9 @@ class Process:
         self.role = up.role
         self.rank = rank
         self.num_workers = num_workers
-        """When it started; on servers those that train, as the master says."""
+        """Number of workers at the start; on servers those that train, as the master says."""
         self.check = check
-        """Its node is to be measured before the first step."""
+        """Whether the node must be measured before the first step."""
         self.spec: JobSpec = load(job.spec)
         self.cuts = cuts_of(job, self.spec)
         self._step = 0
@@ -141,7 +141,7 @@ class Process:
         self.check_returned: Callable[[], None] = _nothing
         """Raises ConfigError if the script has returned before others."""
         self.stands_by: Callable[[], Bystander] | None = None
-        """This life has had no batch of the loops that it came to: says what its errors mean."""
+        """Says what errors mean in a life that has had no batch of the loops that it came to."""
         self.remark = ""
         """Words to add to an error of the script; empty: none."""
         self.at_end: Callable[[], None] = _nothing
@@ -217,7 +217,7 @@ class Process:
         return self._hand_over is not None
 
     def forget_remark(self) -> None:
-        """There is nothing to remark on the script, nor to check when it returns."""
+        """Forget the remark on the script, and the check when it returns."""
         self.remark, self.check_returned = "", _nothing
 
     def returned(self) -> None:
@@ -324,11 +324,11 @@ class Process:
 
 
 def _nothing() -> None:
-    """Nothing is to be done."""
+    """Do nothing."""
 
 
 def _no_step(_waited_s: float) -> None:
-    """No step is under way."""
+    """Do nothing: no step is under way."""
 
 
 def ignore_interrupt(_number: int, _frame: FrameType | None) -> None:
@@ -339,7 +339,7 @@ _current: Process | None = None
 
 
 def become(process: Process) -> None:
-    """Be this process of a job from now on, and have what the script forks be a stranger to it."""
+    """Make this process one of a job from now on; what the script forks is a stranger to it."""
     global _current
     _current = process
     os.register_at_fork(after_in_child=process.leave_to_fork)
@@ -351,7 +351,7 @@ def current() -> Process | None:
 
 
 def managed() -> Process:
-    """The same, where there must be one.
+    """Return this process, where there must be one of a job.
 
     Raises:
         ConfigError: it is a process that the script of a job has started.

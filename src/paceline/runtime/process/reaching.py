@@ -56,7 +56,7 @@ class _Wait(msgspec.Struct):
 
     server: Server
     look_s: float | None = None
-    """When it is looked at; None: nothing was asked of it yet."""
+    """Time of the next look; None: nothing was asked of it yet."""
     failures: int = 0
 
 

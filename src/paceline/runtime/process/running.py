@@ -107,7 +107,7 @@ def run_script(process: Process) -> int:
 
 
 def _finished(process: Process) -> Finished:
-    """What is to be said of a script that has come to its end."""
+    """Make the report on a script that has come to its end."""
     done = process.spec.traits.trains and process.ended_by_itself
     finished = Finished(inc=process.inc, joined=process.joined, done=done)
     if not process.open_loops:

@@ -28,7 +28,7 @@ def seed_cpu(seed: int) -> None:
 
 
 def reseed(seed: int) -> None:
-    """The same between two batches, where it must cost little; GPUs only where they are in use."""
+    """Seed again between two batches, at little cost: GPUs only where they are in use."""
     seed_cpu(seed)
     if torch.cuda.is_initialized():
         torch.cuda.manual_seed_all(seed)

@@ -35,7 +35,7 @@ def fork_zygotes(listener: socket.socket, environment: str) -> tuple[socket.sock
     Returns:
         The connection to the agent, and what to tell it.
     """
-    # Nobody waits for zygotes, whose agents see their ends: the kernel is to reap them.
+    # Nobody waits for zygotes, whose agents see their ends: the kernel must reap them.
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     while True:
         connection, _ = listener.accept()

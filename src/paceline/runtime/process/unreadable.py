@@ -1,4 +1,4 @@
-"""Which file or folder an error says that this machine cannot read."""
+"""File or folder of which an error says that this machine cannot read it."""
 
 import errno
 import os

@@ -93,7 +93,7 @@ def run_child(request: Fork) -> NoReturn:
     try:
         os.setsid()
         _become_node_process(request)
-        # Not at the top: with numpy, which reads what `warm_up` puts into the environment.
+        # Imported late: with numpy, which reads what `warm_up` puts into the environment.
         from paceline.runtime.process import running
 
         code = running.main()

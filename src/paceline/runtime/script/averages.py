@@ -25,7 +25,7 @@ class _Made:
         self._on_made: OnMade | None = None
 
     def note(self, average: AveragedModel, source: nn.Module) -> None:
-        """One more."""
+        """Note one more average."""
         self._averages.append((ref(average), ref(source)))
         if self._on_made is not None:
             self._on_made(average, source)
@@ -59,7 +59,7 @@ class KeptAverage:
         self._average = ref(average)
 
     def holds(self, average: AveragedModel) -> bool:
-        """Whether it is this one."""
+        """Tell whether it is this average."""
         return self._average() is average
 
     def state_dict(self) -> dict[str, Any]:

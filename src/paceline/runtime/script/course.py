@@ -1,4 +1,4 @@
-"""Where a script is: in which loop over ``job.epochs``, which epoch, and what it has opened there.
+"""Place of a script: in which loop over ``job.epochs``, which epoch, and what it has opened there.
 
 Workers call a feed by its place, since a worker that joins in epoch 5 has opened none of those of
 epochs 0 to 4, and one whose step broke runs the body of its loop twice.
@@ -35,7 +35,7 @@ class ScriptCourse:
         self._opened = 0
         self._in_body = False
         self._calls = 0
-        #: How many there were in the body, or between two loops, by where in the body.
+        #: Numbers of meetings in the body, or between two loops, by where in the body.
         self._meetings = Counter[tuple[int, ...]]()
         #: Batches of this life, and the place of the newest one.
         self._num_bodies = 0

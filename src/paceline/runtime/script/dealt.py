@@ -84,12 +84,12 @@ class DealtLoader:
 
 
 def as_prepared(given: Any, deal: Callable[[DataLoader[Any]], DealtLoader]) -> Any:
-    """What ``job.prepare`` returns: see `unwrapped`; of a DataLoader what is dealt out."""
+    """Return what ``job.prepare`` does: see `unwrapped`; of a DataLoader what is dealt out."""
     return _dealt(unwrapped(given), deal)
 
 
 def without_loaders(objects: Iterable[Any], accumulate: int) -> list[Any]:
-    """All but the loaders.
+    """Return all objects but the loaders.
 
     Raises:
         ConfigError: ``accumulate`` is of loaders, and there is none.

@@ -16,11 +16,11 @@ class Draws:
 
     def __init__(self) -> None:
         self.has_begun = False
-        """A batch was trained on in this life."""
+        """Whether a batch was trained on in this life."""
         self.first_feed: int | None = None
         """Number of the first feed that this life opened to train on."""
         self._draws_alone = False
-        """The script draws what it would draw without a job."""
+        """Whether the script draws what it would draw without a job."""
         self._give_back: Callable[[], None] | None = None
         """Puts back what all workers draw between loops."""
 

@@ -10,7 +10,7 @@ from paceline.base.errors import ConfigError
 
 
 def is_table(module: nn.Module) -> bool:
-    """Whether its rows live in a table of the job: looked up for each batch, updated one by one."""
+    """Tell whether its rows live in a table of the job: looked up per batch, updated one by one."""
     sparse = isinstance(module, nn.Embedding | nn.EmbeddingBag) and module.sparse
     return sparse or isinstance(module, Embedding)
 

@@ -1,4 +1,4 @@
-"""What ``job.evaluate`` computes, as arrays by name, which is how workers exchange it."""
+"""Results that ``job.evaluate`` computes, as arrays by name, which is how workers exchange them."""
 
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -12,11 +12,11 @@ from paceline.runtime.data.work import Array
 from paceline.runtime.state.tree import as_array
 
 _KIND = "\0"
-"""Between a name and the dtype of a tensor, where numpy has none of its kind."""
+"""Separator of a name and the dtype of a tensor, where numpy has none of its kind."""
 
 
 def checked_values(values: Any, num_samples: int) -> dict[str, Array]:
-    """What the script's function has computed for so many samples.
+    """Check what the script's function has computed for so many samples.
 
     Raises:
         ConfigError: it is something else than a tensor by name, with one entry per sample.

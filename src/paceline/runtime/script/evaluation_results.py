@@ -15,7 +15,7 @@ from paceline.runtime.process.process import Process
 from paceline.wire.messages.node import Evaluated, EvaluateResult, NodeUp
 
 MESSAGE_BYTES = 8 << 20
-"""Larger results travel in several messages."""
+"""Bytes beyond which results travel in several messages."""
 
 
 class Until(Protocol):
@@ -90,7 +90,7 @@ class EvaluationResults:
             return found if found is not None and mine and found.stored else None
 
         def is_void() -> bool:
-            """Whether the evaluation, once complete, has to be done again: see `get`."""
+            """Tell whether the evaluation, once complete, has to be done again: see `get`."""
             refused = self._answer is not None and not self._answer.stored
             return leases.epoch_no != epoch_no or (epoch_no == NO_EPOCH and refused)
 
@@ -99,7 +99,7 @@ class EvaluationResults:
 
 
 def _pieces(spans: Iterable[Span], count: int) -> Iterator[Span]:
-    """The same samples in spans of at most ``count``."""
+    """Yield the same samples in spans of at most ``count``."""
     for span in spans:
         for start in range(span.start, span.stop, count):
             yield Span(span.line, start, min(start + count, span.stop))

@@ -1,4 +1,4 @@
-"""What a script asks ``job.batches`` and ``job.evaluate`` for, as a feed."""
+"""Requests of a script to ``job.batches`` and ``job.evaluate``, as feeds."""
 
 from typing import Any
 
@@ -163,7 +163,7 @@ def _feed(  # noqa: PLR0913
 
 
 def _contents(spec: JobSpec, dataset: Any) -> str:
-    """What is read, in short, to be compared among workers."""
+    """Summarize what is read, to be compared among workers."""
     # A job that no other machine can be part of has no files to compare.
     files = contents_of(dataset) if spec.listen != LOOPBACK else ""
     found = (order_of_records(dataset), part_of_records(dataset), files)

@@ -1,4 +1,4 @@
-"""What a script gives to ``job.prepare``."""
+"""Objects that a script gives to ``job.prepare``."""
 
 import functools
 import inspect
@@ -43,7 +43,7 @@ def takes_norm_alone(clip: Callable[P, R]) -> Callable[P, R]:
 
 
 def flatten(objects: Any) -> Iterator[Any]:
-    """What is in lists and tuples, in its order."""
+    """Yield what is in lists and tuples, in its order."""
     for one in objects:
         if isinstance(one, list | tuple):
             yield from flatten(one)

@@ -73,7 +73,7 @@ class LoopAsked(NamedTuple):
 
 
 class LoopRead(NamedTuple):
-    """What such a loop reads."""
+    """Data that such a loop reads."""
 
     reading: Selection
     feed: Feed
@@ -137,16 +137,16 @@ class Job:
         self._modules: Sequence[nn.Module] = ()
         self._optimizers: Sequence[Optimizer] = ()
         self._is_over = False
-        """`paceline.init` was called again, and returned another one."""
+        """Whether `paceline.init` was called again, and returned another one."""
         self._looping = False
         self._num_feeds = 0
         self._loaders = Loaders()
         self._has_trainings = False
-        """Something was prepared in this script."""
+        """Whether something was prepared in this script."""
         self._draws = Draws()
         self._set_course(ScriptCourse(self._step_of_body, self._place_in_body))
         self._begun: Reached | None = None
-        """How far the state was when this script asked, before its first loop over epochs."""
+        """Place of the state when this script asked, before its first loop over epochs."""
         self._has_asked = False
         self._of_epochs = 0
         """Epochs of the loop over epochs in hand; 0: in none."""
@@ -465,7 +465,7 @@ class Job:
         return self._begin_loop(asked, read)
 
     def _read(self, asked: LoopAsked, turn: int | None = None) -> LoopRead:
-        """What is to be read, as a feed that is not open yet."""
+        """Return what is to be read, as a feed that is not open yet."""
         loop = self._to_train(asked.epochs, asked.accumulate, asked.batch_per_worker)
         if self._course.epoch is None:
             loop = loop._replace(turn=turn)
@@ -563,7 +563,7 @@ class Job:
     def _pass_or_next(
         self, begun: LoopBegun, asked: LoopAsked
     ) -> Generator[Any, None, LoopBegun | None]:
-        """One pass over a feed; returns the loop of others that this life goes on with, if any."""
+        """Make one pass over a feed; return the loop of others that this life goes on with."""
         left: LeftBehind | None = None
         try:
             yield from self._pass(begun)
@@ -582,7 +582,7 @@ class Job:
         return 0 if self._strategy.variables.follows else self._course.miscount
 
     def _pass(self, begun: LoopBegun) -> Iterator[Any]:
-        """One pass over a feed."""
+        """Make one pass over a feed."""
         feed = begun.feed
         self._strategy.variables.begin_loop(feed, begun.dataset)
         with begun.make_loader() as loader, begun.growth or nullcontext():
@@ -843,7 +843,7 @@ class Job:
         return self._strategy.open_feed(feed, growth)
 
     def _known(self, name: str, value: int | None) -> int:
-        """How far the job is, for a script that asks for it."""
+        """Return how far the job is, for a script that asks for it."""
         self._course.asked()
         if value is None:
             raise ConfigError(
@@ -906,7 +906,7 @@ class Job:
         return seed_of(feed.seed, self._strategy.rank, life)
 
     def _passed_over(self, seconds: float) -> None:
-        """Others' records were read for so long: a worker that comes late does not hang."""
+        """Note time in which others' records were read: a worker that comes late does not hang."""
         process = current()
         if process is not None:
             process.ledger.delay(seconds)

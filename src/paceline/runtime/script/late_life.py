@@ -65,7 +65,7 @@ class LateLife:
         return entry if entry is not None and entry.site == site else None
 
     def is_behind_end(self) -> bool:
-        """Whether this life, which had no batch, begins a loop that nobody else ever had.
+        """Tell whether this life, which had no batch, begins a loop that nobody else ever had.
 
         It goes through its data until it has counted enough batches, and has counted none: it would
         train alone once more what the others have trained. What stands behind the loops that it
@@ -94,7 +94,7 @@ class LateLife:
             raise SystemExit(0)
 
     def stand_by(self) -> None:
-        """This life has had no batch of a loop, and goes on behind it, as others did."""
+        """Go on behind a loop of which this life has had no batch, as others did."""
         entries = self._strategy().entries
         follows = self._strategy().variables.take(ended=True)
         if follows and entries is not None:

@@ -50,7 +50,7 @@ def refuse_empty(modules: Sequence[nn.Module]) -> None:
 
 
 def why_empty(tensor: Tensor) -> str | None:
-    """Why a tensor has no values, and the remedy; None: it has some."""
+    """Say why a tensor has no values, and the remedy; None: it has some."""
     if is_lazy(tensor):
         return "a lazy tensor without a shape; run the model on one batch before job.prepare"
     if tensor.is_meta:

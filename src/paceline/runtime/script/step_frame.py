@@ -47,7 +47,7 @@ LEFT = (
 BY_HAND = ", or say job.batches(..., accumulate=4) to call it for every 4th"
 
 PATIENCE_STEPS = 16
-"""So many batches may be left out before the first step: more is a script that never steps."""
+"""Batches that may be left out before the first step: more is a script that never steps."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -58,14 +58,14 @@ class StepInHand:
     stepped: set[int] = field(default_factory=set)
     """Optimizers that were told to step on this batch."""
     evaluating: bool = False
-    """An optimizer is in its step, and may call its closure again."""
+    """Whether an optimizer is in its step, and may call its closure again."""
     has_gradients: bool = False
     """Whether a parameter had a gradient when an optimizer was told to step."""
     closed: bool = False
     """Whether the optimizers that have not stepped on the batch never will."""
     samples: int = 0
     start_s: float = 0.0
-    """When its batch was ready."""
+    """Time at which its batch was ready."""
     wait_s: float = 0.0
     data_s: float = 0.0
     """Seconds from when batches were wanted until they were read and made."""
@@ -74,7 +74,7 @@ class StepInHand:
     message_s: float = 0.0
 
     def times(self, number: int, bpt_s: float) -> StepTimes:
-        """What it took, as step ``number`` of this process."""
+        """Return the times that it took, as step ``number`` of this process."""
         return StepTimes(
             step=number,
             samples=self.samples,
@@ -139,7 +139,7 @@ class StepFrame(ABC, Generic[Step]):
         """Get the next step ready and `_start` it; None: the feed is complete."""
 
     def _batches(self, step: Step) -> Iterator[Any]:
-        """What the script computes a step in."""
+        """Yield the batches in which the script computes a step."""
         yield step.batch
         self._finish(step)
 
@@ -162,7 +162,7 @@ class StepFrame(ABC, Generic[Step]):
         )
 
     def _may_miss_a_step(self) -> bool:
-        """Whether the script may leave this batch out: not if it has never stepped so far."""
+        """Tell whether the script may leave this batch out: not if it has never stepped so far."""
         return self.has_taken or self.num_steps < PATIENCE_STEPS
 
     def _check_place(self, batch_no: int) -> None:
@@ -176,7 +176,7 @@ class StepFrame(ABC, Generic[Step]):
             )
 
     def _complete(self) -> None:
-        """All of the feed is in a model."""
+        """Act on the end of a feed, all of which is in a model."""
 
     def abandon(self) -> None:
         """The loop is left: nothing of an unfinished step counts; again: nothing."""
@@ -225,11 +225,11 @@ class StepFrame(ABC, Generic[Step]):
         """Optimizers that have not stepped on the batch in hand will not, if others have."""
 
     def has_stepped(self, optimizer: int) -> bool:
-        """Whether it was told to step on the batch in hand."""
+        """Tell whether an optimizer was told to step on the batch in hand."""
         return self.step is not None and optimizer in self.step.stepped
 
     def settle(self) -> bool:
-        """Have the gradients of the step in place; whether they are to change the model."""
+        """Have the gradients of the step in place; tell whether they will change the model."""
         return True
 
     @property

@@ -1,4 +1,4 @@
-"""What is alike in strategies whose workers change the model with torch's own optimizers."""
+"""Common part of strategies whose workers change the model with torch's own optimizers."""
 
 from collections.abc import Callable, Sequence
 from types import MethodType
@@ -35,7 +35,7 @@ class Stepping:
 
     _loop: StepFrame[Any] | None
     regrouping: Regrouping = "never"
-    """When scripts may add groups to an optimizer, or thaw what was frozen at ``prepare``."""
+    """Moments at which scripts may add groups to an optimizer, or thaw what was frozen."""
     checks_gradients = False
     """Whether a step without any gradient is refused here: its loop does not see that."""
 
@@ -49,9 +49,9 @@ class Stepping:
         self._loop = None
         self.accumulate = 1
         """See `Strategy.accumulate`."""
-        #: What the optimizers' own steps are.
+        #: The optimizers' own steps.
         self._takes: list[Callable[..., Any]] = []
-        #: Of each optimizer, whether each parameter that the members know is trained; by its id.
+        #: For each optimizer: whether each parameter that the members know is trained, by its id.
         self._known: list[dict[int, bool]] = []
 
     def close_step(self) -> None:
@@ -74,11 +74,11 @@ class Stepping:
             follow_steps(scaler, optimizers, lambda: self._loop)
 
     def _trained_by(self, optimizer: int) -> list[nn.Parameter]:
-        """What an optimizer trains."""
+        """Return what an optimizer trains."""
         return trained_by([self._optimizers[optimizer]])
 
     def _know(self, trained: Sequence[nn.Parameter]) -> None:
-        """From here on members know all parameters of the optimizers, and train these."""
+        """Have members know all parameters of the optimizers from here on, and train these."""
         numbers = set(map(id, trained))
         self._known = [
             {id(param): id(param) in numbers for param in params_of(one)}
@@ -88,7 +88,7 @@ class Stepping:
     def _follow(self, optimizer: Optimizer, number: int) -> None:
         """Make ``optimizer.step()`` apply the mean over all workers, or nothing."""
         self._check_kind(optimizer)
-        # That of its class, also if a training before had this optimizer.
+        # The step of its class, also if a training before had this optimizer.
         take = getattr(optimizer.step, "_takes", optimizer.step)
         self._takes.append(take)
 
@@ -106,7 +106,7 @@ class Stepping:
             self._loop.stepped()
             return found
 
-        # What schedulers made before look for, to see whether somebody took `step` away from them.
+        # Schedulers made before look for this, to see whether somebody took `step` from them.
         step._wrapped_by_lr_sched = True  # type: ignore[attr-defined]
         step._takes = take  # type: ignore[attr-defined]
         optimizer.step = MethodType(step, optimizer)  # type: ignore[method-assign]
@@ -175,7 +175,7 @@ _OVER = (
 
 
 def params_of(optimizer: Optimizer) -> list[nn.Parameter]:
-    """All of its groups, in their order."""
+    """Return the parameters of all groups of an optimizer, in their order."""
     return [param for group in optimizer.param_groups for param in group["params"]]
 
 

@@ -1,4 +1,4 @@
-"""Who holds the model of a job, and how a step comes about: the port that `Job` trains through.
+"""The port that `Job` trains through: who holds the model of a job, and how a step comes about.
 
 ``holding/servers`` implements it on parameter servers (and their like in one process alone),
 ``holding/replicas`` on a group of workers that each hold the model, ``holding/shards`` on one whose
@@ -38,7 +38,7 @@ MEET_S = 1800.0
 
 
 class Reached(NamedTuple):
-    """How far a state is in the script that it is of."""
+    """Position of a state in the script that it is of."""
 
     place: ScriptPlace
     """Loops over ``job.epochs`` that are over, and the epoch in hand."""
@@ -66,7 +66,7 @@ class Entry(NamedTuple):
 
 
 class Entries(Protocol):
-    """Where a life that has had no batch can come into the job."""
+    """Loops in which a life that has had no batch can come into the job."""
 
     def newest(self) -> Entry | None:
         """Return the loop that the job is in; None: there is none."""
@@ -84,14 +84,14 @@ class Entries(Protocol):
         """The script has taken over where the others' are."""
 
     def end_before(self, place: ScriptPlace) -> bool:
-        """Whether all other scripts have ended, and none has begun the loop at this place."""
+        """Tell whether all other scripts have ended, and none has begun the loop at this place."""
 
     def fate_of_bystander(self) -> Bystander:
-        """What becomes of a life that has had no batch when its script has raised an error."""
+        """Return what becomes of a life without a batch whose script has raised an error."""
 
 
 def begun_at(place: ScriptPlace, counts: Sequence[int], feeds: Sequence[Feed]) -> Reached:
-    """How far a state is.
+    """Return how far a state is.
 
     Args:
         place: where its script was.
@@ -125,7 +125,7 @@ class Strategy(Protocol):
     takes_trainings: bool
     """Whether `prepare` may be called again, to train something else from then on."""
     entries: Entries | None
-    """Where a life can come into the job that has had no batch; None: where its script is."""
+    """Loops where a life can come into the job that has had no batch; None: where its script is."""
     takes_growth: bool
     """Whether feeds of unknown length can be read: not where a step is one global batch for all."""
 
@@ -153,13 +153,13 @@ class Strategy(Protocol):
         """
 
     def begun(self) -> Reached | None:
-        """How far the state is in the script that this worker takes over; None: it begins.
+        """Return how far the state is in the script that this worker takes over; None: it begins.
 
         Asked by a script that is about to pass over epochs.
         """
 
     def underway(self, place: ScriptPlace) -> Underway | None:
-        """How far the job is in the feed to train on at this place; None: nobody has begun it."""
+        """Return how far the job is in the feed to train on at this place; None: not begun."""
 
     @property
     def calls(self) -> tuple[int, ...]:
@@ -187,7 +187,7 @@ class Strategy(Protocol):
         """The script has come to where others have brought the state, without what they did."""
 
     def source_line(self, line: int) -> SourceLine:
-        """What a line of a work's spans is at its source."""
+        """Return what a line of a work's spans is at its source."""
 
     def check(self, measure: Callable[[], Checked]) -> None:
         """Have the master keep what our node can do; measured now, or before the first step."""
@@ -201,7 +201,7 @@ class Strategy(Protocol):
 
     @property
     def script_state(self) -> ScriptState:
-        """What the script keeps beside the model (`Job.state`)."""
+        """Values that the script keeps beside the model (`Job.state`)."""
 
     @property
     def variables(self) -> Variables:
@@ -209,7 +209,7 @@ class Strategy(Protocol):
 
     @property
     def step(self) -> int | None:
-        """Where the schedule is, in global batches; None: not known before the first batch."""
+        """Position of the schedule in global batches; None: not known before the first batch."""
 
     @property
     def samples(self) -> int | None:
@@ -221,11 +221,11 @@ class Strategy(Protocol):
 
     @property
     def log_place(self) -> LogPlace:
-        """Where what the script logs now belongs."""
+        """Place to which what the script logs now belongs."""
 
     @property
     def place_in_body(self) -> tuple[int, ...]:
-        """Where the script is in the body of its loop, the same in all that compute the step.
+        """Place of the script in the body of its loop, the same in all that compute the step.
 
         Only where all workers do each step together (not ``takes_growth``). In a group, after the
         step: the number of complete ones. So a body whose step broke is where the one before it

@@ -1,4 +1,4 @@
-"""Which strategy trains a script: that of its job, or, without one, that which fits its model."""
+"""Choice of the strategy that trains a script: that of its job, else that which fits its model."""
 
 import os
 import sys
@@ -61,7 +61,7 @@ def _strategy_of(process: Process) -> Strategy:
 def fitting(
     strategy: Strategy, modules: Sequence[nn.Module], optimizers: Sequence[Optimizer]
 ) -> Strategy:
-    """The same; of a lone script with sparse tables, whose rows torch does not hold, that of ps.
+    """Return the strategy that fits: ps for a lone script with sparse tables, else the given one.
 
     Raises:
         ConfigError: parameters that it cannot train.

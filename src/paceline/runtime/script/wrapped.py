@@ -8,7 +8,7 @@ from paceline.base.errors import ConfigError
 
 
 def unwrapped(given: Any) -> Any:
-    """The same, in the same form, with the module itself in place of each wrapper around one.
+    """Return the same in the same form, with the module itself for each wrapper around one.
 
     Wrappers no longer average, even if the script still calls them: their hooks act only for a
     forward pass that has asked them to.

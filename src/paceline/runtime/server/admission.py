@@ -42,14 +42,14 @@ MAX_SCRIPT_BYTES = 64 << 20
 
 
 class Parted(NamedTuple):
-    """What a contribution brings for the share that a server has, and for one that is arriving."""
+    """Gradients that a contribution brings for a server's share, and for one that is arriving."""
 
     own: Gradients | None
     arriving: Gradients | None = None
 
 
 class _Room:
-    """What a server has, or will have."""
+    """Sizes of what a server has, or will have."""
 
     def __init__(self, schema: ModelSchema, owners: Sequence[int], me: int) -> None:
         self.dense_bytes = {
@@ -71,13 +71,13 @@ class Admission:
 
     def __init__(self, state: ServerState, schema: ModelSchema, now: ServerMap) -> None:
         self._state, self.schema = state, schema
-        #: By version of the map: what a part brings, of which share.
+        #: Rooms by version of the map: what a part brings, of which share.
         self._rooms: dict[int, tuple[_Room | None, _Room | None]] = {}
         self._newest = now.version
         self.meet(now)
 
     def meet(self, now: ServerMap) -> None:
-        """From here on parts come by this map, too; those before the barrier do not count."""
+        """Accept parts by this map from here on, too; those before the barrier do not count."""
         me, state = now.index(self._state.inc), self._state
         own, arriving = (
             _Room(self.schema, places, me) if me >= 0 and me in places else None
@@ -90,7 +90,7 @@ class Admission:
         self._newest = now.version
 
     def misfit(self, message: Data, frames: Sequence[memoryview]) -> str:
-        """Why the message must not be handled; empty: it may."""
+        """Say why the message must not be handled; empty: it may."""
         if not isinstance(message, ServiceTakes) or isinstance(message, Echo):
             return "a server has no use for it"
         match message:
@@ -114,7 +114,7 @@ class Admission:
                 assert_never(message)
 
     def gradients(self, part: Part, frames: Sequence[memoryview]) -> Parted:
-        """What a part that fits brings: views of its frames."""
+        """Return what a part that fits brings: views of its frames."""
         own, arriving = self._rooms[part.map_version]
         each = len(part.dense) + 2 * len(part.tables)
         return Parted(

@@ -1,4 +1,4 @@
-"""What a server answers pulls and exports with: tensors, written where they are sent from."""
+"""Answers of a server to pulls and exports: tensors, written where they are sent from."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -24,7 +24,7 @@ class WaitingPull:
 
     ticket: int
     ids: Sequence[memoryview]
-    """Per table; they may lie in memory of the worker."""
+    """Ids per table; they may lie in memory of the worker."""
     since_s: float
 
 

@@ -1,4 +1,4 @@
-"""How much is asked of each bucket of a server: what a change of servers spreads evenly.
+"""Load of each bucket of a server: what a change of servers spreads evenly.
 
 The unit is a row's or a block's element, read or updated. Of a table one request of 31 is
 looked at, and counted 31 times: that costs a 31st, and says as much over some seconds.
@@ -24,7 +24,7 @@ _EACH = np.arange(NUM_BUCKETS, dtype=np.int32)
 
 
 class BucketLoad:
-    """What is asked of a share of a model, by bucket.
+    """Load of a share of a model, by bucket.
 
     Args:
         schema: of the model.
@@ -42,7 +42,7 @@ class BucketLoad:
         self._since_s: float | None = None
 
     def dense(self, *dtypes: str) -> None:
-        """All blocks of these dtypes are read or updated."""
+        """Note that all blocks of these dtypes are read or updated."""
         for dtype in dtypes:
             self._num_dense[dtype] += 1
 

@@ -2,7 +2,7 @@
 
 
 class Grace:
-    """How long the undecided step still waits for what it lacks."""
+    """Time for which the undecided step still waits for what it lacks."""
 
     def __init__(self) -> None:
         self._step = 0
@@ -27,5 +27,5 @@ class Grace:
         return over
 
     def left_s(self, longest_s: float, now_s: float) -> float:
-        """Until the next look is due."""
+        """Return the seconds until the next look is due."""
         return longest_s if self._ends_s is None else min(longest_s, max(0.0, self._ends_s - now_s))

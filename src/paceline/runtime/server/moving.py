@@ -1,4 +1,4 @@
-"""How buckets travel between servers while training goes on.
+"""Travel of buckets between servers while training goes on.
 
 An owner forks: the child *is* the share set aside as of the copy entry, for the price of a page
 table, and sends it piece by piece from where it lies. The parent serves on, and pays for a page
@@ -114,7 +114,7 @@ class Sender:
 
 def _fork() -> int:
     with warnings.catch_warnings():
-        # Of threads in the parent: the child uses nothing that they may hold.
+        # The warning is of threads in the parent: the child uses nothing that they may hold.
         warnings.simplefilter("ignore", DeprecationWarning)
         return os.fork()
 
@@ -142,7 +142,7 @@ class _Rank:
 
 
 def moving_buckets(piece: Piece) -> tuple[int, ...]:
-    """What one owner sends one receiver."""
+    """Return the buckets that one owner sends one receiver."""
     now = piece.map
     pair = now.index(piece.server), now.index(piece.inc)
     pairs = zip(now.owners, now.copies, strict=True)
@@ -190,7 +190,7 @@ def held(piece: Piece) -> PieceHeld:
 
 
 class ArrivingShare:
-    """What a server will hold after the switch, on its way here from the owners.
+    """Share that a server will hold after the switch, on its way here from the owners.
 
     A thread puts pieces where they belong. Only `take`, `answers` and `settle` meet it.
 
@@ -210,11 +210,11 @@ class ArrivingShare:
         self._backlog: deque[tuple[list[Gradients], float]] = deque()
         self._num_new = 0
         self.store: Store | None = None
-        """Whole and usable."""
+        """Store that is whole and usable; None: it is not built yet."""
         self.piece: Piece | None = None
-        """What comes with the buckets; that of all owners is alike."""
+        """Newest piece: it has what comes with the buckets, which is alike for all owners."""
         self.scripts = Scripts()
-        """What was handed in since the copy entry."""
+        """States of scripts that were handed in since the copy entry."""
         self.progress = 0
         """Bytes received, and updates caught up with."""
         run = partial(self._build, schema, now, me)
@@ -226,7 +226,7 @@ class ArrivingShare:
         self._inbox.put(_Arrived(peer, piece, frame))
 
     def answers(self) -> Iterator[tuple[bytes, PieceHeld]]:
-        """Each piece that is where it belongs since the last call: whom to tell, and what."""
+        """Yield whom to tell, and what, for each piece put where it belongs since the last call."""
         while not self._answers.empty():
             peer, piece, frame = self._answers.get()
             self.progress += frame.nbytes
@@ -273,7 +273,7 @@ class ArrivingShare:
         return True
 
     def settle(self) -> bool:
-        """Whether the buckets are here since now."""
+        """Tell whether the buckets are here since now."""
         built = self._built
         if built is None:
             return False
@@ -342,7 +342,7 @@ class _Arrived(NamedTuple):
 
 
 def _bursts(arrived: "_Arrived") -> "Iterator[_Arrived]":
-    """What has arrived, a little at a time."""
+    """Yield what has arrived, a little at a time."""
     peer, piece, frame = arrived
     for at in range(0, frame.nbytes, BURST_BYTES):
         burst = msgspec.structs.replace(piece, offset=piece.offset + at)
@@ -350,7 +350,7 @@ def _bursts(arrived: "_Arrived") -> "Iterator[_Arrived]":
 
 
 class _Landings:
-    """Where in a fresh store the bytes of each owner belong."""
+    """Places in a fresh store where the bytes of each owner belong."""
 
     def __init__(self, store: Store, now: ServerMap, me: Inc) -> None:
         self._store = store
@@ -376,13 +376,13 @@ class _Landings:
         return landing.take(piece.offset, frame)
 
     def use_small_pages(self) -> None:
-        """From here on the kernel makes no huge ones, until all is whole."""
+        """Have the kernel make no huge pages from here on, until all is whole."""
         if not self._has_small_pages:
             self._has_small_pages = True
             _advise(self._store, mmap.MADV_NOHUGEPAGE, LARGE_BYTES)
 
     def load(self) -> None:
-        """What has no place in the store: counts, scripts, tables that grow."""
+        """Load what has no place in the store: counts, scripts, tables that grow."""
         self._store.load(one.arrays for one in self._of.values() if one is not None)
         if self._has_small_pages:
             _advise(self._store, mmap.MADV_HUGEPAGE, LARGE_BYTES)

@@ -1,4 +1,4 @@
-"""What servers know of an optimizer: the row `OptimizerKind`, and nothing elsewhere by its name.
+"""Knowledge of servers about an optimizer: the row `OptimizerKind`, nothing elsewhere by its name.
 
 A row says which hyper-parameters the optimizer has, what it keeps beside the values, and which
 kernel makes a step from which numbers. The rows are in `paceline.runtime.server.optimizers`.
@@ -21,7 +21,7 @@ class State(NamedTuple):
     name: str
     initial: float = 0.0
     per_row: bool = False
-    """One number per row instead of one per element."""
+    """Whether there is one number per row instead of one per element."""
     dtype: str | None = None
     """None: that of the values."""
     rows_only: bool = False
@@ -39,7 +39,7 @@ class KernelCall(NamedTuple):
 
     kernel: Callable[..., None]
     numbers: Sequence[float]
-    """What the kernel calls ``hyper``."""
+    """Hyper-parameters that the kernel calls ``hyper``."""
     tables: tuple[Array, ...] = ()
     """Arrays to follow the state's."""
 
@@ -52,15 +52,15 @@ class OptimizerKind(msgspec.Struct, frozen=True, kw_only=True):
     """One optimizer as servers run it: on dense parameters, on embedding rows, or on both."""
 
     name: str
-    """What the schema and cuts call it."""
+    """Name in the schema and in cuts."""
     defaults: dict[str, float] = {}
     """Hyper-parameters beside lr, with torch's defaults."""
     states: tuple[State, ...] = ()
     """Arrays in the kernels' order."""
     dense: Plan | None = None
-    """How dense parameters are updated; None: they are not."""
+    """Plan to update dense parameters; None: they are not updated."""
     rows: Plan | None = None
-    """How embedding rows are updated; None: they are not."""
+    """Plan to update embedding rows; None: they are not updated."""
     dense_only: tuple[str, ...] = ()
     """Hyper-parameters that embedding rows do not have."""
     torch: str = ""
@@ -79,7 +79,7 @@ class OptimizerKind(msgspec.Struct, frozen=True, kw_only=True):
     counts; empty: each is."""
 
     def updates(self, *, sparse: bool) -> bool:
-        """Whether it updates embedding rows (``sparse``), or dense parameters."""
+        """Tell whether it updates embedding rows (``sparse``), or dense parameters."""
         return (self.rows if sparse else self.dense) is not None
 
     def defaults_of(self, *, sparse: bool) -> dict[str, float]:

@@ -1,4 +1,4 @@
-"""Where a server listens, and its connections to the servers of its map."""
+"""Address at which a server listens, and its connections to the servers of its map."""
 
 from collections.abc import Iterable
 
@@ -23,7 +23,7 @@ class Peers(DataClient):
         self._inc = inc
 
     def meet(self, server_map: ServerMap) -> None:
-        """Be connected to the servers of a map."""
+        """Connect to the servers of a map."""
         for server in server_map.servers:
             if server.inc not in (self._inc, *self.keys()):
                 self.connect(server.inc, server.address)

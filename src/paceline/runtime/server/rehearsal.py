@@ -1,4 +1,4 @@
-"""What a zygote does once, so that no life of its node pays for it: compiled code is loaded here.
+"""Work that a zygote does once, so that no life of its node pays for it: loading of compiled code.
 
 Importing is not enough: numba reads a kernel from its cache at the first call (0.4 s for the first
 of them, with the compiler's own modules), and torch imports its compiler when the first optimizer
@@ -19,7 +19,7 @@ OWNERS = np.zeros(NUM_BUCKETS, np.int32)
 
 
 def rehearse_worker() -> None:
-    """What a worker does in its first step, without a model."""
+    """Do what a worker does in its first step, without a model."""
     importlib.import_module("torch._dynamo")
     Permutation(0, 1 << 20).forward(0)
     ids = np.zeros(2, np.int64)

@@ -90,7 +90,7 @@ class Rule:
         """The arrays kept beside the values, in the kernels' order."""
 
     def changed(self, values: Mapping[str, float]) -> "Rule":
-        """The same with other hyper-parameters, on the same states."""
+        """Return the same rule with other hyper-parameters, on the same states."""
         other = copy(self)
         other.hyper = {**self.hyper, **values}
         return other

@@ -27,7 +27,7 @@ class Kept(NamedTuple):
 
 
 def saved_in(arrays: Mapping[str, Array]) -> Iterator[Kept]:
-    """What one server's save holds."""
+    """Yield what one server's save holds."""
     for number in range(NUM_KEPT):
         name = f"script.{number}"
         if name in arrays:
@@ -36,7 +36,7 @@ def saved_in(arrays: Mapping[str, Array]) -> Iterator[Kept]:
 
 
 class Scripts:
-    """What was handed in, the oldest first."""
+    """States of the script that were handed in, the oldest first."""
 
     def __init__(self) -> None:
         self._kept: list[Kept] = []
@@ -55,7 +55,7 @@ class Scripts:
             del self._kept[:-NUM_KEPT]
 
     def reached(self, position: int) -> None:
-        """The newest did not change up to there."""
+        """Note that the newest state did not change up to there."""
         if self._kept and self._kept[-1].last < position:
             self._kept[-1] = self._kept[-1]._replace(last=position)
 

@@ -63,7 +63,7 @@ from paceline.wire.messages.node import (
 )
 
 RESEND_S = 0.5
-"""Unanswered orders are repeated this often."""
+"""Seconds after which unanswered orders are repeated."""
 REPORT_S = 0.1
 """The leader tells the master what is in the model at most this often, when it changed."""
 REPORT_ANYWAY_S = 1.0
@@ -73,7 +73,7 @@ MAX_REFUSALS_LOGGED = 1_000
 MAX_EARLY = 16
 """Messages of one worker that wait for the entry of their map; all are sent again."""
 ECHO_BYTES = 1 << 20
-"""No more is sent back at a time."""
+"""Most bytes that are sent back at a time."""
 CATCH_UP = 8
 """Entries that a server which has joined applies at a time: parts are to be kept meanwhile."""
 
@@ -104,9 +104,9 @@ class ServerProcess:
         self.service = ServiceTime(process.ledger, IDLE_S)
         #: Gradients of held contributions: views of the frames that they came in.
         self.tensors: dict[Key, Parted] = {}
-        #: What came by a map that is not in force here yet, by sender, kind and number.
+        #: Messages by a map that is not in force here yet, by sender, kind and number.
         self.early: dict[tuple[int, str, int], tuple[bytes, Data, Sequence[memoryview]]] = {}
-        #: Where each worker (or the leader) sent its last message from.
+        #: Address from which each worker (or the leader) sent its last message.
         self.route: dict[int, bytes] = {}
         #: The pulls that `ServerState.waiting` knows.
         self.asked: dict[int, WaitingPull] = {}
@@ -192,7 +192,7 @@ class ServerProcess:
                 self._do(self.state.ask_map(message))
             case _:
                 assert_never(message)
-        # Not what a step costs when this message happens to be the one that completes it.
+        # Leave out what a step costs when this message happens to be the one that completes it.
         spent_s = time.perf_counter() - start_s - (self.aside_s - aside_s)
         self.handler_s[inc] = self.handler_s.get(inc, 0.0) + spent_s
 
@@ -201,7 +201,7 @@ class ServerProcess:
             share.scripts.keep(part.script)
 
     def _is_early(self, message: Part | Pull | Export) -> bool:
-        """Whether a worker has heard of a map before its entry has come here."""
+        """Tell whether a worker has heard of a map before its entry has come here."""
         now = self.state.map
         return now is not None and message.map_version > now.version
 
@@ -232,7 +232,7 @@ class ServerProcess:
             self.asked.pop(pull.inc, None)
 
     def _admits(self, peer: bytes, inc: int, message: Data, frames: Sequence[memoryview]) -> bool:
-        """Whether the state machine may see it; it is the one to answer what is out of date."""
+        """Tell whether the state machine may see it, which answers what is out of date itself."""
         reason = ""
         if not peer.endswith(b"-%d" % inc):
             reason = f"it says that it is from incarnation {inc}"
@@ -419,7 +419,7 @@ class ServerProcess:
         self.tensors[key] = self._as_held(parted, moved=moved)
 
     def _as_held(self, parted: Parted, *, moved: bool) -> Parted:
-        """What of a part there is room for: ``moved``: what was arriving then is our own now."""
+        """Return what of a part there is room for; ``moved``: what was arriving is our own now."""
         if self.arriving is not None:
             return parted
         return Parted(parted.arriving if moved and parted.arriving is not None else parted.own)
@@ -530,7 +530,7 @@ class ServerProcess:
             self.writer.set_holders(nodes_of(now))
 
     def _take_over(self, arriving: ArrivingShare) -> None:
-        """What has arrived is what this server holds from here on."""
+        """Hold what has arrived from here on."""
         former, self.store = self.store, arriving.whole()
         # A cut that is being copied reads it: then it goes when that is over.
         if former is not None and self.copying is None:

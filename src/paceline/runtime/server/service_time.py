@@ -1,4 +1,4 @@
-"""How long a server works for one round: its own T^s, noted in the step ledger.
+"""Time that a server works for one round: its own T^s, noted in the step ledger.
 
 A *round* is a step of the job where all workers have one in common (bsp), however many pulls each
 of them needs for it; else one worker's request (asp, ssp).
@@ -12,7 +12,7 @@ from collections.abc import Callable
 from paceline.wire.step_ledger import StepLedgerWriter
 
 NOTE_S = 0.05
-"""Rounds of so long make one record: cheap, however many workers ask."""
+"""Seconds of rounds that make one record: cheap, however many workers ask."""
 
 
 class ServiceTime:
@@ -36,7 +36,7 @@ class ServiceTime:
         self._waiting_s = self._clock()
 
     def work(self) -> None:
-        """Something came, or nothing did for ``patience_s``.
+        """Note that something came, or that nothing did for ``patience_s``.
 
         What a wait took beyond that is no wait: the machine did not let the server run.
         """
@@ -48,7 +48,7 @@ class ServiceTime:
         self._rounds += 1
 
     def rest(self, step: int) -> None:
-        """All that had arrived is handled; ``step``: the newest in the model, 0 without steps."""
+        """Note that all that had arrived is handled; ``step``: the newest in the model, or 0."""
         now_s = self._clock()
         self._busy_s += now_s - self._working_s
         if not self._rounds or now_s - self._noted_s < NOTE_S:

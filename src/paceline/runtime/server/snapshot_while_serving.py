@@ -17,11 +17,11 @@ from paceline.runtime.checkpoint import cutfile
 from paceline.runtime.state.arrays import Array, Int64s
 
 LOG_BYTES = 64 << 20
-"""What may be noted; updates wait for the rest of the copy when it is more."""
+"""Bytes that may be noted; updates wait for the rest of the copy when it is more."""
 
 
 class Aside:
-    """Between the thread that updates (``before_*``) and the one that copies (`pack`)."""
+    """Notes between the thread that updates (``before_*``) and the one that copies (`pack`)."""
 
     def __init__(self, saved: Mapping[str, Array]) -> None:
         """``saved``: `Store.save`, as it is now."""
@@ -33,7 +33,7 @@ class Aside:
 
     @property
     def is_over(self) -> bool:
-        """Nothing has to be told any more."""
+        """Whether nothing has to be told any more."""
         return self._over.is_set()
 
     def before_dense(self) -> None:
@@ -76,6 +76,6 @@ class Aside:
                 packed[name][rows] = values
 
     def end(self) -> None:
-        """All is copied, or never will be."""
+        """End: all is copied, or never will be."""
         self._dense_copied.set()
         self._over.set()

@@ -40,7 +40,7 @@ class Gradients:
     rates: tuple[float, ...]
     """Learning rate of each optimizer group at that step."""
     distinct: bool = False
-    """No table's ids repeat: they need not be merged."""
+    """True: no table's ids repeat, so they need not be merged."""
     changed: Changed = ()
     """Hyper-parameters that are not as the schema has them."""
     lacking: tuple[int, ...] = ()
@@ -51,7 +51,7 @@ class Gradients:
 
 
 class Store:
-    """What server ``me`` of an owner map holds of a model."""
+    """Share of a model that server ``me`` of an owner map holds."""
 
     def __init__(self, schema: ModelSchema, owners: Sequence[int], me: int) -> None:
         """Make room for the owned share: values 0, optimizer state fresh.
@@ -89,7 +89,7 @@ class Store:
         )
 
     def dense(self) -> dict[str, Array]:
-        """Per dtype the flat values of the owned blocks: live views, not to be written."""
+        """Return per dtype the flat values of the owned blocks: live views, not to be written."""
         self.load_of_buckets.dense(*self._dense)
         return {dtype: held.arrays["value"] for dtype, held in self._dense.items()}
 
@@ -210,7 +210,7 @@ class Store:
         }
 
     def part(self, buckets: Sequence[int]) -> dict[str, Array | Scattered]:
-        """What `save` of a holder of ``buckets``, which are of these, would say.
+        """Return what `save` of a holder of ``buckets``, which are of these, would.
 
         Live views, but for tables that grow: of these it copies the rows.
         """
@@ -224,7 +224,7 @@ class Store:
         return arrays
 
     def places(self, buckets: Sequence[int]) -> dict[str, list[tuple[int, Array]]]:
-        """Where the bytes of a part of ``buckets`` belong: by array, its byte and the place.
+        """Return where the bytes of a part of ``buckets`` belong: by array, its byte and the place.
 
         Arrays that are not named are for `load`.
         """
@@ -306,7 +306,7 @@ def _under(arrays: Mapping[str, Array], prefix: str) -> dict[str, Array]:
 
 @dataclass(slots=True)
 class _Plan:
-    """What an update of dense parameters consists of, as long as the same ones have gradients."""
+    """Plan of an update of dense parameters, as long as the same ones have gradients."""
 
     lacking: frozenset[int]
     counting: set[int]
@@ -361,7 +361,7 @@ class _Dense:
         changed: Mapping[int, Mapping[str, float]],
         lacking: Collection[int] = (),
     ) -> None:
-        """One optimizer step with the mean of ``given`` (gradient, share).
+        """Take one optimizer step with the mean of ``given`` (gradient, share).
 
         Args:
             given: gradients and their shares.
@@ -457,7 +457,7 @@ class _Dense:
         return {**arrays, "step": self.steps}
 
     def places(self, buckets: Sequence[int]) -> dict[str, list[tuple[int, Array]]]:
-        """Where the bytes of the arrays of such a part belong."""
+        """Return where the bytes of the arrays of such a part belong."""
         overlaps = self._overlaps(self.buckets, buckets)
         return {
             name: [

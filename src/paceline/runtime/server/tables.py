@@ -36,7 +36,7 @@ class Slabs:
         self.grow(rows)
 
     def change(self, hyper: Mapping[str, float]) -> None:
-        """From here on these hyper-parameters are not the schema's, and all others are."""
+        """Make these hyper-parameters differ from the schema's from here on, and no others."""
         self.rule = self._first.changed(hyper) if hyper else self._first
 
     def grow(self, rows: int) -> None:
@@ -100,7 +100,7 @@ class FixedTable:
         kernels.gather(self.slabs.values, self._rows(ids), out)
 
     def apply(self, ids: Int64s, grads: Array, lr: float, now: int) -> None:
-        """One optimizer step on the rows of ``ids``, which are distinct."""
+        """Take one optimizer step on the rows of ``ids``, which are distinct."""
         rows = self._rows(ids)
         if self.aside is not None:
             self.aside.before_rows(self.table.name, rows, self.slabs.arrays)
@@ -134,7 +134,7 @@ class FixedTable:
         }
 
     def places(self, buckets: Sequence[int]) -> dict[str, list[tuple[int, Array]]]:
-        """Where the bytes of such a part's slabs belong: the byte of the slab, and the bytes."""
+        """Return where the bytes of such a part's slabs belong: the slab's byte, and the bytes."""
         runs = self._runs(buckets)
         return {
             name: [
@@ -293,7 +293,7 @@ class DynamicTable:
             kernels.initial_where_absent(keys, rows, table.init_seed, float(table.init_std), out)
 
     def apply(self, keys: Int64s, grads: Array, lr: float, now: int) -> None:
-        """One optimizer step on the rows of ``keys``, which are distinct; admits."""
+        """Take one optimizer step on the rows of ``keys``, which are distinct; admits."""
         rows = self._admitted(keys, now) if self.table.admit > 1 else self._created(keys)
         if self.aside is not None:
             self.aside.before_rows(self.table.name, rows, self._arrays())
@@ -350,7 +350,7 @@ class DynamicTable:
         self.index.keep(rows)
 
     def _arrays(self) -> dict[str, Array]:
-        """All that is kept by row, but for the keys."""
+        """Return all arrays that are kept by row, but for the keys."""
         return {**self.slabs.arrays, "last_used": self.last_used}
 
     def save(self) -> dict[str, Array]:
@@ -364,7 +364,7 @@ class DynamicTable:
         return dict(zip(names, self.waiting.save(), strict=True))
 
     def part(self, buckets: Sequence[int]) -> dict[str, Array]:
-        """What `save` of a holder of some of these buckets would say: copies."""
+        """Return what `save` of a holder of some of these buckets would: copies."""
         arrays = self.save()
         rows = np.flatnonzero(_of_buckets(arrays["key"], buckets))
         waits = np.flatnonzero(_of_buckets(arrays["waiting_key"], buckets))

@@ -1,1 +1,1 @@
-"""What a script trains (modules, optimizers and what goes with them), named, copied and loaded."""
+"""Objects that a script trains (modules, optimizers, and so on), named, copied and loaded."""

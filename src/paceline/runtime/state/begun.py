@@ -1,4 +1,4 @@
-"""What a script prepared when its job began, and what it prepares otherwise now."""
+"""Differences between what a script prepared when its job began, and what it prepares now."""
 
 import logging
 from collections.abc import Mapping, Sequence
@@ -24,7 +24,7 @@ def prepared(optimizers: Sequence[Optimizer], schedulers: Sequence[LRScheduler])
 
 
 def _plain_part(group: Mapping[str, Any]) -> dict[str, Any]:
-    """What can travel of a parameter group: the script may keep anything in it."""
+    """Return what can travel of a parameter group: the script may keep anything in it."""
     found = {}
     for key, value in group.items():
         if key == "params":

@@ -37,7 +37,7 @@ HASH_PARTS = 1 << _PART_BITS
 AHEAD = 8
 """Rows between the one worked on and the one prefetched: 4 and 8 measured best of 4 to 64."""
 FAR_AHEAD = 32
-"""The same for hash slots, which are one line and little work each: best of 4 to 64."""
+"""Like `AHEAD`, for hash slots, which are one line and little work each: best of 4 to 64."""
 
 
 def _prefetch(typing_context: Any, array: Any, index: Any) -> Any:
@@ -71,7 +71,7 @@ class _Alias:
 
 
 def plain(array: Array, dtype: npt.DTypeLike) -> Array:
-    """The same values as a contiguous, aligned array that is not flagged read-only.
+    """Return the same values as a contiguous, aligned array that is not flagged read-only.
 
     Received buffers are read-only, which to the compiler is another type and would compile every
     kernel once more. Kernels never write to their inputs, so the flag is taken off an alias. Copies

@@ -1,4 +1,4 @@
-"""Where the elements of a model live: which server, and at which place of its arrays.
+"""Places of the elements of a model: which server, and at which place of its arrays.
 
 Pure arithmetic over the schema and the owner table, shared by servers and workers. Elements of a
 dtype form one flat vector that is cut in blocks; block ``k`` belongs to bucket ``k % NUM_BUCKETS``.
@@ -45,7 +45,7 @@ def dense_blocks(size: int, block_elems: int, buckets: Sequence[int]) -> list[tu
 def dense_spans(
     schema: ModelSchema, owners: Sequence[int], me: int
 ) -> dict[str, list[tuple[int, int]]]:
-    """What server ``me`` owns of each dtype's flat vector, neighbouring blocks merged.
+    """Return what server ``me`` owns of each dtype's flat vector, neighbouring blocks merged.
 
     Its flat array is these spans, laid end to end.
     """
@@ -86,7 +86,7 @@ def dense_runs(
 def dense_overlaps(
     size: int, block_elems: int, mine: Sequence[int], theirs: Sequence[int]
 ) -> list[tuple[slice, slice]]:
-    """Where the blocks that two holders share lie: in my flat array, and in theirs."""
+    """Return where the blocks that two holders share lie: in my flat array, and in theirs."""
     places: list[dict[int, slice]] = []
     for buckets in (mine, theirs):
         place, at = {}, 0
@@ -103,7 +103,7 @@ def bucket_rows(num_rows: int) -> Int64s:
 
 
 def bucket_offsets(num_rows: int, buckets: Sequence[int]) -> Int64s:
-    """First row of each bucket in the slab of a server that holds ``buckets``; -1: not held."""
+    """Return the first row of each bucket in the slab of a holder of ``buckets``; -1: not held."""
     offsets = np.full(NUM_BUCKETS, -1, np.int64)
     held = list(buckets)
     sizes = bucket_rows(num_rows)[held]

@@ -67,12 +67,12 @@ class Outside:
         replace_step(scheduler, step)
 
     def own(self) -> tuple[int, ...]:
-        """Such calls that the script has made, or passed over."""
+        """Count such calls that the script has made, or passed over."""
         pairs = zip(self._passed, self._calls, strict=True)
         return tuple(passed + len(calls) for passed, calls in pairs)
 
     def counts(self) -> list[int]:
-        """Such calls that the schedulers' state contains."""
+        """Count such calls that the schedulers' state contains."""
         return [own + more for own, more in zip(self.own(), self._ahead, strict=True)]
 
     def pass_over(self, place: ScriptPlace, calls: Sequence[int]) -> None:

@@ -27,7 +27,7 @@ def pack(state: Any, name: str = "the state of a scheduler") -> Tree:
 
 
 def unpack(tree: Tree) -> Any:
-    """The same again.
+    """Return the value that was packed.
 
     Raises:
         PermanentError: it is damaged.
@@ -50,5 +50,5 @@ def packed(value: Any, name: str) -> bytes:
 
 
 def unpacked(data: bytes) -> Any:
-    """The same again; see `unpack`."""
+    """Return the value that was packed as bytes; see `unpack`."""
     return unpack(msgspec.msgpack.decode(data, type=Tree))

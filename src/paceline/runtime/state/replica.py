@@ -1,4 +1,4 @@
-"""What a member holds: models, optimizers, schedulers, scalers, as bytes for a peer.
+"""State that a member holds: models, optimizers, schedulers, scalers, as bytes for a peer.
 
 The state travels in parts: part 0 says what it is made of, the others are the tensors' bytes one
 after the other, `PART_BYTES` at a time.
@@ -57,13 +57,13 @@ def encode_layout(
     part: tuple[int, int] = (0, 1),
     rows: tuple[int | None, ...] = (),
 ) -> bytes:
-    """What the state is made of: part 0; for a shard see `Layout`."""
+    """Encode what the state is made of: part 0; for a shard see `Layout`."""
     kinds = tuple((str(one.dtype).removeprefix("torch."), tuple(one.shape)) for one in tensors)
     return msgspec.json.encode(Layout(skeleton, kinds, part, rows))
 
 
 def decode_layout(data: bytes) -> Layout:
-    """The same again.
+    """Decode a layout again.
 
     Raises:
         PermanentError: it is none.
@@ -76,7 +76,7 @@ def decode_layout(data: bytes) -> Layout:
 
 
 def place_in_cut(training: int, *places: Path) -> tuple[ScriptPlace, Sequence[int]] | None:
-    """Where the script was in a training whose state a cut holds; None: it holds none of it.
+    """Return where the script was in a training whose state a cut holds; None: it holds none of it.
 
     Returns:
         The place, and the steps of schedulers between loops.
@@ -94,7 +94,7 @@ def place_in_cut(training: int, *places: Path) -> tuple[ScriptPlace, Sequence[in
 
 
 def entry_in_cut(training: int, *places: Path) -> tuple[ScriptPlace, str, int] | None:
-    """Where the script was in its loops when a cut was made; None: the cut does not know it.
+    """Return where the script was in its loops when a cut was made; None: the cut does not know it.
 
     Returns:
         The place of its loop, the lines from which it was opened, and the number of the pass over
@@ -170,7 +170,7 @@ class Replica:
         self.modules, self.optimizers, self.schedulers = modules, optimizers, schedulers
         self.scalers = scalers
         self._outside = outside or Outside(schedulers, lambda _: 1)
-        #: Of the script of the training's beginning.
+        #: What the script had prepared at the training's beginning.
         self._begun = plain(prepared(optimizers, schedulers))
         take_apart(self._state())  # what cannot be handed over is refused before any work
 
@@ -294,7 +294,7 @@ class Replica:
         self._load_cut(places, whole=True)
 
     def load_what_fits(self, *places: Path) -> None:
-        """The same, but an optimizer stays as it is whose groups the script is still to add.
+        """Load a cut, but leave an optimizer as it is whose groups the script will still add.
 
         Raises:
             PermanentError: see `load_cut`.
@@ -309,7 +309,7 @@ class Replica:
         self.load_saved(read_file(name, expected, *places, into=into), whole=whole)
 
     def _may_write(self, layout: Layout) -> bool:
-        """Whether a state of this form is to take the place of what we hold."""
+        """Tell whether a state of this form is to take the place of what we hold."""
         return len(_over(_form_of(layout))) >= len(self.over)
 
     def _arrays(self) -> dict[str, Array]:
@@ -338,7 +338,7 @@ class Replica:
         self._become(arrived.state())
 
     def targets(self, layout: Layout, *, in_place: bool) -> list[Tensor]:
-        """Where the tensors of a state of this form are to be written.
+        """Return where the tensors of a state of this form must be written.
 
         ``in_place``: into those that we hold, where they fit; what we hold is lost then.
         """
@@ -366,7 +366,7 @@ class Replica:
         self._become_of_training(found, whole=whole)
 
     def end_again(self) -> None:
-        """Be what was loaded at the end of a loop once more: the script passes over another one.
+        """Become what was loaded at a loop's end once more: the script passes over another loop.
 
         So each of them ends with it, whatever the script has done since the one before.
         """
@@ -427,14 +427,14 @@ class Replica:
 
 
 def _kind(value: Any) -> tuple[str, ...]:
-    """What must be alike in members of what a module's ``state_dict`` holds."""
+    """Return what must be alike in members of what a module's ``state_dict`` holds."""
     if isinstance(value, Tensor):
         return str(value.dtype), str(tuple(value.shape))
     return (type(value).__name__,)
 
 
 def _is_plain(tensor: Tensor) -> bool:
-    """Whether its bytes lie in this machine's memory, in their order."""
+    """Tell whether a tensor's bytes lie in this machine's memory, in their order."""
     return tensor.device.type == "cpu" and tensor.is_contiguous() and tensor.layout == torch.strided
 
 
@@ -446,7 +446,7 @@ class Photograph:
         self.addresses = (
             tuple(one.data_ptr() for one in tensors) if all(map(_is_plain, tensors)) else ()
         )
-        """Where the tensors lie in memory; none: not as they are."""
+        """Addresses of the tensors in memory; none: they cannot be read as they are."""
         self._bytes = [as_bytes(one) for one in tensors]
         size = sum(len(one) for one in self._bytes)
         self.num_parts = 1 + math.ceil(size / PART_BYTES)
@@ -467,7 +467,7 @@ class Arriving:
         self.num_parts = 1
         #: The peer's process and where its tensors lie, once that is known.
         self.readable: tuple[int, tuple[int, ...]] | None = None
-        #: All was read, and is to be confirmed.
+        #: Whether all was read, and must be confirmed.
         self.unconfirmed = False
         self.layout: Layout | None = None
         self._tensors: list[Tensor] = []
@@ -490,11 +490,11 @@ class Arriving:
         return fresh
 
     def ask_again(self) -> None:
-        """Nothing is on its way any more."""
+        """Have all asked for again: nothing is on its way any more."""
         self._asked.clear()
 
     def read(self, targets: list[Tensor]) -> None:
-        """All of it was read into these, but may have changed meanwhile."""
+        """Take all of it as read into these, though it may have changed meanwhile."""
         self._tensors = targets
         self._missing.clear()
         self.readable, self.unconfirmed = None, True
@@ -525,7 +525,7 @@ class Arriving:
         self._missing.update(range(1, num_parts))
 
     def _room(self) -> list[Tensor]:
-        """Where the parts are written to."""
+        """Return where the parts are written to."""
         if self.layout is not None and not self._tensors:
             self._tensors = [
                 torch.empty(shape, dtype=getattr(torch, dtype))
@@ -535,7 +535,7 @@ class Arriving:
         return self._bytes
 
     def state(self) -> Any:
-        """All of it."""
+        """Return all of the state."""
         assert self.layout is not None
         self._room()
         return put_together(self.layout.skeleton, self._tensors)

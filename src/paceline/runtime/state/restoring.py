@@ -50,7 +50,7 @@ def restore_optimizer(optimizer: Optimizer, state: dict[str, Any]) -> None:
 
 
 def fits(optimizer: Optimizer, state: Mapping[str, Any]) -> bool:
-    """Whether an optimizer has all groups of a state."""
+    """Tell whether an optimizer has all groups of a state."""
     ours, theirs = _sizes(optimizer.param_groups), _sizes(state["param_groups"])
     return ours[: len(theirs)] == theirs
 
@@ -71,7 +71,7 @@ def _sizes(groups: Sequence[Mapping[str, Any]]) -> list[int]:
 
 
 def _exactly(value: Any, loaded: Any) -> Any:
-    """What was loaded, with the tensors' own dtypes."""
+    """Return what was loaded, with the tensors' own dtypes."""
     match value:
         case Tensor() if isinstance(loaded, Tensor):
             return loaded if loaded.dtype == value.dtype else value.to(loaded.device)
@@ -123,7 +123,7 @@ def restore_module(module: nn.Module, state: Mapping[str, Any]) -> None:
             _fit_buffer(module, name, value)
     if not _is_in(module, state):
         whole = OrderedDict(state)
-        # By this modules tell states of older versions of their class from those of the present.
+        # Modules tell states of older versions of their class from those of the present by this.
         whole._metadata = own._metadata  # type: ignore[attr-defined]
         module.load_state_dict(whole)
 
@@ -166,7 +166,7 @@ def _fit_buffer(module: nn.Module, name: str, value: Tensor, *, persistent: bool
 
 
 def _drop_buffer(module: nn.Module, name: str) -> None:
-    """A buffer is none any more."""
+    """Make a buffer none any more."""
     path, _, local = name.rpartition(".")
     owner = _owner(module, path)
     if owner is not None and local in owner._buffers:
@@ -174,12 +174,12 @@ def _drop_buffer(module: nn.Module, name: str) -> None:
 
 
 def _overlaps(tensor: Tensor) -> bool:
-    """Whether several elements lie at one place (`Tensor.expand`), so that none can be written."""
+    """Tell whether elements lie at one place (`Tensor.expand`), so that none can be written."""
     return any(not step and size > 1 for step, size in zip(tensor.stride(), tensor.shape))
 
 
 def _is_in(module: nn.Module, state: Mapping[str, Any]) -> bool:
-    """Whether a module's own tensors are those of the state: they were written in place."""
+    """Tell whether a module's own tensors are those of the state: they were written in place."""
     own = module.state_dict()
     # All DTensors have one address, which is none.
     return own.keys() == state.keys() and all(

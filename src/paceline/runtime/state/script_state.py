@@ -65,12 +65,12 @@ class ScriptState(MutableMapping[str, Any]):
         return self._held
 
     def begin_again(self) -> None:
-        """Be empty, as for a script that begins."""
+        """Become empty, as for a script that begins."""
         self._held.clear()
         self._waiting, self._deleted = {}, set()
 
     def state_of(self) -> dict[str, Any]:
-        """All of it, as nested data and tensors."""
+        """Return all of it, as nested data and tensors."""
         return {name: _state_of(value) for name, value in self._held.items()} | self._waiting
 
     def become(self, state: Mapping[str, Any]) -> None:

@@ -90,7 +90,7 @@ def _text(text: str, name: str) -> str:
 
 
 def why_unmovable(tensor: Tensor) -> str | None:
-    """Why the bytes of a tensor are not all of it; None: they are."""
+    """Say why the bytes of a tensor are not all of it; None: they are."""
     if tensor.is_nested:
         return "a nested tensor; keep its values and offsets as two tensors"
     if tensor.layout is not torch.strided:
@@ -122,7 +122,7 @@ def as_bytes(tensor: Tensor) -> Tensor:
 
 
 def as_array(tensor: Tensor) -> Array:
-    """The same as an array, whose dtype is the tensor's where numpy has it."""
+    """Return a tensor as an array, whose dtype is the tensor's where numpy has it."""
     plain = tensor.detach().cpu().contiguous()
     try:
         return plain.numpy()

@@ -112,7 +112,7 @@ def _kept(holder: Holder) -> dict[str, Any] | CodeType:
 
 
 def _counts(before: Any, noted: Any, now: Any) -> bool:
-    """Whether three values of one variable are those of a counter."""
+    """Tell whether three values of one variable are those of a counter."""
     if not type(before) is type(noted) is type(now) is int:
         return False
     return now - noted == noted - before != 0

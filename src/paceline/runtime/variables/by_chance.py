@@ -30,7 +30,7 @@ Any other number may be what tells two lines apart: a learning rate, a fold, a v
 
 
 def says_little(value: Any) -> bool:
-    """Whether a value is one that variables of all kinds begin with: nothing, 0, not a number."""
+    """Tell whether variables of all kinds begin with such a value: nothing, 0, not a number."""
     if value is None:
         return True
     if type(value) in (int, float) or isinstance(value, np.floating | np.integer):

@@ -54,7 +54,8 @@ _LEAVES = "POP_TOP"
 _WRITES_THROUGH = sys.version_info >= (3, 13)
 """Whether what is set in ``frame.f_locals`` is set in the frame."""
 _OWN_REFERENCES = 4
-"""To a frame's dictionary in `_let_go`: the frame's, the caller's, its own and the counter's."""
+"""References to a frame's dictionary in `_let_go`: the frame's, the caller's, its own and the
+counter's."""
 
 
 @cache
@@ -70,20 +71,20 @@ def _foreign() -> tuple[str, ...]:
 
 @lru_cache(maxsize=4096)
 def is_scripts(file: str) -> bool:
-    """Whether a file's code is the script's own, and not a library's."""
+    """Tell whether a file's code is the script's own, and not a library's."""
     if file.startswith("<"):
         return not file.startswith("<frozen")
     return not (file.startswith(_foreign()) or "/site-packages/" in file)
 
 
 def is_library_module(name: str) -> bool:
-    """Whether a module is of a library whose objects are looked into."""
+    """Tell whether a module is of a library whose objects are looked into."""
     file = getattr(sys.modules.get(name), "__file__", None)
     return isinstance(file, str) and bool(library_of(file))
 
 
 def is_scripts_module(name: str) -> bool:
-    """Whether a module is the script's own."""
+    """Tell whether a module is the script's own."""
     if name in ("__main__", "__mp_main__"):
         return True
     module = sys.modules.get(name)
@@ -100,7 +101,7 @@ _NOT_FOLLOWED = frozenset(
         *("accelerate", "transformers", "lightning", "pytorch_lightning", "lightning_fabric"),
         # Progress bars and curves: what they show goes on by itself.
         *("tqdm", "rich", "wandb", "mlflow", "tensorboard", "tensorboardX", "comet_ml", "clearml"),
-        # What starts a script, or reads its arguments.
+        # Libraries that start a script, or read its arguments.
         *("click", "typer", "fire", "absl", "hydra", "omegaconf", "pydantic", "yaml", "ray"),
         *("pytest", "_pytest", "pluggy", "paceline"),
     )
@@ -137,7 +138,7 @@ def frames_of(innermost: FrameType) -> list[FrameType]:
 
 
 def place_of(frame: FrameType, *, opens: bool = False) -> Place:
-    """Where a frame is.
+    """Return where a frame is.
 
     Of lines that do the same and go on at the same place, as two ``batch = next(batches)`` of a
     ``try`` statement, it is the first.
@@ -204,7 +205,7 @@ def _goes_on_at(steps: list[dis.Instruction], numbers: Mapping[int, int], at: in
 
 
 def is_module(frame: FrameType) -> bool:
-    """Whether the frame is that of a module, whose variables are its globals."""
+    """Tell whether the frame is that of a module, whose variables are its globals."""
     return frame.f_code.co_name == "<module>"
 
 
@@ -255,7 +256,7 @@ def _word(address: int) -> int:
 
 
 def _stack_of(frame: FrameType, at: int | None = None) -> list[Any] | None:
-    """What lies on a frame's value stack below the call that is under way.
+    """Return what lies on a frame's value stack below the call that is under way.
 
     Args:
         frame: runs, or waits.
@@ -284,7 +285,7 @@ def _object(address: int) -> Any:
 
 @lru_cache(maxsize=256)
 def _depth_below(code: CodeType, at: int) -> int | None:
-    """How many objects lie on the value stack below what the call at ``at`` takes.
+    """Count the objects on the value stack below what the call at ``at`` takes.
 
     Found as a compiler finds it: by following every way through the code.
     """
@@ -312,7 +313,7 @@ def _depth_below(code: CodeType, at: int) -> int | None:
 
 
 def _nexts(steps: list[dis.Instruction], number: int, depth: int) -> Iterator[tuple[int, int]]:
-    """Where the code may go on after an instruction, and how many objects there are then."""
+    """Yield where the code may go on after an instruction, and how many objects there are then."""
     step = steps[number]
     if step.opcode in dis.hasjrel or step.opcode in dis.hasjabs:
         yield step.argval, depth + dis.stack_effect(step.opcode, step.arg, jump=True)
@@ -343,7 +344,7 @@ def _inner(value: Any) -> list[Any]:
 
 
 def is_in_for(frame: FrameType) -> bool:
-    """Whether a frame waits for the next element of a ``for`` statement, and not in a call."""
+    """Tell whether a frame waits for the next element of a ``for`` statement, and not in a call."""
     return _is_for(frame.f_code, frame.f_lasti)
 
 
@@ -370,13 +371,13 @@ def _targets(code: CodeType, at: int) -> frozenset[str]:
 
 
 def drops_iterator(frame: FrameType) -> bool:
-    """Whether a frame drops the iterator of a ``for`` statement that it leaves, by no error."""
+    """Tell whether a frame drops a ``for`` statement's iterator as it leaves it, by no error."""
     found = [one for one in dis.get_instructions(frame.f_code) if one.offset <= frame.f_lasti]
     return bool(found) and found[-1].opname == _LEAVES
 
 
 def asks_by_itself(frame: FrameType) -> bool:
-    """Whether a frame asks for batches in a ``for`` statement or by ``next``.
+    """Tell whether a frame asks for batches in a ``for`` statement or by ``next``.
 
     Else a call does, or a comprehension, which has collected something that no variable holds.
     """
@@ -412,14 +413,14 @@ _AT_INDEX = 2
 
 
 class IteratorAt(NamedTuple):
-    """How far an iterator is."""
+    """Position of an iterator."""
 
     kind: str
     at: int
 
 
 def reached(iterator: Any) -> IteratorAt | None:
-    """How far an iterator is whose position can be read and set; None: it is no such."""
+    """Return the position of an iterator if it can be read and set; None: it cannot."""
     if type(iterator) is _RANGE:
         made: Any = iterator.__reduce__()
         numbers, index = made[1][0], (made[2] or 0) if len(made) > 2 else 0
@@ -547,7 +548,7 @@ _FIXED = (ModuleType, FunctionType, type, int, float, complex, str, bytes, type(
 
 
 def _may_change(module: ModuleType) -> bool:
-    """Whether a module has a container or an object, or a function that sets one of its globals."""
+    """Tell whether a module has a container, an object, or a function that sets its globals."""
     for name, value in [*vars(module).items()]:
         if name.startswith("__") or type(value).__module__ in ("typing", "types"):
             continue

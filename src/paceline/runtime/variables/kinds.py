@@ -39,11 +39,11 @@ MOST_SEEN = 1 << 16
 MOST_BYTES = 16 << 20
 """Bytes of one variable that are handed to another worker or kept in a cut, at most."""
 SAMPLE_BYTES = 1 << 14
-"""So much of each tensor of an object with a state is looked at, to see whether it changed."""
+"""Bytes of each tensor of an object with a state that are looked at, to see whether it changed."""
 
 
 class Kind(NamedTuple):
-    """What can be done with values of one kind."""
+    """Ways to handle values of one kind."""
 
     name: str
     fits: Callable[[Any], bool]
@@ -61,7 +61,7 @@ class Kind(NamedTuple):
 
 
 def is_plain(value: Any) -> bool:
-    """Whether a value is a container of plain data, or such data."""
+    """Tell whether a value is a container of plain data, or such data."""
     kind = type(value)
     if kind in ATOMS or isinstance(value, (*CONTAINERS, Tensor, np.ndarray, np.generic)):
         return True
@@ -107,7 +107,7 @@ def _seen_inside(value: Any) -> Any:
 
 
 def _seen_spelled(value: Any) -> Any:
-    """It as text; of what does not travel, too, so that it is named when it has changed."""
+    """Return a value as text; also one that does not travel, so that its change can be named."""
     try:
         return spell(value)
     except NoPlainError:
@@ -156,7 +156,7 @@ def _seen_plain(value: Any) -> Any:
 
 
 def _size(value: Any) -> int:
-    """About how many elements a container has, with those of its own."""
+    """Estimate how many elements a container has, with those of its own."""
     if isinstance(value, dict):
         value = dict_of(value).values(value)
     first = [*islice(value, 8)]

@@ -43,7 +43,7 @@ class LargeTensors:
 
     def __init__(self, *, at_once: bool = False) -> None:
         self.at_once = at_once
-        """Each is copied when it is first seen, so that its first change can be taken back."""
+        """Whether each is copied when it is first seen, so that its first change can be undone."""
         self._now: dict[int, LargeTensor] = {}
         self._before: dict[int, LargeTensor] = {}
         self._num_copied = 0
@@ -93,7 +93,7 @@ def _noted(value: Tensor, copy: Tensor | None) -> LargeTensor:
 
 
 def _some_of(value: Tensor) -> np.ndarray[Any, Any] | None:
-    """Up to `SAMPLED` elements along the first axis, and the middle of the others."""
+    """Return up to `SAMPLED` elements along the first axis, and the middle of the others."""
     integers = _INTEGERS.get(value.element_size())
     if not value.is_cpu or value.is_complex() or integers is None:
         return None
@@ -115,6 +115,6 @@ def _put_back(large: LargeTensor) -> bool:
 
 
 def is_large_kind(value: Tensor) -> bool:
-    """Whether a tensor can be copied and put back."""
+    """Tell whether a tensor can be copied and put back."""
     plain = type(value) in (Tensor, nn.Parameter) and not value.is_meta
     return plain and not value.is_inference() and value.grad_fn is None

@@ -84,7 +84,7 @@ class Besides(NamedTuple):
 
 
 class ScriptLook:
-    """What the script's variables are now.
+    """The script's variables as they are now.
 
     Args:
         chain: the script's frames, innermost first; see `frames.frames_of`.
@@ -104,7 +104,7 @@ class ScriptLook:
         self.holders: dict[str, Callable[[str, Any], None]] = {}
         """Path -> gives a variable beside it a name and a value."""
         self.roots = list[str]()
-        """With what the paths of variables begin: those of the script's functions and modules."""
+        """Beginnings of the paths of variables: those of the script's functions and modules."""
         self._functions = list[str]()
         self.of_libraries = set[str]()
         """Paths that lead through an object of a library."""
@@ -190,7 +190,7 @@ class ScriptLook:
         return made
 
     def _of_dataset(self, path: str, dataset: Any) -> None:
-        """What a script has made for its loop alone, and has no name for."""
+        """Add what a script has made for its loop alone, and has no name for."""
         if isinstance(dataset, Subset):
             self._of_dataset(path, dataset.dataset)
         elif isinstance(dataset, TensorDataset) or is_own(type(dataset)):
@@ -253,7 +253,7 @@ class ScriptLook:
                 self.of_libraries.add(path)
 
     def _is_group_of_others(self, value: Any) -> bool:
-        """Whether a dictionary is a group of parameters of a prepared optimizer.
+        """Tell whether a dictionary is a group of parameters of a prepared optimizer.
 
         A script that sets rates by hand has one as a variable; a joiner has none before its body.
         """
@@ -289,12 +289,12 @@ class ScriptLook:
         return not is_module or self._holds_prepared(path, value, depth)
 
     def _is_driven(self, kind: type) -> bool:
-        """Whether a class is of a library whose loops ask for the script's batches."""
+        """Tell whether a class is of a library whose loops ask for the script's batches."""
         file = getattr(sys.modules.get(kind.__module__), "__file__", None) or ""
         return frames.library_of(file) in self._drive
 
     def _holds_prepared(self, path: str, value: nn.Module, depth: int) -> bool:
-        """Whether a module has parts that are the job's; looks into its other parts then."""
+        """Tell whether a module has parts that are the job's; then look into its other parts."""
         if id(value) in self._others or all(id(one) not in self._others for one in value.modules()):
             return False
         for name, one in value.named_children():
@@ -303,7 +303,7 @@ class ScriptLook:
 
     @staticmethod
     def _is_node(value: Any) -> bool:
-        """Whether there is something in a container that is not plain data."""
+        """Tell whether there is something in a container that is not plain data."""
         try:
             encoded(value)
         except NoPlainError:
@@ -326,7 +326,7 @@ class ScriptLook:
         if isinstance(value, dict):
             for number, (key, one) in enumerate(list(dict_of(value).items(value))):
                 name = repr(key)
-                # Of an object without a name of its own: it lies elsewhere in another process.
+                # An object without a name of its own lies elsewhere in another process.
                 name = f"#{number}" if " at 0x" in name else name
                 self._add(f"{path}[{name}]", one, put(key), depth + 1)
         elif isinstance(value, list | tuple | deque):
@@ -382,7 +382,7 @@ class ScriptLook:
 
 
 def is_own(kind: type) -> bool:
-    """Whether objects of a class are the script's own, which are looked into."""
+    """Tell whether objects of a class are the script's own, which are looked into."""
     found = _own.get(kind)
     if found is None:
         found = _own[kind] = _is_own(kind)
@@ -393,7 +393,7 @@ _own: dict[type, bool] = {}
 
 
 def is_of_library(kind: type) -> bool:
-    """Whether objects of a class are of a library, and are looked into."""
+    """Tell whether objects of a class are of a library, and are looked into."""
     found = _of_library.get(kind)
     if found is None:
         found = _of_library[kind] = not issubclass(kind, _NOT_LOOKED_INTO) and (
@@ -405,7 +405,7 @@ def is_of_library(kind: type) -> bool:
 
 
 def is_environment(kind: type) -> bool:
-    """Whether objects of a class are what an agent acts in (gymnasium, dm_env)."""
+    """Tell whether objects of a class are what an agent acts in (gymnasium, dm_env)."""
     return all(callable(getattr(kind, name, None)) for name in ("reset", "step", "close"))
 
 
@@ -441,7 +441,7 @@ _PLAIN_OBJECTS = frozenset([Namespace, SimpleNamespace])
 
 
 def _is_number(value: Any) -> bool:
-    """Whether two variables that have one object have equal values, as of two objects."""
+    """Tell whether two variables that have one object have equal values, as of two objects."""
     is_single = isinstance(value, Tensor) and value.numel() == 1
     if isinstance(value, bytearray | array.array):
         return False

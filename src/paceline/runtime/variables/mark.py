@@ -1,4 +1,4 @@
-"""What a script's variables were when it asked for a batch, so that its body can be taken back.
+"""Mark of a script's variables as it asked for a batch, so that its body can be taken back.
 
 A step that a lost worker breaks comes again, and so does the body of the script's loop. What the
 first run of the body has done to the script's variables is undone before the second one: a count
@@ -27,9 +27,9 @@ from paceline.runtime.variables.look import OF_MODULES, is_of_library, is_own, s
 from paceline.runtime.variables.plain import ATOMS, CONTAINERS, dict_of
 
 SMALL_BYTES = 1 << 16
-"""Tensors and arrays of at most so many bytes are copied for each batch."""
+"""Bytes up to which tensors and arrays are copied for each batch."""
 LONG = 4096
-"""A container of more elements is not looked into, and taken back by its length: a body appends."""
+"""Elements beyond which a container is taken back by its length alone: a body appends."""
 
 MOST_OBJECTS = 4096
 """Objects that one mark keeps."""
@@ -78,7 +78,7 @@ class BodyMark:
         #: By the frame's id, since a frame that is kept keeps its loop open after a ``break``.
         self._frames = dict[int, dict[str, Any]]()
         self.places = [(one.f_code, one.f_lasti, id(one)) for one in chain]
-        """Where its frames were: code, instruction, id."""
+        """Places of its frames: code, instruction, id."""
         for module in frames.modules_of(chain):
             self._keep_names(vars(module))
         if kept is not None:
@@ -157,16 +157,16 @@ class BodyMark:
         return left
 
     def is_of(self, frame: FrameType) -> bool:
-        """Whether the frame was there."""
+        """Tell whether the frame was there."""
         return any(id(frame) == one for _, _, one in self.places)
 
     @property
     def names(self) -> list[tuple[dict[str, Any], dict[str, Any]]]:
-        """Of modules and of the script's objects: their variables, and what these were."""
+        """Variables of modules and of the script's objects, and what these were."""
         return self._names
 
     def locals_of(self, frame: FrameType) -> dict[str, Any] | None:
-        """What the variables of a function's frame were; None: it was not there."""
+        """Return what the variables of a function's frame were; None: it was not there."""
         return self._frames.get(id(frame))
 
     def _at(self, chain: list[FrameType]) -> Iterator[tuple[FrameType, dict[str, Any]]]:
@@ -183,7 +183,7 @@ class BodyMark:
 
 
 def _is_of_batch(value: Any) -> bool:
-    """Whether a value is of the batch in hand, whose successor takes its place, or of its loop."""
+    """Tell whether a value is of the batch in hand, which its successor replaces, or its loop."""
     if isinstance(value, Tensor):
         is_sum = value.numel() == 1  # losses that are added up as they are
         return value.nbytes > SMALL_BYTES or (value.grad_fn is not None and not is_sum)
@@ -445,7 +445,7 @@ def _keep_array(value: np.ndarray[Any, Any]) -> Any:
 
 
 def _some_of(value: np.ndarray[Any, Any]) -> bytes:
-    """Some elements of a large array: whether it has changed is seen by them."""
+    """Return some elements of a large array, by which it is seen whether it has changed."""
     return bytes(value.flat[:: max(1, value.size // SAMPLED)].tobytes())
 
 

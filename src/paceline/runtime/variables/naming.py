@@ -1,4 +1,4 @@
-"""Where a script sets a variable: the line that a message names."""
+"""The line at which a script sets a variable: a message names it."""
 
 import ast
 from collections.abc import Iterator, Sequence

@@ -20,7 +20,7 @@ MOST_PARTS = 1 << 12
 
 
 def is_opaque(value: Any) -> bool:
-    """Whether a value is of Python's own library, and goes on as a script uses it."""
+    """Tell whether a value is of Python's own library, and goes on as a script uses it."""
     kind = type(value)
     if isinstance(value, GeneratorType):
         return not value.gi_running  # else its variables are looked at themselves

@@ -44,13 +44,13 @@ _BASES = (dict, list, tuple, set, frozenset, deque, int, float, complex, str, by
 
 
 class ContainerForm(NamedTuple):
-    """What a type of containers is besides its parts."""
+    """Rest of a type of containers beside its parts."""
 
     kind: type
     more: Callable[[Any], Any] = lambda value: None
-    """This, as data."""
+    """Gives this rest, as data."""
     make: Callable[[Any, list[Any]], Any] = lambda more, parts: parts
-    """This, and the parts -> a value."""
+    """Makes a value of this rest and the parts."""
 
 
 def _factory(name: str) -> Any:
@@ -141,7 +141,7 @@ def _parts_of(value: Any) -> Any:
 
 
 def _names(value: Any) -> str:
-    """What a value of a class of its own has as attributes: nothing, some, or its own parts."""
+    """Say what attributes a value of its own class has: nothing, some, or its own parts."""
     attributes = getattr(value, "__dict__", None)
     if isinstance(value, dict) and attributes is value:
         return "itself"
@@ -167,13 +167,13 @@ def _taken_apart(value: Any) -> list[Any]:
 
 
 def is_record(value: Any) -> bool:
-    """Whether a value is of a dataclass of the script's, as the transitions of a replay buffer."""
+    """Tell whether a value is of a dataclass of the script's, as a replay buffer's transitions."""
     kind = type(value)
     return dataclasses.is_dataclass(kind) and frames.is_scripts_module(kind.__module__)
 
 
 def _is_tagged(data: Any) -> bool:
-    """Whether a list begins as one that says what it is."""
+    """Tell whether a list begins as one that says what it is."""
     return (
         isinstance(data, list)
         and bool(data)
@@ -291,7 +291,7 @@ def _in_turn(own: Iterable[Any], new: Any) -> list[Any]:
 
 
 def _is_own(own: Any, new: Any) -> bool:
-    """Whether ours is of a class of its own among numbers or texts."""
+    """Tell whether ours is of a class of its own among numbers or texts."""
     return type(own) not in ATOMS and isinstance(own, type(new)) and type(new) is not bool
 
 

@@ -34,7 +34,7 @@ class NoPlainError(TypeError):
 
 
 class Spelling(NamedTuple):
-    """How values of one type are written and read."""
+    """Way to write and to read values of one type."""
 
     write: Callable[[Any], str]
     read: Callable[[str], Any]
@@ -124,7 +124,7 @@ _BY_NAME = {_name_of(kind): spelling for kind, spelling in _SPELLINGS.items()}
 
 
 def is_spelled(value: Any) -> bool:
-    """Whether a value is of such a kind."""
+    """Tell whether a value is of such a kind."""
     if type(value) is int:
         return not -(2**63) <= value < 2**63
     return type(value) in _SPELLINGS or isinstance(value, Enum | bytearray | array.array | np.dtype)
@@ -189,7 +189,7 @@ def _flags(kind: type[Flag], names: str) -> Flag:
 
 
 def is_spelling(data: Any) -> bool:
-    """Whether plain data is such a value, spelled out."""
+    """Tell whether plain data is such a value, spelled out."""
     return (
         isinstance(data, list)
         and bool(data)

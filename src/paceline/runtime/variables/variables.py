@@ -52,7 +52,7 @@ MOST_OF_LAST = 1 << 20
 """Bytes of a tensor that the last body of a loop has left, at most."""
 
 ENOUGH = 2
-"""So many values that were equal in all members show that a variable is shared."""
+"""Number of values, equal in all members, that show that a variable is shared."""
 
 NOT_MADE = (
     RuntimeError,
@@ -73,16 +73,16 @@ class VariableDifference(NamedTuple):
 
     path: str
     line: str
-    """Where the script sets it."""
+    """Line at which the script sets it."""
 
     @property
     def name(self) -> str:
-        """As the script calls it."""
+        """Name by which the script calls it."""
         return self.path.rpartition(":")[2].partition(".")[2] or self.path.rpartition(":")[2]
 
 
 class Variables:
-    """Those of one script.
+    """Variables of one script.
 
     Args:
         found: whether they are looked for (``script_state`` in the job's spec).
@@ -97,7 +97,7 @@ class Variables:
         self.place: ScriptPlace = ()
         """Place of the loop that the script is in."""
         self.opened = ""
-        """The lines from which that was opened; see `site`."""
+        """Lines from which that loop was opened; see `site`."""
         self.turn = 0
         """Number of the pass over its loader."""
         self.ready: dict[str, Any] | None = None
@@ -108,7 +108,7 @@ class Variables:
         None: the loop has had no batch so far, so that is what the generators are at.
         """
         self.draws_alone = False
-        """The script draws in its loops what it draws between them, as it is the only worker."""
+        """Whether the script draws in its loops what it draws between them, as the only worker."""
         self._dataset: Any = None
         self._frame: FrameType | None = None
         self._is_leaving = False
@@ -116,7 +116,7 @@ class Variables:
         self._at_stop: dict[str, Any] | None = None
         self.leaves_by_stop: Callable[[], bool] = lambda: False
         """Whether a handler of the script's may have left its loop, since the job is to stop."""
-        #: From where the script asks for its batches, innermost first.
+        #: Places from which the script asks for its batches, innermost first.
         self._asked_from = list[frames.Place]()
         self._mark: BodyMark | None = None
         self._passed = list[tuple[Any, frames.IteratorAt]]()
@@ -139,22 +139,22 @@ class Variables:
         #: What a peer or a cut has handed over, and the script has not taken so far.
         self._arrived: dict[str, Any] | None = None
         self.at_end = False
-        """The loop that the script is in is over."""
+        """Whether the loop that the script is in is over."""
         self.missed = False
-        """The script counts otherwise than a plain run: something was not taken back or over."""
+        """Whether the script counts otherwise than a plain run: not all was taken back or over."""
         self.declined = False
-        """The script reads something else in the loop in which the state is."""
+        """Whether the script reads something else in the loop in which the state is."""
         self.has_left = False
-        """The loop was left before this life came to it."""
+        """Whether the loop was left before this life came to it."""
         self.copies_at_once = False
-        """Bodies are taken back also where no step breaks: each block is computed as one."""
+        """Whether bodies are taken back without a broken step: each block is computed as one."""
         self.takes_back = True
-        """A step that comes again is asked for where the body of the script's loop begins."""
+        """Whether a step that comes again is asked for where the body of the loop begins."""
         self.objects: dict[str, Any] = {}
         """Objects of a library, by names for them: they are looked into like those of the
         script."""
         self.took = False
-        """The script holds what a peer or a cut has handed over."""
+        """Whether the script holds what a peer or a cut has handed over."""
         self._num_given = 0
 
     def begin_loop(self, feed: Feed, dataset: Any = None) -> None:
@@ -216,7 +216,7 @@ class Variables:
         return frames.frames_of(self._frame) if self._frame is not None else []
 
     def site(self, frame: FrameType) -> str:
-        """Where a script calls from, as text: the same in all workers at one line.
+        """Return where a script calls from, as text: the same in all workers at one line.
 
         An engine of a library may begin its first loop elsewhere than the others.
         """
@@ -243,7 +243,7 @@ class Variables:
         self._num_bodies = 0
 
     def _positions(self) -> list[tuple[Any, frames.IteratorAt]]:
-        """Where the script's statements are, if it asks with ``next``: they go on by themselves."""
+        """Return where the script's statements are, if it asks with ``next`` and moves them."""
         chain = self._chain
         if not chain or frames.is_in_for(chain[0]):
             return []
@@ -253,7 +253,7 @@ class Variables:
     def _passed_in(
         self, chain: list[FrameType], mark: BodyMark
     ) -> list[tuple[Any, frames.IteratorAt]]:
-        """Where the script's statements were, by their iterators now."""
+        """Return where the script's statements were, by their iterators now."""
         if not self._passed or mark.is_of(chain[0]):
             return self._passed
         now = [one for one in frames.positions_of(chain[0]) if frames.reached(one) is not None]
@@ -391,7 +391,7 @@ class Variables:
         return differences
 
     def _was_shared(self, path: str, told: Sequence[dict[int, int]]) -> bool:
-        """Whether a variable that differs now was equal in all members, and not by chance."""
+        """Tell whether a variable that differs now was equal in all members, and not by chance."""
         if path in self._of_member or len(self._equal.get(path, ())) < ENOUGH:
             return False
         form = _path_digest(_form_of(path))
@@ -451,7 +451,7 @@ class Variables:
         }
 
     def _last_of(self, look: ScriptLook, but: Collection[str]) -> dict[str, Any]:
-        """What else the last body has set: a script may go on with it behind the loop."""
+        """Return what else the last body has set: a script may go on with it behind the loop."""
         found = dict[str, Any]()
         for path, leaf in look.leaves.items():
             value = leaf.value
@@ -486,7 +486,7 @@ class Variables:
 
     @property
     def is_prepared(self) -> bool:
-        """Whether that is done, or there is nothing to hand over where the script is."""
+        """Whether variables are ready, or there is nothing to hand over where the script is."""
         return self.ready is not None or self._frame is None or not self._first
 
     def become(self, state: dict[str, Any] | None) -> None:
@@ -497,7 +497,7 @@ class Variables:
 
     @property
     def arrived_at(self) -> tuple[ScriptPlace, str, int] | None:
-        """Where a script was with what has arrived, and was not taken: see `entry_in_cut`."""
+        """Place of a script with what has arrived, and was not taken: see `entry_in_cut`."""
         state = self._arrived
         if state is None:
             return None
@@ -541,7 +541,7 @@ class Variables:
         return True
 
     def take_left(self) -> bool:
-        """The same of a state with which scripts have left this loop; whether it is over."""
+        """Take the state with which scripts have left this loop; tell whether the loop is over."""
         state = self._arrived
         self.has_left = bool(state and state.get("left")) and self.take(ended=True)
         return self.has_left
@@ -597,7 +597,7 @@ class Variables:
             )
 
     def _is_of(self, state: dict[str, Any], chain: Sequence[FrameType]) -> bool:
-        """Whether a state is of a script that asked from the lines from which this one asks."""
+        """Tell whether a state is of a script that asked from the lines from which ours asks."""
         here = [list(frames.place_of(one)) for one in chain]
         return state["opened"] == self.opened and here == [list(one) for one in state["site"]]
 
@@ -658,13 +658,13 @@ class Variables:
 
 
 def _is_among(value: Any, ids: set[int]) -> bool:
-    """Whether an object, or a part of a module, is one of these."""
+    """Tell whether an object, or a part of a module, is one of these."""
     parts = value.modules() if isinstance(value, nn.Module) else (value,)
     return any(id(one) in ids for one in parts)
 
 
 def _is_record(value: Any) -> bool:
-    """Whether a value is a number, or a container of such: a sum, a history of an epoch's losses.
+    """Tell whether a value is a number, or a container of such: a sum, a history of losses.
 
     Not a single text, which may be the name of a member's own file.
     """

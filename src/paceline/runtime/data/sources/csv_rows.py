@@ -37,7 +37,7 @@ class CsvRows(LineRecords):
     """
 
     reads_in_thread = True
-    """Nothing of the user's is called."""
+    """True: no code of the user is called."""
 
     def __init__(
         self,

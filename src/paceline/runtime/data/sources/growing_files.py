@@ -41,7 +41,7 @@ class GrowingFiles:
     """
 
     reads_in_thread = True
-    """Nothing of the user's is called."""
+    """True: no code of the user is called."""
 
     def __init__(
         self, directory: str | Path, pattern: str = "*.jsonl", *, complete: bool = False
@@ -85,7 +85,7 @@ class GrowingFiles:
         return self._file(partition).read(start, stop)
 
     def finished(self) -> bool:
-        """Whether ``_END`` is there (or the stream was said to be complete)."""
+        """Tell whether ``_END`` is there (or the stream was said to be complete)."""
         return self._complete or (self._directory / END_FILE).exists()
 
     def _file(self, partition: str) -> "_Jsonl | GrownParquet":

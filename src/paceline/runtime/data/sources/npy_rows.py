@@ -47,7 +47,7 @@ class NpyRows(OfFiles):
     """
 
     reads_in_thread = True
-    """Nothing of the user's is called."""
+    """True: no code of the user is called."""
     shard_size_hint = DEFAULT_SHARD_SIZE
     """Neighbouring rows are on the same pages of a file."""
 

@@ -39,7 +39,7 @@ class ParquetRows(OfFiles):
     """
 
     reads_in_thread = True
-    """Nothing of the user's is called."""
+    """True: no code of the user is called."""
 
     def __init__(self, paths: Paths, columns: Sequence[str] | None = None) -> None:
         self.paths = expand_paths(paths)

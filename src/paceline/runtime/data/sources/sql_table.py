@@ -48,7 +48,7 @@ class SqlTable:
     """Neighbouring rows are read together."""
 
     reads_in_thread = True
-    """Nothing of the user's is called."""
+    """True: no code of the user is called."""
 
     def __init__(self, url: str, table: str, key: str | None, columns: Mapping[str, str]) -> None:
         self._url = sql.engine.make_url(url)

@@ -17,7 +17,7 @@ from paceline.runtime.data.source import OfFiles
 KEY = "__key__"
 """The name of a record in itself."""
 _NAME = re.compile(r"((?:.*/)?[^./]+)\.([^/]+)", re.DOTALL)
-"""What files of one record share, and what each is in it."""
+"""Pattern of names: the key that files of one record share, and the field that each is in it."""
 _PIECE = 1 << 20
 """Bytes of a file that are looked at at once."""
 

@@ -19,7 +19,7 @@ class TensorRows:
     """
 
     reads_in_thread = True
-    """Nothing of the user's is called."""
+    """True: no code of the user is called."""
 
     def __init__(self, **columns: torch.Tensor) -> None:
         lengths = {name: tensor.shape[:1] for name, tensor in columns.items()}

@@ -11,7 +11,7 @@ from paceline.runtime.data.source import OfFiles
 
 
 class LineRecords(OfFiles):
-    """What all datasets of lines share: their length, known at once or waited for."""
+    """Base of all datasets of lines: their length, known at once or waited for."""
 
     shard_size_hint = DEFAULT_SHARD_SIZE
     """Neighbouring lines are read together."""

@@ -71,29 +71,29 @@ class Local(Stepping):
         return self._dealing.open_feed(feed, growth)
 
     def begun(self) -> None:
-        """Nobody was here before."""
+        """Do nothing: nobody was here before."""
 
     def underway(self, place: ScriptPlace) -> None:
-        """Nobody was here before."""
+        """Return None: nobody was here before."""
 
     calls: tuple[int, ...] = ()
     """See `Strategy.calls`: nobody makes up for any."""
 
     def meet(self, place: ScriptPlace, value: bytes, *, all_workers: bool) -> Sequence[bytes]:
-        """Nobody else is there."""
+        """Return our own value: nobody else is there."""
         return [value]
 
     def enter_place(self, place: ScriptPlace) -> None:
-        """Nobody takes it over."""
+        """Do nothing: nobody takes it over."""
 
     def pass_over(self, begun: Reached) -> None:
-        """Nothing is ever passed over."""
+        """Do nothing: nothing is ever passed over."""
 
     def source_line(self, line: int) -> SourceLine:
         return self._dealing.source_line(line)
 
     def check(self, measure: Callable[[], Checked]) -> None:
-        """Nobody keeps it."""
+        """Do nothing: nobody keeps what would be measured."""
 
     def train(self, feed: Feed, reader: Reader, ahead: int) -> Iterator[Any]:
         steps = self._steps(feed, reader, ahead)
@@ -123,18 +123,18 @@ class Local(Stepping):
 
     @property
     def log_place(self) -> LogPlace:
-        """Where the script is: nobody keeps what it logs."""
+        """Place of the script: nobody keeps what it logs."""
         return LogPlace(Attempt(), self.step, self.samples)
 
     def _batches(self, feed: Feed, reader: Reader, ahead: int) -> Iterator[tuple[Any, int]]:
-        """All batches of a feed, and the samples of each."""
+        """Yield all batches of a feed, and the samples of each."""
         while (work := self._dealing.next_work(feed.feed)) is not None:
             batch = reader.get(work)
             reader.ask(self._dealing.upcoming(feed.feed, ahead))
             yield batch, work.num_samples
 
     def _steps(self, feed: Feed, reader: Reader, ahead: int) -> Iterator[list[Work]]:
-        """All steps of a feed: the batches of each. The first one is made when it is yielded."""
+        """Yield all steps of a feed: the batches of each. The first is made when it is yielded."""
         known: dict[Work, list[Work]] = {}
         while (work := self._dealing.next_work(feed.feed)) is not None:
             mine = known.pop(work, None) or self._parts(work)
@@ -167,10 +167,10 @@ class Local(Stepping):
         return {name: np.concatenate(parts) for name, parts in found.items()}
 
     def hand_over(self) -> None:
-        """There is nobody to keep it."""
+        """Do nothing: there is nobody to keep what we hold."""
 
     def checkpoint(self) -> None:
-        """Nobody keeps cuts of a job of one process."""
+        """Do nothing: nobody keeps cuts of a job of one process."""
 
     def clip_grad_norm_(self, max_norm: float, optimizer: int | None = None) -> Tensor:
         if optimizer is not None:
@@ -233,7 +233,7 @@ class LocalLoop(StepFrame[StepInHand]):
             self._finish(step)
 
     def _gradients(self) -> list[tuple[int, int]]:
-        """What tells whether a backward has changed a gradient."""
+        """Return what tells whether a backward has changed a gradient."""
         found = (param.grad for one in self._optimizers for param in params_of(one))
         return [(id(grad), grad._version) for grad in found if grad is not None]
 
@@ -250,7 +250,7 @@ class LocalLoop(StepFrame[StepInHand]):
         self._all_stepped(step)
 
     def _has_new_gradient(self) -> bool:
-        """Whether a backward of this batch has left a gradient that is not zero."""
+        """Tell whether a backward of this batch has left a gradient that is not zero."""
         if self._gradients() == self._before:
             return False
         params = (param for one in self._optimizers for param in params_of(one))

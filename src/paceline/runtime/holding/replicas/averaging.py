@@ -1,4 +1,4 @@
-"""What members train, and what averages its gradients; both change when a script regroups."""
+"""Parameters that members train, and their reducer; both change when a script regroups."""
 
 from collections.abc import Sequence
 

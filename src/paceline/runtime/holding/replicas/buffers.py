@@ -41,7 +41,7 @@ class Buffers:
         return buffer
 
     def named(self) -> dict[str, Tensor]:
-        """What they are, by their names."""
+        """Return the buffers as they are, by their names."""
         return {place[0]: self._at(place) for place in self._places}
 
     def begin(self) -> None:
@@ -57,7 +57,7 @@ class Buffers:
             kept.copy_(buffer)
 
     def restore(self) -> None:
-        """Be what the step found, or what it has made of them."""
+        """Write back what the step found in the buffers, or what it has made of them."""
         for place, kept in zip(self._places, self.kept, strict=True):
             _plain(self._at(place)).copy_(kept)
 
@@ -78,12 +78,12 @@ class Buffers:
 
 
 def _plain(buffer: Tensor) -> Tensor:
-    """Without history; what cannot be added as numbers that can, and wrap around."""
+    """Detach a buffer; view what cannot be added as numbers that can, and wrap around."""
     buffer = buffer.detach()
     bits = buffer.dtype == torch.bool or (buffer.is_floating_point() and buffer.itemsize == 1)
     return buffer.view(torch.uint8) if bits else buffer
 
 
 def _is_same(one: Tensor, other: Tensor) -> bool:
-    """Also where both are not a number."""
+    """Tell whether two values are equal, also where both are not a number."""
     return bool(torch.eq(one, other).logical_or_(one.isnan().logical_and_(other.isnan())).all())

@@ -42,11 +42,11 @@ from paceline.wire.messages.node import (
 )
 
 SCRIPT_S = 0.1
-"""How long a peer's question waits for the script to come from its update to its next batch."""
+"""Seconds for which a peer's question waits for the script, from its update to its next batch."""
 
 
 SAME_LOOP_S = 10.0
-"""How long a member that cannot read the cut of a feed's end waits for a peer in that loop."""
+"""Seconds to wait for a peer in a feed's loop, where the cut of the feed's end cannot be read."""
 
 EvaluationTakes = Grant | Recall | Evaluated
 """Answers about samples to evaluate, which members lease one by one."""
@@ -79,7 +79,7 @@ class GroupClient(MemberClient):
         """True: our model is not as it was built any more, though no step has changed it."""
 
     def start(self, replica: Replica) -> None:
-        """Everything is prepared."""
+        """Begin: everything is prepared."""
         self._replica = replica
         self.state.replica = replica.describe()
         self._exchange.start()
@@ -232,7 +232,7 @@ class GroupClient(MemberClient):
         return self._reading is not None and not self._reading[1].done()
 
     def _is_as_held(self, order: CatchUp) -> bool:
-        """Whether we have loaded this cut already, and the script may have added to it.
+        """Tell whether we have loaded this cut already, and the script may have added to it.
 
         If the cut has samples of the loop that our script is in, it is loaded again: it was made
         after what our script has done on its way here, and holds that already.
@@ -413,7 +413,7 @@ class GroupClient(MemberClient):
             return self._photographs.part(self._replica, message, state.inc)
 
     def _is_at(self, asked: AskState) -> bool:
-        """Whether our script is where the script of who asks is."""
+        """Tell whether our script is where the script of the asking peer is."""
         return asked.within == ANYWHERE or NO_FEED != self._within == asked.within
 
     # ------------------------------------------------------------------ evaluation

@@ -56,7 +56,7 @@ class Copier:
         self._arriving: tuple[CatchUp, Arriving] | None = None
         self._reading: Reading | None = None
         self.is_left_behind = False
-        """The script of who holds the state has left the loop that ours is in."""
+        """Whether the script of the state's holder has left the loop that ours is in."""
 
     def follow(self, order: CatchUp) -> None:
         """Copy what it says; what has come of the same for a former group is kept."""
@@ -73,7 +73,7 @@ class Copier:
             self._ask_parts()
 
     def forget(self) -> None:
-        """Nothing is to be copied."""
+        """Forget the order: nothing has to be copied."""
         self._arriving = None
 
     def _ask_parts(self) -> None:
@@ -85,7 +85,7 @@ class Copier:
             self._ask(order, part)
 
     def resend(self) -> None:
-        """What is unanswered, once more."""
+        """Ask once more for what is unanswered."""
         if self._arriving is None:
             return
         order, arriving = self._arriving
@@ -95,7 +95,7 @@ class Copier:
             self._ask(order, STILL)
 
     def take(self, source: int, message: StatePart, frame: memoryview, within: int) -> None:
-        """A part has come; ``within``: the feed that our script is in."""
+        """Take a part that has come; ``within``: the feed that our script is in."""
         if self._arriving is None:
             return
         order, arriving = self._arriving
@@ -136,7 +136,7 @@ class Copier:
             order, arriving = self._arriving
             if arriving.readable is not None and state.may_load(order):
                 assert arriving.layout is not None
-                # Who holds a step of its own keeps it until the other one is confirmed.
+                # A member with a step of its own keeps it until the other one is confirmed.
                 in_place = stays and state.step == NO_STEP
                 targets = replica.targets(arriving.layout, in_place=in_place)
                 done = self._aside(partial(read_memory, *arriving.readable, targets))
@@ -160,7 +160,7 @@ class Copier:
         self._ask(reading.order, STILL)
 
     def arrived(self, state: MemberState) -> tuple[CatchUp, Arriving] | None:
-        """What is here as a whole and wanted, once."""
+        """Return what is here as a whole and wanted, once."""
         found = self._arriving
         if found is None or not found[1].whole or not state.may_load(found[0]):
             return None
@@ -169,7 +169,7 @@ class Copier:
 
 
 class Photographs:
-    """What peers read of us: taken when each asks first.
+    """Photographs of what we hold, for peers to read: taken when each asks first.
 
     What a forward pass replaces meanwhile is kept for them.
     """
@@ -179,7 +179,7 @@ class Photographs:
         self._taken: dict[tuple[Inc, int], Photograph] = {}
 
     def clear(self) -> None:
-        """What we hold becomes another state."""
+        """Drop all of them: what we hold becomes another state."""
         self._taken.clear()
 
     def part(self, replica: Replica, asked: AskState, inc: Inc) -> tuple[StatePart, bytes] | None:
@@ -229,5 +229,5 @@ def beyond(asked: AskState, inc: Inc) -> tuple[StatePart, bytes]:
 
 
 def _is_of_one_state(one: CatchUp, other: CatchUp) -> bool:
-    """Whether two orders are to copy the same."""
+    """Tell whether two orders are to copy the same."""
     return (one.source, one.epoch_no, one.step) == (other.source, other.epoch_no, other.step)

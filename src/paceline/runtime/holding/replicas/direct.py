@@ -13,9 +13,9 @@ from concurrent.futures import ThreadPoolExecutor
 from torch import Tensor
 
 CHUNK_BYTES = 32 << 20
-"""Read with one call."""
+"""Bytes that are read with one call."""
 THREADS = 2
-"""One core alone does not use up what memory can give."""
+"""Threads that read: one core alone does not use up what memory can give."""
 
 
 class _Piece(ctypes.Structure):

@@ -130,7 +130,7 @@ class Replicated(Together):
         return super().open_feed(given, growth)
 
     def _take_in(self, averaging: Averaging) -> None:
-        """From now on the members train this."""
+        """Have the members train this from now on."""
         self._params = averaging.params
         self.client.device = device_of(self._params)
         self._know(self._params)

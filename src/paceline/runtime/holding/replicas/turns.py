@@ -235,7 +235,7 @@ class TurnReducer(Reducer):
             raise ConfigError(_SCALED if self._scaled else _AFTER_ALL)
 
     def flush(self) -> None:
-        """Nothing leaves before all members have told whose turn it is."""
+        """Do nothing: nothing leaves before all members have told whose turn it is."""
 
     def finish(self, part: float = 1.0) -> None:
         group = self._group
@@ -284,7 +284,7 @@ class TurnReducer(Reducer):
         return found | {step for step in steps if step != ALL}
 
     def _loss_in_words(self) -> tuple[int, int]:
-        """Whether a closure has returned one, and the bits of what it counts for."""
+        """Return whether a closure has returned a loss, and the bits of what it counts for."""
         if self.loss is None:
             return 0, 0
         counts = self._part * self.loss if self._part else 0.0  # not times 0: it may be infinite

@@ -1,4 +1,4 @@
-"""What takes back the steps of some optimizers of a script, if the step of the job comes again."""
+"""Undo of steps of some optimizers of a script, if the step of the job comes again."""
 
 from collections.abc import Mapping, Sequence
 from copy import deepcopy
@@ -48,7 +48,7 @@ class Undo:
                 room[place] = _copy(param.detach(), values), kept
 
     def restore(self) -> None:
-        """Have everything as it was when it was kept; again: nothing."""
+        """Set everything back to what it was when it was kept; again: nothing."""
         if self._kept:
             with torch.no_grad():
                 for number in self._kept:
@@ -71,7 +71,7 @@ class Undo:
                 }
 
     def drop(self) -> None:
-        """All steps are in the model for good."""
+        """Drop all copies: all steps are in the model for good."""
         self._kept.clear()
         self._groups, self._schedules = [], []
 

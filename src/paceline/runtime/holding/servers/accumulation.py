@@ -59,7 +59,7 @@ class Accumulation:
     def take(
         self, rates: tuple[float, ...], changed: Changed = (), position: int = 0
     ) -> tuple[list[Work], Gradients]:
-        """All of them, as one mean with these hyper-parameters (`Gradients`), and begin again."""
+        """Return all as one mean with these hyper-parameters (`Gradients`), and begin again."""
         works, only = self.works, self._only
         gradients = only if only is not None else self._mean(rates, changed, position)
         self._begin()

@@ -39,7 +39,7 @@ class ModelBuffers:
         return [owner._buffers.get(key) for owner, key in self._slots.values()]
 
     def look(self) -> Sequence[Any]:
-        """What tells cheaply whether one of them changed."""
+        """Return what tells cheaply whether one of them changed."""
         return [None if one is None else (id(one), _version(one)) for one in self._tensors()]
 
     def state(self) -> tuple[dict[str, Tensor], list[str]]:

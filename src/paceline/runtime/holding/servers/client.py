@@ -94,9 +94,9 @@ RESEND_S = 0.5
 PATIENCE, MAX_PATIENCE_S = 4.0, 5.0
 """A server's answer is late after so many round trips, and after so many seconds at most."""
 NOTICE_S, SETTLE_S = 20.0, 600.0
-"""After the first a worker says that it waits for the rest of a step, after both it goes on."""
+"""Seconds of a wait for a step's rest: after the first a worker says so, after both it goes on."""
 SCRIPT_S = 1.0
-"""So long a worker that joins waits for the script's state of the step before its own."""
+"""Seconds for which a joining worker waits for the script's state of the step before its own."""
 
 _log = logging.getLogger(__name__)
 
@@ -138,7 +138,7 @@ class ServerTrainer:
         self._initial = InitialWriter(process)
         #: Contributions in the model that the work in hand is computed on.
         self._seen: dict[Work, int] = {}
-        #: By seq, until the leader has it in the order.
+        #: Contributions by seq, until the leader has each in the order.
         self._contributions: dict[int, Contribution] = {}
         self._pushed = Pushed()
         self._pulling: Pulling | None = None
@@ -170,7 +170,7 @@ class ServerTrainer:
     def prepare(self, schema: ModelSchema, initial: Initial) -> None:
         """Prepare the model; the first worker writes the initial values as cut 0."""
         self.schema, self._initial.values = schema, initial
-        # Not before: what the master says of the job makes sense to a worker with a model.
+        # Start no earlier: what the master says of the job makes sense to a worker with a model.
         self._exchange.start()
         message = Prepared(inc=self.process.inc, schema=schema)
         self._until(lambda: self.partition is not None, ask=lambda: [message])
@@ -246,7 +246,7 @@ class ServerTrainer:
             return self.leases.source_line(line)
 
     def _starve(self, feed: int) -> None:
-        """Nothing to take now: have a request open, and (BSP) a pull that waits for the step."""
+        """Have a request open, and (BSP) a pull that waits for the step: there is no work now."""
         state, leases = self.state, self.leases
         if self.partition is None:
             return
@@ -363,7 +363,7 @@ class ServerTrainer:
         return self._pull_now({}, dense=True).dense
 
     def _pull_now(self, ids: Mapping[int, Ids], also: Also = BARE, *, dense: bool) -> PulledModel:
-        """A pull of the state as it is; one that is under way is asked for again after it."""
+        """Pull the state as it is; a pull that is under way is asked for again after it."""
         with self._changed:
             suspended = self._pulling
             pulling = None
@@ -419,7 +419,7 @@ class ServerTrainer:
         return not self.state.offers
 
     def _let_go(self) -> Iterable[NodeUp]:
-        """While the script is in the body of its loop, it computes nothing of the step."""
+        """Let the step go: while the script is in the body of its loop, it computes no part."""
         return [*self._hurry(), *(self.leases.leave_step() if self.state.offers else ())]
 
     def settle(self) -> None:
@@ -627,7 +627,7 @@ class ServerTrainer:
             self._exchange.leave(lambda: data.send(server, message))
 
     def _pull_done(self, ticket: int) -> None:
-        """All servers have answered: put it together, which may take a while."""
+        """Put the answers together, which all servers have sent; this may take a while."""
         pulling, partition, servers = self._pulling, self.partition, self.state.owners
         if pulling is None or partition is None or pulling.ticket != ticket:
             return

@@ -29,7 +29,7 @@ class Exporting:
         return not self._offsets
 
     def missing(self, epoch_no: EpochNo, inc: Inc, map_version: int) -> list[tuple[int, Export]]:
-        """What to ask of whom now."""
+        """Return what to ask of whom now."""
         return [
             (
                 server,
@@ -57,7 +57,7 @@ class Exporting:
         return True
 
     def whole(self, dim: int) -> tuple[Ids, Array]:
-        """All keys, and their rows ``[n, dim]``."""
+        """Return all keys, and their rows ``[n, dim]``."""
         keys, rows = zip(*(piece for its in self._pieces.values() for piece in its), strict=True)
         return np.concatenate(keys), np.concatenate(rows).reshape(-1, dim)
 
@@ -73,7 +73,7 @@ class Exports:
         self._count = 0
 
     def read(self, table: int, dim: int) -> tuple[Ids, Array]:
-        """All keys of a table and their rows; begins again when other servers hold it."""
+        """Read all keys of a table and their rows; begin again when other servers hold it."""
         while True:
             self._until(lambda: self._state.map is not None)
             ownership = self._state.ownership
@@ -100,7 +100,7 @@ class Exports:
     def take(
         self, server: int, message: Exported, frames: Sequence[memoryview], schema: ModelSchema
     ) -> None:
-        """A piece has come."""
+        """Take a piece that has come."""
         if self._exporting is None:
             return
         keys, rows = (np.array(frame.cast("B")) for frame in frames)

@@ -1,4 +1,4 @@
-"""Whether a script changes gradients between backward and ``optimizer.step()``.
+"""Detection of scripts that change gradients between backward and ``optimizer.step()``.
 
 In a step that several workers share, servers sum the gradients of all: what a worker does to its
 own (clipping above all) is not what torch does to the sum.
@@ -126,7 +126,7 @@ class Turns:
         self._stepped.add(optimizer)
 
     def end_batch(self) -> None:
-        """All have stepped, or the batch is given up."""
+        """End the batch: all have stepped, or it is given up."""
         self._stepped.clear()
         self._is_torn = False
 

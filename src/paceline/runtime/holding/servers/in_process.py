@@ -60,24 +60,24 @@ class Alone(Dealing):
         return PulledModel(self.store.dense(), rows, server_s=perf_counter() - start_s)
 
     def begun(self) -> tuple[Feed, ...]:
-        """Nobody was here before."""
+        """Return no feeds: nobody was here before."""
         return ()
 
     def underway(self, place: ScriptPlace) -> None:
-        """Nobody was here before."""
+        """Return None: nobody was here before."""
 
     def meet(self, place: ScriptPlace, value: bytes, *, all_workers: bool) -> Sequence[bytes]:
-        """Nobody else is there."""
+        """Return our own value: nobody else is there."""
         return [value]
 
     def script(self, position: int | None) -> None:
-        """Nobody was here before."""
+        """Return None: nobody was here before."""
 
     def count(self, feed: int) -> int:
         raise InternalError("every batch is a step: nobody counts samples")
 
     def keep_script(self, position: int, state: bytes) -> None:
-        """Nobody comes after."""
+        """Do nothing: nobody comes after."""
 
     def rows(self, table: int, ids: Ids) -> Array:
         return self.store.rows(table, ids)
@@ -86,14 +86,14 @@ class Alone(Dealing):
         self.store.apply([gradients])
 
     def drain(self, within_s: float = float("inf")) -> bool:
-        """Nothing is ever under way: ``push`` applies."""
+        """Return True: nothing is ever under way, since ``push`` applies."""
         return True
 
     def left_loop(self, feed: int) -> None:
-        """Nobody else trains."""
+        """Do nothing: nobody else trains."""
 
     def settle(self) -> None:
-        """Nothing is ever under way."""
+        """Do nothing: nothing is ever under way."""
 
     def dense(self) -> Mapping[str, Array]:
         return {dtype: values.copy() for dtype, values in self.store.dense().items()}
@@ -111,10 +111,10 @@ class Alone(Dealing):
         return {name: np.concatenate(arrays) for name, arrays in parts.items()}
 
     def checkpoint(self) -> None:
-        """Nobody keeps cuts of a job of one process."""
+        """Do nothing: nobody keeps cuts of a job of one process."""
 
     def checked(self, message: Checked) -> None:
-        """Nobody keeps it."""
+        """Do nothing: nobody keeps it."""
 
     def record(self, times: StepTimes) -> None:
-        """Nobody watches a job of one process."""
+        """Do nothing: nobody watches a job of one process."""

@@ -1,4 +1,4 @@
-"""How a worker that joins, or whose model went back to a cut, takes the script's state over.
+"""Takeover of the script's state by a worker that joins, or whose model went back to a cut.
 
 It pulls the model for its work first, and asks for the state of the model's position then. B pulls
 for step 25; A completes step 25 without B, and step 26, while B asks for the state at 24; servers
@@ -12,7 +12,7 @@ from paceline.wire.messages.feeds import Feed
 
 
 class Joining:
-    """One worker's, in one loop.
+    """Takeovers by one worker, in one loop.
 
     Args:
         trainer: asked for the state.
@@ -22,7 +22,7 @@ class Joining:
     def __init__(self, trainer: TrainingPort, schedule: Schedule) -> None:
         self._trainer, self._schedule = trainer, schedule
         self._given_back = 0
-        """The step whose work was given back last."""
+        """Number of the step whose work was given back last."""
 
     @property
     def is_due(self) -> bool:
@@ -30,7 +30,7 @@ class Joining:
         return self._schedule.restores != self._trainer.restores
 
     def take_over(self, feed: Feed, work: Work, counted: int | None) -> bool:
-        """Be the script that the model was trained with so far: of others, or before a restore.
+        """Become the script that the model was trained with: of others, or before a restore.
 
         Args:
             feed: what is trained on.

@@ -1,4 +1,4 @@
-"""What the links from a worker to its servers carry: measured over the data plane, before training.
+"""Speed of the links from a worker to its servers: measured over the data plane, before training.
 
 Each worker does it on its own, beginning with another server than the others, in connections of its
 own. Servers send back what they get. Only links over tcp are measured: the others are memory.
@@ -72,7 +72,7 @@ class _Link:
         return Link(self._server.node, self._bytes_per_s(), rtt_s)
 
     def _bytes_per_s(self) -> float:
-        """Each way, by the quickest of the largest chunks."""
+        """Measure the bytes per second of each way, by the quickest of the largest chunks."""
         chunks = LinkChunks(quick_s=QUICK_S, stream_s=STREAM_S)
         while True:
             self._echo(bytes(chunks.size))

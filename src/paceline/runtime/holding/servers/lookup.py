@@ -50,7 +50,7 @@ class Call:
         return bool(self.paddings)
 
     def answers(self, ids: Tensor) -> bool:
-        """Whether ``ids`` are what this look-up was prepared for."""
+        """Tell whether ``ids`` are what this look-up was prepared for."""
         mine = self.ids
         if mine.shape != ids.shape or mine.dtype != ids.dtype or mine._version != self.version:
             return False
@@ -61,7 +61,7 @@ class Call:
 
 @dataclass(slots=True)
 class Foreseen:
-    """What the next batch will look up in one table."""
+    """Look-ups of the next batch in one table, as foreseen."""
 
     unique: Ids
     calls: list[Call]
@@ -89,7 +89,7 @@ class TableLookup:
 
 
 class Lookups:
-    """All tables of the job. ``fetch`` gets rows during a step (the slow way)."""
+    """Look-ups in all tables of the job. ``fetch`` gets rows during a step (the slow way)."""
 
     def __init__(self, tables: Sequence[TableLookup], fetch: FetchRows) -> None:
         self.tables = tables
@@ -256,7 +256,7 @@ class _TakeRows(torch.autograd.Function):
 
 
 def embed(lookups: Lookups, table: TableLookup, module: nn.Module, ids: Tensor) -> Tensor:
-    """What ``nn.Embedding.forward`` computes, on the rows of this batch."""
+    """Compute what ``nn.Embedding.forward`` does, on the rows of this batch."""
     padding_id = getattr(module, "padding_idx", None)
     inverse, rows = lookups.find(table, ids, padding_id)
     padding = _padding_position(padding_id, rows)
@@ -275,7 +275,7 @@ def embed_bag(
     offsets: Tensor | None = None,
     per_sample_weights: Tensor | None = None,
 ) -> Tensor:
-    """What ``nn.EmbeddingBag.forward`` computes, on the rows of this batch."""
+    """Compute what ``nn.EmbeddingBag.forward`` does, on the rows of this batch."""
     inverse, rows = lookups.find(table, input, module.padding_idx)
     if offsets is not None:
         offsets = offsets.to(inverse.dtype)  # torch wants one dtype for both

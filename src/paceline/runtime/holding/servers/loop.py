@@ -31,7 +31,7 @@ from paceline.wire.messages.data import Changed
 from paceline.wire.messages.feeds import Feed
 
 FIRST_STEPS, CHECK_EVERY = 3, 64
-"""All values are compared in so many first batches of a loop, then once in so many (`Noted`)."""
+"""First batches of a loop in which all values are compared; then once in so many (`Noted`)."""
 
 
 @dataclass(slots=True)
@@ -158,7 +158,7 @@ class ServersLoop(StepFrame[ServersStep]):
             self._trainer.keep_script(self._schedule.before, news)
 
     def _complete(self) -> None:
-        """All of the feed is in the model: have the script there, also if others trained it.
+        """Have the script at the end: all of the feed is in the model, also if others trained it.
 
         What it computes before it asks for more, as a loss on held-out data, is on these values.
         """

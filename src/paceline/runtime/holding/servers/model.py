@@ -77,7 +77,7 @@ class BoundTable:
 
 @dataclass(frozen=True, slots=True)
 class Flat:
-    """What one optimizer was to apply when it stepped: gradients of dense parameters, settings."""
+    """Contribution of one optimizer when it stepped: gradients of dense parameters, settings."""
 
     parts: Mapping[str, Tensor]
     """Gradients by dtype, end to end; those of a parameter without a gradient are 0."""
@@ -86,7 +86,7 @@ class Flat:
     rates: Mapping[int, float]
     """Learning rates of its groups."""
     changed: Changed
-    """Its hyper-parameters that are not as the schema has them."""
+    """Hyper-parameters of the optimizer that are not as the schema has them."""
 
 
 class Model:
@@ -106,7 +106,7 @@ class Model:
         self._settings: list[dict[int, Settings]] = [{} for _ in optimizers]
         """Hyper-parameters, by optimizer and group."""
         self._kinds: list[tuple[OptimizerGroup, int, bool, frozenset[str]]] = []
-        """What tells one group from another."""
+        """Marks that tell one group from another."""
         self._trained_by = _owners(optimizers)
         named = dict(_named_modules(modules))
         self._paths = _paths(modules)
@@ -127,7 +127,7 @@ class Model:
         self._held: list[tuple[int, int]] = []
         """Torch's count of changes and the address of the values, for each dense parameter."""
         self._slots: list[tuple[dict[str, nn.Parameter | None], str, nn.Parameter | None]] = []
-        """Where modules hold them."""
+        """Places where modules hold the parameters."""
 
     # ------------------------------------------------------------------ binding
 
@@ -210,7 +210,7 @@ class Model:
         return dense
 
     def _params_of(self, optimizer: int) -> dict[str, list[tuple[int, nn.Parameter]]]:
-        """What an optimizer trains, and its places in the schema: by dtype, in flat order."""
+        """Return what an optimizer trains, with places in the schema: by dtype, in flat order."""
         params: dict[str, list[tuple[int, nn.Parameter]]] = {}
         for place, one in enumerate(self.dense):
             if one.optimizer == optimizer:
@@ -221,7 +221,7 @@ class Model:
         return [place for place, one in enumerate(self.dense) if one.optimizer == optimizer]
 
     def _frozen_of(self, optimizer: int) -> list[Dense]:
-        """What an optimizer was given that it does not train."""
+        """Return what an optimizer was given that it does not train."""
         return [
             one
             for one in self.dense
@@ -363,7 +363,7 @@ class Model:
             self._noted.note(whole=whole)
 
     def take_back(self, dense: Mapping[str, Array], rows: Sequence[Array]) -> None:
-        """Be an ordinary model with these values: whole tables, which it reads itself."""
+        """Become an ordinary model with these values: whole tables, which it reads itself."""
         self.load(dense)
         self.is_back = True
         for bound, values in zip(self.tables, rows, strict=True):
@@ -431,7 +431,7 @@ class Model:
                 )
 
     def lacking(self, grads: Sequence[Flat]) -> tuple[int, ...]:
-        """What has no gradient, of all optimizers' parameters."""
+        """Return the places of parameters that have no gradient, of all optimizers."""
         return tuple(sorted(place for flat in grads for place in flat.lacking))
 
     def whole_gradient(self, grads: Sequence[Flat]) -> dict[str, Array] | None:
@@ -473,7 +473,7 @@ class Model:
 
 
 def prefixed(roots: Sequence[nn.Module]) -> Iterator[tuple[nn.Module, str]]:
-    """Each model, and what the names of its parts begin with."""
+    """Yield each model, and what the names of its parts begin with."""
     for index, root in enumerate(roots):
         yield root, "" if len(roots) == 1 else str(index)
 
@@ -484,7 +484,7 @@ def _named_modules(roots: Sequence[nn.Module]) -> Iterator[tuple[str, nn.Module]
 
 
 def _paths(roots: Sequence[nn.Module]) -> dict[int, list[str]]:
-    """All names of each module, by its id: one may be in several places."""
+    """Return all names of each module, by its id: one may be in several places."""
     found: dict[int, list[str]] = {}
     for root, prefix in prefixed(roots):
         for name, module in root.named_modules(prefix=prefix, remove_duplicate=False):
@@ -504,7 +504,7 @@ def _table_readers(modules: Iterable[nn.Module]) -> dict[int, list[nn.Module]]:
 def _dense_parameters(
     named: Mapping[str, nn.Module], readers: Mapping[int, list[nn.Module]]
 ) -> Iterator[tuple[str, nn.Parameter]]:
-    """Every parameter once, under its first name, that is not a table."""
+    """Yield every parameter once, under its first name, that is not a table."""
     seen: set[int] = set()
     for path, module in named.items():
         for name, param in module._parameters.items():

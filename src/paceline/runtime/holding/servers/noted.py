@@ -1,4 +1,4 @@
-"""Whether a script has changed values that servers hold in a way that torch does not count.
+"""Detection of changes by a script to values that servers hold, where torch counts none.
 
 torch counts changes of a parameter, but none by way of ``.data``. In some batches all values are
 compared with what was pulled, in all others some of each parameter: an edit of a whole parameter
@@ -40,7 +40,7 @@ class Noted:
         self.note(whole=False)
 
     def note(self, *, whole: bool | None = None) -> None:
-        """From here on changes show.
+        """Note the values: from here on changes show.
 
         Args:
             whole: whether any does, or (cheaper) those that touch many values of a parameter; None:
@@ -64,7 +64,7 @@ class Noted:
 
 
 def _spread(size: int) -> Tensor:
-    """Up to `PROBES` places of so many, the first and the last among them."""
+    """Choose up to `PROBES` places of so many, the first and the last among them."""
     if size <= PROBES:
         return torch.arange(size)
     return torch.linspace(0, size - 1, PROBES, dtype=torch.float64).long()

@@ -29,7 +29,7 @@ _OF_TORCH = {getattr(torch.optim, kind.torch): kind for kind in KINDS.values() i
 TABLE_KINDS = tuple(
     name for name, kind in KINDS.items() if kind.updates(sparse=True) and not kind.per_table
 )
-"""What ``pl.Embedding(optimizer=...)`` may name."""
+"""Optimizers that ``pl.Embedding(optimizer=...)`` may name."""
 
 _HOW = {"foreach", "fused", "capturable", "differentiable"}
 """Options that say how torch runs an optimizer, not what it computes."""
@@ -41,7 +41,7 @@ FROZEN_GROUP = OptimizerGroup(kind=FROZEN)
 def group_of(
     optimizer: Optimizer, settings: Mapping[str, Any], *, sparse: bool = False
 ) -> OptimizerGroup:
-    """One parameter group of a torch optimizer, as servers run it.
+    """Return one parameter group of a torch optimizer, as servers run it.
 
     Args:
         optimizer: whose group it is.
@@ -156,7 +156,7 @@ class Settings:
             ) from error
 
     def changed(self) -> tuple[tuple[str, float], ...]:
-        """What is not as it was when this was made: hyper-parameters of the servers.
+        """Return what is not as it was when this was made: hyper-parameters of the servers.
 
         Raises:
             ConfigError: something changed that the servers cannot follow.
@@ -278,7 +278,7 @@ def replace_step(optimizer: Optimizer, on_step: Callable[[], None]) -> None:
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        # What schedulers look at to see whether `step` was called before theirs.
+        # Schedulers look at this to see whether `step` was called before theirs.
         self._opt_called = True  # type: ignore[attr-defined]
         on_step()
         for after in chain(
@@ -287,7 +287,7 @@ def replace_step(optimizer: Optimizer, on_step: Callable[[], None]) -> None:
             after(self, given, {})
         return loss
 
-    # What schedulers made before look for, to see whether somebody took `step` away from them.
+    # Schedulers made before look for this, to see whether somebody took `step` from them.
     step._wrapped_by_lr_sched = True  # type: ignore[attr-defined]
     optimizer.step = MethodType(step, optimizer)  # type: ignore[method-assign]
     for name, remedy in _REMEDIES.items():
@@ -314,7 +314,7 @@ def _gone(what: str, remedy: str) -> str:
 
 
 def _version(value: Any) -> int:
-    """How often a tensor was written to."""
+    """Return how often a tensor was written to."""
     return value._version if isinstance(value, torch.Tensor) else 0
 
 

@@ -1,4 +1,4 @@
-"""How one worker's tensors are cut to the servers of a map, and put together again."""
+"""Division of one worker's tensors among the servers of a map, and its reverse."""
 
 from collections.abc import Mapping, Sequence
 
@@ -22,7 +22,7 @@ class Spread:
         """``owners``: by bucket, the place of a server in the map; -1: of none."""
         #: The only server that has anything.
         self.sole = owners[0] if len(set(owners)) == 1 else None
-        #: What no server has goes to one behind them.
+        #: Buckets that no server has go to one behind them.
         self._owners = np.array([o if o >= 0 else num_servers for o in owners], np.int32)
         self._num_places = num_servers + 1
         self._holders = set(owners)
@@ -30,7 +30,7 @@ class Spread:
         self.spans = [layout.dense_spans(schema, owners, me) for me in range(num_servers)]
 
     def has(self, server: int) -> bool:
-        """Whether it has any buckets."""
+        """Tell whether a server has any buckets."""
         return server in self._holders
 
     def places(self, table: int, ids: Ids) -> tuple[Ids, Ids]:
@@ -47,7 +47,7 @@ class Split:
         self._places: dict[int, tuple[Ids, Ids]] = {}
 
     def place(self, table: int, server: int) -> Ids | slice:
-        """Where a server's rows stand among the table's."""
+        """Return where a server's rows stand among the table's."""
         if self._spread.sole == server:
             return slice(None)
         if table not in self._places:
@@ -56,7 +56,7 @@ class Split:
         return order[bounds[server] : bounds[server + 1]]
 
     def ids_of(self, server: int) -> list[Array]:
-        """One id array per table."""
+        """Return the ids of a server's rows: one array per table."""
         return [ids[self.place(table, server)] for table, ids in self.ids.items()]
 
 
@@ -72,7 +72,7 @@ class Partition:
         self._sizes = layout.dense_sizes(schema)
 
     def place_of(self, server: int) -> int:
-        """Where a server, by its incarnation, stands in the map."""
+        """Return where a server, by its incarnation, stands in the map."""
         return self._map.index(Inc(server))
 
     def split(self, ids: Mapping[int, Ids]) -> Split:
@@ -133,7 +133,7 @@ def _frames(gradients: Gradients, spread: Spread, split: Split, server: int) -> 
 
 
 class Contribution:
-    """What is kept of a contribution, to be sent again if need be."""
+    """Parts of a contribution that are kept, to be sent again if need be."""
 
     def __init__(self, part: Part, gradients: Gradients, partition: Partition) -> None:
         self._part, self._gradients, self._partition = part, gradients, partition
@@ -142,7 +142,7 @@ class Contribution:
         self._splits = {spread: Split(spread, ids) for spread in spreads}
 
     def renumbered(self, part: Part, partition: Partition) -> "Contribution":
-        """The same gradients under another seq, for the servers of another map."""
+        """Return the same gradients under another seq, for the servers of another map."""
         return Contribution(part, self._gradients, partition)
 
     def header(self) -> Part:

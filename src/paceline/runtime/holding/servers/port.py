@@ -1,4 +1,4 @@
-"""What a job's training loop needs from the model's holder: servers, or this process itself.
+"""Port from a job's training loop to the model's holder: servers, or this process itself.
 
 `paceline.runtime.script.job` calls this port from the training thread only. ``in_process.py`` has
 it on one `Store` in the process, ``client.py`` on parameter servers. Nothing here knows torch.
@@ -82,13 +82,13 @@ class TrainingPort(Protocol):
         """
 
     def source_line(self, line: int) -> SourceLine:
-        """What a line of a work's spans is at its source."""
+        """Return what a line of a work's spans is at its source."""
 
     def next_work(self, feed: int) -> Work | None:
         """Block for this worker's next samples; None: the feed is complete."""
 
     def upcoming(self, feed: int, limit: int) -> tuple[Work, ...]:
-        """What ``next_work`` will likely return next, as far as known; never blocks."""
+        """Return what ``next_work`` will likely return next, as far as known; never blocks."""
 
     def start_pull(self, work: Work, ids: Mapping[int, Ids]) -> None:
         """Begin to fetch what ``work`` computes on; ids are unique per table, in any order."""
@@ -102,7 +102,7 @@ class TrainingPort(Protocol):
 
     @property
     def restores(self) -> int:
-        """How often the model went back to an earlier state, or was first held."""
+        """Number of times that the model went back to an earlier state, or was first held."""
 
     def begun(self) -> Sequence[Feed]:
         """The feeds to train on that the model has samples of. Blocks."""
@@ -167,7 +167,7 @@ class TrainingPort(Protocol):
         """The dense parameters now: dtype -> flat vector, owned by the caller. Blocks."""
 
     def export(self, table: int) -> tuple[Ids, Array]:
-        """All keys of a table and their rows ``[n, dim]``, in any order. Blocks."""
+        """Read all keys of a table and their rows ``[n, dim]``, in any order. Blocks."""
 
     def evaluate_put(self, work: Work, values: Mapping[str, Array]) -> None:
         """Hand in the results for an evaluation's work: name -> ``[num_samples, ...]``."""

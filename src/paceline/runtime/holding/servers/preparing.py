@@ -1,4 +1,4 @@
-"""What ``job.prepare`` does on servers: the holder gets the model, the script its triggers."""
+"""Preparation on servers (``job.prepare``): the holder gets the model, the script its triggers."""
 
 from collections.abc import Callable, Sequence
 from functools import partial

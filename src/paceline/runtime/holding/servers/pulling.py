@@ -54,13 +54,13 @@ class Pulling:
         self.ticket = ticket
         self.answers: dict[int, tuple[Pulled, Sequence[memoryview]]] = {}
         self.start_s = time.perf_counter()
-        #: When the last server had answered; 0.0: not yet.
+        #: Time at which the last server had answered; 0.0: not yet.
         self.done_s = 0.0
         #: The answers put together.
         self.result: PulledModel | None = None
 
     def ask_again(self, split: Split, ticket: int) -> None:
-        """Other servers are asked; what some have answered does not count, nor the time until now.
+        """Ask other servers; what some have answered does not count, nor the time until now.
 
         How long the pull had waited for its step is not known of servers that did not answer.
         """

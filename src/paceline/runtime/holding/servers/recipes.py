@@ -1,4 +1,4 @@
-"""How the ids of each look-up follow from the batch, learned on one batch and replayed on others.
+"""Recipes for the ids of each look-up from the batch: learned on one batch, replayed on others.
 
 While a batch is recorded, integer operations and views on its tensors are noted. A look-up whose
 ids are one of their results has a recipe, which on the next batch gives the ids before the model
@@ -113,7 +113,7 @@ class Recorder(TorchDispatchMode):
         # Addresses name tensors only while these live.
         self._alive: list[Any] = [batch]
         self.looked_up: list[tuple[int, Node | None]] = []
-        """Each look-up: table, and where its ids come from if that is known."""
+        """Look-ups: the table of each, and where its ids come from if that is known."""
 
     def __enter__(self) -> "Recorder":
         # A model that torch is to compile, and calls first under such a mode, stays uncompiled.
@@ -204,7 +204,7 @@ class _Replay:
 
 
 def tensors_in(value: Any, path: Path = ()) -> Iterator[tuple[Path, Tensor]]:
-    """All tensors of a batch: in dicts, lists, tuples and attributes of objects."""
+    """Yield all tensors of a batch: in dicts, lists, tuples and attributes of objects."""
     if isinstance(value, Tensor):
         yield path, value
     elif isinstance(value, Mapping):
@@ -220,7 +220,7 @@ def tensors_in(value: Any, path: Path = ()) -> Iterator[tuple[Path, Tensor]]:
 
 
 def tensor_at(batch: Any, path: Path) -> Any:
-    """What `tensors_in` found at ``path``, in another batch."""
+    """Return what `tensors_in` found at ``path``, in another batch."""
     for is_attribute, name in path:
         batch = getattr(batch, name) if is_attribute else batch[name]
     return batch

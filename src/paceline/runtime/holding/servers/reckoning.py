@@ -1,4 +1,4 @@
-"""How many samples are in the model, as one worker of parameter servers reckons."""
+"""Number of samples in the model, as one worker of parameter servers reckons."""
 
 from paceline.runtime.data.work import Work
 from paceline.wire.messages.feeds import Feed
@@ -33,7 +33,7 @@ class Reckoning:
         self._brings = 0
 
     def complete(self, feed: Feed) -> None:
-        """All samples of a feed are in the model, by whichever workers."""
+        """Note that all samples of a feed are in the model, by whichever workers."""
         if feed.num_samples is not None:
             self._held[feed.feed] = feed.num_samples * feed.epochs
 
@@ -44,5 +44,5 @@ class Reckoning:
 
     @property
     def with_step(self) -> int:
-        """The same with the step in hand."""
+        """Samples in the model, with those of the step in hand."""
         return sum(self._held.values()) + self._whole

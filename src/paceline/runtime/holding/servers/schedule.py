@@ -1,4 +1,4 @@
-"""Where a job's schedule is, and the script's part of training that moves with it.
+"""Position of a job's schedule, and the script's part of training that moves with it.
 
 Schedulers and hyper-parameters live with the workers, so a new life of one would begin them again.
 Every worker hands their state to the servers, which keep the newest beside the model and write it
@@ -136,7 +136,7 @@ class Schedule:
         return self.before if in_hand else self.position
 
     def log_place(self, restores: int, *, in_body: bool) -> LogPlace:
-        """Where what the script logs now belongs.
+        """Return where what the script logs now belongs.
 
         Args:
             restores: of the trainer, before the batch in hand was asked for.
@@ -213,7 +213,7 @@ class Schedule:
         return self._saved if self._num_steps > num_steps else b""
 
     def _next_base(self, feed: Feed) -> int:
-        """Where this feed begins: the same in all workers."""
+        """Return where this feed begins: the same in all workers."""
         if not self._by_samples or (self._feed >= 0 and self._feed not in self._opened):
             return self.position
         # Not our own position: A had the last batch of the old feed, B had its last one before, or
@@ -249,7 +249,7 @@ class Schedule:
         self._times = 0
 
     def break_off(self, *, pushed: bool) -> bool:
-        """The loop is left within a body; whether that is over, as far as can be told.
+        """Leave the loop within a body; tell whether that is over, as far as can be told.
 
         It is not where a scheduler was not stepped that other bodies step: an error may have come
         before. A worker that goes on from the state of the body before makes up for it.
@@ -270,7 +270,7 @@ class Schedule:
         return whole
 
     def complete(self, feed: Feed) -> None:
-        """All samples of this feed are trained on, by whichever workers."""
+        """Note that all samples of this feed are trained on, by whichever workers."""
         self.opened(feed)
         if feed.num_samples is None:
             return
@@ -322,7 +322,7 @@ class Schedule:
         return self._saved
 
     def _look(self) -> tuple[Any, ...] | None:
-        """What tells cheaply whether the state changed; None: nothing does."""
+        """Return what tells cheaply whether the state changed; None: nothing does."""
         if self._script.state_of():
             return None
         try:
@@ -447,7 +447,7 @@ class Schedule:
 
 
 def place_of(data: bytes) -> tuple[ScriptPlace, Sequence[int]]:
-    """Where the script was whose state this is, and the steps of schedulers between its loops.
+    """Return where the script of a state was, and the steps of schedulers between its loops.
 
     Raises:
         PermanentError: it is no such state.

@@ -28,7 +28,7 @@ def put(group: dict[str, Any], key: str, value: Any) -> None:
 
 
 class SettingsBetween:
-    """What the script has set since it left a loop.
+    """Settings that the script has made since it left a loop.
 
     Args:
         optimizers: all that were prepared.
@@ -83,6 +83,6 @@ class SettingsBetween:
 
 
 def _copied(value: Any) -> Any:
-    """Something to compare with later: an array or tensor may change in place."""
+    """Copy a value to compare with later: an array or tensor may change in place."""
     skeleton, tensors = take_apart(value)
     return skeleton, [(one.dtype, as_bytes(one).numpy().tobytes()) for one in tensors]

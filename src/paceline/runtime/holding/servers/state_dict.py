@@ -25,7 +25,7 @@ from paceline.runtime.holding.servers.port import TrainingPort
 from paceline.runtime.script.embedding import is_table
 
 _HOOKS = ("_state_dict_hooks", "_load_state_dict_pre_hooks")
-"""Where a module keeps what is called with its state."""
+"""Attributes in which a module keeps what is called with its state."""
 
 
 class Gatherer:
@@ -59,7 +59,7 @@ class Gatherer:
                     # torch marks the hook, which a bound method does not allow.
                     hook = module.register_state_dict_post_hook(partial(self._fill))
                     self._hooks.append(hook)
-                # What `copy` asks an object for, in its own dict.
+                # `copy` asks an object for this, in its own dict.
                 module.__dict__["__deepcopy__"] = partial(self._copy, module)
 
     def _take_back(self, *_: object) -> None:

@@ -42,7 +42,7 @@ within a loop."""
 
 def begin(process: Process) -> "OnServers":
     """Make the strategy of a job's process."""
-    # Not at the top: a script started without `paceline run` does without it, and begins sooner.
+    # Imported late: a script started without `paceline run` begins sooner without it.
     from paceline.runtime.holding.servers.client import ServerTrainer
 
     return OnServers(ServerTrainer(process))
@@ -90,7 +90,7 @@ class OnServers:
 
     @property
     def model(self) -> Model:
-        """What was prepared."""
+        """Model that was prepared."""
         if self._model is None:
             raise InternalError("the model was used before it was prepared")
         return self._model

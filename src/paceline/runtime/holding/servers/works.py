@@ -19,7 +19,7 @@ ASK_AGAIN_STEPS = 16
 
 
 class Works:
-    """What this worker computes, and what it asks for to have enough of it.
+    """Works of this worker, and what it asks for to have enough of them.
 
     Args:
         spec: of the job.
@@ -45,11 +45,11 @@ class Works:
         self._growth[feed] = growth
 
     def trains(self, feed: int) -> bool:
-        """Whether the feed is trained on."""
+        """Tell whether the feed is trained on."""
         return self._leases.feeds[feed].purpose == "train"
 
     def synchronous(self, feed: int) -> bool:
-        """Whether the feed is trained on in steps."""
+        """Tell whether the feed is trained on in steps."""
         return self._leases.synchronous and self.trains(feed)
 
     def _batch_size(self, feed: int) -> int:
@@ -130,7 +130,7 @@ class Works:
         return Work(feed, spans, num_samples(spans), step)
 
     def is_known(self, work: Work) -> bool:
-        """Whether it is in hand, or shown as upcoming."""
+        """Tell whether a work is in hand, or shown as upcoming."""
         return work in self.in_hand or self._shown.get(work.spans) is work
 
     def give_back(self, work: Work) -> None:

@@ -31,7 +31,7 @@ from paceline.wire.messages.group import RunGroup
 from paceline.wire.messages.node import NodeUp
 
 TOGETHER_S = 300.0
-"""So long members whose scripts have returned wait for the others', to make a last cut together."""
+"""Seconds for which members whose scripts have returned wait for the others, to cut together."""
 
 _TORCH, _COLLECTIVES = os.path.dirname(torch.__file__), os.path.dirname(dist.__file__)
 
@@ -41,7 +41,7 @@ class ShardClient(MemberClient):
 
     def __init__(self, process: Process) -> None:
         super().__init__(process, together=True)
-        #: That we begin with.
+        #: The cut that we begin with.
         self._cut: CutRef | None = None
         self._shards: Shards | None = None
         #: We are at the end of a feed, as all members are.
@@ -71,7 +71,7 @@ class ShardClient(MemberClient):
             return group, self._peers.store(run.group)
 
     def start(self, shards: Shards, group: Group) -> None:
-        """Everything is prepared: become what the job goes on from.
+        """Become what the job goes on from: everything is prepared.
 
         Raises:
             ConfigError: other members have prepared something else.
@@ -196,7 +196,7 @@ class ShardClient(MemberClient):
 
     @property
     def _hand_over_s(self) -> float:
-        """How long a hand-over may take, which needs all members.
+        """Seconds that a hand-over may take, which needs all members.
 
         Some have more to do after their loops, for example saving a file. If the job stops, and the
         script's own handler of the signal left its loop, others may have left theirs a step later:
@@ -221,7 +221,7 @@ class ShardClient(MemberClient):
 
 
 def _is_in_collective(frame: FrameType | None) -> bool:
-    """Whether a thread is in torch's distributed code, or in what that calls of torch."""
+    """Tell whether a thread is in torch's distributed code, or in what that calls of torch."""
     while frame is not None and frame.f_code.co_filename.startswith(_TORCH):
         if frame.f_code.co_filename.startswith(_COLLECTIVES):
             return True

@@ -1,4 +1,4 @@
-"""What one member holds: its shard of models and optimizers, as arrays for a cut, and back.
+"""Shard that one member holds: of models and optimizers, as arrays for a cut, and back.
 
 Torch divides a tensor along its first axis as ``torch.chunk`` does; a cut has one file for each
 member, with its rows. A member of a group of another size reads the rows that it needs from the
@@ -128,7 +128,7 @@ class Shards(Replica):
 
 
 def check_sharded(modules: Sequence[nn.Module], params: Sequence[nn.Parameter], size: int) -> None:
-    """What can be trained and kept: shards of the first axis over all workers.
+    """Check that all can be trained and kept: shards of the first axis over all workers.
 
     Args:
         modules: that were given to ``job.prepare``.
@@ -173,7 +173,7 @@ class _File(NamedTuple):
 
 
 def _files_of(*places: Path) -> list[_File]:
-    """All files of a cut, by the number of the member; what is read of them is verified before."""
+    """Return all files of a cut, by the number of the member; what is read is verified before."""
     manifest = read_manifest(*places)
     found = [_file(name, checksum, *places) for name, checksum in manifest.files.items()]
     found.sort(key=lambda file: file.layout.part)

@@ -1,4 +1,4 @@
-"""What each member computes: of a step an equal share, of an evaluation batches in turn."""
+"""Shares of the members: of a step equal ones, of an evaluation batches in turn."""
 
 from collections.abc import Sequence
 
@@ -56,7 +56,7 @@ def _batches_of(feed: Feed) -> list[Span]:
 
 
 def _all_gather(mine: Array, spans: Sequence[Span], size: int) -> list[Array]:
-    """What each member has computed, ``[len(span), ...]``; as bytes: gloo lacks some dtypes."""
+    """Gather what each member computed, ``[len(span), ...]``; as bytes: gloo lacks some dtypes."""
     longest = max(map(len, spans))
     padded = np.zeros((longest, *mine.shape[1:]), mine.dtype)
     padded[: len(mine)] = mine

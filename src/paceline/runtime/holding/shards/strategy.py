@@ -98,7 +98,7 @@ class Sharded(Together):
     def open_feed(self, feed: Feed, growth: Growth | None = None) -> Feed:
         """Open a feed; the master need not know of an evaluation."""
         if feed.purpose != "train":
-            # By a number that the master, which does not know it, gives to no other.
+            # Its number is one that the master, which does not know it, gives to no other.
             own = feed.numbered(OWN + feed.feed)
             self._feeds[own.feed] = own
             return own
