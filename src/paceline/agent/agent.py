@@ -57,15 +57,15 @@ from paceline.wire.node_link import NodeLinkServer
 from paceline.wire.spec import JobSpec
 
 GUARD_S = 1.0
-"""Between looks at the supervisor."""
+"""Seconds between looks at the supervisor."""
 TICK_S = 0.1
-"""How exactly a time for an orderly end is kept."""
+"""Seconds by which a time for an orderly end may be missed."""
 LAST_WORDS_S = 0.5
-"""A dead process's messages are still in the socket: its end is reported after them, or this."""
+"""Seconds for which the report of a dead process waits for its messages in the socket."""
 UNLINKED_S = 0.05
-"""The same for a process that died before its connection was accepted."""
+"""Seconds for which it waits if the process died before its connection was accepted."""
 JOINED_WAIT_S = 60.0
-"""How long an agent that joined on its own looks for the job's master before it leaves."""
+"""Seconds for which an agent that joined on its own looks for the master before it leaves."""
 
 _log = logging.getLogger(__name__)
 
@@ -91,7 +91,7 @@ class Agent:
         self._state = NodeState(node, adopted, stop_s=self._stop_s)
         self._link = NodeLinkServer(self._files.socket, self._on_process, self._on_link_lost)
         self._linked: dict[int, bool] = {}
-        """For each incarnation that has ever connected: whether it is connected now."""
+        """Whether each incarnation that has ever connected is connected now."""
         self._ended: dict[int, ExitEvidence] = {}
         self._refused: set[int] = set()
         self._stacks = ""

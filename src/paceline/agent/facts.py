@@ -1,4 +1,4 @@
-"""What an agent reports about its training process: the step ledger and the kernel's counters."""
+"""Report of an agent on its training process: from the step ledger and the kernel's counters."""
 
 import itertools
 import logging
@@ -44,7 +44,7 @@ _log = logging.getLogger(__name__)
 
 
 class Silence(msgspec.Struct, frozen=True):
-    """How long a process has neither spoken nor worked; each of its messages begins it again."""
+    """Time for which a process has neither spoken nor worked; each message begins it again."""
 
     inc: Inc = NO_INC
     cpu_s: float = 0.0
@@ -119,7 +119,7 @@ class FactsReader:
         )
 
     def _waits_s(self, up: ProcessUp, steps: int) -> tuple[float, float]:
-        """How long each of the newest steps waited for a processor; of that, for a cut quota."""
+        """Return how long each of the newest steps waited for a processor; of that, for a quota."""
         if not steps:
             return 0.0, 0.0
         inc, stolen_s, throttled_s = self._stolen
@@ -219,7 +219,7 @@ def _longest_s(records: tuple[StepRecord, ...]) -> float:
 
 
 def _server_facts(inc: Inc, page: LedgerPage) -> NodeFacts:
-    """Its records are of several rounds each, counted where a worker's has samples."""
+    """Return a server's facts; its records count rounds where a worker's count samples."""
     rounds = sum(record.samples for record in page.records)
     busy_s = sum(record.server_s * record.samples for record in page.records)
     return NodeFacts(
@@ -282,7 +282,7 @@ def read_log_tail(log: Path, start: int) -> str:
 
 
 def _crash_in(lines: list[str]) -> list[str]:
-    """What Python's faulthandler has said of the thread that crashed; empty: it said nothing.
+    """Return what Python's faulthandler has said of the thread that crashed; empty: nothing.
 
     The other threads, which it names as well, are no cause, and there are many.
     """

@@ -81,7 +81,7 @@ class AgentParts:
     # ------------------------------------------------------------------ the master
 
     def connected(self) -> None:
-        """There is a new stream to a master."""
+        """Tell the parts that there is a new stream to a master."""
         self._do(lambda part: part.connected())
 
     def told(self, message: AgentFeatureTold) -> None:

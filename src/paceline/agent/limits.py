@@ -1,4 +1,4 @@
-"""What a node's processes may take of their machine: its cgroup, or why there is none."""
+"""Limits on what a node's processes take of their machine: its cgroup, or why there is none."""
 
 import logging
 from typing import NamedTuple
@@ -17,7 +17,7 @@ class NodeLimits(NamedTuple):
 
     group: NodeGroup
     note: str
-    """Why it has no limits; empty: it has."""
+    """Reason why the node has no limits; empty: it has."""
     hardware: Hardware
 
 

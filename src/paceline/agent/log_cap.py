@@ -9,7 +9,7 @@ from paceline.base.disk import is_refusal, room_bytes
 from paceline.base.log_times import LogTimes, times_of
 
 SHARE = 4
-"""All logs together take at most one part in so many of what their disk has left for them."""
+"""Divisor of what their disk has left: all logs together take at most that part."""
 LEAST_BYTES = 64 << 10
 KEPT_PART = 4
 """Part of a log's limit, one in so many: its end, which stays in a second file after a cut."""
@@ -18,7 +18,7 @@ _log = logging.getLogger(__name__)
 
 
 def limit_bytes(wanted_bytes: int, free_bytes: int, size_bytes: int, num_nodes: int) -> int:
-    """How large a log may become.
+    """Return how large a log may become.
 
     Args:
         wanted_bytes: by the spec.
@@ -37,7 +37,7 @@ class LogCap:
         """Arguments as for `limit_bytes`."""
         self._path = path
         self.times = LogTimes(path)
-        """When it grew."""
+        """Times at which the log grew."""
         self._wanted_bytes, self._num_nodes = wanted_bytes, num_nodes
 
     def look(self) -> None:

@@ -11,9 +11,9 @@ from paceline.wire.control import ControlClient, MasterStream
 from paceline.wire.messages.agent import AgentDown, AgentUp
 
 RETRY_S = 0.05
-"""Before the second attempt to reach the master; doubles up to RETRY_MAX_S."""
+"""Seconds before the second attempt to reach the master; doubles up to RETRY_MAX_S."""
 RETRY_MAX_S = 0.2
-"""A restarted master finds its agents within this: they lie idle without it."""
+"""Most seconds between two attempts: agents lie idle without a master."""
 MAX_QUEUED = 10_000
 """Messages for a master that does not read; more are dropped, as without a master."""
 
@@ -61,7 +61,7 @@ class MasterLink:
             await self._stream.say_last_words(within_s)
 
     async def follow(self) -> None:
-        """Be connected, and hear the master; never returns."""
+        """Stay connected, and hear the master; never returns."""
         wait_s = RETRY_S
         while True:
             try:

@@ -131,7 +131,7 @@ class ProcessHost:
             kill_group_quietly(pid)
 
     async def stacks(self, pid: int) -> str:
-        """What the threads of the process do, as text."""
+        """Return what the threads of the process do, as text."""
         return await capture_stacks(pid, self._files.stacks)
 
     def kill_strays(self) -> None:
@@ -170,7 +170,7 @@ class ProcessHost:
 
     def _on_zygote_end(self, was_warm: bool, code: int | None) -> None:
         if self._pending and was_warm:
-            # It may have forked without a word; two processes of one incarnation must not be.
+            # The zygote may have forked without a word; an incarnation must not have two processes.
             self.kill_strays()
         elif self._pending:
             inc, self._pending = self._pending.inc, None

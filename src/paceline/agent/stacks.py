@@ -1,4 +1,4 @@
-"""What every thread of a training process was doing, captured before the process is ended.
+"""Stacks of all threads of a training process, captured before the process is ended.
 
 The process itself writes its Python stacks when it gets `STACKS_SIGNAL` (set up in
 `paceline.runtime.process.process`), even while its main thread is stuck in C. One that cannot
@@ -48,7 +48,7 @@ def _read(file: Path) -> str:
 
 
 def threads_of(pid: int) -> str:
-    """One line for each thread: its name, its state and where in the kernel it waits."""
+    """Return one line for each thread: its name, its state and where in the kernel it waits."""
     lines = []
     for task in sorted(Path(f"/proc/{pid}/task").glob("*"), key=lambda path: int(path.name)):
         with contextlib.suppress(OSError):

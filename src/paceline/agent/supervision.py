@@ -10,7 +10,7 @@ _log = logging.getLogger(__name__)
 
 
 class SupervisorWatch:
-    """One agent's look at the supervisor of its job."""
+    """Watch of one agent over the supervisor of its job."""
 
     def __init__(self, job: JobDir, node: str) -> None:
         self._job, self._node = job, node

@@ -1,4 +1,4 @@
-"""What torchrun puts into the environment of a worker, for scripts that were written for it."""
+"""Environment that torchrun gives a worker, for scripts that were written for it."""
 
 import os
 from pathlib import Path
@@ -7,9 +7,9 @@ from paceline.wire.messages.agent import StartProcess
 from paceline.wire.spec import JobSpec
 
 CHOSEN = ("MASTER_ADDR", "MASTER_PORT", "ROLE_NAME", "TORCHELASTIC_RUN_ID")
-"""These the user may set, by flags of torchrun or under ``env``."""
+"""Variables that the user may set, by flags of torchrun or under ``env``."""
 KEPT = {"GLOO_SOCKET_IFNAME": "lo", "TORCH_NCCL_ASYNC_ERROR_HANDLING": "1"}
-"""Unless the user has set them. By its default gloo listens on every network it finds."""
+"""Values of variables that the user leaves unset: by default gloo listens on every network."""
 
 
 def torchrun_environment(

@@ -41,7 +41,7 @@ _log = logging.getLogger(__name__)
 
 
 class ZygoteLink:
-    """Has at most one zygote at a time; what it says comes by callback, in the loop."""
+    """Link of an agent to at most one zygote; what it says comes by callback, in the loop."""
 
     def __init__(
         self,
@@ -78,16 +78,16 @@ class ZygoteLink:
         self._child: subprocess.Popen[bytes] | None = None
         """The zygote, if it was started here."""
         self._look: asyncio.TimerHandle | None = None
-        """The template is asked, and has not answered so far."""
+        """Timer while the template is asked, and has not answered so far."""
         self.pid = 0
-        """0: there is none, or it is not known so far."""
+        """PID of the zygote; 0: there is none, or it is not known so far."""
         self.is_warm = False
         self.shared_bytes = 0
         """Memory of the template's that it has, and that no control group of the node counts."""
 
     @property
     def is_up(self) -> bool:
-        """Whether there is one, or is about to be."""
+        """Whether there is a zygote, or is about to be."""
         return self._pair is not None
 
     def start(self) -> None:

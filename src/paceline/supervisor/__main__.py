@@ -14,7 +14,7 @@ from paceline.base.processes import try_lock
 from paceline.supervisor.supervisor import Supervisor
 
 LOCK_WAIT_S = 1.0
-"""Agents try the lock for a moment to see whether it is held: not to be taken for a supervisor."""
+"""Seconds to try the lock: agents that hold it for a moment are not taken for a supervisor."""
 
 
 def take_job(job: JobDir) -> int | None:

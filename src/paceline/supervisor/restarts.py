@@ -1,19 +1,19 @@
-"""When a dead master is started again: pure, the clock is an argument."""
+"""Times at which a dead master is started again: pure, the clock is an argument."""
 
 FIRST_DELAY_S = 0.2
-"""After the second death in a row; the first one is answered at once."""
+"""Seconds to wait after the second death in a row; the first one is answered at once."""
 MAX_DELAY_S = 2.0
 BUDGET = 20
 """Deaths in a row: with the delays above it gives up after about 40 s of trying."""
 STEADY_S = 60.0
-"""A master that lived this long died of something else than its predecessors."""
+"""Seconds after which a master has died of something else than its predecessors."""
 SAME_DELAYS_S = (0.0, 1.0, 5.0, 15.0)
-"""After deaths in a row for which the masters gave one and the same reason; no more of them are
-waited for, since only what changes on its own within these could help."""
+"""Seconds to wait after deaths in a row for which the masters gave one and the same reason. After
+one more the supervisor gives up, since only what changes on its own within these could help."""
 
 
 class Backoff:
-    """How long to wait after each of several deaths in a row."""
+    """Waits after each of several deaths in a row."""
 
     def __init__(self) -> None:
         self.num_deaths = 0

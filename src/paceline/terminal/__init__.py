@@ -1,1 +1,1 @@
-"""What the commands of the core and of features share: words, options, and how they print."""
+"""Common parts of all commands, of the core and of features: words, options, and printing."""

@@ -23,14 +23,14 @@ _BY_SIGNATURE = re.compile(
     r"|\b(?:HfArgumentParser|LightningCLI)\b",
     re.MULTILINE,
 )
-"""What makes flags of the names of parameters or fields, so that no ``--name`` is in the source."""
+"""Libraries that make flags of the names of parameters or fields: the source has no ``--name``."""
 
 
 class Options(Struct, frozen=True):
     """The options that ``paceline run`` itself understands."""
 
     takes_value: Mapping[str, bool]
-    """For each option, as ``--batch-size`` or ``-d``: whether a value follows."""
+    """Whether a value follows, for each option, as ``--batch-size`` or ``-d``."""
     torchrun: Set[str]
     """Options that torchrun has, too."""
 
@@ -40,11 +40,11 @@ class _Word(Struct, frozen=True):
 
     words: tuple[str, ...]
     name: str
-    """Empty: no option of ours."""
+    """Name of the option; empty: it is none of ours."""
 
     @property
     def is_unknown(self) -> bool:
-        """Whether it looks like an option."""
+        """Whether the word looks like an option."""
         return not self.name and self.words[0].startswith("-") and len(self.words[0]) > 1
 
 

@@ -1,4 +1,4 @@
-"""How a JOB, a setting, a time and --json are typed, and where commands print."""
+"""Options: how a JOB, a setting, a time and --json are typed, and where commands print."""
 
 import sys
 from collections.abc import Callable

@@ -29,7 +29,7 @@ class RunCommand(TyperCommand):
 
 
 def options_of(parameters: Iterable[Any]) -> Options:
-    """What of a command's parameters are options."""
+    """Return which of a command's parameters are options."""
     options = [param for param in parameters if param.param_type_name == "option"]
     takes_value = {name: not option.is_flag for option in options for name in option.opts}
     return Options(takes_value, {name for flag in TORCHRUN_FLAGS for name in flag.names})

@@ -56,7 +56,7 @@ TORCHRUN_FLAGS = (
     _flag("--start-method", "NAME", ""),
     *(_flag(name, "TEXT", "") for name in OTHERS),
 )
-"""All that torchrun has; without help: not listed."""
+"""Flags that torchrun has; without help: not listed."""
 
 
 def as_torchrun(name: str) -> str:

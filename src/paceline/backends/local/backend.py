@@ -58,7 +58,7 @@ class LocalBackend:
     resizes_live = True
 
     def resized(self, spec: JobSpec) -> None:
-        """Nothing more: each agent reads the spec in the job's directory when it starts."""
+        """Do nothing more: each agent reads the spec in the job's directory when it starts."""
 
     def launch(self, node: str, *, may_move: bool = False) -> None:
         """Start an agent now, or when it has waited as long as the spec says."""
@@ -102,16 +102,16 @@ class LocalBackend:
             yield await self._exits.get()
 
     def left_running(self, nodes: Iterable[str]) -> set[str]:
-        """Those whose agent runs on this machine."""
+        """Return those nodes whose agent runs on this machine."""
         agents = (p for p in find_job_processes(self._job.path) if p.runs("paceline.agent"))
         return {agent.argv[-1] for agent in agents}.intersection(nodes)
 
     def pending_s(self) -> float:
-        """What the spec says for now; it is what `launch` holds to."""
+        """Return what the spec says for now; `launch` holds to it."""
         return self._pending_s()
 
     def room(self, role: str) -> None:
-        """Nobody counts it: processes share the machine, however many they are."""
+        """Return None: nobody counts room, since processes share the machine."""
 
     def waited_s(self, node: str) -> float:
         """Seconds since the launch was asked for, until the agent was started."""
@@ -122,10 +122,10 @@ class LocalBackend:
         return until_s - launch.asked_s
 
     async def close(self) -> None:
-        """Nothing more: the supervisor ends what is left of the job."""
+        """Do nothing more: the supervisor ends what is left of the job."""
 
     def _forget(self, node: str) -> None:
-        """Its end, if it is still to come, will be nobody's news."""
+        """Forget a launch: its end, if that is still to come, will be nobody's news."""
         launch = self._launches.pop(node, None)
         if launch and launch.timer:
             launch.timer.cancel()

@@ -68,7 +68,7 @@ class RayBackend:
         self._room: dict[str, int] = {}
         self._gateway: asyncio.subprocess.Process | None = None
         self._up = asyncio.Event()
-        """There is a gateway, which has got its first line."""
+        """Event that is set while there is a gateway, which has got its first line."""
         self._serving = self._loop.create_task(self._serve())
 
     # ------------------------------------------------------------------ the port
@@ -93,12 +93,12 @@ class RayBackend:
         self._send(DropNode(node))
 
     async def watch(self) -> AsyncIterator[AnyWord]:
-        """What the gateway says of nodes, each word once."""
+        """Yield what the gateway says of nodes, each word once."""
         while True:
             yield await self._words.get()
 
     def left_running(self, nodes: Iterable[str]) -> set[str]:
-        """All of them: their agents find the master within a moment, if there are any."""
+        """Return all nodes: their agents find the master within a moment, if there are any."""
         return set(nodes)
 
     #: Ray keeps the cores and the memory that it placed a node with.
@@ -110,18 +110,18 @@ class RayBackend:
         self._send(SetRoles(self._roles()))
 
     def waited_s(self, node: str) -> float:
-        """From when it was asked for until Ray had a place."""
+        """Return the seconds from when it was asked for until Ray had a place."""
         asked_s = self._asked_s.get(node)
         if asked_s is None:
             return 0.0
         return self._placed_s.get(node, self._loop.time()) - asked_s
 
     def pending_s(self) -> float | None:
-        """Nothing where there is room; else Ray does not say."""
+        """Return 0 where there is room; else None, since Ray does not say."""
         return 0.0 if self.room("worker") else None
 
     def room(self, role: str) -> int | None:
-        """What was free a moment ago, for nodes of this shape; None: no gateway has said it yet."""
+        """Return how many such nodes had room a moment ago; None: no gateway has said it yet."""
         return self._room.get(role)
 
     async def close(self) -> None:
@@ -253,7 +253,7 @@ async def _tail(stream: asyncio.StreamReader) -> str:
 
 
 def shape_of(spec: JobSpec, role: str, number: int) -> Shape:
-    """What a node asks Ray for."""
+    """Return what a node asks Ray for."""
     nodes = spec.of_role(role)
     return Shape(size=nodes.size_of(number), gpus=nodes.gpus)
 
@@ -271,7 +271,7 @@ def gang_of(spec: JobSpec) -> list[tuple[str, Shape]]:
 
 
 class Probed(msgspec.Struct, frozen=True):
-    """What the cluster says to the command that starts a job."""
+    """Answer of the cluster to the command that starts a job."""
 
     address: str
     host: str

@@ -1,4 +1,4 @@
-"""What the gateway asks Ray for: the connection, names of actors, places, words of errors."""
+"""Requests of the gateway to Ray: the connection, names of actors, places, words of errors."""
 
 import contextlib
 import logging
@@ -31,7 +31,7 @@ LOOK_S = 1.0
 
 
 def namespace_of(job_id: str) -> str:
-    """Where in Ray the actors of a job are."""
+    """Return where in Ray the actors of a job are."""
     return f"paceline-{job_id}"
 
 
@@ -47,7 +47,7 @@ def remote_launcher() -> Any:
                 msgspec.json.decode(size, type=NodeSize),
                 reserved_together=where.get_placement_group_id() is not None,
             )
-            # One that comes up when nobody is left to ask for anything.
+            # A launcher that comes up when nobody is left to ask for anything.
             unasked = threading.Timer(IDLE_S, self._leave_if_unasked)
             unasked.daemon = True
             unasked.start()
@@ -147,7 +147,7 @@ def names_of(node: str) -> list[str]:
 
 
 def is_placed(actor: Any) -> bool:
-    """Whether an actor has come up, so that it may have started something."""
+    """Tell whether an actor has come up, so that it may have started something."""
     found = ray._private.state.actors(actor._actor_id.hex())
     return bool(found.get("State") == "ALIVE")
 

@@ -19,7 +19,7 @@ from paceline.backends.ray.launcher import AgentStarted
 from paceline.backends.ray.messages import Shape, Want
 
 ANSWER_S = 3.0
-"""A launcher that does not answer for so long is asked again later."""
+"""Seconds for which a launcher may be silent; then it is asked again later."""
 
 
 class Gang:
@@ -28,7 +28,7 @@ class Gang:
     def __init__(self) -> None:
         self._group: PlacementGroup | None = None
         self.may_be_free = False
-        """A node has left one since somebody looked."""
+        """Whether a node has left one since somebody looked."""
 
     def reserve(self, shapes: Iterable[Shape]) -> None:
         """Reserve places of these shapes, or find those that are reserved."""
@@ -71,7 +71,7 @@ class Gang:
         self._group = None
 
     def _has_place_for(self, want: Want) -> bool:
-        """Whether the node's place is one of these: a node of another size has none here."""
+        """Tell whether the node's place is one of these: a node of another size has none here."""
         if self._group is None or want.bundle is None:
             return False
         bundles = self._group.bundle_specs
@@ -79,7 +79,7 @@ class Gang:
 
 
 def _has_place(name: str) -> bool | None:
-    """Whether this launcher's place is one of those; None: it does not answer."""
+    """Tell whether this launcher's place is one of those; None: it does not answer."""
     try:
         actor = ray.get_actor(name)
         if not is_placed(actor):

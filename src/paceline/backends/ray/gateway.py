@@ -83,10 +83,10 @@ class Gateway:
         self._spec, self._secret = load(job.spec), job.secret().decode()
         self._actor_class = remote_launcher()
         self._keeping: dict[str, asyncio.Task[None]] = {}
-        #: By node: Ray's name of the machine that it is on.
+        #: Ray's name of the machine that each node is on, by node.
         self._places: dict[str, str] = {}
         self._launches: dict[str, str] = {}
-        #: By node, for those that are launched and have no place yet.
+        #: Nodes that are launched and have no place yet, by their names.
         self._coming: dict[str, Want] = {}
         self._locks: dict[str, asyncio.Lock] = {}
         self._drops: set[asyncio.Task[None]] = set()
@@ -258,7 +258,7 @@ class Gateway:
         return await asyncio.to_thread(self._create, want, f"{want.node}.{number}")
 
     def _serves(self, want: Want, line: bytes) -> bool:
-        """Whether the node may go on at the place of this launcher."""
+        """Tell whether the node may go on at the place of this launcher."""
         found = msgspec.json.decode(line, type=AgentStarted)
         has_its_size = found.size == want.shape.size or not want.may_move
         return has_its_size and found.place not in self._draining

@@ -42,7 +42,7 @@ _OF_RAY = ("RAY_", "OMP_NUM_THREADS")
 
 
 class AgentOrder(msgspec.Struct, frozen=True, kw_only=True):
-    """What a launcher needs to start an agent."""
+    """Order to a launcher, with what it needs to start an agent."""
 
     job_id: str
     path: str
@@ -63,11 +63,11 @@ class AgentStarted(msgspec.Struct, frozen=True, kw_only=True):
     """Ray's name of the machine."""
     pid: int
     sees_job: bool
-    """The job's directory is here, too."""
+    """Whether the job's directory is here, too."""
     size: NodeSize
     """Size for which the place was reserved: its node gets no more, whatever is ordered later."""
     reserved_together: bool
-    """The place is one of those that were reserved together."""
+    """Whether the place is one of those that were reserved together."""
 
 
 class AgentEnded(msgspec.Struct, frozen=True, kw_only=True):
@@ -110,10 +110,10 @@ class Launcher:
         self._job: JobDir | None = None
         self._idle: asyncio.TimerHandle | None = None
         self.was_asked = False
-        """Somebody has called it."""
+        """Whether somebody has called it."""
 
     async def state(self) -> bytes:
-        """What was started last: `AgentStarted`, as JSON."""
+        """Return what was started last: `AgentStarted`, as JSON."""
         self._touch()
         return msgspec.json.encode(self._started)
 
@@ -164,7 +164,7 @@ class Launcher:
 
     def _start(self, launch: str, order: AgentOrder) -> None:
         check_script(order.spec)
-        # It could still come up, and take the node from the next one.
+        # The agent could still come up, and take the node from the next one.
         self._kill_agent()
         spec = of_this_machine(self._of_this_place(order), order.address)
         path = joined_directory(order.job_id, order.node)
@@ -227,7 +227,7 @@ class Launcher:
 
 
 def _environment(order: AgentOrder) -> dict[str, str]:
-    """What an agent gets: what the raylet was started with, but for what is Ray's.
+    """Return the environment of an agent: what the raylet was started with, but for Ray's own.
 
     Where a node asks for no GPU, Ray leaves all of its machine visible.
     """

@@ -1,4 +1,4 @@
-"""What the master's backend and the job's gateway to Ray say to each other.
+"""Messages between the master's backend and the job's gateway to Ray.
 
 Lines of JSON through the gateway's standard input and output. The backend sends its whole wish
 again to each new gateway, so that neither has to remember what the other has missed.
@@ -11,7 +11,7 @@ from paceline.wire.spec import NodeSize
 
 
 class Shape(msgspec.Struct, frozen=True, kw_only=True):
-    """What a place must have: the limits of the node, one core where it has none, and GPUs."""
+    """Shape of a place: the limits of the node, one core where it has none, and GPUs."""
 
     size: NodeSize = NodeSize()
     gpus: float = 0.0
@@ -23,7 +23,7 @@ class Shape(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def resources(self) -> dict[str, float]:
-        """The same in Ray's words."""
+        """The shape in Ray's words."""
         memory = float(self.size.memory_bytes or 0)
         found = {"CPU": self.cpus, "GPU": self.gpus, "memory": memory}
         return {name: amount for name, amount in found.items() if amount}
@@ -39,7 +39,7 @@ class Want(msgspec.Struct, frozen=True, kw_only=True):
     bundle: int | None = None
     """Its place among those that are reserved together; None: a place of its own."""
     may_move: bool = False
-    """Nothing of it runs: a place of another size than this is given back, and another taken."""
+    """True: nothing of it runs, so a place of another size is given back, and another taken."""
 
 
 class Begin(msgspec.Struct, frozen=True, kw_only=True, tag=True):

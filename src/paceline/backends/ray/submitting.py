@@ -55,7 +55,7 @@ def send(address: str, entrypoint: str, folder: Path | None, home: str | None) -
 
 
 def _words_of(error: Exception) -> str:
-    """One line of Ray's; of a stack that its server sends, the last."""
+    """Return one line of Ray's; of a stack that its server sends, the last."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     if not lines:
         return type(error).__name__
