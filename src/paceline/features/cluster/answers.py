@@ -1,4 +1,4 @@
-"""What people see of a cluster."""
+"""Answers to what people ask about a cluster."""
 
 from collections.abc import Mapping
 
@@ -11,7 +11,7 @@ from paceline.features.cluster.wire import DeviceRow, DeviceRows, QueueRow, Queu
 def queue_rows(
     book: ClusterBook, held: Mapping[str, str], left_s: Mapping[str, float]
 ) -> QueueRows:
-    """All jobs.
+    """List all jobs.
 
     Args:
         book: the jobs.
@@ -49,7 +49,7 @@ def _row(entry: JobEntry, held: str, left_s: float | None) -> QueueRow:
 
 
 def device_rows(config: ClusterConfig, facts: ClusterFacts) -> DeviceRows:
-    """All devices and tenants."""
+    """List all devices and tenants."""
 
     def jobs(kind: str | None, name: str) -> tuple[str, ...]:
         has = (job for job in facts.jobs if name in (job.devices if kind else job.reserved))

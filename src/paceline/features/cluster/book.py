@@ -39,7 +39,7 @@ class JobQueued(ClusterRecord, frozen=True, kw_only=True):
     job: ClusterJob
     spec: JobSpec
     wait_s: float | None
-    """How long it was expected to wait for quota."""
+    """Seconds that it was expected to wait for quota."""
 
     @property
     def job_id(self) -> str:
@@ -65,7 +65,7 @@ class JobLaunched(ClusterRecord, frozen=True, kw_only=True):
 
 
 class CancelOrdered(ClusterRecord, frozen=True, kw_only=True):
-    """Somebody does not want the job any more."""
+    """Order to cancel a job: somebody does not want it any more."""
 
     job_id: str
 
@@ -75,7 +75,7 @@ class JobOver(ClusterRecord, frozen=True, kw_only=True):
 
     job_id: str
     how: str
-    """How the job ended, in words."""
+    """End of the job, in words."""
     finished: bool
     """Whether the job did all that it was started for."""
 
@@ -84,7 +84,7 @@ AnyClusterRecord = JobQueued | JobDecided | JobLaunched | CancelOrdered | JobOve
 
 
 class JobEntry:
-    """What is known of one job."""
+    """Knowledge about one job."""
 
     def __init__(self, queued: JobQueued) -> None:
         self.job, self.spec = queued.job, queued.spec
@@ -94,7 +94,7 @@ class JobEntry:
 
     @property
     def ran_s(self) -> float | None:
-        """How long it ran; None: it did not, or not to its end."""
+        """Seconds that the job ran; None: it did not, or not to its end."""
         if self.over is None or not self.over.finished or not self.job.started_s:
             return None
         return self.over.t - self.job.started_s
@@ -117,12 +117,12 @@ class JobEntry:
                 assert_never(record)
 
     def why(self) -> str:
-        """Why it runs as it does; empty: it does not."""
+        """Say why the job runs as it does; empty: it does not."""
         decided = (one for one in reversed(self.records) if isinstance(one, JobDecided))
         return next((one.act.reason for one in decided), "")
 
     def told(self) -> Iterator[tuple[float, str]]:
-        """What happened, in words."""
+        """Yield what happened, in words."""
         for record in self.records:
             yield record.t, self._words(record)
 
@@ -164,7 +164,7 @@ class ClusterBook:
 
     def __init__(self, config: ClusterConfig) -> None:
         self.config = config
-        #: By id, in the order of submission.
+        #: Jobs by id, in the order of submission.
         self.entries: dict[str, JobEntry] = {}
 
     def apply(self, record: AnyClusterRecord) -> None:
@@ -186,7 +186,7 @@ class ClusterBook:
         return [entry for entry in self.entries.values() if entry.over is None]
 
     def records(self) -> list[AnyClusterRecord]:
-        """All that is remembered, as records from which it can be made again."""
+        """Return all that is remembered, as records from which it can be made again."""
         return [record for entry in self.entries.values() for record in entry.records]
 
     def facts(self, now_s: float, loads: dict[str, float]) -> ClusterFacts:

@@ -1,4 +1,4 @@
-"""How commands start the scheduler of this user's cluster, and ask it."""
+"""Commands' side of a cluster: they start the scheduler of this user, and ask it."""
 
 import subprocess
 import time

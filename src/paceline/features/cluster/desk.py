@@ -1,4 +1,4 @@
-"""What people ask of a scheduler, and its answers."""
+"""Desk of a scheduler: what people ask, and its answers."""
 
 import re
 import time

@@ -22,7 +22,7 @@ _TENANT = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
 
 
 class ClusterConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """What a cluster consists of."""
+    """Settings of a cluster: what it consists of."""
 
     devices: tuple[str, ...]
     """Cores of this machine, as ``cpu:0`` or ``cpu:0-1``."""
@@ -103,7 +103,7 @@ class ClusterDir:
 
     @property
     def address(self) -> str:
-        """Where the scheduler is reached."""
+        """Address at which the scheduler is reached."""
         return f"{UNIX}{self.socket}"
 
     @property

@@ -1,4 +1,4 @@
-"""What a scheduler knows and decides: the journal, and what follows from it."""
+"""Knowledge and decisions of a scheduler: the journal, and what follows from it."""
 
 import asyncio
 import logging
@@ -70,7 +70,7 @@ class ClusterKeeper:
         return self.book.facts(now_s, self.loads.loads())
 
     async def waits(self, now_s: float, more: tuple[ClusterJob, ...] = ()) -> dict[str, float]:
-        """How much longer jobs will wait for quota, with more jobs at the end of the queue.
+        """Estimate how much longer jobs will wait for quota, with more jobs behind all others.
 
         In a thread: the simulation of a long queue takes seconds, in which jobs must start.
         """

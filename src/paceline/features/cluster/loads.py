@@ -1,4 +1,4 @@
-"""How busy the cores of this machine were in the last seconds."""
+"""Load of the cores of this machine in the last seconds."""
 
 from collections import deque
 from collections.abc import Iterable

@@ -14,21 +14,21 @@ from paceline.wire.client import Call, Done
 from paceline.wire.spec import JobSpec
 
 DEVICES, KIND = "PACELINE_DEVICES", "PACELINE_SHARE"
-"""What the scripts of a job find in their environment: its devices, and how it was started."""
+"""Variables in the environment of a job's scripts: its devices, and how it was started."""
 
 
 class JobLook(NamedTuple):
     """A job that was launched, as its folder shows it."""
 
     lives: bool
-    """Its supervisor does."""
+    """Whether its supervisor lives."""
     how: str = ""
-    """How it has ended, in words; empty: it has not."""
+    """End of the job, in words; empty: it has not ended."""
     finished: bool = False
 
 
 def kind_of(spec: JobSpec, job: ClusterJob) -> ShareKind:
-    """How a job runs that has its devices; a program has no gates, and cannot be held back."""
+    """Return how a job runs that has its devices; a program has no gates, so nothing holds it."""
     is_held = job.kind == "opportunistic" and spec.run_as != "program"
     return "opportunistic" if is_held else "guaranteed"
 

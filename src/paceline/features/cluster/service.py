@@ -22,11 +22,11 @@ from paceline.wire.codec import decoder, encode
 from paceline.wire.control import CallServer
 
 TICK_S = 0.25
-"""Between looks at running jobs."""
+"""Seconds between looks at running jobs."""
 DECIDE_S = 1.0
-"""Between questions to the policy while nothing happens: time alone changes waits and loads."""
+"""Seconds between questions to the policy while time alone changes waits and loads."""
 UPGRADE = FeatureCall(feature=SHARING, body=msgspec.Raw(encode(UpgradeShare())))
-"""Has a running job become the guaranteed one of its devices."""
+"""Call that makes a running job the guaranteed one of its devices."""
 
 _log = logging.getLogger(__name__)
 

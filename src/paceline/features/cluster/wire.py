@@ -68,7 +68,7 @@ class QueueRow(msgspec.Struct, frozen=True, kw_only=True):
     wait_s: float | None
     """Further seconds that the job will wait for quota; None: not known, or it does not wait."""
     why: str
-    """Why it waits, runs as it does, or ended."""
+    """Reason why it waits, runs as it does, or ended."""
 
 
 class QueueRows(Message, frozen=True):

@@ -1,4 +1,4 @@
-"""What workers log, put together and kept: one point for each step of each name."""
+"""Points of what workers log, put together and kept: one for each step of each name."""
 
 from collections import deque
 from collections.abc import Callable
@@ -24,7 +24,7 @@ from paceline.wire.events.base import Event
 from paceline.wire.messages.base import UNPLACED, Attempt
 
 SETTLE_S = 5.0
-"""A point is written so long after its first value came: other workers log it meanwhile."""
+"""Seconds from a point's first value until it is written: other workers log it meanwhile."""
 MAX_HEARD = 256
 """Messages of a worker that are remembered; the worker repeats fewer."""
 MAX_OPEN = 4096
@@ -87,7 +87,7 @@ class CurveKeeping:
 
     @property
     def file(self) -> CurveFile:
-        """What is written so far; read when a script first logs, or is asked about."""
+        """File of what is written so far; read when a script first logs, or is asked about."""
         if self._file is None:
             self._file = CurveFile(self._path)
         return self._file

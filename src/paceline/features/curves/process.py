@@ -53,7 +53,7 @@ _decode = decoder(LogKept)
 
 
 class LogBook(ProcessPart):
-    """What one life of a worker has logged and the master does not keep yet."""
+    """Values that one life of a worker has logged and the master does not keep yet."""
 
     def __init__(self) -> None:
         #: The training thread adds, the exchange's takes.

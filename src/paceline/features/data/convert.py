@@ -246,7 +246,7 @@ def _column(table: pa.Table, name: str, path: Path) -> Array:
 
 
 def _genres(source: Path, movie_ids: Array) -> dict[str, NDArray[np.float32]]:
-    """One 0/1 column per genre, a row per movie; no columns where there is no movies file."""
+    """Return one 0/1 column per genre, a row per movie; no columns without a movies file."""
     if not _look_for(source, "movies.csv"):
         return {}
     path = find(source, "movies.csv", "movielens")

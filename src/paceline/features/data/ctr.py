@@ -49,7 +49,7 @@ Hashes = NDArray[np.uint64]
 
 
 class CtrSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """What a generated click log is a pure function of.
+    """Settings of which a generated click log is a pure function.
 
     Raises:
         ConfigError: a value is out of its range.
@@ -193,7 +193,7 @@ class BayesCount:
         return auc_from_counts(self._positives_K, self._negatives_K)
 
     def expected_auc(self) -> float | None:
-        """The same AUC in expectation over labels, from the probabilities alone.
+        """Return the same AUC in expectation over labels, from the probabilities alone.
 
         A ratio of expectations, and each row is paired with itself too: off by O(1/rows).
         """

@@ -70,7 +70,7 @@ class TsvParts:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Every `add` leaves whole files: nothing is open."""
+        """Close nothing: every `add` leaves whole files."""
 
     def add(self, columns: Columns) -> None:
         """Append rows; a file is full at `PART_ROWS`, give or take one call's rows."""

@@ -40,7 +40,7 @@ class Meta(msgspec.Struct, frozen=True, kw_only=True):
 
     name: str
     source: str
-    """Where the rows come from and how they were split, for people."""
+    """Source of the rows, and how they were split, for people."""
     format: str = "parquet"
     label: str = "label"
     numeric: tuple[str, ...]

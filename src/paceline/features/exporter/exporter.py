@@ -54,7 +54,7 @@ class JobCollector(Collector):
         self.exposed: Exposed | None = None
 
     def collect(self) -> Iterator[Metric]:
-        """All metrics of the job."""
+        """Yield all metrics of the job."""
         exposed = self.exposed
         if exposed is not None:
             yield from _of_job(exposed)
@@ -85,7 +85,7 @@ def _of_job(exposed: Exposed) -> Iterator[Metric]:
 
 
 def _of_script(exposed: Exposed) -> Iterator[Metric]:
-    """What the script logs."""
+    """Yield what the script logs."""
     text = "The newest value that the script has logged: the mean over the workers."
     values = GaugeMetricFamily("paceline_logged_value", text, labels=["name"])
     text = "The step of the newest value that the script has logged."
@@ -125,7 +125,7 @@ def _of_nodes(exposed: Exposed) -> Iterator[Metric]:
 
 
 def _add_parts(parts: GaugeMetricFamily, labels: list[str], seen: NodeMetrics | Pace) -> None:
-    """T^w, T^s, T^m and T^d."""
+    """Add T^w, T^s, T^m and T^d."""
     parts.add_metric([*labels, "compute"], seen.compute_s)
     parts.add_metric([*labels, "server"], seen.server_s)
     parts.add_metric([*labels, "message"], seen.message_s)
@@ -133,7 +133,7 @@ def _add_parts(parts: GaugeMetricFamily, labels: list[str], seen: NodeMetrics | 
 
 
 def _of_slowness(exposed: Exposed) -> Iterator[Metric]:
-    """What is slow; of a script also its pace, which is that of its steps."""
+    """Yield what is slow; of a script also its pace, which is that of its steps."""
     text = "How many times as long as is usual for it a slow node or link takes; else absent."
     parts = GaugeMetricFamily("paceline_slow_ratio", text, labels=["culprit", "nodes"])
     pace, seen = exposed.pace, exposed.observation
@@ -210,14 +210,14 @@ class _Handler(WSGIRequestHandler):
 
 
 class _HttpServer(ThreadingWSGIServer):
-    """At most `MAX_OPEN` connections: one more ends the oldest, which has had its time."""
+    """Server of at most `MAX_OPEN` connections: one more ends the oldest, which had its time."""
 
     daemon_threads = True
     request_queue_size = 128
     """Connections that the kernel holds until they are accepted, which is quick."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
-        #: In the order in which they came; their threads remove them.
+        #: Open connections in the order in which they came; their threads remove them.
         self._open: dict[socket.socket, None] = {}
         super().__init__(*args, **kwargs)
 
@@ -290,7 +290,7 @@ def _token(job: JobDir) -> bytes:
 
 
 def _guarded(app: App, token: bytes) -> App:
-    """The same for those who have the token; 401 for others."""
+    """Guard an app: those who have the token reach it; 401 for others."""
     expected = b"Bearer " + token
 
     def guarded(environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:

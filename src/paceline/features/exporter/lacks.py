@@ -1,4 +1,4 @@
-"""What a metrics endpoint lacks on this machine."""
+"""Things that a metrics endpoint lacks on this machine."""
 
 from collections.abc import Iterator
 

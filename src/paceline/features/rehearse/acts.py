@@ -44,7 +44,7 @@ TAIL = 12
 
 
 class Acting(Struct, frozen=True, kw_only=True):
-    """One act, as it is to be run."""
+    """One act, as it will be run."""
 
     name: str
     strike: Strike = Strike()
@@ -64,7 +64,7 @@ class PlayedAct(Struct, frozen=True, kw_only=True):
     """Exit code; None: it took too long, and was broken off."""
     seconds: float
     reached: bool
-    """The fault has struck."""
+    """Whether the fault has struck."""
     tail: tuple[str, ...]
     """Last lines of output."""
     lives: tuple[NotesOfLife, ...]
@@ -195,7 +195,7 @@ class ActRun:
         )
 
     def is_over(self) -> bool:
-        """Whether the act has come to its end; acts on the job where it is time to."""
+        """Tell whether the act has come to its end; act on the job where it is time to."""
         if self._acting.does and not self._has_acted and self._plan.reached.exists():
             self._has_acted = True
             with suppress(PacelineError, OSError):

@@ -37,7 +37,7 @@ from paceline.features.rehearse.source import Changed, How, Source
 
 FIRST = f"{BEFORE_STEP}1"
 LOGGED = 0.02
-"""A logged value is a mean over the workers' shares, which may differ in size."""
+"""Tolerance of a logged value: a mean over the workers' shares, which may differ in size."""
 MOST = 8
 """Findings of one kind."""
 
@@ -348,7 +348,7 @@ def own_values(
 
 
 def _follows_from_shares(here: PlainLeaf, there: PlainLeaf) -> bool:
-    """Whether values differ as two numbers of samples do, or tensors of so many samples."""
+    """Tell whether values differ as two numbers of samples do, or tensors of so many samples."""
     is_shape = bool(here.some and there.some) and here.text != there.text
     return (here.whole and there.whole) or is_shape
 
@@ -369,7 +369,7 @@ def _by_place(lines: Iterable[PrintedLine]) -> dict[Place, list[Heard]]:
 
 
 def _lasts(places: Mapping[str, Leaves], path: str) -> bool:
-    """Whether a value is carried from epoch to epoch, and not started over in each."""
+    """Tell whether a value is carried from epoch to epoch, and not started over in each."""
     at_ends = (values for place, values in places.items() if place.startswith("the end of "))
     ends = [values[path] for values in at_ends if path in values]
     return any(not same(one, other, EQUAL) for one, other in pairwise(ends))

@@ -22,7 +22,7 @@ class Finding(Struct, frozen=True, kw_only=True):
     """File and line of the script, or a file that was written."""
     remedy: str = ""
     lasts: bool = False
-    """A variable that the script carries from epoch to epoch."""
+    """Whether the script carries the variable from epoch to epoch."""
 
 
 class ActVerdict(Struct, frozen=True, kw_only=True):
@@ -77,10 +77,10 @@ class Check(Struct, frozen=True, kw_only=True):
     strategies: tuple[Refusal, ...]
     seconds: float
     error: str = ""
-    """The script itself failed; empty: it did not."""
+    """Error of the script itself; empty: it did not fail."""
 
     def passes(self, needed: tuple[str, ...]) -> bool:
-        """Whether the script runs, and all of the strategies, or if there are none any, take it."""
+        """Tell whether the script runs, each needed strategy takes it, and at least one does."""
         refused = {one.strategy for one in self.strategies if one.refused}
         each = {one.strategy for one in self.strategies}
         return not self.error and not refused & {*needed} and refused != each

@@ -1,4 +1,4 @@
-"""Whether two values, texts or sets of weights of two runs are equal but for rounding. Pure.
+"""Comparison of values, texts or sets of weights of two runs, but for rounding. Pure.
 
 A `Tolerance` says how much rounding may change. Numbers in texts may differ in their last digit as
 well. Times, dates and speeds in texts are ignored, and so are addresses of objects in memory.
@@ -25,11 +25,11 @@ _TIMES = re.compile(
     re.IGNORECASE,
 )
 FLOOR = 1e-9
-"""Numbers below differ by rounding alone."""
+"""Size below which numbers differ by rounding alone."""
 
 
 class Tolerance(Struct, frozen=True, kw_only=True):
-    """How much rounding may change."""
+    """Tolerance for what rounding may change."""
 
     values: float
     """Tolerance of a number, relative."""
@@ -60,7 +60,7 @@ def _last_digit(number: str) -> float:
 
 
 def alike(one: SpokenText, other: SpokenText, tolerance: Tolerance) -> bool:
-    """Whether two texts say the same."""
+    """Tell whether two texts say the same."""
     pairs = zip(one.numbers, other.numbers, strict=False)
     return one.words == other.words and all(
         close(a, b, tolerance.values, room=1.001 * max(unit_a, unit_b))
@@ -69,14 +69,14 @@ def alike(one: SpokenText, other: SpokenText, tolerance: Tolerance) -> bool:
 
 
 def close(one: float, other: float, relative: float, *, room: float = 0.0) -> bool:
-    """Whether two numbers are equal but for rounding."""
+    """Tell whether two numbers are equal but for rounding."""
     if math.isnan(one) or math.isnan(other) or math.isinf(one) or math.isinf(other):
         return repr(one) == repr(other)
     return abs(one - other) <= max(relative * max(abs(one), abs(other)), room, FLOOR * relative)
 
 
 def same(one: PlainLeaf, other: PlainLeaf, tolerance: Tolerance) -> bool:
-    """Whether two leaves are equal but for rounding."""
+    """Tell whether two leaves are equal but for rounding."""
     if one.number is not None and other.number is not None:
         if one.whole and other.whole:
             return one.number == other.number
@@ -106,7 +106,7 @@ def shown(leaf: PlainLeaf) -> str:
 def moved_apart(
     one: Mapping[str, Any], other: Mapping[str, Any], began: Mapping[str, Any]
 ) -> dict[str, float]:
-    """How far apart weights of two runs are, relative to how far training moved them.
+    """Return how far apart weights of two runs are, relative to how far training moved them.
 
     A name of one run alone, or of another shape, is infinitely far.
     """

@@ -1,4 +1,4 @@
-"""What a rehearsal asks of a process, and what the process notes: files between the two.
+"""Plan of a rehearsal for a process, and what the process notes: files between the two.
 
 The command writes a `RehearsalPlan` for each act and names it in the environment
 (`PLAN`). The process of the script appends `Note`s to a file of its own, one JSON object per line.
@@ -19,11 +19,11 @@ LOOK_ON = "paceline.features.rehearse.process.in_job"
 BEFORE_STEP, AT_END = "before step ", "the end of the script"
 """Names of places at which variables are taken."""
 HELD_S = 20.0
-"""A process waits so long at a moment for what the command does to the job, and for a worker that
-was killed to be back."""
+"""Seconds for which a process waits at a moment for what the command does to the job, and for a
+worker that was killed to be back."""
 
 Moment = Literal["none", "loop", "batch", "evaluation"]
-"""Where a fault strikes: after the last batch of a loop, at a batch, within an evaluation."""
+"""Moments of a fault: after the last batch of a loop, at a batch, within an evaluation."""
 
 
 class Strike(Struct, frozen=True, kw_only=True):
@@ -43,7 +43,7 @@ class Strike(Struct, frozen=True, kw_only=True):
 
 
 class RehearsalPlan(Struct, frozen=True, kw_only=True):
-    """What a process of one act does."""
+    """Plan of what a process of one act does."""
 
     root: str
     """Copy of the script's folder, in which the act runs."""
@@ -54,9 +54,9 @@ class RehearsalPlan(Struct, frozen=True, kw_only=True):
     epochs: int
     strike: Strike = Strike()
     on_servers: bool = False
-    """A lone process holds the model as parameter servers do."""
+    """Whether a lone process holds the model as parameter servers do."""
     checks: bool = False
-    """The process also notes what strategies would refuse."""
+    """Whether the process also notes what strategies would refuse."""
 
     @property
     def reached(self) -> Path:
@@ -79,7 +79,7 @@ class PlainLeaf(Struct, frozen=True, omit_defaults=True):
 
     number: float | None = None
     whole: bool = False
-    """The number is one of Python's ``int`` or ``bool``."""
+    """Whether the number is one of Python's ``int`` or ``bool``."""
     text: str = ""
     some: tuple[float, ...] = ()
     """Elements of a tensor, at places that follow from its size alone, and its norm at last."""
@@ -128,7 +128,7 @@ class EvaluationDone(Struct, frozen=True, tag="evaluation"):
     file: str = ""
     line: int = 0
     draws: bool = False
-    """A module drew random numbers, since the model was in training mode."""
+    """Whether a module drew random numbers, since the model was in training mode."""
 
 
 class TakenVariables(Struct, frozen=True, tag="variables"):

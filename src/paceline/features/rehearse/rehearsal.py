@@ -38,9 +38,9 @@ TO_UNDISTURBED = Tolerance(values=1e-3, weights=1e-2)
 TO_ALONE = Tolerance(values=5e-3, weights=3e-2)
 EXACT = Tolerance(values=1e-6, weights=1e-6)
 COUNTS = Tolerance(values=1e30, weights=1e30)
-"""Whole numbers and texts alone are compared."""
+"""Tolerance with which whole numbers and texts alone are compared."""
 LEAST_S, TIMES = 60.0, 8
-"""An act is broken off after so many seconds, and so many times the longest act before it."""
+"""Least seconds after which an act is broken off, and multiple of the longest act before it."""
 _WORDS = (
     "weights may differ by 1 % of how far training moved them, and values by 0.1 %, between a "
     "disturbed job and the undisturbed one (3 % and 0.5 % between that and the script alone, whose "
@@ -49,7 +49,7 @@ _WORDS = (
 
 
 class RehearsalRequest(Struct, frozen=True, kw_only=True):
-    """What a person asks to rehearse."""
+    """Request of a person to rehearse."""
 
     script: Path
     args: tuple[str, ...]
@@ -352,7 +352,7 @@ _REFUSED = re.compile(
 
 
 def _refusal(acted: PlayedAct) -> str:
-    """What paceline refuses, with the line of the script; empty: it refused nothing."""
+    """Say what paceline refuses, with the line of the script; empty: it refused nothing."""
     for life in acted.lives:
         for note in life.notes:
             if isinstance(note, RefusedCall):

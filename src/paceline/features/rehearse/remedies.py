@@ -1,4 +1,4 @@
-"""What to change about each kind of difference."""
+"""Remedies: what to change about each kind of difference."""
 
 from paceline.features.rehearse.observed import ObservedAct
 from paceline.features.rehearse.plan import PlainLeaf

@@ -22,7 +22,7 @@ _GOOD = {"equal", "runs", "left out", "takes it"}
 
 
 def line_of(verdict: ActVerdict) -> str:
-    """One act, in a line."""
+    """Write one act in a line."""
     took = f"{verdict.seconds:5.1f} s" if verdict.seconds else "       "
     first = verdict.message.partition("\n")[0]
     said = f": {first}" if first else ""
@@ -35,7 +35,7 @@ def _named(verdict: ActVerdict) -> str:
 
 
 def details(verdict: ActVerdict) -> Iterator[str]:
-    """What was found in one act, line by line."""
+    """Yield what was found in one act, line by line."""
     for line in verdict.message.split("\n")[1:]:
         yield f"           {line}"
     for found in verdict.findings:
@@ -60,7 +60,7 @@ def verdict_of(rehearsal: Rehearsal) -> str:
 
 
 def conditions(rehearsal: Rehearsal) -> Iterator[str]:
-    """What the acts were like, and what is taken for rounding."""
+    """Yield what the acts were like, and what is taken for rounding."""
     yield (
         f"{rehearsal.epochs} epochs of {rehearsal.batches} batches at most, "
         f"{rehearsal.workers} workers; {rehearsal.tolerance}"

@@ -1,4 +1,4 @@
-"""Where in the source of a script a variable gets its value, and how. Pure.
+"""Search of a script's source for where a variable gets its value, and how. Pure.
 
 A person who reads that ``steps`` differs wants the line. The remedy for a counter is not that for a
 list.
@@ -9,8 +9,8 @@ import re
 from typing import Literal, NamedTuple
 
 How = Literal["counts", "loops", "appends", "draws", "sets"]
-"""How a variable changes: by ``+=``, as the target of a loop, by ``append`` and its like, from a
-generator of random numbers, by any other assignment."""
+"""Ways in which a variable changes: by ``+=``, as the target of a loop, by ``append`` and its like,
+from a generator of random numbers, by any other assignment."""
 
 _GROWS = {"append", "extend", "update", "add", "insert", "pop", "setdefault"}
 

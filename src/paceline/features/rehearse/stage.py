@@ -21,7 +21,7 @@ LEFT_OUT = {"__pycache__", ".git", ".venv", "venv", "node_modules", ".paceline"}
 
 
 class ActStage(Struct, frozen=True, kw_only=True):
-    """Where an act runs."""
+    """Place where an act runs."""
 
     root: Path
     """Copy of the folder, and working directory."""
@@ -30,7 +30,7 @@ class ActStage(Struct, frozen=True, kw_only=True):
     before: Mapping[str, tuple[int, int]]
     """Size and time of each file, before the act."""
     links: tuple[str, ...]
-    """What was linked instead of copied, or copied in part."""
+    """Files and folders that were linked instead of copied, or copied in part."""
 
     def written(self) -> list[str]:
         """Files that the act wrote or changed, by their paths in the folder."""

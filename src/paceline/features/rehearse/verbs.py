@@ -157,7 +157,7 @@ def _check_page(html: Path | None) -> None:
 
 
 def _console(as_json: bool) -> "Console":
-    """Where people read: not where programs do."""
+    """Return the console where people read: not where programs do."""
     from rich.console import Console
 
     file = sys.stderr if as_json else sys.stdout

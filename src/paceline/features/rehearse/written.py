@@ -1,4 +1,4 @@
-"""What an act wrote, as leaves: contents where they can be read, else sizes."""
+"""Leaves of what an act wrote: contents where they can be read, else sizes."""
 
 import re
 import subprocess

@@ -146,7 +146,7 @@ def write_report(facts: Facts, job: JobDir, *, drawn: bool = True, instead_of: s
 
 
 def _mark_of(path: Path) -> str:
-    """What tells one page at a path from the next; empty: there is none."""
+    """Return what tells one page at a path from the next; empty: there is none."""
     try:
         found = path.stat()
     except FileNotFoundError:
@@ -216,7 +216,7 @@ def _stacks(facts: Facts) -> str:
 
 
 def _section(section: Section, *, drawn: bool) -> str:
-    """What a feature tells of the job; one without a heading is not on the page."""
+    """Write what a feature tells of the job; one without a heading is not on the page."""
     if not section.title:
         return ""
     line = f"<p>{escape(section.line)}</p>" if section.line else ""
@@ -269,7 +269,7 @@ def _counts_samples(point: MetricsPoint) -> bool:
 
 
 def _of_curves(facts: Facts) -> list[str]:
-    """What the script has logged."""
+    """Draw what the script has logged."""
     from paceline.features.report import figures as drawings  # with Matplotlib
 
     names = [name for name, points in facts.curves.items() if points]

@@ -133,11 +133,11 @@ class NodeShare(AgentPart):
         self._page.words[FREE] = 1.0
 
     def has_room(self) -> bool:
-        """Whether the device's memory has room for the process."""
+        """Tell whether the device's memory has room for the process."""
         return not self._page.words[AWAY]
 
     def holds(self) -> bool:
-        """Whether the process has waited at its gate just now."""
+        """Tell whether the process has waited at its gate just now."""
         return monotonic() - self._page.words[HELD_AT] < STALE_S
 
     def close(self) -> None:

@@ -50,7 +50,7 @@ _DECISIONS_AT, _NUM_DECISIONS, _DECISION_BYTES = 640, 16, 512
 """The ring of decisions; each is the number of its bytes, in four of them, and its JSON."""
 _BYTES = _DECISIONS_AT + StampedRing.num_bytes(_DECISION_BYTES, _NUM_DECISIONS)
 STALE_S = 3.0
-"""An order counts for so long after the device coordinator's last sign of life."""
+"""Seconds for which an order counts after the device coordinator's last sign of life."""
 _CLASSES = get_args(ShareClass)
 
 

@@ -1,4 +1,4 @@
-"""What a job lacks that shares a device, found out before it starts."""
+"""Things that a job lacks that shares a device, found out before it starts."""
 
 import math
 import os

@@ -23,7 +23,7 @@ from paceline.wire.client import Shown, ShownTable
 from paceline.wire.spec import ShareSpec, load, save
 
 LOG_BYTES = 16 << 20
-"""A log that is larger is put aside, and the one that lay there is dropped."""
+"""Bytes beyond which a log is put aside, and the one that lay there is dropped."""
 NEWS: frozenset[SharingCause] = frozenset({"arrival", "newcomer", "regime", "departure"})
 """Causes of decisions that are events, too; the others come every few seconds."""
 COLUMNS = ("node", "device", "class", "opportunistic jobs may use", "why")

@@ -1,4 +1,4 @@
-"""How jobs share a device: modes of a gate, decisions in words, messages, and the event."""
+"""Wire of sharing: modes of a gate, decisions in words, messages, and the event."""
 
 import enum
 from typing import Literal, assert_never
@@ -30,20 +30,20 @@ SharingCause = Literal[
     "arrival", "newcomer", "steady", "measured", "within", "over", "harm", "unstable", "regime",
     "again", "gaps", "departure", "memory",
 ]  # fmt: skip
-"""Why the device coordinator decides something; memory: that has a cause of its own."""
+"""Reasons for a decision of the device coordinator; memory: that has a cause of its own."""
 MemoryCause = Literal[
     "alone", "arrival", "squeeze", "spill", "room", "unused", "climb", "worse", "no room", "return",
 ]  # fmt: skip
-"""Why a job has another limit of its memory."""
+"""Reasons for another limit of a job's memory."""
 
 
 class MemoryLimit(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """How much of a device's memory a worker may use from now on, and why."""
+    """Limit of what a worker may use of a device's memory from now on, and why."""
 
     worker: str
     """Job and node of the worker: ``job/worker-0``."""
     limit_bytes: int | None = None
-    """None: no limit."""
+    """Limit in bytes; None: there is none."""
     cause: MemoryCause
     seen_bytes: int = 0
     """Bytes that the cause is about. Spill, room, no room: what was spilled in a mini-batch.

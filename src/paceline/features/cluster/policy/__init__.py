@@ -1,1 +1,1 @@
-"""Which job starts on which devices of a cluster, and why."""
+"""Decisions about which job starts on which devices of a cluster, and why."""

@@ -46,7 +46,7 @@ class SchedulingPolicy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
         return self.decide(facts)
 
     def refusal(self, facts: ClusterFacts, job: ClusterJob) -> str:
-        """Why a job could never start; empty: it can."""
+        """Say why a job could never start; empty: it can."""
         if not fits(facts.devices, job):
             where = "on one machine" if job.one_node else "in the cluster"
             return f"it needs {job.size} devices, and there are fewer {where}"
@@ -76,7 +76,7 @@ class Draft:
         self._held[job.job_id] = reason
 
     def all_acts(self) -> list[AnySchedulingAct]:
-        """Everything, with the jobs that wait at the end."""
+        """Return all acts, with the jobs that wait at the end."""
         held = (
             HoldJob(job_id=job.job_id, reason=self._held[job.job_id])
             for job in self.facts.jobs

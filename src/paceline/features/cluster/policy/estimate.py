@@ -1,4 +1,4 @@
-"""How long jobs will wait: the queue is simulated forward, with the policy itself."""
+"""Estimates of how long jobs will wait: the queue is simulated forward, with the policy itself."""
 
 import heapq
 import math
@@ -26,7 +26,7 @@ def waits(
     most_s: float = math.inf,
     most_ends: float = math.inf,
 ) -> dict[str, float]:
-    """How long each job that waits will do so from now on.
+    """Estimate how long each job that waits will do so from now on.
 
     Missing are jobs that never start, and those beyond the bounds.
 

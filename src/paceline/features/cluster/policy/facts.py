@@ -99,7 +99,7 @@ class ClusterFacts(msgspec.Struct, frozen=True, kw_only=True):
         return {name for job in self.jobs if job.job_id != but for name in job.reserved}
 
     def left_s(self, job: ClusterJob) -> float:
-        """How long a running job will go on.
+        """Estimate how long a running job will go on.
 
         A job that has run for longer than expected goes on for another tenth of its time.
         """
@@ -107,7 +107,7 @@ class ClusterFacts(msgspec.Struct, frozen=True, kw_only=True):
         return max(self.runs_s(job) - ran_s, ran_s / 10.0)
 
     def runs_s(self, job: ClusterJob) -> float:
-        """How long a job runs in all."""
+        """Return how long a job runs in all."""
         return self.usual_s if job.expected_s is None else job.expected_s
 
 
@@ -177,7 +177,7 @@ def without(facts: ClusterFacts, job_id: str) -> ClusterFacts:
 
 
 def fault(facts: ClusterFacts, act: ChangingAct) -> str:
-    """Why an act cannot be carried out, whatever a policy thinks; empty: it can."""
+    """Say why an act cannot be carried out, whatever a policy thinks; empty: it can."""
     job = next((one for one in facts.jobs if one.job_id == act.job_id), None)
     if job is None:
         return "there is no such job"

@@ -1,4 +1,4 @@
-"""Which devices a job gets, and which it waits for."""
+"""Choice of the devices that a job gets, and of those that it waits for."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
@@ -14,7 +14,7 @@ def by_node(devices: Iterable[ClusterDevice]) -> list[list[ClusterDevice]]:
 
 
 def fits(devices: Sequence[ClusterDevice], job: ClusterJob) -> bool:
-    """Whether a job could run if all these devices were free."""
+    """Tell whether a job could run if all these devices were free."""
     groups = by_node(devices) if job.one_node else [devices]
     return any(len(group) >= job.size for group in groups)
 
@@ -36,12 +36,12 @@ def choose(
     nodes = by_node(ranked)
     large = [node[: job.size] for node in sorted(nodes, key=len) if len(node) >= job.size]
     if large:
-        # Of equal machines the one that is filled best.
+        # Take the one of equal machines that is filled best.
         found = min(large, key=lambda part: sum(map(cost, part)))
     elif job.one_node or len(ranked) < job.size:
         return ()
     else:
-        # As few machines as can be.
+        # Take as few machines as can be.
         found = [one for node in sorted(nodes, key=len, reverse=True) for one in node][: job.size]
     return tuple(device.name for device in found)
 

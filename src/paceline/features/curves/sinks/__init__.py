@@ -1,1 +1,1 @@
-"""Where the curves of a job go in addition to its own file; a sink is a file here."""
+"""Sinks: where the curves of a job go in addition to its own file; each is a file here."""

@@ -39,7 +39,7 @@ class Sink(msgspec.Struct, frozen=True, kw_only=True):
     """A sink as the spec names it."""
 
     to: str
-    """Where it writes: the value of ``log_to.NAME``; a path is absolute."""
+    """Place to which it writes: the value of ``log_to.NAME``; a path is absolute."""
 
     def check(self) -> None:
         """Try what it will need; called before a job starts.

@@ -12,7 +12,7 @@ from paceline.jobs.curves import CurveLine
 AWAY = {"offline", "dryrun", "disabled"}
 """Values of ``WANDB_MODE`` that need no account."""
 PROJECT = "paceline"
-"""Where runs go that ``WANDB_PROJECT`` does not name one for."""
+"""Project of runs for which ``WANDB_PROJECT`` names none."""
 HOST = "https://api.wandb.ai"
 KEYS = ("WANDB_API_KEY", "WANDB_IDENTITY_TOKEN_FILE")
 
@@ -79,7 +79,7 @@ class WandbRun:
         """Go on: Weights & Biases takes nothing back."""
 
     def flush(self) -> None:
-        """Nothing waits here: its own process writes and sends."""
+        """Do nothing: its own process writes and sends."""
 
     def close(self) -> None:
         self._run.finish()

@@ -34,7 +34,7 @@ EXIT_OURS = 2
 
 
 class ExportedModel(msgspec.Struct, frozen=True, kw_only=True):
-    """What was written."""
+    """Report on what was written."""
 
     cut_no: CutNo
     step: StepNo

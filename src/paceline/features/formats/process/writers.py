@@ -1,4 +1,4 @@
-"""How paceline's own formats are written."""
+"""Writers of paceline's own formats."""
 
 from collections.abc import Mapping
 from pathlib import Path

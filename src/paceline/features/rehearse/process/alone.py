@@ -62,7 +62,7 @@ class RehearsedOnServers(RehearsedJob):
 
 
 class _Checks:
-    """What workers that each hold the model would refuse of it."""
+    """Checks for what workers that each hold the model would refuse of it."""
 
     def __init__(self, looking: Looking) -> None:
         self._looking = looking

@@ -7,7 +7,7 @@ from paceline.runtime.script import job
 
 
 def add(process: Process) -> None:
-    """Have the script be looked on at."""
+    """Have the rehearsal look on at the script."""
 
     def leaving() -> bool:
         return process.stop_requested

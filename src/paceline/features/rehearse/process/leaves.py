@@ -118,7 +118,7 @@ _LEAVES: tuple[tuple[Any, Callable[[Any], PlainLeaf | None]], ...] = (
     (random.Random, lambda one: _of_generator(repr(one.getstate()).encode())),
     (np.random.Generator, lambda one: _of_generator(repr(one.bit_generator.state).encode())),
 )
-"""What is a leaf, and which; the first row that fits counts."""
+"""Kinds of leaves, and how to make each; the first row that fits counts."""
 
 
 def _digest(data: bytes) -> str:

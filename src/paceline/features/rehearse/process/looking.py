@@ -1,4 +1,4 @@
-"""What one process notes of its script during a rehearsal, and the fault that strikes it.
+"""Notes of one process on its script during a rehearsal, and the fault that strikes it.
 
 `Looking` finds the frames of the script on the stack, so that it knows which line printed and what
 the variables of its functions are, and appends notes to the file of this life.
@@ -39,7 +39,7 @@ from paceline.runtime.variables.frames import is_scripts_module
 POLL_S = 0.02
 SLOW_S = 0.15
 SLOW_BATCHES = 6
-"""So many batches take so much longer when a worker that was killed is back: it needs that time to
+"""Number of batches that take longer when a worker that was killed is back: it needs that time to
 join."""
 
 BARS = frozenset("━╸╺█▏▎▍▌▋▊▉")
@@ -64,7 +64,7 @@ class Looking:
         self._pid = os.getpid()
         self._loops = self._evaluations = self._slow_batches = 0
         self._comes_after = plan.reached.exists()
-        """The fault struck before this life began."""
+        """Whether the fault struck before this life began."""
         self.on_end: list[Callable[[], None]] = []
         """Called when the script has come to its end, before its variables go."""
 
@@ -109,7 +109,7 @@ class Looking:
         return os.path.relpath(frame.f_code.co_filename, self.plan.root), frame.f_lineno
 
     def is_leaving_a_loop(self) -> bool:
-        """Whether the script runs a ``break`` or a ``return``, not away from an error."""
+        """Tell whether the script runs a ``break`` or a ``return``, not away from an error."""
         frame = next(self.frames(), None)
         if frame is None:
             return False

@@ -171,7 +171,7 @@ def _array(value: Tensor) -> Any:
 
 
 def _shortened(feed: Feed, batches: int, epochs: int) -> Feed:
-    """The same feed over the first batches of its records."""
+    """Return the same feed over the first batches of its records."""
     most = batches * feed.batch_size
     ends = tuple(takewhile(lambda end: end <= most, feed.ends)) or feed.ends[:1]
     if ends:

@@ -1,1 +1,1 @@
-"""How jobs share a device: what the device coordinator decides. Pure."""
+"""Decisions of the device coordinator about how jobs share a device. Pure."""

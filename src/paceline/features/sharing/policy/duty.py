@@ -1,7 +1,7 @@
 """The arithmetic of a duty cycle: how long a job waits for what it has used of a device."""
 
 LEAST_DUTY = 0.02
-"""A job that shares a device is never throttled below this part of it, but for pauses."""
+"""Least part of a device that a job which shares it is throttled to, but for pauses."""
 
 
 def idle_s(busy_s: float, duty: float) -> float:

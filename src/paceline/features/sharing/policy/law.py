@@ -55,14 +55,14 @@ class SharingFacts(msgspec.Struct, frozen=True, kw_only=True):
     steps_s: tuple[float, ...] = ()
     """Steps of the guaranteed job that have ended since the facts before these."""
     tells_gaps: bool = False
-    """The guaranteed job says when it is idle."""
+    """Whether the guaranteed job says when it is idle."""
 
 
 class SharingRules(msgspec.Struct, frozen=True, kw_only=True):
     """Constants of the law."""
 
     budget: float = 0.03
-    """A step may take longer than alone by this part."""
+    """Part by which a step may take longer than alone."""
     harm: float = 3.0
     """Budgets that a step must never take."""
     window_s: float = 0.5
@@ -75,9 +75,9 @@ class SharingRules(msgspec.Struct, frozen=True, kw_only=True):
     most_alone_steps: int = 50
     """Most steps that are measured alone, where steps vary."""
     patience_s: float = 30.0
-    """A job with no steady steps is waited for so long, once it has steps."""
+    """Seconds for which a job with no steady steps is waited for, once it has steps."""
     again_s: float = 300.0
-    """The time alone is measured again after this."""
+    """Seconds after which the time alone is measured again."""
     spread: float = 0.2
     """Distance of the quartiles of steps, to their median, above which they vary."""
     odd: float = 0.15

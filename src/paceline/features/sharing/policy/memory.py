@@ -53,7 +53,7 @@ def decide_memory(
 
 
 def _free(facts: MemoryFacts) -> tuple[MemoryState, tuple[MemoryLimit, ...]]:
-    """Nobody must be cared for."""
+    """Lift all limits: nobody must be cared for."""
     limited = [
         worker
         for worker in facts.workers

@@ -17,7 +17,7 @@ class MemoryWorker(msgspec.Struct, frozen=True, kw_only=True):
     since_s: float = 0.0
     """Unix time at which its job came."""
     is_away: bool = False
-    """Ended for want of room: it starts again when there is some."""
+    """Whether it was ended for want of room: it starts again when there is some."""
     minimum: float = 0.0
     """Least bytes that its spec asks for."""
     ordered: float = 0.0
@@ -48,23 +48,23 @@ class MemoryFacts(msgspec.Struct, frozen=True, kw_only=True):
     """Memory of the device; 0: it is not shared."""
     workers: tuple[MemoryWorker, ...] = ()
     is_steady: bool = True
-    """The guaranteed job runs steadily, or there is none."""
+    """Whether the guaranteed job runs steadily, or there is none."""
     is_unstable: bool = False
-    """Steps of the guaranteed job vary more than alone: nothing is raised."""
+    """Whether steps of the guaranteed job vary more than alone: nothing is raised."""
     is_paused: bool = False
-    """Opportunistic jobs wait, so what they use means nothing."""
+    """Whether opportunistic jobs wait, so what they use means nothing."""
 
 
 class MemoryRules(msgspec.Struct, frozen=True, kw_only=True):
     """Constants of the law."""
 
     slack: float = 1.1
-    """A job gets this times what it spilled, or what it used."""
+    """Factor on what a job spilled, or on what it used: it gets so much."""
     least: float = 256 * 2**20
     least_part: float = 1 / 16
     """A spill is worth the lesser of both at least: bytes, and a part of the device's memory."""
     near: float = 0.8
-    """A peak above this part of the limit comes near it."""
+    """Part of the limit above which a peak comes near it."""
     calm_s: float = 10.0
     most_calm_s: float = 160.0
     """A limit falls when no peak came near it for so long; doubled up to the second."""
@@ -74,9 +74,9 @@ class MemoryRules(msgspec.Struct, frozen=True, kw_only=True):
     step_s: float = 30.0
     """Part of the device's memory that is exchanged, and for how long speeds are compared."""
     gain: float = 0.01
-    """The sum of speeds has risen if by this part."""
+    """Part by which the sum of speeds must have risen."""
     refused_s: float = 300.0
-    """An exchange that was wrong is not tried again for so long."""
+    """Seconds for which an exchange that was wrong is not tried again."""
     starved_s: float = 10.0
     """A guaranteed job spills for so long, while all others have their least, before one ends."""
     away_s: float = 60.0

@@ -1,4 +1,4 @@
-"""Where a process takes in the limit of its memory, and says what it uses: between mini-batches.
+"""Boundaries between mini-batches: a process takes in its memory's limit there, and tells its use.
 
 The boundary is an optimizer's ``zero_grad``, once the gradients are dropped: then the least lies
 on the device, and all that the next mini-batch allocates comes under the new limit. A script that
@@ -22,11 +22,11 @@ from paceline.features.sharing.gate_page import LIMIT, GatePage, PageMemory
 from paceline.features.sharing.process.memory import DeviceMemory
 
 AWAY_S = 0.5
-"""A process that has come to no boundary for so long takes its limit in where it is."""
+"""Seconds without a boundary after which a process takes its limit in where it is."""
 PEAK_S = 0.5
-"""Peaks are kept for so long at least."""
+"""Least seconds for which peaks are kept."""
 AGAIN_S = 1.0
-"""A limit that could not be kept is tried again after this."""
+"""Seconds after which a limit that could not be kept is tried again."""
 
 
 class MemoryBoundary:

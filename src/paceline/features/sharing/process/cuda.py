@@ -61,7 +61,7 @@ class CudaDevice:
         self._cuda, self._index = cuda, index
         self._busy_s = 0.0
         self._begin: Any = None
-        """Where the open chunk begins; None: there is none."""
+        """Event at which the open chunk begins; None: there is none."""
         self._has_left = self._saw_capture = False
         self._queued = deque[Chunk]()
         self._spare: list[Any] = []

@@ -133,7 +133,7 @@ class CudaMemory:
         self._slab: Slab | None = None
         self._asked: int | None = None
         self._is_owed = self._has_failed = False
-        """The limit has not been applied; the host gave no memory."""
+        """Whether the limit has not been applied; whether the host gave no memory."""
         self._peak_bytes = self._host_bytes = 0
 
     def set_limit(self, num_bytes: int | None) -> int:
@@ -163,7 +163,7 @@ class CudaMemory:
         return max(counted - slab_bytes, kept)
 
     def _has_slab(self, large_bytes: int) -> bool:
-        """Have a slab; whether there is one, if not as large as it should be."""
+        """Have a slab; tell whether there is one, if not as large as it should be."""
         if self._slab is None:
             self._slab = Slab(self._index, self._library, self._cuda, self._empty)
         bound = int(psutil.virtual_memory().available * MOST_OF_HOST) + self._slab.large_bytes

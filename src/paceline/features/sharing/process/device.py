@@ -1,4 +1,4 @@
-"""What a gate must know of the device that its job shares with others."""
+"""Port of the device that a job shares with others: what a gate must know of it."""
 
 import time
 from collections.abc import Callable

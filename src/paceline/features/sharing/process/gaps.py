@@ -12,10 +12,10 @@ from paceline.features.sharing.gate_page import GatePage
 from paceline.features.sharing.process.device import Device
 
 LEAST_GAP_S = 1e-3
-"""Jobs whose waits are shorter say nothing: to wake others would cost more than it gives."""
+"""Seconds of a wait below which a job says nothing: to wake others would cost more."""
 NUM_WAITS = 9
 POLL_S = 1e-4
-"""Between looks at work that a device has not done yet."""
+"""Seconds between looks at work that a device has not done yet."""
 
 
 class InputGaps:

@@ -1,4 +1,4 @@
-"""Where a training process passes its gate, and where it says that it is idle; scripts stay as is.
+"""Hooks by which a training process passes its gate, and says that it is idle; scripts stay as is.
 
 A gate is passed before each module's forward, after each gradient, and at each optimizer's step.
 Regions that torch has compiled have no such points inside: there, it is passed once a step.

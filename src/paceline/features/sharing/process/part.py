@@ -6,7 +6,7 @@ from paceline.runtime.process.process import Process
 
 
 class SharedProcess(ProcessPart):
-    """Has a process take part in sharing its device."""
+    """Part that has a process take part in sharing its device."""
 
     # The device coordinator goes by the steps of the guaranteed job.
     goes_by_steps = True

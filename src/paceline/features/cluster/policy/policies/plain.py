@@ -59,7 +59,7 @@ class YarnCs(SchedulingPolicy, frozen=True, kw_only=True):
     """Whether tenants go beyond their quotas."""
 
     def refusal(self, facts: ClusterFacts, job: ClusterJob) -> str:
-        """Why a job could never start: without devices beyond quotas it needs quota, too."""
+        """Say why a job could never start: without devices beyond quotas it needs quota, too."""
         return super().refusal(facts, job if self.elastic else replace(job, asked="guaranteed"))
 
     def decide(self, facts: ClusterFacts) -> list[AnySchedulingAct]:
