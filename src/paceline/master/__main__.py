@@ -55,7 +55,7 @@ def leave_a_supervisor(job: JobDir) -> None:
     if job.path.is_dir() and not is_locked(job.supervisor_lock):
         logging.getLogger(__name__).warning("supervisor_died job=%s: starting another", job.job_id)
         log = job.logs / "supervisor.log"
-        # It outlives this process, which therefore cannot wait for it.
+        # The supervisor outlives this process, which therefore cannot wait for it.
         start_detached("paceline.supervisor", [str(job.path)], job.path, log)
 
 

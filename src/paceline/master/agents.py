@@ -135,7 +135,7 @@ class Agents:
             self._inbox.changed = True
 
     def close(self) -> None:
-        """The job has ended."""
+        """End the service of cuts: the job has ended."""
         self._served.close()
 
     def _from_agent(
@@ -175,7 +175,7 @@ class Agents:
                 assert_never(message)
 
     def _keep_stacks(self, message: ProcessExited) -> None:
-        """Where people find what a process did that hung."""
+        """Keep the stacks of a process that hung where people find them."""
         if message.evidence.stacks and self._is_alive(message.node, message.inc):
             stacks = f"incarnation {message.inc}\n{message.evidence.stacks}\n"
             append_if_possible(self._job.logs / f"{message.node}.stacks", stacks)

@@ -16,14 +16,14 @@ T = TypeVar("T")
 
 
 class PolicyAnswer(msgspec.Struct, Generic[T], frozen=True, kw_only=True):
-    """What a policy has answered."""
+    """Answer of a policy."""
 
     value: T
     took_s: float
 
 
 class PolicyRaised(msgspec.Struct, frozen=True, kw_only=True):
-    """What a policy has raised instead of an answer."""
+    """Exception that a policy has raised instead of an answer."""
 
     kind: str
     """Class of the exception."""
@@ -31,7 +31,7 @@ class PolicyRaised(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Answered(msgspec.Struct, frozen=True):
-    """A fact: a policy has answered, or raised."""
+    """Fact: a policy has answered, or raised."""
 
     take: Callable[[float], None]
     """Hands it to the loop that has asked, at a time of the master's clock."""

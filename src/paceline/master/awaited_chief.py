@@ -21,7 +21,7 @@ from paceline.wire.messages.node import OpenFeed
 
 
 class LoopGate:
-    """Where workers come to loops.
+    """Gate at which workers come to loops.
 
     Args:
         parts: of the master.
@@ -37,7 +37,7 @@ class LoopGate:
         self._monitor, self._core, self._open = parts.monitor, core, open_loop
 
     def came(self, name: str, message: OpenFeed, now_s: float) -> None:
-        """A worker has come to a loop, or asks again."""
+        """Note that a worker has come to a loop, or asks again."""
         state = self._core.state
         for act in self._chief.came(self._at(name, message), now_s):
             match act:

@@ -26,7 +26,7 @@ from paceline.wire.schema import ModelSchema
 
 
 class CutChosen(msgspec.Struct, frozen=True):
-    """The cuts on disk were looked at: where the next epoch starts."""
+    """Fact: the cuts on disk were looked at, where the next epoch starts."""
 
     cut_no: CutNo | None
     damaged: list[tuple[CutNo, str]]

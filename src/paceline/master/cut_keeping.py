@@ -24,7 +24,7 @@ from paceline.wire.events.state import CutStoredEvent, CutValidEvent
 from paceline.wire.messages.base import CutRef
 
 DELAYED_S = 5.0
-"""A disk that was last said to refuse a cut so long ago may have taken it."""
+"""Seconds after which a disk that was last said to refuse a cut may have taken it."""
 
 _log = logging.getLogger(__name__)
 
@@ -38,7 +38,7 @@ class CutKeeping:
         self.folders = CutFolders.of(parts.job, parts.spec)
         self.cadence = Cadence(parts.spec.checkpoint)
         self.uploading: CutNo | None = None
-        """A cut that is being copied elsewhere: it stays."""
+        """Number of a cut that is being copied elsewhere: it stays."""
         self.trusted: set[CutNo] = set()
         """Cuts that were just written and never read: no need to verify them."""
         #: A cut whose manifest is still to be written, why it was not, and since when.
@@ -79,7 +79,7 @@ class CutKeeping:
             self._outbox.later(self._delete_others)
 
     def _seal_again(self, cut: CutRef, now_s: float) -> None:
-        """Somebody may make room; the cuts before it are what the job is resumed from."""
+        """Seal it again: somebody may make room, and the job is resumed from the cuts before it."""
         if self._refused_s is None:
             self._refused_s = now_s
         if self._refused is not None:
@@ -144,7 +144,7 @@ class CutKeeping:
             self._outbox.tell(DiskHealsEvent(waited="cuts", cut_no=cut.cut_no))
 
     def waits_for_disk(self, now_s: float) -> bool:
-        """Whether a disk refuses the cut that is under way."""
+        """Tell whether a disk refuses the cut that is under way."""
         waits = self._state.cuts.under_way or self._delayed_no == NO_CUT
         return waits and now_s - self._delayed_s < DELAYED_S
 
@@ -157,7 +157,7 @@ class CutKeeping:
 
     @property
     def last_s(self) -> float:
-        """What a cut may take, by the size of the last one."""
+        """Seconds that a cut may take, by the size of the last one."""
         return self.folders.patience_s(self._state.cuts.sealed)
 
     def newest_stored(self) -> CutRef | None:

@@ -10,7 +10,7 @@ from paceline.jobs.jsonl import LineFile, before
 from paceline.policy.decisions.past import last_number
 
 LOG_BYTES = 64 << 20
-"""A decision log that is larger is put aside, and the one that lay there is dropped."""
+"""Bytes beyond which a log is put aside, and the one that lay there is dropped."""
 
 
 class DecisionFile:

@@ -1,4 +1,4 @@
-"""How a job is brought to its end: a pure sequence of stages.
+"""Stages by which a job is brought to its end: a pure sequence.
 
 workers (a stop: they finish their step and leave) -> cut (unless the newest one holds everything)
 -> leave (everybody ends) -> over. A failure, or a second request to stop, goes to `leave` at once.
@@ -22,13 +22,13 @@ class Stage(IntEnum):
 
 
 LAST_CUT_S = 30.0
-"""The last cut may take so long; then the one before it is the last."""
+"""Seconds that the last cut may take; then the one before it is the last."""
 LEAVE_S = 3.0
 """Seconds that agents have to end their processes; those that are left are ended by force."""
 
 
 class Seen(msgspec.Struct, frozen=True, kw_only=True):
-    """What the master sees of the job right now."""
+    """View of the job as the master sees it right now."""
 
     workers_alive: int
     last_stored_no: CutNo
@@ -36,11 +36,11 @@ class Seen(msgspec.Struct, frozen=True, kw_only=True):
     servers_up: bool
     agents_connected: int
     waits_for_disk: bool = False
-    """The last cut is on its way, and a disk refuses it."""
+    """Whether the last cut is on its way, and a disk refuses it."""
 
 
 class ScriptsWork(msgspec.Struct, frozen=True, kw_only=True):
-    """What the scripts of a job have done when all of them have returned."""
+    """Work that the scripts of a job have done when all of them have returned."""
 
     is_known: bool
     """False: scripts that train by themselves."""
@@ -51,7 +51,7 @@ class ScriptsWork(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def how_finished(work: ScriptsWork) -> End:
-    """What it means that all scripts have returned."""
+    """Say what it means that all scripts have returned."""
     if not work.is_known:
         return End.FINISHED
     if not work.num_loops:

@@ -27,8 +27,8 @@ class Epochs:
         self._state, self._edge, self._do, self._fail = core
         self._cuts, self._evaluations = cuts, evaluations
         self.choosing = False
-        """Cuts are being verified for the next epoch."""
-        #: No epoch has begun since the job was resumed after its end: nothing has failed.
+        """Whether cuts are being verified for the next epoch."""
+        #: Whether no epoch has begun since the job was resumed after its end: nothing has failed.
         self._begins_anew = False
         #: Samples in the model just before the newest epoch began.
         self._trained = 0
@@ -36,7 +36,7 @@ class Epochs:
         self._measured = 0
 
     def resume(self, *, ended: bool) -> None:
-        """After the journal was applied; ``ended``: the job had come to an end, in order."""
+        """Go on after the journal was applied; ``ended``: the job had come to an end, in order."""
         self._begins_anew = ended
         measured = last_measured(self._job)
         if measured is not None and measured.epoch_no == self._state.epoch_no:

@@ -35,7 +35,7 @@ class Evaluations:
     def handle(self, result: EvaluateResult) -> None:
         """Store a part and answer; an empty one asks whether all parts are there."""
         state = self._state
-        # Who came when all was evaluated is in no epoch, and only asks.
+        # A worker that came when all was evaluated is in no epoch, and only asks.
         asks = len(result.span) == 0
         known = result.epoch_no == state.epoch_no or (asks and result.epoch_no == NO_EPOCH)
         if not known or result.feed not in state.ledger.feeds:

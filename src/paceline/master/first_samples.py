@@ -1,4 +1,4 @@
-"""Whom the first samples of a job wait for.
+"""Workers that the first samples of a job wait for.
 
 A worker of another machine may find that it cannot read the data, or a server: that must be said
 before anything is trained. Pure.
@@ -19,13 +19,13 @@ class FirstSamples:
         self._since_s: float | None = None
 
     def await_any(self, workers: Iterable[Node], now_s: float) -> bool:
-        """Whether some worker on another machine may still come to its data within `GATHER_S`."""
+        """Tell whether some worker elsewhere may still come to its data within `GATHER_S`."""
         self._since_s = now_s if self._since_s is None else self._since_s
         missing = (node for node in workers if node.name not in self.readers)
         return now_s - self._since_s < GATHER_S and any(map(_is_coming, missing))
 
 
 def _is_coming(node: Node) -> bool:
-    """Whether a worker is on another machine, and not only pending there."""
+    """Tell whether a worker is on another machine, and not only pending there."""
     has_place = node.place.backing not in (Backing.UNKNOWN, Backing.PENDING, Backing.REFUSED)
     return node.agent.is_remote or (has_place and bool(node.place.host))

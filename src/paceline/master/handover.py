@@ -1,4 +1,4 @@
-"""What lies beside a cut, so that a job can go on from it without the journal that made it.
+"""Records beside a cut, so that a job can go on from it without the journal that made it.
 
 At a URL another machine uses it. On disk a resumed job uses it, if its journal ends before the cut:
 a power cut takes the newest transactions of a journal, but no cut.

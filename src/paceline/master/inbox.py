@@ -1,4 +1,4 @@
-"""What the master's task takes in: facts, in the order in which they came."""
+"""Inbox of the master's task: facts, in the order in which they came."""
 
 import asyncio
 import contextlib
@@ -13,7 +13,7 @@ class Inbox:
     def __init__(self) -> None:
         self.facts: list[Fact] = []
         self.changed = True
-        """Something has happened that may concern the job as a whole."""
+        """Whether something has happened that may concern the job as a whole."""
         self._wake = asyncio.Event()
 
     def put(self, fact: Fact) -> None:

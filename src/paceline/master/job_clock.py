@@ -27,7 +27,7 @@ def since_boot_s() -> float:
 
 
 def boot_id() -> str:
-    """What the kernel calls this run of the machine; empty: it does not say."""
+    """Return the kernel's name for this run of the machine; empty: it does not say."""
     try:
         return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     except OSError:
@@ -50,7 +50,7 @@ class JobClock:
         self._boot, self._ahead_s = here, self.started.started_s - self.started.steady_s
 
     def __call__(self) -> float:
-        """Now."""
+        """Return the time now."""
         return self._ahead_s + self._steady()
 
     def go_on(self, started: MasterStarted) -> None:

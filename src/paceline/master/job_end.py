@@ -19,7 +19,7 @@ class JobEnd:
         self.ending: Ending | None = None
         """None: the job goes on."""
         self.at_once = False
-        """Nothing is waited for any more."""
+        """Whether nothing is waited for any more."""
 
     @property
     def is_leaving(self) -> bool:

@@ -1,4 +1,4 @@
-"""What a master finds of those before it: their journal, their agents, sizes that were ordered."""
+"""Recovery of what former masters left: their journal, their agents, sizes that were ordered."""
 
 from typing import assert_never
 

@@ -1,4 +1,4 @@
-"""What workers get to train on: feeds that are opened, sizes of leases, plans."""
+"""Leasing of what workers train on: feeds that are opened, sizes of leases, plans."""
 
 from typing import assert_never
 
@@ -97,7 +97,7 @@ class Leasing:
         self._outbox.tell(PlanEvent(plan_no=record.plan.no, step=record.step))
 
     def _sizing(self, node: str, request: LeaseRequest) -> Sizing:
-        """How much this worker should get now."""
+        """Return how much this worker should get now."""
         feed = self._state.ledger.feeds[request.feed]
         share, own = self._state.share_of(request.inc), self._monitor.speed(node)
         workers = self._state.training_workers()

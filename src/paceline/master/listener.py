@@ -1,4 +1,4 @@
-"""Where the master is reached: its socket in the run directory, and a port for other machines.
+"""Listener of the master: its socket in the run directory, and a port for other machines.
 
 Only a job that spans machines has a port. Its address is in the job directory. Agents of other
 hosts know none but the first address, so a master listens where the one before it did, if it can.

@@ -1,4 +1,4 @@
-"""How the workers of a job begin: each on its own, or in rounds that meet at a port."""
+"""Ways for the workers of a job to begin: each on its own, or in rounds that meet at a port."""
 
 import socket
 

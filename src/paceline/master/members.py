@@ -86,7 +86,7 @@ class MembersEdge:
                     assert_never(act)
 
     def _order(self, act: Launch | Start | EndLife | Retire) -> None:
-        """Have the backend, or a node's agent, do it."""
+        """Have the backend, or a node's agent, carry out an act."""
         match act:
             case Launch(node=node):
                 life = self._roster.nodes[node].life
@@ -112,7 +112,7 @@ class MembersEdge:
     # ------------------------------------------------------------------ what concerns nodes
 
     def follow(self, found: ForNodes) -> None:
-        """Do what follows from what the training has found out."""
+        """Do what follows from a finding of the training."""
         match found:
             case Moved():
                 change, now_s = self._roster.change, self._times.steady()
@@ -210,7 +210,7 @@ class MembersEdge:
         self.act(self._orders.scale_servers(servers, self._times.own()))
 
     def withdraw_servers(self) -> bool:
-        """Withdraw the change of the servers that is under way; whether it is over.
+        """Withdraw the change of the servers that is under way; tell whether it is over.
 
         Buckets that have moved stay where they are. Until the leader has said which is true, ask
         again.

@@ -1,4 +1,4 @@
-"""What the nodes report, over time: speeds, windows, regimes, events, what their starts cost.
+"""Reports of the nodes over time: speeds, windows, regimes, events, costs of their starts.
 
 Pure: facts and the clock come in. The master reads it for grant sizes and timeouts, makes of it
 what solutions see, and writes it out as metrics. Every report costs the same, however long the
@@ -32,7 +32,7 @@ from paceline.wire.messages.agent import Hardware, NodeFacts
 from paceline.wire.spec import WindowSpec
 
 WINDOW_S = 10.0
-"""Speeds are means over so long."""
+"""Seconds over which speeds are means."""
 FREE = 0.05
 """Part of a node's memory limit that a batch is to leave free."""
 MAX_ENDS = 100
@@ -58,7 +58,7 @@ class RunningRate:
     """
 
     def __init__(self) -> None:
-        #: When it was seen to grow, and to what.
+        #: Times at which it was seen to grow, and its values then.
         self._points: deque[tuple[float, int]] = deque()
         self._looked_s, self._value = 0.0, -1
 
@@ -98,7 +98,7 @@ class RunningRate:
 
 
 def _is_pause(points: Sequence[tuple[float, int]]) -> bool:
-    """Whether the first two points have a pause between them, rather than a step."""
+    """Tell whether the first two points have a pause between them, rather than a step."""
     first_s, newest_s = points[1][0] - points[0][0], points[-1][0] - points[-2][0]
     return first_s > max(WINDOW_S, 2 * newest_s)
 
@@ -107,7 +107,7 @@ class NodeTotals(msgspec.Struct):
     """One node over all its lives."""
 
     facts: NodeFacts
-    """The newest; ``server_s`` of a server is that of an iteration, whatever it counts."""
+    """Newest facts; ``server_s`` of a server is that of an iteration, whatever it counts."""
     earlier_samples: int = 0
     """Samples of the lives before the present one."""
     earlier_cpu_s: float = 0.0
@@ -202,9 +202,9 @@ class Monitor:
         self._histories: dict[str, NodeHistory] = {}
         self._iterations: dict[str, _Iterations] = {}
         self._spells = {"worker": LifeTable(), "server": LifeTable()}
-        """How long nodes of each role were slow for."""
+        """Time for which nodes of each role were slow."""
         self._ended: set[str] = set()
-        """Whose process has ended, and who has not been heard of since."""
+        """Nodes whose process has ended, and that have not been heard of since."""
         self._ends: deque[LifeEnded] = deque(maxlen=MAX_ENDS)
         self._speeds: dict[str, RunningRate] = {}
         self._hardware: dict[str, Hardware] = {}
@@ -212,7 +212,7 @@ class Monitor:
         self._earlier: dict[str, NodeMetrics] = {}
         """Metrics by a former master, of nodes that this one has not heard of yet."""
         self.progress_s = 0.0
-        """When anything was last seen to advance."""
+        """Time at which anything was last seen to advance."""
 
     def go_on_from(self, last: Metrics) -> None:
         """Count on from what a master before this one measured last."""
@@ -233,11 +233,11 @@ class Monitor:
         return NodeTotals(facts, earlier_samples, before.cpu_s - before.life_cpu_s)
 
     def trains(self, num_workers: int) -> None:
-        """So many workers train now."""
+        """Note that so many workers train now."""
         self._num_workers = num_workers
 
     def heartbeat(self, node: str, facts: NodeFacts, now_s: float) -> None:
-        """One report of a node's process: means over steps that no earlier report told of."""
+        """Take in a report of a node's process: means over steps that no earlier report told of."""
         self._ended.discard(node)
         per_iteration = self._per_iteration(node, facts)
         facts = msgspec.structs.replace(
@@ -256,7 +256,7 @@ class Monitor:
                 totals.earlier_cpu_s += totals.facts.cpu_s
                 self._forget_life(node)
             elif facts.steps == 0:
-                # No step since the last report: the means of then are still the newest.
+                # No step was made since the last report: the means of then are still the newest.
                 facts = _with_means_of(facts, totals.facts)
             totals.facts = facts
         if self._speeds.setdefault(node, RunningRate()).add(now_s, facts.samples):
@@ -267,7 +267,7 @@ class Monitor:
             self.restarts.works(node, now_s - facts.steps * facts.bpt_s)
 
     def profiled(self, node: str, said: group.Profiled) -> None:
-        """What batches of a worker took that were not applied."""
+        """Take in what batches of a worker took that were not applied."""
         profiled = ProfiledTimes(
             batch_size=said.size,
             batches=said.batches,
@@ -277,15 +277,15 @@ class Monitor:
         self.history(node).profiled(profiled)
 
     def hardware(self, node: str, hardware: Hardware) -> None:
-        """What a node computes on, by its agent's word."""
+        """Note what a node computes on, by its agent's word."""
         self._hardware[node] = hardware
 
     def hardware_of(self, node: str) -> Hardware:
-        """The same; nothing is known of a node whose agent never came."""
+        """Return what a node computes on; nothing is known of one whose agent never came."""
         return self._hardware.get(node, Hardware())
 
     def _per_iteration(self, node: str, facts: NodeFacts) -> int:
-        """How many of what the node counts as ``steps`` make an iteration.
+        """Return how many of what the node counts as ``steps`` make an iteration.
 
         For one pull alone the time of a server without steps would shrink with each worker.
         """
@@ -332,7 +332,7 @@ class Monitor:
         self.restarts.keep(nodes)
 
     def _forget_life(self, node: str) -> None:
-        """What is measured from here on is of another life."""
+        """Forget the former life: what is measured from here on is of another one."""
         self._speeds.pop(node, None)
         self._iterations.pop(node, None)
         self.history(node).restart()
@@ -369,7 +369,7 @@ class Monitor:
         self._ended.add(end.node)
 
     def committed(self, samples: int, now_s: float) -> None:
-        """How many samples are in the model."""
+        """Note how many samples are in the model."""
         if self._committed.add(now_s, samples):
             self.progress_s = now_s
 

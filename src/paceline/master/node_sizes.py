@@ -1,4 +1,4 @@
-"""What each node of a running job may use: changed by order, one node after the other.
+"""Sizes of the nodes of a running job: changed by order, one node after the other.
 
 The spec in the job's directory is the word that counts, since an agent reads it when it starts. So
 a change is written there first. Then the master orders the limits of one agent after the other, the
@@ -37,16 +37,16 @@ class NodeSizes:
         self._due: deque[str] = deque()
         """Nodes whose limits are to change; the first one has been told."""
         self.change: NodesResizing | None = None
-        """Where a place keeps its size: what moves; None: nothing does."""
+        """Change that is under way where a place keeps its size; None: nothing moves."""
         self.num_orders = 0
         """Number of orders by which nodes have to move."""
         self._granted: dict[str, NodeSize] = {}
-        """What nodes were started with, as their agents have said."""
+        """Sizes that nodes were started with, as their agents have said."""
         self._given_up: set[str] = set()
         """Roles whose nodes have found no place of another size."""
 
     def of(self, role: str) -> NodeSpec:
-        """What the nodes of a role may use, as ordered last."""
+        """Return what the nodes of a role may use, as ordered last."""
         return self._sizes[role]
 
     @property
@@ -143,7 +143,7 @@ class NodeSizes:
         self._forget(name)
 
     def gone(self, node: str) -> None:
-        """Its agent is not connected: the next one goes on; a later hello tells its limits."""
+        """Go on without a node whose agent is not connected; a later hello tells its limits."""
         if node in self._due:
             self._forget(node)
 
@@ -155,7 +155,7 @@ class NodeSizes:
 
     @property
     def records(self) -> list[NodesResizing]:
-        """What a journal that begins again needs."""
+        """Records that a journal needs which begins again."""
         return [self.change] if self.change is not None else []
 
     def check_may_scale(self) -> None:
@@ -178,7 +178,7 @@ class NodeSizes:
         self._outbox.record(record)
 
     def fits(self, node: str) -> bool | None:
-        """Whether a node has what it should have; None: its agent has not said what it has.
+        """Tell whether a node has what it should have; None: its agent has not said what it has.
 
         Where no nodes of its role are to move, it does. So it does where agents change limits: the
         job was resumed on another backend.

@@ -1,4 +1,4 @@
-"""What people may order of a job; all checks raise ConfigError."""
+"""Orders of people to a job; all checks raise ConfigError."""
 
 from paceline.base.errors import ConfigError
 from paceline.wire.messages.feeds import Feed

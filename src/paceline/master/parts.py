@@ -1,4 +1,4 @@
-"""What the rooms of one master share: its machines, its outbox, its times."""
+"""Parts that the rooms of one master share: its machines, its outbox, its times."""
 
 from collections.abc import Callable
 from typing import NamedTuple
@@ -16,7 +16,7 @@ from paceline.wire.spec import JobSpec
 
 
 class MasterParts(NamedTuple):
-    """What nearly every room of a master works with."""
+    """Parts that nearly every room of a master works with."""
 
     job: JobDir
     spec: JobSpec
@@ -24,7 +24,7 @@ class MasterParts(NamedTuple):
     members: Membership
     """The nodes and their lives."""
     monitor: Monitor
-    """What nodes measure."""
+    """Measurements of nodes."""
     outbox: Outbox
 
 

@@ -1,4 +1,4 @@
-"""What the master asks of the place where nodes run.
+"""Port of the place where nodes run: what the master asks of it.
 
 `paceline.backends` implements it: each folder there has a ``backend.py`` with `open_backend`, and
 `prepare`, which fills in what the platform asks of a spec.
@@ -35,14 +35,14 @@ class Backend(Protocol):
         ...
 
     def watch(self) -> AsyncIterator[AnyWord]:
-        """What becomes of nodes, as it happens, each once; iterated by one task.
+        """Yield what becomes of nodes, as it happens, each once; iterated by one task.
 
         A connection to the platform that was lost and made again loses and repeats nothing.
         """
         ...
 
     def left_running(self, nodes: Iterable[str]) -> set[str]:
-        """Those of a former master's nodes whose agent may still run: they are awaited."""
+        """Return those of a former master's nodes whose agent may still run: they are awaited."""
         ...
 
     def waited_s(self, node: str) -> float:

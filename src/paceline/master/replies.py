@@ -1,4 +1,4 @@
-"""What people ask a running job, and order of it: each call and its answer."""
+"""Replies to what people ask a running job, and order of it: each call and its answer."""
 
 from typing import assert_never
 

@@ -1,4 +1,4 @@
-"""What it costs to start a node, in five parts, measured at every start of this job.
+"""Costs of starting a node, in five parts, measured at every start of this job.
 
 Pure: facts and the clock come in. One start goes through
 
@@ -71,7 +71,7 @@ class StartMeasured(Record, frozen=True):
 
 
 class _Start(msgspec.Struct):
-    """One under way."""
+    """A start under way."""
 
     since_s: float
     first: bool
@@ -120,7 +120,7 @@ class Restarts:
             start.up_s, start.inc = now_s, inc
 
     def built(self, node: str, now_s: float) -> None:
-        """What it needs is built; repeated messages change nothing."""
+        """Note that what the node needs is built; repeated messages change nothing."""
         start = self._under_way.get(node)
         if start is not None and start.up_s is not None and start.built_s is None:
             start.built_s = now_s
@@ -161,7 +161,7 @@ class Restarts:
         )
 
     def take_fresh(self) -> list[StartMeasured]:
-        """What was measured since the last call, to be kept and applied."""
+        """Return what was measured since the last call, to be kept and applied."""
         fresh, self._fresh = self._fresh, []
         return fresh
 
@@ -185,7 +185,7 @@ class Restarts:
         return found
 
     def is_starting(self, node: str) -> bool:
-        """Whether the node has ended, or never begun, and does not work yet."""
+        """Tell whether the node has ended, or never begun, and does not work yet."""
         return node in self._under_way
 
     def cost(self, role: str) -> RestartCost:

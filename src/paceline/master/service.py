@@ -94,7 +94,7 @@ class Master:
         if rooms.uploads is not None:
             await rooms.uploads.finish(outbox.flush, self._is_told_to_stop)
         if not ending.is_complete and (lost := rooms.training.cuts.not_kept()):
-            # Not before: a last cut may have been stored just now.
+            # Said no earlier: a last cut may have been stored just now.
             outbox.tell(lost)
             outbox.events.flush()
         rooms.features.close()
@@ -158,7 +158,7 @@ class Master:
                 assert_never(fact)
 
     def _go_on(self) -> None:
-        """What follows from the state of the whole rather than from one message."""
+        """Do what follows from the state of the whole rather than from one message."""
         rooms = self.rooms
         rooms.shutdown.go_on()
         change = self.parts.members.roster.change_due()

@@ -23,7 +23,7 @@ class CutsServed:
     def __init__(self, job: JobDir, cuts: LocalCuts) -> None:
         self._job, self._cuts = job, cuts
         self._server: FileServer | None = None
-        #: By node: where its files are, and the stream of its agent.
+        #: Address of the files and stream of the agent, by node.
         self._nodes: dict[str, tuple[str, AgentStream]] = {}
 
     def hello(self, stream: AgentStream, hello: AgentHello) -> None:
@@ -34,12 +34,12 @@ class CutsServed:
         self._tell()
 
     def gone(self, node: str) -> None:
-        """Its agent's stream has ended."""
+        """Forget a node whose agent's stream has ended."""
         self._nodes.pop(node, None)
 
     def _tell(self) -> None:
         if self._server is None:
-            # With ZMQ, see above.
+            # Imported late, with ZMQ, see above.
             from paceline.cuts.serving import FileServer
             from paceline.wire.data_plane import bind_address
 

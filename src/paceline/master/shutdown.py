@@ -1,4 +1,4 @@
-"""How a job is brought to its end: carries out what `paceline.master.ending` decides."""
+"""Shutdown of a job: carries out what `paceline.master.ending` decides."""
 
 from paceline.master.ending import Ending, Seen, Stage, how_finished, stopped
 from paceline.master.job_end import JobEnd
@@ -75,7 +75,7 @@ class Shutdown:
     def go_on(self) -> None:
         """Begin the end when all scripts have returned; go on with it as far as it can now."""
         ending = self.end.ending
-        # It was told to stop when nothing was left to do but what its scripts do at their ends.
+        # The job was told to stop when nothing was left but what its scripts do at their ends.
         stops = ending is not None and ending.state == "stopped" and not self.end.is_leaving
         if (ending is None or stops) and self._members.roster.all_finished():
             work = work_of(self._training.state, self._members)

@@ -1,4 +1,4 @@
-"""Where the master's facts come from: streams of agents, calls, the backend, the clock."""
+"""Sources of the master's facts: streams of agents, calls, the backend, the clock."""
 
 import asyncio
 from collections.abc import Coroutine

@@ -1,4 +1,4 @@
-"""What people see of a job: pure views of the state machines."""
+"""Status of a job as people see it: pure views of the state machines."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -33,7 +33,7 @@ def count_kept(state: MasterState) -> int:
 
 
 def work_of(state: MasterState, members: Membership) -> ScriptsWork:
-    """What the scripts have done so far."""
+    """Return what the scripts have done so far."""
     ledger, safe = state.ledger, state.cuts.safe
     loops = [feed.feed for feed in ledger.feeds.values() if feed.purpose == "train"]
     # Members prove a step as they enter the next one. After a `break` on the last batch there is
@@ -86,7 +86,7 @@ def _total_of_epochs(state: MasterState, feeds: Sequence[Feed]) -> int | None:
 
 
 def job_state(state: MasterState, members: Membership, ending: Ending | None) -> str:
-    """One word for where the job is."""
+    """Return one word for where the job is."""
     if ending is not None:
         return ending.state if ending.stage >= Stage.LEAVE else "stopping"
     if members.runs_by_itself:

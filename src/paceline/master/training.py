@@ -64,7 +64,7 @@ TrainingTakes = (
 """Messages of processes about the training of any job; the others are for its `HolderEdge`."""
 
 ForNodes = Moved | NotMoved | WorkerRefused
-"""What the training has found out that concerns a node's life."""
+"""Findings of the training that concern a node's life."""
 
 
 class Training:
@@ -100,7 +100,7 @@ class Training:
         self._last_resend_s = 0.0
 
     def resume(self, *, ended: bool = False) -> None:
-        """After the journal was applied; ``ended``: the job had come to an end, in order."""
+        """Go on after the journal was applied; ``ended``: the job had come to an end, in order."""
         self.epochs.resume(ended=ended)
         self._evaluations.resume()
         self.do(self.state.resume())
@@ -150,7 +150,7 @@ class Training:
         self.do(self.state.worker_up(inc, node.name if node is not None else ""))
 
     def worker_lost(self, inc: Inc) -> None:
-        """Nothing of this worker may count from here on."""
+        """Have nothing of this worker count from here on."""
         node = self.members.roster.node_of(inc)
         returned = node is not None and node.life.returned
         self.profiling.lost(inc)

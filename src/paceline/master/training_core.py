@@ -1,4 +1,4 @@
-"""What the rooms of one `Training` share."""
+"""Core that the rooms of one `Training` share."""
 
 from collections.abc import Callable, Iterable
 from typing import NamedTuple
@@ -13,7 +13,7 @@ class TrainingCore(NamedTuple):
 
     state: MasterState
     edge: HolderEdge
-    """What is done for its kind of holder alone."""
+    """Edge for what is done for its kind of holder alone."""
     do: Callable[[Iterable[Instruction]], None]
     fail: Callable[[str], None]
     """End the job for this reason."""

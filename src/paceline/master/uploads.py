@@ -57,7 +57,7 @@ class Uploaded(msgspec.Struct, frozen=True):
     cut_no: CutNo
     given_up: str = ""
     trouble: str = ""
-    """Why older cuts are still there."""
+    """Reason why older cuts are still there."""
 
 
 class UploadFailed(msgspec.Struct, frozen=True):
@@ -94,7 +94,7 @@ class Uploader:
         return self.busy is None and time.monotonic() >= self._again_s
 
     def news(self) -> Iterator[Uploaded | UploadFailed]:
-        """What has happened and is worth telling: of an outage the first failure only."""
+        """Yield what has happened and is worth telling: of an outage the first failure only."""
         while not self._news.empty():
             news = self._news.get()
             match news:
@@ -134,7 +134,7 @@ class Uploader:
 
 
 class Uploads:
-    """What to copy next, and what is said of it.
+    """Decisions about what to copy next, and what is said of it.
 
     Args:
         uploader: idle.

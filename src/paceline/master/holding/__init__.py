@@ -1,4 +1,4 @@
-"""One edge for each holder of state: what the master does for it alone."""
+"""Edges, one for each holder of state: what the master does for it alone."""
 
 from paceline.master.holding.edge import HolderEdge
 from paceline.master.holding.group import GroupEdge, GroupEdgeTakes

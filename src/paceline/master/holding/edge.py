@@ -20,13 +20,13 @@ if TYPE_CHECKING:
     from paceline.master.training import Training
 
 GATHER_S = 30.0
-"""The first workers of a job wait so long for the others; later ones join them."""
+"""Seconds for which the first workers of a job wait for the others; later ones join them."""
 RESEND_S = 1.0
-"""What is unanswered is said again so often."""
+"""Seconds after which what is unanswered is said again."""
 
 
 class ModelPlace(NamedTuple):
-    """Where the model is, as the master knows."""
+    """Place of the model, as the master knows."""
 
     attempt: Attempt
     step: int
@@ -35,7 +35,7 @@ class ModelPlace(NamedTuple):
 
 
 class HolderEdge(abc.ABC):
-    """What a `Training` does for one kind of holder alone.
+    """Edge of a `Training`: what it does for one kind of holder alone.
 
     Args:
         spec: of the job.
@@ -53,10 +53,10 @@ class HolderEdge(abc.ABC):
     def __init__(self, spec: JobSpec) -> None: ...
 
     def ended(self) -> None:
-        """Here the journal says that the job has ended; it goes on with a script as it is then."""
+        """Take in that the job has ended here, by the journal; it goes on with a script as then."""
 
     def known(self) -> set[Inc]:
-        """More workers of which the journal tells that they take part."""
+        """Return more workers of which the journal tells that they take part."""
         return set()
 
     @abc.abstractmethod
@@ -88,7 +88,7 @@ class HolderEdge(abc.ABC):
 
     @abc.abstractmethod
     def epoch_is_due(self) -> bool:
-        """Whether an epoch must begin, now."""
+        """Tell whether an epoch must begin, now."""
 
     @abc.abstractmethod
     def begin_epoch(self, chosen: CutChosen, now_s: float) -> None:
@@ -131,7 +131,7 @@ class HolderEdge(abc.ABC):
         """Leave buckets where they are, unless they have moved meanwhile; again: nothing."""
 
     def place(self) -> ModelPlace:
-        """Where the model is now."""
+        """Return where the model is now."""
         state = self.training.state
         return ModelPlace(
             Attempt(state.epoch_no, self.group_no), state.step, count_committed(state)

@@ -1,4 +1,4 @@
-"""What the master does for groups of workers alone, around `GroupHolder`.
+"""The master's part for groups of workers alone, around `GroupHolder`.
 
 Groups that nobody forms, members that hang, and what members keep when they leave.
 """
@@ -37,7 +37,7 @@ from paceline.wire.messages.node import (
 from paceline.wire.spec import JobSpec
 
 MAX_FUTILE = 20
-"""So often members that all live may fail to do a step together."""
+"""Number of times that members which all live may fail to do a step together."""
 BROKEN_S = 0.5
 """A member that cannot work in its group has a peer that is dead: its agent says so within this."""
 
@@ -230,7 +230,7 @@ class GroupEdge(HolderEdge):
         return NO_CUT  # members kept theirs before they left
 
     def epoch_is_due(self) -> bool:
-        """Whether nobody holds state."""
+        """Tell whether nobody holds state."""
         return self.holder.group.needs_restore and not self.training.epochs.choosing
 
     def begin_epoch(self, chosen: CutChosen, now_s: float) -> None:

@@ -1,4 +1,4 @@
-"""What was finished beside servers and did not come into their model: it is to do again."""
+"""Work that was finished beside servers and did not come into their model: it has to be redone."""
 
 from typing import TYPE_CHECKING
 

@@ -1,4 +1,4 @@
-"""What the master does for parameter servers alone, around `ServerHolder`.
+"""The master's part for parameter servers alone, around `ServerHolder`.
 
 Epochs that servers begin, and moves that make no progress.
 """
@@ -39,7 +39,7 @@ from paceline.wire.messages.node import (
 from paceline.wire.spec import JobSpec
 
 TELL_S = 5.0
-"""The master repeats the number of workers after this time."""
+"""Seconds after which the master repeats the number of workers."""
 SILENT_S = 60.0
 """A process that says nothing may come back for so long: nobody needs it for the next moment, and
 it may be blocked with its lock held (a page of slow storage)."""
@@ -62,14 +62,14 @@ class ServerEdge(HolderEdge):
     def __init__(self, spec: JobSpec) -> None:
         self._spec = spec
         self._holder = ServerHolder(staleness=spec.staleness)
-        #: Of the move: how far it was seen to be, and when that was new.
+        #: Progress of the move as last seen, and the time at which that was new.
         self._move_progress: tuple[tuple[int, int, int] | None, float] = (None, 0.0)
-        #: When each receiver has last answered, or when that began to matter.
+        #: Time at which each receiver last answered, or at which that began to matter.
         self._said_s: dict[Inc, float] = {}
         self._lost_work = LostWithLives()
-        #: When workers were last told how many they are, and which they were.
+        #: Time at which workers were last told how many they are, and which they were.
         self._told: tuple[float, set[Inc]] = (0.0, set())
-        #: When servers were last seen to load a cut.
+        #: Time at which servers were last seen to load a cut.
         self._loading_s = 0.0
 
     @property
@@ -231,7 +231,7 @@ class ServerEdge(HolderEdge):
         return self.training.state.cuts.copying
 
     def epoch_is_due(self) -> bool:
-        """Whether all servers are up, and they are not those of the present epoch."""
+        """Tell whether all servers are up, and they are not those of the present epoch."""
         servers = self.training.members.roster.servers()
         if servers is None or not self.training.state.cuts.valid or self.training.epochs.choosing:
             return False
