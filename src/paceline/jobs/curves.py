@@ -20,9 +20,9 @@ from paceline.wire.client import LastLogged
 from paceline.wire.messages.base import Attempt
 
 MAX_BYTES = 4 << 20
-"""A larger file is thinned out to half of that."""
+"""Bytes of a file beyond which it is thinned out to half of that."""
 LEAST_POINTS = 256
-"""A curve of so few points stays as it is."""
+"""Number of points up to which a curve stays as it is."""
 NEWEST_S = 60.0
 """Lines of so many seconds may not have reached other places when a master dies."""
 
@@ -30,7 +30,7 @@ _encode = msgspec.json.Encoder().encode
 
 
 class CurveLine(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What was logged for one step."""
+    """Values that were logged for one step."""
 
     t: float
     """Unix time at which the first value came."""
@@ -40,7 +40,7 @@ class CurveLine(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     samples: int
     """Samples in the model with that step."""
     between: bool = False
-    """Logged between loops: the step was in the model."""
+    """Whether they were logged between loops: the step was in the model."""
     values: dict[str, float | str]
     """``nan``, ``inf`` and ``-inf`` as text, for which JSON has no number."""
 
@@ -74,7 +74,7 @@ class CurveOrder:
         self._last: dict[str, int] = {}
 
     def is_void(self, attempt: Attempt, step: int) -> bool:
-        """Whether a newer attempt does this step."""
+        """Tell whether a newer attempt does this step."""
         return attempt < self.attempt and step >= self._from
 
     def begins(self, line: CurveLine) -> int | None:
@@ -86,7 +86,7 @@ class CurveOrder:
         return self._from
 
     def takes(self, name: str, line: CurveLine) -> bool:
-        """Whether a value belongs to the curve; it is its last one then."""
+        """Tell whether a value belongs to the curve; it is its last one then."""
         if self.is_void(line.attempt, line.step):
             return False
         if line.step <= self._last.get(name, -1):
@@ -153,8 +153,8 @@ class CurveFile:
         self.names = set(curves.points)
         self.last = {name: points[-1] for name, points in curves.points.items() if points}
         """The newest point of each curve, in the file or left out of it."""
-        #: By name, the fewest steps between two points; the last point in the file; those that were
-        #: left out for it.
+        #: Fewest steps between two points, the last point in the file, and those that were
+        # left out for it, by name.
         self._gaps: dict[str, int] = {}
         self._kept = {name: point.step for name, point in self.last.items()}
         self._left_out: dict[str, CurveLine] = {}
@@ -201,7 +201,7 @@ class CurveFile:
         self._file.flush()
 
     def _thin(self) -> bool:
-        """Have the file hold half as much; False: the disk has no room for the new one."""
+        """Thin the file out to half as much; False: the disk has no room for the new one."""
         points = {name: found for name, found in read_curves(self._path).points.items() if found}
         gaps = dict(self._gaps)
         while True:

@@ -30,9 +30,9 @@ class FoundCut(msgspec.Struct, frozen=True, kw_only=True):
     written_s: float
     """Unix time of the manifest; without one, of the folder."""
     error: str = ""
-    """Why there is no manifest."""
+    """Reason why there is no manifest."""
     url: str = ""
-    """Where it is, if that is a URL: its folder here is a copy, without its files until they are
+    """URL of the cut: its folder here is a copy, without its files until they are
     fetched (`Cuts.fetched`)."""
 
     @property
@@ -42,7 +42,7 @@ class FoundCut(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def in_memory(self) -> bool:
-        """Whether it is not wholly on disk."""
+        """Whether the cut is not wholly on disk."""
         return len(self.places) > 1
 
     @property
@@ -62,7 +62,7 @@ class FoundCut(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class FoundCuts(msgspec.Struct, frozen=True, kw_only=True):
-    """All that was found."""
+    """Cuts that were found."""
 
     where: str
     """Name of the job or folder that was searched, for people."""
@@ -71,15 +71,15 @@ class FoundCuts(msgspec.Struct, frozen=True, kw_only=True):
     cuts: tuple[FoundCut, ...]
     """Newest first."""
     remote: RemoteCuts | None = None
-    """Where all this is a copy of, in a folder that lasts as long as this process."""
+    """Remote place of which all this is a copy, in a folder that lasts as long as this process."""
 
     @property
     def looked(self) -> str:
-        """Where it was looked for cuts, as the end of a sentence."""
+        """The place that was searched for cuts, as the end of a sentence."""
         return f" (looked in {self.folder})" if self.remote is None else ""
 
     def fetched(self, cut: FoundCut) -> FoundCut:
-        """The same cut with its files at hand; they are not verified.
+        """Return the same cut with its files at hand; they are not verified.
 
         Raises:
             PermanentError: they are not all there.

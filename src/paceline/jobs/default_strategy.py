@@ -1,4 +1,4 @@
-"""Which strategy a job has whose user has named none: decided from its settings and its script.
+"""Default strategy of a job, decided from its settings and its script.
 
 With all-reduce a script may do almost all that it does alone, so it is the default. Sparse tables
 need servers. They are looked for in the script's text, before anything runs: the nodes of a job

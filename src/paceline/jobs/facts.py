@@ -1,4 +1,4 @@
-"""What became of a job, worked out from its files: pure but for `read_facts`.
+"""Facts of what became of a job, worked out from its files: pure but for `read_facts`.
 
 Every number is measured: times of events to the millisecond, counts of samples once per second.
 """
@@ -69,15 +69,15 @@ UNREADABLE = (
     TypeError,
     ValueError,
 )
-"""What reading or drawing files ends in that are damaged, or that nobody thought of."""
+"""Errors in reading or drawing files that are damaged, or that nobody thought of."""
 ENDS = ("finished", "stopped", "killed", "out of memory", "failed", "unreachable", "running")
-"""How a life can end; ``running``: it has not."""
+"""Ends of a life; ``running``: it has not ended."""
 LifeEnd = ProcessExitedEvent | NodeLostEvent | LeftOutEvent
 
 ENDINGS = (FinishedEvent, StoppedEvent)
 STARTS = (SupervisorStartedEvent, MasterStartedEvent)
 TRAINING = (RestoredEvent, GroupRunsEvent)
-"""Training can begin, or go on."""
+"""Events with which training can begin, or go on."""
 AWAY_S = 10.0
 """Seconds of silence before a start: after more, no process was there in between. Measurements come
 each second, in jobs of weeks less often."""
@@ -95,17 +95,17 @@ class LifeFacts(msgspec.Struct, frozen=True):
 
 
 class Incident(msgspec.Struct, frozen=True):
-    """Something went wrong, and what followed."""
+    """Incident: something went wrong, and what followed."""
 
     t: float
     what: str
     done: str
     away_s: float | None = None
-    """Until a new process was there; None: not yet, or nothing was away."""
+    """Seconds until a new process was there; None: not yet, or nothing was away."""
     idle_s: float | None = None
-    """Until its worker got samples again."""
+    """Seconds until its worker got samples again."""
     stalled_s: float | None = None
-    """Until more samples were in the model than before; None: they never were."""
+    """Seconds until more samples were in the model than before; None: they never were."""
     undone: int = 0
     """Samples that left the model again, to be trained again."""
 
@@ -145,11 +145,11 @@ class Facts(msgspec.Struct, frozen=True):
     events: tuple[Event, ...]
     points: tuple[MetricsPoint, ...]
     decisions: tuple[Story, ...] = ()
-    """What was decided about stragglers, action by action."""
+    """Decisions about stragglers, action by action."""
     stacks: tuple[tuple[str, str], ...] = ()
     """Stacks of processes that hung, with their nodes: what the threads were doing."""
     curves: dict[str, list[CurvePoint]] = {}
-    """What the script has logged, by name."""
+    """Values that the script has logged, by name."""
     runs: bool = False
     """Whether it has not ended and its supervisor lives."""
 
@@ -275,7 +275,7 @@ def trained_s(events: Sequence[Event], points: Sequence[MetricsPoint]) -> float:
 
 
 def find_lives(events: Sequence[Event], ended_s: float) -> Iterator[LifeFacts]:
-    """All incarnations, in the order of their starts."""
+    """Yield all incarnations, in the order of their starts."""
     ordered = {event.inc for event in events if isinstance(event, KilledEvent)}
     ends: dict[int, LifeEnd] = {}
     for event in events:
@@ -345,7 +345,7 @@ IncidentTakes = (
 def find_incidents(  # noqa: C901, PLR0912
     events: Sequence[Event], points: Sequence[MetricsPoint], mode: str
 ) -> Iterator[Incident]:
-    """Everything that a healthy job does not have, in order; ``mode``: see `JobSpec`."""
+    """Yield everything that a healthy job does not have, in order; ``mode``: see `JobSpec`."""
     ordered = dict(filter(None, map(_order, events)))
     taken = [(at, one) for at, one in enumerate(events) if isinstance(one, IncidentTakes)]
     for index, event in taken:
@@ -399,7 +399,7 @@ def find_incidents(  # noqa: C901, PLR0912
 
 
 def _order(event: Event) -> tuple[int, str] | None:
-    """Why a life ended that had to end."""
+    """Say why a life ended that had to end."""
     if isinstance(event, KilledEvent):
         return event.inc, "killed by order"
     if isinstance(event, KillRestartEvent):
@@ -469,7 +469,7 @@ def _left(
 
 
 def _left_by_all(left: Event, events: Sequence[Event]) -> bool:
-    """Whether all workers of a run left their loops.
+    """Tell whether all workers of a run left their loops.
 
     Without common steps each does so at its own time, though all have the same condition.
     """

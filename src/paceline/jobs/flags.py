@@ -36,12 +36,12 @@ class Flag(Struct, frozen=True, kw_only=True):
     names: tuple[str, ...]
     """Spellings of the option; messages use the first."""
     help: str = ""
-    """Empty: taken, but not listed."""
+    """Help of the option; empty: taken, but not listed."""
     metavar: str = ""
-    """Empty: a switch."""
+    """Name of the value; empty: a switch."""
     panel: str | None = None
     choices: tuple[str, ...] = ()
-    """What a shell completes; empty: nothing is known."""
+    """Values that a shell completes; empty: none are known."""
     is_first: bool = False
     """True: a first week needs it, so ``--help`` lists it; ``--help-all`` lists all."""
 
@@ -87,7 +87,7 @@ def flag_of(key: str) -> str:
 
 
 def _metavar(key: str) -> str:
-    """What a value of the key looks like, in a word; empty: true or false."""
+    """Say what a value of the key looks like, in a word; empty: true or false."""
     leaf = LEAVES[SHORT.get(key, key)]
     match _bare(type_info(leaf.type)):
         case LiteralType():

@@ -1,4 +1,4 @@
-"""What a job stands on, checked before it starts: folders, room on disks, addresses, ports."""
+"""Checks of what a job stands on, before it starts: folders, room on disks, addresses, ports."""
 
 import os
 import tempfile

@@ -51,7 +51,7 @@ class Tail:
         self._read_bytes = path.stat().st_size if from_end and path.exists() else start
 
     def lines(self) -> list[bytes]:
-        """What was added since the last call, without the ends of lines."""
+        """Return the lines that were added since the last call, without their ends."""
         if not self._path.exists():
             return []
         with self._path.open("rb") as file:
@@ -68,7 +68,7 @@ class Tail:
         return self._read_bytes
 
     def rest(self) -> list[bytes]:
-        """What was printed last and has no end of line: at most one. It is not to grow any more."""
+        """Return what was printed last and has no end of line: at most one, which must not grow."""
         if not self._path.exists():
             return []
         with self._path.open("rb") as file:
@@ -79,7 +79,7 @@ class Tail:
 
 
 def read_events(path: Path) -> list[AnyEvent]:
-    """All events of a job so far, in order."""
+    """Return all events of a job so far, in order."""
     return decode_events(Tail(path).lines())
 
 

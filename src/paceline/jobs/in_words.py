@@ -1,4 +1,4 @@
-"""What became of a job, in words: one line, and the paragraph at the end of a run."""
+"""Words for what became of a job: one line, and the paragraph at the end of a run."""
 
 from paceline.jobs.facts import Facts, Incident
 from paceline.jobs.outcome import End
@@ -9,7 +9,7 @@ MAX_TOLD = 5
 
 
 def headline(facts: Facts) -> str:
-    """How the job ended."""
+    """Say how the job ended."""
     outcome = facts.outcome
     if outcome is None:
         if facts.runs:
@@ -42,7 +42,7 @@ _ENDED = {
 
 
 def _result(facts: Facts) -> str:
-    """How the job ended, what it has trained, and what that took."""
+    """Say how the job ended, what it has trained, and what that took."""
     outcome = facts.outcome
     total = outcome.total if outcome else None
     took_s = outcome.jct_s if outcome and outcome.jct_s else facts.ended_s - facts.started_s
@@ -63,7 +63,7 @@ def _result(facts: Facts) -> str:
 
 
 def _not_kept(facts: Facts) -> str:
-    """What of the model is lost with the job's processes."""
+    """Say what of the model is lost with the job's processes."""
     outcome = facts.outcome
     if outcome is None or outcome.kept is None or outcome.kept >= outcome.committed:
         return ""
@@ -84,14 +84,14 @@ def _troubles(facts: Facts, *, is_well: bool) -> str:
 
 
 def describe(incident: Incident, started_s: float) -> str:
-    """One incident in a clause."""
+    """Write one incident in a clause."""
     cost = costs(incident)
     what = f"at {clock(incident.t - started_s)} {incident.what}, {incident.done}"
     return f"{what} ({', '.join(cost)})" if cost else what
 
 
 def costs(incident: Incident) -> list[str]:
-    """What an incident cost, as far as it was measured."""
+    """Say what an incident cost, as far as it was measured."""
     found = []
     if incident.away_s is not None:
         found.append(f"back after {seconds(incident.away_s)}")

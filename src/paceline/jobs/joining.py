@@ -1,4 +1,4 @@
-"""What a node of another machine has of its job: a job directory of its own, made there."""
+"""Job directory of a node on another machine: one of its own, made there."""
 
 import os
 import socket

@@ -203,7 +203,7 @@ def _waits_for(job: JobDir, since_s: float, begun_s: float) -> str:
 
 
 def _answers(job: JobDir) -> bool:
-    """Whether there is a master; the socket of one that is gone stays."""
+    """Tell whether there is a master; the socket of one that is gone stays."""
     try:
         ask(job, GetStatus(), ANSWER_S)
     except (PacelineError, FileNotFoundError):
@@ -212,12 +212,12 @@ def _answers(job: JobDir) -> bool:
 
 
 def is_supervised(job: JobDir) -> bool:
-    """Whether the job's supervisor lives."""
+    """Tell whether the job's supervisor lives."""
     return is_locked(job.supervisor_lock)
 
 
 def is_kept_up(job: JobDir) -> bool:
-    """Whether there is a supervisor, or somebody who starts another when the job has none."""
+    """Tell whether there is a supervisor, or somebody who starts another when the job has none."""
     if is_supervised(job):
         return True
     return any(map(_keeps_up, find_job_processes(job.path)))

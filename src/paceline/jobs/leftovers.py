@@ -1,4 +1,4 @@
-"""What jobs that are over have left on the machine: which the next command clears.
+"""Leftovers on the machine of jobs that are over: the next command clears them.
 
 A supervisor that is killed just after the outcome was written leaves a run directory and control
 groups behind, and no agent that would start another. So does the agent of a node that joined from

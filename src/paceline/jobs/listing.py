@@ -1,4 +1,4 @@
-"""All jobs of this user, one row each: what tables show people and ``--json`` shows programs."""
+"""Rows of all jobs of this user: what tables show people and ``--json`` shows programs."""
 
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -105,7 +105,7 @@ def _is_in(row: JobRow, state: str) -> bool:
 
 
 def current_status(job: JobDir) -> JobStatus | None:
-    """What the master says; None: nobody answers."""
+    """Return what the master says; None: nobody answers."""
     try:
         reply = ask(job, GetStatus(), ASK_S)
     except (PacelineError, FileNotFoundError):
@@ -131,12 +131,12 @@ def shown_of(job: JobDir, status: JobStatus | None) -> Shown:
 
 
 def end_of(outcome: Outcome) -> str:
-    """How a job has ended, in one word or two."""
+    """Say how a job has ended, in one word or two."""
     return str(outcome.how) if outcome.state == "finished" else outcome.state
 
 
 def state_of(job: JobDir, outcome: Outcome | None, status: JobStatus | None) -> str:
-    """One word or two."""
+    """Say in one word or two how a job is."""
     if outcome:
         return end_of(outcome)
     if status:
@@ -145,7 +145,7 @@ def state_of(job: JobDir, outcome: Outcome | None, status: JobStatus | None) -> 
 
 
 def read_spec(job: JobDir) -> JobSpec | None:
-    """What was asked for; None: it is of another version, and still a job to be listed."""
+    """Return what was asked for; None: it is of another version, and still a job to be listed."""
     try:
         return specs.load(job.spec)
     except PacelineError:
@@ -159,7 +159,7 @@ def read_rows(jobs: Sequence[JobDir]) -> list[JobRow]:
 
 
 def read_row(job: JobDir) -> JobRow:
-    """One job as it is now; one whose end cannot be read is listed, too."""
+    """Return one job as it is now; one whose end cannot be read is listed, too."""
     try:
         outcome = read_outcome(job.outcome)
     except PacelineError as error:

@@ -1,4 +1,4 @@
-"""Where ``python -m`` finds a module, without running anything of it."""
+"""Search for a module as ``python -m`` does, without running anything of it."""
 
 import importlib.util
 import sys

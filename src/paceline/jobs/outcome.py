@@ -16,7 +16,7 @@ from paceline.base.errors import PermanentError
 
 
 class End(StrEnum):
-    """How a job, or the command that follows one, has ended."""
+    """End of a job, or of the command that follows one."""
 
     FINISHED = "finished"
     NOT_TRAINED = "not trained"
@@ -95,7 +95,7 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
     """``finished``, ``failed`` or ``stopped``."""
     exit_code: int
     end: End | None = None
-    """How exactly; None, in files of before: as `state` and `exit_code` say, see `how`."""
+    """End of the job; None, in files of before: as `state` and `exit_code` say, see `how`."""
     error: str = ""
     traceback: str = ""
     jct_s: float = 0.0
@@ -120,7 +120,7 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def how(self) -> End:
-        """How the job ended."""
+        """End of the job, also of files of before."""
         if self.end is not None:
             return self.end
         of_state = [end for end, row in ENDS.items() if row.state == self.state]

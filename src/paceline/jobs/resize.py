@@ -1,4 +1,4 @@
-"""What a job that is resumed is to be made of: left in its directory for the master to find."""
+"""Sizes of a job that is resumed: left in its directory for the master to find."""
 
 from pathlib import Path
 
@@ -9,7 +9,7 @@ from paceline.base.files import write_file
 
 
 class Resize(msgspec.Struct, frozen=True, kw_only=True):
-    """How many nodes from now on; None: as many as there were."""
+    """Numbers of nodes from now on; None: as many as there were."""
 
     workers: int | None = None
     servers: int | None = None
@@ -21,7 +21,7 @@ def write_resize(path: Path, resize: Resize) -> None:
 
 
 def read_resize(path: Path) -> Resize | None:
-    """What was written; None: nothing is to change.
+    """Return what was written; None: nothing will change.
 
     Raises:
         PermanentError: it cannot be read.

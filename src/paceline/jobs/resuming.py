@@ -1,4 +1,4 @@
-"""What stands before a job is resumed: whether there is something to do, and who else does it."""
+"""Checks before a job is resumed: whether there is something to do, and who else does it."""
 
 import contextlib
 import os
@@ -17,7 +17,7 @@ from paceline.wire.spec import JobSpec
 
 
 def over(job: JobDir, spec: JobSpec) -> tuple[str, int] | None:
-    """Why there is nothing to resume, and the exit code that says so; None: there is something.
+    """Say why there is nothing to resume, and with which exit code; None: there is something.
 
     Raises:
         PermanentError: the job has finished, but its model cannot be had any more.

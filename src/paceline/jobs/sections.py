@@ -8,7 +8,7 @@ from paceline.jobs.facts import Facts
 
 
 class Section(NamedTuple):
-    """What a feature tells of a job: on the page, in the text, as numbers, in the last paragraph.
+    """Section of what a feature tells: on the page, in the text, as numbers, in the last paragraph.
 
     A part `sections` of a `paceline.base.features.Feature` makes it.
     """
@@ -27,9 +27,9 @@ class Section(NamedTuple):
     picture: Callable[[], str] | None = None
     """Draws something for the page, as HTML. Pages that are written at once do without."""
     html: str = ""
-    """What else is on the page, as HTML."""
+    """Further content of the page, as HTML."""
     sentence: str = ""
-    """What the paragraph at a job's end says of it. A job with such a sentence did not go well."""
+    """Sentence about it in the paragraph at a job's end. A job with one did not go well."""
     numbers: Mapping[str, Any] | None = None
     """Values that msgspec can write as JSON, by names that stay."""
     leads: bool = False

@@ -38,7 +38,7 @@ def how_to_write(place: str, key: str, value: str) -> str:
 
 
 class SpecDraft:
-    """What was read so far: values and their places by dotted key, and all complaints."""
+    """Draft of what was read so far: values and their places by dotted key, and all complaints."""
 
     def __init__(self) -> None:
         self.values: dict[str, object] = {}

@@ -1,4 +1,4 @@
-"""From defaults, a YAML file and flags to one ``JobSpec``; every mistake is found before a start.
+"""Way from defaults, a YAML file and flags to one ``JobSpec``; mistakes are found before a start.
 
 Owns the order (defaults < file < flags), the places of values, the checks that compare values, and
 the wording of complaints. What a single value looks like is in ``paceline.jobs.spec_values``.
@@ -228,7 +228,7 @@ def _check_deterministic(draft: SpecDraft) -> None:
 
 
 def _check_strategy(draft: SpecDraft) -> None:  # noqa: C901
-    """What the strategy's row leaves open."""
+    """Check what the strategy's row leaves open."""
     workers, traits = draft.get("workers.count"), traits_of(draft)
     if not traits.trains:
         _check_by_itself(draft, traits)

@@ -1,4 +1,4 @@
-"""What single values of a job spec look like: from text to a checked value, and back to text.
+"""Single values of a job spec: from text to a checked value, and back to text.
 
 The keys, types, ranges and units are those of ``paceline.wire.spec``, whose fields are walked here
 once; there is no second list of them. Scalars are read from their text by the type wanted, not by
@@ -28,7 +28,7 @@ _NUMBER = re.compile(r"[+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?")
 _BOOLEAN = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
 _PATHS = ("script", "cwd", "checkpoint.dir")
 _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/")
-"""How a URL begins, also one that is misspelt."""
+"""Pattern of how a URL begins, also one that is misspelt."""
 
 FREE_SECTIONS = ("env", "solution_args", "resources_args", "log_to")
 """Sections whose keys are the user's, or those of a solution, or of packages."""

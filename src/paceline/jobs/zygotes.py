@@ -1,4 +1,4 @@
-"""What the warm processes of a job are started with: the zygote of a node, and its template.
+"""Starting of a job's warm processes: the zygote of a node, and its template.
 
 A template imports what the zygotes of its kind need, once for a job; the zygotes are forks of it.
 The supervisor starts it, agents ask it (`paceline.supervisor.templates`, `paceline.agent.zygote`).
@@ -65,7 +65,7 @@ def environment_digest(environment: Mapping[str, str]) -> str:
 
 
 def kind_of(node: str, spec: JobSpec) -> str:
-    """What the node's zygote imports: what its lives need, for imports take seconds."""
+    """Return what the node's zygote imports: what its lives need, for imports take seconds."""
     if spec.traits.trains:
         return role_of(node)
     return "program" if spec.run_as == "program" else "script"
@@ -84,7 +84,7 @@ def bound_to(node: str, spec: JobSpec) -> frozenset[int]:
 
 
 def has_template(node: str, spec: JobSpec) -> bool:
-    """Whether the node's zygote may be a fork of a template.
+    """Tell whether the node's zygote may be a fork of a template.
 
     Not with a memory limit, which must count all that the node has; nor on cores of its own, which
     libraries look at when they are imported; nor where there is nothing to import.
@@ -94,5 +94,5 @@ def has_template(node: str, spec: JobSpec) -> bool:
 
 
 def template_socket(job: JobDir, kind: str) -> Path:
-    """Where the template listens, if the job has one on this machine."""
+    """Return where the template listens, if the job has one on this machine."""
     return job.run_dir / f"{kind}.template"
