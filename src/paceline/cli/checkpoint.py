@@ -192,7 +192,7 @@ def verify_command(
 
 
 def _is_being_written(cut: "FoundCut", found: "FoundCuts") -> bool:
-    """Whether a running job may still seal it."""
+    """Tell whether a running job may still seal it."""
     from paceline.jobs.launch import is_supervised
 
     newest = max((one.number for one in found.cuts if one.sealed), default=-1)

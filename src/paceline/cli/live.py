@@ -160,7 +160,7 @@ def _progress(status: JobStatus, width: int) -> Table | Text:
 
 
 def node_table(nodes: tuple[NodeStatus, ...], max_rows: int, width: int) -> Table:
-    """One row per node; the bars share one scale, the slowest node's."""
+    """Draw one row per node; the bars share one scale, the slowest node's."""
     slowest_s = max((node.bpt_s for node in nodes), default=0.0)
     columns: tuple[str, ...] = COLUMNS if width >= WIDE else NARROW_COLUMNS
     if width < NARROW:
@@ -200,7 +200,7 @@ def _cells(node: NodeStatus, slowest_s: float) -> dict[str, str | Text]:
 
 
 def _of(used: str, limit: str | int | float | None) -> str:
-    """What is used, and of what; without a limit the first alone."""
+    """Say what is used, and of what; without a limit the first alone."""
     return f"{used} of {limit}" if limit else used
 
 

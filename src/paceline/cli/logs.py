@@ -18,7 +18,7 @@ from paceline.jobs.spec_values import parse_ago_s
 FOLLOW_S = 0.3
 BLOCK_BYTES = 1 << 16
 STAMP = "%Y-%m-%d %H:%M:%S"
-"""How lines of paceline's own processes begin, in local time."""
+"""Format of the time with which lines of paceline's own processes begin, in local time."""
 STAMP_BYTES = 19
 CUT_OFF = ".1.log"
 """Ends the name of what is kept of a log that became too long."""
@@ -122,7 +122,7 @@ def _printed(node: str, line: str, time_s: float | None, wanted: LogFilter) -> s
 
 
 def _show_cut_off(log: Path, wanted: LogFilter) -> None:
-    """What is kept of the part of a log that was cut off, as far as it is wanted."""
+    """Show what is kept of the part of a log that was cut off, as far as it is wanted."""
     path = log.with_suffix(CUT_OFF)
     if not path.exists() or (wanted.since_s or 0.0) > path.stat().st_mtime:
         return

@@ -18,7 +18,7 @@ MAX_NAMED = 8
 LOGGED_WIDTH = 60
 """Room for what the script has logged."""
 UP_S = 10.0
-"""So long after the first worker we wait for the other nodes, before we name those that are up."""
+"""Seconds after the first worker for which the other nodes are awaited, before any are named."""
 
 
 class PlainView:
@@ -63,7 +63,7 @@ class PlainView:
         self._tell(text, self._now_s)
 
     def close(self) -> None:
-        """Nothing is left to print."""
+        """Do nothing: nothing is left to print."""
 
     def _tell(self, text: str, t: float) -> None:
         self._out(f"{clock(t - self._started_s):>7}  {text}")
@@ -104,7 +104,7 @@ class PlainView:
 
 
 def _all_up(status: JobStatus) -> bool:
-    """Whether every node runs whose process is to come, or has ended for good."""
+    """Tell whether every node runs whose process will come, or has ended for good."""
     return all(node.pid or node.state in ("finished", "failed") for node in status.nodes)
 
 
@@ -115,7 +115,7 @@ def _map(status: JobStatus) -> str:
 
 
 def progress_line(status: JobStatus) -> str:
-    """How far the job is."""
+    """Say how far the job is."""
     left = f", {clock(status.eta_s)} left" if status.eta_s is not None else ""
     done = f"{percent(status.committed, status.total or 0):>5}  " if status.total else ""
     text = progress(status.committed, status.total)

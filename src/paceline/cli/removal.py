@@ -21,7 +21,7 @@ from paceline.jobs.wording import age, counted, size
 BLOCK_BYTES = 512
 """The unit of ``st_blocks``."""
 CLEANER_S = 1.0
-"""How long the cleaner of a job that is over is waited for; any command may have started one."""
+"""Seconds to wait for the cleaner of a job that is over; any command may have started one."""
 CLEANER_POLL_S = 0.02
 
 
@@ -34,7 +34,7 @@ class Filter(Struct, frozen=True, kw_only=True):
     """Whether to take only jobs whose script returned: others can be resumed."""
 
     def takes(self, row: JobRow, over_s: float) -> bool:
-        """Whether a job that has been over for so long is to go."""
+        """Tell whether a job that has been over for so long should go."""
         old = self.older_than_s is None or over_s >= self.older_than_s
         return old and (row.exit_code == 0 or not self.finished)
 
@@ -111,13 +111,13 @@ def _remove_one(path: Path) -> None:
 
 
 def cuts_elsewhere(job: JobDir) -> str:
-    """Where cuts of the job stay; empty: nowhere."""
+    """Return where cuts of the job stay; empty: nowhere."""
     spec = read_spec(job)
     return (spec.checkpoint.dir or "") if spec else ""
 
 
 def used_bytes(folder: Path) -> int:
-    """What a folder takes of its disk; links are not followed."""
+    """Return what a folder takes of its disk; links are not followed."""
     total = 0
     for where, _, names in os.walk(folder):
         for path in (where, *(os.path.join(where, name) for name in names)):

@@ -18,7 +18,7 @@ from paceline.wire.spec import JobSpec
 
 
 def check_unused(url: str) -> None:
-    """Before a job starts that will copy its cuts there.
+    """Check a URL before a job starts that will copy its cuts there.
 
     Raises:
         ConfigError: there are cuts already.

@@ -1,4 +1,4 @@
-"""With how many nodes a job is resumed; what it cannot train with is refused before it starts."""
+"""Sizes with which a job is resumed; what it cannot train with is refused before it starts."""
 
 from collections.abc import Mapping
 

@@ -72,7 +72,7 @@ class JobDetail(JobRow, frozen=True, kw_only=True):
 
 
 def show_jobs(console: Console, wanted: JobSelection, *, as_json: bool = False) -> None:
-    """A table of jobs, or a JSON list; the newest first."""
+    """Print a table of jobs, or a JSON list; the newest first."""
     rows = listed(wanted)
     if as_json:
         print_json(rows)
@@ -134,7 +134,7 @@ def _node_values(node: NodeStatus) -> dict[str, object]:
 
 
 def show_job_json(job: JobDir) -> None:
-    """One job in detail, as JSON."""
+    """Print one job in detail, as JSON."""
     outcome = read_outcome(job.outcome)
     status = None if outcome else current_status(job)
     events = read_events(job.events)
@@ -156,7 +156,7 @@ def show_job_json(job: JobDir) -> None:
 
 
 def _slow(job: JobDir, status: JobStatus | None, events: Sequence[Event]) -> tuple[SlowPart, ...]:
-    """What is slow in a job, be it a script or one that paceline steers."""
+    """Return what is slow in a job, be it a script or one that paceline steers."""
     spec = read_spec(job)
     if spec is not None and not spec.traits.trains:
         last = slownesses(events)[-1:]
@@ -188,7 +188,7 @@ def _nodes_last_seen(job: JobDir, events: Sequence[Event], word: str) -> tuple[N
 
 
 def show_job(job: JobDir, console: Console) -> None:
-    """One job in detail."""
+    """Print one job in detail."""
     outcome = read_outcome(job.outcome)
     status = None if outcome else current_status(job)
     all_events = read_events(job.events)
@@ -225,7 +225,7 @@ def show_job(job: JobDir, console: Console) -> None:
 
 
 def _print_events(events: Sequence[Event], launched_s: float, console: Console) -> None:
-    """What happened in a job, and when after its launch."""
+    """Print what happened in a job, and when after its launch."""
     for event in events:
         at = clock(event.t - launched_s)
         console.print(f"{at:>7}  {event.sentence()}", highlight=False, markup=False)
@@ -239,7 +239,7 @@ def _print_slow(
 
 
 def _print_checks(events: Sequence[Event], console: Console) -> None:
-    """What the nodes' checks found before the first step."""
+    """Print what the nodes' checks found before the first step."""
     _print_table(checks.COLUMNS, checks.rows(events), console)
 
 
@@ -257,7 +257,7 @@ def _print_table(columns: Sequence[str], rows: Sequence[tuple[str, ...]], consol
 
 
 def show_observation(job: JobDir) -> None:
-    """JSON to stdout: windows, regimes and restart costs as a solution sees them.
+    """Print as JSON the windows, regimes and restart costs as a solution sees them.
 
     Raises:
         ConfigError: the job does not run, or nobody trains now.

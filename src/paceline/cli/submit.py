@@ -15,7 +15,7 @@ from paceline.terminal.run_command import options_of
 
 MODULE = frozenset({"-m", "--module"})
 PASS_ON = {"allow_extra_args": True, "ignore_unknown_options": True}
-"""What the command does not know is for ``paceline run``."""
+"""Settings that pass what the command does not know on to ``paceline run``."""
 
 
 class SubmitCommand(TyperCommand):

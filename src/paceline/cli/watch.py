@@ -30,21 +30,21 @@ from paceline.wire.spec import load
 
 POLL_S = 0.5
 ASK_S = 2.0
-"""A master that is busy for longer is taken to be away; the next look asks again."""
+"""Seconds after which a busy master is taken to be away; the next look asks again."""
 GONE_S = 5.0
-"""Nobody is there who could bring the job back for this long: all is dead."""
+"""Seconds without anybody who could bring the job back, after which all of it is dead."""
 LEAVE_S = 10.0
-"""After the outcome is written the supervisor clears the machine."""
+"""Seconds for which the supervisor clears the machine after the outcome is written."""
 TRACEBACK = "Traceback (most recent call last):"
 CHAINED = {
     "The above exception was the direct cause of the following exception:",
     "During handling of the above exception, another exception occurred:",
 }
-"""Between two tracebacks of one error, an empty line before and after it."""
+"""Lines between two tracebacks of one error, with an empty line before and after each."""
 
 
 class Look(msgspec.Struct, frozen=True, kw_only=True):
-    """What one look at the job has shown."""
+    """Facts that one look at the job has shown."""
 
     now_s: float
     """Unix time."""
@@ -58,7 +58,7 @@ class Look(msgspec.Struct, frozen=True, kw_only=True):
     """Tracebacks of the script's errors since then, each once, however many workers have had it."""
     outcome: Outcome | None = None
     gone: bool = False
-    """Every process of the job is dead, and none wrote how it ended."""
+    """Whether every process of the job is dead, and none wrote how it ended."""
 
 
 class View(Protocol):
@@ -75,7 +75,7 @@ class View(Protocol):
 
 
 class ChiefLog:
-    """What the script says in its first worker, without the tracebacks that end a life.
+    """Output of the script in its first worker, without the tracebacks that end a life.
 
     Those are shown for themselves (`Look.tracebacks`), or come again with the outcome; one that the
     script itself printed and lived on is passed on.
@@ -195,7 +195,7 @@ class JobWatcher:
         return reply if isinstance(reply, JobStatus) else None
 
     def _is_gone(self) -> bool:
-        """Whether nothing of the job is left that could go on; agents may be slow to act."""
+        """Tell whether nothing of the job is left that could go on; agents may be slow to act."""
         now_s = time.monotonic()
         if is_kept_up(self._job):
             self._gone_since_s = None
@@ -325,7 +325,7 @@ def follow(
 
 
 def _wait_until_clear(job: JobDir, interrupts: Interrupts) -> None:
-    """Until the supervisor has left: nothing of the job is on the machine then."""
+    """Wait until the supervisor has left: nothing of the job is on the machine then."""
     deadline_s, before = time.monotonic() + LEAVE_S, interrupts.count
     while is_supervised(job) and time.monotonic() < deadline_s and interrupts.count == before:
         interrupts.wait(0.05)
