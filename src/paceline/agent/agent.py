@@ -75,7 +75,7 @@ class Agent:
 
     def __init__(self, job: JobDir, node: str, spec: JobSpec) -> None:
         self._job = job
-        #: The job is run by another machine: nothing but the node is to be kept up.
+        #: True: another machine runs the job, so only the node has to be kept up.
         self._joined = job.is_joined
         self._node = node
         self._spec = spec
@@ -121,7 +121,7 @@ class Agent:
             self._host.kill_strays()
 
     async def serve(self) -> None:
-        """Return when the node is to be no more."""
+        """Return when the node must be no more."""
         self._host.start_zygote()
         await self._link.start()
         self._look_for_room()

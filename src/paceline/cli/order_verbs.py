@@ -81,7 +81,7 @@ def scale(
 
 
 def _sizes(role: str, cpu: str | None, memory: str | None) -> "list[ResizeNodes]":
-    """Read what the nodes of a role are to use; nothing was said: none."""
+    """Read what the nodes of a role may use; nothing was said: none."""
     from paceline.jobs.spec_values import parse_cores, parse_size_bytes
     from paceline.wire.client import ResizeNodes
 

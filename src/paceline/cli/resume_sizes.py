@@ -10,7 +10,7 @@ from paceline.wire.spec import MAX_NODES, JobSpec
 
 
 def read_sizes(spec: JobSpec, flags: Mapping[str, str], job: JobDir | None = None) -> Resize:
-    """Read with how many nodes a job is to be resumed.
+    """Read with how many nodes a job should be resumed.
 
     Args:
         spec: of the job.

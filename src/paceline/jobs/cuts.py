@@ -32,7 +32,7 @@ class FoundCut(msgspec.Struct, frozen=True, kw_only=True):
     error: str = ""
     """Reason why there is no manifest."""
     url: str = ""
-    """URL of the cut: its folder here is a copy, without its files until they are
+    """URL of the cut, if it is at one: its folder here is a copy, without its files until they are
     fetched (`Cuts.fetched`)."""
 
     @property

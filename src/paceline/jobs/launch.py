@@ -268,7 +268,7 @@ def _await_answer(job: JobDir, *, meanwhile: bool = False) -> None:
 
 
 def check_runs(job: JobDir, *, meanwhile: bool = False) -> None:
-    """Check that a job has not ended, and that its processes live, or are to come again.
+    """Check that a job has not ended, and that its processes live, or will come again.
 
     Args:
         job: the job.

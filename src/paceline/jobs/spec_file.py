@@ -161,7 +161,7 @@ def _check_script(draft: SpecDraft) -> None:
     if key not in draft.places:
         draft.complain(key, "nothing", "the Python file to run", "write e.g. script: train.py")
     elif draft.get("run_as") == "module":
-        # Read like a path; it is looked for where the script is to run.
+        # Read like a path; it is looked for where the script will run.
         draft.values[key] = path.name
         if fault := module_fault(path.name, str(draft.get("cwd") or Path.cwd())):
             expected = "a module that Python finds from the folder that the script runs in"

@@ -67,7 +67,7 @@ class Ending(msgspec.Struct, kw_only=True):
     error: str = ""
     traceback: str = ""
     own_code: int = 0
-    """The script's exit code, where that of the job is to be the same."""
+    """The script's exit code, where that of the job must be the same."""
     wanted_cut: CutNo | None = None
     """The number of the last cut, once it was asked for."""
     deadline_s: float = 0.0
@@ -81,7 +81,7 @@ class Ending(msgspec.Struct, kw_only=True):
 
     @property
     def is_complete(self) -> bool:
-        """Whether all that was to be done is done."""
+        """Whether all that had to be done is done."""
         return self.end is End.FINISHED
 
     @property

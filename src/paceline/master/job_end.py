@@ -43,7 +43,7 @@ class JobEnd:
         Args:
             reason: for people.
             traceback: of the script, where it has failed.
-            exit_code: of the script, where that of the job is to be the same.
+            exit_code: of the script, where that of the job must be the same.
         """
         if self.is_leaving:
             return

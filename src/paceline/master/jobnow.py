@@ -120,7 +120,7 @@ def steps_done(state: MasterState, roster: Roster, committed: int) -> int:
 def contribution(feed: Feed, roster: Roster) -> int:
     """Samples of one contribution, in the asynchronous modes.
 
-    Of all workers that there are to be: one that is being restarted changes no batch.
+    Of all workers that there should be: one that is being restarted changes no batch.
     """
     return max(1, feed.batch_size // max(1, roster.num_workers))
 

@@ -34,7 +34,7 @@ from paceline.wire.spec import WindowSpec
 WINDOW_S = 10.0
 """Seconds over which speeds are means."""
 FREE = 0.05
-"""Part of a node's memory limit that a batch is to leave free."""
+"""Part of a node's memory limit that a batch must leave free."""
 MAX_ENDS = 100
 """Ends of lives that are remembered; the events file has all."""
 DEFAULT_LENGTHS = Lengths()

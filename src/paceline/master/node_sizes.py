@@ -35,7 +35,7 @@ class NodeSizes:
         self._monitor, self._roster = parts.monitor, parts.members.roster
         self._sizes = {"worker": parts.spec.workers, "server": parts.spec.servers}
         self._due: deque[str] = deque()
-        """Nodes whose limits are to change; the first one has been told."""
+        """Nodes whose limits must change; the first one has been told."""
         self.change: NodesResizing | None = None
         """Change that is under way where a place keeps its size; None: nothing moves."""
         self.num_orders = 0
@@ -180,7 +180,7 @@ class NodeSizes:
     def fits(self, node: str) -> bool | None:
         """Tell whether a node has what it should have; None: its agent has not said what it has.
 
-        Where no nodes of its role are to move, it does. So it does where agents change limits: the
+        Where no nodes of its role have to move, it does. So it does where agents change limits: the
         job was resumed on another backend.
         """
         if not self._is_to_fit(node):

@@ -22,7 +22,7 @@ class Backend(Protocol):
         Args:
             node: its name.
             may_move: nothing of it runs. Where nodes keep the size of their place, it gets another
-                place if it is to have another size.
+                place if it must have another size.
         """
         ...
 

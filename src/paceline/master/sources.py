@@ -18,7 +18,7 @@ HAS_ENDED = "the job has ended"
 
 
 class Sources:
-    """The listener and the tasks of one master; all that they do is to put facts into its inbox."""
+    """The listener and the tasks of one master; they only put facts into its inbox."""
 
     def __init__(self, parts: MasterParts, inbox: Inbox) -> None:
         self._backend, self._inbox = parts.backend, inbox

@@ -73,7 +73,7 @@ class Uploader:
         """``keep``: cuts to be kept there."""
         self.remote, self._keep = remote, keep
         self.busy: CutNo | None = None
-        """The cut that is being copied: its folder is to stay."""
+        """The cut that is being copied: its folder must stay."""
         self.done_no = CutNo(-1)
         """The newest that is done with."""
         self.num_failed = 0
@@ -139,7 +139,7 @@ class Uploads:
     Args:
         uploader: idle.
         cuts: of the job.
-        handover: what is to lie beside a cut, by its number.
+        handover: what must lie beside a cut, by its number.
         tell: takes an event.
         lease: of the URL; nothing is copied there once another run has it.
         fail: ends the job for a reason.
@@ -195,7 +195,7 @@ class Uploads:
                 assert_never(news)
 
     async def finish(self, flush: Callable[[], None], hurried: Callable[[], bool]) -> None:
-        """The job has ended: its last cut is to be there, too, but not at any price.
+        """The job has ended: its last cut should be there, too, but not at any price.
 
         Args:
             flush: lets out what was told.

@@ -124,7 +124,7 @@ class ClusterDir:
         return self.secret_file.read_bytes().strip()
 
     def want(self, config: ClusterConfig) -> None:
-        """Write down what the cluster is to consist of, once its scheduler has started."""
+        """Write down what the cluster will consist of, once its scheduler has started."""
         image = msgspec.json.format(msgspec.json.encode(config), indent=2) + b"\n"
         write_file(self.wanted, image)
 

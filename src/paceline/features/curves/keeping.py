@@ -80,7 +80,7 @@ class CurveKeeping:
         #: By worker, the numbers of its newest messages. A master that has just begun hears what
         #: its predecessor did not answer after what is new.
         self._heard: dict[Inc, deque[int]] = {}
-        #: Messages that are to be answered, and when they came.
+        #: Messages that must be answered, and when they came.
         self._unanswered: deque[tuple[float, Inc, int]] = deque()
         self._newest: dict[str, tuple[Attempt, LastLogged]] = {}
         self._has_told = False

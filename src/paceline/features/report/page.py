@@ -122,7 +122,7 @@ def write_report(facts: Facts, job: JobDir, *, drawn: bool = True, instead_of: s
         facts: what became of the job.
         job: the job.
         drawn: with drawings, for which Matplotlib takes its time.
-        instead_of: the mark of the page that this one is to replace; if another page, or none, is
+        instead_of: the mark of the page that this one must replace; if another page, or none, is
             there when this one is drawn, nothing is written. Empty: write in any case.
 
     Returns:

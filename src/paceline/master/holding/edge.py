@@ -125,7 +125,7 @@ class HolderEdge(abc.ABC):
         return False
 
     def joiner_lost(self, inc: Inc) -> None:
-        """A server that was to join is dead."""
+        """A server that should join is dead."""
 
     def give_up_move(self) -> None:
         """Leave buckets where they are, unless they have moved meanwhile; again: nothing."""

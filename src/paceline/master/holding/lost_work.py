@@ -26,7 +26,7 @@ class LostWithLives:
     def restored(
         self, training: "Training", servers: tuple[Server, ...], undone: int, now_s: float
     ) -> None:
-        """Servers are to load a cut, which takes so many samples out of the model."""
+        """Servers must load a cut, which takes so many samples out of the model."""
         monitor = training.monitor
         speed = monitor.samples_per_s
         for server in servers:
@@ -36,7 +36,7 @@ class LostWithLives:
         self._lost_work.epoch({node.facts.inc: node.facts.samples for node in nodes})
 
     def fenced(self, training: "Training", answer: FenceAnswer) -> None:
-        """A worker's life is over; what it had finished beyond ``committed`` is to do again."""
+        """A worker's life is over; what it had finished beyond ``committed`` has to be redone."""
         inc, lease = answer.fenced, training.state.ledger.leases.get(answer.fenced)
         node = training.members.roster.node_of(inc)
         if node is None or training.state.samples != "exactly-once":

@@ -126,7 +126,7 @@ def pack(saved: Mapping[str, Array], buffer: Any, only: Container[str] | None = 
     Costs the memory copies and microseconds; the rest of the buffer is left as it is.
 
     Args:
-        saved: all that the file is to hold.
+        saved: all that the file must hold.
         buffer: of `packed_bytes` or more.
         only: names of those to copy now; None: all.
     """

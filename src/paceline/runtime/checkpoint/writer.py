@@ -66,7 +66,7 @@ class CutWriter:
             process.job, process.cuts.durable, self._hear, self._delayed, disk_s
         )
         self._delayed_s = -math.inf
-        #: What the agent is to keep, when it was asked last, and what it has answered.
+        #: Cut that the agent must keep, time at which it was asked last, and its answers.
         self._ask: KeepCut | None = None
         self._asked_s = 0.0
         self._answered: set[bool] = set()

@@ -79,7 +79,7 @@ class IteratedOrder(EpochOrder):
 class Iterated(Dataset[Any]):
     """An ``IterableDataset``, read by position in one loop; for one thread.
 
-    It is iterated again when it is to be read from the beginning. One with a state may go on of its
+    It is iterated again when it must be read from the beginning. One with a state may go on of its
     own accord from where it was left: then its state of before the loop is loaded, and so it is
     after the loop. One that does not say its length must have a state.
 

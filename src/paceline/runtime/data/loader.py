@@ -210,7 +210,7 @@ class _Requests(Sampler[Any]):
     def __init__(self) -> None:
         self._closed = False
         self._last = 0
-        #: Numbers of those that are to be taken, in order.
+        #: Numbers of the requests that must be taken, in order.
         self._wanted: deque[int] = deque()
         self._waiting: deque[Request] = deque()
         self._given: deque[Request] = deque()

@@ -325,7 +325,7 @@ def _of_torchdata(value: Any) -> bool:
 def _order_of(
     loader: DataLoader[Any], sampler: Any, caller: str, now: Pass
 ) -> tuple[Order | None, bool]:
-    """The order of the records, or None and whether the job is to shuffle them."""
+    """Return the order of the records, or None and whether the job must shuffle them."""
     if type(sampler) is SequentialSampler:
         return None, False
     plain = is_random(sampler) and not sampler.replacement

@@ -117,7 +117,7 @@ class Group:
         return GroupOver(self._in_words(str(error)))
 
     def _ranks(self, keys: Sequence[str]) -> list[int]:
-        """The members that were to set these, by the rank with which gloo's keys end."""
+        """Return the members that should set these, by the rank with which gloo's keys end."""
         ends = (key.rpartition("/")[2] for key in keys)
         return sorted({int(end) for end in ends if end.isdecimal() and int(end) < self.size})
 

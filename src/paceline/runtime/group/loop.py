@@ -370,7 +370,7 @@ class GroupLoop(StepFrame[GroupStep]):
             self._reseed(self._client.spec.seed, work)
 
     def _profile(self, step: GroupStep) -> None:
-        """Put the batches before our share that are to be profiled."""
+        """Put the batches that must be profiled before our share."""
         if self.accumulate > 1 or self._reducer.by_closure:
             return
         size, step.num_profiled = self._client.profile_due()

@@ -249,7 +249,7 @@ class MemberClient:
 
     @property
     def stops(self) -> bool:
-        """Whether this worker is to leave."""
+        """Whether this worker must leave."""
         return self.process.stop_requested
 
     def forget_copy(self) -> None:

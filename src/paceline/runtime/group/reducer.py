@@ -122,7 +122,7 @@ class Bucket:
         self._marks.copy_(torch.tensor(self._has))
 
     def leave_out(self) -> None:
-        """Put nothing in, and have all members see that the step is to be left out."""
+        """Put nothing in, and have all members see that the step must be left out."""
         self._missing.clear()
         self._has = [LEFT_OUT] * len(self.params)
 

@@ -29,8 +29,8 @@ _SPLIT_BATCHES = 1
 def take_rank(member: ThisMember) -> None:
     """Let accelerate know who logs and saves.
 
-    The number of processes stays 1: nothing is to be gathered, cut up or waited for by anybody
-    else than the job.
+    The number of processes stays 1: nobody but the job gathers, cuts up or waits for
+    anything.
     """
     state = accelerate.PartialState()
     state.process_index = state.local_process_index = member.rank
@@ -59,7 +59,7 @@ class Accelerator(accelerate.Accelerator):
         self._accumulation = gradient_accumulation_steps
         self._computing = False
         self._held: list[Any] = []
-        """Models, optimizers and schedulers that are to train together."""
+        """Models, optimizers and schedulers that will train together."""
         self._waits = False
         """Whether the job does not have all of them yet: it gets them when a loader is read."""
         plugin = gradient_accumulation_plugin
@@ -172,7 +172,7 @@ class Accelerator(accelerate.Accelerator):
             raise ConfigError(OUTSIDE)
 
     def _begin(self) -> None:
-        """Give the job what is to train together."""
+        """Give the job what will train together."""
         if self._waits and self._member is not None:
             self._waits = False
             self._member.job.prepare(*self._held)

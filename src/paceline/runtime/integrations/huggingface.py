@@ -111,7 +111,7 @@ class Trainer(transformers.Trainer):
 
 
 class _Following(transformers.TrainerCallback):
-    """Gives the job what it is to hold, and the Trainer the job's count of steps.
+    """Gives the job what it must hold, and the Trainer the job's count of steps.
 
     The last of all callbacks: what others have asked for is known.
     """
@@ -120,7 +120,7 @@ class _Following(transformers.TrainerCallback):
         self._trainer, self._member = trainer, member
         self._seen = 0
         self._begun = False
-        #: Training was to stop at the end of the epoch that was over before we came.
+        #: True: training should stop at the end of the epoch that was over before we came.
         self._stopped = False
 
     @property
@@ -157,7 +157,7 @@ class _Following(transformers.TrainerCallback):
             self._member.log(logs)
 
     def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Say in accelerate's words whether optimizer and scheduler are to step."""
+        """Say in accelerate's words whether optimizer and scheduler should step."""
         copied = self._trainer._copied
         self._trainer.accelerator.gradient_state._set_sync_gradients(not copied)
         self._trainer.optimizer._is_overflow = copied

@@ -91,7 +91,7 @@ class ThisMember(NamedTuple):
         return self.strategy.variables.place
 
     def leave_aside(self, checkpoint: Any, said: str) -> None:
-        """Say that a checkpoint is not loaded from which a library was to resume.
+        """Say that a checkpoint is not loaded from which a library should resume.
 
         A script that looks for its newest checkpoint finds none when the job starts, and one of
         the job's own in each later life. The job's state is newer, so the life goes on from that.
@@ -129,10 +129,10 @@ def join(library: str) -> ThisMember | None:
     """Join the job that this process was started for.
 
     Args:
-        library: which library's loop is to train, for messages.
+        library: which library's loop will train, for messages.
 
     Returns:
-        None: the library is to do without us. The script was started without `paceline run`, or
+        None: the library must do without us. The script was started without `paceline run`, or
         its job leaves distribution to it (strategy script).
 
     Raises:

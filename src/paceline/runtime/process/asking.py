@@ -121,7 +121,7 @@ class CutAsker:
         return self.resend()
 
     def went_back(self, epoch_no: EpochNo) -> None:
-        """Take in that what was to be kept is gone: then ask for what there is instead."""
+        """Take in that what should be kept is gone: then ask for what there is instead."""
         if self._asked is not None and self._asked.epoch_no != epoch_no:
             self._asked = replace(self._asked, epoch_no=epoch_no, step=0)
 

@@ -1,7 +1,7 @@
 """The thread of a worker that talks to servers and agent, so that the training thread need not.
 
 What arrives is handed to the `Owner` under one lock, ``changed``; every thread that touches the
-owner's state holds it. What is to be sent is left as an *errand*, a call that this thread makes
+owner's state holds it. What must be sent is left as an *errand*, a call that this thread makes
 without the lock: sockets, shared memory and the cutting of tensors to servers cost the training
 thread nothing.
 

@@ -86,7 +86,7 @@ class ProcessParts:
                 pass
 
     def due(self, now_s: float) -> Iterator[FeatureSaid]:
-        """Yield the messages that are to be sent now."""
+        """Yield the messages that must be sent now."""
         return self._said(lambda part: part.due(now_s))
 
     def rest(self) -> Iterator[FeatureSaid]:

@@ -1,6 +1,6 @@
 """The user's script as Python's ``__main__``: how it begins, and all that Python does when it ends.
 
-Also what is to be said of the error that ends it: whose it is, where, and what was lacking.
+Also what to say of the error that ends it: whose it is, where, and what was lacking.
 
 A training process is a fork that leaves by ``os._exit``: Python's own end would return through the
 frames of the zygote, and take torch apart. So what scripts rely on is done here.

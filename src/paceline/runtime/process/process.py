@@ -244,7 +244,7 @@ class Process:
     def keep_link(self) -> bool:
         """Call between steps: reconnects to the agent if it was lost; never waits.
 
-        That it was lost shows in ``link.receive()``, which is to be called as often.
+        That it was lost shows in ``link.receive()``, which must be called as often.
 
         Returns:
             Whether the link is up.

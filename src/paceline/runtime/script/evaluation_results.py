@@ -55,7 +55,7 @@ class EvaluationResults:
             start = stop
 
     def get(self, feed: int) -> Mapping[str, Array] | None:
-        """Return the results of all; None: they are void, and the feed is to be evaluated again.
+        """Return the results of all; None: they are void, and the feed must be evaluated again.
 
         A finds a feed complete when it comes; then an epoch begins, of which A does not hear before
         it joins, and all others have their results.

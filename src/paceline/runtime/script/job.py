@@ -465,7 +465,7 @@ class Job:
         return self._begin_loop(asked, read)
 
     def _read(self, asked: LoopAsked, turn: int | None = None) -> LoopRead:
-        """Return what is to be read, as a feed that is not open yet."""
+        """Return what must be read, as a feed that is not open yet."""
         loop = self._to_train(asked.epochs, asked.accumulate, asked.batch_per_worker)
         if self._course.epoch is None:
             loop = loop._replace(turn=turn)

@@ -243,7 +243,7 @@ class Strategy(Protocol):
         """Apply ``fn`` to every batch of the feed, shared among workers; all get all of it.
 
         Args:
-            fn: what is to be computed.
+            fn: what to compute.
             feed: of purpose ``evaluate``.
             readers: of the feed.
         """

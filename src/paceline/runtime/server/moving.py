@@ -405,7 +405,7 @@ def _free(stores: list[Store]) -> None:
 
 
 def _advise(store: Store, advice: int, least_bytes: int) -> None:
-    """Say what is to become of the pages of a store's arrays; a kernel may not know all of it."""
+    """Say what should become of the pages of a store's arrays; a kernel may not know all of it."""
     for name, array in store.save().items():
         # What the script handed in is kept on.
         if not name.startswith(("dense.", "table.")) or array.nbytes < least_bytes:

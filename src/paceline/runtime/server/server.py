@@ -75,7 +75,7 @@ MAX_EARLY = 16
 ECHO_BYTES = 1 << 20
 """Most bytes that are sent back at a time."""
 CATCH_UP = 8
-"""Entries that a server which has joined applies at a time: parts are to be kept meanwhile."""
+"""Entries that a server which has joined applies at a time: parts must be kept meanwhile."""
 
 _log = logging.getLogger(__name__)
 

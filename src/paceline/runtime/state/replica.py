@@ -309,7 +309,7 @@ class Replica:
         self.load_saved(read_file(name, expected, *places, into=into), whole=whole)
 
     def _may_write(self, layout: Layout) -> bool:
-        """Tell whether a state of this form is to take the place of what we hold."""
+        """Tell whether a state of this form should take the place of what we hold."""
         return len(_over(_form_of(layout))) >= len(self.over)
 
     def _arrays(self) -> dict[str, Array]:

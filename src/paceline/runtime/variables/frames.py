@@ -443,7 +443,7 @@ def reach(iterator: Any, wanted: IteratorAt, *, back: bool = False) -> bool:
 
     Args:
         iterator: of a kind that `reached` knows.
-        wanted: where it is to be.
+        wanted: where it should be.
         back: whether it may go back. An ``enumerate`` always may.
     """
     own = reached(iterator)

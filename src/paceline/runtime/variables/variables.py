@@ -115,7 +115,7 @@ class Variables:
         #: Once the job stops.
         self._at_stop: dict[str, Any] | None = None
         self.leaves_by_stop: Callable[[], bool] = lambda: False
-        """Whether a handler of the script's may have left its loop, since the job is to stop."""
+        """Whether a handler of the script's may have left its loop, since the job must stop."""
         #: Places from which the script asks for its batches, innermost first.
         self._asked_from = list[frames.Place]()
         self._mark: BodyMark | None = None

@@ -63,7 +63,7 @@ class GroupClient(MemberClient):
         self._photographs = Photographs()
         self._asks_anywhere = False
         self._copier = Copier(process, self._ask, self._aside)
-        #: A cut that we are to begin with, and one that is being read: from storage that may stand
+        #: A cut that we must begin with, and one that is being read: from storage that may stand
         #: still.
         self._loading: CatchUp | None = None
         self._reading: tuple[CatchUp, Future[None]] | None = None

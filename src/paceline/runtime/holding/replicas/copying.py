@@ -229,5 +229,5 @@ def beyond(asked: AskState, inc: Inc) -> tuple[StatePart, bytes]:
 
 
 def _is_of_one_state(one: CatchUp, other: CatchUp) -> bool:
-    """Tell whether two orders are to copy the same."""
+    """Tell whether two orders copy the same."""
     return (one.source, one.epoch_no, one.step) == (other.source, other.epoch_no, other.step)

@@ -33,7 +33,7 @@ def read_memory(pid: int, addresses: Sequence[int], targets: Sequence[Tensor]) -
     Args:
         pid: the process.
         addresses: of the first byte of each tensor there.
-        targets: contiguous, in this machine's memory; as many bytes as are to be read.
+        targets: contiguous, in this machine's memory; as many bytes as must be read.
 
     Raises:
         OSError: it is not there, not ours to read, or too short.

@@ -487,7 +487,7 @@ class ServerTrainer:
                     self._tell_master(ask())
                     ask_at_s = now_s + RESEND_S
                 self._wait()
-                # With work in hand this is a look-up of its step, which is to be finished.
+                # With work in hand this is a look-up of its step, which must be finished.
                 if self.process.stop_requested and not (self._leaving or self._works.in_hand):
                     self.process.break_off()
 

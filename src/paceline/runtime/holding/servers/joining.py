@@ -38,7 +38,7 @@ class Joining:
             counted: samples of the feed in that model; None: every batch is a step.
 
         Returns:
-            False: others have completed the step of this work; it is to be given back.
+            False: others have completed the step of this work; it must be given back.
         """
         is_first, position = self._schedule.restores < 0, None
         if is_first and self._trainer.keeps_script:

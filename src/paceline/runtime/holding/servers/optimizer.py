@@ -345,7 +345,7 @@ class Elsewhere(defaultdict[Any, Any]):
             self.refuse()
 
     def refuse(self, *_: Any, **__: Any) -> NoReturn:
-        """Raises ConfigError: something was to be changed, or read that is not here."""
+        """Raises ConfigError: the script would change or read something that is not here."""
         raise ConfigError(
             _gone(f"{self.whose}.state was changed, or asked for what is not there,", _NO_STATE)
         )

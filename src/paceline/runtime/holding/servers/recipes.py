@@ -116,7 +116,7 @@ class Recorder(TorchDispatchMode):
         """Look-ups: the table of each, and where its ids come from if that is known."""
 
     def __enter__(self) -> "Recorder":
-        # A model that torch is to compile, and calls first under such a mode, stays uncompiled.
+        # A model that torch will compile, and calls first under such a mode, stays uncompiled.
         self._stance = torch.compiler.set_stance("force_eager")
         super().__enter__()  # type: ignore[no-untyped-call]
         return self

@@ -103,7 +103,7 @@ class OnServers:
 
     def open_feed(self, feed: Feed, growth: Growth | None = None) -> Feed:
         if feed.purpose == "train" and self.trainer.sums_workers:
-            # A loop that was left: while its last step waits for others, they are to come to it.
+            # A loop that was left: while its last step waits for others, they must come to it.
             self.trainer.settle()
         opened = self.trainer.open_feed(feed, growth)
         if opened.purpose == "train":

@@ -91,7 +91,7 @@ class ShardClient(MemberClient):
                 # The master reads a cut before it is loaded again, and finds another.
                 raise TransientError(str(error)) from error
         if len(set(self._gathered(group, self.variables.arrived_digest()))) > 1:
-            # A thread of one script changed a variable as it was to be copied, say.
+            # A thread of one script changed a variable as it was about to be copied, say.
             self.variables.decline()
         with self._changed:
             self._replica = self._shards = shards
