@@ -43,7 +43,7 @@ class ScriptsWork(msgspec.Struct, frozen=True, kw_only=True):
     """Work that the scripts of a job have done when all of them have returned."""
 
     is_known: bool
-    """False: scripts that train by themselves."""
+    """False: scripts that train on their own."""
     num_loops: int
     """Feeds to train on that were opened."""
     num_unfinished: int

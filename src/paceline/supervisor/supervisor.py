@@ -39,7 +39,7 @@ POLL_S = 0.2
 END_GRACE_S = 10.0
 """Seconds that the master has to exit once it has written the outcome (it writes the report)."""
 LEAVE_GRACE_S = 3.0
-"""Seconds that agents and their processes then have to leave by themselves."""
+"""Seconds that agents and their processes then have to leave on their own."""
 SWEEP_S = 5.0
 """Seconds that killed processes have to vanish."""
 SWEEP_POLL_S = 0.05

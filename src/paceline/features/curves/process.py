@@ -217,5 +217,5 @@ def _read(values: list[Tensor]) -> list[float]:
 
 
 def make(here: Here) -> LogBook | None:
-    """Begin the book of a worker's life; None: the script trains by itself, and logs elsewhere."""
+    """Begin the book of a worker's life; None: the script trains on its own, and logs elsewhere."""
     return LogBook() if here.spec.traits.trains else None

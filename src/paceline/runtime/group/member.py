@@ -141,7 +141,7 @@ class MemberClient:
         """See `AskState`."""
         self.in_body = False
         """Whether the script works on a batch, or on what follows from it: the state is its own."""
-        #: Since when it waits for others, in a step or for one; None: it goes on by itself.
+        #: Since when it waits for others, in a step or for one; None: it goes on on its own.
         self._waits_since_s: float | None = -math.inf
         self.variables = Variables()
         """Variables of the script."""
@@ -560,7 +560,7 @@ class MemberClient:
         step = NO_STEP if self._has_left_unseen else self.state.step
         message = OpenFeed(inc=self.process.inc, feed=feed, step=step)
         if self._leases.opened(feed) is not None:
-            # The master has told of it by itself, and must know that our script is there: others
+            # The master has told of it on its own, and must know that our script is there: others
             # that come in late look for it.
             with self._changed:
                 self._tell_master([message])

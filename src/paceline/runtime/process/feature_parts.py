@@ -49,7 +49,7 @@ class ProcessParts:
 
     @property
     def go_by_steps(self) -> bool:
-        """Whether any part needs the steps of a script by itself."""
+        """Whether any part needs the steps of a script that trains on its own."""
         return any(part.goes_by_steps for part in self._parts.values())
 
     def begin(self, process: Process) -> None:

@@ -50,7 +50,7 @@ class ProcessPart:
     """A feature's part in a worker; each method may be left out."""
 
     goes_by_steps: ClassVar[bool] = False
-    """True: the part needs the steps of a script by itself, which are watched for it."""
+    """True: the part needs the steps of a script that trains on its own; they are watched."""
 
     def begin(self, process: Process) -> None:
         """Put into the process what must be there before its script runs.

@@ -188,7 +188,7 @@ class Admission:
         return _first(self._bad_ids(own, *pair) for pair in zip(pull.tables, frames, strict=True))
 
     def _bad_ready(self, ready: Ready) -> str:
-        """Say what the leader lacks of what it would order; empty: nothing (synchronous: always)."""
+        """Say what the leader lacks of what it would order; empty: nothing (with steps: always)."""
         state = self._state
         first = max(state.contents.last_seq.get(ready.inc, 0) + 1, ready.first)
         sent = all((ready.inc, seq) in state.contents.parts for seq in range(first, ready.seq + 1))

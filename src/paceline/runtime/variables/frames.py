@@ -99,7 +99,7 @@ _NOT_FOLLOWED = frozenset(
         *("polars", "datasets", "PIL", "cv2", "matplotlib", "tokenizers", "huggingface_hub"),
         # Trainers that have adapters.
         *("accelerate", "transformers", "lightning", "pytorch_lightning", "lightning_fabric"),
-        # Progress bars and curves: what they show goes on by itself.
+        # Progress bars and curves: what they show goes on on its own.
         *("tqdm", "rich", "wandb", "mlflow", "tensorboard", "tensorboardX", "comet_ml", "clearml"),
         # Libraries that start a script, or read its arguments.
         *("click", "typer", "fire", "absl", "hydra", "omegaconf", "pydantic", "yaml", "ray"),

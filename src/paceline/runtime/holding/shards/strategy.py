@@ -34,7 +34,7 @@ from paceline.runtime.script.strategy import Evaluation, Readers, Results
 from paceline.wire.messages.feeds import Feed, SourceLine, feed_of
 
 OWN = 1 << 30
-"""The number of the first feed of which each member knows by itself."""
+"""The number of the first feed of which each member knows on its own."""
 
 
 def begin(process: Process) -> "Sharded":
