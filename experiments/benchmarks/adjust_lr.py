@@ -34,7 +34,7 @@ BATCH_SIZE = 128
 
 
 class Setting(NamedTuple):
-    """What is alike in all runs."""
+    """Setting that is alike in all runs."""
 
     workers: int
     slow: float
@@ -42,7 +42,7 @@ class Setting(NamedTuple):
 
 
 class Model(NamedTuple):
-    """What became of it."""
+    """Result of one model."""
 
     loss: float
     auc: float
@@ -52,7 +52,7 @@ class Run(NamedTuple):
     """One job."""
 
     models: list[Model]
-    """By rate."""
+    """Models by rate."""
     factor: float
     """Mean over the contributions of the epoch."""
     staleness: tuple[float, float]
@@ -63,7 +63,7 @@ class Trial(NamedTuple):
     """One seed."""
 
     arms: dict[str, list[Model]]
-    """By rate."""
+    """Models by arm and rate."""
     adjusted: Run
 
 
@@ -112,7 +112,7 @@ def run(setting: Setting, solution: str, rates: Sequence[float], seed: int) -> R
 
 
 def trial(setting: Setting, rates: Sequence[float], seed: int) -> Trial:
-    """All arms of one seed; ``scaled`` has to know the factors of ``adjust_lr``."""
+    """Run all arms of one seed; ``scaled`` has to know the factors of ``adjust_lr``."""
     adjusted = run(setting, "adjust_lr", rates, seed)
     scaled = [rate * adjusted.factor for rate in rates]
     plain = run(setting, "none", [*rates, *scaled], seed).models

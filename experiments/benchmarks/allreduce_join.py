@@ -33,7 +33,7 @@ PATIENCE_S = 120.0
 
 
 def memcpy_s(num_bytes: int) -> float:
-    """Of one thread, the median of five, both sides touched before."""
+    """Time a copy by one thread: the median of five, both sides touched before."""
     source, target = np.ones(num_bytes, np.uint8), np.ones(num_bytes, np.uint8)
     took = []
     for _ in range(5):
@@ -44,7 +44,7 @@ def memcpy_s(num_bytes: int) -> float:
 
 
 def lost_s(survivors: list[Path], since_s: float) -> tuple[float, float]:
-    """What their steps since then took beyond those before: in all, and the longest."""
+    """Return what their steps since then took beyond those before: in all, and the longest."""
     total = longest = 0.0
     for path in survivors:
         times = harness.steps(path)[:, 0]

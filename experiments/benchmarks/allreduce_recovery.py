@@ -47,7 +47,7 @@ STEADY_STEPS = 20
 PATIENCE_S = 60.0
 MOST_NEVER = 5
 LIVELY_S = 1.0
-"""Who is killed has done a step so recently."""
+"""Seconds since the last step of a process that is killed, at most."""
 LATE_S = 0.03
 """The step under way may have had its sums before the kill, and ends so much later at most. Where
 they broke it takes longer: 50 ms again, after the group is formed anew."""
@@ -57,20 +57,20 @@ class Started(Protocol):
     """A process, or a job."""
 
     def poll(self) -> int | None:
-        """Its exit status; None: it runs."""
+        """Return its exit status; None: it runs."""
 
 
 Launcher = Callable[
     [Path, int, Sequence[str], Path], contextlib.AbstractContextManager[Sequence[Started]]
 ]
-"""By the Python of a peer, so many workers, a script and its flags, a folder for logs."""
+"""Way to start so many workers of a script by the Python of a peer, with flags and a log folder."""
 
 
 class Kill(NamedTuple):
-    """What one led to."""
+    """Outcome of one kill."""
 
     seconds: float | None
-    """Until the next step in the model of anybody; None: there was none."""
+    """Seconds until the next step in the model of anybody; None: there was none."""
     lost: int
     """Steps that were in the model and are not any more."""
 
@@ -85,7 +85,7 @@ class StartedJob(NamedTuple):
     job: JobDir
 
     def poll(self) -> int | None:
-        """Its exit status; None: it runs."""
+        """Return its exit status; None: it runs."""
         outcome = read_outcome(self.job.outcome)
         return None if outcome is None else outcome.exit_code
 
@@ -124,23 +124,23 @@ ARMS: dict[str, tuple[str | None, Launcher]] = {
     "dlrover": ("dlrover", launch.by_dlrover),
     "dlrover-fixed": ("dlrover-fixed", launch.by_dlrover),
 }
-"""Who is installed by which name, None: with the benchmark; and how it starts a script."""
+"""Arms: what is installed, by which name, None: with the benchmark; and how it starts a script."""
 
 
 def recorded(out: Path) -> dict[int, NDArray[np.float64]]:
-    """Of every process that ever trained: times and steps, ``[n, 2]``."""
+    """Return times and steps, ``[n, 2]``, of every process that ever trained."""
     return {int(path.stem): harness.steps(path) for path in out.glob("*.f64")}
 
 
 def lively(out: Path) -> dict[int, NDArray[np.float64]]:
-    """Of those that live, and train: whoever was killed and is still to be reaped does not."""
+    """Return those of processes that live and train: a killed one that is to be reaped does not."""
     since_s = time.monotonic() - LIVELY_S
     rows = {pid: rows for pid, rows in recorded(out).items() if Path(f"/proc/{pid}").exists()}
     return {pid: one for pid, one in rows.items() if len(one) and one[-1, 0] > since_s}
 
 
 def steady(out: Path, workers: int, since_s: float) -> bool:
-    """Whether so many workers have all done their steps since then."""
+    """Tell whether so many workers have all done their steps since then."""
     counts = [int((rows[:, 0] > since_s).sum()) for rows in lively(out).values()]
     return sum(count >= STEADY_STEPS for count in counts) >= workers
 
@@ -161,7 +161,7 @@ def kill_one(out: Path, rng: random.Random, ended: Callable[[], bool]) -> Kill:
 
 
 def outcome(rows: dict[int, NDArray[np.float64]], victim: int, at_s: float) -> Kill:
-    """What a kill at ``at_s`` led to, as far as is recorded."""
+    """Return what a kill at ``at_s`` led to, as far as is recorded."""
     every = np.concatenate(list(rows.values()))
     # What the victim recorded is exact: of no later step than this has anybody had its share.
     under_way = round(rows[victim][-1, 1]) + 1
@@ -177,7 +177,7 @@ def outcome(rows: dict[int, NDArray[np.float64]], victim: int, at_s: float) -> K
 
 
 def measured(arm: str, python: Path, workers: int, kills: int, seed: int, log: Path) -> list[Kill]:
-    """One round.
+    """Measure one round.
 
     Raises:
         NotStartedError: all of the arm's processes ended, or workers did not train in time.
@@ -209,7 +209,7 @@ def measured(arm: str, python: Path, workers: int, kills: int, seed: int, log: P
 
 
 def row_of(kills: Sequence[Kill]) -> dict[str, object]:
-    """Of the table."""
+    """Make a row of the table."""
     times = [kill.seconds for kill in kills if kill.seconds is not None]
     row: dict[str, object] = {**harness.summary(times), "never": len(kills) - len(times)}
     if times:

@@ -48,11 +48,11 @@ EXAMPLES = Path(__file__).parents[2] / "examples"
 SCRIPTS = {"wide_deep": "02_wide_deep.py", "xdeepfm": "03_xdeepfm.py"}
 ROWS = 200_000
 SETTLE_S = 4.0
-"""After a change by hand, before samples are counted."""
+"""Seconds after a change by hand before samples are counted."""
 START_S, CHANGE_S = 90.0, 120.0
 MOST_WORKERS, MOST_SERVERS = 4, 2
 SMALL = 0.3
-"""Of the quota, for the first two nodes."""
+"""Part of the quota for the first two nodes."""
 
 
 class Setting(NamedTuple):
@@ -61,10 +61,10 @@ class Setting(NamedTuple):
     workers: int
     servers: int
     server_share: float
-    """Of the quota, for all servers."""
+    """Part of the quota for all servers."""
 
     def cores(self, quota: float) -> tuple[float, float]:
-        """Of a worker, and of a server."""
+        """Return the cores of a worker, and of a server."""
         of_servers = quota * self.server_share
         return (quota - of_servers) / self.workers, of_servers / self.servers
 
@@ -152,7 +152,7 @@ def by_itself(
     best: Setting,
     table_rate: float,
 ) -> dict[str, float]:
-    """What a policy makes of a bad size, and then what the best of the table does."""
+    """Measure what a policy makes of a bad size, and then what the best of the table does."""
     resources = ResourcesSpec(
         policy=policy,
         cores=options.cores,
@@ -204,7 +204,7 @@ def by_itself(
 
 
 def healthy(options: Any, data: Path, best: Setting) -> dict[str, float]:
-    """What `rm` does to a job that has the best size already, on a busy machine."""
+    """Measure what `rm` does to a job that has the best size already, on a busy machine."""
     resources = ResourcesSpec(
         policy="rm", cores=options.cores, workers=MOST_WORKERS, servers=MOST_SERVERS
     )

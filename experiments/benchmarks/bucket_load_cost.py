@@ -33,7 +33,7 @@ class Figures(NamedTuple):
 
     @property
     def share(self) -> float:
-        """Of what counting adds."""
+        """Part that counting adds."""
         return self.counting / self.asked
 
 

@@ -58,27 +58,27 @@ from paceline.wire.spec import CheckpointSpec, JobSpec, NodeSpec, RestartSpec
 
 SCRIPT = Path(__file__).with_name("jobs") / "saving.py"
 RESTORES = 3
-"""Of each job of paceline."""
+"""Number of restores of each job of paceline."""
 PATIENCE_S = 1800.0
 GIB = 1 << 30
 ALLOWED_S = 0.010
 BLOCKED, FIRST, STORED, RESTORED = 1.05, 2.0, 1.3, 1.5
-"""At most: over a memory copy, over a warm save, over a plain write, over a memory copy."""
+"""Most times: a memory copy, a warm save, a plain write, a memory copy."""
 WARM_STEPS = 2
 """The first steps of a process are slow by themselves."""
 SPARE_BYTES = 3 * GIB
-"""For processes, and for what memory copies are measured with."""
+"""Bytes for processes, and for what memory copies are measured with."""
 
 
 class Arm(NamedTuple):
     saver: str
     """Its name in `saving.py`."""
     copies: float
-    """So many times the state are in memory, at least."""
+    """Least number of times that the state is in memory."""
     peer: str | None = None
-    """By which name it is installed; None: with the benchmark."""
+    """Name by which it is installed; None: with the benchmark."""
     members: int = 1
-    """Of a job of paceline's."""
+    """Members of a job of paceline's."""
 
 
 ARMS = {
@@ -100,7 +100,7 @@ class NoRoomError(Exception):
 
 
 class Save(NamedTuple):
-    """What one cost."""
+    """Costs of one save."""
 
     factor: float
     blocked_s: float
@@ -110,15 +110,15 @@ class Save(NamedTuple):
     beside: float
     """The compute of the step it was copied beside, over that of others."""
     writing: float | None
-    """That of the steps from then until it was stored; None: there was none."""
+    """Seconds of the steps from then until it was stored; None: there was none."""
     stored_s: float
 
 
 class Found(NamedTuple):
-    """By one process."""
+    """Results of one process."""
 
     saves: list[Save]
-    """In order."""
+    """Saves in their order."""
     restores_s: list[float]
     copy_s: float
     pair_s: float
@@ -173,7 +173,7 @@ def saves_of(rows: NDArray[np.float64], began: Sequence[tuple[int, float]]) -> l
 
 
 class Cut(NamedTuple):
-    """Of paceline."""
+    """Cut of paceline."""
 
     row: int
     """The step beside which it was copied."""
@@ -182,7 +182,7 @@ class Cut(NamedTuple):
 
 
 def cuts_of(job: JobDir, num_rows: int) -> list[Cut]:
-    """Those that were copied beside these steps."""
+    """Return the cuts that were copied beside these steps."""
     # A cut at step 120 was copied beside the step after it, which is in place 120. Of one worker
     # alone a cut is valid when it is on disk.
     told = harness.events(job)
@@ -196,7 +196,7 @@ def cuts_of(job: JobDir, num_rows: int) -> list[Cut]:
 
 
 def check(cuts: Path, measured: str) -> None:
-    """Every cut on disk holds one step, in every page.
+    """Check that every cut on disk holds one step, in every page.
 
     Raises:
         ArmError: another member than the one that is measured has made it.
@@ -219,7 +219,7 @@ def check(cuts: Path, measured: str) -> None:
 
 
 def run_script(arm: Arm, python: Path, script: Sequence[str], log: Path) -> None:
-    """One process of an arm.
+    """Run one process of an arm.
 
     Raises:
         ArmError: it ended with an error.
@@ -308,7 +308,7 @@ def restored(job: JobDir, out: Path, number: int) -> tuple[float, str]:
 
 
 def measured(name: str, python: Path, num_bytes: int, options: Any, log: Path) -> Found:
-    """One process, or job.
+    """Measure one process, or job.
 
     Raises:
         ArmError: it brought nothing.
@@ -359,7 +359,7 @@ class Machine(NamedTuple):
 
 
 def machine_of(found: Sequence[Found]) -> Machine:
-    """What it was measured with."""
+    """Return the machine that it was measured with."""
     direct_s = [one.direct_s for one in found if one.direct_s is not None]
     return Machine(
         statistics.median(one.copy_s for one in found),
@@ -369,7 +369,7 @@ def machine_of(found: Sequence[Found]) -> Machine:
 
 
 def row_of(arm: Arm, found: Sequence[Found], machine: Machine) -> dict[str, Any]:
-    """Of the table, by medians over all processes of an arm."""
+    """Make a row of the table, by medians over all processes of an arm."""
     copy_s, write_s, direct_s = machine.copy_s, machine.write_s, machine.direct_s
     saves = [save for one in found for save in one.saves[1:]]
     share = statistics.median(one.pair_s / (2 * one.copy_s) for one in found)
@@ -420,7 +420,7 @@ def row_of(arm: Arm, found: Sequence[Found], machine: Machine) -> dict[str, Any]
 
 
 def first_of(found: Sequence[Found]) -> dict[str, Any]:
-    """What first saves cost beside the others of their processes."""
+    """Return what first saves cost beside the others of their processes."""
     row: dict[str, Any] = {"verdicts": {}}
     for name, key in (("first", "blocked_s"), ("first longer", "longer_s")):
         first_s = [getattr(one.saves[0], key) for one in found]
@@ -434,13 +434,13 @@ def first_of(found: Sequence[Found]) -> dict[str, Any]:
 
 
 def verdict(seconds: float, bound_s: float, what: str) -> str:
-    """Whether it is within a bound."""
+    """Say whether it is within a bound."""
     met = "met" if seconds <= bound_s else "missed"
     return f"{met}: {seconds:.4f} s of {bound_s:.4f} s ({what})"
 
 
 def table_of(found: dict[str, list[Found]], failed: dict[str, str]) -> dict[str, Any]:
-    """All rows of one size; memory copies and plain writes are those of all processes."""
+    """Make all rows of one size; memory copies and plain writes are those of all processes."""
     every = [one for several in found.values() for one in several]
     if not every:
         return {"failed": failed} if failed else {}

@@ -28,7 +28,7 @@ from paceline.base.errors import PacelineError
 SIZE = Size(workers=6, servers=2, scale=ScaleFactors(time=0.1, steps=0.06))
 QUICK = Size(workers=2, servers=1, scale=ScaleFactors(time=0.1, steps=0.006))
 NOTHING = 1e-6
-"""Of a step may be missing: not one sample."""
+"""Part of a step that may be missing: not one sample."""
 
 
 def method(chunks: int) -> Method:
@@ -37,7 +37,7 @@ def method(chunks: int) -> Method:
 
 
 def ran_with(scenario: Scenario, chunks: int) -> Ran:
-    """One job.
+    """Run one job.
 
     Raises:
         ArmError: it failed.
@@ -50,7 +50,7 @@ def ran_with(scenario: Scenario, chunks: int) -> Ran:
 
 
 def round_trip_s(ran: Ran) -> float:
-    """What a step takes beside the slowest worker's computation."""
+    """Return what a step takes beside the slowest worker's computation."""
     busy_s = sum(
         max(float(batches[step, 1] - batches[step, 0]) for batches in ran.batches.values())
         for step in range(ran.outcome.steps)

@@ -29,7 +29,7 @@ from paceline.wire.spec import CheckpointSpec, JobSpec, NodeSpec
 
 CORES = (0.6, 0.6, 0.2, 0.2)
 IMAGES, QUICK_IMAGES = 2048, 512
-"""Of an epoch."""
+"""Images of an epoch."""
 EVEN_OR_SOLVED = ("ddp", "none", "lb_bsp", "dd")
 DIVISIONS = {f"static {part}": part for part in (0.7, 0.75, 0.8, 0.85, 0.9)}
 """Parts of a step that the two fast workers have."""
@@ -111,7 +111,7 @@ def run(arm: str, root: Path, images: int, batch_size: int, epochs: int) -> tupl
 
 
 def decided(log: Path) -> str:
-    """How many batches were profiled, and the last division."""
+    """Say how many batches were profiled, and what the last division was."""
     if not log.exists():
         return ""
     lines = [line for line in read_log(log) if isinstance(line, Decided)]

@@ -24,7 +24,7 @@ from paceline.wire.messages.agent import NodeFacts
 
 REPORTS = 40
 STEPS = 10
-"""Of one report."""
+"""Steps of one report."""
 BATCH = 512
 SOLUTIONS = ("none", "nd", "lb_bsp", "auto", "falcon")
 

@@ -194,7 +194,7 @@ async def run_worker(job: JobDir, index: int, batch: int, seconds: float) -> Non
 
 
 def measure(batch: int, seconds: float) -> dict[str, object]:
-    """One master, four clients: pairs per second and the time from request to answer."""
+    """Measure one master with four clients: pairs per second and the time to an answer."""
     with harness.bare_job(f"dispatch-{batch}") as job:
 
         def start(name: str, role: str, *args: str) -> harness.Child:

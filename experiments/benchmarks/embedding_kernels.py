@@ -75,7 +75,7 @@ def torch_adagrad(
 
 
 def make_store(values: np.ndarray) -> Store:
-    """One server that holds a table with these values, updated by Adagrad."""
+    """Make one server that holds a table with these values, updated by Adagrad."""
     table = Table(name="t", dim=values.shape[1], dtype="float32", group=0, num_rows=len(values))
     schema = ModelSchema(tables=(table,), groups=(OptimizerGroup(kind="adagrad"),))
     store = Store(schema, (0,) * NUM_BUCKETS, 0)
@@ -168,7 +168,7 @@ print(imported - base, time.process_time() - imported)
 
 
 def startup_benchmark(repeats: int) -> dict[str, Any]:
-    """What a new process pays (cpu time) for importing the store and using its kernels."""
+    """Measure the cpu time of a new process for importing the store and using its kernels."""
     with tempfile.TemporaryDirectory() as cache:
         runs = []
         for _ in range(repeats + 1):
@@ -185,7 +185,7 @@ def startup_benchmark(repeats: int) -> dict[str, Any]:
 
 
 def show(result: dict[str, Any]) -> str:
-    """One line of the table."""
+    """Write one line of the table."""
     if "ours" not in result:
         numbers = {key: f"{value:.2f}" for key, value in result.items() if key != "name"}
         return f"{result['name']:<18}{numbers}"

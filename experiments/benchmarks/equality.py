@@ -40,7 +40,7 @@ BATCH_SIZE = 51
 CASES = tuple(
     (kind, dtype) for dtype in ("float64", "float32") for kind in ("sgd", "adagrad", "adam")
 )
-"""In the order in which the script writes their losses."""
+"""Cases in the order in which the script writes their losses."""
 SWITCH_EVERY = 6
 NUM_PLANS = 3
 """That must have taken effect; until then steps are slow."""
@@ -63,7 +63,7 @@ class Job(NamedTuple):
 
     @property
     def name(self) -> str:
-        """For people."""
+        """Name for people."""
         what = ["2 killed"] * self.die + ["plans switch"] * self.switch
         what += ["server replaced"] * self.move + ["2 -> 4 -> 1 -> 3 servers"] * self.scale
         return ", ".join([f"{self.workers} workers", *what, *["all-reduce"] * self.dense])
@@ -114,7 +114,7 @@ PLANS = {
         _plan((10, 3), (7, 1), (7, 1), (7, 1)),
     ),
 }
-"""By workers."""
+"""Plans by number of workers."""
 NUM_PARTS = 4
 
 Array = np.ndarray
@@ -124,9 +124,9 @@ class Deviation(NamedTuple):
     """Largest relative deviation of one model from the reference."""
 
     loss: float
-    """Of any step's loss."""
+    """Largest deviation of any step's loss."""
     state: float
-    """Of any value of the final model, relative to the largest of its tensor."""
+    """Largest deviation of any value of the final model, relative to the largest of its tensor."""
 
 
 def run_alone(out: Path, steps: int, num_parts: int = 1, *, dense: bool = False) -> Path:
@@ -279,7 +279,7 @@ def step_losses(arm: str, found: Array, order: Array) -> tuple[Array, Array]:
 
 
 def deviations(reference: Path, other: Path) -> dict[tuple[str, str], Deviation]:
-    """How far the models of one run are from those of the reference."""
+    """Return how far the models of one run are from those of the reference."""
     expected = records(reference)
     order = expected[:, 0].astype(np.int64)
     right, _ = step_losses(reference.name, expected, order)
@@ -334,7 +334,7 @@ class Table(NamedTuple):
             print(_line(name, [f"{found[case].state:.1e}" for case in CASES]))
 
     def told(self) -> dict[str, object]:
-        """For the file."""
+        """Return what goes into the file."""
         return {
             "what": self.what,
             "allowed": {" ".join(case): limit for case, limit in self.allowed.items()},

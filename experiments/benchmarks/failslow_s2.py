@@ -37,13 +37,13 @@ EVEN = 32
 STEP_S, QUICK_STEP_S = 0.69, 0.1
 """A healthy step. FALCON's took 0.69 s with 4 workers: one that is slow made it 1.9 times that."""
 WARM_S, QUICK_WARM_S = 45.0, 8.0
-"""Until a worker becomes slow: the first half minute tells how times drift."""
+"""Seconds until a worker becomes slow: the first half minute tells how times drift."""
 SLOW_STEPS, IDLE_STEPS, RELIEF_STEPS = 45, 12, 30
-"""With slow workers; the same without a solution; afterwards."""
+"""Steps with slow workers; the same without a solution; steps afterwards."""
 LAST = 12
 """Steps at the end of a phase whose median is its figure."""
 PART = 0.9
-"""Of the gain, which is waited for."""
+"""Part of the gain that is waited for."""
 FLOOR, GOAL_STEPS = 1.1, 20
 START_S = 120.0
 ARMS = ("none", "falcon", "auto")
@@ -64,7 +64,7 @@ class Row(NamedTuple):
 
     @property
     def factors(self) -> list[float]:
-        """By worker."""
+        """Factors by worker."""
         return [self.factor if index < self.slow else 1.0 for index in range(self.workers)]
 
     @property
@@ -96,13 +96,13 @@ class Seen(NamedTuple):
     slow_s: float
     """The last steps with slow workers."""
     onset: NDArray[np.float64]
-    """Each step from the onset until relief."""
+    """Times of each step from the onset until relief."""
     evened: int | None
     """Steps from relief until shares were even; None: they never were, or always."""
 
 
 class Timing(NamedTuple):
-    """How long phases are."""
+    """Lengths of the phases."""
 
     step_s: float
     warm_s: float
@@ -132,7 +132,7 @@ def spec_of(row: Row, arm: str, out: Path, step_s: float) -> JobSpec:
 
 
 def steps_of(out: Path, row: Row) -> list[NDArray[np.float64]]:
-    """By worker: when each of its steps began, with how many samples, and its number."""
+    """Return by worker when each of its steps began, with how many samples, and its number."""
     files = [out / f"worker-{index}.f64" for index in range(row.workers)]
     found = [harness.stamps(file) for file in files]
     return [each[: len(each) // 3 * 3].reshape(-1, 3) for each in found]
@@ -144,7 +144,7 @@ def done_since(out: Path, row: Row, at_s: float) -> int:
 
 
 def run(row: Row, arm: str, out: Path, timing: Timing) -> Seen:
-    """One job: healthy, then slow, then healthy."""
+    """Run one job: healthy, then slow, then healthy."""
     out.mkdir()
     files = [out / f"worker-{index}.factor" for index in range(row.slow)]
     with harness.running(spec_of(row, arm, out, timing.step_s)) as job:
@@ -173,7 +173,7 @@ def run(row: Row, arm: str, out: Path, timing: Timing) -> Seen:
 def judged(
     workers: Sequence[NDArray[np.float64]], onset_s: float, relief_s: float, job: JobDir
 ) -> Seen:
-    """What the workers' stamps say."""
+    """Judge what the workers' stamps say."""
     first, times_s = workers[0][:-1, 0], np.diff(workers[0][:, 0])
     healthy, slow = times_s[first < onset_s][:-1], times_s[(first >= onset_s) & (first < relief_s)]
     if len(healthy) < LAST or len(slow) < 2:

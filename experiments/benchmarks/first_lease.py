@@ -20,7 +20,7 @@ from paceline_experiments import harness
 
 BATCH_SIZE = 4096
 FLOOR_S = 0.1
-"""What the first lease may take on 10^8 lines."""
+"""Seconds that the first lease may take on 10^8 lines."""
 
 
 def train_on(path: Path, index_dir: Path) -> dict[str, float]:
@@ -57,7 +57,7 @@ def ask_length(path: Path, index_dir: Path) -> dict[str, float]:
 
 
 def run(kind: str, path: Path) -> dict[str, float]:
-    """One run in a process of its own."""
+    """Run once in a process of its own."""
     with tempfile.TemporaryDirectory() as index_dir:
         command = [sys.executable, __file__, "--inside", kind, str(path), index_dir]
         told = harness.output_of(kind, command, {"OMP_NUM_THREADS": "1"})

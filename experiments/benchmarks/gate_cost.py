@@ -40,7 +40,7 @@ def spin(seconds: float) -> None:
 
 
 def took_ns(call: Any, step_s: float, gates: int) -> float:
-    """What a call takes in the mean, made so often in a step of so long."""
+    """Return what a call takes in the mean, made so often in a step of so long."""
     total_ns, clock = 0, time.perf_counter_ns
     for _ in range(gates):
         spin(step_s / gates)

@@ -56,7 +56,7 @@ KINDS = [Kind(mode, workers) for mode in ("bsp", "asp", "allreduce") for workers
 
 
 class Counted(NamedTuple):
-    """What became of one job."""
+    """Result of one job."""
 
     samples: int
     seconds: float
@@ -156,7 +156,7 @@ def one_round(
 
 @contextlib.contextmanager
 def on(cores: Set[int]) -> Iterator[None]:
-    """What is started within computes on these cores only."""
+    """Have what is started within compute on these cores only."""
     before = os.sched_getaffinity(0)
     os.sched_setaffinity(0, cores)
     try:
@@ -174,7 +174,7 @@ def _spin() -> None:
 
 @contextlib.contextmanager
 def busy(load: int) -> Iterator[None]:
-    """So many processes that compute beside all else that runs."""
+    """Have so many processes compute beside all else that runs."""
     spawned = [multiprocessing.Process(target=_spin, daemon=True) for _ in range(load)]
     for one in spawned:
         one.start()

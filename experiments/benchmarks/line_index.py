@@ -49,7 +49,7 @@ def build(path: Path, index_dir: Path) -> tuple[float, int]:
 
 
 def beside_python(work: Callable[[], tuple[float, int]]) -> tuple[float, int]:
-    """The same while another thread keeps the interpreter busy."""
+    """Measure the same while another thread keeps the interpreter busy."""
     stop = threading.Event()
 
     def spin() -> None:

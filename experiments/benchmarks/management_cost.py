@@ -80,7 +80,7 @@ class Players:
         self.grants: list[Grant] = []
 
     async def connect(self) -> None:
-        """Until all are in the epoch."""
+        """Connect, and wait until all are in the epoch."""
         names = ["server-0", *(f"worker-{index}" for index in range(self._count))]
         connecting = (Client.connect(self._job, name) for name in names)
         self.leader, *self.workers = await asyncio.gather(*connecting)
@@ -104,7 +104,7 @@ class Players:
         self.grants[index] = grant
 
     async def give_back(self, index: int) -> None:
-        """All of the last grant, until it is journalled."""
+        """Give back all of the last grant, and wait until it is journalled."""
         worker = self.workers[index]
         spans = self.grants[index].spans
         worker.say(GiveBack(epoch_no=self.epoch_no, inc=worker.inc, r=self.returns, spans=spans))
@@ -123,7 +123,7 @@ class Players:
         )
 
     async def all(self, call: Callable[[int], Awaitable[None]], waits_s: list[float]) -> float:
-        """All workers at once; the master's processor time."""
+        """Have all workers call at once; return the master's processor time."""
 
         async def timed(index: int) -> None:
             start_s = time.perf_counter()
@@ -251,7 +251,7 @@ def decisions(workers: int, servers: int) -> dict[str, Any]:
 
 
 def measure(workers: int, seconds: float, switches: int, step_s: float) -> dict[str, Any]:
-    """Everything for one size."""
+    """Measure everything for one size."""
     found = {
         "ledger_calls": ledger_calls(workers, seconds),
         "actions": actions(workers, switches, step_s),
@@ -267,7 +267,7 @@ def measure(workers: int, seconds: float, switches: int, step_s: float) -> dict[
 
 
 def rows_of(workers: int, found: dict[str, Any]) -> list[tuple[object, ...]]:
-    """Of the table."""
+    """Make the rows of the table."""
     calls, acts, made = found["ledger_calls"], found["actions"], found["decisions"]
     answers = {name: of.get("answer_p50_ms", "") for name, of in calls.items()}
     rows: list[tuple[object, ...]] = [

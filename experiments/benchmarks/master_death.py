@@ -67,7 +67,7 @@ def steps_of(out: Path) -> list[np.ndarray]:
 
 
 def kill_master(job: JobDir) -> tuple[float, float, float]:
-    """When it was killed, seconds to the next one, when that one journalled its first new grant."""
+    """Return when it was killed, seconds to the next one, and when that journalled a new grant."""
     pid, before = harness.status(job).master_pid, last_record(job)
     killed_s = time.monotonic()
     os.kill(pid, signal.SIGKILL)
@@ -88,7 +88,7 @@ def last_record(job: JobDir) -> int:
 
 
 def new_grant(job: JobDir, after: int) -> bool:
-    """Whether a grant is in the journal beyond ``after`` (none is written while nobody lives)."""
+    """Tell whether the journal has a grant beyond ``after`` (none comes while nobody lives)."""
     with contextlib.closing(sqlite3.connect(job.journal)) as db:
         rows = db.execute("SELECT record FROM log WHERE seq > ?", (after,)).fetchall()
     decode = msgspec.msgpack.Decoder(JournalRecord).decode

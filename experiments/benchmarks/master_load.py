@@ -29,7 +29,7 @@ from paceline.wire.spec import JobSpec, NodeSpec
 
 REPORT_S = 1.0
 START_S, CONNECT_S = 60.0, 0.1
-"""For a master to start, and for an agent to connect."""
+"""Seconds for a master to start, and for an agent to connect."""
 CONNECTING = 50
 """Agents that connect at the same time."""
 

@@ -32,10 +32,10 @@ from paceline.wire.spec import CheckpointSpec, DataSpec, JobSpec, NodeSpec, Rest
 SCRIPT = Path(__file__).with_name("jobs") / "growing.py"
 SAMPLES = 250_000
 PAUSE_S = 0.04
-"""After each of 489 steps, so that the table grows for half a minute."""
+"""Seconds after each of 489 steps, so that the table grows for half a minute."""
 MIB = 1 << 20
 LIMITS = {"all": 200 * MIB, "half": 160 * MIB, "burst": 150 * MIB}
-"""By the kind of keys: without it, the kernel kills the server."""
+"""Limits by the kind of keys: without the forecast, the kernel kills the server."""
 MOST = 2048 * MIB
 RUN_S = 150.0
 

@@ -41,13 +41,13 @@ class Run(NamedTuple):
     switched: NDArray[np.bool_]
     """Whether the step after it has another plan."""
     plans: int
-    """That were committed."""
+    """Number of plans that were committed."""
     phases: NDArray[np.float64]
     """[plans, 3]: monotonic times: asked for, committed, all workers granted something anew."""
 
 
 def plans_of(workers: int) -> list[AdjustBatch]:
-    """Of each two workers now one, now the other computes more."""
+    """Make plans by which now one, now the other of each two workers computes more."""
     return [
         AdjustBatch(
             shares={f"worker-{k}": Share(OF_TWO - size if k % 2 else size) for k in range(workers)}
@@ -57,7 +57,7 @@ def plans_of(workers: int) -> list[AdjustBatch]:
 
 
 def run(switches: int, step_s: float, workers: int = WORKERS) -> Run:
-    """One job of an even number of workers."""
+    """Run one job of an even number of workers."""
     steps = switches * (EVERY + 4) + 4 * SKIPPED
     with harness.scratch() as out:
         flags = {
@@ -85,7 +85,7 @@ def run(switches: int, step_s: float, workers: int = WORKERS) -> Run:
 
 
 def steps_of(out: Path, job: JobDir) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
-    """From the workers' stamps; the first steps may be without those that came late."""
+    """Read steps from the workers' stamps; the first may be without those that came late."""
     rows = [harness.stamps(path).reshape(-1, 3) for path in sorted(out.glob("worker-*.f64"))]
     first = SKIPPED + int(max(one[0, 2] for one in rows))
     rows = [one[one[:, 2] >= first] for one in rows]

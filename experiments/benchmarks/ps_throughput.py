@@ -94,11 +94,11 @@ class Arm:
         raise NotImplementedError
 
     def ended(self) -> bool:
-        """Whether they have ended."""
+        """Tell whether they have ended."""
         raise NotImplementedError
 
     def failure(self, what: str) -> harness.ArmError:
-        """Its error, with the end of its log."""
+        """Return its error, with the end of its log."""
         raise NotImplementedError
 
     def look(self) -> None:
@@ -123,7 +123,7 @@ class Arm:
             raise self.failure("it has closed its socket") from None
 
     def hear(self) -> str:
-        """What it says next."""
+        """Read what it says next."""
         try:
             line: str = self.lines.readline()
         except TimeoutError:
@@ -270,7 +270,7 @@ def start_arms(stack: ExitStack, arms: list[Arm], listener: socket.socket, logs:
 
 
 def run(variant: str, args: argparse.Namespace) -> list[Arm]:
-    """All rounds of one variant."""
+    """Run all rounds of one variant."""
     shape = VARIANTS[variant]
     options = ["--rows", str(args.rows), "--tables", str(shape.tables)]
     options += ["--batch-size", str(args.batch_size), "--hidden", *map(str, shape.hidden)]
@@ -299,12 +299,12 @@ def run(variant: str, args: argparse.Namespace) -> list[Arm]:
 
 
 def median(arm: Arm, name: str) -> float:
-    """Of one figure over the rounds; nan where the arm has none."""
+    """Return the median of one figure over the rounds; nan where the arm has none."""
     return statistics.median(figures.get(name, nan) for figures in arm.rounds)
 
 
 def ratio(one: Arm, other: Arm) -> float:
-    """How much faster ``one`` is, in the median round."""
+    """Return how much faster ``one`` is, in the median round."""
     both = zip(one.rounds, other.rounds, strict=True)
     return statistics.median(b["step_s"] / a["step_s"] for a, b in both)
 
@@ -320,7 +320,7 @@ COLUMNS = {
     "srv cpu": "server_cpu_s",
 }
 NOTED = ("compute_s", "server_s", "message_s", "wait_s")
-"""In a worker's step ledger."""
+"""Times in a worker's step ledger."""
 
 
 def show(variant: str, arms: list[Arm], batch_size: int) -> dict[str, Any]:

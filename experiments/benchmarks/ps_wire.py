@@ -43,7 +43,7 @@ Call = Callable[[np.ndarray], memoryview]
 
 
 class Figures:
-    """What was measured of one transport."""
+    """Figures of one transport."""
 
     def __init__(self) -> None:
         self.gb_per_s: list[float] = []
@@ -187,13 +187,13 @@ def extra_bytes(scheme: str, num_bytes: int) -> int:
 
 
 def ratio(one: Figures, other: Figures) -> float:
-    """How much faster ``one`` is, in the median round."""
+    """Return how much faster ``one`` is, in the median round."""
     rounds = zip(one.gb_per_s, other.gb_per_s, strict=True)
     return statistics.median(a / b for a, b in rounds)
 
 
 def figures_of(found: dict[str, Figures], num_bytes: int) -> dict[str, Any]:
-    """What was found, as it goes into the JSON."""
+    """Return what was found, as it goes into the JSON."""
     medians = {name: statistics.median(f.gb_per_s) for name, f in found.items()}
     return {
         "what": f"push and pull of {num_bytes} bytes, two processes on one host",

@@ -60,10 +60,10 @@ PARTS = ("machine", "raylet", "launch", "head")
 WORKERS, CPUS = 3, 2
 START_S, WHOLE_S = 240.0, 300.0
 ADDED_S = 1.0
-"""From a kill to the start of another machine, whose imports take the processor for seconds."""
+"""Seconds from a kill to the start of another machine, whose imports take the processor long."""
 WATCHED_S = 20.0
 HEADLESS_S = 75.0
-"""By then Ray has ended its own processes."""
+"""Seconds by which Ray has ended its own processes."""
 AGAIN_S = 0.25
 """A step that is done so much later than by another member is done again."""
 FAST_HEALTH = {
@@ -148,7 +148,7 @@ def raylet_of(worker: int) -> psutil.Process | None:
 
 
 class Kill(NamedTuple):
-    """What one led to."""
+    """Outcome of one kill."""
 
     step_s: float
     again: int
@@ -200,7 +200,7 @@ def done_again(rows: dict[int, NDArray[np.float64]], at_s: float) -> int:
 
 
 def measured(arm: str, what: str, kills: int, seed: int) -> list[Kill]:
-    """One job, and so many kills."""
+    """Run one job, and so many kills."""
     rng, found = random.Random(seed), list[Kill]()
     with tempfile.TemporaryDirectory(prefix="paceline-stepping-") as name:
         out, since_s = Path(name), 0.0

@@ -39,7 +39,7 @@ Aucs = dict[str, float]
 
 
 class Recipe(NamedTuple):
-    """How the example is run on one data set."""
+    """Recipe by which the example is run on one data set."""
 
     epochs: int
     lr: float = 0.02
@@ -47,7 +47,7 @@ class Recipe(NamedTuple):
 
     @property
     def flags(self) -> list[str]:
-        """For the script."""
+        """Flags for the script."""
         values = {"epochs": self.epochs, "lr": self.lr, "batch-size": self.batch_size}
         return [word for name, value in values.items() for word in (f"--{name}", str(value))]
 
@@ -129,7 +129,7 @@ def measure(data: Path, recipe: Recipe, modes: tuple[str, ...], workers: tuple[i
 
 
 def misses(name: str, aucs: Aucs, ceiling: float | None) -> list[str]:
-    """Which goals are missed, and by how much."""
+    """List which goals are missed, and by how much."""
     missed = []
     for way, auc in aucs.items():
         mode, _, count = way.partition(" ")

@@ -37,9 +37,9 @@ WORKERS, BATCH_SIZE, SAMPLE_S = 4, 128, 0.004
 PATIENCE_S = 60.0
 RUN_UP_S = 2.0
 PER_KILL_S = 4.0
-"""In ASP, with room to spare."""
+"""Seconds per kill in ASP, with room to spare."""
 AFTER_S = 1.5
-"""From the moment when all train again: what a kill disturbs is over by then."""
+"""Seconds from the moment when all train again: what a kill disturbs is over by then."""
 CUTS = ("cut_valid", "restored")
 PAPER = {"ledger": "2 min", "checkpoint every 5 min": "17 min"}
 
@@ -48,12 +48,12 @@ Records = NDArray[np.float64]
 
 
 class Window(NamedTuple):
-    """What one kill disturbed."""
+    """Window that one kill disturbed."""
 
     start_s: float
     killed_s: float
     again_s: float
-    """All train again."""
+    """Time at which all train again."""
     end_s: float
 
 
@@ -134,12 +134,12 @@ def lives(out: Path) -> list[Path]:
 
 
 def restored(job: JobDir) -> int:
-    """How often servers have come back."""
+    """Count how often servers have come back."""
     return sum(event["event"] == "restored" for event in harness.events(job))
 
 
 def wait_for_all(out: Path, since_s: float, job: JobDir) -> None:
-    """Until every worker has begun a batch since then."""
+    """Wait until every worker has begun a batch since then."""
 
     def training() -> bool:
         nodes = {
@@ -153,7 +153,7 @@ def wait_for_all(out: Path, since_s: float, job: JobDir) -> None:
 
 
 def wait_for_phase(job: JobDir, after_s: float) -> None:
-    """Until so long after a cut, or after the return to one."""
+    """Wait until so long after a cut, or after the return to one."""
 
     def seen_s() -> list[float]:
         return [event["at_s"] for event in harness.events(job) if event["event"] in CUTS]
@@ -171,7 +171,7 @@ def read(path: Path) -> Records:
 
 
 def records(out: Path) -> Records:
-    """Of all lives, by time."""
+    """Read the records of all lives, by time."""
     rows = np.concatenate([read(path) for path in lives(out)])
     return rows[np.argsort(rows[:, 0], kind="stable")]
 
@@ -179,7 +179,7 @@ def records(out: Path) -> Records:
 def costs(
     rows: Records, windows: list[Window], begun_s: float, ended_s: float
 ) -> list[dict[str, float]]:
-    """Of each kill; the undisturbed rate is that of the time outside of all windows."""
+    """Return the cost of each kill; the undisturbed rate is that outside of all windows."""
     begun = rows[(rows[:, 0] >= begun_s) & (rows[:, 0] < ended_s), 0]
     inside = [(begun >= one.start_s) & (begun < one.end_s) for one in windows]
     quiet_s = ended_s - begun_s - sum(one.end_s - one.start_s for one in windows)
@@ -200,7 +200,7 @@ def costs(
 
 
 def lost(rows: Records) -> NDArray[np.float64]:
-    """When samples were begun that were begun again later: before the kill that lost them."""
+    """Return when samples were begun that were begun again later: before a kill lost them."""
     by_sample = rows[np.lexsort((rows[:, 0], rows[:, 1]))]
     begun_s: NDArray[np.float64] = by_sample[:-1, 0][np.diff(by_sample[:, 1]) == 0]
     return begun_s

@@ -33,7 +33,7 @@ Ended = Callable[[], bool]
 
 
 class Found(NamedTuple):
-    """Of one cut, in seconds."""
+    """Seconds of one cut."""
 
     longest_s: float
     longer_s: float
@@ -72,7 +72,7 @@ class Bench:
         return lambda: True
 
     def aside(self) -> Ended:
-        """As `Server` has it copied."""
+        """Copy as `Server` has it done."""
         aside = self.store.set_aside()
 
         def copy() -> None:
@@ -83,7 +83,7 @@ class Bench:
         return lambda: aside.is_over
 
     def fork(self) -> Ended:
-        """By a child."""
+        """Copy by a child."""
         saved = self.store.save()
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", DeprecationWarning)  # of threads

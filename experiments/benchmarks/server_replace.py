@@ -62,7 +62,7 @@ def wait_for_steps(job: JobDir, out: Path) -> None:
 
 
 def one(job: JobDir, out: Path, what: str, done: str) -> dict[str, Any]:
-    """Have it done once; pause and duration."""
+    """Have it done once; return pause and duration."""
     time.sleep(2 * AFTER_S)
     server = next(n.node for n in harness.status(job).nodes if n.role == "server")
     before = sum(event["event"] == done for event in harness.events(job))

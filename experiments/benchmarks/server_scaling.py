@@ -67,7 +67,7 @@ def spec_of(out: Path, megabytes: int, mode: Mode) -> JobSpec:
 
 
 def measure(megabytes: int, mode: Mode, rounds: int) -> list[dict[str, Any]]:
-    """All changes in turn, and whether every sample was counted once."""
+    """Make all changes in turn, and tell whether every sample was counted once."""
     found: list[dict[str, Any]] = []
     with harness.scratch() as out, harness.running(spec_of(out, megabytes, mode)) as job:
         wait_for_steps(job, out)
@@ -134,7 +134,7 @@ def change(job: JobDir, out: Path, before: int, count: int) -> dict[str, Any]:
 
 
 def stamps_of(out: Path) -> list[Any]:
-    """When each life of a worker ended its steps."""
+    """Return when each life of a worker ended its steps."""
     return [harness.stamps(path) for path in out.glob("*.steps.f64")]
 
 

@@ -44,7 +44,7 @@ from paceline.wire.step_ledger import StepLedgerReader
 SCRIPT = Path(__file__).with_name("jobs") / "shared.py"
 LOOK_S = 0.1
 SETTLE_S = 0.5
-"""Of each window, not measured."""
+"""Seconds of each window that are not measured."""
 START_S = 60.0
 ARMS = ("alone", "packed", "duty", "gap", "controlled")
 
@@ -54,14 +54,14 @@ class Pair(NamedTuple):
 
     script: Path
     name: str
-    """Of the device, for all jobs."""
+    """Name of the device, for all jobs."""
     idle: Callable[[float, float, list[float]], float]
     """The part of a window in which the guaranteed job does not use the device, of its processor
     time, the window's length, and its steps."""
     same_steps: int = 2000
-    """So many losses are compared."""
+    """Number of losses that are compared."""
     learn_s: float = 30.0
-    """For the law to settle before the first window."""
+    """Seconds for the law to settle before the first window."""
 
 
 class Sharer:
@@ -77,12 +77,12 @@ class Sharer:
         self._pid = harness.status(job).nodes[0].pid
 
     def steps_s(self) -> list[float]:
-        """What its steps took since the last call."""
+        """Return what its steps took since the last call."""
         page = self._ledger.read()
         return [one.bpt_s for one in page.records if not one.marks] if page is not None else []
 
     def cpu_s(self) -> float:
-        """Of its process so far."""
+        """Return the processor seconds of its process so far."""
         return harness.cpu_s(self._pid)
 
 
@@ -101,7 +101,7 @@ def spec_of(
 
 
 class Orders:
-    """What this program orders in place of the device coordinator."""
+    """Orders of this program in place of the device coordinator."""
 
     def __init__(self, kept: Sharer, other: Sharer, duty: float) -> None:
         self._kept, self._other = kept, other
@@ -114,7 +114,7 @@ class Orders:
         }
         self._beside, self._state, self._left_s = beside, SharingState(), time.monotonic()
         self.steps_s: list[float] = []
-        """Of the guaranteed job, in the newest window."""
+        """Steps of the guaranteed job in the newest window."""
 
     def follow(self, arm: str, seconds: float) -> None:
         """Give an arm's orders for a while; the law goes on as if other arms had not been."""
@@ -188,7 +188,7 @@ def measure(options: Any, out: Path, pair: Pair) -> dict[str, Any]:
 
 
 def losses_alone(notes: Path, steps: int, script: Path) -> list[str]:
-    """What the script computes without paceline."""
+    """Return what the script computes without paceline."""
     command = [sys.executable, str(script), str(notes), str(steps), "0"]
     harness.output_of("solo", command, {"OMP_NUM_THREADS": "1"})
     return notes.read_text().split()

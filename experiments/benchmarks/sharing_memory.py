@@ -33,7 +33,7 @@ from paceline.features.sharing.compiled import CPU_ARENA, compiled
 SCRIPT = Path(__file__).with_name("jobs") / "limited.py"
 WINDOW_S = 0.5
 KEEP_MEMORY = {"MALLOC_TRIM_THRESHOLD_": "4000000000", "MALLOC_MMAP_THRESHOLD_": "4000000000"}
-"""Of C's malloc."""
+"""Settings of C's malloc."""
 Arm = Literal["off", "on"]
 
 
@@ -54,7 +54,7 @@ class Trainer:
         )
 
     def ask(self, what: str, amount: float) -> Any:
-        """Have it do something; its answer."""
+        """Have it do something; return its answer."""
         assert self._process.stdin is not None and self._process.stdout is not None
         self._process.stdin.write(f"{what} {amount}\n")
         line = self._process.stdout.readline()

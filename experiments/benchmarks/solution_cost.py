@@ -42,7 +42,7 @@ def spec_of(solution: str, flags: list[str], workers: int) -> JobSpec:
 
 
 def verdict(ratios: list[float]) -> tuple[str, int]:
-    """What is known about the goal, and the exit code; each ratio is one of a pair of jobs."""
+    """Say what is known about the goal, with the exit code; each ratio is of a pair of jobs."""
     if len(ratios) < FEWEST_SEEDS:
         return f"undecided: {len(ratios)} pairs of jobs, of {FEWEST_SEEDS} the least", 2
     mean, low, high = map(math.exp, interval([math.log(each) for each in ratios]))

@@ -24,7 +24,7 @@ from paceline.policy.straggler.observation import Observation, ServerSeen, Worke
 LOCAL_BATCH = 4096
 SLOPE_S = 2.15 / LOCAL_BATCH
 BOUNDS_S = {1_000: 0.010, 10_000: 0.100}
-"""By workers, of a solver and of a decision."""
+"""Bounds by workers, of a solver and of a decision."""
 SPEEDS_S = (1.0, 3.0, 1.7, 2.3)
 """Time of 32 samples, by class of hardware."""
 
@@ -36,7 +36,7 @@ def costs(count: int, seed: int) -> tuple[solvers.Floats, solvers.Floats]:
 
 
 def classes(count: int, number: int) -> list[solvers.HardwareClass]:
-    """So many devices in so many classes."""
+    """Make so many devices in so many classes."""
     sizes = [count // number + offset for offset in range(number - 1)]
     return [
         solvers.HardwareClass(
@@ -51,7 +51,7 @@ def classes(count: int, number: int) -> list[solvers.HardwareClass]:
 
 
 def observation(count: int, seed: int) -> Observation:
-    """After 300 iterations, with two batch sizes seen."""
+    """Make an observation after 300 iterations, with two batch sizes seen."""
     rng = np.random.default_rng(seed)
     delays_s, slopes_s = costs(count, seed)
     workers = []

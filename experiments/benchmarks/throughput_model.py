@@ -92,7 +92,7 @@ def drawn(count: int, cores: float, least: float, seed: int) -> list[JobSize]:
 def measured(
     options: Any, model: str, data: Path, sizes: list[JobSize]
 ) -> list[list[MeasuredSize]]:
-    """What the master of a real job measures at each size, at each visit."""
+    """Return what the master of a real job measures at each size, at each visit."""
     first = sizes[0]
     spec = JobSpec(
         script=str(EXAMPLES / SCRIPTS[model]),
@@ -130,7 +130,7 @@ def measured(
 def measured_at_once(
     options: Any, model: str, data: Path, sizes: list[JobSize]
 ) -> list[list[MeasuredSize]]:
-    """The same by several jobs, each with its part of the sizes."""
+    """Measure the same by several jobs, each with its part of the sizes."""
     jobs = options.at_once
     with ThreadPoolExecutor(jobs) as pool:
         parts = pool.map(

@@ -34,14 +34,14 @@ from paceline.wire.spec import JobSpec
 GOAL = 0.9
 COLD = JobSize(workers=1, servers=1, worker_cpu=1.0, server_cpu=1.0)
 ERRORS = (0.0, 0.05, 0.1)
-"""Of the size that a job comes to, against the best one (standard deviation)."""
+"""Errors of the size that a job comes to, against the best one (standard deviation)."""
 AT = "error_0.05"
-"""Where the goal counts."""
+"""Error at which the goal counts."""
 NAMES = ("workers", "servers", "worker_cpu", "server_cpu")
 
 
 class Script(NamedTuple):
-    """One of a user's scripts; what follows ``batch`` is unknown when a job begins."""
+    """Script of a user; what follows ``batch`` is unknown when a job begins."""
 
     spec: JobSpec
     batch: int
@@ -52,7 +52,7 @@ class Script(NamedTuple):
 
 
 class Submitted(NamedTuple):
-    """One run of a script, and the size that it comes to."""
+    """Run of a script, and the size that it comes to."""
 
     spec: JobSpec
     best: JobSize
@@ -118,7 +118,7 @@ def _with(spec: JobSpec, **changes: Any) -> JobSpec:
 def accuracies(
     count: int, error: float, seed: int, folder: Path
 ) -> dict[str, dict[str, list[float]]]:
-    """By the way to choose the first size, and dimension: the accuracy of each job with a past."""
+    """Return the accuracy of each job with a past, by the way to a first size, and dimension."""
     place = HistoryPlace(f"sqlite:///{folder}/{seed}-{error}.sqlite", "")
     past, rng = PastJobs(place), random.Random(seed)
     last: dict[str, JobSize] = {}

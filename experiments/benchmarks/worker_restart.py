@@ -29,7 +29,7 @@ from paceline.wire.spec import JobSpec, NodeSpec, RestartSpec
 WINDOW_S = 90.0
 LIFE_S = 1.0
 MAX_RESTARTS = 3
-"""Of a group of torchrun's, as far as is looked."""
+"""Restarts of a group of torchrun's, as far as is looked."""
 EVENTS = ("process_exited", "node_started", "process_up")
 STAGES = ("noticed", "relaunched", "up", "script", "own set-up", "init", "prepare", "batch", "step")
 
@@ -48,7 +48,7 @@ def spec_of(out: Path) -> JobSpec:
 
 
 def measure(kills: int) -> list[dict[str, float] | None]:
-    """One entry per kill: seconds of each stage and ``total``; None: not recovered."""
+    """Return one entry per kill: seconds of each stage and ``total``; None: not recovered."""
     found: list[dict[str, float] | None] = []
     with harness.scratch() as out, harness.running(spec_of(out)) as job:
         for number in range(kills):
@@ -153,7 +153,7 @@ def torchrun_trial(out: Path) -> float | None:
 
 
 def first_steps(out: Path) -> list[float]:
-    """When each rank of a restarted group (any restart) ended its first step, as far as it did."""
+    """Return when each rank of a restarted group (any restart) ended its first step."""
     for restart in range(1, MAX_RESTARTS + 1):
         found = [harness.stamps(out / f"{rank}.{restart}.steps.f64") for rank in (0, 1)]
         if all(steps.size for steps in found):

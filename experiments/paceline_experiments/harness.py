@@ -1,4 +1,4 @@
-"""What the benchmarks share: their flags, running jobs, reading stamps, statistics, how they fail.
+"""Common parts of the benchmarks: flags, running jobs, reading stamps, statistics, failures.
 
 A benchmark compares *arms*. One that fails, or brings no figure, fails the benchmark: an `ArmError`
 names it and shows the end of its log, and the exit status (of `run`) is 1. With ``--quick`` all is
@@ -41,9 +41,9 @@ TINY = Path(__file__).with_name("jobs") / "tiny.py"
 POLL_S = 0.02
 RUN_S = 300.0
 NEVER_S = 1e6
-"""Between cuts, where there are to be none."""
+"""Seconds between cuts, where there should be none."""
 NUM_LOGS, NUM_LINES = 3, 12
-"""Of a failed arm these are shown: logs, and lines of each."""
+"""Numbers of logs, and of lines of each, that are shown of a failed arm."""
 
 
 _running: list[JobDir] = []
@@ -181,7 +181,7 @@ class Child:
         return self.printed()
 
     def printed(self) -> str:
-        """What it printed so far."""
+        """Return what it printed so far."""
         return self._out.read_text()
 
     def kill(self) -> None:
@@ -242,7 +242,7 @@ def running(spec: JobSpec) -> Iterator[JobDir]:
 
 
 def side_by_side(calls: Iterable[Callable[[], Result]], at_once: int) -> list[Result]:
-    """What calls return that run jobs: so many at a time, as the machine has processors for."""
+    """Return the results of calls that run jobs: so many at a time as there are processors for."""
     with ThreadPoolExecutor(at_once) as pool:
         try:
             return list(pool.map(lambda call: call(), calls))
@@ -334,7 +334,7 @@ def finish(job: JobDir, timeout_s: float, meanwhile: Callable[[], object] = lamb
 
 
 def status(job: JobDir) -> JobStatus:
-    """Of a job that runs.
+    """Return the status of a job that runs.
 
     Raises:
         TransientError: the master does not answer.
@@ -353,7 +353,7 @@ def stamps(path: Path) -> NDArray[np.float64]:
 
 
 def steps(path: Path) -> NDArray[np.float64]:
-    """What ``jobs/stepping.py`` tells: monotonic times, and steps in the model, ``[n, 2]``."""
+    """Read what ``jobs/stepping.py`` tells: monotonic times, and steps in the model, ``[n, 2]``."""
     found = stamps(path)
     return found[: len(found) // 2 * 2].reshape(-1, 2)
 
@@ -369,7 +369,7 @@ def events(job: JobDir) -> list[dict[str, Any]]:
 
 
 class Run(NamedTuple):
-    """One of several of a job."""
+    """One of several runs of a job."""
 
     seconds: float
     master_cpu_s: float
@@ -430,7 +430,7 @@ def _release(pipe: Path) -> bool:
 
 
 def _master_cpu_s(job: JobDir) -> float:
-    """Of all threads that the job's master ever had."""
+    """Return the processor seconds of all threads that the job's master ever had."""
     master = (one.pid for one in find_job_processes(job.path) if one.runs("paceline.master"))
     pid = next(master, None)
     if pid is None:
@@ -507,7 +507,7 @@ def ratio_of_rounds(rounds: Sequence[Sequence[tuple[float, float]]]) -> dict[str
 
 
 def machine() -> dict[str, Any]:
-    """Where and what was measured."""
+    """Say where and what was measured."""
     return {
         "commit": commit(),
         "cpus": os.cpu_count(),

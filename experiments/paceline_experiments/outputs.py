@@ -1,4 +1,4 @@
-"""What experiments write: where, how it came about, and tables."""
+"""Output of experiments: where it goes, how it came about, and tables."""
 
 import os
 import shlex
@@ -14,7 +14,7 @@ from paceline.base.errors import ConfigError
 
 
 def circumstances() -> dict[str, Any]:
-    """How results come about that begin now."""
+    """Say how results come about that begin now."""
     return {
         "version": version("paceline"),
         "commit": commit(),

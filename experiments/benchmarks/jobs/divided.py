@@ -28,13 +28,13 @@ def net() -> nn.Module:
 
 
 def images(number: int) -> tuple[Tensor, Tensor]:
-    """The same for all."""
+    """Make images, the same for all."""
     torch.manual_seed(0)
     return torch.randn(number, 3, 32, 32), torch.randint(0, 10, (number,))
 
 
 def train(out: Path, number: int, batch_size: int, epochs: int) -> None:
-    """One worker of a job of paceline."""
+    """Train as one worker of a job of paceline."""
     job = pl.init()
     model = net()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
@@ -51,7 +51,7 @@ def train(out: Path, number: int, batch_size: int, epochs: int) -> None:
 
 
 def train_ddp(out: Path, number: int, batch_size: int, epochs: int) -> None:
-    """One worker of torch's own."""
+    """Train as one worker of torch's own."""
     distributed.init_process_group("gloo")
     torch.manual_seed(0)
     model = DistributedDataParallel(net())

@@ -53,7 +53,7 @@ class Tiny(nn.Module):
 
 
 class Batches(torch.utils.data.Dataset[tuple[int, torch.Tensor]]):
-    """So many samples, out of a pool that was made before, with their step if not shuffled."""
+    """Dataset of so many samples from a pool made before, with their step if not shuffled."""
 
     def __init__(self, num_samples: int, batch_size: int, rows_per_field: int) -> None:
         self.num_samples, self.batch_size = num_samples, batch_size
@@ -78,7 +78,7 @@ def _as_it_is(batch: tuple[int, torch.Tensor]) -> tuple[int, torch.Tensor]:
 
 
 def await_all(out: Path, node: str, together: int) -> None:
-    """Until so many workers are here."""
+    """Wait until so many workers are here."""
     out.with_name(f"{out.name}.{node}.here").touch()
     while len(list(out.parent.glob(f"{out.name}.*.here"))) < together:
         time.sleep(0.02)

@@ -30,7 +30,7 @@ from paceline.features.sharing.wire import GateMode
 
 GIB, MIB = 1 << 30, 1 << 20
 PARTS = (1.0, 0.9, 0.75, 0.5, 0.25)
-"""Of what the model needs without a limit: its limits."""
+"""Limits, as parts of what the model needs without one."""
 
 
 def timed(call: Callable[[], Any]) -> float:
@@ -68,7 +68,7 @@ class Training:
 
 
 def speed_by_limit(memory: CudaMemory, rows: int, steps: int) -> dict[str, Any]:
-    """What a step takes under limits, and whether all losses stay the same."""
+    """Measure what a step takes under limits, and whether all losses stay the same."""
     found, same = {}, []
     for part in PARTS:
         torch.cuda.empty_cache()
@@ -123,7 +123,7 @@ def back_home(memory: CudaMemory, rows: int) -> dict[str, Any]:
 
 
 def changes(memory: CudaMemory, num_bytes: int, part: int) -> dict[str, float]:
-    """What it takes to give memory back, and to have it again."""
+    """Measure what it takes to give memory back, and to have it again."""
     shrink_s, grow_s = [], []
 
     def fill() -> None:

@@ -98,7 +98,7 @@ def measure(
     steps: int,
     compute: Callable[[], None],
 ) -> dict[str, list[Spent]]:
-    """The same loop with clocks around the entries."""
+    """Run the same loop with clocks around the entries."""
     meter = Meter()
     meter.watch()
     for _ in range(steps):

@@ -10,7 +10,7 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 class Plain:
     def node(self) -> str:
-        """Where it is."""
+        """Return the node where it is."""
         return str(ray.get_runtime_context().get_node_id())
 
 

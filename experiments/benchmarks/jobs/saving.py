@@ -63,7 +63,7 @@ class Touching(torch.optim.SGD):
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> Any:
-        """One update."""
+        """Update once."""
         for tensor in self.bulk:
             tensor[::PAGE] += 1
         return super().step(closure)
@@ -112,7 +112,7 @@ class Training:
         return dict(self.model.state_dict())
 
     def step(self, batches: Iterator[Tensor], save: Any, before_update: Any) -> None:
-        """One step; ``save`` is called before its compute."""
+        """Do one step; ``save`` is called before its compute."""
         if self.idle:
             self.model(next(batches)).backward()
             self.optimizer.step()
@@ -189,12 +189,12 @@ def by_paceline(options: argparse.Namespace) -> None:
 
 
 def num_cuts(folder: Path) -> int:
-    """That are on disk."""
+    """Count the cuts that are on disk."""
     return len(list(folder.glob("*/manifest.json")))
 
 
 def life() -> str:
-    """What the files of this life of this worker begin with."""
+    """Return what the files of this life of this worker begin with."""
     return f"{os.environ['PACELINE_NODE']}-{os.environ['PACELINE_INC']}"
 
 
@@ -235,7 +235,7 @@ def note_restores(state: State, out: Path) -> None:
 
 
 def set_pages(state: State, value: float) -> None:
-    """As an update leaves them."""
+    """Set the pages as an update leaves them."""
     with torch.no_grad():
         for name, tensor in state.items():
             if "bulk" in name:

@@ -18,7 +18,7 @@ import paceline as pl
 
 
 def factor(file: Path) -> float:
-    """How many times as long as usual this worker takes now."""
+    """Return how many times as long as usual this worker takes now."""
     try:
         return float(file.read_text())
     except FileNotFoundError:

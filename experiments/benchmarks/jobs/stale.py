@@ -22,10 +22,10 @@ import paceline as pl
 
 FIELDS, ROWS, DIM = 8, 100, 8
 WARM_UP_STEPS = 40
-"""Of an ordinary worker."""
+"""Steps of an ordinary worker."""
 HELD_OUT = 20_000
 WORST_LOSS = 10.0
-"""What a model counts as that has run away."""
+"""Loss that a model counts as that has run away."""
 
 
 class Click(nn.Module):

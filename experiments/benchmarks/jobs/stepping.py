@@ -43,12 +43,12 @@ class Still(nn.Module):
 
     @property
     def steps(self) -> float:
-        """How many steps are in it: of rate 1.0, each takes the same off, exactly."""
+        """Number of steps in it: of rate 1.0, each takes the same off, exactly."""
         return -self.weight[0].item() * PARAMETERS
 
 
 def optimizer_of(model: Still) -> torch.optim.Optimizer:
-    """With momentum of all but the vector, from the start: as if each had been trained."""
+    """Make an optimizer with momentum of all but the vector, as if each had been trained."""
     rest = list(model.rest)
     groups = [{"params": [model.weight]}, *([{"params": rest, "momentum": 0.9}] if rest else [])]
     optimizer = torch.optim.SGD(groups, lr=1.0)
@@ -102,7 +102,7 @@ def by_ddp(options: argparse.Namespace) -> None:
 
 
 def by_torchft(options: argparse.Namespace) -> None:
-    """As torchft's README and its ``train_ddp.py`` have it, but for the state being ours."""
+    """Train as torchft's README and its ``train_ddp.py`` do, but for the state being ours."""
     import torchft
 
     model = Still()
@@ -128,7 +128,7 @@ def by_torchft(options: argparse.Namespace) -> None:
 
 
 def by_ray_train(options: argparse.Namespace) -> None:
-    """As the user guides of Ray Train v2 have it: elastic, any number of failures, checkpoints."""
+    """Train as the user guides of Ray Train v2 do: elastic, any number of failures, checkpoints."""
     from ray import train as ray_train
     from ray.train.torch import TorchTrainer
 
@@ -162,7 +162,7 @@ def in_ray_train(config: dict[str, argparse.Namespace]) -> None:
 
 
 def reporting(model: Still, every: int) -> Iterator[torch.Tensor]:
-    """The same batches; so often, all members report a checkpoint, which the first one writes."""
+    """Yield the same batches; so often all members report a checkpoint, which the first writes."""
     from ray import train as ray_train
 
     for number, batch in enumerate(same_batches(), 1):

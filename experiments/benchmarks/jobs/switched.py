@@ -18,7 +18,7 @@ import paceline as pl
 
 
 class Floats(Ids):
-    """One number per sample."""
+    """Dataset of one number per sample."""
 
     def __getitems__(self, indices: list[int]) -> torch.Tensor:
         return super().__getitems__(indices).float()[:, None]

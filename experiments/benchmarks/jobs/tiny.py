@@ -38,7 +38,7 @@ class Tiny(nn.Module):
 
 
 class Ids(torch.utils.data.Dataset[torch.Tensor]):
-    """So many samples; sample i is row i, modulo the table."""
+    """Dataset of so many samples; sample i is row i, modulo the table."""
 
     def __init__(self, num_samples: int, num_rows: int = NUM_ROWS) -> None:
         self.num_samples, self.num_rows = num_samples, num_rows

@@ -29,7 +29,7 @@ from paceline.wire.step_ledger import StepLedgerWriter
 
 @contextlib.contextmanager
 def watched(folder: Path) -> Iterator[None]:
-    """What a script's process does for each step and call, until the end of the block."""
+    """Do what a script's process does for each step and call, until the end of the block."""
     ledger = StepLedgerWriter(folder / "ledger", Inc(1))
     ring = CallRingWriter(folder / "calls", Inc(1))
     step, wait = 1, Work.wait

@@ -50,7 +50,7 @@ class Premade:
         return self.ids[index], self.labels[index]
 
     def __getitems__(self, indices: list[int]) -> tuple[Tensor, Tensor]:
-        """Of neighbours: the feed is not shuffled."""
+        """Return samples that are neighbours: the feed is not shuffled."""
         here = slice(indices[0], indices[-1] + 1)
         return self.ids[here], self.labels[here]
 
@@ -66,7 +66,7 @@ def make_samples(options: argparse.Namespace) -> Premade:
 
 
 def train_plainly(options: argparse.Namespace, rounds: Rounds) -> None:
-    """One process, sparse gradients, torch's Adagrad."""
+    """Train in one process with sparse gradients and torch's Adagrad."""
     torch.set_num_threads(options.threads)
     model = ClickModel(options.rows, options.tables, options.hidden)
     optimizer = torch.optim.Adagrad(model.parameters(), lr=RATE)
@@ -80,7 +80,7 @@ def train_plainly(options: argparse.Namespace, rounds: Rounds) -> None:
 
 
 def train_with_paceline(options: argparse.Namespace, rounds: Rounds) -> None:
-    """The same as a job."""
+    """Train the same as a job."""
     import paceline as pl
 
     job = pl.init()

@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 
 class Change(NamedTuple):
-    """Of one line of what was installed."""
+    """Change of one line of what was installed."""
 
     file: str
     """Below ``site-packages``."""

@@ -25,7 +25,7 @@ def torchrun(python: Path, workers: int, *flags: str) -> list[str]:
 def by_torchrun(
     python: Path, workers: int, script: Sequence[str], log: Path
 ) -> Iterator[Sequence["subprocess.Popen[bytes]"]]:
-    """One agent, which restarts all workers."""
+    """Start one agent, which restarts all workers."""
     command = [*torchrun(python, workers, "--standalone"), *script]
     with launched({"torchrun": command}, log) as processes:
         yield processes
@@ -35,7 +35,7 @@ def by_torchrun(
 def by_dlrover(
     python: Path, workers: int, script: Sequence[str], log: Path
 ) -> Iterator[Sequence["subprocess.Popen[bytes]"]]:
-    """The same by ``dlrover-run``, which starts a master for itself."""
+    """Do the same by ``dlrover-run``, which starts a master for itself."""
     command = [
         *(str(python.with_name("dlrover-run")), "--standalone"),
         *(f"--nproc-per-node={workers}", "--max-restarts=1000", *script),
@@ -82,7 +82,7 @@ def launched(
     shared: dict[str, str] | None = None,
     own: dict[str, dict[str, str]] | None = None,
 ) -> Iterator[Sequence["subprocess.Popen[bytes]"]]:
-    """These processes, and afterwards none of them, nor any that they started.
+    """Start these processes; afterwards leave none of them, nor any that they started.
 
     Without what a job of ours would set, and with one thread for each, as ours have.
 
@@ -118,7 +118,7 @@ def launched(
 
 
 def end(processes: Sequence["subprocess.Popen[bytes]"], mark: bytes) -> None:
-    """In order if they will, and whatever has ``mark`` in its environment at once."""
+    """End processes in order if they will; end at once what has ``mark`` in its environment."""
     for process in processes:
         process.terminate()
     deadline_s = time.monotonic() + STOP_S
@@ -143,7 +143,7 @@ def with_variable(mark: bytes) -> list[int]:
 
 
 def free_ports(number: int) -> list[int]:
-    """So many ports of loopback that were free a moment ago."""
+    """Return so many ports of loopback that were free a moment ago."""
     with contextlib.ExitStack() as stack:
         probes = [stack.enter_context(socket.socket()) for _ in range(number)]
         for probe in probes:

@@ -39,7 +39,7 @@ class Trained:
         self.total = tf.Variable(tf.zeros(shape))
 
     def step(self, grad: tf.Tensor | tf.IndexedSlices) -> None:
-        """One step of Adagrad."""
+        """Do one step of Adagrad."""
         shared = {
             "var": self.value.handle,
             "accum": self.total.handle,
@@ -73,7 +73,7 @@ class Model:
         return [*self.tables, *(one for layer in self.layers for one in layer)]
 
     def logits(self, ids: tf.Tensor) -> tf.Tensor:
-        """Of ids ``[n, NUM_FIELDS]``."""
+        """Compute the logits of ids ``[n, NUM_FIELDS]``."""
         if len(self.tables) == 1:
             found = tf.gather(self.tables[0].value, ids)
             signal = tf.reshape(found, [-1, NUM_FIELDS * DIM])

@@ -36,7 +36,7 @@ class LbBsp(Solution, frozen=True):
         return adjusted(seen.workers, sizes.tolist(), "in proportion to the smoothed speeds")
 
     def compared(self, seen: Observation, action: AnyAction) -> Compared:
-        """Each worker's batch at its smoothed speed; see `Solution.compared`."""
+        """Compare each worker's batch at its smoothed speed; see `Solution.compared`."""
         paces = [(worker.node, worker.short) for worker in seen.workers]
         times_s = {
             node: pace.samples / pace.smoothed for node, pace in paces if pace and pace.smoothed

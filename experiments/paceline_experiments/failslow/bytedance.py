@@ -31,7 +31,7 @@ from paceline.policy.failslow.suspects import SHARE, Findings, find_suspects
 
 _COMPUTING = ("forward-compute", "backward-compute", "optimizer")
 _OF_REPLICAS = {"params-all-gather": "all_gather", "grads-reduce-scatter": "reduce_scatter"}
-"""Among the ranks of one stage."""
+"""Transfers among the ranks of one stage."""
 _OF_ALL = "optimizer-clip-main-grad"
 """The norm of all gradients: all ranks end it together."""
 _BETWEEN_STAGES = {
@@ -40,20 +40,20 @@ _BETWEEN_STAGES = {
     "backward-send": ("send", -1),
     "backward-recv": ("recv", 1),
 }
-"""And how many stages further the other end is."""
+"""Operation of each transfer between stages, and how many stages further the other end is."""
 _LEAST = 0.5
 """Least part of a job's slowness that one component must explain to be blamed."""
 
 
 class PublishedVerdict(msgspec.Struct, frozen=True, kw_only=True):
-    """What the authors' analysis blames."""
+    """Verdict of the authors' analysis."""
 
     slowdown: float
     """Ratio of the job's time to its time without stragglers."""
     worker: tuple[int, int] | None = None
     """Replica and stage of one worker."""
     stage: int | None = None
-    """One stage, whose workers are alike."""
+    """Stage that is blamed, whose workers are alike."""
 
 
 def jobs_in(folder: Path) -> list[str]:

@@ -29,7 +29,7 @@ STRIDES = {4: 32 << 10, 2: 129 << 10, 1: 64 << 10}
 are those in a pipeline, of replicas, and in a tensor-parallel group. Half of a pipeline's 64 KiB
 passes while ranks compute."""
 FACTORS = (1.4, 2.6)
-"""How many times as long a step should take."""
+"""Multiples of its usual time that a step should take."""
 _TRIES = 5
 _STILL = 4.0
 """Ranks that take so many times as long for a step as usual stand still."""
@@ -39,16 +39,16 @@ Way = Literal["sleep", "quota", "cable", "link"]
 
 
 class InjectedFault(msgspec.Struct, frozen=True, kw_only=True):
-    """What becomes slow, and by how much."""
+    """Fault: what becomes slow, and by how much."""
 
     way: Way
     ranks: tuple[int, ...]
-    """One; of a link: its two ends."""
+    """Rank that becomes slow; of a link: its two ends."""
     factor: float
     """Times a healthy step, as far as the fault alone can make it so."""
 
     def is_named_by(self, event: DiagnosedEvent) -> bool:
-        """Whether a verdict names it. Of a slow cable all links are slow, so each is right."""
+        """Tell whether a verdict names it. Of a slow cable all links are slow, so each is right."""
         named = {int(node.rpartition("-")[2]) for node in event.nodes}
         if self.way in ("sleep", "quota"):
             return event.culprit == "computation" and named == set(self.ranks)
@@ -162,7 +162,7 @@ class Injector:
 
 
 def lives_of(log: Path) -> list[list[float]]:
-    """When the steps of each life of the script ended (Unix time)."""
+    """Return when the steps of each life of the script ended (Unix time)."""
     lives: list[list[float]] = []
     for line in log.read_text().split("\n")[:-1] if log.exists() else ():
         if line == "0":
@@ -173,5 +173,5 @@ def lives_of(log: Path) -> list[list[float]]:
 
 
 def times_of(log: Path) -> list[float]:
-    """When the steps of the newest life ended."""
+    """Return when the steps of the newest life ended."""
     return (lives_of(log) or [[]])[-1]

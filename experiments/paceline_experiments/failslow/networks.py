@@ -24,7 +24,7 @@ _PROBE = (
 
 
 def can_make_networks() -> bool:
-    """Whether namespaces, bridges and shapers can be made here."""
+    """Tell whether namespaces, bridges and shapers can be made here."""
     if os.geteuid() or not all(map(shutil.which, ("unshare", "nsenter", "ip", "tc"))):
         return False
     probe = ["unshare", "--net", "sh", "-c", _PROBE]
@@ -49,7 +49,7 @@ class Networks:
         return f"10.99.0.{rank + 1}"
 
     def env(self) -> dict[str, str]:
-        """What the script's processes need in their environment."""
+        """Return what the script's processes need in their environment."""
         return {"MASTER_ADDR": self.address(0), "GLOO_SOCKET_IFNAME": PORT}
 
     def within(self, pid: int, commands: str) -> None:

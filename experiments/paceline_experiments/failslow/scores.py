@@ -13,7 +13,7 @@ _GRACE = 10
 
 
 class SuiteRow(msgspec.Struct, kw_only=True):
-    """What one detector said of the jobs of one kind."""
+    """Row of what one detector said of the jobs of one kind."""
 
     suite: str
     kind: str

@@ -1,4 +1,4 @@
-"""What the planner pays for an event, over what one pays who knows how long the event lasts.
+"""Costs of the planner for an event, over those of one that knows how long the event lasts.
 
 For one cure the ratio is at most 2, up to one step's loss. For several nothing is proved; `main`
 prints what random events give.
@@ -42,7 +42,7 @@ class EventCost(msgspec.Struct, frozen=True):
 
     @property
     def ratio(self) -> float:
-        """How many times the optimum the planner paid."""
+        """Factor over the optimum that the planner paid."""
         return self.planner_s / self.optimum_s
 
 

@@ -30,7 +30,7 @@ class Episode(NamedTuple):
 
 
 class JobKind(NamedTuple):
-    """What jobs are drawn like; pairs are the ends of a range."""
+    """Ranges from which jobs are drawn; pairs are their ends."""
 
     name: str
     noise: tuple[float, float] = (0.01, 0.03)

@@ -1,4 +1,4 @@
-"""What ``paceline sim failslow`` runs, prints and keeps."""
+"""The command ``paceline sim failslow``: what it runs, prints and keeps."""
 
 from pathlib import Path
 

@@ -26,7 +26,7 @@ _UNKNOWN = JobKind("variable, amounts not known", variation=(0.05, 0.4))
 
 
 class SuitePart(NamedTuple):
-    """So many jobs of one kind, some of them slow."""
+    """Part of a suite: so many jobs of one kind, some of them slow."""
 
     suite: str
     kind: JobKind

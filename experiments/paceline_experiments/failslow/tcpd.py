@@ -32,7 +32,7 @@ _MARGIN = 5
 
 
 class TcpdRow(msgspec.Struct, frozen=True, kw_only=True):
-    """What was found in one series."""
+    """Row of what was found in one series."""
 
     series: str
     known: int | None

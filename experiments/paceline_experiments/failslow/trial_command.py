@@ -1,4 +1,4 @@
-"""What ``paceline bench failslow`` runs, prints and keeps."""
+"""The command ``paceline bench failslow``: what it runs, prints and keeps."""
 
 import contextlib
 import itertools

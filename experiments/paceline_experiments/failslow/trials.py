@@ -58,7 +58,7 @@ _Kind = TypeVar("_Kind", SlowedEvent, DiagnosedEvent, RelievedEvent, RestartAdvi
 
 
 class Case(NamedTuple):
-    """What happens in a job."""
+    """Case: what happens in a job."""
 
     name: str
     about: str
@@ -129,7 +129,7 @@ CASES = {
 
 
 class FaultTrial(msgspec.Struct, kw_only=True):
-    """What became of one life of the script."""
+    """Outcome of one life of the script."""
 
     case: str
     seed: int
@@ -149,7 +149,7 @@ class FaultTrial(msgspec.Struct, kw_only=True):
     advised: int = 0
     """Restarts that were advised of a healthy job: all that is ever done about a script."""
     told: list[str] = []
-    """What the job said, with the time from the fault."""
+    """Words of the job, with the time from the fault."""
 
     @property
     def is_weak(self) -> bool:
@@ -173,7 +173,7 @@ class Watched:
         """Unix time of the first step of the present life."""
 
     def told(self, from_s: float = 0.0, to_s: float = float("inf")) -> list[Told]:
-        """What it has said about its pace between two moments (Unix time) of its present life."""
+        """Return its words about its pace between two times (Unix) of its present life."""
         return [
             event
             for event in read_events(self.job.events)
@@ -330,7 +330,7 @@ def _await_well(trial: FaultTrial, watched: Watched, onset_s: float) -> None:
 
 
 def _is_decided(trial: FaultTrial, told: list[Told]) -> bool:
-    """Whether all faults are named, or something that is none is."""
+    """Tell whether all faults are named, or something that is none is."""
     found = _of(DiagnosedEvent, told)
     wrong = [each for each in found if not any(one.is_named_by(each) for one in trial.faults)]
     return bool(wrong) or all(any(map(one.is_named_by, found)) for one in trial.faults)

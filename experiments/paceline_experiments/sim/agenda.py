@@ -1,4 +1,4 @@
-"""What is to happen later in virtual time."""
+"""Agenda of what will happen later in virtual time."""
 
 import heapq
 import itertools
@@ -22,7 +22,7 @@ class Agenda:
 
     @property
     def next_s(self) -> float:
-        """When the next event is due; infinite: there is none."""
+        """Time at which the next event is due; infinite: there is none."""
         return self._events[0][0] if self._events else math.inf
 
     def run_next(self) -> float:

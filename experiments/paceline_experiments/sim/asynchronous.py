@@ -26,11 +26,11 @@ from paceline_experiments.sim.nodes import Handling
 WINDOW = 2
 """Contributions of a worker that may be under way (docs/protocols/integrity.md, section 3)."""
 COMMIT_EVERY_S = 60.0
-"""How often the simulated ledger hears what is in the model: it looks through every lease then."""
+"""Seconds after which the simulated ledger hears what is in the model: it looks at every lease."""
 
 
 class _Hands:
-    """What one life of a worker has in hand."""
+    """Work that one life of a worker has in hand."""
 
     __slots__ = (
         "asks",
@@ -47,9 +47,9 @@ class _Hands:
     def __init__(self, counted: int) -> None:
         """``counted``: where its clock starts, in SSP."""
         self.lease: deque[Span] = deque()
-        """What it has not begun."""
+        """Samples that it has not begun."""
         self.batch: list[Span] = []
-        """What it computes; empty: nothing."""
+        """Samples that it computes; empty: none."""
         self.since_s = self.batch_s = 0.0
         self.sent: deque[list[Span]] = deque()
         """Contributions under way."""
@@ -324,7 +324,7 @@ class Asynchronous(SimJob):
         heapq.heapify(self._queue)
 
     def restart_all(self, until_s: float) -> None:
-        """All drop what they have; the ledger goes back to the last checkpoint."""
+        """Make all drop what they have; the ledger goes back to the last checkpoint."""
         self._commit()
         for hands in self._hands:
             self._note_redone(hands, self.now_s)

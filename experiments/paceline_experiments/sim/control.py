@@ -36,7 +36,7 @@ class Control(Protocol):
 
     @property
     def next_s(self) -> float:
-        """When it wants to look next whether a decision is due."""
+        """Time at which it wants to look next whether a decision is due."""
         ...
 
     @property

@@ -1,4 +1,4 @@
-"""What a step of a simulated job costs: affine in what is computed, sent and handled.
+"""Costs of a step of a simulated job: affine in what is computed, sent and handled.
 
 A worker computes its share in ``(fixed + samples * per_sample) * slowdown * noise + delay`` per
 batch. It then sends every server its part. A server is one thread, as ours is: it handles parts one
@@ -22,7 +22,7 @@ class Compute(msgspec.Struct, frozen=True, kw_only=True):
     per_sample_s: float
     """Seconds per sample of a worker of speed 1."""
     fixed_s: float = 0.0
-    """Per batch, whatever its size."""
+    """Seconds per batch, whatever its size."""
     saturation: int = 0
     """Smaller batches take as long as one of this size (AntDT Fig. 8)."""
     noise: float = 0.0
@@ -41,13 +41,13 @@ class Traffic(msgspec.Struct, frozen=True, kw_only=True):
     message_s: float = 0.0
     """A worker's round trip, without what servers do."""
     pair_s: float = 0.0
-    """Per pair of worker and server, one after the other: the processor of nodes that share one."""
+    """Seconds per pair of worker and server, one after the other, where nodes share a processor."""
     part_s: float = 0.0
     """A server's time for one worker's part and pull."""
     update_s: float = 0.0
     """A server's time for applying one update."""
     reduce_s: float = 0.0
-    """Without servers: the all-reduce of a step."""
+    """Seconds of the all-reduce of a step, without servers."""
 
     def round_trip_s(self, workers: int, servers: int) -> float:
         """Messages of one step of the group."""
@@ -55,7 +55,7 @@ class Traffic(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def served_s(arrivals_s: Floats, part_s: float) -> float:
-    """When a server that handles parts one by one has the last of those that arrive so."""
+    """Return when a server that handles parts one by one has the last of those that arrive so."""
     if part_s == 0.0 or len(arrivals_s) == 0:
         return float(arrivals_s.max(initial=0.0))
     behind = np.arange(len(arrivals_s), 0, -1)

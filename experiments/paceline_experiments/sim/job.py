@@ -1,4 +1,4 @@
-"""What all simulated jobs have in common: nodes, a clock, reports, and the carrying out of actions.
+"""Common part of all simulated jobs: nodes, a clock, reports, and the carrying out of actions.
 
 A job runs in virtual time. It tells its `Control` what each node has done, as agents do, asks it
 when a decision is due, and does what it says. Decisions and restarts fall where they fall, also
@@ -161,7 +161,7 @@ class SimJob:
 
     @property
     def next_event_s(self) -> float:
-        """When something happens that is not the training's own doing."""
+        """Time at which something happens that is not the training's own doing."""
         return min(self.agenda.next_s, self.control.next_s)
 
     def next_event(self) -> bool:

@@ -1,4 +1,4 @@
-"""How often the server that orders updates tells the master what is in the model."""
+"""Times at which the server that orders updates tells the master what is in the model."""
 
 import math
 

@@ -9,7 +9,7 @@ from paceline_experiments.sim.patterns import Disturbances
 from paceline_experiments.sim.scenarios import Scenario
 
 LEAST_PART_S = 1e-9
-"""No handler takes less, whatever the scenario says: of one that took no time nothing is known."""
+"""Least seconds of a handler, whatever the scenario says: of no time nothing is known."""
 _BLOCK = 256
 _NOISE = 1 << 20
 """Keeps the noise's draws apart from those of the patterns."""
@@ -84,7 +84,7 @@ class Workers:
         return float(busy_s * slowdown * self.noise.of(worker, iteration) + delay_s)
 
     def lose(self, worker: int) -> None:
-        """Its process is gone."""
+        """Note that the worker's process is gone."""
         self.present[worker] = False
 
     def start(self, worker: int) -> None:
@@ -112,7 +112,7 @@ class Handling:
 
     @property
     def over_s(self) -> float:
-        """When the last server is done with it."""
+        """Time at which the last server is done with it."""
         return float(self.end_s.max(initial=self.arrival_s))
 
 
@@ -129,7 +129,7 @@ class Servers:
         """Contributions in the order of their arrival, perhaps also some that are over
         (asynchronous)."""
         self._free_s: Floats = np.zeros(n)
-        """When each is done with all that has come so far (asynchronous)."""
+        """Times at which each is done with all that has come so far (asynchronous)."""
         self._num_planned: Ints = np.zeros(n, dtype=np.int64)
         """Contributions of each one's present life (asynchronous)."""
         self._traffic = scenario.traffic
@@ -187,7 +187,7 @@ class Servers:
                 self._plan(server, one)
 
     def pause(self, now_s: float, seconds: float) -> None:
-        """They begin nothing for so long (asynchronous)."""
+        """Have them begin nothing for so long (asynchronous)."""
         for one in self._under_way:
             later_s = np.where(one.begin_s >= now_s, seconds, 0.0)
             one.begin_s += later_s

@@ -1,4 +1,4 @@
-"""What a run of a job came to."""
+"""Outcome of a run of a job."""
 
 import msgspec
 
@@ -26,7 +26,7 @@ class Sight(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
 
 
 class SimOutcome(msgspec.Struct, frozen=True, kw_only=True):
-    """One run. Times are those of the job's own clock."""
+    """Outcome of one run. Times are those of the job's own clock."""
 
     jct_s: float
     samples: int

@@ -1,4 +1,4 @@
-"""Who is disturbed, when and how much: the straggler patterns that are injected.
+"""Straggler patterns that are injected: who is disturbed, when and how much.
 
 Pure data and seeded draws. The simulator reads them, and so does whatever injects delays into real
 processes; nothing that looks for stragglers may (it is below this package, and import-linter keeps
@@ -31,7 +31,7 @@ _ROLES = {"worker": 0, "server": 1}
 
 
 class Placement(msgspec.Struct, frozen=True):
-    """Where the ``life``-th life (from 0) of a node runs."""
+    """Place at which the ``life``-th life (from 0) of a node runs."""
 
     role: Role
     index: int
@@ -73,7 +73,7 @@ class Transient(Pattern, frozen=True, kw_only=True):
     delay_s: float
 
     def spells(self, place: Placement, rng: np.random.Generator) -> Spells:
-        """One draw per period."""
+        """Yield one draw per period."""
         start = 0.0
         while True:
             if rng.random() < self.probability:
@@ -160,7 +160,7 @@ class Cycle(Pattern, frozen=True, kw_only=True):
     start: float = 0.0
     """Start of the first node's first period, by the pattern's clock."""
     stagger: float = 0.0
-    """Each node's periods begin so much later than those of the node before it in ``nodes``."""
+    """Seconds by which each node's periods begin later than those of the node before it."""
 
     def spells(self, place: Placement, rng: np.random.Generator) -> Spells:
         """Yield one spell per period."""
@@ -225,7 +225,7 @@ class Ladder(Pattern, frozen=True, kw_only=True):
 
     nodes: tuple[int, ...]
     rung_s: float
-    """What each rung adds to the delay."""
+    """Seconds that each rung adds to the delay."""
     rungs: int
     every: float
     """Length of a rung; the last one holds for ``hold``."""
@@ -268,7 +268,7 @@ AnyPattern = (
 
 
 def spells_of(patterns: Sequence[AnyPattern], number: int, place: Placement, seed: int) -> Spells:
-    """What pattern ``number`` of a scenario does to a place."""
+    """Return what pattern ``number`` of a scenario does to a place."""
     key = (seed, number, _ROLES[place.role], place.index, place.life)
     return patterns[number].spells(place, np.random.default_rng(key))
 
@@ -281,7 +281,7 @@ class Course:
         self._next = next(self._spells, NEVER)
 
     def at(self, moment: float) -> Spell:
-        """What holds at a moment, and until when; moments must not decrease."""
+        """Return what holds at a moment, and until when; moments must not decrease."""
         while self._next.stop <= moment:
             self._next = next(self._spells, NEVER)
         if self._next.start <= moment:
@@ -290,7 +290,7 @@ class Course:
 
 
 class Disturbances:
-    """What all patterns together do to the nodes of one role; nodes are rows of arrays."""
+    """Effect of all patterns together on the nodes of one role; nodes are rows of arrays."""
 
     def __init__(
         self, patterns: Sequence[AnyPattern], role: Role, num_nodes: int, seed: int
@@ -308,9 +308,9 @@ class Disturbances:
         self._until = np.zeros(shape)
         self._delay_s, self._slowdown = np.zeros(shape), np.ones(shape)
         self.delay_s: NDArray[np.float64] = np.zeros(num_nodes)
-        """What each batch of a node that starts now is delayed by."""
+        """Seconds by which each batch of a node that starts now is delayed."""
         self.slowdown: NDArray[np.float64] = np.ones(num_nodes)
-        """What the time of its computation is multiplied by."""
+        """Factor on the time of its computation."""
 
     def move(self, now_s: float, iteration: int) -> None:
         """Go on to this moment, in which all nodes are in this iteration."""
@@ -334,7 +334,7 @@ class Disturbances:
                 self.slowdown[index] = self._slowdown[:, index].prod()
 
     def until(self, index: int) -> tuple[float, float]:
-        """Up to which moment, in seconds and in iterations, what holds for a node goes on."""
+        """Return up to when, in seconds and in iterations, what holds for a node goes on."""
         ends = {"seconds": math.inf, "iterations": math.inf}
         for p, (_, pattern) in enumerate(self._patterns):
             ends[pattern.clock] = min(ends[pattern.clock], float(self._until[p, index]))

@@ -1,4 +1,4 @@
-"""What is simulated: a job, its costs, and the stragglers it meets.
+"""Scenarios to simulate: a job, its costs, and the stragglers it meets.
 
 Pure data, the same for the simulator and for runs of real processes with emulated compute.
 """
@@ -11,7 +11,7 @@ from paceline_experiments.sim.patterns import AnyPattern
 
 
 class Recovery(msgspec.Struct, frozen=True, kw_only=True):
-    """What KILL_RESTART does to a job.
+    """Costs of KILL_RESTART for a job.
 
     As ours: a worker loses what is not committed of its leases and the others go on; a server
     serves on while a fresh one takes over its buckets. Or from checkpoints, as jobs without a
@@ -19,14 +19,14 @@ class Recovery(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     worker: RestartCost
-    """Without `redo_s`: that is simulated."""
+    """Cost of a worker's restart, without `redo_s`: that is simulated."""
     server: RestartCost
     switch_s: float = 0.0
-    """How long everybody waits when a fresh server takes over."""
+    """Seconds that everybody waits when a fresh server takes over."""
     checkpoint_every_s: float | None = None
     """None: as ours."""
     checkpoint_s: float = 0.0
-    """How long everybody waits for a checkpoint."""
+    """Seconds that everybody waits for a checkpoint."""
 
 
 class PlannedKill(msgspec.Struct, frozen=True, array_like=True):

@@ -1,4 +1,4 @@
-"""Who computes which samples of a synchronous step, kept equal with the ledger.
+"""Division of a synchronous step's samples among workers, kept equal with the ledger.
 
 What a step consists of, how that is cut and what a grant of it holds is decided by the master's own
 `Plans` and `Ledger`. Grants reach several steps ahead and are renewed when they no longer reach far
@@ -121,7 +121,7 @@ class Slices:
             self._ahead.appendleft(dealt[0])
 
     def orphans(self, parts: Parts) -> list[Span]:
-        """What nobody has of a slice that is dealt."""
+        """Return what nobody has of a slice that is dealt."""
         return self.ledger.pick_parts([(parts.whole, parts.whole)])
 
     def recall(self, since: Place) -> None:

@@ -24,7 +24,7 @@ from paceline_experiments.sim.nodes import server_names, worker_names
 from paceline_experiments.sim.scenarios import Scenario
 
 POLL_S = 0.2
-"""How often the controller is asked whether a decision is due; in the master, with its ticks."""
+"""Seconds between two questions to the controller whether a decision is due: the master's tick."""
 
 
 class Steering:
@@ -71,7 +71,7 @@ class Steering:
             self._monitor.heartbeat(node, facts, due_s)
 
     def _silence(self, node: str) -> None:
-        """What its process had not told dies with it."""
+        """Forget what its process had not told: that dies with it."""
         self._under_way = [one for one in self._under_way if one[2] != node]
         heapq.heapify(self._under_way)
 
@@ -117,7 +117,7 @@ class Steering:
 
     @property
     def num_decisions(self) -> int:
-        """How often the solution was asked."""
+        """Number of times that the solution was asked."""
         return self._controller.num_decisions
 
     def _observe(self, now: Situation) -> Observation:

@@ -27,12 +27,12 @@ from paceline_experiments.sim.job import FEED, SimJob, steps_ahead
 from paceline_experiments.sim.slices import Members, Parts, Slices
 
 _OF_ROUND_TRIP = 0.5
-"""What a contribution more costs: that of a step holds its decision, too (measured:
-`benchmarks/chunk_cost.py`)."""
+"""Part of a round trip that a contribution more costs: that of a step holds its decision, too
+(measured: `benchmarks/chunk_cost.py`)."""
 
 
 def may_lack(known: Sequence[Planned], step: int, size: int, batch_size: int) -> Lacking:
-    """What the leader decides a step without whose slice has this size."""
+    """Return what may be missing when the leader decides a step whose slice has this size."""
     held = [one.plan for one in known if one.step <= step]
     return held[-1].lacking.of_slice(size, batch_size) if held else Lacking()
 
@@ -67,7 +67,7 @@ class _Round:
         self.end_s = np.where(self.sizes > 0, self.ends_s(self.count), begin_s)
 
     def ends_s(self, batches: Ints) -> Floats:
-        """When each worker is done with its first so many batches, at least one."""
+        """Return when each worker is done with its first so many batches, at least one."""
         between = (batches - 1) // self.batches
         ends_s: Floats = self.begin_s + batches * self.batch_s + between * self._message_s
         return ends_s
@@ -82,7 +82,7 @@ class _Round:
         return np.where(self.sizes > 0, done, 0).astype(np.int64)
 
     def handed_in(self, batches: Ints) -> Ints:
-        """Those of the first batches of each worker that are of whole contributions."""
+        """Return those of the first batches of each worker that are of whole contributions."""
         whole: Ints = batches - batches % self.batches
         return whole
 
@@ -102,9 +102,9 @@ class _Decided(NamedTuple):
     """The decision of a step."""
 
     closed_s: float
-    """What had not ended by then is left out."""
+    """Time after which nothing more counts: what had not ended by then is left out."""
     at_s: float
-    """When the update is applied."""
+    """Time at which the update is applied."""
 
 
 class Synchronous(SimJob):
@@ -119,7 +119,7 @@ class Synchronous(SimJob):
         self._unclaimed: list[Span] = []
         """Samples of the step that nobody has, as nobody is there."""
         self._free_s: Floats = np.zeros(n)
-        """When each worker is done with a batch that came too late."""
+        """Times at which each worker is done with a batch that came too late."""
         self._late: Floats = np.zeros((2, n))
         """Samples and T^w of that batch; 0: there is none."""
         self._step_s: float | None = None
@@ -223,7 +223,7 @@ class Synchronous(SimJob):
         return decided
 
     def _decided(self) -> _Decided:
-        """When enough of the step is with all servers, and applied."""
+        """Return when enough of the step is with all servers, and applied."""
         if self._unclaimed:
             return _Decided(math.inf, math.inf)
         traffic = self.scenario.traffic
@@ -241,7 +241,7 @@ class Synchronous(SimJob):
         return _Decided(closed_s, there_s + sent_s + update_s)
 
     def _enough_s(self, may_lack: Lacking) -> float:
-        """When no more samples are missing than may be."""
+        """Return when no more samples are missing than may be."""
         when, size = [], []
         for each in self._rounds:
             for chunk in range(1, each.chunks + 1):
@@ -305,7 +305,7 @@ class Synchronous(SimJob):
         self._decide(committed.spans(), late)
 
     def _keep_late(self, each: _Round, done: Ints, late: NDArray[np.bool_], at_s: float) -> None:
-        """These workers go on with a batch that nobody waits for, if they have begun it."""
+        """Let these workers go on with a batch that nobody waits for, if they have begun it."""
         over_s = each.ends_s(np.minimum(done + 1, each.count))
         begun = late & (over_s - each.batch_s < at_s)
         self._free_s = np.where(begun, over_s, self._free_s)
@@ -338,7 +338,7 @@ class Synchronous(SimJob):
     # ------------------------------------------------------------------ actions
 
     def plan_prepared(self, since: Place) -> None:
-        """All give back at once."""
+        """Make all give back at once."""
         self._slices.recall(since)
 
     def plan_changed(self) -> None:

@@ -1,4 +1,4 @@
-"""What nodes have done since they last reported, as their agents would count it."""
+"""Tally of what nodes have done since they last reported, as their agents would count it."""
 
 import numpy as np
 from numpy.typing import NDArray
@@ -33,7 +33,7 @@ class Tally:
         self._handed: Ints = np.zeros(count, dtype=np.int64)
         """Samples of the present life."""
         self._since_s: Floats = np.zeros(count)
-        """When the last report was made, or the life began."""
+        """Times at which the last report was made, or the life began."""
 
     def add(
         self, batches: Ints | NDArray[np.bool_], samples: Ints | Floats, batch_s: Floats
@@ -48,7 +48,7 @@ class Tally:
         self._most = np.where(batches > 0, np.maximum(self._most, each), self._most)
 
     def add_one(self, row: int, samples: int, batch_s: float) -> None:
-        """One worker has computed a batch."""
+        """Note that one worker has computed a batch."""
         self.steps[row] += 1
         self.samples[row] += samples
         self.compute_s[row] += batch_s
@@ -63,7 +63,7 @@ class Tally:
         return rows
 
     def report(self, row: int, step: int, now_s: float) -> NodeFacts:
-        """What a row has to say at this step of the job; its sums start over."""
+        """Return what a row has to say at this step of the job; its sums start over."""
         count = int(self.steps[row])
         self._handed[row] += round(float(self.samples[row]))
         facts = NodeFacts(
@@ -82,7 +82,7 @@ class Tally:
         return facts
 
     def begin(self, row: int, inc: int, now_s: float) -> None:
-        """Its node begins another life."""
+        """Begin another life of its node."""
         self.incs[row], self._handed[row] = inc, 0
         self._clear(row, now_s)
 

@@ -15,7 +15,7 @@ Row = tuple[str, str, str]
 
 
 def markdown_beside(results: Emulations) -> str:
-    """What the simulator makes of the same scenarios with measured messages and restarts."""
+    """Write what the simulator makes of the same scenarios with measured messages and restarts."""
     if not results.beside:
         return ""
     rows = _rows(results)
@@ -79,7 +79,7 @@ def _ranks(rows: dict[Row, list[Beside]]) -> dict[Row, tuple[int, int]]:
 
 
 def _costs(results: Emulations) -> list[str]:
-    """What was measured of this machine."""
+    """Write what was measured of this machine."""
     told = []
     for mode, found in results.calibrations.items():
         told.append(

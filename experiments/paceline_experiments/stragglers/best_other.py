@@ -10,7 +10,7 @@ from paceline_experiments.stragglers.tables import PLAIN
 
 
 class BestOther(NamedTuple):
-    """One job. Ratios are of JCTs, paired by seed, and means over seeds."""
+    """Best other method for one job. Ratios are of JCTs, paired by seed, and means over seeds."""
 
     scenario: str
     mode: str

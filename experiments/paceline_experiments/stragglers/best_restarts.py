@@ -1,4 +1,4 @@
-"""When a node is best restarted, if it is known what each of its lives would be worth."""
+"""Best times to restart a node, if it is known what each of its lives would be worth."""
 
 import math
 from collections.abc import Callable
@@ -25,7 +25,7 @@ def best_restarts(
     loss: float,
     by_age: bool = False,
 ) -> list[float]:
-    """When to restart a node so that it is worth most in all.
+    """Return when to restart a node so that it is worth most in all.
 
     Args:
         worth: by life: what the node is worth in each iteration; asked for in order.
@@ -54,7 +54,7 @@ def best_restarts(
 
 
 def _path(ends: list[Ints], back: Ints) -> list[int]:
-    """Where all lives but the last one end, if each but the first begins when it is back."""
+    """Return where all lives but the last end, if each but the first begins when it is back."""
     path: list[int] = []
     now = 0
     for end in ends:
@@ -66,7 +66,7 @@ def _path(ends: list[Ints], back: Ints) -> list[int]:
 
 
 def _ends(done: Floats, after: Floats, earliest: Ints) -> tuple[Ints, Floats]:
-    """Where a life is best ended, and what it and the rest are worth then; by where it begins.
+    """Return where a life is best ended, and what it and the rest are worth then; by its begin.
 
     Args:
         done: what it would have been worth before each iteration, had it lived from the first.

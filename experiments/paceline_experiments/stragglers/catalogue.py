@@ -56,7 +56,7 @@ WORST = 0.8
 
 
 def always(seed: int, scenario: Scenario) -> Scenario:
-    """The same scenario for every seed."""
+    """Return the same scenario for every seed."""
     del seed
     return scenario
 
@@ -144,7 +144,7 @@ def families_preset(
 
 
 def presets(data: Path | None = None) -> dict[str, Preset]:
-    """All presets; ``data``: where the traces of ``pai`` are."""
+    """Return all presets; ``data``: where the traces of ``pai`` are."""
     every = [*_of_the_paper(), families_preset(), *_in_production()]
     if data is not None:
         every.append(_pai(data))

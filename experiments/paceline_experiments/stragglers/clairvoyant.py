@@ -1,4 +1,4 @@
-"""How fast a job could have been: a clairvoyant scheduler on the true costs.
+"""Speed that a job could have had: a clairvoyant scheduler on the true costs.
 
 It knows every delay, slowdown and noise before it happens, pays nothing for looking or for another
 division, and splits samples as if they were a fluid. In synchronous jobs it fills each step to the
@@ -34,16 +34,16 @@ from paceline_experiments.sim.scenarios import Scenario
 from paceline_experiments.stragglers.best_restarts import best_restarts
 
 ROUNDS = 3
-"""So often restarts are chosen for the job as it ran in the round before."""
+"""Rounds in which restarts are chosen for the job as it ran in the round before."""
 LEAST_GAIN = 1e-3
 """Least gain that is a reason to restart a node, as a part of the job or of an even share of it."""
 GRID_S = 1.0
 """Asynchronous jobs have no steps; their workers are restarted at moments so far apart."""
 NUM_MOMENTS = 400
-"""Where lives have iterations of their own, nodes are restarted at one of so many moments."""
+"""Number of moments at which nodes may be restarted where lives have iterations of their own."""
 
 Plan = dict[int, list[float]]
-"""When each node is restarted; of a server: replaced."""
+"""Times at which each node is restarted; of a server: replaced."""
 
 
 def clairvoyant_s(scenario: Scenario, seed: int) -> float:
@@ -53,7 +53,7 @@ def clairvoyant_s(scenario: Scenario, seed: int) -> float:
 
 
 def level_s(delay_s: Floats, per_sample_s: Floats, samples: float, saturation: int = 0) -> float:
-    """When all are done at once, if worker i takes delay + samples * per_sample for its part.
+    """Return when all are done at once, if worker i takes delay + samples * per_sample for a part.
 
     Args:
         delay_s: paid by workers that get a part.
@@ -75,7 +75,7 @@ def _grid(until_s: float) -> Floats:
 
 
 def _first_finite(when_s: Callable[[float], float], guess_s: float) -> float:
-    """What a function of the time looked at says once that is enough."""
+    """Return what a function of the time looked at says once that is enough."""
     until_s = 1.2 * guess_s
     while (found_s := when_s(until_s)) == math.inf:
         until_s *= 2.0
@@ -87,7 +87,7 @@ def _event(act: Callable[[int], None], row: int) -> Event:
 
 
 class _Clairvoyant:
-    """What both kinds of jobs have in common."""
+    """Common part of both kinds of jobs."""
 
     def __init__(self, scenario: Scenario, seed: int) -> None:
         self.scenario, self.seed = scenario, seed
@@ -119,11 +119,11 @@ class _Clairvoyant:
         self.servers_plan = {server: self.server_restarts(server) for server in servers}
 
     def worker_restarts(self, worker: int) -> list[float]:
-        """When a worker is best restarted."""
+        """Return when a worker is best restarted."""
         raise NotImplementedError
 
     def server_restarts(self, server: int) -> list[float]:
-        """When a server is best replaced."""
+        """Return when a server is best replaced."""
         raise NotImplementedError
 
     def disturbed(
@@ -152,7 +152,7 @@ class _Synchronous(_Clairvoyant):
     """Steps that would take so much longer with their samples than without are run nearly empty."""
 
     def jct_s(self) -> float:
-        """Also of rounds that run bad iterations nearly empty."""
+        """Return the time, also of rounds that run bad iterations nearly empty."""
         best_s = super().jct_s()
         patterns = self.scenario.patterns
         if any(each.role == "worker" and each.clock == "iterations" for each in patterns):
@@ -273,7 +273,7 @@ class _Asynchronous(_Clairvoyant):
         return max([self._computed_s, *(at_s[-1] for at_s, _ in self._served)])
 
     def _compute_s(self, until_s: float) -> float:
-        """When the workers have done all; infinite: not by then."""
+        """Return when the workers have done all; infinite: not by then."""
         workers = Workers(self.scenario, self.seed)
         at_s = _grid(until_s)
         done = np.zeros(len(at_s))
@@ -377,6 +377,6 @@ class _Asynchronous(_Clairvoyant):
         )
 
     def _has_iterations(self, role: Role) -> bool:
-        """Whether what disturbs such a node depends on how long it has lived."""
+        """Tell whether what disturbs such a node depends on how long it has lived."""
         patterns = self.scenario.patterns
         return any(each.role == role and each.clock == "iterations" for each in patterns)

@@ -1,4 +1,4 @@
-"""What ``paceline sim stragglers`` and ``paceline bench stragglers`` have in common."""
+"""Common part of ``paceline sim stragglers`` and ``paceline bench stragglers``."""
 
 import sys
 from pathlib import Path

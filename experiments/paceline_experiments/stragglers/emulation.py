@@ -1,4 +1,4 @@
-"""What a process of a real job knows of the stragglers it plays: the scenario, and who it is.
+"""Knowledge of a real job's process about the stragglers it plays: the scenario, and who it is.
 
 Written by the command into a directory, read by the training script and by what slows servers
 (``emulated/``). Nothing that looks for stragglers reads it. Every life of a node keeps a diary
@@ -27,7 +27,7 @@ FIELDS = 3
 
 
 class Emulated(msgspec.Struct, frozen=True, kw_only=True):
-    """One run."""
+    """Emulation of one run."""
 
     scenario: Scenario
     seed: int
@@ -38,7 +38,7 @@ class Emulated(msgspec.Struct, frozen=True, kw_only=True):
 
     @classmethod
     def read(cls, directory: Path) -> "Emulated":
-        """What `write` wrote."""
+        """Read what `write` wrote."""
         return msgspec.msgpack.decode((directory / "scenario.msgpack").read_bytes(), type=cls)
 
 
@@ -106,17 +106,17 @@ class EmulatedLife:
             time.sleep(WAIT_S)
 
     def started_s(self) -> float | None:
-        """When the job began to train; None: it has not."""
+        """Return when the job began to train; None: it has not."""
         if self._started_s is None:
             self._started_s = started_s(self._directory, self.scenario.workers)
         return self._started_s
 
     def delay_s(self, iteration: int) -> float:
-        """What is added to a batch, or an update, that begins now."""
+        """Return what is added to a batch, or an update, that begins now."""
         return self._disturbed(iteration)[0]
 
     def batch_s(self, samples: int, iteration: int) -> float:
-        """What a worker's batch that begins now takes."""
+        """Return what a worker's batch that begins now takes."""
         delay_s, slowdown = self._disturbed(iteration)
         speed = (self.scenario.speeds or (1.0,) * self.scenario.workers)[self.place.index]
         busy_s = float(self.scenario.compute.batch_s(samples, speed))

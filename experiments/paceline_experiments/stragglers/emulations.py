@@ -28,9 +28,9 @@ class Calibration(msgspec.Struct, frozen=True, kw_only=True):
 
     step_s: float
     message_s: float
-    """What of it is not computation."""
+    """Seconds of it that are not computation."""
     update_s: float = 0.0
-    """What of that a server takes to apply an update."""
+    """Seconds of these that a server takes to apply an update."""
 
     @property
     def share(self) -> float:

@@ -52,10 +52,10 @@ class Preset(msgspec.Struct, frozen=True, kw_only=True):
     """Seeds of each experiment, if nobody says otherwise."""
     first_seed: int = 0
     notes: tuple[str, ...] = ()
-    """What a reader of the numbers must know."""
+    """Notes that a reader of the numbers must know."""
 
     def runs(self, seeds: range, labels: frozenset[str] = frozenset()) -> list["PlannedRun"]:
-        """What is to be run.
+        """Return what must be run.
 
         Args:
             seeds: of each experiment.
@@ -171,7 +171,7 @@ def run_all(
 
 
 def _job(one: PlannedRun) -> tuple[int, int]:
-    """What runs of the same job have in common."""
+    """Return what runs of the same job have in common."""
     return id(one.experiment), one.seed
 
 

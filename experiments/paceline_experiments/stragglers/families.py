@@ -38,7 +38,7 @@ from paceline_experiments.stragglers.presets import (
 LENGTH = 1 / 3
 """Length of a job, as a part of the paper's job."""
 JOB_S = 1_200.0
-"""What that takes, about, without stragglers."""
+"""Seconds that the job takes, about, without stragglers."""
 BATCH_S = PER_SAMPLE_S * LOCAL_BATCH
 """An undisturbed batch."""
 REDUCE_S = 0.1
@@ -48,7 +48,7 @@ P = TypeVar("P", Cycle, Shared, Persistent)
 
 
 class Trouble(msgspec.Struct, frozen=True, kw_only=True):
-    """What a family does to a job."""
+    """Trouble: what a family does to a job."""
 
     patterns: tuple[AnyPattern, ...] = ()
     noise: float = NOISE
@@ -75,14 +75,14 @@ class Draw:
         return "server" if is_server and self.servers else "worker"
 
     def nodes(self, role: Role) -> tuple[int, ...]:
-        """One to three workers of twenty, or one server."""
+        """Draw one to three workers of twenty, or one server."""
         if role == "server":
             return (int(self.rng.integers(self.servers)),)
         count = int(self.rng.integers(1, 4)) * self.workers // WORKERS
         return self.some(max(1, count))
 
     def some(self, count: int) -> tuple[int, ...]:
-        """So many workers."""
+        """Draw so many workers."""
         return tuple(int(i) for i in self.rng.choice(self.workers, count, replace=False))
 
     def slow(self, low: float, high: float, pattern: P) -> P:

@@ -1,4 +1,4 @@
-"""What the results are to show, each with its bound, and whether they do.
+"""Goals of the results, each with its bound, and whether they are met.
 
 Pure functions of results; of a goal that a preset's rows say nothing about there is no line.
 """
@@ -25,7 +25,7 @@ ROLES = ("worker", "server")
 
 
 class Goal(NamedTuple):
-    """One bound."""
+    """Goal with one bound."""
 
     what: str
     measured: float
@@ -64,7 +64,7 @@ def markdown_goals(goals: Sequence[Goal]) -> str:
 
 
 def goals_of(results: Results) -> list[Goal]:
-    """All that the rows allow."""
+    """Return all goals that the rows allow."""
     return [
         *_as_published(results),
         *_by_intensity(results),
@@ -158,7 +158,7 @@ def _pairs(results: Results) -> Iterable[Goal]:
 
 
 def _families(results: Results) -> Iterable[Goal]:
-    """On every family `auto` is as good as what is best there, or as nothing where that is best."""
+    """Yield the goals of each family: `auto` is as good as the best there, or as nothing."""
     for one in best_others(results):
         family, job = families.family_of(one.scenario), f"{one.scenario}, {one.mode}"
         if family is None:

@@ -1,4 +1,4 @@
-"""What a scenario's real job came to, read from what it left behind."""
+"""Results of a scenario's real job, read from what it left behind."""
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -24,7 +24,7 @@ from paceline_experiments.stragglers.emulation import FIELDS, diaries, started_s
 
 
 class Ran(msgspec.Struct, frozen=True, kw_only=True):
-    """What a real job came to."""
+    """Results of a real job."""
 
     outcome: SimOutcome
     refused: tuple[str, ...]
@@ -129,7 +129,7 @@ def _expected(lines: Sequence[AnyLine]) -> dict[str, RestartCost]:
 
 
 def _trail(job: JobDir, begun_s: float, scenario: Scenario) -> Iterator[Sight]:
-    """What the master measured once a second."""
+    """Yield what the master measured once a second."""
     before: dict[str, tuple[int, int]] = {}
     for point in read_metrics(job.metrics):
         for node, now in point.nodes.items():

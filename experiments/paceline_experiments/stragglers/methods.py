@@ -29,7 +29,7 @@ ND_OWN = Method(label="ND, own windows", solution="nd")
 least 30 s."""
 DD = Method(label="DD", solution="dd", parameters={"largest": 128})
 OVER_TIME = (ND.label, ASP_DDS.label)
-"""What the paper draws over time."""
+"""Methods that the paper draws over time."""
 PARTIAL = Method(label="partial", solution="partial")
 AUTO = Method(label="auto", solution="auto")
 

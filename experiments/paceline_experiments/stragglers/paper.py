@@ -1,4 +1,4 @@
-"""What AntDT published, to be shown beside our numbers.
+"""Numbers that AntDT published, to be shown beside ours.
 
 Table III's times are as printed; some of its percentages, and of those in the text, are not what
 its times give, so only times are kept. Figures 10, 11 and 15 have no numbers in the text but by how

@@ -110,7 +110,7 @@ def worker_stragglers(intensity: float, mode: str, scale: ScaleFactors = PAPER_S
 
 
 def server_straggler(intensity: float, mode: str, scale: ScaleFactors = PAPER_SCALE) -> Scenario:
-    """One persistent straggler among the servers."""
+    """Make a job with one persistent straggler among the servers."""
     delay_s = PERSISTENT_SERVER_S * intensity * scale.time
     patterns = (Persistent(role="server", nodes=(SLOW_NODE,), delay_s=delay_s),)
     return paper_job(f"server {intensity:g}", mode, patterns, scale)
@@ -180,7 +180,7 @@ FIG18_SIZES = ((8, 3), (16, 6), (30, 12), (60, 24), (90, 36))
 
 
 def resized(scenario: Scenario, workers: int, servers: int, num_steps: int) -> Scenario:
-    """The same job of other nodes, in one epoch; everybody's batch stays as it is."""
+    """Make the same job of other nodes, in one epoch; everybody's batch stays as it is."""
     return msgspec.structs.replace(
         scenario,
         workers=workers,

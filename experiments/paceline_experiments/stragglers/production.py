@@ -22,7 +22,7 @@ HOMEPAGE_SLOWDOWN = 6.14
 
 
 def fleet(mode: str, seed: int) -> Scenario:
-    """One job of the fleet per seed: 10 to 60 workers, 20 to 60 minutes, stragglers or none."""
+    """Make one job of the fleet per seed: 10 to 60 workers, 20 to 60 minutes, maybe stragglers."""
     rng = np.random.default_rng((seed, 0))
     workers = int(rng.choice([10, 20, 30, 60]))
     servers = max(2, workers * 2 // 5)

@@ -1,4 +1,4 @@
-"""What is seen while experiments run: a line per run, and how many are left."""
+"""Progress that is seen while experiments run: a line per run, and how many are left."""
 
 from types import TracebackType
 from typing import Self
@@ -10,7 +10,7 @@ from paceline_experiments.stragglers.results import Run
 
 
 class ProgressLine:
-    """On stderr, so that the table can be piped."""
+    """Progress on stderr, so that the table can be piped."""
 
     def __init__(self, total: int) -> None:
         self._progress = Progress(

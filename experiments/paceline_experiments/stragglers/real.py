@@ -24,7 +24,7 @@ POLL_S = 0.5
 PATIENCE_S = 120.0
 """A job that takes in no sample for so long is ended, kept, and told of."""
 LOST_AFTER_S = 60.0
-"""Many processes that start on few cores are silent for long."""
+"""Seconds of silence after which a node is lost: many processes that start are silent for long."""
 
 
 def spec_of(scenario: Scenario, method: Method, seed: int, directory: Path) -> JobSpec:

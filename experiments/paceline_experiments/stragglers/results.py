@@ -44,12 +44,12 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CallCosts(msgspec.Struct, frozen=True, kw_only=True):
-    """What management costs, as measured on real jobs."""
+    """Costs of management, as measured on real jobs."""
 
     ledger_call_s: float
     """A grant, a return, or a commit, at the master."""
     action_s: float
-    """What all workers wait when a global action takes effect."""
+    """Seconds that all workers wait when a global action takes effect."""
 
     def mean_share(self, runs: Sequence[Run]) -> tuple[float, float]:
         """The mean share of the JCT over runs: ledger and actions."""
@@ -77,7 +77,7 @@ class Results(msgspec.Struct, kw_only=True):
     started: str
     """Date and time, ISO 8601."""
     notes: tuple[str, ...] = ()
-    """What a reader of the numbers must know."""
+    """Notes that a reader of the numbers must know."""
     call_costs: CallCosts | None = None
     """Costs of calls; None: not measured."""
     methods: dict[str, Method] = {}
@@ -103,7 +103,7 @@ def encode(results: Results) -> bytes:
 
 
 def decode(text: bytes) -> Results:
-    """What `encode` wrote.
+    """Decode what `encode` wrote.
 
     Raises:
         msgspec.ValidationError: it is something else.

@@ -37,7 +37,7 @@ WORST = 0.8
 
 
 class Size(msgspec.Struct, frozen=True, kw_only=True):
-    """How much of an experiment fits on a machine."""
+    """Part of an experiment that fits on a machine."""
 
     workers: int = WORKERS
     servers: int = SERVERS
@@ -45,7 +45,7 @@ class Size(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def shrunk(scenario: Scenario, size: Size) -> Scenario:
-    """The same with fewer nodes, and fewer samples that take longer each.
+    """Make the same scenario with fewer nodes, and fewer samples that take longer each.
 
     Persistent stragglers that fall away with their node become the last node's.
     """
@@ -102,7 +102,7 @@ def _experiments(
 
 
 def presets(size: Size) -> dict[str, Preset]:
-    """All presets, by name."""
+    """Return all presets, by name."""
     about = f"{size.workers} workers and {size.servers} servers"
     table_3 = _experiments("bsp", INTENSITIES, SYNCHRONOUS, size)
     asynchronous = _experiments("asp", (WORST,), ASYNCHRONOUS, size)

@@ -15,7 +15,7 @@ OURS = ("auto", "ND", "ND, own windows", "DD")
 
 
 def markdown(results: Results) -> str:
-    """Everything there is to say about some results."""
+    """Write everything there is to say about some results."""
     parts = [
         f"# Stragglers: {results.preset}",
         f"**{CLOCKS[results.clock]}** paceline {results.version} ({results.commit}), "
@@ -111,7 +111,7 @@ def _plain_s(results: Results, scenario: str, mode: str) -> float | None:
 
 
 def _margins(results: Results) -> str:
-    """How much longer the others take than ours, and than the paper's did."""
+    """Write how much longer the others take than ours, and than the paper's did."""
     rows = []
     ours = [name for name in OURS if name in results.methods]
     for scenario, mode, other in results.rows():
@@ -163,7 +163,7 @@ def _paired(results: Results) -> str:
 
 
 def _restarts(results: Results) -> str:
-    """What the loss of a worker costs, beside the start of its node."""
+    """Write what the loss of a worker costs, beside the start of its node."""
     plain = {run.seed: run.outcome.jct_s for run in results.of("undisturbed", "bsp", "BSP")}
     rows = []
     for scenario, mode, method in results.rows():
@@ -192,7 +192,7 @@ def _mean(runs: Sequence[Run], value: Callable[[Run], float]) -> str:
 
 
 def _management(results: Results) -> str:
-    """What was asked of ledger, controller and workers; with measured costs what that takes."""
+    """Write what was asked of ledger, controller and workers, and with measured costs its time."""
     rows = []
     for scenario, mode, method in results.rows():
         if " + " not in scenario:

@@ -163,7 +163,7 @@ def _preset(name: str, data: Path | None, jobs: _Jobs) -> "Preset":
 def _costs(
     preset: str, ledger_call_us: float | None, action_ms: float | None
 ) -> "CallCosts | None":
-    """What was measured of management; None: nothing.
+    """Return what was measured of management; None: nothing.
 
     Raises:
         ConfigError: only half of it is given, or the preset does not ask what management takes.

@@ -15,7 +15,7 @@ from typing import Any
 
 
 class _Phases:
-    """Of the action on its way."""
+    """Phases of the action on its way."""
 
     def __init__(self, path: str) -> None:
         self._path = path
@@ -29,11 +29,11 @@ class _Phases:
         self._before = {inc: state.grants[inc].n for inc in state.workers if inc in state.grants}
 
     def refused(self) -> None:
-        """It is not on its way."""
+        """Note that the action is not on its way."""
         self._asked_s = 0.0
 
     def look(self, state: Any) -> None:
-        """After each message."""
+        """Look at the state after each message."""
         if not self._asked_s or state.plans.preparing is not None:
             return
         self._committed_s = self._committed_s or time.monotonic()
@@ -78,7 +78,7 @@ def _switch(every: int, actions: str, phases: _Phases) -> None:
 
 
 def _switch_group(every: int, actions: str) -> None:
-    """The same by all-reduce, whose members find the step by themselves: nothing is granted."""
+    """Do the same for all-reduce, whose members find the step on their own: nothing is granted."""
     import msgspec
 
     from paceline.base.errors import ConfigError

@@ -14,7 +14,7 @@ import paceline as pl
 
 
 class Counts(nn.Module):
-    """How many samples have come, by row."""
+    """Numbers of samples that have come, by row."""
 
     def __init__(self) -> None:
         super().__init__()
