@@ -1,1 +1,1 @@
-"""What runs in a training process. The only package that imports torch."""
+"""Runtime of a training process. The only package that imports torch."""

@@ -1,4 +1,4 @@
-"""Wire of sharing: modes of a gate, decisions in words, messages, and the event."""
+"""Sharing of devices: modes of a gate, decisions in words, messages, and the event."""
 
 import enum
 from typing import Literal, assert_never

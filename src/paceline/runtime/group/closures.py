@@ -28,7 +28,7 @@ class StepLost(Exception):
 
 
 def calls_again(optimizer: Optimizer) -> bool:
-    """Whether an optimizer calls its closure several times within a step."""
+    """Tell whether an optimizer calls its closure several times within a step."""
     return isinstance(optimizer, LBFGS)
 
 

@@ -45,7 +45,7 @@ _OF_PACKAGE = (
 )
 
 _shown = reprlib.Repr()
-"""How files are named, also those of the script's own classes that cannot say what they are."""
+"""Form of files' names, also of the script's classes that cannot say what they are."""
 _shown.maxother = 200
 
 

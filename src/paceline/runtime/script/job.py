@@ -245,7 +245,7 @@ class Job:
 
     @property
     def state(self) -> ScriptState:
-        """What the script keeps beside what it prepares: ``job.state["ema"] = ema``.
+        """Values that the script keeps beside what it prepares: ``job.state["ema"] = ema``.
 
         Values are objects with ``state_dict`` and ``load_state_dict``, or plain data (numbers,
         strings, tensors, and lists and dicts of them). With strategies allreduce and fsdp they are

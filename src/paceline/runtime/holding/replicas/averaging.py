@@ -20,7 +20,7 @@ from paceline.runtime.script.stepping import params_of, trained_by
 
 
 class Averaging:
-    """What one member trains, and its reducer.
+    """Parameters that one member trains, and their reducer.
 
     Args:
         modules: that were prepared.
