@@ -13,9 +13,9 @@ from paceline_experiments.sim.outcome import SimOutcome
 from paceline_experiments.sim.scenarios import Recovery, Scenario
 from paceline_experiments.sim.synchronous import Synchronous
 
+from paceline.policy.actions import AnyAction
+from paceline.policy.observation import RestartCost
 from paceline.policy.stats.history import ProfiledTimes
-from paceline.policy.straggler.actions import AnyAction
-from paceline.policy.straggler.observation import RestartCost
 from paceline.wire.messages.agent import NodeFacts
 
 S = TypeVar("S", bound=msgspec.Struct)

@@ -30,8 +30,8 @@ CHOSEN = {"strategy": "allreduce or ps, by the script"}
 DECISIONS = Path(__file__).parents[1] / "decisions"
 SOLUTION_MODULES = (
     "paceline.policy.straggler.solution",
-    "paceline.policy.straggler.observation",
-    "paceline.policy.straggler.actions",
+    "paceline.policy.observation",
+    "paceline.policy.actions",
 )
 """What the author of a solution imports."""
 ADAPTERS = (

@@ -23,7 +23,7 @@ import numpy as np
 from paceline_experiments import harness
 
 from paceline.jobs.decisions import read_log
-from paceline.policy.straggler.actions import AdjustBatch, Profile
+from paceline.policy.actions import AdjustBatch, Profile
 from paceline.policy.straggler.decision_log import Decided
 from paceline.wire.spec import CheckpointSpec, JobSpec, NodeSpec
 
@@ -40,7 +40,7 @@ GOAL = 1.10
 RUN_S = 1200.0
 
 STATIC = """
-from paceline.policy.straggler.actions import AdjustBatch, Share
+from paceline.policy.actions import AdjustBatch, Share
 from paceline.policy.straggler.solution import Solution
 
 class Static(Solution, frozen=True):

@@ -17,7 +17,7 @@ from paceline_experiments import harness
 
 from paceline.master.jobnow import JobNow
 from paceline.master.monitor import Monitor
-from paceline.policy.straggler.actions import Share
+from paceline.policy.actions import Share
 from paceline.policy.straggler.decision_log import Decided
 from paceline.policy.straggler.registry import solution
 from paceline.wire.messages.agent import NodeFacts

@@ -31,7 +31,7 @@ from safetensors.numpy import load_file
 from paceline.base.errors import PacelineError
 from paceline.base.jobdir import JobDir
 from paceline.jobs.launch import ask, launch
-from paceline.policy.straggler.actions import AdjustBatch, AnyAction, Share
+from paceline.policy.actions import AdjustBatch, AnyAction, Share
 from paceline.wire.client import Done, Replace, Scale
 from paceline.wire.spec import JobSpec, NodeSpec, RestartSpec
 

@@ -30,7 +30,7 @@ from paceline_experiments import harness
 
 from paceline.base.errors import TransientError
 from paceline.base.jobdir import JobDir
-from paceline.policy.straggler.actions import KillRestart
+from paceline.policy.actions import KillRestart
 from paceline.policy.straggler.decision_log import Decided, TookEffect, decode
 from paceline.wire.spec import JobSpec, NodeSpec
 

@@ -43,7 +43,7 @@ from paceline.base.samples import Span
 from paceline.master.jobnow import JobNow
 from paceline.master.monitor import Monitor
 from paceline.master.service import Master
-from paceline.policy.straggler.actions import Share
+from paceline.policy.actions import Share
 from paceline.policy.straggler.decision_log import Decided
 from paceline.policy.straggler.registry import solution
 from paceline.wire.client import GetStatus

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from paceline_experiments import harness
 
 from paceline.base.jobdir import JobDir
-from paceline.policy.straggler.actions import AdjustBatch, Share
+from paceline.policy.actions import AdjustBatch, Share
 from paceline.wire.spec import JobSpec, NodeSpec
 
 WORKERS = 2

@@ -13,7 +13,7 @@ from paceline_experiments.stragglers.methods import BSP
 from paceline_experiments.stragglers.real import run_real
 from paceline_experiments.stragglers.results import Run
 
-from paceline.policy.straggler.observation import RestartCost
+from paceline.policy.observation import RestartCost
 
 pytestmark = pytest.mark.soak
 

@@ -19,7 +19,7 @@ from paceline.base.processes import find_job_processes
 from paceline.cli.main import app
 from paceline.jobs.history import read_last_metrics
 from paceline.jobs.outcome import read_outcome
-from paceline.policy.straggler.observation import Observation
+from paceline.policy.observation import Observation
 from tests.integration.running import without_waits
 
 PACELINE = (sys.executable, "-c", "from paceline.cli.main import app; app()")

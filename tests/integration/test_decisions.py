@@ -14,7 +14,7 @@ from rich.console import Console
 
 from paceline.cli.replay import replay_logs
 from paceline.jobs.decisions import read_log, stories
-from paceline.policy.straggler.actions import KillRestart
+from paceline.policy.actions import KillRestart
 from paceline.policy.straggler.decision_log import Begun, Decided, TookEffect
 from paceline.wire.spec import RestartSpec, WindowSpec
 from tests.integration.running import running, until

@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 
 from paceline.jobs.decisions import read_log
-from paceline.policy.straggler.actions import AdjustBatch, Profile
+from paceline.policy.actions import AdjustBatch, Profile
+from paceline.policy.observation import Observation
 from paceline.policy.straggler.decision_log import Decided, Failed, TookEffect
-from paceline.policy.straggler.observation import Observation
 from tests.integration.test_allreduce import BATCH, N, check_finished, group
 
 CORES = (0.6, 0.6, 0.2, 0.2)

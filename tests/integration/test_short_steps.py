@@ -8,7 +8,7 @@ import pytest
 from equality import switching
 
 from paceline.jobs.launch import launch
-from paceline.policy.straggler.actions import AnyAction, BackupWorkers, Partial
+from paceline.policy.actions import AnyAction, BackupWorkers, Partial
 from paceline.runtime.checkpoint import cutfile
 from paceline.wire.client import Kill
 from paceline.wire.spec import JobSpec, NodeSpec, RestartSpec

@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 
 from paceline.base.samples import Intervals, SampleSet, Span
-from paceline.policy.straggler.actions import AdjustBatch, Partial, Share
+from paceline.policy.actions import AdjustBatch, Partial, Share
 from paceline.protocol import acts as master
 from paceline.protocol.agreements import Agreements
 from paceline.protocol.cuts.valid import Cuts

@@ -18,7 +18,7 @@ from typing import Any
 
 import msgspec
 
-from paceline.policy.straggler.actions import AdjustBatch, Partial, Share
+from paceline.policy.actions import AdjustBatch, Partial, Share
 from paceline.protocol.holding.servers.master import ServerHolder
 from paceline.protocol.holding.servers.server import ServerState
 from paceline.protocol.records import CutValid, Records, SchemaFixed

@@ -8,9 +8,9 @@ whether or not anyone is a straggler.
 
 import numpy as np
 
+from paceline.policy.actions import AnyAction
+from paceline.policy.observation import Observation
 from paceline.policy.straggler import solvers
-from paceline.policy.straggler.actions import AnyAction
-from paceline.policy.straggler.observation import Observation
 from paceline.policy.straggler.solution import SYNCHRONOUS, Compared, Solution, adjusted
 
 

@@ -16,7 +16,7 @@ import numpy as np
 from paceline.base.errors import InternalError
 from paceline.base.numbering import Inc
 from paceline.base.samples import SampleSet, Span, between
-from paceline.policy.straggler.actions import Profile
+from paceline.policy.actions import Profile
 from paceline.protocol.records import Place
 from paceline.protocol.samples.grant_size import lease_samples, planned_speed, tail_share
 from paceline.protocol.samples.plans import fixed_parts, portion_of

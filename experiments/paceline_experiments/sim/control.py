@@ -5,9 +5,9 @@ from typing import Protocol
 
 import msgspec
 
+from paceline.policy.actions import AnyAction, Partial, Share
+from paceline.policy.observation import RestartCost
 from paceline.policy.stats.history import ProfiledTimes
-from paceline.policy.straggler.actions import AnyAction, Partial, Share
-from paceline.policy.straggler.observation import RestartCost
 from paceline.wire.messages.agent import NodeFacts
 
 

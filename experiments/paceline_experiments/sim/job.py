@@ -11,7 +11,7 @@ from functools import partial
 import numpy as np
 
 from paceline.base.errors import ConfigError, InternalError
-from paceline.policy.straggler.actions import (
+from paceline.policy.actions import (
     AnyAction,
     BackupWorkers,
     KillRestart,
@@ -19,7 +19,7 @@ from paceline.policy.straggler.actions import (
     Profile,
     Share,
 )
-from paceline.policy.straggler.observation import RestartCost
+from paceline.policy.observation import RestartCost
 from paceline.protocol.records import Place, Plan
 from paceline.protocol.samples.grant_size import plan_lead
 from paceline.protocol.samples.ledger import Ledger

@@ -5,7 +5,7 @@ Pure data, the same for the simulator and for runs of real processes with emulat
 
 import msgspec
 
-from paceline.policy.straggler.observation import RestartCost
+from paceline.policy.observation import RestartCost
 from paceline_experiments.sim.costs import Compute, Traffic
 from paceline_experiments.sim.patterns import AnyPattern
 

@@ -13,9 +13,9 @@ from paceline.master.controller import Ask, CarryOut, Controller, JobProgress, P
 from paceline.master.jobnow import JobNow
 from paceline.master.monitor import Monitor
 from paceline.master.restarts import StartMeasured
+from paceline.policy.actions import AnyAction, KillRestart
+from paceline.policy.observation import Observation, RestartCost
 from paceline.policy.stats.history import Lengths, ProfiledTimes
-from paceline.policy.straggler.actions import AnyAction, KillRestart
-from paceline.policy.straggler.observation import Observation, RestartCost
 from paceline.policy.straggler.solution import Solution
 from paceline.wire.events.nodes import ProcessExitedEvent, Verdict
 from paceline.wire.messages.agent import Hardware, NodeFacts

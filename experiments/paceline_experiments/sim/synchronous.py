@@ -17,8 +17,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from paceline.base.samples import SampleSet, Span
+from paceline.policy.actions import Profile
 from paceline.policy.stats.history import ProfiledTimes
-from paceline.policy.straggler.actions import Profile
 from paceline.protocol.records import Place, Plan, Planned
 from paceline.protocol.samples.grant_size import lease_steps
 from paceline.wire.messages.order import Lacking

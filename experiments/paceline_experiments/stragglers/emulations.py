@@ -8,7 +8,7 @@ import msgspec
 import numpy as np
 
 from paceline.base.errors import PermanentError
-from paceline.policy.straggler.observation import RestartCost
+from paceline.policy.observation import RestartCost
 from paceline_experiments.sim.costs import Traffic
 from paceline_experiments.sim.scenarios import Recovery, Scenario
 from paceline_experiments.stragglers.clairvoyant import clairvoyant_s

@@ -11,9 +11,9 @@ from paceline.base.jobdir import JobDir
 from paceline.jobs.decisions import read_log
 from paceline.jobs.history import read_events, read_metrics
 from paceline.jobs.outcome import read_outcome
-from paceline.policy.straggler.actions import AdjustRate, AnyAction, KillRestart
+from paceline.policy.actions import AdjustRate, AnyAction, KillRestart
+from paceline.policy.observation import RestartCost
 from paceline.policy.straggler.decision_log import ActionRefused, AnyLine, Decided, TookEffect
-from paceline.policy.straggler.observation import RestartCost
 from paceline.wire.events.state import FeedCompleteEvent
 from paceline_experiments.sim.costs import Floats
 from paceline_experiments.sim.nodes import server_names, worker_names

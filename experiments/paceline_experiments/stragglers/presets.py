@@ -10,7 +10,7 @@ Reference: AntDT section VII.
 import msgspec
 import numpy as np
 
-from paceline.policy.straggler.observation import RestartCost
+from paceline.policy.observation import RestartCost
 from paceline_experiments.sim.costs import Compute, Traffic
 from paceline_experiments.sim.patterns import AnyPattern, Persistent, Transient
 from paceline_experiments.sim.scenarios import PlannedKill, Recovery, Scenario

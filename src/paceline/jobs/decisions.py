@@ -13,15 +13,7 @@ import msgspec
 from paceline.base.errors import ConfigError
 from paceline.jobs.history import Tail
 from paceline.jobs.wording import counted, milliseconds, seconds, speed
-from paceline.policy.failslow.planner import (
-    AdviseCure,
-    AnyCureAct,
-    ApplyCure,
-    Cure,
-    PassCure,
-    RevertCure,
-)
-from paceline.policy.straggler.actions import (
+from paceline.policy.actions import (
     AdjustBatch,
     AdjustRate,
     AnyAction,
@@ -31,6 +23,15 @@ from paceline.policy.straggler.actions import (
     Profile,
     Share,
 )
+from paceline.policy.failslow.planner import (
+    AdviseCure,
+    AnyCureAct,
+    ApplyCure,
+    Cure,
+    PassCure,
+    RevertCure,
+)
+from paceline.policy.observation import Observation
 from paceline.policy.straggler.decision_log import (
     ActionRefused,
     Aftermath,
@@ -45,7 +46,6 @@ from paceline.policy.straggler.decision_log import (
     decode,
     describe_cost,
 )
-from paceline.policy.straggler.observation import Observation
 from paceline.policy.straggler.registry import solution
 from paceline.policy.straggler.solution import Compared, Solution
 

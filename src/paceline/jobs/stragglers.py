@@ -6,8 +6,8 @@ import msgspec
 
 from paceline.jobs.history import Tail
 from paceline.jobs.wording import counted
+from paceline.policy.observation import Observation
 from paceline.policy.straggler.decision_log import Decided, decode
-from paceline.policy.straggler.observation import Observation
 from paceline.policy.straggler.slow_nodes import slow_nodes
 from paceline.wire.client import SlowPart
 

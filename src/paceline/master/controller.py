@@ -16,15 +16,22 @@ from collections.abc import Sequence
 
 import msgspec
 
-from paceline.policy.decisions.question import Question
-from paceline.policy.stats.regimes import Regime
-from paceline.policy.straggler.actions import (
+from paceline.policy.actions import (
     AnyAction,
     BackupWorkers,
     KillRestart,
     Partial,
     Profile,
 )
+from paceline.policy.decisions.question import Question
+from paceline.policy.observation import (
+    Observation,
+    RestartCost,
+    RestartOutcome,
+    ServerSeen,
+    WorkerSeen,
+)
+from paceline.policy.stats.regimes import Regime
 from paceline.policy.straggler.decision_log import (
     ActionRefused,
     AnyLine,
@@ -33,13 +40,6 @@ from paceline.policy.straggler.decision_log import (
     Helped,
     Measured,
     TookEffect,
-)
-from paceline.policy.straggler.observation import (
-    Observation,
-    RestartCost,
-    RestartOutcome,
-    ServerSeen,
-    WorkerSeen,
 )
 from paceline.policy.straggler.restarts import slowness
 

@@ -25,9 +25,9 @@ from paceline.master.monitor import lengths_of
 from paceline.master.restart_history import helped_file, own_outcomes
 from paceline.master.restarts import StartMeasured
 from paceline.master.scene import Scene
-from paceline.policy.straggler.actions import AnyAction
+from paceline.policy.actions import AnyAction
+from paceline.policy.observation import Observation
 from paceline.policy.straggler.decision_log import AnyLine, Begun, Failed, Helped
-from paceline.policy.straggler.observation import Observation
 from paceline.policy.straggler.registry import solution
 from paceline.policy.straggler.solution import Solution
 from paceline.wire.events.base import Event

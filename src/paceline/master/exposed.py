@@ -4,7 +4,7 @@ import msgspec
 
 from paceline.jobs.slowness import ScriptPace
 from paceline.master.monitor import Metrics
-from paceline.policy.straggler.observation import Observation
+from paceline.policy.observation import Observation
 from paceline.wire.client import LastLogged
 
 

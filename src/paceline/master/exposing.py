@@ -8,7 +8,7 @@ from paceline.master.controller import Controller
 from paceline.master.exposed import Exposed
 from paceline.master.jobnow import steps_done
 from paceline.master.monitor import Metrics, Monitor
-from paceline.policy.straggler.observation import Observation
+from paceline.policy.observation import Observation
 from paceline.protocol.nodes.membership import Membership
 from paceline.protocol.training import MasterState
 from paceline.wire.client import LastLogged

@@ -7,7 +7,7 @@ import msgspec
 
 from paceline.master.asking import Answered
 from paceline.master.cut_folders import CutChosen
-from paceline.policy.straggler.observation import RestartOutcome
+from paceline.policy.observation import RestartOutcome
 from paceline.protocol.nodes.platform import AnyWord
 from paceline.wire.client import Call, Reply
 from paceline.wire.control import AgentStream

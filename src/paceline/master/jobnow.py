@@ -5,7 +5,7 @@ Pure views of the state machines, from which the monitor makes what a solution s
 
 import msgspec
 
-from paceline.policy.straggler.actions import BackupWorkers, Share
+from paceline.policy.actions import BackupWorkers, Share
 from paceline.protocol.nodes.roster import Roster
 from paceline.protocol.records import Plan
 from paceline.protocol.samples.plans import part_sizes

@@ -22,9 +22,9 @@ from paceline.base.jobdir import role_of
 from paceline.base.numbering import NO_EPOCH, NO_INC, EpochNo, Inc
 from paceline.master.jobnow import JobNow
 from paceline.master.restarts import Restarts
+from paceline.policy.observation import LifeEnded, Observation, ServerSeen, WorkerSeen
 from paceline.policy.stats.history import Lengths, NodeHistory, ProfiledTimes, WindowMeans
 from paceline.policy.stats.spells import LifeTable
-from paceline.policy.straggler.observation import LifeEnded, Observation, ServerSeen, WorkerSeen
 from paceline.wire.events.base import Event
 from paceline.wire.events.nodes import NodeLostEvent, ProcessExitedEvent, ProcessUpEvent
 from paceline.wire.messages import group

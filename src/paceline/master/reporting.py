@@ -17,7 +17,7 @@ from paceline.master.exposed import Exposed
 from paceline.master.exposing import Exposing
 from paceline.master.monitor import Metrics, Monitor
 from paceline.master.status import count_committed, count_kept, describe, known_total
-from paceline.policy.straggler.observation import Observation
+from paceline.policy.observation import Observation
 from paceline.protocol.nodes.membership import Membership
 from paceline.protocol.training import MasterState
 from paceline.wire.client import JobStatus, Shown

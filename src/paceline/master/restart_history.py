@@ -10,7 +10,7 @@ import msgspec
 
 from paceline.jobs.jsonl import LineFile
 from paceline.master.controller import MAX_OUTCOMES
-from paceline.policy.straggler.observation import RestartOutcome
+from paceline.policy.observation import RestartOutcome
 
 HELPED = "restarts.jsonl"
 """Name of the file of restarts' outcomes in a job's folder."""

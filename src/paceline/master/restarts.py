@@ -25,8 +25,8 @@ import msgspec
 
 from paceline.base.jobdir import role_of
 from paceline.base.numbering import NO_INC, Inc
+from paceline.policy.observation import RestartCost
 from paceline.policy.straggler.decision_log import PARTS
-from paceline.policy.straggler.observation import RestartCost
 from paceline.protocol.records import Record
 from paceline.wire.events.nodes import WorksEvent
 

@@ -8,8 +8,8 @@ from paceline.master.jobnow import job_now, steps_done
 from paceline.master.monitor import Monitor
 from paceline.master.status import count_committed, count_total
 from paceline.master.training import Training
-from paceline.policy.straggler.actions import AnyAction, KillRestart, Profile
-from paceline.policy.straggler.observation import Observation
+from paceline.policy.actions import AnyAction, KillRestart, Profile
+from paceline.policy.observation import Observation
 from paceline.protocol.nodes.lives import Fate
 from paceline.protocol.nodes.membership import Membership
 from paceline.protocol.samples.plans import GlobalAction

@@ -13,7 +13,7 @@ from paceline.master.scene import Scene
 from paceline.master.size_moves import SizeMoves
 from paceline.master.sizing import SizingSeat
 from paceline.master.training import Training
-from paceline.policy.straggler.observation import Observation
+from paceline.policy.observation import Observation
 from paceline.wire.events.base import Event
 
 

@@ -9,7 +9,7 @@ import msgspec
 
 from paceline.base.numbering import CutNo, EpochNo, Inc, StepNo
 from paceline.base.samples import Span
-from paceline.policy.straggler.actions import Share
+from paceline.policy.actions import Share
 from paceline.wire.messages.base import CutRef, Server, ServerMap
 from paceline.wire.messages.feeds import Feed, Rate, ScriptPlace
 from paceline.wire.messages.group import Division, Member

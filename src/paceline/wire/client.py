@@ -202,7 +202,7 @@ class Observed(Message, frozen=True):
     """Observation that a solution would see now."""
 
     json: str
-    """A `paceline.policy.straggler.observation.Observation`; empty: nobody trains."""
+    """A `paceline.policy.observation.Observation`; empty: nobody trains."""
 
 
 class JobInfo(Message, frozen=True):

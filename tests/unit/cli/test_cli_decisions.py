@@ -15,9 +15,7 @@ from paceline.cli.main import app
 from paceline.cli.replay import replay_logs
 from paceline.jobs.decisions import name_of, read_log, seen_of, stories
 from paceline.jobs.jsonl import LineFile
-from paceline.policy.decisions.past import last_number
-from paceline.policy.stats.windows import Pace
-from paceline.policy.straggler.actions import (
+from paceline.policy.actions import (
     AdjustBatch,
     AdjustRate,
     AnyAction,
@@ -27,6 +25,15 @@ from paceline.policy.straggler.actions import (
     Profile,
     Share,
 )
+from paceline.policy.decisions.past import last_number
+from paceline.policy.observation import (
+    Observation,
+    RestartCost,
+    RestartOutcome,
+    ServerSeen,
+    WorkerSeen,
+)
+from paceline.policy.stats.windows import Pace
 from paceline.policy.straggler.decision_log import (
     ActionRefused,
     AnyLine,
@@ -37,13 +44,6 @@ from paceline.policy.straggler.decision_log import (
     Measured,
     TookEffect,
     decode,
-)
-from paceline.policy.straggler.observation import (
-    Observation,
-    RestartCost,
-    RestartOutcome,
-    ServerSeen,
-    WorkerSeen,
 )
 from paceline.policy.straggler.registry import solution
 from paceline.policy.straggler.solution import Compared, Solution

@@ -20,14 +20,21 @@ from paceline.master.controller import (
     Period,
     Write,
 )
-from paceline.policy.stats.regimes import Point, Regime
-from paceline.policy.straggler.actions import (
+from paceline.policy.actions import (
     AdjustBatch,
     AnyAction,
     BackupWorkers,
     KillRestart,
     Partial,
 )
+from paceline.policy.observation import (
+    Observation,
+    RestartCost,
+    RestartOutcome,
+    ServerSeen,
+    WorkerSeen,
+)
+from paceline.policy.stats.regimes import Point, Regime
 from paceline.policy.straggler.decision_log import (
     ActionRefused,
     Decided,
@@ -35,13 +42,6 @@ from paceline.policy.straggler.decision_log import (
     Helped,
     Measured,
     TookEffect,
-)
-from paceline.policy.straggler.observation import (
-    Observation,
-    RestartCost,
-    RestartOutcome,
-    ServerSeen,
-    WorkerSeen,
 )
 
 T = TypeVar("T")

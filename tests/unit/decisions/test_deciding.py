@@ -21,14 +21,21 @@ from paceline.master.deciding import Deciding, checked, period_of
 from paceline.master.monitor import lengths_of
 from paceline.master.restart_history import HELPED, own_outcomes
 from paceline.master.restarts import StartMeasured
-from paceline.policy.stats.history import Lengths
-from paceline.policy.straggler.actions import (
+from paceline.policy.actions import (
     AdjustBatch,
     AnyAction,
     BackupWorkers,
     KillRestart,
     Share,
 )
+from paceline.policy.observation import (
+    Observation,
+    RestartCost,
+    RestartOutcome,
+    ServerSeen,
+    WorkerSeen,
+)
+from paceline.policy.stats.history import Lengths
 from paceline.policy.straggler.decision_log import (
     ActionRefused,
     AnyLine,
@@ -38,13 +45,6 @@ from paceline.policy.straggler.decision_log import (
     Helped,
     TookEffect,
     decode,
-)
-from paceline.policy.straggler.observation import (
-    Observation,
-    RestartCost,
-    RestartOutcome,
-    ServerSeen,
-    WorkerSeen,
 )
 from paceline.policy.straggler.solution import Solution
 from paceline.wire.events.base import Event

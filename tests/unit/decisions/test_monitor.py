@@ -11,9 +11,9 @@ from paceline.agent.facts import FactsReader
 from paceline.base.samples import Span
 from paceline.master.jobnow import JobNow, job_now
 from paceline.master.monitor import MAX_ENDS, Monitor
+from paceline.policy.actions import Share
+from paceline.policy.observation import LifeEnded
 from paceline.policy.stats.history import Lengths
-from paceline.policy.straggler.actions import Share
-from paceline.policy.straggler.observation import LifeEnded
 from paceline.protocol.holding.servers.master import ServerHolder
 from paceline.protocol.holding.servers.server import ServerState
 from paceline.protocol.nodes.lives import Fate

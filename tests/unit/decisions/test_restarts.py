@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from paceline.master.restarts import REMEMBERED, LostWork, Restarts, StartMeasured
-from paceline.policy.straggler.observation import RestartCost
+from paceline.policy.observation import RestartCost
 
 
 def measured(restarts: Restarts) -> list[StartMeasured]:

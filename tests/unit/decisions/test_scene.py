@@ -7,7 +7,7 @@ import pytest
 from paceline.base.errors import ConfigError
 from paceline.master.monitor import Monitor
 from paceline.master.scene import Scene
-from paceline.policy.straggler.actions import AnyAction, BackupWorkers, KillRestart
+from paceline.policy.actions import AnyAction, BackupWorkers, KillRestart
 from paceline.protocol.nodes.lives import Fate, LifePhase
 from tests.unit.decisions.test_monitor import Training
 

@@ -35,7 +35,7 @@ from paceline_experiments.stragglers.methods import (
 )
 from paceline_experiments.stragglers.results import Method
 
-from paceline.policy.straggler.observation import RestartCost
+from paceline.policy.observation import RestartCost
 from tests.simulated import NOISY, SMALL, changed
 
 NEVER = Recovery(worker=RestartCost(start_s=1e6), server=RestartCost(start_s=1e6))

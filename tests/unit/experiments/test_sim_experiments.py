@@ -52,10 +52,10 @@ from typer.testing import CliRunner
 
 from paceline.base.errors import ConfigError
 from paceline.cli.main import app
+from paceline.policy.actions import AnyAction, KillRestart
+from paceline.policy.observation import Observation
 from paceline.policy.stats.history import PAPER, Lengths
 from paceline.policy.straggler import registry
-from paceline.policy.straggler.actions import AnyAction, KillRestart
-from paceline.policy.straggler.observation import Observation
 from paceline.policy.straggler.registry import solution
 from paceline.policy.straggler.solution import Solution
 from tests.simulated import NOISY, changed

@@ -21,8 +21,8 @@ from paceline.features.exporter.exporter import MAX_OPEN, Exporter, JobCollector
 from paceline.jobs.slowness import ScriptPace
 from paceline.master.exposed import Exposed
 from paceline.master.monitor import Metrics, NodeMetrics
+from paceline.policy.observation import Observation, RestartCost, WorkerSeen
 from paceline.policy.stats.windows import Pace
-from paceline.policy.straggler.observation import Observation, RestartCost, WorkerSeen
 from paceline.wire.client import LastLogged
 from paceline.wire.events.failslow import DiagnosedEvent, RelievedEvent, SlowedEvent
 

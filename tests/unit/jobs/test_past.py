@@ -28,10 +28,10 @@ from paceline.jobs.past.job import PastJob, SizeChange
 from paceline.jobs.past.making import past_job, submitted_features
 from paceline.jobs.past.place import HistoryPlace, history_place, without_password
 from paceline.jobs.past.tables import METADATA
+from paceline.policy.observation import RestartOutcome
 from paceline.policy.resources.features import JobFeatures
 from paceline.policy.resources.observation import JobSize
 from paceline.policy.resources.warm_start import WarmStart
-from paceline.policy.straggler.observation import RestartOutcome
 from paceline.wire.events.job import ScaledEvent
 from paceline.wire.events.nodes import (
     NodeResizedEvent,

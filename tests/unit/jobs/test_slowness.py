@@ -13,9 +13,9 @@ from paceline.jobs.jsonl import LineFile
 from paceline.jobs.outcome import Outcome
 from paceline.jobs.slowness import ScriptPace, Slowness, headline, rows, slownesses
 from paceline.jobs.stragglers import last_parts, slow_parts
+from paceline.policy.observation import Observation, ServerSeen, WorkerSeen
 from paceline.policy.stats.regimes import Point, Regime
 from paceline.policy.straggler.decision_log import Decided, Measured
-from paceline.policy.straggler.observation import Observation, ServerSeen, WorkerSeen
 from paceline.wire.events.base import Event
 from paceline.wire.events.failslow import (
     DiagnosedEvent,

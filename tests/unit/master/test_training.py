@@ -19,7 +19,7 @@ from paceline.master.monitor import Monitor
 from paceline.master.outbox import Outbox
 from paceline.master.parts import MasterParts
 from paceline.master.training import Training
-from paceline.policy.straggler.actions import Profile
+from paceline.policy.actions import Profile
 from paceline.protocol.cuts.cadence import Cadence
 from paceline.protocol.nodes.hangs import Hang
 from paceline.protocol.nodes.lives import Backing, NodePlace

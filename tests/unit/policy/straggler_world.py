@@ -4,21 +4,21 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from paceline.policy.stats.history import Lengths, NodeHistory, WindowMeans
-from paceline.policy.straggler import solvers
-from paceline.policy.straggler.actions import (
+from paceline.policy.actions import (
     AdjustBatch,
     AnyAction,
     BackupWorkers,
     KillRestart,
     Partial,
 )
-from paceline.policy.straggler.observation import (
+from paceline.policy.observation import (
     Observation,
     RestartCost,
     ServerSeen,
     WorkerSeen,
 )
+from paceline.policy.stats.history import Lengths, NodeHistory, WindowMeans
+from paceline.policy.straggler import solvers
 from paceline.policy.straggler.solution import Solution
 
 Delays = Callable[[float], np.ndarray]

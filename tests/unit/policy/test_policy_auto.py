@@ -8,22 +8,22 @@ import numpy as np
 import pytest
 from paceline_experiments.baselines.lb_bsp import LbBsp
 
-from paceline.policy.stats.regimes import Point, Regime, Stretch
-from paceline.policy.stats.spells import LifeTable
-from paceline.policy.stats.windows import Pace
-from paceline.policy.straggler.actions import (
+from paceline.policy.actions import (
     AdjustBatch,
     KillRestart,
     Partial,
 )
-from paceline.policy.straggler.division import StepModel
-from paceline.policy.straggler.fleet import Fleet
-from paceline.policy.straggler.observation import (
+from paceline.policy.observation import (
     Observation,
     RestartCost,
     ServerSeen,
     WorkerSeen,
 )
+from paceline.policy.stats.regimes import Point, Regime, Stretch
+from paceline.policy.stats.spells import LifeTable
+from paceline.policy.stats.windows import Pace
+from paceline.policy.straggler.division import StepModel
+from paceline.policy.straggler.fleet import Fleet
 from paceline.policy.straggler.restarts import slowness
 from paceline.policy.straggler.solution import Solution
 from paceline.policy.straggler.solutions.auto import Auto, _patience

@@ -6,12 +6,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
+from paceline.policy.observation import WorkerSeen
 from paceline.policy.stats import affine
 from paceline.policy.stats.history import Lengths, NodeHistory, WindowMeans
 from paceline.policy.stats.regimes import Point, Regime, Stretch
 from paceline.policy.straggler.chance import drift, scatter
 from paceline.policy.straggler.fleet import Fleet
-from paceline.policy.straggler.observation import WorkerSeen
 
 
 def fitted(

@@ -8,12 +8,12 @@ import msgspec
 import numpy as np
 import pytest
 
+from paceline.policy.actions import AdjustBatch, AnyAction, KillRestart
 from paceline.policy.decisions.past import replay
+from paceline.policy.observation import Observation, RestartCost, WorkerSeen
 from paceline.policy.stats.regimes import Point, Regime, Stretch
 from paceline.policy.stats.windows import Pace
-from paceline.policy.straggler.actions import AdjustBatch, AnyAction, KillRestart
 from paceline.policy.straggler.decision_log import Begun, Decided, asked
-from paceline.policy.straggler.observation import Observation, RestartCost, WorkerSeen
 from paceline.policy.straggler.solutions.falcon import Falcon
 from paceline.policy.straggler.solutions.static import Nothing
 from tests.unit.policy import straggler_world

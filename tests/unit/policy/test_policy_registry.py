@@ -5,8 +5,8 @@ import importlib.metadata
 import pytest
 
 from paceline.base.errors import ConfigError
+from paceline.policy.observation import Observation
 from paceline.policy.straggler import registry
-from paceline.policy.straggler.observation import Observation
 from paceline.policy.straggler.solution import Solution
 from paceline.policy.straggler.solutions.non_dedicated import NonDedicated
 from paceline.policy.straggler.solutions.static import Nothing

@@ -7,16 +7,16 @@ import msgspec
 import numpy as np
 import pytest
 
-from paceline.policy.stats.regimes import Point, Regime, Stretch
-from paceline.policy.stats.spells import LifeTable
-from paceline.policy.stats.windows import Pace
-from paceline.policy.straggler.observation import (
+from paceline.policy.observation import (
     Observation,
     RestartCost,
     RestartOutcome,
     ServerSeen,
     WorkerSeen,
 )
+from paceline.policy.stats.regimes import Point, Regime, Stretch
+from paceline.policy.stats.spells import LifeTable
+from paceline.policy.stats.windows import Pace
 from paceline.policy.straggler.restarts import (
     Candidate,
     RestartRule,

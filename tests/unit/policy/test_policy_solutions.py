@@ -5,9 +5,7 @@ import pytest
 from paceline_experiments.baselines.lb_bsp import LbBsp
 
 from paceline.base.errors import ConfigError
-from paceline.policy.stats.history import ProfiledTimes
-from paceline.policy.stats.windows import Pace
-from paceline.policy.straggler.actions import (
+from paceline.policy.actions import (
     AdjustBatch,
     AdjustRate,
     AnyAction,
@@ -17,7 +15,9 @@ from paceline.policy.straggler.actions import (
     Profile,
     Share,
 )
-from paceline.policy.straggler.observation import Observation, ServerSeen, WorkerSeen
+from paceline.policy.observation import Observation, ServerSeen, WorkerSeen
+from paceline.policy.stats.history import ProfiledTimes
+from paceline.policy.stats.windows import Pace
 from paceline.policy.straggler.solution import Solution
 from paceline.policy.straggler.solutions.dedicated import Dedicated
 from paceline.policy.straggler.solutions.non_dedicated import NonDedicated

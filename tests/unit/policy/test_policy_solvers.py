@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from paceline.policy.straggler.actions import Share
+from paceline.policy.actions import Share
 from paceline.policy.straggler.solvers import (
     HardwareClass,
     Infeasible,

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from paceline.base.errors import ConfigError
 from paceline.base.samples import Span
-from paceline.policy.straggler.actions import AdjustBatch, AdjustRate, BackupWorkers, Partial, Share
+from paceline.policy.actions import AdjustBatch, AdjustRate, BackupWorkers, Partial, Share
 from paceline.protocol.acts import Fail, Instruction, Send, WriteAhead
 from paceline.protocol.holding.servers.master import ServerHolder
 from paceline.protocol.records import GaveBack, Place, Plan, Planned

@@ -16,8 +16,7 @@ from paceline_experiments.sim.scenarios import Recovery, Scenario
 from paceline_experiments.sim.slices import Members, Slices
 
 from paceline.base.samples import SampleSet, Span
-from paceline.policy.stats.history import ProfiledTimes
-from paceline.policy.straggler.actions import (
+from paceline.policy.actions import (
     AdjustBatch,
     AnyAction,
     BackupWorkers,
@@ -26,7 +25,8 @@ from paceline.policy.straggler.actions import (
     Profile,
     Share,
 )
-from paceline.policy.straggler.observation import RestartCost
+from paceline.policy.observation import RestartCost
+from paceline.policy.stats.history import ProfiledTimes
 from paceline.protocol.holding.servers.master import ServerHolder
 from paceline.protocol.samples.grant_size import Sizing
 from paceline.protocol.samples.ledger import Ledger

@@ -10,8 +10,8 @@ from paceline_experiments.sim.steering import Steering
 
 from paceline.master.controller import Controller
 from paceline.master.monitor import Monitor
+from paceline.policy import actions, observation
 from paceline.policy.stats.history import Lengths
-from paceline.policy.straggler import actions, observation
 from paceline.policy.straggler.registry import BUILT_IN, solution
 from paceline.policy.straggler.solution import Solution
 from paceline.protocol.samples.ledger import Ledger

@@ -54,7 +54,7 @@ def _switch(every: int, actions: str, phases: _Phases) -> None:
 
     from paceline.base.errors import ConfigError
     from paceline.master.holding.servers import ServerEdge
-    from paceline.policy.straggler.actions import AnyAction
+    from paceline.policy.actions import AnyAction
     from paceline.wire.messages.node import Committed
 
     inner, plans = ServerEdge.handle, msgspec.json.decode(actions, type=list[AnyAction])
@@ -83,7 +83,7 @@ def _switch_group(every: int, actions: str) -> None:
 
     from paceline.base.errors import ConfigError
     from paceline.master.holding.group import GroupEdge
-    from paceline.policy.straggler.actions import AnyAction
+    from paceline.policy.actions import AnyAction
     from paceline.wire.messages.group import Progress
 
     inner, plans = GroupEdge.handle, msgspec.json.decode(actions, type=list[AnyAction])

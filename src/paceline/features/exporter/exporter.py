@@ -34,9 +34,9 @@ from paceline.features.exporter.lacks import HOST
 from paceline.jobs.stragglers import slow_parts
 from paceline.master.exposed import Exposed
 from paceline.master.monitor import NodeMetrics
+from paceline.policy.observation import Observation, ServerSeen, WorkerSeen
 from paceline.policy.stats.windows import Pace
 from paceline.policy.straggler.decision_log import PARTS
-from paceline.policy.straggler.observation import Observation, ServerSeen, WorkerSeen
 
 REQUEST_S = 10.0
 """Seconds for one request to arrive."""

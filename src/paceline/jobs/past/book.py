@@ -18,7 +18,7 @@ from paceline.base.optional import extra_for
 from paceline.jobs.past.job import PastJob, SizeChange
 from paceline.jobs.past.place import HistoryPlace, without_password
 from paceline.jobs.past.tables import JOBS, RESTARTS, SIZES
-from paceline.policy.straggler.observation import RestartOutcome
+from paceline.policy.observation import RestartOutcome
 
 with extra_for("the history of jobs"):
     import sqlalchemy as sql

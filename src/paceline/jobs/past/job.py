@@ -3,9 +3,9 @@
 import msgspec
 
 from paceline.jobs.outcome import End
+from paceline.policy.observation import RestartOutcome
 from paceline.policy.resources.features import JobFeatures
 from paceline.policy.resources.observation import JobSize
-from paceline.policy.straggler.observation import RestartOutcome
 
 
 class SizeChange(msgspec.Struct, frozen=True, kw_only=True):

@@ -11,9 +11,9 @@ from paceline.jobs.facts import trained_s
 from paceline.jobs.history import MetricsPoint
 from paceline.jobs.outcome import Outcome
 from paceline.jobs.past.job import PastJob, SizeChange
+from paceline.policy.observation import RestartOutcome
 from paceline.policy.resources.features import JobFeatures
 from paceline.policy.resources.observation import JobSize
-from paceline.policy.straggler.observation import RestartOutcome
 from paceline.wire.events.base import Event
 from paceline.wire.events.job import ScaledEvent
 from paceline.wire.events.nodes import (

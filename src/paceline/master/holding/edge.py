@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from paceline.base.numbering import CutNo, Inc
 from paceline.master.cut_folders import CutChosen
 from paceline.master.status import count_committed
-from paceline.policy.straggler.actions import Profile
+from paceline.policy.actions import Profile
 from paceline.protocol.holding.holder import Holder
 from paceline.protocol.nodes.hangs import Hang
 from paceline.protocol.records import Records

@@ -10,7 +10,7 @@ import msgspec
 from paceline.base.numbering import NO_CUT, CutNo, Inc
 from paceline.master.cut_folders import CutChosen
 from paceline.master.holding.edge import GATHER_S, HolderEdge
-from paceline.policy.straggler.actions import Profile
+from paceline.policy.actions import Profile
 from paceline.protocol.holding.group.formation import Formation
 from paceline.protocol.holding.group.master import GroupHolder
 from paceline.protocol.nodes.hangs import Hang, SlowMembers, find_hang, find_left_alone, find_silent

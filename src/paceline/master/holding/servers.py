@@ -13,7 +13,7 @@ from paceline.master.cut_folders import CutChosen
 from paceline.master.holding.edge import RESEND_S, HolderEdge
 from paceline.master.holding.lost_work import LostWithLives
 from paceline.master.status import count_committed
-from paceline.policy.straggler.actions import Profile
+from paceline.policy.actions import Profile
 from paceline.protocol.holding.servers.master import ServerHolder
 from paceline.protocol.nodes.hangs import Hang, find_silent
 from paceline.protocol.records import (

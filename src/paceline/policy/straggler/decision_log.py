@@ -12,6 +12,7 @@ from collections.abc import Iterable, Iterator
 
 import msgspec
 
+from paceline.policy.actions import AnyAction
 from paceline.policy.decisions.past import Decider, decoded
 from paceline.policy.failslow.planner import (
     AdviseCure,
@@ -21,9 +22,8 @@ from paceline.policy.failslow.planner import (
     PlannerState,
     decide,
 )
+from paceline.policy.observation import Observation, RestartCost, RestartOutcome
 from paceline.policy.stats.history import Lengths
-from paceline.policy.straggler.actions import AnyAction
-from paceline.policy.straggler.observation import Observation, RestartCost, RestartOutcome
 from paceline.policy.straggler.solution import Solution
 from paceline.wire.events.nodes import in_parts
 

@@ -15,9 +15,9 @@ from typing import NamedTuple
 
 import numpy as np
 
+from paceline.policy.observation import Observation
 from paceline.policy.straggler import solvers
 from paceline.policy.straggler.fleet import Bools, Fleet
-from paceline.policy.straggler.observation import Observation
 from paceline.policy.straggler.solvers import Floats, Ints
 from paceline.policy.straggler.trials import Patience, Recorded, Trial
 

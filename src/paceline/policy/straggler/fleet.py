@@ -11,10 +11,10 @@ from typing import Self
 import numpy as np
 from numpy.typing import NDArray
 
+from paceline.policy.observation import Observation, WorkerSeen
 from paceline.policy.stats import affine
 from paceline.policy.stats.regimes import Regime
 from paceline.policy.straggler import chance
-from paceline.policy.straggler.observation import Observation, WorkerSeen
 from paceline.policy.straggler.solvers import Floats, Ints
 
 Bools = NDArray[np.bool_]

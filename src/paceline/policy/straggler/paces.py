@@ -7,10 +7,10 @@ import statistics
 
 import numpy as np
 
+from paceline.policy.observation import Observation
 from paceline.policy.straggler import restarts
 from paceline.policy.straggler.division import StepModel
 from paceline.policy.straggler.fleet import Fleet
-from paceline.policy.straggler.observation import Observation
 from paceline.policy.straggler.restarts import Candidate, RestartRule
 from paceline.policy.straggler.solution import SYNCHRONOUS
 from paceline.policy.straggler.solvers import Floats

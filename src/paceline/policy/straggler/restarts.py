@@ -24,11 +24,11 @@ import msgspec
 import numpy as np
 from msgspec import Meta
 
+from paceline.policy.actions import KillRestart
+from paceline.policy.observation import Observation, RestartCost, RestartOutcome
 from paceline.policy.stats.regimes import Regime
 from paceline.policy.stats.windows import Pace
-from paceline.policy.straggler.actions import KillRestart
 from paceline.policy.straggler.fleet import Fleet
-from paceline.policy.straggler.observation import Observation, RestartCost, RestartOutcome
 from paceline.policy.straggler.solvers import Floats
 
 _SIGMAS = 3.0

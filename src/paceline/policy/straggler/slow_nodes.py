@@ -6,9 +6,9 @@ explains (`paceline.policy.straggler.fleet`); a server, than the median of all s
 
 from typing import NamedTuple
 
+from paceline.policy.observation import Observation
 from paceline.policy.straggler import chance, restarts
 from paceline.policy.straggler.fleet import Fleet
-from paceline.policy.straggler.observation import Observation
 
 SLOW = 1.1
 

@@ -13,9 +13,9 @@ from typing import NamedTuple, Self
 import numpy as np
 
 from paceline.policy.failslow.planner import Fault
+from paceline.policy.observation import Observation, WorkerSeen
 from paceline.policy.straggler import chance
 from paceline.policy.straggler.fleet import Bools, Fleet
-from paceline.policy.straggler.observation import Observation, WorkerSeen
 from paceline.policy.straggler.paces import besides_s, paces_s
 from paceline.policy.straggler.solvers import Floats, Ints
 

@@ -10,8 +10,8 @@ from typing import Annotated, ClassVar
 import msgspec
 from msgspec import Meta
 
-from paceline.policy.straggler.actions import AdjustBatch, AnyAction, KillRestart, Share
-from paceline.policy.straggler.observation import Observation, ServerSeen, WorkerSeen
+from paceline.policy.actions import AdjustBatch, AnyAction, KillRestart, Share
+from paceline.policy.observation import Observation, ServerSeen, WorkerSeen
 
 Steps = Annotated[int, Meta(ge=0)]
 Seconds = Annotated[float, Meta(ge=0)]

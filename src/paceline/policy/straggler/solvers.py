@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from paceline.base.errors import PermanentError
-from paceline.policy.straggler.actions import Share
+from paceline.policy.actions import Share
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]

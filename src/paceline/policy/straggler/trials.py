@@ -17,9 +17,9 @@ from typing import NamedTuple, Self
 
 import numpy as np
 
+from paceline.policy.observation import WorkerSeen
 from paceline.policy.straggler import chance
 from paceline.policy.straggler.fleet import Fleet
-from paceline.policy.straggler.observation import WorkerSeen
 from paceline.policy.straggler.solvers import Floats
 
 _STEPS, _BATCHES, _FEW_STEPS = 48, 12_000, 12

@@ -20,7 +20,7 @@ from msgspec.structs import replace
 from paceline.base.errors import ConfigError
 from paceline.base.numbering import START, Inc, StepNo, step_after
 from paceline.base.samples import LEAST, Portion, Span, merged
-from paceline.policy.straggler.actions import (
+from paceline.policy.actions import (
     AdjustBatch,
     AdjustRate,
     BackupWorkers,

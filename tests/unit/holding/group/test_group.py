@@ -7,7 +7,7 @@ import pytest
 
 from paceline.base.errors import ConfigError, InternalError
 from paceline.base.samples import Span
-from paceline.policy.straggler.actions import AdjustBatch, Share
+from paceline.policy.actions import AdjustBatch, Share
 from paceline.protocol.acts import (
     Fail,
     FeedDone,

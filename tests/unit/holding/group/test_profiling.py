@@ -10,8 +10,8 @@ from paceline.base.hardware import hardware_kind
 from paceline.base.samples import Span
 from paceline.master.jobnow import JobNow
 from paceline.master.monitor import Monitor
-from paceline.policy.straggler.actions import Profile, Share
-from paceline.policy.straggler.observation import WorkerSeen
+from paceline.policy.actions import Profile, Share
+from paceline.policy.observation import WorkerSeen
 from paceline.protocol.acts import Send
 from paceline.protocol.holding.group.profiling import Profiling
 from paceline.runtime.group.profiling import MemberProfiling, samples_of

@@ -17,15 +17,15 @@ import msgspec
 import numpy as np
 from msgspec import Meta
 
-from paceline.policy.straggler import chance, restarts
-from paceline.policy.straggler.actions import (
+from paceline.policy.actions import (
     AnyAction,
     KillRestart,
     Partial,
 )
+from paceline.policy.observation import Observation
+from paceline.policy.straggler import chance, restarts
 from paceline.policy.straggler.division import StepModel, in_force
 from paceline.policy.straggler.fleet import Fleet
-from paceline.policy.straggler.observation import Observation
 from paceline.policy.straggler.paces import elapsed, paces_s, step_candidates, steps_left
 from paceline.policy.straggler.solution import (
     SYNCHRONOUS,

@@ -14,9 +14,9 @@ from typing import Annotated, ClassVar
 from msgspec import Meta
 
 from paceline.base.errors import ConfigError
+from paceline.policy.actions import AdjustBatch, AnyAction, Profile, Share
+from paceline.policy.observation import Observation, WorkerSeen
 from paceline.policy.straggler import solvers
-from paceline.policy.straggler.actions import AdjustBatch, AnyAction, Profile, Share
-from paceline.policy.straggler.observation import Observation, WorkerSeen
 from paceline.policy.straggler.solution import SYNCHRONOUS, Compared, Part, Solution, Steps
 
 _WORSE = 1.02

@@ -16,6 +16,7 @@ from typing import Annotated, ClassVar
 
 from msgspec import Meta
 
+from paceline.policy.actions import AnyAction, KillRestart
 from paceline.policy.failslow.planner import (
     AnyCureAct,
     ApplyCure,
@@ -30,10 +31,9 @@ from paceline.policy.failslow.planner import (
     RevertCure,
     decide,
 )
+from paceline.policy.observation import Observation
 from paceline.policy.straggler import restarts
-from paceline.policy.straggler.actions import AnyAction, KillRestart
 from paceline.policy.straggler.division import divided
-from paceline.policy.straggler.observation import Observation
 from paceline.policy.straggler.paces import (
     elapsed,
     paces_s,

@@ -12,10 +12,10 @@ from typing import Annotated
 import numpy as np
 from msgspec import Meta
 
+from paceline.policy.actions import AnyAction, KillRestart
+from paceline.policy.observation import Observation, ServerSeen, WorkerSeen
 from paceline.policy.stats.windows import Pace
 from paceline.policy.straggler import solvers
-from paceline.policy.straggler.actions import AnyAction, KillRestart
-from paceline.policy.straggler.observation import Observation, ServerSeen, WorkerSeen
 from paceline.policy.straggler.solution import SYNCHRONOUS, Seconds, Solution, Steps, adjusted
 
 

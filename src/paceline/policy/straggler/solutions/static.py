@@ -5,7 +5,7 @@ from typing import Annotated, ClassVar
 
 from msgspec import Meta
 
-from paceline.policy.straggler.actions import (
+from paceline.policy.actions import (
     AdjustBatch,
     AdjustRate,
     AnyAction,
@@ -13,7 +13,7 @@ from paceline.policy.straggler.actions import (
     Partial,
     Share,
 )
-from paceline.policy.straggler.observation import Observation
+from paceline.policy.observation import Observation
 from paceline.policy.straggler.solution import SYNCHRONOUS, Part, Solution, adjusted, even
 
 

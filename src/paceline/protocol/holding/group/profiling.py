@@ -9,7 +9,7 @@ from collections.abc import Mapping
 
 from paceline.base.errors import ConfigError
 from paceline.base.numbering import Inc
-from paceline.policy.straggler.actions import Profile
+from paceline.policy.actions import Profile
 from paceline.protocol.acts import Send
 from paceline.wire.messages.group import ProfileBatches, Profiled
 
