@@ -29,7 +29,7 @@ CHOSEN = {"strategy": "allreduce or ps, by the script"}
 """Defaults that are no fixed value, by key."""
 DECISIONS = Path(__file__).parents[1] / "decisions"
 SOLUTION_MODULES = (
-    "paceline.policy.straggler.solution",
+    "paceline.features.stragglers.policy.solution",
     "paceline.policy.observation",
     "paceline.policy.actions",
 )

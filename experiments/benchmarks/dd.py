@@ -22,9 +22,9 @@ from typing import Any
 import numpy as np
 from paceline_experiments import harness
 
-from paceline.jobs.decisions import read_log
+from paceline.features.stragglers.policy.decision_log import Decided
+from paceline.features.stragglers.stories import read_log
 from paceline.policy.actions import AdjustBatch, Profile
-from paceline.policy.straggler.decision_log import Decided
 from paceline.wire.spec import CheckpointSpec, JobSpec, NodeSpec
 
 CORES = (0.6, 0.6, 0.2, 0.2)
@@ -41,7 +41,7 @@ RUN_S = 1200.0
 
 STATIC = """
 from paceline.policy.actions import AdjustBatch, Share
-from paceline.policy.straggler.solution import Solution
+from paceline.features.stragglers.policy.solution import Solution
 
 class Static(Solution, frozen=True):
     every_steps: int = 1

@@ -15,11 +15,11 @@ from collections.abc import Callable
 import msgspec
 from paceline_experiments import harness
 
+from paceline.features.stragglers.policy.decision_log import Decided
+from paceline.features.stragglers.policy.registry import solution
 from paceline.master.jobnow import JobNow
 from paceline.master.monitor import Monitor
 from paceline.policy.actions import Share
-from paceline.policy.straggler.decision_log import Decided
-from paceline.policy.straggler.registry import solution
 from paceline.wire.messages.agent import NodeFacts
 
 REPORTS = 40

@@ -28,7 +28,7 @@ from numpy.typing import NDArray
 from paceline_experiments import harness
 
 from paceline.base.jobdir import JobDir
-from paceline.policy.straggler.solvers import level
+from paceline.features.stragglers.policy.solvers import level
 from paceline.wire.spec import CheckpointSpec, JobSpec, NodeSpec
 
 SCRIPT = Path(__file__).with_name("jobs") / "slowed.py"

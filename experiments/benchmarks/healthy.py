@@ -30,8 +30,8 @@ from paceline_experiments import harness
 
 from paceline.base.errors import TransientError
 from paceline.base.jobdir import JobDir
+from paceline.features.stragglers.policy.decision_log import Decided, TookEffect, decode
 from paceline.policy.actions import KillRestart
-from paceline.policy.straggler.decision_log import Decided, TookEffect, decode
 from paceline.wire.spec import JobSpec, NodeSpec
 
 SCRIPT = Path(__file__).with_name("jobs") / "healthy.py"

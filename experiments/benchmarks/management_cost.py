@@ -40,12 +40,12 @@ from paceline_experiments import harness
 
 from paceline.base.jobdir import JobDir
 from paceline.base.samples import Span
+from paceline.features.stragglers.policy.decision_log import Decided
+from paceline.features.stragglers.policy.registry import solution
 from paceline.master.jobnow import JobNow
 from paceline.master.monitor import Monitor
 from paceline.master.service import Master
 from paceline.policy.actions import Share
-from paceline.policy.straggler.decision_log import Decided
-from paceline.policy.straggler.registry import solution
 from paceline.wire.client import GetStatus
 from paceline.wire.control import ControlClient
 from paceline.wire.messages.node import (

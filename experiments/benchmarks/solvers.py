@@ -17,9 +17,9 @@ from collections.abc import Callable
 import numpy as np
 from paceline_experiments import harness
 
+from paceline.features.stragglers.policy import registry, solvers
 from paceline.policy.observation import Observation, ServerSeen, WorkerSeen
 from paceline.policy.stats.history import Lengths, NodeHistory, WindowMeans
-from paceline.policy.straggler import registry, solvers
 
 LOCAL_BATCH = 4096
 SLOPE_S = 2.15 / LOCAL_BATCH

@@ -27,10 +27,10 @@ import msgspec
 from paceline.base.errors import PacelineError
 from paceline.base.jobdir import JobDir
 from paceline.base.processes import find_job_processes, kill_quietly
-from paceline.jobs.decisions import read_log
+from paceline.features.stragglers.policy.decision_log import Decided, TookEffect
+from paceline.features.stragglers.stories import read_log
 from paceline.jobs.launch import ask, launch
 from paceline.master.journal import Journal
-from paceline.policy.straggler.decision_log import Decided, TookEffect
 from paceline.protocol.records import FeedAdded
 from paceline.protocol.snapshot import Snapshot
 from paceline.wire.client import GetStatus, JobStatus, StopJob

@@ -164,7 +164,7 @@ def test_a_global_batch_follows_the_workers_if_asked_to(solution: str, tmp_path:
 
 UNEVEN = """
 from paceline.policy.actions import AdjustBatch, Share
-from paceline.policy.straggler.solution import Solution
+from paceline.features.stragglers.policy.solution import Solution
 
 class Uneven(Solution, frozen=True):
     def decide(self, seen):

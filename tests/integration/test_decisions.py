@@ -13,9 +13,9 @@ import pytest
 from rich.console import Console
 
 from paceline.cli.replay import replay_logs
-from paceline.jobs.decisions import read_log, stories
+from paceline.features.stragglers.policy.decision_log import Begun, Decided, TookEffect
+from paceline.features.stragglers.stories import read_log, stories
 from paceline.policy.actions import KillRestart
-from paceline.policy.straggler.decision_log import Begun, Decided, TookEffect
 from paceline.wire.spec import RestartSpec, WindowSpec
 from tests.integration.running import running, until
 

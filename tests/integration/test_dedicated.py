@@ -4,10 +4,10 @@ from pathlib import Path
 
 import pytest
 
-from paceline.jobs.decisions import read_log
+from paceline.features.stragglers.policy.decision_log import Decided, Failed, TookEffect
+from paceline.features.stragglers.stories import read_log
 from paceline.policy.actions import AdjustBatch, Profile
 from paceline.policy.observation import Observation
-from paceline.policy.straggler.decision_log import Decided, Failed, TookEffect
 from tests.integration.test_allreduce import BATCH, N, check_finished, group
 
 CORES = (0.6, 0.6, 0.2, 0.2)

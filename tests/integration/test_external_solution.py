@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from paceline.jobs.decisions import read_log
+from paceline.features.stragglers.policy.decision_log import Decided
+from paceline.features.stragglers.stories import read_log
 from paceline.policy.actions import AdjustBatch
-from paceline.policy.straggler.decision_log import Decided
 from paceline.wire.spec import WindowSpec
 from tests.integration.running import install, running, until
 

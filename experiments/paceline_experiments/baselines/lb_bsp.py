@@ -8,10 +8,10 @@ whether or not anyone is a straggler.
 
 import numpy as np
 
+from paceline.features.stragglers.policy import solvers
+from paceline.features.stragglers.policy.solution import SYNCHRONOUS, Compared, Solution, adjusted
 from paceline.policy.actions import AnyAction
 from paceline.policy.observation import Observation
-from paceline.policy.straggler import solvers
-from paceline.policy.straggler.solution import SYNCHRONOUS, Compared, Solution, adjusted
 
 
 class LbBsp(Solution, frozen=True):

@@ -9,14 +9,19 @@ from collections.abc import Sequence
 import msgspec
 
 from paceline.base.numbering import NO_INC, Inc
-from paceline.master.controller import Ask, CarryOut, Controller, JobProgress, Period
+from paceline.features.stragglers.policy.controller import (
+    Ask,
+    CarryOut,
+    Controller,
+    Period,
+)
+from paceline.features.stragglers.policy.solution import Solution
 from paceline.master.jobnow import JobNow
 from paceline.master.monitor import Monitor
 from paceline.master.restarts import StartMeasured
 from paceline.policy.actions import AnyAction, KillRestart
-from paceline.policy.observation import Observation, RestartCost
+from paceline.policy.observation import JobProgress, Observation, RestartCost
 from paceline.policy.stats.history import Lengths, ProfiledTimes
-from paceline.policy.straggler.solution import Solution
 from paceline.wire.events.nodes import ProcessExitedEvent, Verdict
 from paceline.wire.messages.agent import Hardware, NodeFacts
 from paceline_experiments.sim.control import Situation

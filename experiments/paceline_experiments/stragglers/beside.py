@@ -2,7 +2,7 @@
 
 import statistics
 
-from paceline.policy.straggler.decision_log import describe_cost
+from paceline.features.stragglers.policy.decision_log import describe_cost
 from paceline_experiments.outputs import table
 from paceline_experiments.stragglers.emulations import MOST_SHARE, Beside, Emulations
 from paceline_experiments.stragglers.goals import Goal, at_least, within

@@ -10,7 +10,7 @@ from concurrent.futures import ProcessPoolExecutor
 import msgspec
 
 from paceline.base.errors import ConfigError
-from paceline.policy.straggler.registry import kind_of, names, solution
+from paceline.features.stragglers.policy.registry import kind_of, names, solution
 from paceline_experiments.sim.asynchronous import Asynchronous
 from paceline_experiments.sim.control import Control
 from paceline_experiments.sim.job import SimJob

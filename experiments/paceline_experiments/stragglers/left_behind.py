@@ -8,12 +8,17 @@ import numpy as np
 
 from paceline.base.errors import InternalError
 from paceline.base.jobdir import JobDir
-from paceline.jobs.decisions import read_log
+from paceline.features.stragglers.policy.decision_log import (
+    ActionRefused,
+    AnyLine,
+    Decided,
+    TookEffect,
+)
+from paceline.features.stragglers.stories import read_log
 from paceline.jobs.history import read_events, read_metrics
 from paceline.jobs.outcome import read_outcome
 from paceline.policy.actions import AdjustRate, AnyAction, KillRestart
 from paceline.policy.observation import RestartCost
-from paceline.policy.straggler.decision_log import ActionRefused, AnyLine, Decided, TookEffect
 from paceline.wire.events.state import FeedCompleteEvent
 from paceline_experiments.sim.costs import Floats
 from paceline_experiments.sim.nodes import server_names, worker_names

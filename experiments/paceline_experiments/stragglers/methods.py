@@ -5,9 +5,9 @@ Reference: AntDT section VII-A-3 (baselines) and VII-A-5 (hyperparameters).
 
 import msgspec
 
+from paceline.features.stragglers.policy.registry import solution
+from paceline.features.stragglers.policy.solution import Solution
 from paceline.policy.stats.history import Lengths
-from paceline.policy.straggler.registry import solution
-from paceline.policy.straggler.solution import Solution
 from paceline_experiments.sim.scenarios import Scenario
 from paceline_experiments.stragglers.results import Method
 

@@ -5,7 +5,7 @@ from functools import partial
 import msgspec
 
 from paceline.base.errors import ConfigError
-from paceline.policy.straggler.registry import solution
+from paceline.features.stragglers.policy.registry import solution
 from paceline_experiments.sim.patterns import AnyPattern, Persistent
 from paceline_experiments.sim.scenarios import Scenario
 from paceline_experiments.stragglers.catalogue import always

@@ -52,9 +52,14 @@ class Feature(NamedTuple):
     None."""
     shown: str = ""
     """Takes the `JobDir` of a job without a master, and returns a `paceline.wire.client.Shown`."""
+    slow: str = ""
+    """Finds what is slow in a job that paceline steers: takes an
+    `paceline.policy.observation.Observation` and its Unix time, and returns each
+    `paceline.wire.client.SlowPart`."""
     explained: str = ""
     """Tells of decisions in ``paceline explain``: takes the `JobDir` of a job, and a function to
-    which it gives lines of text, the first of which is a heading."""
+    which it gives a heading and what follows. That is lines of text, or pairs: the name of a part,
+    and its text. Raises ConfigError where decisions were written that cannot be read."""
     replayed: str = ""
     """A `paceline.jobs.replayed.ReplayedLog`: decisions that ``paceline replay`` makes again."""
     ended: str = ""

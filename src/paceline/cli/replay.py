@@ -11,11 +11,8 @@ from rich.console import Console
 from rich.table import Table
 
 from paceline.base.errors import ConfigError
-from paceline.base.features import parts_of, say_failed
 from paceline.base.jobdir import JobDir
-from paceline.cli.explain import log_of
-from paceline.jobs.decisions import name_of, read_log
-from paceline.jobs.replayed import ReplayedLog, ToldLog
+from paceline.jobs.replayed import ReplayedLog, ToldLog, logs_of_features, why_no_log
 from paceline.jobs.sizing import read_sizing
 from paceline.jobs.wording import counted
 from paceline.policy.decisions.past import Again, Decider, Line, replay
@@ -23,8 +20,6 @@ from paceline.policy.resources.plan import Hold
 from paceline.policy.resources.registry import RESOURCES
 from paceline.policy.resources.steering import SteeringLine
 from paceline.policy.resources.steering_state import AnySteeringAct, ApplyPlan, JudgePlan, TakeBack
-from paceline.policy.straggler.decision_log import AnyLine, Begun, CurePlanned, Decided, asked
-from paceline.policy.straggler.registry import SOLUTIONS
 
 THE_SAME = "the same, with other parameters"
 
@@ -58,7 +53,7 @@ def replay_logs(
     job = JobDir.find(source)
     present = [log for log in _logs() if log.place(job).exists()]
     if not present:
-        raise _absent(job)
+        raise why_no_log(job)
     asked = _asked(present, name, args)
     same = True
     for log in present:
@@ -71,13 +66,7 @@ def replay_logs(
 
 def _logs() -> list[ReplayedLog]:
     """Every kind of log."""
-    found = [SIZES, STRAGGLERS]
-    for name, log in parts_of("replayed", say_failed):
-        if isinstance(log, ReplayedLog):
-            found.append(log)
-        else:
-            say_failed(name, TypeError(f"its log is {log!r:.100}, and no ReplayedLog"))
-    return found
+    return [SIZES, *logs_of_features()]
 
 
 def _read(file: Path) -> ToldLog[Any]:
@@ -92,12 +81,6 @@ def _read(file: Path) -> ToldLog[Any]:
         if told is not None:
             return told
     raise refused[0] if refused else ConfigError(f"{file}: no log of decisions of this version")
-
-
-def _absent(job: JobDir) -> ConfigError:
-    """Why a job has no log."""
-    found = next((why for log in _logs() if (why := log.absent(job)) is not None), None)
-    return found or ConfigError(f"job {job.job_id}: no decisions were written")
 
 
 def _asked(
@@ -203,38 +186,6 @@ def _show(told: ToldLog[Line], again: Sequence[Again[Line]], name: str, console:
     console.print(f"{name}: {told.does} in {acted} of {number}", highlight=False)
 
 
-# --------------------------------------------------------------------------- stragglers
-
-
-def _read_stragglers(file: Path) -> ToldLog[Decided]:
-    return _stragglers(read_log(file))
-
-
-def _no_stragglers(job: JobDir) -> ConfigError | None:
-    try:
-        log_of(job)
-    except ConfigError as error:
-        return error
-    return None
-
-
-def _stragglers(lines: Sequence[AnyLine]) -> ToldLog[Decided]:
-    return ToldLog(
-        policies=SOLUTIONS,
-        what="solution",
-        unit="decision",
-        name="the log",
-        by=tuple(Decider(line.solution, line.args) for line in lines if isinstance(line, Begun)),
-        log=tuple(asked(lines)),
-        own=tuple(Again(line, line.acts_now()) for line in lines if isinstance(line, CurePlanned)),
-        columns=("decision", "step"),
-        cells=lambda line: (str(line.no), f"{line.observation.step:,}"),
-        head=lambda line: f"decision {line.no}",
-        words=lambda acts: "\n".join(f"{name_of(act)} ({act.reason})" for act in acts) or "-",
-        does="acts",
-    )
-
-
 # --------------------------------------------------------------------------- sizes
 
 
@@ -275,9 +226,3 @@ def _size_act(act: AnySteeringAct) -> str:
 
 
 SIZES = ReplayedLog(place=lambda job: job.sizing, read=_read_sizes, policies=RESOURCES)
-STRAGGLERS = ReplayedLog(
-    place=lambda job: job.decisions,
-    read=_read_stragglers,
-    policies=SOLUTIONS,
-    absent=_no_stragglers,
-)

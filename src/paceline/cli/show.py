@@ -30,8 +30,9 @@ from paceline.jobs.outcome import read_outcome
 from paceline.jobs.relaunches import count_relaunches, with_relaunches
 from paceline.jobs.slowness import COLUMNS as SLOW_COLUMNS
 from paceline.jobs.slowness import rows as slow_rows
-from paceline.jobs.slowness import slownesses
+from paceline.jobs.slowness import slow_parts, slownesses
 from paceline.jobs.wording import age, clock, logged, percent, progress, speed
+from paceline.policy.observation import Observation
 from paceline.terminal.options import print_json
 from paceline.wire.client import (
     GetObservation,
@@ -150,25 +151,25 @@ def show_job_json(job: JobDir) -> None:
         events=tuple(event.line() for event in events[-NUM_EVENTS:]),
         logged=shown.logged,
         notes=shown.notes,
-        slow=_slow(job, status, events),
+        slow=_slow(job, status, shown, events),
     )
     print_json(detail)
 
 
-def _slow(job: JobDir, status: JobStatus | None, events: Sequence[Event]) -> tuple[SlowPart, ...]:
+def _slow(
+    job: JobDir, status: JobStatus | None, shown: Shown, events: Sequence[Event]
+) -> tuple[SlowPart, ...]:
     """Return what is slow in a job, be it a script or one that paceline steers."""
     spec = read_spec(job)
     if spec is not None and not spec.traits.trains:
         last = slownesses(events)[-1:]
         return last[0].parts if last and last[0].until_s is None else ()
-    from paceline.jobs import stragglers  # numpy takes its time, and other jobs do without
-
     if status is None:
-        return stragglers.last_parts(job.decisions)
+        return shown.slow
     with contextlib.suppress(PacelineError, FileNotFoundError):
         reply = ask(job, GetObservation())
         if isinstance(reply, Observed) and reply.json:
-            return stragglers.parts_of(reply.json, time.time())
+            return slow_parts(msgspec.json.decode(reply.json, type=Observation), time.time())
     return ()
 
 
@@ -196,8 +197,9 @@ def show_job(job: JobDir, console: Console) -> None:
     events = worth_showing(all_events)[-NUM_EVENTS:]
     if status:
         console.print(draw(status, events, time.time(), ALL_ROWS._replace(width=console.width)))
-        _print_slow(job, status, all_events, console)
-        _print_tables(shown_of(job, status), console)
+        shown = shown_of(job, status)
+        _print_slow(job, status, shown, all_events, console)
+        _print_tables(shown, console)
         _print_checks(all_events, console)
         return
     word = state_of(job, outcome, status)
@@ -213,7 +215,7 @@ def show_job(job: JobDir, console: Console) -> None:
     _print_shown(shown, console)
     if nodes := _nodes_last_seen(job, all_events, word):
         console.print(node_table(nodes, ALL_ROWS.height, console.width))
-    _print_slow(job, status, all_events, console)
+    _print_slow(job, status, shown, all_events, console)
     _print_tables(shown, console)
     _print_checks(all_events, console)
     _print_events(events, job.launched_s(), console)
@@ -232,10 +234,15 @@ def _print_events(events: Sequence[Event], launched_s: float, console: Console) 
 
 
 def _print_slow(
-    job: JobDir, status: JobStatus | None, events: Sequence[Event], console: Console
+    job: JobDir,
+    status: JobStatus | None,
+    shown: Shown,
+    events: Sequence[Event],
+    console: Console,
 ) -> None:
     """Nodes and links that are slow, and what is done about them."""
-    _print_table(SLOW_COLUMNS, slow_rows(_slow(job, status, events), job.launched_s()), console)
+    parts = _slow(job, status, shown, events)
+    _print_table(SLOW_COLUMNS, slow_rows(parts, job.launched_s()), console)
 
 
 def _print_checks(events: Sequence[Event], console: Console) -> None:

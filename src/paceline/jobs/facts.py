@@ -18,7 +18,6 @@ from paceline.base.node_files import CHIEF
 from paceline.base.numbering import Inc
 from paceline.base.processes import is_locked
 from paceline.jobs.curves import CurvePoint, read_curves
-from paceline.jobs.decisions import Story, read_log, stories
 from paceline.jobs.history import MetricsPoint, read_events, read_metrics
 from paceline.jobs.outcome import Outcome, read_outcome
 from paceline.wire import spec as specs
@@ -144,8 +143,6 @@ class Facts(msgspec.Struct, frozen=True):
     workers: tuple[Worker, ...]
     events: tuple[Event, ...]
     points: tuple[MetricsPoint, ...]
-    decisions: tuple[Story, ...] = ()
-    """Decisions about stragglers, action by action."""
     stacks: tuple[tuple[str, str], ...] = ()
     """Stacks of processes that hung, with their nodes: what the threads were doing."""
     curves: dict[str, list[CurvePoint]] = {}
@@ -192,7 +189,6 @@ def read_facts(job: JobDir) -> Facts:
 
     Raises:
         PermanentError: the spec is damaged.
-        ConfigError: the decision log is of another version.
     """
     facts = work_out(
         job,
@@ -205,10 +201,7 @@ def read_facts(job: JobDir) -> Facts:
     stacks = sorted((path.stem, path.read_text()) for path in job.logs.glob("*.stacks"))
     runs = facts.outcome is None and is_locked(job.supervisor_lock)
     curves = read_curves(job.curves).points
-    facts = structs.replace(facts, stacks=tuple(stacks), runs=runs, curves=curves)
-    if not job.decisions.exists():
-        return facts
-    return structs.replace(facts, decisions=tuple(stories(read_log(job.decisions))))
+    return structs.replace(facts, stacks=tuple(stacks), runs=runs, curves=curves)
 
 
 def work_out(

@@ -13,8 +13,17 @@ from paceline.base.optional import complaint
 from paceline.jobs.past.place import history_place
 from paceline.wire.spec import JobSpec
 
-FEATURE_KEYS = ("log_to", "metrics_port", "share")
-"""Keys of the spec that mean nothing without the feature that takes them."""
+FEATURE_KEYS = (
+    "decide_every_s",
+    "log_to",
+    "metrics_port",
+    "share",
+    "solution",
+    "solution_args",
+    "windows",
+)
+"""Keys of the spec that mean nothing without the feature that takes them. The value ``none`` asks
+for nothing, also where another one is the default."""
 LEAST_BYTES = 1 << 20
 """Room without which no job begins: its journal alone soon needs as much."""
 LITTLE_BYTES = 256 << 20
@@ -109,7 +118,7 @@ def _feature_complaint(spec: JobSpec) -> str:
     taken = {key for one in features.installed() if one.feature for key in one.feature.keys}
     usual = JobSpec(script=spec.script)
     for key in FEATURE_KEYS:
-        if getattr(spec, key) != getattr(usual, key) and key not in taken:
+        if getattr(spec, key) not in (getattr(usual, key), "none") and key not in taken:
             found.append(f"{spec.place_of(key)}: no installed feature takes it; remove it")
     for name, lacks in features.parts_of("lacks", fail, spec):
         try:

@@ -13,7 +13,7 @@ from paceline.jobs.history import read_last_metrics
 from paceline.jobs.launch import ask, is_supervised
 from paceline.jobs.outcome import Outcome, read_outcome
 from paceline.wire import spec as specs
-from paceline.wire.client import GetStatus, JobStatus, LastLogged, Shown, ShownTable
+from paceline.wire.client import GetStatus, JobStatus, LastLogged, Shown, ShownTable, SlowPart
 from paceline.wire.spec import JobSpec
 from paceline.wire.strategies import STRATEGIES
 
@@ -118,6 +118,7 @@ def shown_of(job: JobDir, status: JobStatus | None) -> Shown:
     if status is not None:
         return Shown(logged=status.logged, notes=status.notes, tables=status.tables)
     logged, notes, tables = list[LastLogged](), list[str](), list[ShownTable]()
+    slow = list[SlowPart]()
     for name, show in features.parts_of("shown", features.say_failed):
         try:
             found: Shown = show(job)
@@ -127,7 +128,8 @@ def shown_of(job: JobDir, status: JobStatus | None) -> Shown:
             logged += found.logged
             notes += found.notes
             tables += found.tables
-    return Shown(logged=tuple(logged), notes=tuple(notes), tables=tuple(tables))
+            slow += found.slow
+    return Shown(logged=tuple(logged), notes=tuple(notes), tables=tuple(tables), slow=tuple(slow))
 
 
 def end_of(outcome: Outcome) -> str:

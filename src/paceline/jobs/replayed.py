@@ -10,6 +10,7 @@ from typing import Any, Generic, NamedTuple
 import msgspec
 
 from paceline.base.errors import ConfigError
+from paceline.base.features import parts_of, say_failed
 from paceline.base.jobdir import JobDir
 from paceline.policy.decisions.past import Again, Decider, Line
 from paceline.policy.plugins import Plugins
@@ -55,3 +56,23 @@ class ReplayedLog(NamedTuple):
     """Policies that may be asked instead of the log's own; None: none stands in for it."""
     absent: Callable[[JobDir], ConfigError | None] = lambda _job: None
     """Says why a job has no such log, with the remedy; None: nothing is to be said of that."""
+
+
+def logs_of_features() -> list[ReplayedLog]:
+    """Return the kinds of logs that features declare."""
+    found: list[ReplayedLog] = []
+    for name, log in parts_of("replayed", say_failed):
+        if isinstance(log, ReplayedLog):
+            found.append(log)
+        else:
+            say_failed(name, TypeError(f"its log is {log!r:.100}, and no ReplayedLog"))
+    return found
+
+
+def why_no_log(job: JobDir) -> ConfigError:
+    """Say why a job, of which nothing was decided, has no log."""
+    found = (log.absent(job) for log in logs_of_features())
+    unwritten = ConfigError(
+        f"job {job.job_id}: no decisions were written that an installed feature reads"
+    )
+    return next(filter(None, found), unwritten)

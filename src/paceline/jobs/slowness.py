@@ -1,7 +1,7 @@
 """What is slow in a job, since when, and what is done about it: one story for all who tell it.
 
 To a person a straggler and a fail-slow rank are the same thing. Of a job that paceline steers, an
-observation shows them (`paceline.jobs.stragglers`); of a script that trains on its own, the events
+observation shows them, to features (`slow_parts`); of a script that trains on its own, the events
 of its slownesses.
 """
 
@@ -13,7 +13,9 @@ from typing import Self, assert_never
 import msgspec
 from msgspec.structs import replace
 
+from paceline.base import features
 from paceline.jobs.wording import clock
+from paceline.policy.observation import Observation
 from paceline.wire.client import SlowPart
 from paceline.wire.events.base import Event
 from paceline.wire.events.failslow import (
@@ -173,6 +175,22 @@ def slownesses(events: Iterable[Event]) -> list[Slowness]:
         if ended is not None:
             found.append(ended)
     return found if pace.now is None else [*found, pace.now]
+
+
+def slow_parts(seen: Observation, unix_s: float) -> tuple[SlowPart, ...]:
+    """Ask the features what is slow in a job that paceline steers.
+
+    Args:
+        seen: the job at one moment.
+        unix_s: that moment.
+    """
+    parts: list[SlowPart] = []
+    for name, find in features.parts_of("slow", features.say_failed):
+        try:
+            parts += find(seen, unix_s)
+        except Exception as error:  # noqa: BLE001 - a feature may be of any package
+            features.say_failed(name, error)
+    return tuple(parts)
 
 
 def rows(parts: Sequence[SlowPart], launched_s: float) -> list[tuple[str, ...]]:

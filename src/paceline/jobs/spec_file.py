@@ -39,7 +39,6 @@ from paceline.jobs.spec_policies import (
     check_history,
     check_resources,
     check_sinks,
-    check_solution,
 )
 from paceline.jobs.spec_values import (
     FREE_SECTIONS,
@@ -431,7 +430,6 @@ _CHECKS: tuple[tuple[Callable[[SpecDraft], None], tuple[str, ...]], ...] = (
     (_check_listen, ("listen",)),
     (_check_backend, ("backend", "strategy", "data_plane.transport")),
     (_check_windows, ()),
-    (check_solution, ("solution",)),
     (check_resources, ("resources.policy",)),
     (check_sinks, ("strategy",)),
     (check_history, ("history",)),

@@ -5,7 +5,7 @@ import msgspec
 from paceline.jobs.slowness import ScriptPace
 from paceline.master.monitor import Metrics
 from paceline.policy.observation import Observation
-from paceline.wire.client import LastLogged
+from paceline.wire.client import LastLogged, ShownCounter
 
 
 class Exposed(msgspec.Struct, frozen=True, kw_only=True):
@@ -20,10 +20,10 @@ class Exposed(msgspec.Struct, frozen=True, kw_only=True):
     """Number of restarts that cost budget, by node."""
     decided: dict[str, int]
     """Number of lives that a KILL_RESTART has ended, by node."""
-    decisions: int
-    actions: dict[str, int]
     logged: tuple[LastLogged, ...] = ()
     """The newest value of each name that the script has logged."""
+    counters: tuple[ShownCounter, ...] = ()
+    """Counts of features."""
     observation: Observation | None = None
     """The job as a solution sees it; None: no worker trains."""
     pace: ScriptPace | None = None

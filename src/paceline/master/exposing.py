@@ -4,14 +4,13 @@ from collections.abc import Callable
 
 from paceline.base.jobdir import JobDir
 from paceline.jobs.slowness import ScriptPace
-from paceline.master.controller import Controller
 from paceline.master.exposed import Exposed
 from paceline.master.jobnow import steps_done
 from paceline.master.monitor import Metrics, Monitor
 from paceline.policy.observation import Observation
 from paceline.protocol.nodes.membership import Membership
 from paceline.protocol.training import MasterState
-from paceline.wire.client import LastLogged
+from paceline.wire.client import Shown
 
 
 class Exposing:
@@ -31,9 +30,8 @@ class Exposing:
     def figures(
         self,
         metrics: Metrics,
-        controller: Controller | None,
         observe: Callable[[], Observation | None],
-        logged: tuple[LastLogged, ...],
+        shown: Shown,
     ) -> Exposed:
         """Return the figures of this moment."""
         nodes = self._members.roster.nodes.values()
@@ -45,9 +43,8 @@ class Exposing:
             speeds={name: speed for name, speed in speeds.items() if speed is not None},
             restarts={node.name: node.past.restarts for node in nodes},
             decided={node.name: node.past.decided for node in nodes},
-            decisions=controller.num_decisions if controller else 0,
-            actions=dict(controller.num_actions) if controller else {},
-            logged=logged,
+            logged=shown.logged,
+            counters=shown.counters,
             observation=observe(),
             pace=self._pace.copy() if self._members.runs_by_itself else None,
         )

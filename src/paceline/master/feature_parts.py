@@ -2,7 +2,7 @@
 
 import contextlib
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any, TypeVar
 
@@ -18,7 +18,9 @@ from paceline.master.feature_record import FeatureKept
 from paceline.master.feature_time import FeatureTime
 from paceline.master.holding.edge import ModelPlace
 from paceline.master.parts import MasterParts, Times
+from paceline.master.restarts import StartMeasured
 from paceline.master.scene import Scene
+from paceline.policy.observation import RestartOutcome
 from paceline.wire.client import FeatureCall, FeatureReply, Order, Shown
 from paceline.wire.codec import encode
 from paceline.wire.events.job import FeatureFailedEvent, FeatureSlowEvent
@@ -212,6 +214,18 @@ class FeatureParts:
                 self._failed(name, TimeoutError(why))
         self._do(lambda part: part.tick(now_s))
 
+    def decide(self, now_s: float) -> None:
+        """Let the parts decide what is due."""
+        self._do(lambda part: part.decide(now_s))
+
+    def works(self, measured: StartMeasured) -> None:
+        """A node works after a start."""
+        self._do(lambda part: part.works(measured))
+
+    def remember(self, outcomes: Sequence[RestartOutcome]) -> None:
+        """Tell the parts what restarts of earlier jobs have achieved."""
+        self._do(lambda part: part.remember(outcomes))
+
     def measured(self, figures: Callable[[], Exposed]) -> None:
         """Give the figures of this moment to the parts that want them; else nobody makes them."""
         if any(type(part).measured is not MasterPart.measured for part in self._parts.values()):
@@ -269,6 +283,7 @@ class FeatureParts:
             tables=tuple(table for one in found for table in one.tables),
             nodes=_together([one.nodes for one in found]),
             slow=tuple(part for one in found for part in one.slow),
+            counters=tuple(counter for one in found for counter in one.counters),
         )
 
 

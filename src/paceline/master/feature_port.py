@@ -6,7 +6,7 @@ this job. All methods of a part are called by the master's task, one after the o
 wait. An error that a part raises ends the part, and not the job.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, Protocol, TypeVar
 
 import msgspec
@@ -17,7 +17,9 @@ from paceline.master.asking import PolicyAnswer, PolicyRaised
 from paceline.master.exposed import Exposed
 from paceline.master.holding.edge import ModelPlace
 from paceline.master.monitor import Monitor
+from paceline.master.restarts import StartMeasured
 from paceline.master.scene import Scene
+from paceline.policy.observation import RestartOutcome
 from paceline.protocol.nodes.roster import Roster
 from paceline.wire.client import Order, Shown
 from paceline.wire.events.base import Event
@@ -109,6 +111,19 @@ class MasterPart:
 
     def tick(self, now_s: float) -> None:
         """Do what is due; called about once a second with the time of `Core.steady`."""
+
+    def decide(self, now_s: float) -> None:
+        """Decide what is due; called with each tick of the master, until the job is about to end.
+
+        Args:
+            now_s: by `Core.steady`.
+        """
+
+    def works(self, measured: StartMeasured) -> None:
+        """Take in that a node works after a start, and what the start has cost."""
+
+    def remember(self, outcomes: Sequence[RestartOutcome]) -> None:
+        """Take in what restarts of earlier jobs on this backend have achieved, the oldest first."""
 
     def measured(self, figures: Exposed) -> None:
         """Take in the figures of this moment; called once a second if a part defines it."""

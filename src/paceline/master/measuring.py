@@ -10,7 +10,7 @@ from paceline.base.jobdir import number_of
 from paceline.master.checks import Checks, NodeChecked
 from paceline.master.decision_file import DecisionFile
 from paceline.master.parts import MasterParts, Times
-from paceline.policy.straggler.decision_log import CurePlanned
+from paceline.policy.failslow.cure_lines import CurePlanned
 from paceline.protocol.acts import Send
 from paceline.protocol.failslow import AskAgent, FailSlowAct, FailSlowWatch
 from paceline.protocol.failslow_answers import ProcessorWait

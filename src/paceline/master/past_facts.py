@@ -5,8 +5,8 @@ from msgspec.structs import replace
 from paceline.base.errors import PacelineError
 from paceline.jobs.past.making import submitted_features
 from paceline.jobs.past.place import usable_place
-from paceline.master.controller import MAX_OUTCOMES
 from paceline.master.facts import PastRead
+from paceline.policy.observation import MAX_OUTCOMES
 from paceline.policy.resources.features import JobFeatures
 from paceline.protocol.training import MasterState
 from paceline.wire.spec import JobSpec

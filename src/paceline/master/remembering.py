@@ -16,11 +16,11 @@ from paceline.jobs.history import read_events, read_metrics
 from paceline.jobs.outcome import Outcome
 from paceline.jobs.past.making import past_job
 from paceline.jobs.past.place import HistoryPlace, usable_place
+from paceline.jobs.restart_outcomes import own_outcomes
 from paceline.master.facts import PastRead
 from paceline.master.inbox import Inbox
 from paceline.master.parts import MasterParts
 from paceline.master.past_facts import features_of, read_past
-from paceline.master.restart_history import own_outcomes
 from paceline.master.size_facts import SizeAtStart
 from paceline.policy.resources.features import JobFeatures
 from paceline.protocol.training import MasterState

@@ -1,5 +1,6 @@
 """Replies to what people ask a running job, and order of it: each call and its answer."""
 
+from collections.abc import Callable
 from typing import assert_never
 
 import msgspec
@@ -19,8 +20,8 @@ from paceline.master.orders import (
 from paceline.master.parts import MasterParts
 from paceline.master.reporting import Reporting
 from paceline.master.shutdown import Shutdown
-from paceline.master.solution_seat import SolutionSeat
 from paceline.master.training import Training
+from paceline.policy.observation import Observation
 from paceline.wire.client import (
     Call,
     Done,
@@ -52,7 +53,7 @@ class Replies:
         training: Training,
         shutdown: Shutdown,
         members: MembersEdge,
-        decisions: SolutionSeat,
+        observe: Callable[[], Observation | None],
         reporting: Reporting,
         agents: Agents,
         features: FeatureParts,
@@ -60,7 +61,7 @@ class Replies:
         self._job, self._spec, self._outbox = parts.job, parts.spec, parts.outbox
         self._wanted_workers, self._room = parts.members.roster.wanted_workers, parts.backend.room
         self._training, self._shutdown, self._members = training, shutdown, members
-        self._decisions, self._reporting = decisions, reporting
+        self._observe, self._reporting = observe, reporting
         self._sizes, self._features = agents.sizes, features
 
     def answer(self, asked: Asked) -> None:
@@ -81,7 +82,7 @@ class Replies:
             case GetStatus():
                 return self._status()
             case GetObservation():
-                seen = self._decisions.observe()
+                seen = self._observe()
                 return Observed(json=msgspec.json.encode(seen).decode() if seen else "")
             case Scale():
                 self._check_running()

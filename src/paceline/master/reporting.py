@@ -11,7 +11,6 @@ from paceline.jobs.facts import read_trained_s
 from paceline.jobs.jsonl import LineFile, last_line
 from paceline.jobs.outcome import Outcome
 from paceline.jobs.slowness import ScriptPace
-from paceline.master.controller import Controller
 from paceline.master.ending import Ending
 from paceline.master.exposed import Exposed
 from paceline.master.exposing import Exposing
@@ -60,11 +59,7 @@ class Reporting:
         self._exposing = Exposing(job, state, members, monitor, pace)
 
     def measure(
-        self,
-        now_s: float,
-        unix_s: float,
-        controller: Controller | None,
-        observe: Callable[[], Observation | None],
+        self, now_s: float, unix_s: float, observe: Callable[[], Observation | None]
     ) -> None:
         """Count what is in the model, and write all of it down."""
         committed = count_committed(self._state)
@@ -74,9 +69,7 @@ class Reporting:
         if now_s >= self._next_line_s:
             self._next_line_s = now_s + self._line_every_s
             self._write(metrics)
-        self._measured(
-            lambda: self._exposing.figures(metrics, controller, observe, self._shown().logged)
-        )
+        self._measured(lambda: self._exposing.figures(metrics, observe, self._shown()))
 
     def measure_last(self, unix_s: float) -> None:
         """Write down what the job has come to."""

@@ -25,8 +25,7 @@ import msgspec
 
 from paceline.base.jobdir import role_of
 from paceline.base.numbering import NO_INC, Inc
-from paceline.policy.observation import RestartCost
-from paceline.policy.straggler.decision_log import PARTS
+from paceline.policy.observation import RESTART_PARTS, RestartCost
 from paceline.protocol.records import Record
 from paceline.wire.events.nodes import WorksEvent
 
@@ -199,7 +198,9 @@ class Restarts:
         known = again or [one.cost for one in self._measured.get((role, True), ())]
         if not known:
             return RestartCost(stall_s=stall_s)
-        means = {part: sum(getattr(cost, part) for cost in known) / len(known) for part in PARTS}
+        means = {
+            part: sum(getattr(cost, part) for cost in known) / len(known) for part in RESTART_PARTS
+        }
         return RestartCost(**means, stall_s=stall_s)
 
 

@@ -38,6 +38,7 @@ class Rooms(NamedTuple):
     replies: Replies
     reporting: Reporting
     features: FeatureParts
+    scene: Scene
     uploads: Uploads | None
     """None: cuts stay here."""
 
@@ -71,7 +72,7 @@ def build(parts: MasterParts, times: Times) -> Rooms:
         parts, times, training.edge.place, order, scene, inbox.for_threads(), end.fail
     )
     agents = Agents(parts, times, inbox, training, members, measuring, features)
-    decisions = SolutionSeat(parts, times, inbox, training, members, agents.memory, scene)
+    decisions = SolutionSeat(parts, times, inbox, training, members, agents.memory)
     shutdown = Shutdown(parts, times, end, training, members)
     pace = parts.outbox.pace
     reporting = Reporting(
@@ -98,7 +99,7 @@ def build(parts: MasterParts, times: Times) -> Rooms:
         training,
         shutdown,
         members,
-        decisions,
+        lambda: scene.now(times.steady()),
         reporting,
         agents,
         features,
@@ -117,5 +118,6 @@ def build(parts: MasterParts, times: Times) -> Rooms:
         replies=replies,
         reporting=reporting,
         features=features,
+        scene=scene,
         uploads=open_uploads(parts, training.cuts, training.state, end.fail),
     )

@@ -3,13 +3,12 @@
 from collections.abc import Callable
 
 from paceline.base.errors import ConfigError
-from paceline.master.controller import JobProgress
 from paceline.master.jobnow import job_now, steps_done
 from paceline.master.monitor import Monitor
 from paceline.master.status import count_committed, count_total
 from paceline.master.training import Training
 from paceline.policy.actions import AnyAction, KillRestart, Profile
-from paceline.policy.observation import Observation
+from paceline.policy.observation import JobProgress, Observation
 from paceline.protocol.nodes.lives import Fate
 from paceline.protocol.nodes.membership import Membership
 from paceline.protocol.samples.plans import GlobalAction
@@ -30,6 +29,9 @@ class Scene:
         """``pending_s``: the backend's; ``restart(node, reason)``: as a membership's decision."""
         self._training, self._roster, self._monitor = training, members.roster, monitor
         self._pending_s, self._restart = pending_s, restart
+        self.since_action_s: Callable[[float], float | None] = lambda _: None
+        """Tells the seconds since the last action took effect, at a time of the master's clock. The
+        part that decides sets it."""
 
     def progress(self, now_s: float) -> JobProgress:
         """How far the job is."""
@@ -53,6 +55,10 @@ class Scene:
             since_action_s=since_action_s,
         )
         return None if now is None else self._monitor.observe(progress.t_s, now)
+
+    def now(self, now_s: float) -> Observation | None:
+        """Return the job as a solution would see it now; None: nobody trains."""
+        return self.observe(self.progress(now_s), self.since_action_s(now_s))
 
     def holds(self, action: AnyAction) -> bool:
         """Whether a global action is in force for the step that is worked on; a `Profile`: over."""

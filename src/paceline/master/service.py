@@ -123,7 +123,7 @@ class Master:
             self._handle(fact)
         for measured in self.parts.monitor.restarts.take_fresh():
             rooms.members.started(measured)
-            rooms.decisions.works(measured)
+            rooms.features.works(measured)
         if rooms.training.edge.group_broke:
             rooms.members.look_for_departed()  # one may have been out of reach before it broke
         if rooms.inbox.changed:
@@ -153,7 +153,8 @@ class Master:
             case FromPlatform(word=word):
                 rooms.members.platform_said(word)
             case PastRead():
-                rooms.decisions.remember(fact)
+                rooms.decisions.past.read(fact)
+                rooms.features.remember(fact.restarts)
             case _:
                 assert_never(fact)
 
@@ -185,10 +186,10 @@ class Master:
         rooms.training.tick(now_s, cuts=rooms.end.ending is None, asked=may_ask)
         if rooms.end.ending is None:
             rooms.decisions.tick(now_s)
+            rooms.features.decide(now_s)
             rooms.agents.memory.tick(now_s)
         if now_s - self._last_metrics_s >= METRICS_S:
             self._last_metrics_s = now_s
-            decisions = rooms.decisions
             wall_s = self._times.wall()
             rooms.features.tick(now_s)
-            rooms.reporting.measure(now_s, wall_s, decisions.controller, decisions.observe)
+            rooms.reporting.measure(now_s, wall_s, lambda: rooms.scene.now(now_s))

@@ -12,6 +12,20 @@ from paceline.policy.stats.regimes import Regime
 from paceline.policy.stats.spells import LifeTable
 from paceline.policy.stats.windows import Pace
 
+MAX_OUTCOMES = 50
+"""Number of outcomes of restarts that are remembered, the newest."""
+RESTART_PARTS = ("pending_s", "start_s", "rebuild_s", "restore_s", "redo_s")
+"""Fields of a restart's cost (AntDT section V-E-2)."""
+
+
+class JobProgress(msgspec.Struct, frozen=True):
+    """How far the job is at a moment."""
+
+    t_s: float
+    committed: int
+    """Samples in the model."""
+    total: int | None = None
+
 
 class WorkerSeen(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """One living worker."""

@@ -146,6 +146,19 @@ class ShownTable(msgspec.Struct, frozen=True):
     """Rows, each as long as ``columns``."""
 
 
+class ShownCounter(msgspec.Struct, frozen=True, kw_only=True):
+    """A count of a feature for metrics, since the master's start."""
+
+    name: str
+    """Name of the metric, after ``paceline_job_``."""
+    text: str
+    """Explanation of the metric, a sentence."""
+    label: str = ""
+    """Name of the label by which it counts; empty: it counts one thing."""
+    counts: dict[str, int]
+    """Counts by value of the label; without a label, that of the empty value."""
+
+
 class Shown(msgspec.Struct, frozen=True, kw_only=True):
     """What status, metrics and the live view show of a feature."""
 
@@ -159,6 +172,8 @@ class Shown(msgspec.Struct, frozen=True, kw_only=True):
     """Values for programs by node, each with the name that it has there in ``--json``."""
     slow: tuple[SlowPart, ...] = ()
     """What is slow now, and by how much."""
+    counters: tuple[ShownCounter, ...] = ()
+    """Counts that only metrics have."""
 
 
 class JobStatus(Message, frozen=True):

@@ -13,7 +13,20 @@ from paceline.base.jobdir import JobDir
 from paceline.cli.explain import explain
 from paceline.cli.main import app
 from paceline.cli.replay import replay_logs
-from paceline.jobs.decisions import name_of, read_log, seen_of, stories
+from paceline.features.stragglers.policy.decision_log import (
+    ActionRefused,
+    AnyLine,
+    Begun,
+    Decided,
+    Failed,
+    Helped,
+    Measured,
+    TookEffect,
+    decode,
+)
+from paceline.features.stragglers.policy.registry import solution
+from paceline.features.stragglers.policy.solution import Compared, Solution
+from paceline.features.stragglers.stories import name_of, read_log, seen_of, stories
 from paceline.jobs.jsonl import LineFile
 from paceline.policy.actions import (
     AdjustBatch,
@@ -34,19 +47,6 @@ from paceline.policy.observation import (
     WorkerSeen,
 )
 from paceline.policy.stats.windows import Pace
-from paceline.policy.straggler.decision_log import (
-    ActionRefused,
-    AnyLine,
-    Begun,
-    Decided,
-    Failed,
-    Helped,
-    Measured,
-    TookEffect,
-    decode,
-)
-from paceline.policy.straggler.registry import solution
-from paceline.policy.straggler.solution import Compared, Solution
 from paceline.wire.events.failslow import (
     ComparedPart,
     DiagnosedEvent,

@@ -12,10 +12,8 @@ from msgspec import structs
 from rich.console import Console
 
 from paceline.base.jobdir import JobDir
-from paceline.features.report.decisions import decision_rows
 from paceline.features.report.page import render
 from paceline.features.report.text import figures, incident_rows, show
-from paceline.jobs.decisions import Story
 from paceline.jobs.facts import (
     Facts,
     LifeEnd,
@@ -505,34 +503,6 @@ def test_the_drawings_take_the_colours_of_the_page_and_mark_the_incidents(page: 
         assert "currentColor" in drawing
     assert [str(n) in re.findall(r">(\d)</text>", drawings[0]) for n in (1, 2, 3)] == [True] * 3
     assert drawings[3].count("#c0504d") >= 2  # two killed lives
-
-
-DECIDED = Story(
-    t=5.9,
-    no=3,
-    what="KILL_RESTART worker-1",
-    seen="worker-1 took 500.0 ms, the 2 others 100.0 ms on average",
-    rule="nd: 0.5 s over L_per >= 1.5 * 0.233 s",
-    became="in effect after 6.00 s",
-    outcome="800 samples/s before, 1,200 samples/s after",
-)
-
-
-def test_decisions_are_shown_with_their_reasons_and_what_came_of_them() -> None:
-    told = structs.replace(QUIET, decisions=(DECIDED,))
-    assert decision_rows(told) == [
-        (
-            "0:06",
-            "KILL_RESTART worker-1",
-            f"{DECIDED.seen}; {DECIDED.rule}",
-            f"{DECIDED.became}; {DECIDED.outcome}",
-        )
-    ]
-    assert "nd: 0.5 s over L_per &gt;= 1.5 * 0.233 s" in render(told)
-    assert "<h2>Decisions</h2>" not in render(QUIET)
-    out = io.StringIO()
-    show(told, Console(file=out, width=200))
-    assert "KILL_RESTART worker-1" in out.getvalue()
 
 
 def test_a_restart_by_decision_is_called_one() -> None:

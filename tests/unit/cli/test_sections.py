@@ -14,8 +14,16 @@ from paceline.base.features import Feature
 from paceline.jobs.sections import Section
 
 FEATURE = Feature(
-    name="energy", about="counts energy", ended="theirs:ended", sections="theirs:tell"
+    name="energy",
+    about="counts energy",
+    ended="theirs:ended",
+    sections="theirs:tell",
+    explained="theirs:explain",
 )
+
+def explain(job, tell):
+    tell([f"{job.job_id}: metered", "  twice"])
+    tell(("it was warm", ("seen", "40 degrees"), ("rule", "[above] 35")))
 
 def tell(facts, add):
     add(Section(
@@ -83,3 +91,16 @@ def test_a_section_that_fails_is_left_out_and_named_once(
 
 def test_without_sections_that_have_numbers_no_name_is_added(job: JobDir, tmp_path: Path) -> None:
     assert "sections" not in json.loads(paceline(tmp_path, "report", job.job_id, "--json").stdout)
+
+
+def test_what_a_feature_explains_has_headings_lines_and_parts(job: JobDir, tmp_path: Path) -> None:
+    shown = paceline(declared(tmp_path, THEIRS), "explain", job.job_id)
+    assert (shown.returncode, shown.stderr) == (0, "")
+    assert shown.stdout.splitlines() == [
+        f"{job.job_id}: metered",
+        "  twice",
+        "",
+        "it was warm",
+        "         seen      40 degrees",
+        "         rule      [above] 35",
+    ]

@@ -7,7 +7,7 @@ from typer.testing import CliRunner
 
 from paceline.cli.main import app
 from paceline.cli.sizing import sentences
-from paceline.jobs.decisions import read_log, stories
+from paceline.features.stragglers.stories import read_log, stories
 from paceline.jobs.sizing import read_sizing
 from paceline.policy.decisions.past import Decider, replay
 from paceline.policy.resources.registry import RESOURCES

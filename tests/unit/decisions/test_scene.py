@@ -2,6 +2,7 @@
 
 from types import SimpleNamespace
 
+import msgspec
 import pytest
 
 from paceline.base.errors import ConfigError
@@ -74,5 +75,7 @@ def test_what_is_seen_has_the_platform_s_word() -> None:
     seen = stage.scene.observe(stage.scene.progress(5.0), since_action_s=2.0)
     assert seen is not None
     assert (seen.now_s, seen.pending_s, seen.since_action_s) == (5.0, None, 2.0)
+    stage.scene.since_action_s = lambda now_s: now_s - 1.5
+    assert stage.scene.now(5.0) == msgspec.structs.replace(seen, since_action_s=3.5)
     stage.job.state.holder.restoring = {1}
     assert stage.scene.observe(stage.scene.progress(5.0), None) is None

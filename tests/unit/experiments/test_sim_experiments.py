@@ -52,12 +52,12 @@ from typer.testing import CliRunner
 
 from paceline.base.errors import ConfigError
 from paceline.cli.main import app
+from paceline.features.stragglers.policy import registry
+from paceline.features.stragglers.policy.registry import solution
+from paceline.features.stragglers.policy.solution import Solution
 from paceline.policy.actions import AnyAction, KillRestart
 from paceline.policy.observation import Observation
 from paceline.policy.stats.history import PAPER, Lengths
-from paceline.policy.straggler import registry
-from paceline.policy.straggler.registry import solution
-from paceline.policy.straggler.solution import Solution
 from tests.simulated import NOISY, changed
 
 SCALED = ScaleFactors(time=0.1, steps=0.1)

@@ -23,7 +23,7 @@ from paceline.master.exposed import Exposed
 from paceline.master.monitor import Metrics, NodeMetrics
 from paceline.policy.observation import Observation, RestartCost, WorkerSeen
 from paceline.policy.stats.windows import Pace
-from paceline.wire.client import LastLogged
+from paceline.wire.client import LastLogged, ShownCounter
 from paceline.wire.events.failslow import DiagnosedEvent, RelievedEvent, SlowedEvent
 
 SECRET = "ab" * 32
@@ -59,8 +59,12 @@ def exposed(num_workers: int = 2) -> Exposed:
         speeds={"worker-0": 50.0},
         restarts={"worker-1": 3},
         decided={"worker-1": 1},
-        decisions=7,
-        actions={"KillRestart": 1},
+        counters=(
+            ShownCounter(name="decisions", text="Decisions.", counts={"": 7}),
+            ShownCounter(
+                name="actions", text="Actions.", label="action", counts={"KillRestart": 1}
+            ),
+        ),
         logged=(LastLogged("loss", 0.25, 19), LastLogged("val/auc", "inf", 18)),
         observation=Observation(
             now_s=9.0,

@@ -5,7 +5,7 @@ from collections.abc import Iterable
 import msgspec
 
 from paceline.base.numbering import Inc
-from paceline.policy.straggler.decision_log import CurePlanned
+from paceline.policy.failslow.cure_lines import CurePlanned
 from paceline.protocol.acts import Send
 from paceline.protocol.failslow import AskAgent, FailSlowAct, FailSlowWatch
 from paceline.protocol.failslow_answers import ProcessorWait

@@ -5,7 +5,7 @@ import itertools
 import numpy as np
 import pytest
 
-from paceline.policy.straggler.solvers import level
+from paceline.features.stragglers.policy.solvers import level
 
 
 def divide(times_s: list[float], total: int) -> tuple[list[int], float]:

@@ -13,6 +13,7 @@ from paceline_experiments.failslow.ski_rental import (
     several_cures,
 )
 
+from paceline.policy.failslow.cure_lines import CurePlanned
 from paceline.policy.failslow.planner import (
     AdviseCure,
     AnyCureAct,
@@ -27,7 +28,6 @@ from paceline.policy.failslow.planner import (
     RevertCure,
     decide,
 )
-from paceline.policy.straggler.decision_log import CurePlanned
 
 S2, S3, S4 = Cure
 SLOW = Fault(cause="computation", ranks=(3,))

@@ -19,6 +19,7 @@ VERBS = {
     "rehearse": ["rehearse", "check"],
     "report": ["report"],
     "sharing": [],
+    "stragglers": [],
 }
 BOTH = """
 from paceline.cli.main import app

@@ -12,7 +12,7 @@ from paceline.base.disk import describe, is_refusal
 from paceline.base.errors import ConfigError
 from paceline.jobs import ground, launch
 from paceline.jobs.ground import check_ground, note_on_memory
-from paceline.wire.spec import CheckpointSpec, JobSpec, ShareSpec
+from paceline.wire.spec import CheckpointSpec, JobSpec, ShareSpec, WindowSpec
 
 SPEC = JobSpec(script="/train.py", sources={"listen": "--set listen", "metrics_port": "job.yaml:3"})
 ELSEWHERE = "192.0.2.7"
@@ -132,4 +132,9 @@ def test_a_key_of_a_feature_that_is_not_installed_is_refused(
     assert refusal(share=ShareSpec(device="cpu:0")) == (
         "share: no installed feature takes it; remove it"
     )
+    assert refusal(solution="nd", windows=WindowSpec(long_s=9.0)) == (
+        "solution: no installed feature takes it; remove it\n"
+        "windows: no installed feature takes it; remove it"
+    )
     check_ground(JobSpec(script="/train.py"))
+    check_ground(JobSpec(script="/train.py", solution="none"))

@@ -1,6 +1,7 @@
 """What is slow in a job: of a script by its events, of others by what a solution sees."""
 
 import io
+import re
 from pathlib import Path
 
 import msgspec
@@ -9,13 +10,15 @@ from rich.console import Console
 
 from paceline.base.jobdir import JobDir
 from paceline.cli.show import show_job
+from paceline.features.stragglers.policy.decision_log import Decided, Measured
+from paceline.features.stragglers.slow import shown as last_shown
+from paceline.features.stragglers.slow import slow_parts
 from paceline.jobs.jsonl import LineFile
 from paceline.jobs.outcome import Outcome
 from paceline.jobs.slowness import ScriptPace, Slowness, headline, rows, slownesses
-from paceline.jobs.stragglers import last_parts, slow_parts
 from paceline.policy.observation import Observation, ServerSeen, WorkerSeen
 from paceline.policy.stats.regimes import Point, Regime
-from paceline.policy.straggler.decision_log import Decided, Measured
+from paceline.wire.client import Shown
 from paceline.wire.events.base import Event
 from paceline.wire.events.failslow import (
     DiagnosedEvent,
@@ -201,16 +204,22 @@ def test_a_slow_server_is_told_too() -> None:
 
 
 def test_of_a_job_that_has_ended_the_last_decision_counts(tmp_path: Path) -> None:
-    log = LineFile(tmp_path / "decisions.jsonl")
-    assert last_parts(tmp_path / "decisions.jsonl") == ()
+    job = JobDir(tmp_path)
+    log = LineFile(job.decisions)
+    assert last_shown(job) == Shown()
     log.add(Decided(t=1.0, no=1, observation=observation(0.1)))
     log.add(Decided(t=1030.0, no=2, observation=observation()))
     log.add(Measured(t=1040.0, no=2, index=0, before=1.0, after=2.0, seconds=5.0))
     log.flush()
-    with (tmp_path / "decisions.jsonl").open("a") as file:
+    with job.decisions.open("a") as file:
         file.write('{"torn')
-    (part,) = last_parts(tmp_path / "decisions.jsonl")
+    (part,) = last_shown(job).slow
     assert (part.nodes, part.since_s) == (("worker-1",), 1000.0)
+    job.spec.write_bytes(msgspec.json.encode(JobSpec(script="train.py")))
+    job.outcome.write_bytes(
+        msgspec.json.encode(Outcome(state="stopped", exit_code=130, jct_s=1040.0))
+    )
+    assert re.search(r"worker-1 .* nothing so far", shown(job))
 
 
 def test_status_of_a_job_that_has_ended_shows_what_was_slow(tmp_path: Path) -> None:

@@ -9,10 +9,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from paceline.base.errors import ConfigError
+from paceline.features.stragglers.policy import registry
+from paceline.features.stragglers.policy.solution import Solution
 from paceline.jobs.spec_file import resolve
 from paceline.jobs.spec_values import LEAVES
-from paceline.policy.straggler import registry
-from paceline.policy.straggler.solution import Solution
 from paceline.wire.spec import save
 
 

@@ -1,7 +1,7 @@
 """Features' parts in a master: they are fed, kept apart, and left out when they fail."""
 
 import queue
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, cast
 
@@ -19,7 +19,17 @@ from paceline.master.feature_port import Core, MasterPart
 from paceline.master.feature_record import FeatureKept
 from paceline.master.holding.edge import ModelPlace
 from paceline.master.parts import make_parts
-from paceline.wire.client import FeatureCall, Kill, LastLogged, Order, Shown, ShownTable
+from paceline.master.restarts import StartMeasured
+from paceline.policy.observation import RestartCost, RestartOutcome
+from paceline.wire.client import (
+    FeatureCall,
+    Kill,
+    LastLogged,
+    Order,
+    Shown,
+    ShownCounter,
+    ShownTable,
+)
 from paceline.wire.codec import encode
 from paceline.wire.events.base import Event
 from paceline.wire.events.job import FeatureFailedEvent, FeatureSlowEvent, MasterStartedEvent
@@ -77,8 +87,18 @@ class Noting(MasterPart):
         self.core.order(Kill(node="worker-0"))
         return len(self.notes)
 
+    def decide(self, now_s: float) -> None:
+        self.notes.append(Note(f"decides at {now_s}"))
+
+    def works(self, measured: StartMeasured) -> None:
+        self.notes.append(Note(f"{measured.node} works"))
+
+    def remember(self, outcomes: Sequence[RestartOutcome]) -> None:
+        self.notes.append(Note(f"{len(outcomes)} restarts before"))
+
     def shown(self) -> Shown:
         return Shown(
+            counters=(ShownCounter(name="notes", text="Notes.", counts={"": len(self.notes)}),),
             logged=(LastLogged("notes", len(self.notes), 0),),
             notes=("quiet",),
             tables=(ShownTable(("node",), (("worker-0",),)),),
@@ -226,6 +246,15 @@ def test_a_part_talks_with_its_part_in_an_agent(master: Master) -> None:
     kept = [(one.feature, msgspec.msgpack.decode(one.body)) for one in master.features.records()]
     assert kept == [("other", {"text": "worker-0: held"})]
     assert not master.failed()
+
+
+def test_a_part_that_decides_hears_of_time_of_starts_and_of_earlier_jobs(master: Master) -> None:
+    master.features.remember([RestartOutcome(role="worker", before=3.0, after=1.0)])
+    master.features.works(StartMeasured(node="worker-0", inc=Inc(2), cost=RestartCost()))
+    master.features.decide(7.5)
+    told = ["1 restarts before", "worker-0 works", "decides at 7.5"]
+    assert [note.text for note in notes_of(master)] == told
+    assert [one.counts for one in master.features.shown().counters] == [{"": 3}, {"": 3}]
 
 
 def test_a_policy_is_asked_in_a_thread_and_its_error_ends_the_part_alone(master: Master) -> None:

@@ -41,7 +41,7 @@ class Job:
             for name in ("worker-0", "worker-9"):
                 facts = NodeFacts(inc=1, samples=int(self.now_s), steps=1)
                 self.monitor.heartbeat(name, facts, self.now_s)
-            self.reporting.measure(self.now_s, self.now_s, None, lambda: None)
+            self.reporting.measure(self.now_s, self.now_s, lambda: None)
 
 
 def test_who_is_no_node_of_the_job_is_not_written(tmp_path: Path) -> None:

@@ -8,12 +8,12 @@ import paceline_experiments.sim
 from paceline_experiments.sim import job, leader
 from paceline_experiments.sim.steering import Steering
 
-from paceline.master.controller import Controller
+from paceline.features.stragglers.policy.controller import Controller
+from paceline.features.stragglers.policy.registry import BUILT_IN, solution
+from paceline.features.stragglers.policy.solution import Solution
 from paceline.master.monitor import Monitor
 from paceline.policy import actions, observation
 from paceline.policy.stats.history import Lengths
-from paceline.policy.straggler.registry import BUILT_IN, solution
-from paceline.policy.straggler.solution import Solution
 from paceline.protocol.samples.ledger import Ledger
 from paceline.protocol.samples.plans import Plans
 from paceline.runtime.holding.servers import works

@@ -346,11 +346,6 @@ TOLD: list[tuple[Event, str, str]] = [
         "plan: plan 2 from step 30 on",
     ),
     (
-        checks.SolutionFailedEvent(kind="KeyError", decision=4),
-        "KeyError (see logs/master.log); the job goes on",
-        "solution failed: KeyError (see logs/master.log); the job goes on",
-    ),
-    (
         state.FeedOpenedEvent(feed=0, purpose="train"),
         "feed 0 (train)",
         "feed opened: feed 0 (train)",
@@ -583,7 +578,6 @@ LOST = {
     "slow_link",
     "slow_node",
     "slowed",
-    "solution_failed",
     "stop_asked",
     "upload_trouble",
 }

@@ -31,12 +31,11 @@ from prometheus_client.registry import Collector
 
 from paceline.base.jobdir import JobDir, role_of
 from paceline.features.exporter.lacks import HOST
-from paceline.jobs.stragglers import slow_parts
+from paceline.jobs.slowness import slow_parts
 from paceline.master.exposed import Exposed
 from paceline.master.monitor import NodeMetrics
-from paceline.policy.observation import Observation, ServerSeen, WorkerSeen
+from paceline.policy.observation import RESTART_PARTS, Observation, ServerSeen, WorkerSeen
 from paceline.policy.stats.windows import Pace
-from paceline.policy.straggler.decision_log import PARTS
 
 REQUEST_S = 10.0
 """Seconds for one request to arrive."""
@@ -75,13 +74,12 @@ def _of_job(exposed: Exposed) -> Iterator[Metric]:
         ("samples_per_second", "Samples that come into the model.", metrics.samples_per_s),
     ):
         yield GaugeMetricFamily(f"paceline_job_{name}", text, value=value)
-    decisions = "Times that the solution has decided, since the master's start."
-    yield CounterMetricFamily("paceline_job_decisions", decisions, value=exposed.decisions)
-    text = "Actions carried out since the master's start."
-    actions = CounterMetricFamily("paceline_job_actions", text, labels=["action"])
-    for action, count in exposed.actions.items():
-        actions.add_metric([action], count)
-    yield actions
+    for counter in exposed.counters:
+        labels = [counter.label] if counter.label else []
+        counts = CounterMetricFamily(f"paceline_job_{counter.name}", counter.text, labels=labels)
+        for label, count in counter.counts.items():
+            counts.add_metric([label] if labels else [], count)
+        yield counts
 
 
 def _of_script(exposed: Exposed) -> Iterator[Metric]:
@@ -197,7 +195,7 @@ def _of_restarts(seen: Observation) -> Iterator[Metric]:
     text = "What a restart takes, by its parts."
     parts = GaugeMetricFamily("paceline_restart_part_seconds", text, labels=["role", "part"])
     for role, cost in (("worker", seen.worker_restart), ("server", seen.server_restart)):
-        for part in PARTS:
+        for part in RESTART_PARTS:
             parts.add_metric([role, part.removesuffix("_s")], getattr(cost, part))
     yield parts
 

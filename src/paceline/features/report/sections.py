@@ -1,23 +1,14 @@
-"""The report's own sections: decisions against stragglers, the job's size, what was slow."""
+"""The report's own sections: the job's size, what was slow."""
 
 from collections.abc import Callable
 
-from paceline.features.report import decisions, size_story, slow
+from paceline.features.report import size_story, slow
 from paceline.jobs.facts import Facts
 from paceline.jobs.sections import Section
 
 
 def tell(facts: Facts, add: Callable[[Section], None]) -> None:
     """Add the sections that a job has something for."""
-    if facts.decisions:
-        add(
-            Section(
-                "decisions",
-                "Decisions",
-                columns=decisions.COLUMNS,
-                rows=decisions.decision_rows(facts),
-            )
-        )
     if sized := size_story.table_rows(facts):
         note = "Letters mark the changes in the plots over time."
         add(Section("sizes", "Its size", columns=size_story.COLUMNS, rows=sized, note=note))

@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 import msgspec
 
 from paceline.policy.failslow.causes import CAUSES
+from paceline.policy.failslow.cure_lines import CurePlanned
 from paceline.policy.failslow.detection import PaceChange, StepFact
 from paceline.policy.failslow.planner import (
     Cure,
@@ -21,7 +22,6 @@ from paceline.policy.failslow.planner import (
     PlannerState,
     decide,
 )
-from paceline.policy.straggler.decision_log import CurePlanned
 from paceline.wire.events.failslow import DiagnosedEvent, RestartAdvisedEvent
 
 Advice = CurePlanned | RestartAdvisedEvent

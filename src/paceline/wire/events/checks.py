@@ -110,14 +110,3 @@ class PlanEvent(Event, frozen=True):
 
     is_usual = True
     clause_words = "plan {0.plan_no} from step {0.step} on"
-
-
-class SolutionFailedEvent(Event, frozen=True):
-    """The solution that decides about stragglers has raised an error."""
-
-    kind: str
-    """The class of the error."""
-    decision: int
-    """The number of the decision in ``decisions.jsonl``."""
-
-    clause_words = "{0.kind} (see logs/master.log); the job goes on"

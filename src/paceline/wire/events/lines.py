@@ -74,7 +74,6 @@ KnownEvent = (
     | checks.SlowNodeEvent
     | checks.SlowLinkEvent
     | checks.PlanEvent
-    | checks.SolutionFailedEvent
     | state.FeedOpenedEvent
     | state.FeedCompleteEvent
     | state.EpochEvent

@@ -1,1 +1,0 @@
-"""The solutions that come with paceline; `paceline.policy.straggler.registry` names them."""
