@@ -551,6 +551,7 @@ LOST = {
     "disk_heals",
     "disk_refuses",
     "feature_failed",
+    "feature_slow",
     "group_stuck",
     "member_slow",
     "history_unusable",
