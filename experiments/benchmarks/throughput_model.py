@@ -38,9 +38,9 @@ from paceline.features.data.ctr import CtrSettings
 from paceline.features.data.make_ctr import make_ctr
 from paceline.jobs.history import Tail
 from paceline.jobs.launch import ask
+from paceline.policy.job_size import JobSize
 from paceline.policy.resources.fitting import fit, rmsle
 from paceline.policy.resources.history import MeasuredSize, SizingHistory
-from paceline.policy.resources.observation import JobSize
 from paceline.policy.resources.steering import SteeringLine
 from paceline.wire.client import ResizeNodes, Scale
 from paceline.wire.spec import JobSpec, NodeSpec, ResourcesSpec

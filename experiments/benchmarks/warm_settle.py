@@ -16,10 +16,10 @@ from paceline_experiments import harness
 from paceline.base.jobdir import JobDir
 from paceline.features.data.ctr import CtrSettings
 from paceline.features.data.make_ctr import make_ctr
+from paceline.features.history.beginning import warm_started
 from paceline.jobs.history import read_events
-from paceline.jobs.past.beginning import warm_started
-from paceline.jobs.past.making import size_of
 from paceline.jobs.sizing import size_words, sized
+from paceline.policy.job_size import size_of
 from paceline.wire.events.job import SizeChangedEvent
 from paceline.wire.events.state import FeedOpenedEvent
 from paceline.wire.spec import JobSpec, ResourcesSpec

@@ -22,13 +22,13 @@ from typing import Any, NamedTuple
 
 from paceline_experiments import harness
 
+from paceline.features.history.beginning import first_size
+from paceline.features.history.book import PastJobs
+from paceline.features.history.job import PastJob
+from paceline.features.history.making import submitted_features
+from paceline.features.history.place import HistoryPlace
 from paceline.jobs.outcome import End
-from paceline.jobs.past.beginning import first_size
-from paceline.jobs.past.book import PastJobs
-from paceline.jobs.past.job import PastJob
-from paceline.jobs.past.making import submitted_features
-from paceline.jobs.past.place import HistoryPlace
-from paceline.policy.resources.observation import JobSize
+from paceline.policy.job_size import JobSize
 from paceline.wire.spec import JobSpec
 
 GOAL = 0.9

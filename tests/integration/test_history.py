@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
+from paceline.features.history.book import PastJobs
+from paceline.features.history.job import PastJob
+from paceline.features.history.place import history_place
 from paceline.jobs.launch import launch
 from paceline.jobs.outcome import End
-from paceline.jobs.past.book import PastJobs
-from paceline.jobs.past.job import PastJob
-from paceline.jobs.past.place import history_place
-from paceline.policy.resources.observation import JobSize
+from paceline.policy.job_size import JobSize
 from paceline.wire.client import StopJob
 from paceline.wire.events.job import HistoryUnusableEvent
 from paceline.wire.spec import JobSpec, NodeSpec

@@ -12,10 +12,10 @@ from typer.testing import CliRunner
 from paceline.base.cgroups import create_node_group, remove_job
 from paceline.base.jobdir import JobDir
 from paceline.cli.main import app
-from paceline.jobs.past.book import PastJobs
-from paceline.jobs.past.place import history_place
+from paceline.features.history.book import PastJobs
+from paceline.features.history.place import history_place
 from paceline.jobs.sizing import read_sizing
-from paceline.policy.resources.observation import JobSize
+from paceline.policy.job_size import JobSize
 from paceline.policy.resources.plan import NodeTarget
 from paceline.policy.resources.steering_state import AnySteeringAct, ApplyPlan, JudgePlan
 from paceline.wire.client import ResizeNodes

@@ -12,8 +12,9 @@ from msgspec import Meta
 from msgspec.structs import replace
 
 from paceline.base.optional import extra_for
+from paceline.policy.job_size import JobSize
 from paceline.policy.resources.history import MeasuredSize, SizingHistory
-from paceline.policy.resources.observation import JobSize, ResourceObservation
+from paceline.policy.resources.observation import ResourceObservation
 from paceline.policy.resources.plan import Hold, ResourcePlan
 from paceline.policy.resources.planner import ResourcePolicy
 

@@ -9,9 +9,10 @@ import math
 
 from msgspec.structs import replace
 
+from paceline.policy.job_size import JobSize
 from paceline.policy.resources.causes import ALGORITHMS, diagnose
 from paceline.policy.resources.history import MeasuredSize, SizingHistory
-from paceline.policy.resources.observation import JobSize, ResourceObservation
+from paceline.policy.resources.observation import ResourceObservation
 from paceline.policy.resources.plan import Aim, Hold, Relief, ResourcePlan
 from paceline.policy.resources.planner import ResourcePolicy
 

@@ -43,6 +43,10 @@ class Feature(NamedTuple):
     completed: str = ""
     """Takes a `JobSpec`, and returns it with the values that the feature chooses; raises
     ConfigError where it finds none."""
+    prepared: str = ""
+    """Takes the `JobSpec` of a job that is about to start, and returns it with the values that are
+    only known then, and lines that a person is told; raises ConfigError where the job cannot start.
+    """
     master: str = ""
     """Takes a `paceline.master.feature_port.Core`, and returns a ``MasterPart`` or None."""
     agent: str = ""

@@ -21,6 +21,7 @@ PARTS = {
     "checked": "checks of the spec",
     "completed": "the spec",
     "replayed": "replay",
+    "prepared": "start",
     "ended": "end",
     "sections": "report",
 }

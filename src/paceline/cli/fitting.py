@@ -1,32 +1,26 @@
-"""The spec of a job with what is only known where it starts: the platform, and earlier jobs."""
+"""The spec of a job with what is only known where it starts: of the platform, and of features."""
 
 from paceline.backends.fitting import fitted
+from paceline.base.features import parts_of, say_failed
 from paceline.cli.resume_from_url import check_unused
 from paceline.jobs.ground import note_on_memory
-from paceline.jobs.past.place import note_on_history
 from paceline.wire.spec import JobSpec
 
 
 def prepared(spec: JobSpec) -> tuple[JobSpec, list[str]]:
-    """The spec of a job that is about to start; one that finds its size begins with a known one.
+    """The spec of a job that is about to start.
 
     Returns:
-        The spec, and what to say of its size and of the machine.
+        The spec, and what to say of it and of the machine.
 
     Raises:
-        ConfigError: the platform is not there, the URL for cuts is in use, or the history that the
-            job names cannot be used.
+        ConfigError: the platform is not there, the URL for cuts is in use, or a feature refuses.
     """
     if spec.checkpoint.url:
         check_unused(spec.checkpoint.url)
     spec = fitted(spec)
-    notes = [note for note in (note_on_memory(spec), note_on_history(spec)) if note]
-    if spec.resources.policy == "none":
-        return spec, notes
-    from paceline.jobs.past.beginning import warm_started
-
-    spec, found = warm_started(spec)
-    if found is None:
-        return spec, notes
-    like = ", ".join(one.job_id for one in found.similar[:3])
-    return spec, [*notes, f"it begins with the size that jobs like it had: {like}"]
+    notes = list(filter(None, [note_on_memory(spec)]))
+    for _, prepare in parts_of("prepared", say_failed, spec):
+        spec, more = prepare(spec)
+        notes += more
+    return spec, notes

@@ -10,11 +10,11 @@ from paceline.base.errors import ConfigError
 from paceline.base.interfaces import bind_error
 from paceline.base.jobdir import SHARED_MEMORY, home, run_place
 from paceline.base.optional import complaint
-from paceline.jobs.past.place import history_place
 from paceline.wire.spec import JobSpec
 
 FEATURE_KEYS = (
     "decide_every_s",
+    "history",
     "log_to",
     "metrics_port",
     "share",
@@ -43,7 +43,6 @@ def check_ground(spec: JobSpec) -> None:
         folder and _folder_complaint(spec.place_of("checkpoint.dir"), Path(folder), "name another"),
         _listen_complaint(spec),
         _library_complaint(spec),
-        _history_complaint(spec),
         _feature_complaint(spec),
     ]
     found = [complaint for complaint in complaints if complaint]
@@ -93,19 +92,6 @@ def _library_complaint(spec: JobSpec) -> str:
     if spec.resources.policy != "none":
         found.append(complaint(spec.place_of("resources.policy"), "scipy"))
     return "\n".join(filter(None, found))
-
-
-def _history_complaint(spec: JobSpec) -> str:
-    """Try the history that somebody has named; the usual one is no condition of a job."""
-    try:
-        place = history_place(spec)
-        if place is not None and place.named:
-            from paceline.jobs.past.book import PastJobs  # few jobs name one, and it imports slowly
-
-            PastJobs(place).check()
-    except ConfigError as error:
-        return str(error)
-    return ""
 
 
 def _feature_complaint(spec: JobSpec) -> str:

@@ -10,9 +10,9 @@ from msgspec.structs import replace
 from paceline.base.cgroups import machine_memory
 from paceline.base.errors import ConfigError
 from paceline.jobs.history import Tail
-from paceline.jobs.past.making import size_of
 from paceline.jobs.wording import counted, size
-from paceline.policy.resources.observation import JobSize, ResourceBounds, ResourcePrices
+from paceline.policy.job_size import JobSize, ResourcePrices, size_of
+from paceline.policy.resources.observation import ResourceBounds
 from paceline.policy.resources.steering import SteeringLine
 from paceline.policy.resources.steering_state import Verdict
 from paceline.wire.spec import JobSpec

@@ -36,7 +36,6 @@ from paceline.jobs.spec_draft import (
     where,
 )
 from paceline.jobs.spec_policies import (
-    check_history,
     check_resources,
     check_sinks,
 )
@@ -432,7 +431,6 @@ _CHECKS: tuple[tuple[Callable[[SpecDraft], None], tuple[str, ...]], ...] = (
     (_check_windows, ()),
     (check_resources, ("resources.policy",)),
     (check_sinks, ("strategy",)),
-    (check_history, ("history",)),
     (_check_env, ()),
 )
 """Checks of several values together; skipped when a value that one compares was refused already."""

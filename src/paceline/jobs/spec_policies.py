@@ -3,20 +3,7 @@
 import difflib
 
 from paceline.base.errors import ConfigError
-from paceline.jobs.past.place import without_password
 from paceline.jobs.spec_draft import SpecDraft, traits_of, where
-
-
-def check_history(draft: SpecDraft) -> None:
-    """Refuse a password, which would be shown by ``--dry-run`` and written beside the cuts."""
-    key, url = "history", draft.get("history")
-    if isinstance(url, str) and (shown := without_password(url)) != url:
-        expected = "it without a password, which would be written to files and beside the cuts"
-        remedy = (
-            "put it into ~/.pgpass or PGPASSWORD, or name the database in PACELINE_HISTORY, which "
-            "is written nowhere"
-        )
-        draft.complain(key, shown, expected, remedy)
 
 
 def check_resources(draft: SpecDraft) -> None:

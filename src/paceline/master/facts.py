@@ -7,7 +7,6 @@ import msgspec
 
 from paceline.master.asking import Answered
 from paceline.master.cut_folders import CutChosen
-from paceline.policy.observation import RestartOutcome
 from paceline.protocol.nodes.platform import AnyWord
 from paceline.wire.client import Call, Reply
 from paceline.wire.control import AgentStream
@@ -53,13 +52,4 @@ class FromPlatform(msgspec.Struct, frozen=True):
     word: AnyWord
 
 
-class PastRead(msgspec.Struct, frozen=True, kw_only=True):
-    """What earlier jobs have learned, from the history of jobs."""
-
-    restarts: tuple[RestartOutcome, ...] = ()
-    """What their restarts on this backend have achieved, the oldest first."""
-    error: str = ""
-    """Why the history cannot be read."""
-
-
-Fact = FromAgent | FromPlatform | Tick | Asked | CutChosen | StopAsked | Answered | PastRead
+Fact = FromAgent | FromPlatform | Tick | Asked | CutChosen | StopAsked | Answered

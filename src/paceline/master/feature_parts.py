@@ -1,7 +1,9 @@
 """Features' parts in one master: fed with facts, and left out when they fail."""
 
+import asyncio
 import contextlib
 import logging
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any, TypeVar
@@ -9,8 +11,9 @@ from typing import Any, TypeVar
 import msgspec
 
 from paceline.base import features
-from paceline.base.errors import ConfigError
+from paceline.base.errors import ConfigError, PacelineError
 from paceline.base.numbering import Inc
+from paceline.jobs.outcome import Outcome
 from paceline.master.asking import Answered, PolicyAnswer, PolicyRaised, ask_in_thread
 from paceline.master.exposed import Exposed
 from paceline.master.feature_port import Core, MasterPart
@@ -37,6 +40,8 @@ NONSENSE = (ArithmeticError, LookupError, TypeError, ValueError)
 `msgspec.MsgspecError`, of a message that is not well-formed, is a ValueError.
 """
 
+END_S = 8.0
+"""Seconds for what parts do after the end: the job's supervisor waits 10 s for the master."""
 T = TypeVar("T")
 
 _log = logging.getLogger(__name__)
@@ -90,6 +95,7 @@ class FeatureParts:
                 order=order,
                 scene=scene,
                 ask=partial(self._ask, name),
+                remember=self.remember,
                 fail=fail,
             )
             self._begin_part(name, make, core)
@@ -214,10 +220,6 @@ class FeatureParts:
                 self._failed(name, TimeoutError(why))
         self._do(lambda part: part.tick(now_s))
 
-    def decide(self, now_s: float) -> None:
-        """Let the parts decide what is due."""
-        self._do(lambda part: part.decide(now_s))
-
     def works(self, measured: StartMeasured) -> None:
         """A node works after a start."""
         self._do(lambda part: part.works(measured))
@@ -259,6 +261,40 @@ class FeatureParts:
         self._do(lambda part: part.close())
         self._time.close()
 
+    async def ended(self, outcome: Outcome) -> None:
+        """Have the parts do what they still do when the outcome is written, but not for long."""
+        asked = [*self._each(lambda part: part.ended(outcome))]
+        works = {name: work for name, work in asked if work is not None}
+        loop, open_, done = asyncio.get_running_loop(), set(works), asyncio.Event()
+
+        def finish(name: str, error: str) -> None:
+            if name in open_:
+                open_.remove(name)
+                if error:
+                    self._not_done(name, error)
+                if not open_:
+                    done.set()
+
+        for name, work in works.items():
+            found = partial(finish, name)
+            post = partial(loop.call_soon_threadsafe, found)
+            # The thread keeps no process from its end.
+            threading.Thread(target=_finish, args=(work, post), name=name, daemon=True).start()
+        if works:
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(done.wait(), END_S)
+        for name in sorted(open_):
+            finish(name, f"nothing was heard of it for {END_S:.0f} s")
+
+    def _not_done(self, name: str, error: str) -> None:
+        part = self._parts.get(name)
+        if part is None:
+            return
+        try:
+            part.not_done(error)
+        except Exception as failed:  # noqa: BLE001 - a feature may be of any package
+            self._failed(name, failed)
+
     # ------------------------------------------------------------------ what is known
 
     def records(self) -> list[FeatureKept]:
@@ -285,6 +321,20 @@ class FeatureParts:
             slow=tuple(part for one in found for part in one.slow),
             counters=tuple(counter for one in found for counter in one.counters),
         )
+
+
+def _finish(work: Callable[[], None], post: Callable[[str], object]) -> None:
+    """Do a part's last work in this thread, and post why it is not done; empty: it is."""
+    error = ""
+    try:
+        work()
+    except (PacelineError, OSError) as known:
+        error = str(known)
+    except Exception as failed:  # noqa: BLE001 - a feature may be of any package
+        _log.exception("not_done")
+        error = f"{type(failed).__name__}: {failed}"
+    with contextlib.suppress(RuntimeError):  # the loop is closed: the job has ended
+        post(error)
 
 
 def _together(found: list[dict[str, dict[str, Any]]]) -> dict[str, dict[str, Any]]:

@@ -13,6 +13,7 @@ import msgspec
 
 from paceline.base.jobdir import JobDir
 from paceline.base.numbering import Inc
+from paceline.jobs.outcome import Outcome
 from paceline.master.asking import PolicyAnswer, PolicyRaised
 from paceline.master.exposed import Exposed
 from paceline.master.holding.edge import ModelPlace
@@ -75,6 +76,8 @@ class Core(NamedTuple):
     """The training as a decision needs it: what there is to see, and what can be done about it."""
     ask: AskPolicy
     """Asks a policy in a thread, and hands its answer to the part in the master's task."""
+    remember: Callable[[Sequence[RestartOutcome]], None]
+    """Tells all parts what restarts of earlier jobs on this backend have achieved."""
     fail: Callable[[str], None]
     """Ends the job as failed, for a reason."""
 
@@ -110,13 +113,9 @@ class MasterPart:
         return []
 
     def tick(self, now_s: float) -> None:
-        """Do what is due; called about once a second with the time of `Core.steady`."""
+        """Do what is due; called about five times a second with the time of `Core.steady`.
 
-    def decide(self, now_s: float) -> None:
-        """Decide what is due; called with each tick of the master, until the job is about to end.
-
-        Args:
-            now_s: by `Core.steady`.
+        A part that acts on the training asks `Scene.is_ending` first.
         """
 
     def works(self, measured: StartMeasured) -> None:
@@ -142,3 +141,14 @@ class MasterPart:
 
     def close(self) -> None:
         """End, since the job has ended. An event that is told here is still written."""
+
+    def ended(self, outcome: Outcome) -> Callable[[], None] | None:
+        """Return what is still to be done when the outcome is written; None: nothing is.
+
+        It is called in a thread, which has some seconds for it: the master waits no longer. If it
+        raises, or takes too long, `not_done` follows.
+        """
+        return None
+
+    def not_done(self, error: str) -> None:
+        """Take in why the work that `ended` returned is not done, perhaps to tell an event."""

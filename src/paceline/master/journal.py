@@ -11,10 +11,10 @@ import msgspec
 
 from paceline.base.record_log import RecordLog
 from paceline.master.checks import NodeChecked
-from paceline.master.feature_record import FeatureKept
+from paceline.master.feature_record import FeatureKept, kept_before
 from paceline.master.job_clock import MasterStarted
 from paceline.master.restarts import StartMeasured
-from paceline.master.size_facts import SizeAtStart, SizingKept
+from paceline.master.size_facts import SizingKept
 from paceline.protocol.nodes.node import MemberRecords
 from paceline.protocol.nodes.resizing import NodesResized, NodesResizing
 from paceline.protocol.records import Records
@@ -26,7 +26,6 @@ OtherRecords = (
     | Snapshot
     | MasterStarted
     | SizingKept
-    | SizeAtStart
     | NodesResizing
     | NodesResized
     | FeatureKept
@@ -36,7 +35,20 @@ JournalRecord = Records | MemberRecords | OtherRecords
 
 
 _decoder: msgspec.msgpack.Decoder[JournalRecord] = msgspec.msgpack.Decoder(JournalRecord)
-decode = _decoder.decode
+
+
+def decode(data: bytes) -> JournalRecord:
+    """Read a record, also one that is a feature's since.
+
+    Raises:
+        MsgspecError: it is damaged, or of another version.
+    """
+    try:
+        return _decoder.decode(data)
+    except msgspec.ValidationError:
+        if (record := kept_before(data)) is not None:
+            return record
+        raise
 
 
 class Journal(RecordLog[JournalRecord]):

@@ -10,9 +10,8 @@ from paceline.master.job_clock import JobClock, MasterStarted
 from paceline.master.journal import JournalRecord, OtherRecords
 from paceline.master.node_sizes import NodeSizes
 from paceline.master.parts import MasterParts
-from paceline.master.remembering import Remembering
 from paceline.master.restarts import StartMeasured
-from paceline.master.size_facts import SizeAtStart, SizingKept
+from paceline.master.size_facts import SizingKept
 from paceline.master.sizing import SizingSeat
 from paceline.master.training import Training
 from paceline.protocol.nodes.node import Act, JobEnded, MemberRecords
@@ -36,13 +35,12 @@ class JournalRecovery:
         training: Training,
         sizing: SizingSeat,
         sizes: NodeSizes,
-        past: Remembering,
         features: FeatureParts,
     ) -> None:
         self._job, self._spec, self._outbox = parts.job, parts.spec, parts.outbox
         self._members, self._monitor = parts.members, parts.monitor
         self._clock, self._checks, self._training = clock, checks, training
-        self._sizing, self._sizes, self._past = sizing, sizes, past
+        self._sizing, self._sizes = sizing, sizes
         self._features = features
 
     def replay(self) -> tuple[bool, bool]:
@@ -60,9 +58,7 @@ class JournalRecovery:
         workers = self._members.roster.wanted_workers()
         self._checks.judge([node.name for node in workers])  # was told
         if not restarted:
-            begun: list[JournalRecord] = [self._clock.started, *self._past.records]
-            for record in begun:
-                self._outbox.record(record)
+            self._outbox.record(self._clock.started)
         return restarted, ended
 
     def _apply(self, record: JournalRecord) -> None:
@@ -86,8 +82,6 @@ class JournalRecovery:
                 self._checks.apply(record)
             case SizingKept():
                 self._sizing.apply(record)
-            case SizeAtStart():
-                self._past.apply(record)
             case NodesResizing() | NodesResized():
                 self._sizes.apply(record)
             case FeatureKept():
@@ -118,7 +112,6 @@ class JournalRecovery:
             *self._checks.records(),
             *self._sizing.records,
             *self._sizes.records,
-            *self._past.records,
             *self._features.records(),
         ]
         return [self._clock.started, take(self._training.state), *kept]

@@ -67,6 +67,7 @@ def build(parts: MasterParts, times: Times) -> Rooms:
         parts.monitor,
         pending_s=parts.backend.pending_s,
         restart=members.restart,
+        is_ending=lambda: end.ending is not None,
     )
     features = FeatureParts(
         parts, times, training.edge.place, order, scene, inbox.for_threads(), end.fail
@@ -91,7 +92,6 @@ def build(parts: MasterParts, times: Times) -> Rooms:
         training,
         decisions.sizing,
         agents.sizes,
-        decisions.past,
         features,
     )
     replies = Replies(

@@ -12,6 +12,7 @@ from paceline.policy.observation import JobProgress, Observation
 from paceline.protocol.nodes.lives import Fate
 from paceline.protocol.nodes.membership import Membership
 from paceline.protocol.samples.plans import GlobalAction
+from paceline.protocol.training import MasterState
 
 
 class Scene:
@@ -25,13 +26,29 @@ class Scene:
         *,
         pending_s: Callable[[], float | None],
         restart: Callable[[str, str], None],
+        is_ending: Callable[[], bool] = lambda: False,
     ) -> None:
-        """``pending_s``: the backend's; ``restart(node, reason)``: as a membership's decision."""
+        """Look at these.
+
+        Args:
+            training: the samples, and the plan by which they are trained on.
+            members: the nodes.
+            monitor: measures them.
+            pending_s: the backend's.
+            restart: of a node, for a reason: as a membership's decision.
+            is_ending: tells whether the job is about to end, so that nothing is to change any more.
+        """
         self._training, self._roster, self._monitor = training, members.roster, monitor
-        self._pending_s, self._restart = pending_s, restart
         self.since_action_s: Callable[[float], float | None] = lambda _: None
         """Tells the seconds since the last action took effect, at a time of the master's clock. The
         part that decides sets it."""
+        self._restart = restart
+        self.pending_s, self.is_ending = pending_s, is_ending
+
+    @property
+    def state(self) -> MasterState:
+        """The machine of the training: feeds, samples, plans, the model's schema. Only read it."""
+        return self._training.state
 
     def progress(self, now_s: float) -> JobProgress:
         """How far the job is."""
@@ -51,7 +68,7 @@ class Scene:
             self._roster,
             committed=progress.committed,
             total=progress.total,
-            pending_s=self._pending_s(),
+            pending_s=self.pending_s(),
             since_action_s=since_action_s,
         )
         return None if now is None else self._monitor.observe(progress.t_s, now)

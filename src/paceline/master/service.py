@@ -15,7 +15,7 @@ from paceline.base.jobdir import JobDir
 from paceline.jobs.outcome import Outcome, write_outcome
 from paceline.master.asking import Answered
 from paceline.master.cut_folders import CutChosen
-from paceline.master.facts import Asked, Fact, FromAgent, FromPlatform, PastRead, StopAsked, Tick
+from paceline.master.facts import Asked, Fact, FromAgent, FromPlatform, StopAsked, Tick
 from paceline.master.journal import Journal
 from paceline.master.parts import make_parts
 from paceline.master.ports import Backend
@@ -103,7 +103,8 @@ class Master:
         rooms.training.close()
         rooms.agents.close()
         write_outcome(outcome, self._job.outcome)
-        await rooms.decisions.past.add(outcome)
+        await rooms.features.ended(outcome)
+        outbox.events.flush()
         outbox.close(JobEnded())
         await rooms.sources.close()
         return outcome
@@ -152,9 +153,6 @@ class Master:
                 take(self._times.steady())
             case FromPlatform(word=word):
                 rooms.members.platform_said(word)
-            case PastRead():
-                rooms.decisions.past.read(fact)
-                rooms.features.remember(fact.restarts)
             case _:
                 assert_never(fact)
 
@@ -186,10 +184,9 @@ class Master:
         rooms.training.tick(now_s, cuts=rooms.end.ending is None, asked=may_ask)
         if rooms.end.ending is None:
             rooms.decisions.tick(now_s)
-            rooms.features.decide(now_s)
             rooms.agents.memory.tick(now_s)
+        rooms.features.tick(now_s)
         if now_s - self._last_metrics_s >= METRICS_S:
             self._last_metrics_s = now_s
             wall_s = self._times.wall()
-            rooms.features.tick(now_s)
             rooms.reporting.measure(now_s, wall_s, lambda: rooms.scene.now(now_s))

@@ -3,7 +3,6 @@
 import msgspec
 
 from paceline.policy.resources.steering_state import SteeringState
-from paceline.wire.spec import NodeSpec
 
 
 class SizingKept(msgspec.Struct, frozen=True, kw_only=True, tag=True):
@@ -14,10 +13,3 @@ class SizingKept(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """When it was written, by the clock of the times in it, which a reboot sets back."""
     wall_s: float = 0.0
     """The same in Unix time."""
-
-
-class SizeAtStart(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """Journal: the nodes that the job began with; its spec has their newest limits."""
-
-    workers: NodeSpec
-    servers: NodeSpec

@@ -16,7 +16,7 @@ from paceline.master.orders import check_scale
 from paceline.master.parts import MasterParts
 from paceline.master.size_seen import ordered_size
 from paceline.master.training import Training
-from paceline.policy.resources.observation import JobSize
+from paceline.policy.job_size import JobSize
 from paceline.policy.resources.plan import NodeTarget
 from paceline.policy.resources.stages import next_stage, quota
 from paceline.policy.resources.steering_state import FailedWhy

@@ -13,9 +13,8 @@ from paceline.master.node_sizes import NodeSizes
 from paceline.master.parts import MasterParts
 from paceline.master.status import count_committed, count_total
 from paceline.master.training import Training
+from paceline.policy.job_size import ChangeKind, JobSize
 from paceline.policy.resources.observation import (
-    ChangeKind,
-    JobSize,
     ModelFacts,
     NodeUse,
     PendingTime,

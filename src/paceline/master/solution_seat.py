@@ -4,7 +4,6 @@ from paceline.master.inbox import Inbox
 from paceline.master.members import MembersEdge
 from paceline.master.memory_watch import MemoryWatch
 from paceline.master.parts import MasterParts, Times
-from paceline.master.remembering import Remembering
 from paceline.master.size_moves import SizeMoves
 from paceline.master.sizing import SizingSeat
 from paceline.master.training import Training
@@ -24,7 +23,6 @@ class SolutionSeat:
     ) -> None:
         self._moves = SizeMoves(parts, times, training, members, memory.sizes)
         self.sizing = SizingSeat(parts, times, inbox, training, members, memory)
-        self.past = Remembering(parts, training.state, inbox)
 
     def begin(self) -> None:
         """Ask the policies that the spec names from now on.
@@ -35,7 +33,6 @@ class SolutionSeat:
         self.sizing.begin()
 
     def tick(self, now_s: float) -> None:
-        """Read the history, carry out moves, and ask, if it is time to."""
-        self.past.tick(now_s)
+        """Carry out moves, and ask, if it is time to."""
         self._moves.tick(now_s)
         self.sizing.tick(now_s)

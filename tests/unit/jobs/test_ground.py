@@ -136,5 +136,6 @@ def test_a_key_of_a_feature_that_is_not_installed_is_refused(
         "solution: no installed feature takes it; remove it\n"
         "windows: no installed feature takes it; remove it"
     )
+    assert refusal(history="off") == "history: no installed feature takes it; remove it"
     check_ground(JobSpec(script="/train.py"))
     check_ground(JobSpec(script="/train.py", solution="none"))

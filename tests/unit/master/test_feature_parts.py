@@ -1,6 +1,8 @@
 """Features' parts in a master: they are fed, kept apart, and left out when they fail."""
 
+import asyncio
 import queue
+import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, cast
@@ -12,7 +14,8 @@ from paceline.base import features
 from paceline.base.errors import ConfigError
 from paceline.base.jobdir import JobDir
 from paceline.base.numbering import Inc
-from paceline.master import feature_time
+from paceline.jobs.outcome import End, Outcome
+from paceline.master import feature_parts, feature_time
 from paceline.master.asking import Answered, PolicyAnswer, PolicyRaised
 from paceline.master.feature_parts import FeatureParts
 from paceline.master.feature_port import Core, MasterPart
@@ -50,6 +53,7 @@ class Noting(MasterPart):
         self.core = core
         self.notes: list[Note] = []
         self.events: list[Event] = []
+        self.not_done_for: list[str] = []
 
     def heard(self, node: str, inc: Inc, body: msgspec.Raw) -> None:
         note = msgspec.msgpack.decode(body, type=Note)
@@ -87,14 +91,20 @@ class Noting(MasterPart):
         self.core.order(Kill(node="worker-0"))
         return len(self.notes)
 
-    def decide(self, now_s: float) -> None:
-        self.notes.append(Note(f"decides at {now_s}"))
-
     def works(self, measured: StartMeasured) -> None:
         self.notes.append(Note(f"{measured.node} works"))
 
     def remember(self, outcomes: Sequence[RestartOutcome]) -> None:
         self.notes.append(Note(f"{len(outcomes)} restarts before"))
+
+    def ended(self, outcome: Outcome) -> Callable[[], None] | None:
+        return {
+            "broken": broken,
+            "hangs": threading.Event().wait,
+        }.get(outcome.error)  # type: ignore[return-value]
+
+    def not_done(self, error: str) -> None:
+        self.not_done_for.append(error)
 
     def shown(self) -> Shown:
         return Shown(
@@ -104,6 +114,10 @@ class Noting(MasterPart):
             tables=(ShownTable(("node",), (("worker-0",),)),),
             nodes={"worker-0": {f"notes{id(self)}": len(self.notes)}},
         )
+
+
+def broken() -> None:
+    raise OSError("no database")
 
 
 def answer_to(question: str) -> str:
@@ -248,13 +262,12 @@ def test_a_part_talks_with_its_part_in_an_agent(master: Master) -> None:
     assert not master.failed()
 
 
-def test_a_part_that_decides_hears_of_time_of_starts_and_of_earlier_jobs(master: Master) -> None:
+def test_a_part_hears_of_starts_and_of_earlier_jobs(master: Master) -> None:
     master.features.remember([RestartOutcome(role="worker", before=3.0, after=1.0)])
     master.features.works(StartMeasured(node="worker-0", inc=Inc(2), cost=RestartCost()))
-    master.features.decide(7.5)
-    told = ["1 restarts before", "worker-0 works", "decides at 7.5"]
+    told = ["1 restarts before", "worker-0 works"]
     assert [note.text for note in notes_of(master)] == told
-    assert [one.counts for one in master.features.shown().counters] == [{"": 3}, {"": 3}]
+    assert [one.counts for one in master.features.shown().counters] == [{"": 2}, {"": 2}]
 
 
 def test_a_policy_is_asked_in_a_thread_and_its_error_ends_the_part_alone(master: Master) -> None:
@@ -298,3 +311,34 @@ def test_a_feature_that_hung_a_master_has_no_part_in_the_next_one(
         event.feature for event in again.outbox.told if isinstance(event, FeatureFailedEvent)
     ] == ["noting"]
     assert not again.features.records()
+
+
+def parts_of(master: Master) -> list[Noting]:
+    return [part for part in master.features._parts.values() if isinstance(part, Noting)]
+
+
+@pytest.mark.parametrize(
+    ("how", "told"),
+    [
+        ("", []),
+        ("broken", ["no database"]),
+        ("hangs", ["nothing was heard of it for 0 s"]),
+    ],
+)
+def test_a_parts_last_work_is_awaited_but_not_for_long(
+    how: str, told: list[str], master: Master, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(feature_parts, "END_S", 10.0 if how == "broken" else 0.1)
+    outcome = Outcome(
+        state="finished",
+        exit_code=0,
+        end=End.FINISHED,
+        error=how,
+        jct_s=1.0,
+        training_s=1.0,
+        committed=1,
+        total=1,
+    )
+    asyncio.run(master.features.ended(outcome))
+    assert [part.not_done_for for part in parts_of(master)] == [told, told]
+    assert not master.failed()

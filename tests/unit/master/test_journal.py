@@ -10,9 +10,9 @@ import pytest
 from paceline.base.errors import PermanentError
 from paceline.base.record_log import JournalRefused
 from paceline.base.samples import Span
+from paceline.master.feature_record import FeatureKept
 from paceline.master.job_clock import MasterStarted
 from paceline.master.journal import Journal, JournalRecord
-from paceline.master.size_facts import SizeAtStart
 from paceline.protocol.acts import Instruction, Seal, WriteAhead
 from paceline.protocol.holding.servers.master import ServerHolder
 from paceline.protocol.nodes.node import JobEnded, NodeFinished, NodeStarted, WorkersWanted
@@ -44,7 +44,6 @@ from paceline.wire.messages.node import (
     Restored,
 )
 from paceline.wire.schema import ModelSchema
-from paceline.wire.spec import NodeSpec
 
 FEED = Feed(
     feed=0,
@@ -82,7 +81,7 @@ ONE_OF_EACH: list[JournalRecord] = [
     CutValid(cut=CUT, step=4, committed=SPANS, epoch_no=2),
     CutStored(cut=CUT),
     CutGone(cut_no=3),
-    SizeAtStart(workers=NodeSpec(count=2, cpu=(0.5,)), servers=NodeSpec()),
+    FeatureKept(feature="mine", body=msgspec.Raw(b"\xc0")),
     NodeStarted(node="worker-0", inc=9, restarts=1, previous=("ValueError", 3)),
     NodeFinished(node="worker-0"),
     WorkersWanted(count=3),
@@ -126,6 +125,20 @@ def test_a_file_that_is_no_journal_is_refused(tmp_path: Path) -> None:
     (tmp_path / "j").write_bytes(b"x" * 5000)
     with pytest.raises(PermanentError, match="not a journal"):
         Journal(tmp_path / "j")
+
+
+@pytest.mark.parametrize(("tag", "feature"), [("SizeAtStart", "history")])
+def test_a_record_that_was_the_cores_is_the_features(
+    tag: str, feature: str, tmp_path: Path
+) -> None:
+    body = msgspec.msgpack.encode({"type": tag, "workers": {"count": 2}, "servers": {}})
+    journal = Journal(tmp_path / "j")
+    journal.adopt([body])
+    assert list(journal.replay()) == [FeatureKept(feature=feature, body=msgspec.Raw(body))]
+    journal.adopt([msgspec.msgpack.encode({"type": "Strange"})])
+    with pytest.raises(PermanentError, match="record 2 is damaged or of another version"):
+        list(journal.replay())
+    journal.close()
 
 
 @pytest.mark.parametrize("torn", ["x'00'", "NULL"])

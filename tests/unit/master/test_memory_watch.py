@@ -12,14 +12,10 @@ from paceline.base.samples import Intervals
 from paceline.master import machine_memory
 from paceline.master.memory_watch import FREEING_S, KEPT, MemoryWatch
 from paceline.master.parts import MasterParts
+from paceline.policy.job_size import JobSize
 from paceline.policy.resources.history import SizingHistory
 from paceline.policy.resources.memory_forecast import memory_plan
-from paceline.policy.resources.observation import (
-    JobSize,
-    NodeUse,
-    ResourceObservation,
-    RowsSeen,
-)
+from paceline.policy.resources.observation import NodeUse, ResourceObservation, RowsSeen
 from paceline.protocol.training import MasterState
 from paceline.wire.events.nodes import (
     MachineShortEvent,

@@ -4,8 +4,8 @@ import pytest
 
 from paceline.master.size_facts import SizingKept
 from paceline.master.size_loop import by_another_clock
+from paceline.policy.job_size import JobSize
 from paceline.policy.resources.history import AvoidedSize, SizingHistory
-from paceline.policy.resources.observation import JobSize
 from paceline.policy.resources.steering_state import SteeringState
 
 

@@ -12,7 +12,7 @@ from paceline.master.node_sizes import NodeSizes
 from paceline.master.parts import MasterParts
 from paceline.master.size_orders import SizeOrders
 from paceline.master.training import Training
-from paceline.policy.resources.observation import JobSize
+from paceline.policy.job_size import JobSize
 from paceline.policy.resources.plan import NodeTarget
 from paceline.protocol.nodes.node import ServersChanging
 from paceline.wire.client import ResizeNodes

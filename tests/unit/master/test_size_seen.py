@@ -1,7 +1,8 @@
 """What a resource policy is shown of a job: how long its nodes wait for a place."""
 
 from paceline.master.size_seen import pending_times
-from paceline.policy.resources.observation import JobSize, PendingTime
+from paceline.policy.job_size import JobSize
+from paceline.policy.resources.observation import PendingTime
 
 
 def test_waits_of_real_launches_count_and_the_platform_speaks_for_quotas_without_any() -> None:

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from paceline.policy.job_size import JobSize
 from paceline.policy.resources.history import AvoidedSize, SizingHistory
 from paceline.policy.resources.memory_forecast import (
     KEY_BYTES,
@@ -23,7 +24,6 @@ from paceline.policy.resources.memory_forecast import (
     rows_soon,
 )
 from paceline.policy.resources.observation import (
-    JobSize,
     ModelFacts,
     NodeUse,
     ResourceBounds,

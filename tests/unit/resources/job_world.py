@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 from functools import cache
 from operator import truediv
 
+from paceline.policy.job_size import JobSize
 from paceline.policy.resources.observation import (
-    JobSize,
     NodeUse,
     RateWindow,
     ResourceBounds,

@@ -4,8 +4,8 @@ from collections.abc import Sequence
 
 import msgspec
 
+from paceline.policy.job_size import JobSize
 from paceline.policy.resources.observation import (
-    JobSize,
     RateWindow,
     ResourceBounds,
     ResourceObservation,

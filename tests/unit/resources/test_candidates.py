@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from msgspec.structs import replace
 
+from paceline.policy.job_size import GIB, JobSize
 from paceline.policy.resources.candidates import SizeOffer, offers, size_at
 from paceline.policy.resources.choice import (
     JobOffers,
@@ -17,8 +18,6 @@ from paceline.policy.resources.choice import (
 from paceline.policy.resources.fitting import fit
 from paceline.policy.resources.history import SizingHistory
 from paceline.policy.resources.observation import (
-    GIB,
-    JobSize,
     ResourceBounds,
     ResourceObservation,
     TransitionTime,

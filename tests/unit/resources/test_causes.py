@@ -10,14 +10,10 @@ from paceline_experiments.baselines.es import ElasticScaling
 from paceline_experiments.baselines.optimus import Optimus
 from paceline_experiments.baselines.staged import SampleOptimiseAdjust
 
+from paceline.policy.job_size import JobSize
 from paceline.policy.resources.causes import ALGORITHMS, diagnose
 from paceline.policy.resources.history import MeasuredSize, PlanOutcome, SizingHistory
-from paceline.policy.resources.observation import (
-    JobSize,
-    NodeUse,
-    ResourceBounds,
-    ResourceObservation,
-)
+from paceline.policy.resources.observation import NodeUse, ResourceBounds, ResourceObservation
 from paceline.policy.resources.plan import Hold, NodeTarget, ResourcePlan
 from paceline.policy.resources.policies.rm import DlroverRm
 from paceline.policy.resources.rates import JobRate

@@ -5,7 +5,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from paceline.policy.resources.observation import JobSize, ResourceBounds
+from paceline.policy.job_size import JobSize
+from paceline.policy.resources.observation import ResourceBounds
 from paceline.policy.resources.plan import ResourcePlan
 from paceline.policy.resources.planner import ResourcePolicy
 from paceline.policy.resources.registry import RESOURCES

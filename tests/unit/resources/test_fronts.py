@@ -7,17 +7,12 @@ from typing import Any
 import numpy as np
 import pytest
 
+from paceline.policy.job_size import GIB, JobSize, ResourcePrices
 from paceline.policy.resources import candidates
 from paceline.policy.resources.candidates import SearchSpace, SizeOffer, Valuation, offers
 from paceline.policy.resources.fitting import fit
 from paceline.policy.resources.history import SizingHistory
-from paceline.policy.resources.observation import (
-    GIB,
-    JobSize,
-    ResourceBounds,
-    ResourceObservation,
-    ResourcePrices,
-)
+from paceline.policy.resources.observation import ResourceBounds, ResourceObservation
 from paceline.policy.resources.step_model import Floats, SizeModel
 from tests.unit.resources.job_world import Job
 from tests.unit.resources.sizing import observation

@@ -7,8 +7,9 @@ import pytest
 from msgspec.structs import replace
 
 from paceline.base.errors import ConfigError
+from paceline.policy.job_size import GIB, JobSize, ResourcePrices
 from paceline.policy.resources import registry
-from paceline.policy.resources.observation import GIB, JobSize, ResourceBounds, ResourcePrices
+from paceline.policy.resources.observation import ResourceBounds
 from paceline.policy.resources.plan import NodeTarget, ResourcePlan
 from paceline.policy.resources.rates import rate_since
 from tests.unit.resources.sizing import SMALL, observation, windows

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from paceline.policy.resources.observation import JobSize
+from paceline.policy.job_size import JobSize
 from paceline.policy.resources.stages import next_stage, quota
 
 SIZES = st.builds(

@@ -7,13 +7,9 @@ import msgspec
 import pytest
 from msgspec.structs import replace
 
+from paceline.policy.job_size import JobSize
 from paceline.policy.resources.history import AvoidedSize, SizingHistory
-from paceline.policy.resources.observation import (
-    JobSize,
-    NodeUse,
-    ResourceBounds,
-    ResourceObservation,
-)
+from paceline.policy.resources.observation import NodeUse, ResourceBounds, ResourceObservation
 from paceline.policy.resources.plan import Hold, NodeTarget, ResourcePlan
 from paceline.policy.resources.planner import ResourcePolicy
 from paceline.policy.resources.policies.none import KeepSize

@@ -9,9 +9,10 @@ import numpy as np
 import pytest
 from msgspec.structs import replace
 
+from paceline.policy.job_size import JobSize
 from paceline.policy.resources.fitting import fit, rmsle
 from paceline.policy.resources.history import MeasuredSize, PlanOutcome, SizingHistory
-from paceline.policy.resources.observation import JobSize, StepParts
+from paceline.policy.resources.observation import StepParts
 from paceline.policy.resources.rates import JobRate
 from paceline.policy.resources.step_model import SizeTable, StepForm, columns, confidence
 from tests.unit.resources.job_world import BATCH, Job, speed

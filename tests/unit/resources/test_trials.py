@@ -3,13 +3,9 @@
 import pytest
 from msgspec.structs import replace
 
+from paceline.policy.job_size import JobSize
 from paceline.policy.resources.history import MeasuredSize, PlanOutcome, SizingHistory
-from paceline.policy.resources.observation import (
-    JobSize,
-    ResourceBounds,
-    ResourceObservation,
-    StepParts,
-)
+from paceline.policy.resources.observation import ResourceBounds, ResourceObservation, StepParts
 from paceline.policy.resources.plan import Hold, ResourcePlan
 from paceline.policy.resources.policies.rm import DlroverRm
 from paceline.policy.resources.rates import JobRate

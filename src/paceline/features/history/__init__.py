@@ -1,9 +1,15 @@
-"""``paceline history``: what is kept of jobs that have ended, shown to people."""
+"""The history of jobs: what is kept of those that have ended, for people and for later jobs."""
 
 from paceline.base.features import Feature
 
 FEATURE = Feature(
     name="history",
-    about="shows jobs that have ended, also removed ones, and the size a new one would begin with",
+    about="remembers jobs that ended, also removed ones; new ones begin with the size of like jobs",
+    switch="every job; off: history",
+    keys=("history",),
     verbs="paceline.features.history.verbs:add_to",
+    lacks="paceline.features.history.checking:lacks",
+    checked="paceline.features.history.checking:check_history",
+    prepared="paceline.features.history.preparing:prepared",
+    master="paceline.features.history.master:HistoryPart",
 )

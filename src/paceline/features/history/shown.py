@@ -7,12 +7,12 @@ from rich.console import Console
 from rich.table import Table
 
 from paceline.base.errors import ConfigError
-from paceline.jobs.past.book import PastJobs
-from paceline.jobs.past.job import PastJob
-from paceline.jobs.past.place import VARIABLE, HistoryPlace, history_place, place_of
+from paceline.features.history.book import PastJobs
+from paceline.features.history.job import PastJob
+from paceline.features.history.place import VARIABLE, HistoryPlace, history_place, place_of
+from paceline.features.history.policy.warm_start import WarmStart
 from paceline.jobs.wording import age, clock, size, speed
-from paceline.policy.resources.observation import JobSize
-from paceline.policy.resources.warm_start import WarmStart
+from paceline.policy.job_size import JobSize
 from paceline.terminal.options import print_json
 from paceline.wire.spec import JobSpec
 

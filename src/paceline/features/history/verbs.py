@@ -48,8 +48,8 @@ def history(
     """List jobs that have ended, the newest first, also those that were removed."""
     if context.invoked_subcommand is not None:
         return
+    from paceline.features.history.book import JobFilter
     from paceline.features.history.shown import open_history, show_past
-    from paceline.jobs.past.book import JobFilter
 
     wanted = JobFilter(user=user, script=script, strategy=strategy, mode=mode, end=end)
     jobs = open_history(url).newest(limit or LISTED, wanted)
@@ -83,8 +83,8 @@ def suggest(
     as_json: AsJson = False,
 ) -> None:
     """Show the size with which a job would begin, and the earlier jobs that it comes from."""
+    from paceline.features.history.beginning import first_size
     from paceline.features.history.shown import show_suggestion, usual_place
-    from paceline.jobs.past.beginning import first_size
     from paceline.jobs.spec_file import resolve
 
     spec = resolve(target, parse_settings(settings or []), args or [])

@@ -78,8 +78,8 @@ class StragglersPart(MasterPart):
         except ConfigError as error:  # where the job began, the solution was another version
             core.fail(str(error))
 
-    def decide(self, now_s: float) -> None:
-        if self._deciding is not None:
+    def tick(self, now_s: float) -> None:
+        if self._deciding is not None and not self._core.scene.is_ending():
             self._deciding.tick(now_s)
 
     def works(self, measured: StartMeasured) -> None:

@@ -16,13 +16,8 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from paceline.policy.resources.observation import (
-    GIB,
-    ChangeKind,
-    JobSize,
-    ResourceBounds,
-    ResourceObservation,
-)
+from paceline.policy.job_size import GIB, ChangeKind, JobSize
+from paceline.policy.resources.observation import ResourceBounds, ResourceObservation
 from paceline.policy.resources.step_model import Floats, SizeModel, SizeTable
 
 Ints = NDArray[np.int64]

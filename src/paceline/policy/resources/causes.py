@@ -11,8 +11,9 @@ from typing import Literal
 
 from msgspec.structs import replace
 
+from paceline.policy.job_size import CLOSE
 from paceline.policy.resources.history import SizingHistory
-from paceline.policy.resources.observation import CLOSE, NodeUse, ResourceObservation
+from paceline.policy.resources.observation import NodeUse, ResourceObservation
 from paceline.policy.resources.plan import NodeTarget, ResourcePlan
 
 SizeCause = Literal["hot_server", "slow_server", "few_server_cores", "idle_server_cores", "none"]

@@ -13,8 +13,8 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 
+from paceline.policy.job_size import JobSize
 from paceline.policy.resources.candidates import SizeOffer
-from paceline.policy.resources.observation import JobSize
 
 _EPSILON_S = 1.0
 """Added to the seconds that are left of a job, so that its weight is finite."""

@@ -5,7 +5,8 @@ A policy remembers nothing itself; this is handed to it with each observation, a
 
 import msgspec
 
-from paceline.policy.resources.observation import DIMENSIONS, JobSize, StepParts
+from paceline.policy.job_size import DIMENSIONS, JobSize
+from paceline.policy.resources.observation import StepParts
 from paceline.policy.resources.rates import JobRate
 
 KEPT = 40

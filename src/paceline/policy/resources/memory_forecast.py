@@ -16,13 +16,9 @@ from collections.abc import Iterator, Sequence
 import msgspec
 from msgspec.structs import replace
 
+from paceline.policy.job_size import JobSize
 from paceline.policy.resources.history import SizingHistory
-from paceline.policy.resources.observation import (
-    JobSize,
-    ResourceObservation,
-    RowsSeen,
-    TableRows,
-)
+from paceline.policy.resources.observation import ResourceObservation, RowsSeen, TableRows
 from paceline.policy.resources.plan import ResourcePlan
 
 AHEAD = 0.5

@@ -8,7 +8,7 @@ from typing import Literal
 
 import msgspec
 
-from paceline.policy.resources.observation import DIMENSIONS, Dimension, JobSize
+from paceline.policy.job_size import DIMENSIONS, Dimension, JobSize
 
 Aim = Literal["faster", "cheaper", "learn", "safe"]
 """More samples per second; fewer resources at a bounded loss; a size that tells the terms of the

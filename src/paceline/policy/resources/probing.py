@@ -12,8 +12,9 @@ from collections.abc import Iterator
 import numpy as np
 from msgspec.structs import replace
 
+from paceline.policy.job_size import JobSize
 from paceline.policy.resources.history import SizingHistory
-from paceline.policy.resources.observation import JobSize, ResourceObservation
+from paceline.policy.resources.observation import ResourceObservation
 from paceline.policy.resources.plan import ResourcePlan
 from paceline.policy.resources.step_model import SizeModel, SizeTable, columns, confidence
 

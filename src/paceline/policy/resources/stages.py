@@ -6,7 +6,7 @@ its workers to its servers never has more of them than its bounds allow.
 
 from msgspec.structs import replace
 
-from paceline.policy.resources.observation import JobSize
+from paceline.policy.job_size import JobSize
 
 
 def next_stage(now: JobSize, target: JobSize) -> JobSize | None:

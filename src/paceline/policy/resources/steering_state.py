@@ -4,8 +4,9 @@ from typing import Literal
 
 import msgspec
 
+from paceline.policy.job_size import JobSize
 from paceline.policy.resources.history import SizingHistory
-from paceline.policy.resources.observation import JobSize, ResourceObservation
+from paceline.policy.resources.observation import ResourceObservation
 from paceline.policy.resources.plan import Hold, NodeTarget, ResourcePlan
 from paceline.policy.resources.rates import JobRate
 

@@ -23,7 +23,7 @@ import numpy as np
 from msgspec.structs import replace
 from numpy.typing import NDArray
 
-from paceline.policy.resources.observation import DIMENSIONS, Dimension, JobSize
+from paceline.policy.job_size import DIMENSIONS, Dimension, JobSize
 from paceline.policy.resources.plan import Relief
 
 Floats = NDArray[np.float64]

@@ -3,12 +3,13 @@
 from msgspec.structs import replace
 
 from paceline.base.errors import PacelineError
+from paceline.features.history.making import submitted_features
+from paceline.features.history.place import HistoryPlace, history_place
+from paceline.features.history.policy.warm_start import FinishedSize, WarmStart, warm_start
 from paceline.jobs.outcome import End
-from paceline.jobs.past.making import submitted_features
-from paceline.jobs.past.place import HistoryPlace, history_place
 from paceline.jobs.sizing import bounds_of
-from paceline.policy.resources.observation import ResourceBounds, ResourcePrices
-from paceline.policy.resources.warm_start import FinishedSize, WarmStart, warm_start
+from paceline.policy.job_size import ResourcePrices
+from paceline.policy.resources.observation import ResourceBounds
 from paceline.wire.spec import JobSpec
 
 REMEMBERED_JOBS = 1000
@@ -36,7 +37,7 @@ def first_size(
         ConfigError: the history cannot be used.
     """
     # SQLAlchemy is of an extra; without it a job begins with the size of its spec.
-    from paceline.jobs.past.book import JobFilter, PastJobs
+    from paceline.features.history.book import JobFilter, PastJobs
 
     wanted = JobFilter(backend=spec.backend, strategy=spec.strategy, end=End.FINISHED)
     earlier = [

@@ -19,19 +19,19 @@ from typer.testing import CliRunner, Result
 
 from paceline.base.errors import ConfigError
 from paceline.cli.main import app
+from paceline.features.history import book, migrations
+from paceline.features.history.beginning import warm_started
+from paceline.features.history.book import NEWEST, JobFilter, PastJobs
+from paceline.features.history.job import PastJob, SizeChange
+from paceline.features.history.making import past_job, submitted_features
+from paceline.features.history.place import HistoryPlace, history_place, without_password
+from paceline.features.history.policy.features import JobFeatures
+from paceline.features.history.policy.warm_start import WarmStart
+from paceline.features.history.tables import METADATA
 from paceline.jobs.ground import check_ground
 from paceline.jobs.outcome import End, Outcome
-from paceline.jobs.past import book, migrations
-from paceline.jobs.past.beginning import warm_started
-from paceline.jobs.past.book import NEWEST, JobFilter, PastJobs
-from paceline.jobs.past.job import PastJob, SizeChange
-from paceline.jobs.past.making import past_job, submitted_features
-from paceline.jobs.past.place import HistoryPlace, history_place, without_password
-from paceline.jobs.past.tables import METADATA
+from paceline.policy.job_size import JobSize
 from paceline.policy.observation import RestartOutcome
-from paceline.policy.resources.features import JobFeatures
-from paceline.policy.resources.observation import JobSize
-from paceline.policy.resources.warm_start import WarmStart
 from paceline.wire.events.job import ScaledEvent
 from paceline.wire.events.nodes import (
     NodeResizedEvent,
@@ -153,7 +153,7 @@ def test_restarts_are_those_of_the_newest_jobs_of_a_backend_the_oldest_first() -
 def test_masters_of_many_jobs_write_at_one_moment(home: Path) -> None:
     # Also the tables are made by several at once.
     code = (
-        "import sys; from msgspec.structs import replace; from tests.unit.jobs.test_past import JOB, "
+        "import sys; from msgspec.structs import replace; from tests.unit.history.test_past import JOB, "
         "usual\nfor n in range(5): usual().add(replace(JOB, job_id=f'{sys.argv[1]}-{n}'))"
     )
     root = Path(__file__).parents[3]

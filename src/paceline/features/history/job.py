@@ -2,10 +2,10 @@
 
 import msgspec
 
+from paceline.features.history.policy.features import JobFeatures
 from paceline.jobs.outcome import End
+from paceline.policy.job_size import JobSize
 from paceline.policy.observation import RestartOutcome
-from paceline.policy.resources.features import JobFeatures
-from paceline.policy.resources.observation import JobSize
 
 
 class SizeChange(msgspec.Struct, frozen=True, kw_only=True):

@@ -15,9 +15,9 @@ import msgspec
 
 from paceline.base.errors import ConfigError
 from paceline.base.optional import extra_for
-from paceline.jobs.past.job import PastJob, SizeChange
-from paceline.jobs.past.place import HistoryPlace, without_password
-from paceline.jobs.past.tables import JOBS, RESTARTS, SIZES
+from paceline.features.history.job import PastJob, SizeChange
+from paceline.features.history.place import HistoryPlace, without_password
+from paceline.features.history.tables import JOBS, RESTARTS, SIZES
 from paceline.policy.observation import RestartOutcome
 
 with extra_for("the history of jobs"):

@@ -7,13 +7,13 @@ from typing import assert_never
 from msgspec.structs import replace
 
 from paceline.base.jobdir import role_of
+from paceline.features.history.job import PastJob, SizeChange
+from paceline.features.history.policy.features import JobFeatures
 from paceline.jobs.facts import trained_s
 from paceline.jobs.history import MetricsPoint
 from paceline.jobs.outcome import Outcome
-from paceline.jobs.past.job import PastJob, SizeChange
+from paceline.policy.job_size import JobSize, size_of
 from paceline.policy.observation import RestartOutcome
-from paceline.policy.resources.features import JobFeatures
-from paceline.policy.resources.observation import JobSize
 from paceline.wire.events.base import Event
 from paceline.wire.events.job import ScaledEvent
 from paceline.wire.events.nodes import (
@@ -26,7 +26,7 @@ from paceline.wire.events.nodes import (
     Verdict,
 )
 from paceline.wire.events.state import EpochEvent
-from paceline.wire.spec import JobSpec, NodeSpec
+from paceline.wire.spec import JobSpec
 
 
 def past_job(
@@ -89,24 +89,6 @@ def _user() -> str | None:
         return getpass.getuser()
     except (KeyError, OSError):  # in a container users often have no names
         return None
-
-
-def size_of(spec: JobSpec) -> JobSize:
-    """Return the size at launch; of nodes with different quotas it has their mean."""
-    workers, servers = spec.workers, spec.servers if spec.num_servers else NodeSpec()
-    return JobSize(
-        workers=workers.count,
-        servers=spec.num_servers,
-        worker_cpu=_mean_cores(workers),
-        server_cpu=_mean_cores(servers),
-        worker_memory=workers.memory_bytes or 0,
-        server_memory=servers.memory_bytes or 0,
-    )
-
-
-def _mean_cores(nodes: NodeSpec) -> float:
-    cores = [nodes.cpu_of(number) or 0.0 for number in range(nodes.count)]
-    return sum(cores) / len(cores)
 
 
 SizeTakes = ScaledEvent | ServersChangedEvent | ServersNotChangedEvent | NodeResizedEvent

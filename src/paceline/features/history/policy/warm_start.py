@@ -10,8 +10,9 @@ from functools import reduce
 import msgspec
 from msgspec.structs import replace
 
-from paceline.policy.resources.features import JobFeatures
-from paceline.policy.resources.observation import JobSize, ResourceBounds, ResourcePrices
+from paceline.features.history.policy.features import JobFeatures
+from paceline.policy.job_size import JobSize, ResourcePrices
+from paceline.policy.resources.observation import ResourceBounds
 
 SIMILAR = 5
 """k: so many similar jobs count."""

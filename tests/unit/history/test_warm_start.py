@@ -6,9 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from paceline.policy.resources.features import JobFeatures
-from paceline.policy.resources.observation import JobSize, ResourceBounds
-from paceline.policy.resources.warm_start import (
+from paceline.features.history.policy.features import JobFeatures
+from paceline.features.history.policy.warm_start import (
     FARTHEST,
     SIMILAR,
     FinishedSize,
@@ -17,6 +16,8 @@ from paceline.policy.resources.warm_start import (
     smoothed,
     warm_start,
 )
+from paceline.policy.job_size import JobSize
+from paceline.policy.resources.observation import ResourceBounds
 
 CLICKS = JobFeatures(
     user="ada",

@@ -2,7 +2,7 @@
 
 from alembic import context
 
-from paceline.jobs.past.tables import METADATA
+from paceline.features.history.tables import METADATA
 
 context.configure(
     connection=context.config.attributes["connection"],

@@ -1,1 +1,0 @@
-"""Jobs that have ended, as later jobs remember them: one database for all jobs of a user."""
