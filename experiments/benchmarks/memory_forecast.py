@@ -27,8 +27,8 @@ import numpy as np
 from numpy.typing import NDArray
 from paceline_experiments import harness
 
-from paceline.policy.resources.memory_forecast import AHEAD, LEADS, RESERVE, rows_at, rows_soon
-from paceline.policy.resources.observation import RowsSeen
+from paceline.features.sizes.policy.memory_forecast import AHEAD, LEADS, RESERVE, rows_at, rows_soon
+from paceline.features.sizes.policy.observation import RowsSeen
 
 Keys = NDArray[np.int64]
 LOOKS, START, LEAD = 400, 0.2, 0.005

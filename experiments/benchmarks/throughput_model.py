@@ -36,12 +36,12 @@ from paceline_experiments import harness
 from paceline.base.jobdir import JobDir
 from paceline.features.data.ctr import CtrSettings
 from paceline.features.data.make_ctr import make_ctr
+from paceline.features.sizes.policy.fitting import fit, rmsle
+from paceline.features.sizes.policy.history import MeasuredSize, SizingHistory
+from paceline.features.sizes.policy.steering import SteeringLine
 from paceline.jobs.history import Tail
 from paceline.jobs.launch import ask
 from paceline.policy.job_size import JobSize
-from paceline.policy.resources.fitting import fit, rmsle
-from paceline.policy.resources.history import MeasuredSize, SizingHistory
-from paceline.policy.resources.steering import SteeringLine
 from paceline.wire.client import ResizeNodes, Scale
 from paceline.wire.spec import JobSpec, NodeSpec, ResourcesSpec
 
@@ -61,7 +61,7 @@ def install(folder: Path) -> None:
     (about / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {PLUGIN}\nVersion: 0\n")
     (about / "entry_points.txt").write_text(f"[paceline.resources]\n{PLUGIN} = {PLUGIN}:Keeps\n")
     (folder / f"{PLUGIN}.py").write_text(
-        "from paceline.policy.resources.policies.none import KeepSize\n"
+        "from paceline.features.sizes.policy.policies.none import KeepSize\n"
         "class Keeps(KeepSize, frozen=True): pass\n"
     )
     sys.path.insert(0, str(folder))

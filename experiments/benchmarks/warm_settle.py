@@ -17,8 +17,9 @@ from paceline.base.jobdir import JobDir
 from paceline.features.data.ctr import CtrSettings
 from paceline.features.data.make_ctr import make_ctr
 from paceline.features.history.beginning import warm_started
+from paceline.features.sizes.log import size_words
+from paceline.features.sizes.spec import sized
 from paceline.jobs.history import read_events
-from paceline.jobs.sizing import size_words, sized
 from paceline.policy.job_size import size_of
 from paceline.wire.events.job import SizeChangedEvent
 from paceline.wire.events.state import FeedOpenedEvent

@@ -703,7 +703,7 @@ def test_where_a_place_keeps_its_size_workers_move_also_by_the_next_master(tmp_p
         bench.spec = load(bench.job.spec)
         bench.start_master()
         await bench.until(lambda: bench.event_names().count("kill_restart") == 2)
-        sizes = bench.master.rooms.agents.sizes
+        sizes = bench.master.rooms.sizes
         await bench.until(lambda: sizes.change is None)
         bench.world.work_s = 0.001
         await bench.until(lambda: cores_of_workers(bench) == [2.0, 2.0])
@@ -725,7 +725,7 @@ def test_a_worker_that_finds_no_place_is_back_at_its_own_before_the_spare_leaves
         bench.backend.most_cores = 1.0  # somebody else takes what was free
         await bench.until(lambda: "not_resized" in bench.event_names())
         assert "worker-2" in bench.master.parts.members.roster.nodes, "it stands in"
-        sizes = bench.master.rooms.agents.sizes
+        sizes = bench.master.rooms.sizes
         await bench.until(lambda: sizes.change is None)
         await bench.until(lambda: cores_of_workers(bench) == [None, None])
         bench.world.work_s = 0.001

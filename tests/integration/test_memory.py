@@ -33,8 +33,8 @@ LIMIT = 200 * MIB
 SPREAD_LIMIT = 320 * MIB
 """Room for what moving rows takes as well."""
 POLICY = """
-from paceline.policy.resources.plan import Hold
-from paceline.policy.resources.planner import ResourcePolicy
+from paceline.features.sizes.policy.plan import Hold
+from paceline.features.sizes.policy.planner import ResourcePolicy
 
 
 class Keeps(ResourcePolicy):

@@ -14,10 +14,10 @@ from paceline.base.jobdir import JobDir
 from paceline.cli.main import app
 from paceline.features.history.book import PastJobs
 from paceline.features.history.place import history_place
-from paceline.jobs.sizing import read_sizing
+from paceline.features.sizes.log import read_sizing
+from paceline.features.sizes.policy.plan import NodeTarget
+from paceline.features.sizes.policy.steering_state import AnySteeringAct, ApplyPlan, JudgePlan
 from paceline.policy.job_size import JobSize
-from paceline.policy.resources.plan import NodeTarget
-from paceline.policy.resources.steering_state import AnySteeringAct, ApplyPlan, JudgePlan
 from paceline.wire.client import ResizeNodes
 from paceline.wire.events.job import SizeChangedEvent, SizeKeptEvent, SizePlannedEvent
 from paceline.wire.events.nodes import (
@@ -33,8 +33,8 @@ SLOW = ("--num-samples", str(6 * N), "--slow-until-told")
 """However slow the machine is, the job does not end so soon that no plan is worth it."""
 POLICY = """
 from msgspec.structs import replace
-from paceline.policy.resources.plan import Hold, ResourcePlan
-from paceline.policy.resources.planner import ResourcePolicy
+from paceline.features.sizes.policy.plan import Hold, ResourcePlan
+from paceline.features.sizes.policy.planner import ResourcePolicy
 
 
 class Moves(ResourcePolicy):

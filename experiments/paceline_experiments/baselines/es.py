@@ -9,10 +9,10 @@ from typing import Annotated
 from msgspec import Meta
 from msgspec.structs import replace
 
-from paceline.policy.resources.history import MeasuredSize, SizingHistory
-from paceline.policy.resources.observation import ResourceObservation
-from paceline.policy.resources.plan import Hold, ResourcePlan
-from paceline.policy.resources.planner import ResourcePolicy
+from paceline.features.sizes.policy.history import MeasuredSize, SizingHistory
+from paceline.features.sizes.policy.observation import ResourceObservation
+from paceline.features.sizes.policy.plan import Hold, ResourcePlan
+from paceline.features.sizes.policy.planner import ResourcePolicy
 
 StepOfNodes = Annotated[int, Meta(ge=1)]
 Efficiency = Annotated[float, Meta(gt=0, le=1)]

@@ -12,11 +12,11 @@ from msgspec import Meta
 from msgspec.structs import replace
 
 from paceline.base.optional import extra_for
+from paceline.features.sizes.policy.history import MeasuredSize, SizingHistory
+from paceline.features.sizes.policy.observation import ResourceObservation
+from paceline.features.sizes.policy.plan import Hold, ResourcePlan
+from paceline.features.sizes.policy.planner import ResourcePolicy
 from paceline.policy.job_size import JobSize
-from paceline.policy.resources.history import MeasuredSize, SizingHistory
-from paceline.policy.resources.observation import ResourceObservation
-from paceline.policy.resources.plan import Hold, ResourcePlan
-from paceline.policy.resources.planner import ResourcePolicy
 
 AddedNodes = Annotated[int, Meta(ge=1)]
 

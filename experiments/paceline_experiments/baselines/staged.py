@@ -9,12 +9,12 @@ import math
 
 from msgspec.structs import replace
 
+from paceline.features.sizes.policy.causes import ALGORITHMS, diagnose
+from paceline.features.sizes.policy.history import MeasuredSize, SizingHistory
+from paceline.features.sizes.policy.observation import ResourceObservation
+from paceline.features.sizes.policy.plan import Aim, Hold, Relief, ResourcePlan
+from paceline.features.sizes.policy.planner import ResourcePolicy
 from paceline.policy.job_size import JobSize
-from paceline.policy.resources.causes import ALGORITHMS, diagnose
-from paceline.policy.resources.history import MeasuredSize, SizingHistory
-from paceline.policy.resources.observation import ResourceObservation
-from paceline.policy.resources.plan import Aim, Hold, Relief, ResourcePlan
-from paceline.policy.resources.planner import ResourcePolicy
 
 
 class SampleOptimiseAdjust(ResourcePolicy, frozen=True):

@@ -13,7 +13,6 @@ from paceline.base.errors import ConfigError
 from paceline.base.features import parts_of, say_failed
 from paceline.base.jobdir import JobDir
 from paceline.cli.failslow import is_script, tell_script
-from paceline.cli.sizing import tell_sizing
 from paceline.jobs.replayed import why_no_log
 
 Told = Sequence[str | tuple[str, str]]
@@ -27,9 +26,6 @@ def explain(job: JobDir, console: Console) -> None:
         ConfigError: nothing was written, or it cannot be read.
     """
     explanations = Explanations(console)
-    if job.sizing.exists():
-        explanations.space()
-        tell_sizing(job, console)
     if is_script(job):
         explanations.space()
         tell_script(job, console)

@@ -13,13 +13,8 @@ from rich.table import Table
 from paceline.base.errors import ConfigError
 from paceline.base.jobdir import JobDir
 from paceline.jobs.replayed import ReplayedLog, ToldLog, logs_of_features, why_no_log
-from paceline.jobs.sizing import read_sizing
 from paceline.jobs.wording import counted
 from paceline.policy.decisions.past import Again, Decider, Line, replay
-from paceline.policy.resources.plan import Hold
-from paceline.policy.resources.registry import RESOURCES
-from paceline.policy.resources.steering import SteeringLine
-from paceline.policy.resources.steering_state import AnySteeringAct, ApplyPlan, JudgePlan, TakeBack
 
 THE_SAME = "the same, with other parameters"
 
@@ -51,7 +46,7 @@ def replay_logs(
             f"{source}: no such file; name a decisions.jsonl, a sizing.jsonl, or a JOB"
         )
     job = JobDir.find(source)
-    present = [log for log in _logs() if log.place(job).exists()]
+    present = [log for log in logs_of_features() if log.place(job).exists()]
     if not present:
         raise why_no_log(job)
     asked = _asked(present, name, args)
@@ -64,15 +59,10 @@ def replay_logs(
     return same
 
 
-def _logs() -> list[ReplayedLog]:
-    """Every kind of log."""
-    return [SIZES, *logs_of_features()]
-
-
 def _read(file: Path) -> ToldLog[Any]:
     """Read a file of any kind of log."""
     refused: list[ConfigError] = []
-    for log in _logs():
+    for log in logs_of_features():
         try:
             told = log.read(file)
         except ConfigError as error:
@@ -184,45 +174,3 @@ def _show(told: ToldLog[Line], again: Sequence[Again[Line]], name: str, console:
     acted = sum(any(isinstance(act, told.counts) for act in one.acts) for one in again)
     number = counted(len(again), told.unit)
     console.print(f"{name}: {told.does} in {acted} of {number}", highlight=False)
-
-
-# --------------------------------------------------------------------------- sizes
-
-
-def _read_sizes(file: Path) -> ToldLog[SteeringLine] | None:
-    return _sizes(lines) if (lines := read_sizing(file)) else None
-
-
-def _sizes(lines: Sequence[SteeringLine]) -> ToldLog[SteeringLine]:
-    log = tuple((Decider(line.policy, line.args), line) for line in lines)
-    begun_s = lines[0].t if lines else 0.0
-    return ToldLog(
-        policies=RESOURCES,
-        what="policy",
-        unit="step",
-        name="the log of sizes",
-        by=tuple(by for by, _ in log),
-        log=log,
-        columns=("t",),
-        cells=lambda line: (f"{line.t - begun_s:.0f} s",),
-        head=lambda line: f"t {line.t:.0f}",
-        words=lambda acts: "; ".join(map(_size_act, acts)) or "-",
-        does="plans",
-        silent=(Hold,),
-        counts=ApplyPlan,
-    )
-
-
-def _size_act(act: AnySteeringAct) -> str:
-    match act:
-        case ApplyPlan(plan=plan, origin=origin):
-            return f"plan: {plan.describe(origin)}"
-        case TakeBack():
-            return "take back"
-        case JudgePlan(verdict=verdict):
-            return f"judged {verdict}"
-        case Hold():
-            return f"keep: {act.describe()}"
-
-
-SIZES = ReplayedLog(place=lambda job: job.sizing, read=_read_sizes, policies=RESOURCES)

@@ -3,6 +3,9 @@
 import os
 import tempfile
 from pathlib import Path
+from typing import Any
+
+import msgspec
 
 from paceline.base import features
 from paceline.base.disk import room_bytes
@@ -17,10 +20,13 @@ FEATURE_KEYS = (
     "history",
     "log_to",
     "metrics_port",
+    "resources",
+    "servers.max_memory",
     "share",
     "solution",
     "solution_args",
     "windows",
+    "workers.max_memory",
 )
 """Keys of the spec that mean nothing without the feature that takes them. The value ``none`` asks
 for nothing, also where another one is the default."""
@@ -86,12 +92,7 @@ def _room_complaint(folder: Path, remedy: str) -> str:
 
 def _library_complaint(spec: JobSpec) -> str:
     """Find out whether an optional library is missing that the job would need in its course."""
-    found = []
-    if spec.traits.has_servers:
-        found.append(complaint("a model on servers", "numba", "llvmlite"))
-    if spec.resources.policy != "none":
-        found.append(complaint(spec.place_of("resources.policy"), "scipy"))
-    return "\n".join(filter(None, found))
+    return complaint("a model on servers", "numba", "llvmlite") if spec.traits.has_servers else ""
 
 
 def _feature_complaint(spec: JobSpec) -> str:
@@ -102,9 +103,9 @@ def _feature_complaint(spec: JobSpec) -> str:
         found.append(f"feature {name} failed ({type(error).__name__}: {error}); uninstall it")
 
     taken = {key for one in features.installed() if one.feature for key in one.feature.keys}
-    usual = JobSpec(script=spec.script)
+    asked, usual = (msgspec.to_builtins(one) for one in (spec, JobSpec(script=spec.script)))
     for key in FEATURE_KEYS:
-        if getattr(spec, key) not in (getattr(usual, key), "none") and key not in taken:
+        if _value(asked, key) not in (_value(usual, key), "none") and key not in taken:
             found.append(f"{spec.place_of(key)}: no installed feature takes it; remove it")
     for name, lacks in features.parts_of("lacks", fail, spec):
         try:
@@ -112,6 +113,12 @@ def _feature_complaint(spec: JobSpec) -> str:
         except Exception as error:  # noqa: BLE001 - a feature may be of any package
             fail(name, error)
     return "\n".join(found)
+
+
+def _value(tree: Any, key: str) -> object:
+    for part in key.split("."):
+        tree = tree[part]
+    return tree
 
 
 def _listen_complaint(spec: JobSpec) -> str:

@@ -24,6 +24,8 @@ class Section(NamedTuple):
     """Rows of a table, each as long as ``columns``."""
     note: str = ""
     """A line below the table on the page."""
+    marks: Sequence[tuple[str, float]] = ()
+    """Letters for the drawings over time, each with a moment in Unix time."""
     picture: Callable[[], str] | None = None
     """Draws something for the page, as HTML. Pages that are written at once do without."""
     html: str = ""
@@ -47,3 +49,8 @@ def sections_of(facts: Facts) -> list[Section]:
 
     call_parts("sections", facts, add)
     return found
+
+
+def marks_of(facts: Facts) -> list[tuple[str, float]]:
+    """Collect the marks of all sections."""
+    return [mark for section in sections_of(facts) for mark in section.marks]

@@ -25,7 +25,6 @@ from paceline.cuts.remote import RemoteCuts
 from paceline.jobs.default_strategy import choose_strategy
 from paceline.jobs.flags import OF_SPEC, SHORT, flag_of
 from paceline.jobs.modules import module_fault
-from paceline.jobs.sizing import sized
 from paceline.jobs.spec_draft import (
     COMMAND_LINE,
     SpecDraft,
@@ -36,7 +35,6 @@ from paceline.jobs.spec_draft import (
     where,
 )
 from paceline.jobs.spec_policies import (
-    check_resources,
     check_sinks,
 )
 from paceline.jobs.spec_values import (
@@ -429,7 +427,6 @@ _CHECKS: tuple[tuple[Callable[[SpecDraft], None], tuple[str, ...]], ...] = (
     (_check_listen, ("listen",)),
     (_check_backend, ("backend", "strategy", "data_plane.transport")),
     (_check_windows, ()),
-    (check_resources, ("resources.policy",)),
     (check_sinks, ("strategy",)),
     (_check_env, ()),
 )
@@ -483,7 +480,7 @@ def resolve(target: str | Path, flags: Mapping[str, str], args: Sequence[str] = 
     call_parts("checked", draft)
     if draft.complaints:
         raise ConfigError("\n".join(draft.complaints))
-    return _completed(sized(_build(draft)))
+    return _completed(_build(draft))
 
 
 def _completed(spec: JobSpec) -> JobSpec:

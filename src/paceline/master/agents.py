@@ -11,7 +11,7 @@ from paceline.master.holding import EdgesTakes
 from paceline.master.inbox import Inbox
 from paceline.master.measuring import Measuring, MeasuringTakes
 from paceline.master.members import MembersEdge
-from paceline.master.memory_watch import MemoryWatch
+from paceline.master.node_sizes import NodeSizes
 from paceline.master.parts import MasterParts, Times
 from paceline.master.serving import CutsServed
 from paceline.master.training import Training, TrainingTakes
@@ -57,6 +57,7 @@ class Agents:
         members: MembersEdge,
         measuring: Measuring,
         features: FeatureParts,
+        sizes: NodeSizes,
     ) -> None:
         self._job, self._backend, self._outbox = parts.job, parts.backend, parts.outbox
         self._members, self._monitor = parts.members, parts.monitor
@@ -64,9 +65,7 @@ class Agents:
         self._training, self._act, self._measuring = training, members.act, measuring
         self._features = features
         self._served = CutsServed(parts.job, training.cuts.folders)
-        self.memory = MemoryWatch(parts, training.state, training.fail)
-        self.sizes = self.memory.sizes
-        members.watchers.append(self.memory.note)
+        self._sizes = sizes
         self._names: dict[AgentStream, str] = {}
         self._refused: set[tuple[str, str]] = set()
 
@@ -120,7 +119,7 @@ class Agents:
             self._monitor.restarts.joined(name, waited_s, hello.size.cpu)
         if node is not None:
             node.agent.host = _machine_of(hello)
-            self.sizes.hello(hello)
+            self._sizes.hello(hello)
         self._served.hello(stream, hello)
         self._features.agent_came(name)
         self._act(self._members.hello(hello, now_s))
@@ -129,7 +128,7 @@ class Agents:
         name = self._names.pop(stream, "")
         if self._outbox.streams.get(name) is stream:
             del self._outbox.streams[name]
-            self.sizes.gone(name)
+            self._sizes.gone(name)
             self._members.stream_lost(name, self._times.own())
             self._served.gone(name)
             self._inbox.changed = True
@@ -153,7 +152,7 @@ class Agents:
             case Heartbeat(facts=facts):
                 if facts is not None and self._is_alive(name, facts.inc):
                     self._monitor.heartbeat(name, facts, self._times.steady())
-                    self.memory.heartbeat(name, facts, self._times.steady())
+                    self._features.reported(name, facts, self._times.steady())
                     self._measuring.heartbeat(name, facts, self._times.steady())
             case FromProcess(body=body):
                 if self._is_alive(name, body.inc):
@@ -166,7 +165,7 @@ class Agents:
             case AgentFeatureSaid():
                 self._features.heard_agent(message)
             case NodeLimited():
-                self.sizes.limited(message)
+                self._sizes.limited(message)
             case ProcessExited():
                 self._keep_stacks(message)
                 committed = bool(self._training.state.ledger.done)
@@ -198,7 +197,7 @@ class Agents:
             case Finished():
                 self._act(self._members.script_returned(body))
             case TablesHeld():
-                self.memory.told(name, body.tables)
+                self._monitor.tables[name] = body.tables
             case FeatureSaid():
                 self._features.heard(name, body)
             case _:

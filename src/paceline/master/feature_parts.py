@@ -20,13 +20,16 @@ from paceline.master.feature_port import Core, MasterPart
 from paceline.master.feature_record import FeatureKept
 from paceline.master.feature_time import FeatureTime
 from paceline.master.holding.edge import ModelPlace
+from paceline.master.node_acts import NodeActs
 from paceline.master.parts import MasterParts, Times
 from paceline.master.restarts import StartMeasured
 from paceline.master.scene import Scene
 from paceline.policy.observation import RestartOutcome
 from paceline.wire.client import FeatureCall, FeatureReply, Order, Shown
 from paceline.wire.codec import encode
+from paceline.wire.events.base import Event
 from paceline.wire.events.job import FeatureFailedEvent, FeatureSlowEvent
+from paceline.wire.messages.agent import NodeFacts
 from paceline.wire.messages.features import (
     AgentFeatureSaid,
     AgentFeatureTold,
@@ -58,6 +61,7 @@ class FeatureParts:
         scene: of the training.
         post: hands a policy's answer to the master's task, from another thread.
         fail: ends the job for a reason.
+        nodes: carries out acts upon nodes.
     """
 
     def __init__(
@@ -69,6 +73,7 @@ class FeatureParts:
         scene: Scene,
         post: Callable[[Answered], None],
         fail: Callable[[str], None],
+        nodes: NodeActs,
     ) -> None:
         self._outbox, self._post = parts.outbox, post
         self._parts: dict[str, MasterPart] = {}
@@ -94,6 +99,7 @@ class FeatureParts:
                 send_agent=partial(self._send_agent, name),
                 order=order,
                 scene=scene,
+                nodes=nodes,
                 ask=partial(self._ask, name),
                 remember=self.remember,
                 fail=fail,
@@ -212,6 +218,14 @@ class FeatureParts:
         told, self._outbox.told = self._outbox.told, []
         for event in told:
             self._do(lambda part, event=event: part.happened(event))  # type: ignore[misc]
+
+    def at_once(self, event: Event) -> None:
+        """Tell the parts of an event of a node, in the middle of what follows from it."""
+        self._do(lambda part: part.at_once(event))
+
+    def reported(self, node: str, facts: NodeFacts, now_s: float) -> None:
+        """Give the parts what an agent says of its node's process."""
+        self._do(lambda part: part.reported(node, facts, now_s))
 
     def tick(self, now_s: float) -> None:
         """Let the parts do what is due; leave out one that takes most of the master's time."""

@@ -18,12 +18,14 @@ from paceline.master.asking import PolicyAnswer, PolicyRaised
 from paceline.master.exposed import Exposed
 from paceline.master.holding.edge import ModelPlace
 from paceline.master.monitor import Monitor
+from paceline.master.node_acts import NodeActs
 from paceline.master.restarts import StartMeasured
 from paceline.master.scene import Scene
 from paceline.policy.observation import RestartOutcome
 from paceline.protocol.nodes.roster import Roster
 from paceline.wire.client import Order, Shown
 from paceline.wire.events.base import Event
+from paceline.wire.messages.agent import NodeFacts
 from paceline.wire.spec import JobSpec
 
 T = TypeVar("T")
@@ -74,6 +76,8 @@ class Core(NamedTuple):
     """Carries out an order as if a person had given it; raises ConfigError where it cannot."""
     scene: Scene
     """The training as a decision needs it: what there is to see, and what can be done about it."""
+    nodes: NodeActs
+    """Acts upon the number of nodes, and upon what each may use."""
     ask: AskPolicy
     """Asks a policy in a thread, and hands its answer to the part in the master's task."""
     remember: Callable[[Sequence[RestartOutcome]], None]
@@ -104,6 +108,17 @@ class MasterPart:
 
     def happened(self, event: Event) -> None:
         """Take in an event of the job, after it was told; also one of this part's own."""
+
+    def at_once(self, event: Event) -> None:
+        """Take in an event of a node before anything that follows from it is ordered.
+
+        After a `ProcessExitedEvent` the node's next life is ordered: limits that are changed here
+        (`NodeActs.resize`) hold for it. Nothing else should be ordered here, but in `happened`,
+        which hears of the event later: what follows from it is decided by now.
+        """
+
+    def reported(self, node: str, facts: NodeFacts, now_s: float) -> None:
+        """Take in what an agent says of its node's process with each heartbeat."""
 
     def apply(self, record: msgspec.Raw) -> None:
         """Take in a record that a master before this one has kept; before `begin`, in order."""

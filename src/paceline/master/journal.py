@@ -14,7 +14,6 @@ from paceline.master.checks import NodeChecked
 from paceline.master.feature_record import FeatureKept, kept_before
 from paceline.master.job_clock import MasterStarted
 from paceline.master.restarts import StartMeasured
-from paceline.master.size_facts import SizingKept
 from paceline.protocol.nodes.node import MemberRecords
 from paceline.protocol.nodes.resizing import NodesResized, NodesResizing
 from paceline.protocol.records import Records
@@ -25,7 +24,6 @@ OtherRecords = (
     | NodeChecked
     | Snapshot
     | MasterStarted
-    | SizingKept
     | NodesResizing
     | NodesResized
     | FeatureKept

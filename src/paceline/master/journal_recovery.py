@@ -11,8 +11,6 @@ from paceline.master.journal import JournalRecord, OtherRecords
 from paceline.master.node_sizes import NodeSizes
 from paceline.master.parts import MasterParts
 from paceline.master.restarts import StartMeasured
-from paceline.master.size_facts import SizingKept
-from paceline.master.sizing import SizingSeat
 from paceline.master.training import Training
 from paceline.protocol.nodes.node import Act, JobEnded, MemberRecords
 from paceline.protocol.nodes.orders import NodeOrders
@@ -33,15 +31,13 @@ class JournalRecovery:
         clock: JobClock,
         checks: Checks,
         training: Training,
-        sizing: SizingSeat,
         sizes: NodeSizes,
         features: FeatureParts,
     ) -> None:
         self._job, self._spec, self._outbox = parts.job, parts.spec, parts.outbox
         self._members, self._monitor = parts.members, parts.monitor
         self._clock, self._checks, self._training = clock, checks, training
-        self._sizing, self._sizes = sizing, sizes
-        self._features = features
+        self._sizes, self._features = sizes, features
 
     def replay(self) -> tuple[bool, bool]:
         """Apply the journal; whether there was one, and whether the job had ended with it.
@@ -80,8 +76,6 @@ class JournalRecovery:
                 self._monitor.restarts.apply(record)
             case NodeChecked():
                 self._checks.apply(record)
-            case SizingKept():
-                self._sizing.apply(record)
             case NodesResizing() | NodesResized():
                 self._sizes.apply(record)
             case FeatureKept():
@@ -110,7 +104,6 @@ class JournalRecovery:
             *self._members.roster.snapshot(),
             *measured,
             *self._checks.records(),
-            *self._sizing.records,
             *self._sizes.records,
             *self._features.records(),
         ]

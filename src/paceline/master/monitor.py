@@ -29,6 +29,7 @@ from paceline.wire.events.base import Event
 from paceline.wire.events.nodes import NodeLostEvent, ProcessExitedEvent, ProcessUpEvent
 from paceline.wire.messages import group
 from paceline.wire.messages.agent import Hardware, NodeFacts
+from paceline.wire.messages.base import TableHeld
 from paceline.wire.spec import WindowSpec
 
 WINDOW_S = 10.0
@@ -196,6 +197,8 @@ class Monitor:
     def __init__(self, lengths: Lengths = DEFAULT_LENGTHS) -> None:
         """``lengths``: of the two windows."""
         self.nodes: dict[str, NodeTotals] = {}
+        self.tables: dict[str, tuple[TableHeld, ...]] = {}
+        """What the growing tables of each server hold, as its process has said last."""
         self.restarts = Restarts()
         self._num_workers = 0
         self._lengths = lengths
@@ -320,7 +323,7 @@ class Monitor:
 
     def keep(self, nodes: Container[str]) -> None:
         """Forget all other nodes: a later node of the same name is another one."""
-        known = {*self.nodes, *self._histories, *self._earlier}
+        known = {*self.nodes, *self._histories, *self._earlier, *self.tables}
         for node in [name for name in known if name not in nodes]:
             self.nodes.pop(node, None)
             self._earlier.pop(node, None)
@@ -328,6 +331,7 @@ class Monitor:
             self._speeds.pop(node, None)
             self._iterations.pop(node, None)
             self._hardware.pop(node, None)
+            self.tables.pop(node, None)
             self._ended.discard(node)
         self.restarts.keep(nodes)
 
@@ -367,6 +371,7 @@ class Monitor:
         self.history(end.node).restart()
         self.restarts.ended(end.node, end.t_s)
         self._ended.add(end.node)
+        self.tables.pop(end.node, None)
 
     def committed(self, samples: int, now_s: float) -> None:
         """Note how many samples are in the model."""

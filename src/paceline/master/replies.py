@@ -6,10 +6,10 @@ from typing import assert_never
 import msgspec
 
 from paceline.base.errors import ConfigError
-from paceline.master.agents import Agents
 from paceline.master.facts import Asked
 from paceline.master.feature_parts import FeatureParts
 from paceline.master.members import MembersEdge
+from paceline.master.node_sizes import NodeSizes
 from paceline.master.orders import (
     check_elastic,
     check_replace,
@@ -55,14 +55,14 @@ class Replies:
         members: MembersEdge,
         observe: Callable[[], Observation | None],
         reporting: Reporting,
-        agents: Agents,
+        sizes: NodeSizes,
         features: FeatureParts,
     ) -> None:
         self._job, self._spec, self._outbox = parts.job, parts.spec, parts.outbox
         self._wanted_workers, self._room = parts.members.roster.wanted_workers, parts.backend.room
         self._training, self._shutdown, self._members = training, shutdown, members
         self._observe, self._reporting = observe, reporting
-        self._sizes, self._features = agents.sizes, features
+        self._sizes, self._features = sizes, features
 
     def answer(self, asked: Asked) -> None:
         """Answer a call once what it has led to is journalled."""

@@ -10,12 +10,14 @@ from paceline.master.job_end import JobEnd
 from paceline.master.journal_recovery import JournalRecovery
 from paceline.master.measuring import Measuring, checks_of
 from paceline.master.members import MembersEdge
+from paceline.master.node_acts import NodeActs
+from paceline.master.node_sizes import NodeSizes
 from paceline.master.parts import MasterParts, Times
 from paceline.master.replies import Replies
 from paceline.master.reporting import Reporting
 from paceline.master.scene import Scene
 from paceline.master.shutdown import Shutdown
-from paceline.master.solution_seat import SolutionSeat
+from paceline.master.size_moves import SizeMoves
 from paceline.master.sources import Sources
 from paceline.master.training import ForNodes, Training
 from paceline.master.uploads import Uploads, open_uploads
@@ -32,7 +34,8 @@ class Rooms(NamedTuple):
     members: MembersEdge
     agents: Agents
     measuring: Measuring
-    decisions: SolutionSeat
+    sizes: NodeSizes
+    moves: SizeMoves
     end: JobEnd
     shutdown: Shutdown
     replies: Replies
@@ -69,11 +72,19 @@ def build(parts: MasterParts, times: Times) -> Rooms:
         restart=members.restart,
         is_ending=lambda: end.ending is not None,
     )
+    sizes = NodeSizes(parts)
     features = FeatureParts(
-        parts, times, training.edge.place, order, scene, inbox.for_threads(), end.fail
+        parts,
+        times,
+        training.edge.place,
+        order,
+        scene,
+        inbox.for_threads(),
+        end.fail,
+        NodeActs(members, sizes),
     )
-    agents = Agents(parts, times, inbox, training, members, measuring, features)
-    decisions = SolutionSeat(parts, times, inbox, training, members, agents.memory)
+    members.watchers.append(features.at_once)
+    agents = Agents(parts, times, inbox, training, members, measuring, features, sizes)
     shutdown = Shutdown(parts, times, end, training, members)
     pace = parts.outbox.pace
     reporting = Reporting(
@@ -85,15 +96,7 @@ def build(parts: MasterParts, times: Times) -> Rooms:
         features.shown,
         features.measured,
     )
-    recovery = JournalRecovery(
-        parts,
-        times.wall,
-        checks,
-        training,
-        decisions.sizing,
-        agents.sizes,
-        features,
-    )
+    recovery = JournalRecovery(parts, times.wall, checks, training, sizes, features)
     replies = Replies(
         parts,
         training,
@@ -101,7 +104,7 @@ def build(parts: MasterParts, times: Times) -> Rooms:
         members,
         lambda: scene.now(times.steady()),
         reporting,
-        agents,
+        sizes,
         features,
     )
     return Rooms(
@@ -112,7 +115,8 @@ def build(parts: MasterParts, times: Times) -> Rooms:
         members=members,
         agents=agents,
         measuring=measuring,
-        decisions=decisions,
+        sizes=sizes,
+        moves=SizeMoves(parts, times, training, members, sizes),
         end=end,
         shutdown=shutdown,
         replies=replies,

@@ -10,7 +10,6 @@ import time
 from collections.abc import Callable
 from typing import assert_never
 
-from paceline.base.errors import ConfigError
 from paceline.base.jobdir import JobDir
 from paceline.jobs.outcome import Outcome, write_outcome
 from paceline.master.asking import Answered
@@ -73,10 +72,6 @@ class Master:
         outbox.tell(MasterStartedEvent(restarted=restarted))
         rooms.training.resume(ended=ended)
         rooms.features.begin()
-        try:
-            rooms.decisions.begin()
-        except ConfigError as error:
-            rooms.end.fail(str(error))
         rooms.members.act(rooms.recovery.resize())
         goes_on = restarted and not ended
         found = self.parts.backend.left_running(self.parts.members.roster.nodes) if goes_on else ()
@@ -183,8 +178,7 @@ class Master:
         may_ask = rooms.shutdown.may_ask_for_cuts
         rooms.training.tick(now_s, cuts=rooms.end.ending is None, asked=may_ask)
         if rooms.end.ending is None:
-            rooms.decisions.tick(now_s)
-            rooms.agents.memory.tick(now_s)
+            rooms.moves.tick(now_s)
         rooms.features.tick(now_s)
         if now_s - self._last_metrics_s >= METRICS_S:
             self._last_metrics_s = now_s

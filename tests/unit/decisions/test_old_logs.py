@@ -6,12 +6,16 @@ import pytest
 from typer.testing import CliRunner
 
 from paceline.cli.main import app
-from paceline.cli.sizing import sentences
+from paceline.features.sizes.log import read_sizing, sentences
+from paceline.features.sizes.policy.registry import RESOURCES
+from paceline.features.sizes.policy.steering_state import (
+    AnySteeringAct,
+    ApplyPlan,
+    JudgePlan,
+    TakeBack,
+)
 from paceline.features.stragglers.stories import read_log, stories
-from paceline.jobs.sizing import read_sizing
 from paceline.policy.decisions.past import Decider, replay
-from paceline.policy.resources.registry import RESOURCES
-from paceline.policy.resources.steering_state import AnySteeringAct, ApplyPlan, JudgePlan, TakeBack
 
 RECORDED = Path(__file__).parent / "recorded"
 

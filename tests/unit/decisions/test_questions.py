@@ -3,13 +3,13 @@
 import threading
 from pathlib import Path
 
-from paceline.jobs.sizing import read_sizing
+from paceline.features.sizes.log import read_sizing
+from paceline.features.sizes.loop import LATE_S, SizeLoop
+from paceline.features.sizes.policy.plan import Hold
+from paceline.features.sizes.policy.steering_state import SteeringRules
 from paceline.master.asking import Answered, PolicyAnswer, PolicyRaised, ask_in_thread
-from paceline.master.size_loop import LATE_S, SizeLoop
 from paceline.policy.decisions.question import Question
-from paceline.policy.resources.plan import Hold
-from paceline.policy.resources.steering_state import SteeringRules
-from tests.unit.resources.sizing import observation
+from tests.unit.sizes.sizing import observation
 
 
 def test_an_answer_in_time_counts_once() -> None:

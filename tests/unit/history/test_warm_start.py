@@ -16,8 +16,8 @@ from paceline.features.history.policy.warm_start import (
     smoothed,
     warm_start,
 )
+from paceline.features.sizes.policy.observation import ResourceBounds
 from paceline.policy.job_size import JobSize
-from paceline.policy.resources.observation import ResourceBounds
 
 CLICKS = JobFeatures(
     user="ada",

@@ -20,6 +20,7 @@ VERBS = {
     "report": ["report"],
     "sharing": [],
     "stragglers": [],
+    "sizes": [],
 }
 BOTH = """
 from paceline.cli.main import app

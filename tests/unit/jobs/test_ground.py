@@ -12,7 +12,14 @@ from paceline.base.disk import describe, is_refusal
 from paceline.base.errors import ConfigError
 from paceline.jobs import ground, launch
 from paceline.jobs.ground import check_ground, note_on_memory
-from paceline.wire.spec import CheckpointSpec, JobSpec, ShareSpec, WindowSpec
+from paceline.wire.spec import (
+    CheckpointSpec,
+    JobSpec,
+    NodeSpec,
+    ResourcesSpec,
+    ShareSpec,
+    WindowSpec,
+)
 
 SPEC = JobSpec(script="/train.py", sources={"listen": "--set listen", "metrics_port": "job.yaml:3"})
 ELSEWHERE = "192.0.2.7"
@@ -137,5 +144,12 @@ def test_a_key_of_a_feature_that_is_not_installed_is_refused(
         "windows: no installed feature takes it; remove it"
     )
     assert refusal(history="off") == "history: no installed feature takes it; remove it"
+    found = refusal(
+        resources=ResourcesSpec(policy="rm"), servers=NodeSpec(max_memory_bytes=1 << 30)
+    )
+    assert found == (
+        "resources: no installed feature takes it; remove it\n"
+        "servers.max_memory: no installed feature takes it; remove it"
+    )
     check_ground(JobSpec(script="/train.py"))
     check_ground(JobSpec(script="/train.py", solution="none"))

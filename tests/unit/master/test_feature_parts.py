@@ -36,6 +36,7 @@ from paceline.wire.client import (
 from paceline.wire.codec import encode
 from paceline.wire.events.base import Event
 from paceline.wire.events.job import FeatureFailedEvent, FeatureSlowEvent, MasterStartedEvent
+from paceline.wire.messages.agent import NodeFacts
 from paceline.wire.messages.base import Attempt
 from paceline.wire.messages.features import AgentFeatureSaid, FeatureSaid
 from paceline.wire.spec import JobSpec
@@ -53,6 +54,7 @@ class Noting(MasterPart):
         self.core = core
         self.notes: list[Note] = []
         self.events: list[Event] = []
+        self.reports: list[str] = []
         self.not_done_for: list[str] = []
 
     def heard(self, node: str, inc: Inc, body: msgspec.Raw) -> None:
@@ -96,6 +98,12 @@ class Noting(MasterPart):
 
     def remember(self, outcomes: Sequence[RestartOutcome]) -> None:
         self.notes.append(Note(f"{len(outcomes)} restarts before"))
+
+    def at_once(self, event: Event) -> None:
+        self.reports.append(event.name)
+
+    def reported(self, node: str, facts: NodeFacts, now_s: float) -> None:
+        self.reports.append(f"{node} {facts.memory_bytes} {now_s:g}")
 
     def ended(self, outcome: Outcome) -> Callable[[], None] | None:
         return {
@@ -147,6 +155,7 @@ class Master:
             scene=nothing,
             post=self.answered.put,
             fail=nothing,
+            nodes=nothing,
         )
 
     def policy_answers(self) -> None:
@@ -315,6 +324,12 @@ def test_a_feature_that_hung_a_master_has_no_part_in_the_next_one(
 
 def parts_of(master: Master) -> list[Noting]:
     return [part for part in master.features._parts.values() if isinstance(part, Noting)]
+
+
+def test_parts_hear_of_nodes_at_once_and_what_their_agents_report(master: Master) -> None:
+    master.features.at_once(MasterStartedEvent(restarted=False))
+    master.features.reported("worker-0", NodeFacts(inc=Inc(1), memory_bytes=7), 2.0)
+    assert [part.reports for part in parts_of(master)] == [["master_started", "worker-0 7 2"]] * 2
 
 
 @pytest.mark.parametrize(

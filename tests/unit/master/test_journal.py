@@ -127,7 +127,7 @@ def test_a_file_that_is_no_journal_is_refused(tmp_path: Path) -> None:
         Journal(tmp_path / "j")
 
 
-@pytest.mark.parametrize(("tag", "feature"), [("SizeAtStart", "history")])
+@pytest.mark.parametrize(("tag", "feature"), [("SizeAtStart", "history"), ("SizingKept", "sizes")])
 def test_a_record_that_was_the_cores_is_the_features(
     tag: str, feature: str, tmp_path: Path
 ) -> None:

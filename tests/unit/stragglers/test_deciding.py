@@ -409,7 +409,7 @@ def part_of(folder: Path, solution: str) -> tuple[Told, StragglersPart]:
 
 def test_a_part_without_a_solution_does_nothing_and_counts_nothing(tmp_path: Path) -> None:
     core, part = part_of(tmp_path, "none")
-    part.decide(1.0)
+    part.tick(1.0)
     part.remember([outcome(3.0)])
     part.happened(NotReplacedEvent(node="server-0"))
     assert not core.job.decisions.exists()
@@ -423,7 +423,7 @@ def test_a_solution_that_is_gone_ends_the_job(tmp_path: Path) -> None:
     core, part = part_of(tmp_path, "gone")
     (reason,) = core.failed
     assert reason.startswith("no solution 'gone'; there are adjust_lr, auto")
-    part.decide(1.0)
+    part.tick(1.0)
 
 
 def test_a_part_tells_the_scene_when_an_action_took_effect(tmp_path: Path) -> None:

@@ -6,10 +6,10 @@ from paceline.base.errors import PacelineError
 from paceline.features.history.making import submitted_features
 from paceline.features.history.place import HistoryPlace, history_place
 from paceline.features.history.policy.warm_start import FinishedSize, WarmStart, warm_start
+from paceline.features.sizes.policy.observation import ResourceBounds
+from paceline.features.sizes.spec import bounds_of
 from paceline.jobs.outcome import End
-from paceline.jobs.sizing import bounds_of
 from paceline.policy.job_size import ResourcePrices
-from paceline.policy.resources.observation import ResourceBounds
 from paceline.wire.spec import JobSpec
 
 REMEMBERED_JOBS = 1000

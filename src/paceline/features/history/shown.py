@@ -1,6 +1,7 @@
 """Tables of jobs that have ended, as the history keeps them."""
 
 from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
 
 import msgspec
 from rich.console import Console
@@ -10,11 +11,13 @@ from paceline.base.errors import ConfigError
 from paceline.features.history.book import PastJobs
 from paceline.features.history.job import PastJob
 from paceline.features.history.place import VARIABLE, HistoryPlace, history_place, place_of
-from paceline.features.history.policy.warm_start import WarmStart
 from paceline.jobs.wording import age, clock, size, speed
 from paceline.policy.job_size import JobSize
 from paceline.terminal.options import print_json
 from paceline.wire.spec import JobSpec
+
+if TYPE_CHECKING:  # it needs the feature `sizes`, which may be missing where jobs are only listed
+    from paceline.features.history.policy.warm_start import WarmStart
 
 COLUMNS = ("job", "end", "samples", "speed", "jct", "size", "ended")
 
@@ -75,7 +78,7 @@ def show_past_job(job: PastJob, console: Console, *, as_json: bool) -> None:
     console.print(table)
 
 
-def show_suggestion(found: WarmStart | None, console: Console, *, as_json: bool) -> None:
+def show_suggestion(found: "WarmStart | None", console: Console, *, as_json: bool) -> None:
     """Print the size that a job would begin with, and where it comes from."""
     if as_json:
         print_json(found)

@@ -13,10 +13,11 @@ from typing import TYPE_CHECKING, Any
 
 from paceline.base.optional import extra_for
 from paceline.features.report import slow
-from paceline.features.report.size_story import has_changed, size_curve, size_rows
+from paceline.features.report.size_curve import has_changed, size_curve
 from paceline.jobs.curves import CurvePoint
 from paceline.jobs.facts import Facts, speeds
 from paceline.jobs.history import MetricsPoint, NodePoint
+from paceline.jobs.sections import marks_of
 from paceline.jobs.slowness import slownesses
 from paceline.wire.events.base import Event
 from paceline.wire.events.failslow import (
@@ -411,8 +412,7 @@ def _mark_sizes(facts: Facts, axes: "Axes") -> None:
 
 def _changes(facts: Facts) -> list[tuple[str, float]]:
     """The letter of each change of size, and when it was in effect, in seconds after the start."""
-    rows = size_rows(facts)
-    return [(row.letter, row.t - facts.started_s) for row in rows if row.letter]
+    return [(letter, t - facts.started_s) for letter, t in marks_of(facts)]
 
 
 def _finish(axes: "Axes", facts: Facts, label: str, bottom: float | None = None) -> None:

@@ -9,7 +9,7 @@ from string import Template
 
 from paceline.base.files import write_file
 from paceline.base.jobdir import JobDir
-from paceline.features.report import size_story, text
+from paceline.features.report import size_curve, text
 from paceline.features.report.tiles import tiles_as_html
 from paceline.jobs import checks
 from paceline.jobs.facts import Facts
@@ -248,7 +248,7 @@ def _of_training(facts: Facts) -> list[str]:
     if not any(_counts_samples(point) for point in facts.points):
         return ["<p>No worker got a sample.</p>", *_of_curves(facts)]
     timed = any(one.bpt_s > 0 for point in facts.points for one in point.nodes.values())
-    changed = bool(facts.points) and size_story.has_changed(facts)
+    changed = bool(facts.points) and size_curve.has_changed(facts)
     told = f"samples into the model{'; below: the size of the job' if changed else ''}; {GREY}"
     return [
         _drawing("Throughput", drawings.throughput(facts), told),

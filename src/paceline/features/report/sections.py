@@ -1,17 +1,14 @@
-"""The report's own sections: the job's size, what was slow."""
+"""The report's own sections: what was slow in a script."""
 
 from collections.abc import Callable
 
-from paceline.features.report import size_story, slow
+from paceline.features.report import slow
 from paceline.jobs.facts import Facts
 from paceline.jobs.sections import Section
 
 
 def tell(facts: Facts, add: Callable[[Section], None]) -> None:
     """Add the sections that a job has something for."""
-    if sized := size_story.table_rows(facts):
-        note = "Letters mark the changes in the plots over time."
-        add(Section("sizes", "Its size", columns=size_story.COLUMNS, rows=sized, note=note))
     if slow.was_watched(facts):
         add(_slow(facts))
 

@@ -11,8 +11,8 @@ import msgspec
 from msgspec.structs import replace
 
 from paceline.features.history.policy.features import JobFeatures
+from paceline.features.sizes.policy.observation import ResourceBounds
 from paceline.policy.job_size import JobSize, ResourcePrices
-from paceline.policy.resources.observation import ResourceBounds
 
 SIMILAR = 5
 """k: so many similar jobs count."""
