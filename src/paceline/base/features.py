@@ -114,6 +114,11 @@ def installed() -> tuple[InstalledFeature, ...]:
     return tuple(found.values())
 
 
+def is_installed(name: str) -> bool:
+    """Tell whether a feature is there, for another one that can do less without it."""
+    return any(one.name == name and one.feature is not None for one in installed())
+
+
 def is_set(value: object) -> bool:
     """Tell whether a key of a spec has a value; 0 and False are values."""
     return value is not None and value not in ("", (), {})

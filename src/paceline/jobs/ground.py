@@ -106,13 +106,19 @@ def _feature_complaint(spec: JobSpec) -> str:
     asked, usual = (msgspec.to_builtins(one) for one in (spec, JobSpec(script=spec.script)))
     for key in FEATURE_KEYS:
         if _value(asked, key) not in (_value(usual, key), "none") and key not in taken:
-            found.append(f"{spec.place_of(key)}: no installed feature takes it; remove it")
+            found.append(f"{_place_of(spec, key)}: no installed feature takes it; remove it")
     for name, lacks in features.parts_of("lacks", fail, spec):
         try:
             found += lacks(spec)
         except Exception as error:  # noqa: BLE001 - a feature may be of any package
             fail(name, error)
     return "\n".join(found)
+
+
+def _place_of(spec: JobSpec, key: str) -> str:
+    """Say where a key was set, or the first one of its section."""
+    inside = (one for one in spec.sources if one.startswith(f"{key}."))
+    return spec.place_of(key if key in spec.sources else next(inside, key))
 
 
 def _value(tree: Any, key: str) -> object:

@@ -17,6 +17,7 @@ from alembic.script import ScriptDirectory
 from msgspec.structs import replace
 from typer.testing import CliRunner, Result
 
+from paceline.base import features
 from paceline.base.errors import ConfigError
 from paceline.cli.main import app
 from paceline.features.history import book, migrations
@@ -27,6 +28,7 @@ from paceline.features.history.making import past_job, submitted_features
 from paceline.features.history.place import HistoryPlace, history_place, without_password
 from paceline.features.history.policy.features import JobFeatures
 from paceline.features.history.policy.warm_start import WarmStart
+from paceline.features.history.preparing import prepared
 from paceline.features.history.tables import METADATA
 from paceline.jobs.ground import check_ground
 from paceline.jobs.outcome import End, Outcome
@@ -383,3 +385,14 @@ def test_a_history_that_cannot_be_used_stops_only_a_job_that_names_it(home: Path
     named = replace(spec, history=f"sqlite:///{home / 'history.sqlite'}")
     with pytest.raises(ConfigError, match="history"):
         warm_started(named)
+
+
+def test_without_the_search_for_a_size_no_size_is_suggested(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spec = JobSpec(script="train.py", resources=ResourcesSpec(policy="rm", cores=8.0))
+    monkeypatch.setattr(features, "installed", tuple)
+    assert prepared(spec) == (spec, [])
+    done = paceline("history", "suggest", "train.py")
+    assert done.exit_code == 2
+    assert "history suggest needs the feature sizes, which is not installed" in done.stderr

@@ -151,5 +151,12 @@ def test_a_key_of_a_feature_that_is_not_installed_is_refused(
         "resources: no installed feature takes it; remove it\n"
         "servers.max_memory: no installed feature takes it; remove it"
     )
+    auto = JobSpec(
+        script="/train.py",
+        resources=ResourcesSpec(policy="rm"),
+        sources={"resources.policy": "--auto"},
+    )
+    with pytest.raises(ConfigError, match="--auto: no installed feature takes it; remove it"):
+        check_ground(auto)
     check_ground(JobSpec(script="/train.py"))
     check_ground(JobSpec(script="/train.py", solution="none"))

@@ -5,6 +5,8 @@ from typing import Annotated
 
 import typer
 
+from paceline.base.errors import ConfigError
+from paceline.base.features import is_installed
 from paceline.terminal.options import AsJson, console, parse_settings, whole_number
 
 LISTED = 20
@@ -83,6 +85,8 @@ def suggest(
     as_json: AsJson = False,
 ) -> None:
     """Show the size with which a job would begin, and the earlier jobs that it comes from."""
+    if not is_installed("sizes"):
+        raise ConfigError("history suggest needs the feature sizes, which is not installed")
     from paceline.features.history.beginning import first_size
     from paceline.features.history.shown import show_suggestion, usual_place
     from paceline.jobs.spec_file import resolve
