@@ -18,6 +18,7 @@ from mkdocs.structure.files import File, Files
 
 import paceline
 from paceline.cli.main import app
+from paceline.features.failslow.events import AnyFailSlowEvent
 from paceline.jobs.flags import flag_of
 from paceline.jobs.spec_values import FREE_SECTIONS, LEAVES, show
 from paceline.wire import spec
@@ -227,7 +228,7 @@ def events() -> str:
         "| `reason` (str) | What has happened, in words; left out where `event` says all. |"
     )
     topic = ""
-    for kind in KINDS:
+    for kind in (*KINDS, *get_args(AnyFailSlowEvent)):
         if kind.__module__ != topic:
             topic = kind.__module__
             title = (inspect.getdoc(inspect.getmodule(kind)) or "").partition("\n")[0]

@@ -10,9 +10,9 @@ import pytest
 
 from paceline.base.jobdir import JobDir
 from paceline.base.node_files import NodeFiles
+from paceline.features.failslow.call_ring import OPS, CallRingReader
+from paceline.features.failslow.events import DiagnosedEvent, SlowedEvent, read
 from paceline.jobs.history import read_events
-from paceline.wire.call_ring import OPS, CallRingReader
-from paceline.wire.events.failslow import DiagnosedEvent, SlowedEvent
 from paceline.wire.step_ledger import StepLedgerReader
 from tests.integration.running import until
 from tests.integration.test_torchrun import PACELINE, Run
@@ -88,7 +88,7 @@ def slow(folder: Path, text: str) -> None:
 
 
 def diagnoses(job: JobDir) -> list[DiagnosedEvent]:
-    return [event for event in read_events(job.events) if isinstance(event, DiagnosedEvent)]
+    return [event for event in read(read_events(job.events)) if isinstance(event, DiagnosedEvent)]
 
 
 @pytest.mark.soak  # it goes by the clock
@@ -101,7 +101,7 @@ def test_the_rank_that_makes_a_script_slow_is_named(tmp_path: Path) -> None:
     since = step_of(job)
     slow(tmp_path, "2 0.1")
     until(lambda: diagnoses(job), "a diagnosis")
-    (slowed, *_) = [one for one in read_events(job.events) if isinstance(one, SlowedEvent)]
+    (slowed, *_) = [one for one in read(read_events(job.events)) if isinstance(one, SlowedEvent)]
     found = diagnoses(job)[0]
     assert abs(slowed.step - since) < 60
     assert (found.culprit, found.nodes) == ("computation", ("worker-2",)), found

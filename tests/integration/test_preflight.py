@@ -12,10 +12,11 @@ import pytest
 from paceline_experiments.failslow.networks import PORT, Networks, can_make_networks, connected
 
 from paceline.base.cgroups import find_node_group, find_trees
+from paceline.features.failslow.events import CheckedEvent, read
+from paceline.features.failslow.policy.node_checks import find_slow
+from paceline.features.failslow.wire import NodeSpeed
 from paceline.jobs.history import read_events
-from paceline.policy.failslow.preflight import find_slow
-from paceline.wire.events.checks import CheckedEvent
-from paceline.wire.messages.checks import Link, NodeSpeed
+from paceline.wire.messages.base import Link
 from paceline.wire.spec import TimeoutSpec
 from tests.integration.running import RunningJob, running, until
 from tests.integration.test_allreduce import check_finished, group
@@ -34,7 +35,7 @@ def _home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def speeds(job: RunningJob) -> dict[str, NodeSpeed]:
     """Of all nodes that were checked."""
-    events = read_events(job.job.events)
+    events = read(read_events(job.job.events))
     return {event.node: event.speed for event in events if isinstance(event, CheckedEvent)}
 
 

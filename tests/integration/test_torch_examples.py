@@ -14,8 +14,8 @@ import pytest
 import torch
 
 from paceline.base.jobdir import JobDir
+from paceline.features.failslow.events import DiagnosedEvent, read
 from paceline.jobs.history import read_events
-from paceline.wire.events.failslow import DiagnosedEvent
 from tests.integration.test_torchrun import Run
 
 pytestmark = [pytest.mark.soak, pytest.mark.timeout(600)]
@@ -64,7 +64,7 @@ def examples(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def blamed(job: JobDir) -> list[tuple[str, ...]]:
     """Who the job says is to blame, in order."""
-    told = [event for event in read_events(job.events) if isinstance(event, DiagnosedEvent)]
+    told = [event for event in read(read_events(job.events)) if isinstance(event, DiagnosedEvent)]
     return [event.nodes for event in told if event.culprit != "nothing"]
 
 

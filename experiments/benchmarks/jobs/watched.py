@@ -1,4 +1,4 @@
-"""Trains by torch's DDP, in turns with the probe of `paceline.runtime.probe` and without it.
+"""Trains by torch's DDP, in turns with fail-slow's watch and without it.
 
 Run by torchrun: it needs no job. Rank 0 writes the seconds of each pair of runs to ``--out``: a
 JSON list of [watched, not watched].
@@ -20,10 +20,10 @@ from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
 
 from paceline.base.numbering import Inc
-from paceline.runtime.probe.calls import CallProbe
-from paceline.runtime.probe.periods import CallPeriods
+from paceline.features.failslow.call_ring import CallRingWriter
+from paceline.features.failslow.process.calls import CallProbe
+from paceline.features.failslow.process.periods import CallPeriods
 from paceline.runtime.probe.steps import StepProbe
-from paceline.wire.call_ring import CallRingWriter
 from paceline.wire.step_ledger import StepLedgerWriter
 
 

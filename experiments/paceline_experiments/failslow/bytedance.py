@@ -21,13 +21,13 @@ from typing import Any
 import msgspec
 import pyarrow.parquet as pq
 
-from paceline.policy.failslow.profile import (
+from paceline.features.failslow.policy.profile import (
     ProfileSummary,
     ProfileWindow,
     TimedCall,
     summarise,
 )
-from paceline.policy.failslow.suspects import SHARE, Findings, find_suspects
+from paceline.features.failslow.policy.suspects import SHARE, Findings, find_suspects
 
 _COMPUTING = ("forward-compute", "backward-compute", "optimizer")
 _OF_REPLICAS = {"params-all-gather": "all_gather", "grads-reduce-scatter": "reduce_scatter"}

@@ -7,7 +7,7 @@ import statistics
 from collections import deque
 from collections.abc import Callable, Mapping
 
-from paceline.policy.failslow.detection import SlowJobDetector
+from paceline.features.failslow.policy.detection import SlowJobDetector
 from paceline.policy.stats.changes import Shift
 from paceline.policy.stats.run_lengths import RunLengths
 from paceline_experiments.failslow.steps import SyntheticJob

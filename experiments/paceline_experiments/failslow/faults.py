@@ -17,7 +17,7 @@ import msgspec
 
 from paceline.base.cgroups import NodeGroup, find_node_group, find_trees
 from paceline.base.jobdir import JobDir
-from paceline.wire.events.failslow import DiagnosedEvent
+from paceline.features.failslow.events import DiagnosedEvent
 from paceline_experiments.failslow.networks import Networks
 
 SIZE = 8

@@ -10,7 +10,7 @@ from statistics import mean
 
 import msgspec
 
-from paceline.policy.failslow.planner import (
+from paceline.policy.cures import (
     ApplyCure,
     Cure,
     CureOption,

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from paceline.policy.failslow.detection import StepFact
+from paceline.features.failslow.policy.detection import StepFact
 
 Floats = NDArray[np.float64]
 

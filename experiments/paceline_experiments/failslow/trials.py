@@ -17,15 +17,16 @@ import msgspec
 
 from paceline.base.errors import PermanentError
 from paceline.base.jobdir import JobDir
-from paceline.jobs.history import read_events
-from paceline.jobs.launch import ask, launch
-from paceline.wire.client import Kill
-from paceline.wire.events.failslow import (
+from paceline.features.failslow.events import (
     DiagnosedEvent,
     RelievedEvent,
     RestartAdvisedEvent,
     SlowedEvent,
+    read,
 )
+from paceline.jobs.history import read_events
+from paceline.jobs.launch import ask, launch
+from paceline.wire.client import Kill
 from paceline.wire.spec import JobSpec, NodeSpec
 from paceline_experiments.failslow.faults import (
     SIZE,
@@ -176,7 +177,7 @@ class Watched:
         """Return its words about its pace between two times (Unix) of its present life."""
         return [
             event
-            for event in read_events(self.job.events)
+            for event in read(read_events(self.job.events))
             if isinstance(event, Told) and max(from_s, self.begun_s) <= event.t < to_s
         ]
 

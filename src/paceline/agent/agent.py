@@ -18,7 +18,7 @@ from typing import Any, assert_never
 import msgspec
 
 from paceline.agent.cuts import CutsKept
-from paceline.agent.facts import FactsReader, read_calls
+from paceline.agent.facts import FactsReader
 from paceline.agent.feature_parts import AgentParts
 from paceline.agent.limits import change_limits, limit_node
 from paceline.agent.log_cap import LogCap
@@ -36,7 +36,6 @@ from paceline.protocol.nodes.agent import (
     KnowServers,
     NodeState,
     Quit,
-    ReadCalls,
     Refuse,
     Report,
     Signal,
@@ -177,8 +176,6 @@ class Agent:
                     self._deliver(body)
                 case KnowServers(servers=servers):
                     keep_servers(self._job, servers)
-                case ReadCalls(question=question):
-                    self._send(read_calls(self._node, self._files.calls, question))
                 case AgentFeatureTold():
                     self._features.told(act)
                 case LimitNode(cpu=cpu, memory_bytes=memory_bytes):

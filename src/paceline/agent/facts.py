@@ -11,14 +11,7 @@ import msgspec
 from paceline.base.cgroups import NodeGroup
 from paceline.base.errors import ConfigError
 from paceline.base.numbering import NO_INC, Inc
-from paceline.wire.call_ring import NUM_SLOTS, CallRingReader
-from paceline.wire.messages.agent import (
-    MOST_CALLS,
-    CallsTold,
-    NodeFacts,
-    StepsTook,
-    TellCalls,
-)
+from paceline.wire.messages.agent import NodeFacts, StepsTook
 from paceline.wire.messages.node import ProcessUp
 from paceline.wire.step_ledger import LedgerPage, StepLedgerReader, StepRecord
 
@@ -189,25 +182,6 @@ def steps_took(records: tuple[StepRecord, ...]) -> tuple[StepsTook, ...]:
             amount = last.amount + (record.amount - last.amount) / count if known else 0.0
             found[-1] = StepsTook(record.step, count, mean_s, record.marks, amount)
     return tuple(found)
-
-
-def read_calls(node: str, ring: Path, question: TellCalls) -> CallsTold:
-    """Read the collective calls that the master asks for; none where none were noted.
-
-    Steps of which calls are missing are left out: all of such a step would pass for computing.
-    """
-    noted, first = CallRingReader(ring).read(question.inc), question.from_step
-    is_full = len(noted.calls) + len(noted.steps) >= NUM_SLOTS - 1
-    wanted = tuple(call for call in noted.calls if call.step >= first)
-    calls = wanted[-MOST_CALLS:]
-    if calls and (is_full or len(calls) < len(wanted)):
-        first = max(first, calls[0].step + 1)
-    told = msgspec.structs.replace(
-        noted,
-        calls=tuple(call for call in calls if call.step >= first),
-        steps=tuple(step for step in noted.steps if step.step >= first)[-MOST_CALLS:],
-    )
-    return CallsTold(node=node, inc=question.inc, asked=question.asked, noted=told)
 
 
 def _longest_s(records: tuple[StepRecord, ...]) -> float:

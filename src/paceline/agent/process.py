@@ -6,6 +6,7 @@ running is adopted: it can be watched and signalled, but its exit code cannot be
 """
 
 import asyncio
+import base64
 import contextlib
 import logging
 import os
@@ -95,7 +96,7 @@ class ProcessHost:
             "PACELINE_INC": str(start.inc),
             "PACELINE_RANK": str(start.rank),
             "PACELINE_NUM_WORKERS": str(start.num_workers),
-            "PACELINE_CHECK": str(int(start.check)),
+            "PACELINE_TOLD": base64.b64encode(msgspec.msgpack.encode(start.told)).decode(),
         }
         if not self._spec.traits.trains:
             errors = self._job.logs / f"{self._node}.{start.inc}.error.json"

@@ -56,10 +56,6 @@ class Feature(NamedTuple):
     None."""
     shown: str = ""
     """Takes the `JobDir` of a job without a master, and returns a `paceline.wire.client.Shown`."""
-    slow: str = ""
-    """Finds what is slow in a job that paceline steers: takes an
-    `paceline.policy.observation.Observation` and its Unix time, and returns each
-    `paceline.wire.client.SlowPart`."""
     explained: str = ""
     """Tells of decisions in ``paceline explain``: takes the `JobDir` of a job, and a function to
     which it gives a heading and what follows. That is lines of text, or pairs: the name of a part,

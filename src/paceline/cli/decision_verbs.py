@@ -15,16 +15,6 @@ def explain(job: Job = None) -> None:
     tell(JobDir.find(job), console())
 
 
-def failslow(job: Job = None) -> None:
-    """Tell whether a job is slow, since when, and what is to blame."""
-    from paceline.cli.failslow import is_script, tell_script
-
-    if is_script(JobDir.find(job)):
-        tell_script(JobDir.find(job), console())
-    else:
-        explain(job)
-
-
 def replay(
     log: Annotated[
         str | None,

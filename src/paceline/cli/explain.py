@@ -1,8 +1,4 @@
-"""``paceline explain``: what was decided, why, and what came of it, as features tell it.
-
-To a person a straggler and a slow rank of a script are one thing, so ``paceline failslow`` of a job
-that paceline steers tells the same story.
-"""
+"""``paceline explain``: what was decided, why, and what came of it."""
 
 from collections.abc import Sequence
 
@@ -12,7 +8,6 @@ from rich.table import Table
 from paceline.base.errors import ConfigError
 from paceline.base.features import parts_of, say_failed
 from paceline.base.jobdir import JobDir
-from paceline.cli.failslow import is_script, tell_script
 from paceline.jobs.replayed import why_no_log
 
 Told = Sequence[str | tuple[str, str]]
@@ -26,9 +21,6 @@ def explain(job: JobDir, console: Console) -> None:
         ConfigError: nothing was written, or it cannot be read.
     """
     explanations = Explanations(console)
-    if is_script(job):
-        explanations.space()
-        tell_script(job, console)
     refused: list[ConfigError] = []
     for name, part in parts_of("explained", say_failed):
         try:

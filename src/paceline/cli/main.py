@@ -111,7 +111,6 @@ for verb in (
     order_verbs.stop,
     job_verbs.strategies,
     decision_verbs.explain,
-    decision_verbs.failslow,
     decision_verbs.replay,
     order_verbs.agent,
     features.features,

@@ -50,12 +50,13 @@ def replay_logs(
     if not present:
         raise why_no_log(job)
     asked = _asked(present, name, args)
+    read = [(log, told) for log in present if (told := log.read(log.place(job))) is not None]
+    if not read:
+        raise why_no_log(job)
     same = True
-    for log in present:
-        told = log.read(log.place(job))
-        if told is not None:
-            other = (name, args) if log is asked else (None, {})
-            same = _replay(told, *other, console) and same
+    for log, told in read:
+        other = (name, args) if log is asked else (None, {})
+        same = _replay(told, *other, console) and same
     return same
 
 

@@ -1,6 +1,5 @@
 """``paceline status``: what is there to be seen of jobs, running or ended."""
 
-import contextlib
 import sys
 import time
 from collections.abc import Sequence
@@ -9,12 +8,11 @@ import msgspec
 from rich.console import Console, ConsoleDimensions
 from rich.table import Table
 
-from paceline.base.errors import ConfigError, PacelineError
+from paceline.base.errors import ConfigError
 from paceline.base.jobdir import JobDir, home, role_of
 from paceline.cli.live import draw, node_table, worth_showing
-from paceline.jobs import checks
 from paceline.jobs.history import read_events, read_last_metrics
-from paceline.jobs.launch import ask, ask_running
+from paceline.jobs.launch import ask_running
 from paceline.jobs.listing import (
     MASTER_AWAY,
     JobRow,
@@ -30,13 +28,10 @@ from paceline.jobs.outcome import read_outcome
 from paceline.jobs.relaunches import count_relaunches, with_relaunches
 from paceline.jobs.slowness import COLUMNS as SLOW_COLUMNS
 from paceline.jobs.slowness import rows as slow_rows
-from paceline.jobs.slowness import slow_parts, slownesses
 from paceline.jobs.wording import age, clock, logged, percent, progress, speed
-from paceline.policy.observation import Observation
 from paceline.terminal.options import print_json
 from paceline.wire.client import (
     GetObservation,
-    JobStatus,
     LastLogged,
     NodeStatus,
     Observed,
@@ -151,26 +146,9 @@ def show_job_json(job: JobDir) -> None:
         events=tuple(event.line() for event in events[-NUM_EVENTS:]),
         logged=shown.logged,
         notes=shown.notes,
-        slow=_slow(job, status, shown, events),
+        slow=shown.slow,
     )
     print_json(detail)
-
-
-def _slow(
-    job: JobDir, status: JobStatus | None, shown: Shown, events: Sequence[Event]
-) -> tuple[SlowPart, ...]:
-    """Return what is slow in a job, be it a script or one that paceline steers."""
-    spec = read_spec(job)
-    if spec is not None and not spec.traits.trains:
-        last = slownesses(events)[-1:]
-        return last[0].parts if last and last[0].until_s is None else ()
-    if status is None:
-        return shown.slow
-    with contextlib.suppress(PacelineError, FileNotFoundError):
-        reply = ask(job, GetObservation())
-        if isinstance(reply, Observed) and reply.json:
-            return slow_parts(msgspec.json.decode(reply.json, type=Observation), time.time())
-    return ()
 
 
 def _nodes_last_seen(job: JobDir, events: Sequence[Event], word: str) -> tuple[NodeStatus, ...]:
@@ -198,9 +176,8 @@ def show_job(job: JobDir, console: Console) -> None:
     if status:
         console.print(draw(status, events, time.time(), ALL_ROWS._replace(width=console.width)))
         shown = shown_of(job, status)
-        _print_slow(job, status, shown, all_events, console)
+        _print_slow(job, shown, console)
         _print_tables(shown, console)
-        _print_checks(all_events, console)
         return
     word = state_of(job, outcome, status)
     console.print(f"{job.job_id}  {word}", style="bold", highlight=False)
@@ -215,9 +192,8 @@ def show_job(job: JobDir, console: Console) -> None:
     _print_shown(shown, console)
     if nodes := _nodes_last_seen(job, all_events, word):
         console.print(node_table(nodes, ALL_ROWS.height, console.width))
-    _print_slow(job, status, shown, all_events, console)
+    _print_slow(job, shown, console)
     _print_tables(shown, console)
-    _print_checks(all_events, console)
     _print_events(events, job.launched_s(), console)
     if word == MASTER_AWAY:
         console.print("  its master is being started again; ask again in a moment", highlight=False)
@@ -233,21 +209,9 @@ def _print_events(events: Sequence[Event], launched_s: float, console: Console) 
         console.print(f"{at:>7}  {event.sentence()}", highlight=False, markup=False)
 
 
-def _print_slow(
-    job: JobDir,
-    status: JobStatus | None,
-    shown: Shown,
-    events: Sequence[Event],
-    console: Console,
-) -> None:
+def _print_slow(job: JobDir, shown: Shown, console: Console) -> None:
     """Nodes and links that are slow, and what is done about them."""
-    parts = _slow(job, status, shown, events)
-    _print_table(SLOW_COLUMNS, slow_rows(parts, job.launched_s()), console)
-
-
-def _print_checks(events: Sequence[Event], console: Console) -> None:
-    """Print what the nodes' checks found before the first step."""
-    _print_table(checks.COLUMNS, checks.rows(events), console)
+    _print_table(SLOW_COLUMNS, slow_rows(shown.slow, job.launched_s()), console)
 
 
 def _print_table(columns: Sequence[str], rows: Sequence[tuple[str, ...]], console: Console) -> None:

@@ -20,11 +20,13 @@ FEATURE_KEYS = (
     "history",
     "log_to",
     "metrics_port",
+    "preflight",
     "resources",
     "servers.max_memory",
     "share",
     "solution",
     "solution_args",
+    "watch",
     "windows",
     "workers.max_memory",
 )
@@ -105,7 +107,7 @@ def _feature_complaint(spec: JobSpec) -> str:
     taken = {key for one in features.installed() if one.feature for key in one.feature.keys}
     asked, usual = (msgspec.to_builtins(one) for one in (spec, JobSpec(script=spec.script)))
     for key in FEATURE_KEYS:
-        if _value(asked, key) not in (_value(usual, key), "none") and key not in taken:
+        if key not in taken and _asks_for(spec, key, _value(asked, key), _value(usual, key)):
             found.append(f"{_place_of(spec, key)}: no installed feature takes it; remove it")
     for name, lacks in features.parts_of("lacks", fail, spec):
         try:
@@ -119,6 +121,13 @@ def _place_of(spec: JobSpec, key: str) -> str:
     """Say where a key was set, or the first one of its section."""
     inside = (one for one in spec.sources if one.startswith(f"{key}."))
     return spec.place_of(key if key in spec.sources else next(inside, key))
+
+
+def _asks_for(spec: JobSpec, key: str, value: object, usual: object) -> bool:
+    """Tell whether a person wants what a key is about; a default is no wish."""
+    if isinstance(value, bool):
+        return value and key in spec.sources
+    return value not in (usual, "none")
 
 
 def _value(tree: Any, key: str) -> object:

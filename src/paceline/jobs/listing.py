@@ -116,9 +116,11 @@ def current_status(job: JobDir) -> JobStatus | None:
 def shown_of(job: JobDir, status: JobStatus | None) -> Shown:
     """Return what features show of a job."""
     if status is not None:
-        return Shown(logged=status.logged, notes=status.notes, tables=status.tables)
-    logged, notes, tables = list[LastLogged](), list[str](), list[ShownTable]()
-    slow = list[SlowPart]()
+        return Shown(
+            logged=status.logged, notes=status.notes, tables=status.tables, slow=status.slow
+        )
+    logged, notes = list[LastLogged](), list[str]()
+    tables, slow = list[ShownTable](), list[SlowPart]()
     for name, show in features.parts_of("shown", features.say_failed):
         try:
             found: Shown = show(job)

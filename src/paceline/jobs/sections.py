@@ -7,6 +7,44 @@ from paceline.base.features import call_parts
 from paceline.jobs.facts import Facts
 
 
+class PlotMarks(NamedTuple):
+    """Moments of one kind in a plot."""
+
+    label: str
+    shape: str
+    """Marker of Matplotlib."""
+    colour: str
+    times_s: Sequence[float]
+    """Seconds since the job's start."""
+
+
+class PlotSpan(NamedTuple):
+    """A time in which something was wrong, in seconds since the job's start."""
+
+    since_s: float
+    until_s: float
+    usual: float | None = None
+    """Value from the span before this one to its end, had nothing been wrong; None: unknown."""
+
+
+class Plot(NamedTuple):
+    """A value over the time of a job, which the report draws."""
+
+    name: str
+    """Name that no other drawing of the page has."""
+    label: str
+    """Name of the value, with its unit."""
+    values: Mapping[float, float]
+    """Values by seconds since the job's start."""
+    top: float
+    """Values above it are cut off."""
+    caption: str
+    spans: Sequence[PlotSpan] = ()
+    usual_label: str = ""
+    """Name of what is usual in spans."""
+    marks: Sequence[PlotMarks] = ()
+
+
 class Section(NamedTuple):
     """Section of what a feature tells: on the page, in the text, as numbers, in the last paragraph.
 
@@ -28,6 +66,8 @@ class Section(NamedTuple):
     """Letters for the drawings over time, each with a moment in Unix time."""
     picture: Callable[[], str] | None = None
     """Draws something for the page, as HTML. Pages that are written at once do without."""
+    plot: Plot | None = None
+    """Drawn by the report, where drawings are wanted."""
     html: str = ""
     """Further content of the page, as HTML."""
     sentence: str = ""
@@ -36,6 +76,8 @@ class Section(NamedTuple):
     """Values that msgspec can write as JSON, by names that stay."""
     leads: bool = False
     """True: the section is on the page before the drawings of the job."""
+    ends: bool = False
+    """True: the section comes after all that the report tells by itself."""
 
 
 def sections_of(facts: Facts) -> list[Section]:

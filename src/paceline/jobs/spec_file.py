@@ -280,9 +280,6 @@ def _check_by_itself(draft: SpecDraft, traits: Traits) -> None:
         got = f"{draft.get('solution')!r} with strategy {draft.get('strategy')}"
         got += f", {traits.uneven_shares}"
         draft.complain("solution", got, "none", "remove it")
-    if "preflight" in draft.places and draft.get("preflight"):
-        got = f"true with strategy {draft.get('strategy')}, whose nodes are measured later"
-        draft.complain("preflight", got, trained, "remove it")
 
 
 def _check_memory(draft: SpecDraft) -> None:

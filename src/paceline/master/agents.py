@@ -9,7 +9,6 @@ from paceline.master.facts import StreamEnded
 from paceline.master.feature_parts import NONSENSE, FeatureParts
 from paceline.master.holding import EdgesTakes
 from paceline.master.inbox import Inbox
-from paceline.master.measuring import Measuring, MeasuringTakes
 from paceline.master.members import MembersEdge
 from paceline.master.node_sizes import NodeSizes
 from paceline.master.parts import MasterParts, Times
@@ -20,7 +19,6 @@ from paceline.wire.control import AgentStream
 from paceline.wire.messages.agent import (
     AgentHello,
     AgentUp,
-    CallsTold,
     FromProcess,
     Heartbeat,
     Leave,
@@ -55,14 +53,13 @@ class Agents:
         inbox: Inbox,
         training: Training,
         members: MembersEdge,
-        measuring: Measuring,
         features: FeatureParts,
         sizes: NodeSizes,
     ) -> None:
         self._job, self._backend, self._outbox = parts.job, parts.backend, parts.outbox
         self._members, self._monitor = parts.members, parts.monitor
         self._times, self._inbox = times, inbox
-        self._training, self._act, self._measuring = training, members.act, measuring
+        self._training, self._act = training, members.act
         self._features = features
         self._served = CutsServed(parts.job, training.cuts.folders)
         self._sizes = sizes
@@ -140,12 +137,7 @@ class Agents:
     def _from_agent(
         self,
         name: str,
-        message: Heartbeat
-        | FromProcess
-        | ProcessExited
-        | CallsTold
-        | NodeLimited
-        | AgentFeatureSaid,
+        message: Heartbeat | FromProcess | ProcessExited | NodeLimited | AgentFeatureSaid,
         now_s: float,
     ) -> None:
         match message:
@@ -153,15 +145,11 @@ class Agents:
                 if facts is not None and self._is_alive(name, facts.inc):
                     self._monitor.heartbeat(name, facts, self._times.steady())
                     self._features.reported(name, facts, self._times.steady())
-                    self._measuring.heartbeat(name, facts, self._times.steady())
             case FromProcess(body=body):
                 if self._is_alive(name, body.inc):
                     self._from_process(name, body, now_s)
                 else:
                     self._refuse(name, f"of incarnation {body.inc}, which does not live there")
-            case CallsTold(inc=inc):
-                if self._is_alive(name, inc):
-                    self._measuring.told(message, self._times.steady())
             case AgentFeatureSaid():
                 self._features.heard_agent(message)
             case NodeLimited():
@@ -180,9 +168,7 @@ class Agents:
             append_if_possible(self._job.logs / f"{message.node}.stacks", stacks)
 
     def _from_process(self, name: str, body: NodeUp, now_s: float) -> None:
-        if isinstance(body, MeasuringTakes):
-            self._measuring.from_process(name, body, self._times.steady())
-        elif isinstance(body, TrainingTakes | EdgesTakes):
+        if isinstance(body, TrainingTakes | EdgesTakes):
             self._inbox.changed |= isinstance(body, GroupStopped)
             self._training.handle(name, body, self._times.steady())
         elif not isinstance(body, AgentTakes):

@@ -2,10 +2,9 @@
 
 import msgspec
 
-from paceline.jobs.slowness import ScriptPace
 from paceline.master.monitor import Metrics
 from paceline.policy.observation import Observation
-from paceline.wire.client import LastLogged, ShownCounter
+from paceline.wire.client import LastLogged, ShownFigure, SlowPart
 
 
 class Exposed(msgspec.Struct, frozen=True, kw_only=True):
@@ -22,9 +21,9 @@ class Exposed(msgspec.Struct, frozen=True, kw_only=True):
     """Number of lives that a KILL_RESTART has ended, by node."""
     logged: tuple[LastLogged, ...] = ()
     """The newest value of each name that the script has logged."""
-    counters: tuple[ShownCounter, ...] = ()
-    """Counts of features."""
     observation: Observation | None = None
     """The job as a solution sees it; None: no worker trains."""
-    pace: ScriptPace | None = None
-    """None: the job is none of strategy script."""
+    slow: tuple[SlowPart, ...] = ()
+    """What features say is slow."""
+    figures: tuple[ShownFigure, ...] = ()
+    """Figures of features."""

@@ -3,7 +3,6 @@
 from collections.abc import Callable
 
 from paceline.base.jobdir import JobDir
-from paceline.jobs.slowness import ScriptPace
 from paceline.master.exposed import Exposed
 from paceline.master.jobnow import steps_done
 from paceline.master.monitor import Metrics, Monitor
@@ -22,10 +21,9 @@ class Exposing:
         state: MasterState,
         members: Membership,
         monitor: Monitor,
-        pace: ScriptPace,
     ) -> None:
         self._job, self._state, self._members = job, state, members
-        self._monitor, self._pace = monitor, pace
+        self._monitor = monitor
 
     def figures(
         self,
@@ -44,7 +42,7 @@ class Exposing:
             restarts={node.name: node.past.restarts for node in nodes},
             decided={node.name: node.past.decided for node in nodes},
             logged=shown.logged,
-            counters=shown.counters,
+            slow=shown.slow,
+            figures=shown.figures,
             observation=observe(),
-            pace=self._pace.copy() if self._members.runs_by_itself else None,
         )

@@ -209,6 +209,16 @@ class FeatureParts:
         except Exception as error:  # noqa: BLE001 - a feature may be of any package
             self._failed(name, error)
 
+    def starts(self, node: str) -> dict[str, msgspec.Raw]:
+        """Collect what parts tell a life of a node that is about to start, by feature."""
+        told = self._each(lambda part: part.starts(node))
+        return {name: _raw(body) for name, body in told if body is not None}
+
+    @property
+    def want_links(self) -> bool:
+        """Whether workers that begin together measure their links."""
+        return any(part.wants_links for part in self._parts.values())
+
     def agent_came(self, node: str) -> None:
         """A node's agent has said its first word to this master, or an agent that follows it."""
         self._do(lambda part: part.agent_came(node))
@@ -333,7 +343,7 @@ class FeatureParts:
             tables=tuple(table for one in found for table in one.tables),
             nodes=_together([one.nodes for one in found]),
             slow=tuple(part for one in found for part in one.slow),
-            counters=tuple(counter for one in found for counter in one.counters),
+            figures=tuple(figure for one in found for figure in one.figures),
         )
 
 

@@ -94,6 +94,10 @@ class MasterPart:
     `TypeError`, `ArithmeticError`).
     """
 
+    wants_links: bool = False
+    """True: workers that begin the job together measure what their links carry, if their strategy
+    can, for `paceline.runtime.process.feature_port.ProcessPart.measure`."""
+
     def begin(self) -> None:
         """Begin to work: the journal has been read."""
 
@@ -105,6 +109,14 @@ class MasterPart:
 
     def agent_came(self, node: str) -> None:
         """Act on the first word of a node's agent; said again when agent or master is a new one."""
+
+    def starts(self, node: str) -> Any:
+        """Return a message, a msgspec struct, that comes with the order to start a life of a node.
+
+        The feature's part in that process gets it before the script runs. It is short: it travels
+        in the environment of the process. None: there is none.
+        """
+        return None
 
     def happened(self, event: Event) -> None:
         """Take in an event of the job, after it was told; also one of this part's own."""

@@ -6,7 +6,9 @@ import msgspec
 
 from paceline.protocol.records import Record
 
-_OF_BEFORE = MappingProxyType({"SizeAtStart": "history", "SizingKept": "sizes"})
+_OF_BEFORE = MappingProxyType(
+    {"NodeChecked": "failslow", "SizeAtStart": "history", "SizingKept": "sizes"}
+)
 """Records that were the core's before they became a feature's, by tag. Journals hold them."""
 
 

@@ -10,7 +10,6 @@ from pathlib import Path
 import msgspec
 
 from paceline.base.record_log import RecordLog
-from paceline.master.checks import NodeChecked
 from paceline.master.feature_record import FeatureKept, kept_before
 from paceline.master.job_clock import MasterStarted
 from paceline.master.restarts import StartMeasured
@@ -19,15 +18,7 @@ from paceline.protocol.nodes.resizing import NodesResized, NodesResizing
 from paceline.protocol.records import Records
 from paceline.protocol.snapshot import Snapshot
 
-OtherRecords = (
-    StartMeasured
-    | NodeChecked
-    | Snapshot
-    | MasterStarted
-    | NodesResizing
-    | NodesResized
-    | FeatureKept
-)
+OtherRecords = StartMeasured | Snapshot | MasterStarted | NodesResizing | NodesResized | FeatureKept
 """Records of neither the training nor the nodes' lives."""
 JournalRecord = Records | MemberRecords | OtherRecords
 

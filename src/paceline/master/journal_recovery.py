@@ -3,7 +3,6 @@
 from typing import assert_never
 
 from paceline.jobs.resize import read_resize
-from paceline.master.checks import Checks, NodeChecked
 from paceline.master.feature_parts import FeatureParts
 from paceline.master.feature_record import FeatureKept
 from paceline.master.job_clock import JobClock, MasterStarted
@@ -29,14 +28,13 @@ class JournalRecovery:
         self,
         parts: MasterParts,
         clock: JobClock,
-        checks: Checks,
         training: Training,
         sizes: NodeSizes,
         features: FeatureParts,
     ) -> None:
         self._job, self._spec, self._outbox = parts.job, parts.spec, parts.outbox
         self._members, self._monitor = parts.members, parts.monitor
-        self._clock, self._checks, self._training = clock, checks, training
+        self._clock, self._training = clock, training
         self._sizes, self._features = sizes, features
 
     def replay(self) -> tuple[bool, bool]:
@@ -51,8 +49,6 @@ class JournalRecovery:
             if ended:
                 self._training.edge.ended()
             self._apply(record)
-        workers = self._members.roster.wanted_workers()
-        self._checks.judge([node.name for node in workers])  # was told
         if not restarted:
             self._outbox.record(self._clock.started)
         return restarted, ended
@@ -74,8 +70,6 @@ class JournalRecovery:
                 restore(self._training.state, record)
             case StartMeasured():
                 self._monitor.restarts.apply(record)
-            case NodeChecked():
-                self._checks.apply(record)
             case NodesResizing() | NodesResized():
                 self._sizes.apply(record)
             case FeatureKept():
@@ -103,7 +97,6 @@ class JournalRecovery:
         kept = [
             *self._members.roster.snapshot(),
             *measured,
-            *self._checks.records(),
             *self._sizes.records,
             *self._features.records(),
         ]

@@ -16,8 +16,7 @@ from paceline.protocol.samples.grant_size import (
     planned_speed,
 )
 from paceline.protocol.samples.plans import GlobalAction
-from paceline.wire.events.checks import PlanEvent
-from paceline.wire.events.state import FeedCompleteEvent, FeedOpenedEvent
+from paceline.wire.events.state import FeedCompleteEvent, FeedOpenedEvent, PlanEvent
 from paceline.wire.messages.feeds import Feed
 from paceline.wire.messages.node import (
     AgreeOn,

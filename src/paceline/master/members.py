@@ -6,7 +6,6 @@ from typing import assert_never
 import msgspec
 
 from paceline.base.errors import ConfigError
-from paceline.master.checks import Checks
 from paceline.master.inbox import Inbox
 from paceline.master.job_end import JobEnd
 from paceline.master.meeting import find_port
@@ -37,20 +36,24 @@ from paceline.wire.messages.agent import StopProcess
 
 
 class MembersEdge:
-    """The nodes of one job, acted on."""
+    """The nodes of one job, acted on.
+
+    Args:
+        told: what features tell a node's next life, with the order to start it.
+    """
 
     def __init__(
         self,
         parts: MasterParts,
         times: Times,
-        checks: Checks,
+        told: Callable[[str], dict[str, msgspec.Raw]],
         inbox: Inbox,
         end: JobEnd,
         training: Training,
     ) -> None:
         self._spec, self._members, self._outbox = parts.spec, parts.members, parts.outbox
         self._roster = parts.members.roster
-        self._monitor, self._times, self._checks = parts.monitor, times, checks
+        self._monitor, self._times, self._told = parts.monitor, times, told
         self._inbox, self._end, self._training = inbox, end, training
         self._orders, self._places = NodeOrders(parts.members), NodePlaces(parts.members)
         self._withdrawn: ServersChanging | None = None
@@ -94,7 +97,7 @@ class MembersEdge:
                 first = life.inc == 0
                 self._monitor.restarts.launched(node, self._times.steady(), first=first)
             case Start(node=node, message=start):
-                start = msgspec.structs.replace(start, check=self._checks.is_due(node))
+                start = msgspec.structs.replace(start, told=self._told(node))
                 self._outbox.to_agent(node, start)
             case EndLife(node=node, inc=inc, grace_s=grace_s, hung=hung):
                 self._outbox.to_agent(node, StopProcess(inc=inc, grace_s=grace_s, hung=hung))

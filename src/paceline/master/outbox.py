@@ -14,7 +14,6 @@ from paceline.base.jobdir import JobDir
 from paceline.base.numbering import Inc
 from paceline.base.record_log import JournalRefused
 from paceline.jobs.jsonl import LineFile
-from paceline.jobs.slowness import ScriptPace
 from paceline.master.journal import Journal, JournalRecord
 from paceline.master.ports import Backend
 from paceline.protocol.nodes.membership import Membership
@@ -51,7 +50,6 @@ class Outbox:
         self.events = LineFile(job.events, EVENTS_RESERVE_BYTES)
         self.told: list[Event] = []
         """Events that features have not heard of yet."""
-        self.pace = ScriptPace()
         self._members = members
         self._backend = backend
         self._wall_clock = wall_clock
@@ -69,7 +67,6 @@ class Outbox:
     def tell(self, event: Event) -> None:
         """Add a line to the events file and to the log."""
         event = event.at(self._wall_clock())
-        self.pace.note(event)
         self.told.append(event)
         self.events.add(event.line())
         _log.info("%s node=%s inc=%d reason=%s", event.name, event.node, event.inc, event.clause)

@@ -10,14 +10,13 @@ from paceline.base.jobdir import JobDir
 from paceline.jobs.facts import read_trained_s
 from paceline.jobs.jsonl import LineFile, last_line
 from paceline.jobs.outcome import Outcome
-from paceline.jobs.slowness import ScriptPace
 from paceline.master.ending import Ending
 from paceline.master.exposed import Exposed
 from paceline.master.exposing import Exposing
-from paceline.master.monitor import Metrics, Monitor
+from paceline.master.monitor import Metrics
+from paceline.master.parts import MasterParts
 from paceline.master.status import count_committed, count_kept, describe, known_total
 from paceline.policy.observation import Observation
-from paceline.protocol.nodes.membership import Membership
 from paceline.protocol.training import MasterState
 from paceline.wire.client import JobStatus, Shown
 
@@ -40,23 +39,21 @@ class Reporting:
 
     def __init__(
         self,
-        job: JobDir,
+        parts: MasterParts,
         state: MasterState,
-        members: Membership,
-        monitor: Monitor,
-        pace: ScriptPace,
         shown: Callable[[], Shown],
         measured: Callable[[Callable[[], Exposed]], None],
     ) -> None:
         self._shown, self._measured = shown, measured
-        self._job, self._launched_s, self._pace = job, job.launched_s(), pace
+        job, members, monitor = parts.job, parts.members, parts.monitor
+        self._job, self._launched_s = job, job.launched_s()
         self._state, self._members, self._monitor = state, members, monitor
         self._file = LineFile(job.metrics)
         #: Every measurement at first.
         self._line_every_s = self._next_line_s = 0.0
         if (before := last_measured(job)) is not None:
             monitor.go_on_from(before)
-        self._exposing = Exposing(job, state, members, monitor, pace)
+        self._exposing = Exposing(job, state, members, monitor)
 
     def measure(
         self, now_s: float, unix_s: float, observe: Callable[[], Observation | None]
@@ -96,8 +93,6 @@ class Reporting:
             num_events=num_events,
             ending=ending,
         )
-        slow = self._pace.now
-        parts = slow.parts if slow is not None else ()
         shown = self._shown()
         nodes = (
             msgspec.structs.replace(node, shown=shown.nodes.get(node.node, {}))
@@ -106,7 +101,7 @@ class Reporting:
         return msgspec.structs.replace(
             status,
             nodes=tuple(nodes),
-            slow=(*parts, *shown.slow),
+            slow=shown.slow,
             logged=shown.logged,
             notes=shown.notes,
             tables=shown.tables,

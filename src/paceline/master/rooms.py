@@ -2,13 +2,14 @@
 
 from typing import NamedTuple
 
+import msgspec
+
 from paceline.master.agents import Agents
 from paceline.master.feature_parts import FeatureParts
 from paceline.master.holding import EDGES
 from paceline.master.inbox import Inbox
 from paceline.master.job_end import JobEnd
 from paceline.master.journal_recovery import JournalRecovery
-from paceline.master.measuring import Measuring, checks_of
 from paceline.master.members import MembersEdge
 from paceline.master.node_acts import NodeActs
 from paceline.master.node_sizes import NodeSizes
@@ -33,7 +34,6 @@ class Rooms(NamedTuple):
     training: Training
     members: MembersEdge
     agents: Agents
-    measuring: Measuring
     sizes: NodeSizes
     moves: SizeMoves
     end: JobEnd
@@ -56,9 +56,12 @@ def build(parts: MasterParts, times: Times) -> Rooms:
         members.follow(found)
 
     training = Training(parts, EDGES[spec.traits.holder](spec), end.fail, follow)
-    checks = checks_of(parts)
-    members = MembersEdge(parts, times, checks, inbox, end, training)
-    measuring = Measuring(parts, times, checks)
+    features: FeatureParts
+
+    def told(node: str) -> dict[str, msgspec.Raw]:  # features may look at members, made first
+        return features.starts(node)
+
+    members = MembersEdge(parts, times, told, inbox, end, training)
     replies: Replies
 
     def order(call: Order) -> None:  # features order what people may order, which is made later
@@ -84,19 +87,12 @@ def build(parts: MasterParts, times: Times) -> Rooms:
         NodeActs(members, sizes),
     )
     members.watchers.append(features.at_once)
-    agents = Agents(parts, times, inbox, training, members, measuring, features, sizes)
+    if features.want_links:
+        training.edge.measure_links()
+    agents = Agents(parts, times, inbox, training, members, features, sizes)
     shutdown = Shutdown(parts, times, end, training, members)
-    pace = parts.outbox.pace
-    reporting = Reporting(
-        parts.job,
-        training.state,
-        parts.members,
-        parts.monitor,
-        pace,
-        features.shown,
-        features.measured,
-    )
-    recovery = JournalRecovery(parts, times.wall, checks, training, sizes, features)
+    reporting = Reporting(parts, training.state, features.shown, features.measured)
+    recovery = JournalRecovery(parts, times.wall, training, sizes, features)
     replies = Replies(
         parts,
         training,
@@ -114,7 +110,6 @@ def build(parts: MasterParts, times: Times) -> Rooms:
         training=training,
         members=members,
         agents=agents,
-        measuring=measuring,
         sizes=sizes,
         moves=SizeMoves(parts, times, training, members, sizes),
         end=end,

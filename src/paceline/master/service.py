@@ -173,7 +173,7 @@ class Master:
         if rooms.uploads is not None:
             rooms.uploads.tick()
         rooms.members.look_for_hang()
-        rooms.measuring.tick(now_s)
+        rooms.features.tick(now_s)
         rooms.shutdown.stop_workers()
         may_ask = rooms.shutdown.may_ask_for_cuts
         rooms.training.tick(now_s, cuts=rooms.end.ending is None, asked=may_ask)

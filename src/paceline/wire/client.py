@@ -1,13 +1,26 @@
 """Questions to a running job: the calls of the command line and the dashboard to the master."""
 
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 
 from paceline.base.numbering import NO_INC, CutNo, EpochNo, Inc, StepNo
-from paceline.wire.events.failslow import Culprit, blame
 from paceline.wire.messages.base import Message
 from paceline.wire.spec import JobSpec
+
+Culprit = Literal["computation", "link", "nothing"]
+"""Component that is named as slow; nothing: none was found."""
+
+
+def blame(culprit: Culprit, nodes: tuple[str, ...], ratio: float) -> str:
+    """Say who is slow, and how many times as long it takes."""
+    match culprit:
+        case "computation":
+            return f"{nodes[0]} computes {ratio:.2f} times as long"
+        case "link":
+            return f"the link {' - '.join(nodes)} takes {ratio:.2f} times as long"
+        case "nothing":
+            return "no component was found to blame"
 
 
 class GetStatus(Message, frozen=True):
@@ -146,17 +159,18 @@ class ShownTable(msgspec.Struct, frozen=True):
     """Rows, each as long as ``columns``."""
 
 
-class ShownCounter(msgspec.Struct, frozen=True, kw_only=True):
-    """A count of a feature for metrics, since the master's start."""
+class ShownFigure(msgspec.Struct, frozen=True, kw_only=True):
+    """A figure of a feature for a monitoring system."""
 
     name: str
-    """Name of the metric, after ``paceline_job_``."""
-    text: str
-    """Explanation of the metric, a sentence."""
-    label: str = ""
-    """Name of the label by which it counts; empty: it counts one thing."""
-    counts: dict[str, int]
-    """Counts by value of the label; without a label, that of the empty value."""
+    """Name without ``paceline_``, in base units: ``job_step_seconds``."""
+    about: str
+    """What it is, in one sentence."""
+    value: float
+    labels: dict[str, str] = {}
+    """Figures of one name have the same labels, with other values."""
+    counts: bool = False
+    """True: it only grows while the master lives."""
 
 
 class Shown(msgspec.Struct, frozen=True, kw_only=True):
@@ -172,8 +186,8 @@ class Shown(msgspec.Struct, frozen=True, kw_only=True):
     """Values for programs by node, each with the name that it has there in ``--json``."""
     slow: tuple[SlowPart, ...] = ()
     """What is slow now, and by how much."""
-    counters: tuple[ShownCounter, ...] = ()
-    """Counts that only metrics have."""
+    figures: tuple[ShownFigure, ...] = ()
+    """Figures for metrics."""
 
 
 class JobStatus(Message, frozen=True):

@@ -21,10 +21,11 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 import paceline as pl
+from paceline.features.failslow.process import node_speed
+from paceline.features.failslow.wire import NodeSpeed
 from paceline.runtime.group import group
-from paceline.runtime.process import preflight
 from paceline.runtime.state.replica import Replica
-from paceline.wire.messages.checks import Link, NodeSpeed
+from paceline.wire.messages.base import Link
 
 SLOW_S = 0.2
 
@@ -123,7 +124,7 @@ def freeze_at(place: str, out: Path, model: nn.Module, optimizer: torch.optim.Op
 
 def spoil_check(how: str, out: Path) -> None:
     """Have our part of the check before the first step hang, or fail, unless it has."""
-    measure_node, measure_links = preflight.measure_node, group.measure_links
+    measure_node, measure_links = node_speed.measure_node, group.measure_links
 
     def hang(device: torch.device) -> NodeSpeed:
         if not (out / "slept").exists():
@@ -134,7 +135,7 @@ def spoil_check(how: str, out: Path) -> None:
     def fail(*_: object) -> tuple[Link, ...]:
         raise ValueError("no such link")
 
-    preflight.measure_node = hang if how == "hang" else measure_node
+    node_speed.measure_node = hang if how == "hang" else measure_node
     group.measure_links = fail if how == "fail" else measure_links
 
 

@@ -10,8 +10,7 @@ from typing import Any
 import msgspec
 from torch._C import _distributed_c10d as c10d
 
-from paceline.policy.failslow.preflight import pair_up
-from paceline.runtime.group.links import measure_links
+from paceline.runtime.group.links import measure_links, pair_up
 
 
 def main() -> None:

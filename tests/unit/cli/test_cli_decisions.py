@@ -13,6 +13,12 @@ from paceline.base.jobdir import JobDir
 from paceline.cli.explain import explain
 from paceline.cli.main import app
 from paceline.cli.replay import replay_logs
+from paceline.features.failslow.events import (
+    ComparedPart,
+    DiagnosedEvent,
+    RelievedEvent,
+    SlowedEvent,
+)
 from paceline.features.stragglers.policy.decision_log import (
     ActionRefused,
     AnyLine,
@@ -47,12 +53,6 @@ from paceline.policy.observation import (
     WorkerSeen,
 )
 from paceline.policy.stats.windows import Pace
-from paceline.wire.events.failslow import (
-    ComparedPart,
-    DiagnosedEvent,
-    RelievedEvent,
-    SlowedEvent,
-)
 from paceline.wire.events.job import LaunchedEvent
 from paceline.wire.events.nodes import ProcessUpEvent
 

@@ -12,6 +12,8 @@ from msgspec import structs
 from rich.console import Console
 
 from paceline.base.jobdir import JobDir
+from paceline.features.failslow.events import CheckedEvent
+from paceline.features.failslow.wire import NodeSpeed
 from paceline.features.report.page import render
 from paceline.features.report.text import figures, incident_rows, show
 from paceline.jobs.facts import (
@@ -30,7 +32,6 @@ from paceline.jobs.in_words import paragraph
 from paceline.jobs.outcome import Outcome
 from paceline.wire import spec as specs
 from paceline.wire.events.base import Event
-from paceline.wire.events.checks import CheckedEvent
 from paceline.wire.events.job import (
     FeatureFailedEvent,
     FeatureSlowEvent,
@@ -54,7 +55,6 @@ from paceline.wire.events.nodes import (
     Verdict,
 )
 from paceline.wire.events.state import EpochEvent, GroupRunsEvent, RestoredEvent
-from paceline.wire.messages.checks import NodeSpeed
 from paceline.wire.spec import JobSpec, Mode
 
 START = [

@@ -18,13 +18,11 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from paceline.base.jobdir import JobDir
 from paceline.features.exporter.exporter import MAX_OPEN, Exporter, JobCollector
-from paceline.jobs.slowness import ScriptPace
 from paceline.master.exposed import Exposed
 from paceline.master.monitor import Metrics, NodeMetrics
 from paceline.policy.observation import Observation, RestartCost, WorkerSeen
 from paceline.policy.stats.windows import Pace
-from paceline.wire.client import LastLogged, ShownCounter
-from paceline.wire.events.failslow import DiagnosedEvent, RelievedEvent, SlowedEvent
+from paceline.wire.client import Culprit, LastLogged, ShownFigure, SlowPart
 
 SECRET = "ab" * 32
 TOKEN = hmac.digest(SECRET.encode(), b"paceline metrics", "sha256").hex()
@@ -59,10 +57,14 @@ def exposed(num_workers: int = 2) -> Exposed:
         speeds={"worker-0": 50.0},
         restarts={"worker-1": 3},
         decided={"worker-1": 1},
-        counters=(
-            ShownCounter(name="decisions", text="Decisions.", counts={"": 7}),
-            ShownCounter(
-                name="actions", text="Actions.", label="action", counts={"KillRestart": 1}
+        figures=(
+            ShownFigure(name="job_decisions", about="Decisions.", value=7, counts=True),
+            ShownFigure(
+                name="job_actions",
+                about="Actions.",
+                value=1,
+                labels={"action": "KillRestart"},
+                counts=True,
             ),
         ),
         logged=(LastLogged("loss", 0.25, 19), LastLogged("val/auc", "inf", 18)),
@@ -144,23 +146,37 @@ def test_a_scrape_shows_job_and_nodes(job: JobDir, exporter: Exporter) -> None:
     assert shown["paceline_restart_part_seconds", "redo", "worker"] == 0.5
 
 
-def test_a_scrape_shows_what_makes_a_script_slow(job: JobDir, exporter: Exporter) -> None:
-    pace = ScriptPace()
-    seen = msgspec.structs.replace(exposed(3), observation=None, pace=pace)
+def slow_part(culprit: Culprit, *nodes: str) -> SlowPart:
+    return SlowPart(culprit=culprit, nodes=nodes, ratio=2.5, since_s=9.0, done="nothing")
+
+
+FIGURES = (
+    ShownFigure(name="job_slow", about="1: it is slow.", value=1.0),
+    ShownFigure(name="job_step_seconds", about="Time of a step.", value=0.5),
+    ShownFigure(name="job_step_ratio", about="Over the usual one.", value=2.0),
+    ShownFigure(name="job_onsets", about="Times.", value=1.0, counts=True),
+    *(
+        ShownFigure(
+            name="job_diagnoses", about="Parts.", value=n, labels={"culprit": what}, counts=True
+        )
+        for what, n in (("computation", 1), ("link", 2))
+    ),
+)
+
+
+def test_a_scrape_shows_what_features_say_is_slow(job: JobDir, exporter: Exporter) -> None:
+    slow = (slow_part("computation", "worker-2"), slow_part("link", "worker-0", "worker-1"))
+    seen = msgspec.structs.replace(exposed(3), observation=None, slow=slow, figures=FIGURES)
     exporter.publish(seen)
     shown = scrape(exporter.address)
-    assert shown["paceline_job_slow",] == 0
-    assert (shown["paceline_job_step_seconds",], shown["paceline_job_step_ratio",]) == (0.5, 1.0)
-    pace.note(SlowedEvent(t=9.0, step=40, before_s=0.25, after_s=0.5))
-    for culprit, nodes in (("computation", ("worker-2",)), ("link", ("worker-0", "worker-1"))):
-        pace.note(DiagnosedEvent(t=11.0, culprit=culprit, nodes=nodes, ratio=2.5, took_s=2.0))
-    shown = scrape(exporter.address)
     assert (shown["paceline_job_slow",], shown["paceline_job_step_ratio",]) == (1, 2.0)
+    assert shown["paceline_job_step_seconds",] == 0.5
     assert shown["paceline_slow_ratio", "computation", "worker-2"] == 2.5
     assert shown["paceline_slow_ratio", "link", "worker-0 - worker-1"] == 2.5
     assert shown["paceline_job_onsets_total",] == 1
     assert shown["paceline_job_diagnoses_total", "computation"] == 1
-    pace.note(RelievedEvent(t=20.0, step=90, before_s=0.5, after_s=0.25))
+    assert shown["paceline_job_diagnoses_total", "link"] == 2
+    exporter.publish(msgspec.structs.replace(seen, slow=(slow_part("nothing"),)))
     names = {name for name, *_ in scrape(exporter.address)}
     assert "paceline_slow_ratio" not in names and "paceline_job_slow" in names
     exporter.publish(exposed())
@@ -237,7 +253,7 @@ def test_connections_that_break_leave_no_traceback(
 def test_the_names_follow_the_conventions() -> None:
     """Units are base units at the end of the name, of counters before ``_total``."""
     collector = JobCollector()
-    collector.exposed = msgspec.structs.replace(exposed(), pace=ScriptPace())
+    collector.exposed = msgspec.structs.replace(exposed(), figures=FIGURES)
     registry = CollectorRegistry()
     registry.register(collector)
     units = ("seconds", "bytes", "samples", "per_second", "ratio")

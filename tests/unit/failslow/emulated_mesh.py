@@ -4,7 +4,7 @@ import dataclasses
 import random
 from collections import Counter, defaultdict
 
-from paceline.policy.failslow.profile import ProfileWindow, TimedCall
+from paceline.features.failslow.policy.profile import ProfileWindow, TimedCall
 
 FORWARD_S, BACKWARD_S, ALL_REDUCE_S, TENSOR_S, TRANSFER_S = 0.010, 0.020, 0.030, 0.001, 0.002
 

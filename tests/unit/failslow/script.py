@@ -5,26 +5,27 @@ from collections.abc import Iterable
 import msgspec
 
 from paceline.base.numbering import Inc
-from paceline.policy.failslow.cure_lines import CurePlanned
-from paceline.protocol.acts import Send
-from paceline.protocol.failslow import AskAgent, FailSlowAct, FailSlowWatch
-from paceline.protocol.failslow_answers import ProcessorWait
-from paceline.protocol.failslow_meeting import Rank
-from paceline.wire.call_ring import CallGroup, NotedCall, NotedStep, RingContents
-from paceline.wire.events.base import Event
-from paceline.wire.events.failslow import (
+from paceline.features.failslow.call_ring import CallGroup, NotedCall, NotedStep, RingContents
+from paceline.features.failslow.events import (
     DiagnosedEvent,
     RestartAdvisedEvent,
 )
-from paceline.wire.messages.agent import CallsTold, StepsTook
-from paceline.wire.messages.checks import Link, NodeSpeed
-from paceline.wire.messages.failslow import (
+from paceline.features.failslow.policy.planned import CurePlanned
+from paceline.features.failslow.protocol.answers import ProcessorWait
+from paceline.features.failslow.protocol.meeting import Rank, TellRank
+from paceline.features.failslow.protocol.watch import AskAgent, FailSlowAct, FailSlowWatch
+from paceline.features.failslow.wire import (
     AtMeeting,
+    CallsTold,
     GoOn,
     Measure,
     MeetAt,
+    NodeSpeed,
     RankMeasured,
 )
+from paceline.wire.events.base import Event
+from paceline.wire.messages.agent import StepsTook
+from paceline.wire.messages.base import Link
 from paceline.wire.step_ledger import Mark
 
 SIZE = 4
@@ -131,7 +132,7 @@ class Script:
                         noted = self._noted(rank, question.from_step)
                         told = CallsTold(node, question.inc, question.asked, noted)
                         self._do(self.watch.told(told, self.now_s))
-                case Send(inc=inc, message=MeetAt() as meeting):
+                case TellRank(inc=inc, message=MeetAt() as meeting):
                     self.meetings.append(meeting)
                     self._due[inc - self.first_inc] = meeting
                     if self.lateness:
@@ -139,14 +140,14 @@ class Script:
                             meeting, step=self.step - 1
                         )
                         self.lateness -= 1
-                case Send(inc=inc, message=Measure() as order):
+                case TellRank(inc=inc, message=Measure() as order):
                     self.now_s += 0.1
                     rank = inc - self.first_inc
                     done = RankMeasured(
                         inc, order.meeting, self._speed(rank, order), self._error(rank)
                     )
                     self._do(self.watch.has_measured(f"worker-{rank}", done, self.now_s))
-                case Send(inc=inc, message=GoOn()):
+                case TellRank(inc=inc, message=GoOn()):
                     self.stands.discard(inc - self.first_inc)
                 case Event():
                     self.events.append(act)

@@ -19,9 +19,9 @@ from paceline_experiments.failslow.bytedance import (
     read_trace,
 )
 
-from paceline.policy.failslow.profile import summarise
-from paceline.policy.failslow.suspects import Findings
-from paceline.policy.failslow.validation import plan_validation
+from paceline.features.failslow.policy.profile import summarise
+from paceline.features.failslow.policy.suspects import Findings
+from paceline.features.failslow.policy.validation import plan_validation
 
 VARIABLE = "PACELINE_STRAGGLER_ANALYSIS"
 FOLDER = Path(os.environ.get(VARIABLE, ""))

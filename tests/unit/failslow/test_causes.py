@@ -5,13 +5,13 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from paceline.policy.failslow.advice import RestartAdvice
-from paceline.policy.failslow.causes import CAUSES, SlowCase, cause_of
-from paceline.policy.failslow.detection import PaceChange, Shift, StepFact
-from paceline.policy.failslow.gaps import Gaps, NotMeasured
-from paceline.policy.failslow.suspects import BusyMachine, Findings, Suspect
-from paceline.policy.failslow.validation import SlowComponent, ValidationResult
-from paceline.wire.events.failslow import Culprit, DiagnosedEvent, RestartAdvisedEvent
+from paceline.features.failslow.events import Culprit, DiagnosedEvent, RestartAdvisedEvent
+from paceline.features.failslow.policy.advice import RestartAdvice
+from paceline.features.failslow.policy.causes import CAUSES, SlowCase, cause_of
+from paceline.features.failslow.policy.detection import PaceChange, Shift, StepFact
+from paceline.features.failslow.policy.gaps import Gaps, NotMeasured
+from paceline.features.failslow.policy.suspects import BusyMachine, Findings, Suspect
+from paceline.features.failslow.policy.validation import SlowComponent, ValidationResult
 from tests.unit.failslow.script import COMPUTE_S, Script
 
 PAGE = Path(__file__).parents[3] / "docs/howto/failslow.md"

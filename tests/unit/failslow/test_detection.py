@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from paceline.policy.failslow.detection import (
+from paceline.features.failslow.policy.detection import (
     PaceChange,
     SlowJobDetector,
     StepFact,

@@ -3,13 +3,12 @@
 import msgspec
 import pytest
 
-from paceline.policy.failslow.diagnosis import diagnose
-from paceline.policy.failslow.gaps import Gaps, NotMeasured, NotProfiled
-from paceline.policy.failslow.suspects import BusyMachine, Findings, Suspect
-from paceline.policy.failslow.validation import SlowComponent, ValidationResult
-from paceline.wire.events.failslow import DiagnosedEvent, StartUnseenEvent
-from paceline.wire.messages.checks import NodeSpeed
-from paceline.wire.messages.failslow import Measure
+from paceline.features.failslow.events import DiagnosedEvent, StartUnseenEvent
+from paceline.features.failslow.policy.diagnosis import diagnose
+from paceline.features.failslow.policy.gaps import Gaps, NotMeasured, NotProfiled
+from paceline.features.failslow.policy.suspects import BusyMachine, Findings, Suspect
+from paceline.features.failslow.policy.validation import SlowComponent, ValidationResult
+from paceline.features.failslow.wire import Measure, NodeSpeed
 from tests.unit.failslow.script import Script
 
 NAMES = {rank: f"worker-{rank}" for rank in range(4)}

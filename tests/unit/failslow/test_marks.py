@@ -1,6 +1,6 @@
 """Which marked steps are left out of comparisons."""
 
-from paceline.policy.failslow.detection import RECENT, UsualMarks
+from paceline.features.failslow.policy.detection import RECENT, UsualMarks
 from paceline.wire.step_ledger import Mark
 
 

@@ -4,7 +4,13 @@ import itertools
 
 import pytest
 
-from paceline.policy.failslow.passes import Hop, ring_passes, share_passes, tree_of, tree_passes
+from paceline.features.failslow.policy.passes import (
+    Hop,
+    ring_passes,
+    share_passes,
+    tree_of,
+    tree_passes,
+)
 
 
 def assert_matchings(passes: list[list[Hop]]) -> None:

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from paceline.policy.failslow.period import CallKind, PeriodFinder
+from paceline.features.failslow.policy.period import CallKind, PeriodFinder
 
 ALLREDUCE = CallKind("allreduce_", 0, 4096, "float32")
 SEND, RECV = CallKind("send", 1, 512), CallKind("recv_", 1, 512)

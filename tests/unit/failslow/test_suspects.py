@@ -6,8 +6,13 @@ import msgspec
 import pytest
 from paceline_experiments.failslow.bytedance import imbalances
 
-from paceline.policy.failslow.profile import ProfileSummary, ProfileWindow, TimedCall, summarise
-from paceline.policy.failslow.suspects import Findings, find_suspects
+from paceline.features.failslow.policy.profile import (
+    ProfileSummary,
+    ProfileWindow,
+    TimedCall,
+    summarise,
+)
+from paceline.features.failslow.policy.suspects import Findings, find_suspects
 from tests.unit.failslow.emulated_mesh import EmulatedMesh
 
 

@@ -6,7 +6,7 @@ import pytest
 from paceline_experiments.failslow.faults import SIZE, InjectedFault, draw_link
 from paceline_experiments.failslow.trials import CASES, FaultTrial, judge
 
-from paceline.wire.events.failslow import Culprit, DiagnosedEvent, SlowedEvent
+from paceline.features.failslow.events import Culprit, DiagnosedEvent, SlowedEvent
 
 RANK = InjectedFault(way="quota", ranks=(3,), factor=2.0)
 CABLE = InjectedFault(way="cable", ranks=(2,), factor=2.0)

@@ -4,10 +4,10 @@ import itertools
 
 import pytest
 
-from paceline.policy.failslow.passes import Hop
-from paceline.policy.failslow.profile import summarise
-from paceline.policy.failslow.suspects import Findings, Suspect, find_suspects
-from paceline.policy.failslow.validation import (
+from paceline.features.failslow.policy.passes import Hop
+from paceline.features.failslow.policy.profile import summarise
+from paceline.features.failslow.policy.suspects import Findings, Suspect, find_suspects
+from paceline.features.failslow.policy.validation import (
     Measurements,
     ValidationPlan,
     ValidationResult,

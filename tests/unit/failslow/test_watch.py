@@ -6,28 +6,28 @@ import random
 import pytest
 
 from paceline.base.numbering import Inc
-from paceline.protocol.acts import Send
-from paceline.protocol.failslow import (
-    MOST_REST_S,
-    REST_S,
-    AskAgent,
-    FailSlowAct,
-    FailSlowWatch,
-)
-from paceline.protocol.failslow_meeting import Rank
-from paceline.wire.call_ring import RingContents
-from paceline.wire.events.failslow import (
+from paceline.features.failslow.call_ring import RingContents
+from paceline.features.failslow.events import (
     DiagnosedEvent,
     FollowsEvent,
     RelievedEvent,
     RestartAdvisedEvent,
     SlowedEvent,
 )
-from paceline.wire.messages.agent import CallsTold, StepsTook
-from paceline.wire.messages.failslow import (
+from paceline.features.failslow.protocol.meeting import Rank, TellRank
+from paceline.features.failslow.protocol.watch import (
+    MOST_REST_S,
+    REST_S,
+    AskAgent,
+    FailSlowAct,
+    FailSlowWatch,
+)
+from paceline.features.failslow.wire import (
     AtMeeting,
+    CallsTold,
     GoOn,
 )
+from paceline.wire.messages.agent import StepsTook
 from paceline.wire.step_ledger import Mark
 from tests.unit.failslow.script import COMPUTE_S, HEARTBEAT_S, SIZE, TRANSFER_S, Script, advised
 
@@ -201,7 +201,7 @@ def test_a_rank_that_makes_no_steps_is_not_made_to_wait_for() -> None:
     for act in asked:
         told = CallsTold(act.node, act.message.inc, act.message.asked, RingContents())
         acts += watch.told(told, 9.0)
-    assert asked and not [act for act in acts if isinstance(act, Send)]
+    assert asked and not [act for act in acts if isinstance(act, TellRank)]
 
 
 def test_a_word_that_is_repeated_changes_nothing_and_an_unknown_one_is_answered() -> None:
@@ -210,7 +210,7 @@ def test_a_word_that_is_repeated_changes_nothing_and_an_unknown_one_is_answered(
     (meeting, *_) = script.meetings
     again = AtMeeting(script.inc(1), meeting.meeting, meeting.step)
     assert script.watch.at_meeting("worker-1", again, script.now_s) == [
-        Send(script.inc(1), GoOn(script.inc(1), meeting.meeting))
+        TellRank(script.inc(1), GoOn(script.inc(1), meeting.meeting))
     ]
 
 

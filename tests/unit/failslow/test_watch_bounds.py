@@ -3,17 +3,30 @@
 import msgspec
 import pytest
 
-from paceline.agent import facts
-from paceline.agent.facts import read_calls, steps_took
+from paceline.agent.facts import MOST_TOOK, steps_took
 from paceline.base.numbering import Inc
-from paceline.policy.failslow.gaps import NotProfiled
-from paceline.policy.failslow.profile import ProfileWindow
-from paceline.protocol.failslow import REST_S
-from paceline.protocol.failslow_answers import ProcessorWait, ProcessorWaits, window_of
-from paceline.protocol.failslow_meeting import MOST_TRIES
-from paceline.wire.call_ring import CallGroup, CallRingWriter, NotedCall, NotedStep, RingContents
-from paceline.wire.events.failslow import DiagnosedEvent, FollowsEvent, RelievedEvent, SlowedEvent
-from paceline.wire.messages.agent import CallsTold, StepsTook, TellCalls
+from paceline.features.failslow import agent
+from paceline.features.failslow.agent import read_calls
+from paceline.features.failslow.call_ring import (
+    CallGroup,
+    CallRingWriter,
+    NotedCall,
+    NotedStep,
+    RingContents,
+)
+from paceline.features.failslow.events import (
+    DiagnosedEvent,
+    FollowsEvent,
+    RelievedEvent,
+    SlowedEvent,
+)
+from paceline.features.failslow.policy.gaps import NotProfiled
+from paceline.features.failslow.policy.profile import ProfileWindow
+from paceline.features.failslow.protocol.answers import ProcessorWait, ProcessorWaits, window_of
+from paceline.features.failslow.protocol.meeting import MOST_TRIES
+from paceline.features.failslow.protocol.watch import REST_S
+from paceline.features.failslow.wire import CallsTold, TellCalls
+from paceline.wire.messages.agent import StepsTook
 from paceline.wire.step_ledger import Mark, StepRecord
 from tests.unit.failslow import script as scripts
 from tests.unit.failslow.script import SIZE, Script, advised
@@ -160,7 +173,7 @@ def test_where_no_call_s_end_is_seen_nobody_knows_what_a_rank_computed() -> None
 def test_steps_of_which_calls_are_missing_are_not_told(
     tmp_path, monkeypatch: pytest.MonkeyPatch
 ) -> None:  # type: ignore[no-untyped-def]
-    monkeypatch.setattr(facts, "MOST_CALLS", 25)
+    monkeypatch.setattr(agent, "MOST_CALLS", 25)
     ring = CallRingWriter(tmp_path / "calls", Inc(7))
     ring.add_group(CallGroup("0", (0, 1)))
     for step in range(1, 11):
@@ -178,7 +191,7 @@ def test_many_short_steps_are_told_in_few_parts_also_if_all_are_marked(mark: Mar
     for step in range(2, 2002):
         records.append(records[0]._replace(step=step, bpt_s=0.001, marks=mark))
     told = steps_took(tuple(records))
-    assert len(told) <= facts.MOST_TOOK + 1
+    assert len(told) <= MOST_TOOK + 1
     assert sum(one.count for one in told) == 2001
     assert {one.marks for one in told[1:]} == {mark}
 

@@ -14,6 +14,7 @@ VERBS = {
     "curves": [],
     "data": ["data"],
     "exporter": [],
+    "failslow": ["failslow"],
     "formats": [],
     "history": ["history"],
     "rehearse": ["rehearse", "check"],

@@ -21,7 +21,6 @@ LONG_FUNCTIONS: set[str] = set()
 
 BASES_OF_ONE: dict[str, str] = {
     "backends.ray.launcher.Launcher": "its child is an actor, and a class only where Ray is there",
-    "agent.feature_port.AgentPart": "a port, of which other packages have children, too",
 }
 """Base classes of which there is nothing but one child, by reason."""
 

@@ -20,6 +20,7 @@ from paceline.agent.process import ProcessHost
 from paceline.features.cluster.book import AnyClusterRecord, ClusterBook
 from paceline.features.cluster.desk import ClusterDesk
 from paceline.features.cluster.wire import ClusterCall, ClusterReply
+from paceline.features.failslow.wire import FromRank, ToRank
 from paceline.master.agents import Agents
 from paceline.master.journal import JournalRecord
 from paceline.master.journal_recovery import JournalRecovery
@@ -50,7 +51,13 @@ WHOLE: dict[str, tuple[Any, Callable[..., Any]]] = {
 }
 """Unions of which one part takes all, and that part."""
 
-DIVIDED: dict[str, Any] = {"from nodes": NodeUp, "to nodes": NodeDown, "among nodes": Data}
+DIVIDED: dict[str, Any] = {
+    "from nodes": NodeUp,
+    "to nodes": NodeDown,
+    "among nodes": Data,
+    "from ranks": FromRank,
+    "to ranks": ToRank,
+}
 """Unions of which several parts take some each."""
 
 ANSWERS: dict[str, tuple[Any, tuple[str, ...]]] = {

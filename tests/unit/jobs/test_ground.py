@@ -160,3 +160,15 @@ def test_a_key_of_a_feature_that_is_not_installed_is_refused(
         check_ground(auto)
     check_ground(JobSpec(script="/train.py"))
     check_ground(JobSpec(script="/train.py", solution="none"))
+
+
+def test_what_is_on_by_default_is_refused_without_its_feature_only_if_somebody_asks_for_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(features, "installed", tuple)
+    told = "job.yaml:3: preflight: no installed feature takes it; remove it"
+    with pytest.raises(ConfigError, match=told):
+        check_ground(JobSpec(script="/train.py", sources={"preflight": "job.yaml:3"}))
+    for preflight in (True, False):
+        check_ground(JobSpec(script="/train.py", preflight=preflight))
+    check_ground(JobSpec(script="/train.py", preflight=False, sources={"preflight": "job.yaml:3"}))

@@ -30,7 +30,7 @@ from paceline.wire.client import (
     LastLogged,
     Order,
     Shown,
-    ShownCounter,
+    ShownFigure,
     ShownTable,
 )
 from paceline.wire.codec import encode
@@ -77,6 +77,9 @@ class Noting(MasterPart):
     def agent_came(self, node: str) -> None:
         self.core.send_agent(node, Note("welcome"))
 
+    def starts(self, node: str) -> Note | None:
+        return Note(f"begin, {node}") if self.notes else None
+
     def happened(self, event: Event) -> None:
         self.events.append(event)
 
@@ -116,7 +119,7 @@ class Noting(MasterPart):
 
     def shown(self) -> Shown:
         return Shown(
-            counters=(ShownCounter(name="notes", text="Notes.", counts={"": len(self.notes)}),),
+            figures=(ShownFigure(name="notes", about="Notes.", value=len(self.notes)),),
             logged=(LastLogged("notes", len(self.notes), 0),),
             notes=("quiet",),
             tables=(ShownTable(("node",), (("worker-0",),)),),
@@ -223,6 +226,16 @@ def test_a_record_of_a_feature_that_is_not_here_stays_in_the_journal(master: Mas
     assert master.features.records() == [record]
 
 
+def test_parts_tell_a_life_something_before_it_starts(master: Master) -> None:
+    assert master.features.starts("worker-0") == {} and not master.features.want_links
+    master.said("one")
+    master.said("one", "other")
+    told = {name: raw(Note("begin, worker-1")) for name in ("noting", "other")}
+    assert master.features.starts("worker-1") == told
+    master.features._parts["other"].wants_links = True
+    assert master.features.want_links
+
+
 def test_every_part_hears_each_event_once(master: Master) -> None:
     event = MasterStartedEvent(restarted=False)
     master.outbox.tell(event)
@@ -276,7 +289,7 @@ def test_a_part_hears_of_starts_and_of_earlier_jobs(master: Master) -> None:
     master.features.works(StartMeasured(node="worker-0", inc=Inc(2), cost=RestartCost()))
     told = ["1 restarts before", "worker-0 works"]
     assert [note.text for note in notes_of(master)] == told
-    assert [one.counts for one in master.features.shown().counters] == [{"": 2}, {"": 2}]
+    assert [one.value for one in master.features.shown().figures] == [2, 2]
 
 
 def test_a_policy_is_asked_in_a_thread_and_its_error_ends_the_part_alone(master: Master) -> None:

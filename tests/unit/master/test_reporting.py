@@ -2,6 +2,8 @@
 
 import itertools
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 
@@ -9,10 +11,10 @@ from paceline.base.jobdir import JobDir
 from paceline.jobs.history import read_last_metrics, read_metrics
 from paceline.jobs.jsonl import before
 from paceline.jobs.outcome import End
-from paceline.jobs.slowness import ScriptPace
 from paceline.master import reporting
 from paceline.master.ending import Ending
 from paceline.master.monitor import Monitor
+from paceline.master.parts import MasterParts
 from paceline.master.reporting import Reporting
 from paceline.protocol.holding.servers.master import ServerHolder
 from paceline.protocol.nodes.membership import Membership
@@ -30,9 +32,11 @@ class Job:
         self.job.events.write_text('{"t":-5.0,"event":"launched"}\n')
         self.members = Membership(num_workers=1, num_servers=0, restart=RestartSpec())
         state = MasterState(ServerHolder(), mode="bsp", samples="exactly-once")
-        self.reporting = Reporting(
-            self.job, state, self.members, self.monitor, ScriptPace(), Shown, lambda _: None
+        parts = cast(
+            MasterParts,
+            SimpleNamespace(job=self.job, members=self.members, monitor=self.monitor),
         )
+        self.reporting = Reporting(parts, state, Shown, lambda _: None)
         self.now_s = 0.0
 
     def seconds(self, count: int) -> None:

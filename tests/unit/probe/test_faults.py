@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from paceline.base.numbering import Inc
+from paceline.features.failslow.call_ring import CallGroup, CallRingWriter
 from paceline.runtime.probe.faults import is_of_script
-from paceline.wire.call_ring import CallGroup, CallRingWriter
 
 
 def test_a_file_that_cannot_be_written_is_our_own_trouble(tmp_path: Path) -> None:

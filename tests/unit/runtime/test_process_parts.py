@@ -4,6 +4,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from paceline.base import features
@@ -70,3 +71,55 @@ def test_only_what_the_machine_lacks_ends_the_process(
 def test_scripts_that_train_by_themselves_have_no_curves(tmp_path: Path) -> None:
     assert make(here_of(tmp_path)) is not None
     assert make(here_of(tmp_path, "script")) is None
+
+
+class Stepping(ProcessPart):
+    """Hears of steps, and does what a test says."""
+
+    def __init__(self, act: Callable[[int], None]) -> None:
+        self._act = act
+
+    def script_stepped(self, step: int) -> None:
+        self._act(step)
+
+
+def of_script(_step: int) -> None:
+    """Raise as the handler of a signal does, which the script has."""
+    namespace: dict[str, Any] = {"__name__": "train"}
+    exec("def handler(): raise TimeoutError('the script wants out')", namespace)
+    namespace["handler"]()
+
+
+def test_a_part_that_fails_at_a_step_is_left_out_and_the_script_s_own_error_is_not_held_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    seen: list[int] = []
+
+    def broken(step: int) -> None:
+        raise KeyError(step)
+
+    makers = (lambda _: Stepping(broken), lambda _: Stepping(seen.append))
+    parts = parts_of(tmp_path, monkeypatch, *makers)
+    parts.script_stepped(1)
+    parts.script_stepped(2)
+    assert seen == [1, 2] and [*parts._parts] == ["part-1"]
+    assert "feature part-0 failed" in capsys.readouterr().err
+    parts = parts_of(tmp_path, monkeypatch, lambda _: Stepping(of_script))
+    with pytest.raises(TimeoutError):
+        parts.script_stepped(3)
+    assert [*parts._parts] == ["part-0"]
+
+
+def test_what_came_with_the_order_to_start_is_told_before_all_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    heard: list[bytes] = []
+
+    class Told(ProcessPart):
+        def told(self, body: msgspec.Raw) -> None:
+            heard.append(bytes(body))
+
+    monkeypatch.setattr(features, "parts_of", lambda *_: [("told", lambda _: Told())])
+    orders = {"told": msgspec.Raw(b"\x01"), "absent": msgspec.Raw(b"\x02")}
+    ProcessParts(here_of(tmp_path), orders)
+    assert heard == [b"\x01"]

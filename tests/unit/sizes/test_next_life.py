@@ -8,7 +8,6 @@ from paceline.base import features
 from paceline.base.jobdir import JobDir
 from paceline.base.numbering import Inc
 from paceline.features.sizes.master import SizesPart
-from paceline.master.checks import Checks
 from paceline.master.feature_parts import FeatureParts
 from paceline.master.inbox import Inbox
 from paceline.master.job_end import JobEnd
@@ -55,7 +54,7 @@ def test_a_doubled_limit_is_in_force_before_the_next_life(tmp_path: Path, monkey
     edge = MembersEdge(
         parts,
         times,
-        cast(Checks, SimpleNamespace(is_due=lambda _: False)),
+        lambda _node: {},
         cast(Inbox, SimpleNamespace()),
         cast(JobEnd, nothing),
         cast(Training, nothing),

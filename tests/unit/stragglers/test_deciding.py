@@ -94,6 +94,12 @@ class Scene:
             else None
         )
 
+    def now(self, now_s: float) -> Observation | None:
+        return self.observe(self.progress(now_s), None)
+
+    def is_ending(self) -> bool:
+        return False
+
     def carry_out(self, action: AnyAction) -> None:
         if isinstance(action, BackupWorkers):
             raise ConfigError("not in this mode")
@@ -413,10 +419,7 @@ def test_a_part_without_a_solution_does_nothing_and_counts_nothing(tmp_path: Pat
     part.remember([outcome(3.0)])
     part.happened(NotReplacedEvent(node="server-0"))
     assert not core.job.decisions.exists()
-    assert {one.name: one.counts for one in part.shown().counters} == {
-        "decisions": {"": 0},
-        "actions": {},
-    }
+    assert [(one.name, one.value) for one in part.shown().figures] == [("job_decisions", 0)]
 
 
 def test_a_solution_that_is_gone_ends_the_job(tmp_path: Path) -> None:
@@ -430,7 +433,7 @@ def test_a_part_tells_the_scene_when_an_action_took_effect(tmp_path: Path) -> No
     core, part = part_of(tmp_path, "nd")
     assert core.scene.since_action_s(3.0) is None
     assert (tmp_path / "decisions.jsonl").exists() and not core.failed
-    assert [one.label for one in part.shown().counters] == ["", "action"]
+    assert [one.name for one in part.shown().figures] == ["job_decisions"]
 
 
 def test_a_failed_solution_s_line_is_read_without_the_feature() -> None:

@@ -4,19 +4,12 @@ import json
 
 import pytest
 
-from paceline.wire.events import checks, failslow, job, nodes, state
+from paceline.wire.events import job, nodes, state
 from paceline.wire.events.base import Event, PlainEvent
 from paceline.wire.events.lines import KINDS, decode_event, decode_events
-from paceline.wire.messages.checks import Link, NodeSpeed
 
 W = {"node": "worker-1", "inc": 3}
 S = {"node": "server-0", "inc": 1}
-SPEED = NodeSpeed(
-    threads=1,
-    matmul_flops=41e9,
-    copy_bytes_per_s=9e9,
-    links=(Link("worker-0", 1e8, 1e-4), Link("worker-2", 3e8, 1e-4)),
-)
 FENCED = nodes.FencedEvent(inc=3, before_restart=True)
 TOLD: list[tuple[Event, str, str]] = [
     (job.LaunchedEvent(), "", "the job was launched"),
@@ -321,27 +314,7 @@ TOLD: list[tuple[Event, str, str]] = [
         "move given up: server-2: no answer for 4 s",
     ),
     (
-        checks.CheckedEvent(**W, speed=SPEED),
-        "matmul 41 GFLOP/s, memory 9 GB/s, links 0.1 to 0.3 GB/s",
-        "worker-1 was checked: matmul 41 GFLOP/s, memory 9 GB/s, links 0.1 to 0.3 GB/s",
-    ),
-    (
-        checks.CheckFailedEvent(**W, reason="links: ValueError('x')"),
-        "links: ValueError('x')",
-        "the check of worker-1 failed, the job goes on without it: links: ValueError('x')",
-    ),
-    (
-        checks.SlowNodeEvent(node="worker-1", what="links", value=1e9, ratio=0.25),
-        "its links carry at most 1 GB/s, 0.25 of the median",
-        "worker-1 is slow: its links carry at most 1 GB/s, 0.25 of the median",
-    ),
-    (
-        checks.SlowLinkEvent(ends=("worker-0", "worker-1"), what="link", value=1e8, ratio=0.1),
-        "worker-0 - worker-1: 0.1 GB/s, 0.10 of the median",
-        "a link is slow: worker-0 - worker-1: 0.1 GB/s, 0.10 of the median",
-    ),
-    (
-        checks.PlanEvent(plan_no=2, step=30),
+        state.PlanEvent(plan_no=2, step=30),
         "plan 2 from step 30 on",
         "plan: plan 2 from step 30 on",
     ),
@@ -438,49 +411,6 @@ TOLD: list[tuple[Event, str, str]] = [
         "lr: 0.1 in worker-0, 0.2 in worker-1",
         "lr: 0.1 in worker-0, 0.2 in worker-1",
     ),
-    (
-        failslow.StartUnseenEvent(reason="worker-1 told none of its calls"),
-        "worker-1 told none of its calls",
-        "of the job's start not all is known: worker-1 told none of its calls",
-    ),
-    (
-        failslow.FollowsEvent(node="worker-1", reason="worker-0 has made none while it made 40"),
-        "worker-0 has made none while it made 40",
-        "the steps of worker-1 are followed from now on, and compared with each other: worker-0 "
-        "has made none while it made 40",
-    ),
-    (
-        failslow.SlowedEvent(step=1440, before_s=0.02, after_s=0.05),
-        "since step 1,440 a step takes 50 ms, 2.50 times the 20 ms before",
-        "the job is slow: since step 1,440 a step takes 50 ms, 2.50 times the 20 ms before",
-    ),
-    (
-        failslow.DiagnosedEvent(
-            culprit="link",
-            nodes=("worker-0", "worker-1"),
-            ratio=9.8,
-            evidence="measured by itself",
-            absent=("worker-2",),
-        ),
-        "the link worker-0 - worker-1 takes 9.80 times as long: measured by itself; did not come to "
-        "be measured: worker-2",
-        "the link worker-0 - worker-1 takes 9.80 times as long: measured by itself; did not come to "
-        "be measured: worker-2",
-    ),
-    (
-        failslow.RestartAdvisedEvent(
-            nodes=("worker-3",), lost_s=31.0, start_s=8.0, redo_s=22.0, has_saved=True
-        ),
-        "a restart without worker-3 is worth its price by now: 31 s are lost, and it would cost "
-        "30 s (8 s to start, 22 s of work since torch.save last ran)",
-        "a restart without worker-3 is worth its price by now: 31 s are lost, and it would cost "
-        "30 s (8 s to start, 22 s of work since torch.save last ran)",
-    ),
-    (
-        failslow.RelievedEvent(step=1500, before_s=0.05, after_s=0.03, still_slow=True),
-        "a step takes 30 ms since step 1,500, longer than when it was healthy",
-        "the job is faster: a step takes 30 ms since step 1,500, longer than when it was healthy",
-    ),
 ]
 """Every event: its clause, and its sentence."""
 EVENTS = [event for event, _, _ in TOLD]
@@ -513,15 +443,18 @@ def test_a_line_has_what_is_common_first_and_no_fields_that_say_nothing() -> Non
 
 def test_an_event_of_another_version_keeps_its_name_and_words() -> None:
     line = {"t": 1.0, "event": "eclipsed", "node": "worker-1", "inc": 2, "reason": "by x", "z": 1}
-    (event,) = decode_events([json.dumps(line).encode()])
-    assert event == PlainEvent(t=1.0, node="worker-1", inc=2, kind="eclipsed", reason="by x")
+    source = json.dumps(line).encode()
+    (event,) = decode_events([source])
+    about = {"t": 1.0, "node": "worker-1", "inc": 2}
+    assert event == PlainEvent(kind="eclipsed", reason="by x", source=source, **about)
     assert event.sentence() == "eclipsed worker-1: by x"
-    assert event.line() == {name: value for name, value in line.items() if name != "z"}
+    assert event.line() == line
 
 
 def test_a_known_event_without_its_fields_is_read_as_its_words() -> None:
-    (event,) = decode_events([b'{"t":1,"event":"cut_valid","reason":"something else"}'])
-    assert event == PlainEvent(t=1.0, kind="cut_valid", reason="something else")
+    source = b'{"t":1,"event":"cut_valid","reason":"something else"}'
+    (event,) = decode_events([source])
+    assert event == PlainEvent(t=1.0, kind="cut_valid", reason="something else", source=source)
 
 
 def test_torn_lines_are_passed_over() -> None:
@@ -534,8 +467,8 @@ def test_torn_lines_are_passed_over() -> None:
 )
 def test_a_line_of_before_says_as_much_where_a_report_needs_it(event: Event) -> None:
     """Those had ``reason`` alone but for these fields."""
-    kept = ("verdict", "signal", "pid", "traceback", "speed", "cut_no", "undone", "deaths")
-    had = {"process_exited", "supervisor_started", "master_died", "checked", "epoch"}
+    kept = ("verdict", "signal", "pid", "traceback", "cut_no", "undone", "deaths")
+    had = {"process_exited", "supervisor_started", "master_died", "epoch"}
     common = ("t", "event", "node", "inc", "reason", *(kept if event.name in had else ()))
     line = {name: value for name, value in event.at(1.0).line().items() if name in common}
     (read,) = decode_events([json.dumps(line).encode()])

@@ -15,7 +15,6 @@ import socket
 import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator
-from statistics import median
 from typing import Any
 from wsgiref.simple_server import WSGIRequestHandler, make_server
 
@@ -31,7 +30,6 @@ from prometheus_client.registry import Collector
 
 from paceline.base.jobdir import JobDir, role_of
 from paceline.features.exporter.lacks import HOST
-from paceline.jobs.slowness import slow_parts
 from paceline.master.exposed import Exposed
 from paceline.master.monitor import NodeMetrics
 from paceline.policy.observation import RESTART_PARTS, Observation, ServerSeen, WorkerSeen
@@ -60,6 +58,7 @@ class JobCollector(Collector):
             yield from _of_script(exposed)
             yield from _of_nodes(exposed)
             yield from _of_slowness(exposed)
+            yield from _of_features(exposed)
             if exposed.observation is not None:
                 yield from _of_windows(exposed.observation)
                 yield from _of_restarts(exposed.observation)
@@ -74,12 +73,6 @@ def _of_job(exposed: Exposed) -> Iterator[Metric]:
         ("samples_per_second", "Samples that come into the model.", metrics.samples_per_s),
     ):
         yield GaugeMetricFamily(f"paceline_job_{name}", text, value=value)
-    for counter in exposed.counters:
-        labels = [counter.label] if counter.label else []
-        counts = CounterMetricFamily(f"paceline_job_{counter.name}", counter.text, labels=labels)
-        for label, count in counter.counts.items():
-            counts.add_metric([label] if labels else [], count)
-        yield counts
 
 
 def _of_script(exposed: Exposed) -> Iterator[Metric]:
@@ -131,36 +124,26 @@ def _add_parts(parts: GaugeMetricFamily, labels: list[str], seen: NodeMetrics | 
 
 
 def _of_slowness(exposed: Exposed) -> Iterator[Metric]:
-    """Yield what is slow; of a script also its pace, which is that of its steps."""
+    """Yield what is slow."""
     text = "How many times as long as is usual for it a slow node or link takes; else absent."
     parts = GaugeMetricFamily("paceline_slow_ratio", text, labels=["culprit", "nodes"])
-    pace, seen = exposed.pace, exposed.observation
-    slow = pace.now.parts if pace and pace.now else slow_parts(seen, 0.0) if seen else ()
-    for part in slow:
+    for part in exposed.slow:
         if part.nodes:
             parts.add_metric([part.culprit, " - ".join(part.nodes)], part.ratio)
     yield parts
-    if pace is None:
-        return
-    now = pace.now
-    yield GaugeMetricFamily(
-        "paceline_job_slow", "1: its steps, or a part of it, are slow.", value=now is not None
-    )
-    times_s = [node.bpt_s for node in exposed.metrics.nodes.values() if node.bpt_s > 0.0]
-    if times_s:
-        step_s = median(times_s)
-        text = "Time of a step in the newest reports: the median of the ranks."
-        yield GaugeMetricFamily("paceline_job_step_seconds", text, value=step_s)
-        text = "Time of a step over that of before it became slow; 1: it is well."
-        ratio = step_s / now.healthy_s if now and now.healthy_s else 1.0
-        yield GaugeMetricFamily("paceline_job_step_ratio", text, value=ratio)
-    text = "Times that its steps became slow, since the master's start."
-    yield CounterMetricFamily("paceline_job_onsets", text, value=pace.onsets)
-    text = "Parts that were found slow (or nothing), since the master's start."
-    found = CounterMetricFamily("paceline_job_diagnoses", text, labels=["culprit"])
-    for culprit, count in pace.diagnoses.items():
-        found.add_metric([culprit], count)
-    yield found
+
+
+def _of_features(exposed: Exposed) -> Iterator[Metric]:
+    """Figures of other features."""
+    families = dict[str, GaugeMetricFamily | CounterMetricFamily]()
+    for one in exposed.figures:
+        kind = CounterMetricFamily if one.counts else GaugeMetricFamily
+        family = families.get(one.name)
+        if family is None:
+            name, labels = f"paceline_{one.name}", [*one.labels]
+            family = families[one.name] = kind(name, one.about, labels=labels)
+        family.add_metric([*one.labels.values()], one.value)
+    yield from families.values()
 
 
 def _of_windows(seen: Observation) -> Iterator[Metric]:

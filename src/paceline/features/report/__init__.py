@@ -7,5 +7,4 @@ FEATURE = Feature(
     about="says what became of a job, and draws it as a page of its own",
     verbs="paceline.features.report.verbs:add_to",
     ended="paceline.features.report.ended:leave_page",
-    sections="paceline.features.report.sections:tell",
 )

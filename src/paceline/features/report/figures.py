@@ -12,20 +12,11 @@ from itertools import pairwise, zip_longest
 from typing import TYPE_CHECKING, Any
 
 from paceline.base.optional import extra_for
-from paceline.features.report import slow
 from paceline.features.report.size_curve import has_changed, size_curve
 from paceline.jobs.curves import CurvePoint
 from paceline.jobs.facts import Facts, speeds
 from paceline.jobs.history import MetricsPoint, NodePoint
-from paceline.jobs.sections import marks_of
-from paceline.jobs.slowness import slownesses
-from paceline.wire.events.base import Event
-from paceline.wire.events.failslow import (
-    DiagnosedEvent,
-    RelievedEvent,
-    RestartAdvisedEvent,
-    SlowedEvent,
-)
+from paceline.jobs.sections import Plot, marks_of
 
 with extra_for("the page of `paceline report`"):
     import matplotlib as mpl
@@ -47,13 +38,6 @@ ENDED = {
     "failed": "#d9822b",
     "unreachable": "#98904a",
 }
-MARKS: dict[type[Event], tuple[str, str, str]] = {
-    SlowedEvent: ("slow", "v", ENDED["killed"]),
-    DiagnosedEvent: ("verdict", "D", ENDED["out of memory"]),
-    RestartAdvisedEvent: ("restart advised", "s", COLOURS[1]),
-    RelievedEvent: ("faster again", "^", ENDED["finished"]),
-}
-"""What is marked in the times of steps: label, marker, colour."""
 WIDTH_IN, HEIGHT_IN, SIZE_IN = 9.0, 2.8, 1.1
 """Inches: width and height of a drawing, and the height of a row about the job's size below it."""
 SMOOTH_S = 5.0
@@ -184,51 +168,46 @@ def batch_times(facts: Facts) -> str:
         return _svg(figure, "bpt")
 
 
-def step_times(facts: Facts) -> str:
-    """The time of a step of a script, with what was found out about it marked."""
+def plot(facts: Facts, told: Plot) -> str:
+    """A value over time that a feature tells of, with spans and marks."""
     with mpl.rc_context(STYLE):
         figure, axes = _figure(HEIGHT_IN)
-        timed = dict(slow.step_times(facts))
-        top_s = 2.0 * statistics.median(timed.values())
         dates = [[p.t - facts.started_s for p in part] for part in stretches(facts.points)]
-        times = _joined([(t, timed.get(t, math.nan)) for t in part] for part in dates)
-        axes.plot([t for t, _ in times], [value * 1e3 for _, value in times], color=COLOURS[0])
+        line = _joined([(t, told.values.get(t, math.nan)) for t in part] for part in dates)
+        axes.plot([t for t, _ in line], [value for _, value in line], color=COLOURS[0])
         begin_s = 0.0
-        for one in slownesses(facts.events):
-            until_s = (facts.ended_s if one.until_s is None else one.until_s) - facts.started_s
-            axes.axvspan(one.since_s - facts.started_s, until_s, color=ENDED["killed"], alpha=0.12)
-            if one.healthy_s is not None:
+        for one in told.spans:
+            axes.axvspan(one.since_s, one.until_s, color=ENDED["killed"], alpha=0.12)
+            if one.usual is not None:
                 style: Any = {"color": ENDED["finished"], "linewidth": 1.2, "linestyle": "--"}
-                label = "healthy" if not begin_s else None
-                axes.plot([begin_s, until_s], [one.healthy_s * 1e3] * 2, label=label, **style)
-            begin_s = until_s
-            top_s = max(top_s, 1.3 * one.slow_s)
-        _mark_slownesses(facts, axes)
-        _finish(axes, facts, "a step (ms)", bottom=0)
-        axes.set_ylim(0, 1e3 * top_s)  # the first step takes a hundred times as long
+                label = told.usual_label if not begin_s else None
+                axes.plot([begin_s, one.until_s], [one.usual] * 2, label=label, **style)
+            begin_s = one.until_s
+        _mark_moments(told, axes)
+        _finish(axes, facts, told.label, bottom=0)
+        axes.set_ylim(0, told.top)
         axes.yaxis.set_major_formatter("{x:,g}")
         _legend(axes)
-        return _svg(figure, "steps")
+        return _svg(figure, told.name)
 
 
-def _mark_slownesses(facts: Facts, axes: "Axes") -> None:
-    """One mark per event, near the upper edge."""
-    for row, (kind, (label, marker, colour)) in enumerate(MARKS.items()):
-        times = [event.t - facts.started_s for event in facts.events if isinstance(event, kind)]
-        if not times:
+def _mark_moments(told: Plot, axes: "Axes") -> None:
+    """Set one mark for each moment, near the upper edge."""
+    for row, marks in enumerate(told.marks):
+        if not marks.times_s:
             continue
         axes.scatter(
-            times,
-            [1.0 - 0.05 * row] * len(times),  # a verdict follows its onset within seconds
-            marker=marker,
-            color=colour,
-            label=label,
+            marks.times_s,
+            [1.0 - 0.05 * row] * len(marks.times_s),  # a verdict follows its onset within seconds
+            marker=marks.shape,
+            color=marks.colour,
+            label=marks.label,
             transform=axes.get_xaxis_transform(),
             clip_on=False,
             zorder=3,
         )
-        for at_s in times:
-            axes.axvline(at_s, color=colour, linewidth=1, linestyle=(0, (3, 2)))
+        for at_s in marks.times_s:
+            axes.axvline(at_s, color=marks.colour, linewidth=1, linestyle=(0, (3, 2)))
 
 
 def samples(facts: Facts) -> str:

@@ -11,7 +11,6 @@ from paceline.base.files import write_file
 from paceline.base.jobdir import JobDir
 from paceline.features.report import size_curve, text
 from paceline.features.report.tiles import tiles_as_html
-from paceline.jobs import checks
 from paceline.jobs.facts import Facts
 from paceline.jobs.history import MetricsPoint
 from paceline.jobs.in_words import headline, paragraph
@@ -161,15 +160,15 @@ def render(facts: Facts, *, drawn: bool = True) -> str:
     parts = [
         tiles_as_html(facts),
         _traceback(facts),
-        *(_section(one, drawn=drawn) for one in sections if one.leads),
+        *(_section(facts, one, drawn=drawn) for one in sections if one.leads),
         *(_drawings(facts) if drawn else undrawn),
         _story(facts),
         _incidents(facts),
         _stacks(facts),
-        *(_section(one, drawn=drawn) for one in sections if not one.leads),
+        *(_section(facts, one, drawn=drawn) for one in sections if not one.leads and not one.ends),
         _workers(facts),
         _facts_table(facts),
-        _checks(facts),
+        *(_section(facts, one, drawn=drawn) for one in sections if one.ends),
     ]
     return PAGE.substitute(
         title=escape(facts.job_id),
@@ -215,12 +214,17 @@ def _stacks(facts: Facts) -> str:
     )
 
 
-def _section(section: Section, *, drawn: bool) -> str:
+def _section(facts: Facts, section: Section, *, drawn: bool) -> str:
     """Write what a feature tells of the job; one without a heading is not on the page."""
     if not section.title:
         return ""
     line = f"<p>{escape(section.line)}</p>" if section.line else ""
     picture = section.picture() if drawn and section.picture is not None else ""
+    if drawn and section.plot is not None:
+        from paceline.features.report import figures as drawings  # with Matplotlib
+
+        caption = f"{section.plot.caption}; {GREY}"
+        picture += figure_as_html(drawings.plot(facts, section.plot), caption)
     table = _table(section.columns, section.rows, "story") if section.rows else ""
     note = f'<p class="faint">{escape(section.note)}</p>' if section.note else ""
     return f"<h2>{escape(section.title)}</h2>{line}{picture}{table}{section.html}{note}"
@@ -298,17 +302,6 @@ def _workers(facts: Facts) -> str:
     note = '<p class="faint">Samples and cpu time as of the last heartbeat of each life.</p>'
     table = _table(text.WORKER_COLUMNS, text.worker_rows(facts), "numbers")
     return f"<h2>Workers</h2>{table}{note}"
-
-
-def _checks(facts: Facts) -> str:
-    rows = checks.rows(facts.events)
-    if not rows:
-        return ""
-    note = (
-        '<p class="faint">Before the first step. Rates are per second that the threads ran; '
-        "&ldquo;ran&rdquo;: which part of the time that was. Slow: to the median of the job.</p>"
-    )
-    return f"<h2>Check of the nodes</h2>{_table(checks.COLUMNS, rows)}{note}"
 
 
 def _table(columns: Sequence[str], rows: Sequence[Sequence[str]], kind: str = "") -> str:

@@ -7,12 +7,11 @@ from rich.console import Console
 from rich.padding import Padding
 from rich.table import Table
 
-from paceline.jobs import checks
 from paceline.jobs.curves import last_of
 from paceline.jobs.facts import Facts
 from paceline.jobs.in_words import costs, headline
 from paceline.jobs.outcome import Outcome
-from paceline.jobs.sections import sections_of
+from paceline.jobs.sections import Section, sections_of
 from paceline.jobs.wording import (
     clock,
     counted,
@@ -132,14 +131,21 @@ def show(facts: Facts, console: Console) -> None:
     for node, stacks in facts.stacks:
         console.print(f"\n  what the threads of {node} did when it hung", highlight=False)
         console.print(indent(stacks.rstrip(), "    "), highlight=False, markup=False)
-    for section in sections_of(facts):
-        if section.line:
-            console.print(f"\n  {section.line}", highlight=False, markup=False)
-        if section.rows:
-            _table(console, section.columns, section.rows)
+    sections = sections_of(facts)
+    for section in sections:
+        if not section.ends:
+            _show_section(console, section)
     _table(console, WORKER_COLUMNS, worker_rows(facts))
-    if checked := checks.rows(facts.events):
-        _table(console, checks.COLUMNS, checked)
+    for section in sections:
+        if section.ends:
+            _show_section(console, section)
+
+
+def _show_section(console: Console, section: Section) -> None:
+    if section.line:
+        console.print(f"\n  {section.line}", highlight=False, markup=False)
+    if section.rows:
+        _table(console, section.columns, section.rows)
 
 
 def _table(console: Console, columns: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> None:

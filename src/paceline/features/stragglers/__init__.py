@@ -10,7 +10,6 @@ FEATURE = Feature(
     checked="paceline.features.stragglers.checked:check_solution",
     master="paceline.features.stragglers.master:StragglersPart",
     shown="paceline.features.stragglers.slow:shown",
-    slow="paceline.features.stragglers.slow:slow_parts",
     explained="paceline.features.stragglers.telling:explain",
     replayed="paceline.features.stragglers.telling:DECISIONS",
     sections="paceline.features.stragglers.telling:tell",

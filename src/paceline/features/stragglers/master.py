@@ -26,6 +26,7 @@ from paceline.features.stragglers.policy.controller import (
 from paceline.features.stragglers.policy.decision_log import AnyLine, Begun, Failed, Helped
 from paceline.features.stragglers.policy.registry import solution
 from paceline.features.stragglers.policy.solution import Solution
+from paceline.features.stragglers.slow import slow_parts
 from paceline.jobs.restart_outcomes import helped_file, own_outcomes
 from paceline.master.asking import PolicyAnswer, PolicyRaised
 from paceline.master.decision_file import DecisionFile
@@ -35,7 +36,7 @@ from paceline.master.restarts import StartMeasured
 from paceline.master.scene import Scene
 from paceline.policy.actions import AnyAction
 from paceline.policy.observation import Observation, RestartOutcome
-from paceline.wire.client import Shown, ShownCounter
+from paceline.wire.client import Shown, ShownFigure
 from paceline.wire.events.base import Event, FeatureEvent
 from paceline.wire.events.nodes import NotReplacedEvent
 from paceline.wire.spec import JobSpec
@@ -99,21 +100,27 @@ class StragglersPart(MasterPart):
         if self._deciding is not None:
             controller = self._deciding.controller
             decisions, actions = controller.num_decisions, dict(controller.num_actions)
-        return Shown(
-            counters=(
-                ShownCounter(
-                    name="decisions",
-                    text="Times that the solution has decided, since the master's start.",
-                    counts={"": decisions},
-                ),
-                ShownCounter(
-                    name="actions",
-                    text="Actions carried out since the master's start.",
-                    label="action",
-                    counts=actions,
-                ),
+        figures = [
+            ShownFigure(
+                name="job_decisions",
+                about="Times that the solution has decided, since the master's start.",
+                value=decisions,
+                counts=True,
             )
-        )
+        ]
+        figures += [
+            ShownFigure(
+                name="job_actions",
+                about="Actions carried out since the master's start.",
+                value=count,
+                labels={"action": action},
+                counts=True,
+            )
+            for action, count in actions.items()
+        ]
+        seen = self._core.scene.now(self._core.steady())
+        slow = slow_parts(seen, self._core.wall()) if seen is not None else ()
+        return Shown(figures=tuple(figures), slow=slow)
 
 
 class Deciding:

@@ -38,15 +38,6 @@ from paceline.policy.actions import (
     Profile,
     Share,
 )
-from paceline.policy.failslow.cure_lines import CurePlanned
-from paceline.policy.failslow.planner import (
-    AdviseCure,
-    AnyCureAct,
-    ApplyCure,
-    Cure,
-    PassCure,
-    RevertCure,
-)
 from paceline.policy.observation import Observation
 
 WAIT_SHARE = 0.05
@@ -114,8 +105,6 @@ def stories(lines: Sequence[AnyLine]) -> list[Story]:
                 for index, action in enumerate(line.actions):
                     seen = seen_of(asked, action, line.observation)
                     told.append(_story(name, seen, line, action, after[line.no, index]))
-            case CurePlanned():
-                told += [_cure_story(line, act) for act in line.acts]
             case ActionRefused() | TookEffect() | Measured() | Helped():
                 pass  # parts of the story of their decision
             case _:
@@ -149,46 +138,15 @@ def _story(
     )
 
 
-def _cure_story(line: CurePlanned, act: AnyCureAct) -> Story:
-    facts = line.facts
-    return Story(
-        t=line.t,
-        no=line.no,
-        what=name_of(act),
-        seen=(
-            f"a step took {milliseconds(facts.step_s)}, "
-            f"{facts.step_s / facts.healthy_s:.2f} times the {milliseconds(facts.healthy_s)} before"
-        ),
-        rule=f"planner: {act.reason}",
-    )
-
-
-CURES = {
-    Cure.MICRO_BATCHES: "MICRO_BATCHES",
-    Cure.TOPOLOGY: "TOPOLOGY",
-    Cure.RESTART: "RESTART",
-}
-"""Names in the style of AntDT's actions; FALCON calls them S2, S3 and S4."""
-BECOMES: dict[type[AnyCureAct], str] = {
-    ApplyCure: "",
-    AdviseCure: " is advised",
-    PassCure: " would pay, but cannot be had",
-    RevertCure: " is taken back",
-}
-"""What becomes of a cure."""
-
-
 def num_decisions(lines: Iterable[AnyLine]) -> tuple[int, int]:
     """Decisions in the log, and those of them with actions."""
-    decided = [line for line in lines if isinstance(line, Decided | CurePlanned)]
-    acted = sum(
-        bool(line.acts if isinstance(line, CurePlanned) else line.actions) for line in decided
-    )
+    decided = [line for line in lines if isinstance(line, Decided)]
+    acted = sum(bool(line.actions) for line in decided)
     return len(decided), acted
 
 
-def name_of(action: AnyAction | AnyCureAct) -> str:
-    """The action as AntDT names it, and what it does; a cure, and what becomes of it."""
+def name_of(action: AnyAction) -> str:
+    """The action as AntDT names it, and what it does."""
     match action:
         case KillRestart(node=node):
             return f"KILL_RESTART {node}"
@@ -205,8 +163,6 @@ def name_of(action: AnyAction | AnyCureAct) -> str:
             return f"ADJUST_LR of {counted(len(factors), 'worker')}"
         case Profile(sizes=sizes):
             return f"PROFILE of {counted(len(sizes), 'worker')}"
-        case ApplyCure() | AdviseCure() | PassCure() | RevertCure():
-            return CURES[action.cure] + BECOMES[type(action)]
         case _:
             assert_never(action)
 

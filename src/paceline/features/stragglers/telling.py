@@ -25,8 +25,7 @@ from paceline.jobs.facts import Facts
 from paceline.jobs.replayed import ReplayedLog, ToldLog
 from paceline.jobs.sections import Section
 from paceline.jobs.wording import clock, counted
-from paceline.policy.decisions.past import Again, Decider
-from paceline.policy.failslow.cure_lines import CurePlanned
+from paceline.policy.decisions.past import Decider
 from paceline.wire import spec as specs
 from paceline.wire.strategies import those
 
@@ -47,7 +46,7 @@ def explain(job: JobDir, tell: Callable[[Sequence[str | tuple[str, str]]], objec
         return
     lines, launched_s = read_log(job.decisions), job.launched_s()
     if not lines and not specs.load(job.spec).traits.trains:
-        return  # a script's log is begun by the planner of its cures, which had nothing to write
+        return  # a log of cures, of a release that wrote both to one file
     tell(_head(job, lines))
     for story in stories(lines):
         told = [(part, text) for part in PARTS if (text := getattr(story, part))]
@@ -59,11 +58,9 @@ def _head(job: JobDir, lines: Sequence[AnyLine]) -> tuple[str, str]:
     """Say which solutions have decided, and how often."""
     names = list(dict.fromkeys(line.solution for line in lines if isinstance(line, Begun)))
     decided, acted = num_decisions(lines)
-    planned = any(isinstance(line, CurePlanned) for line in lines)
-    name = ", then ".join(names) or ("the planner for scripts" if planned else "no solution")
+    name = ", then ".join(names) or "no solution"
     written = f"  {counted(decided, 'decision')} written"
-    if not planned:
-        written += f", {acted or 'none'} with actions (of the others, one in a while is written)"
+    written += f", {acted or 'none'} with actions (of the others, one in a while is written)"
     return f"{job.job_id}: {name}", written
 
 
@@ -100,8 +97,10 @@ def decision_rows(told: Sequence[Story], started_s: float) -> list[tuple[str, ..
 # --------------------------------------------------------------------------- replay
 
 
-def _read(file: Path) -> ToldLog[Decided]:
+def _read(file: Path) -> ToldLog[Decided] | None:
     lines = read_log(file)
+    if not lines and file.stat().st_size:
+        return None  # a log of cures, of a release that wrote both to one file
     return ToldLog(
         policies=SOLUTIONS,
         what="solution",
@@ -109,7 +108,6 @@ def _read(file: Path) -> ToldLog[Decided]:
         name="the log",
         by=tuple(Decider(line.solution, line.args) for line in lines if isinstance(line, Begun)),
         log=tuple(asked(lines)),
-        own=tuple(Again(line, line.acts_now()) for line in lines if isinstance(line, CurePlanned)),
         columns=("decision", "step"),
         cells=lambda line: (str(line.no), f"{line.observation.step:,}"),
         head=lambda line: f"decision {line.no}",

@@ -55,6 +55,9 @@ class HolderEdge(abc.ABC):
     def ended(self) -> None:
         """Take in that the job has ended here, by the journal; it goes on with a script as then."""
 
+    def measure_links(self) -> None:
+        """Have those who begin the job together measure their links first, where they can."""
+
     def known(self) -> set[Inc]:
         """Return more workers of which the journal tells that they take part."""
         return set()

@@ -52,7 +52,6 @@ class GroupEdge(HolderEdge):
         self._spec = spec
         self._holder = GroupHolder(
             min_members=spec.min_workers,
-            check=spec.preflight and spec.traits.measured == "links",
             sharded=spec.traits.holder == "shards",
             copies_at_rest=spec.deterministic,
         )
@@ -76,6 +75,9 @@ class GroupEdge(HolderEdge):
     @property
     def group_no(self) -> int:
         return self.holder.group.number
+
+    def measure_links(self) -> None:
+        self.holder.group.check = self._spec.traits.measured == "links"
 
     def known(self) -> set[Inc]:
         return set(self.holder.group.ready)

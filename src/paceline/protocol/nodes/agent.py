@@ -21,7 +21,6 @@ from paceline.wire.messages.agent import (
     ProcessExited,
     StartProcess,
     StopProcess,
-    TellCalls,
     ToProcess,
 )
 from paceline.wire.messages.features import AgentFeatureTold
@@ -75,12 +74,6 @@ class KnowServers(msgspec.Struct, frozen=True):
     servers: FileServers
 
 
-class ReadCalls(msgspec.Struct, frozen=True):
-    """Tell the master which collective calls the process has noted."""
-
-    question: TellCalls
-
-
 class EndHung(msgspec.Struct, frozen=True):
     """Capture what the process's threads do, then SIGKILL."""
 
@@ -97,7 +90,6 @@ Act = (
     | Report
     | Deliver
     | KnowServers
-    | ReadCalls
     | LimitNode
     | AgentFeatureTold
     | Quit
@@ -166,8 +158,6 @@ class NodeState:
             case ToProcess(inc=inc, body=body):
                 running = self.running
                 return [Deliver(body)] if running and running.inc == inc else []
-            case TellCalls(inc=inc):
-                return [ReadCalls(message)] if self.life and self.life.up.inc == inc else []
             case LimitNode() | AgentFeatureTold():
                 return [message]
             case Leave():

@@ -20,12 +20,11 @@ from torch import Tensor
 from torch._C import _distributed_c10d as c10d
 
 from paceline.base.numbering import Inc
-from paceline.policy.failslow.preflight import pair_up
-from paceline.runtime.group.links import measure_links
+from paceline.runtime.group.links import measure_links, pair_up
 from paceline.runtime.group.store import GroupOver, PeerStore
 from paceline.runtime.group.transports import DIRECT, LONGEST_S, SOCKETS, Gloo, Transport
 from paceline.runtime.process.reaching import place_of, refusal
-from paceline.wire.messages.checks import Link
+from paceline.wire.messages.base import Link
 from paceline.wire.messages.group import Member, RunGroup
 
 GIVE_UP_S = 120.0

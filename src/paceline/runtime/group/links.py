@@ -1,9 +1,10 @@
 """What the links between the members of a group carry: measured in pairs, over gloo's own sockets.
 
-All members of a group do it at once; who is paired with whom says `policy.failslow`. A pair that is
+All members of a group do it at once; `pair_up` says who is paired with whom. A pair that is
 done goes on to its next peers, who may be late: nothing is timed before both are there.
 """
 
+import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import timedelta
@@ -15,7 +16,7 @@ from torch import Tensor
 
 from paceline.runtime.group.store import GroupOver
 from paceline.runtime.process.link_chunks import CHUNK_BYTES, PINGS, LinkChunks
-from paceline.wire.messages.checks import Link
+from paceline.wire.messages.base import Link
 
 PATIENCE_S = 24 * 3600.0
 """Seconds that a message may take: the master finds members that hang (`master.hangs`), as it does
@@ -24,6 +25,27 @@ QUICK_S = 0.03
 STREAM_S = 0.02
 _ON, _LARGER, _LAST = 1, 2, 3
 _TAG = 0
+
+
+def pair_up(size: int) -> list[list[tuple[int, int]]]:
+    """Return rounds of pairs, the lower rank first, all pairs different.
+
+    There are so many rounds that each rank meets all others in a group of up to four, and
+    1 + log2(size) others in a larger one. Of an odd number, a rank that is left over in a round
+    meets one less.
+    """
+    if size < 2:
+        return []
+    seats: list[int | None] = [*range(size), *([None] if size % 2 else [])]
+    count = min(len(seats) - 1, 1 + math.ceil(math.log2(size)))
+    rounds = []
+    for turn in range(count):
+        ring = [seats[0], *seats[1 + turn :], *seats[1 : 1 + turn]]
+        across = zip(ring[: len(ring) // 2], reversed(ring[len(ring) // 2 :]), strict=True)
+        rounds.append(
+            [(min(a, b), max(a, b)) for a, b in across if a is not None and b is not None]
+        )
+    return rounds
 
 
 def measure_links(

@@ -41,11 +41,11 @@ from paceline.runtime.group.short import PeerSteps, ShortStep
 from paceline.runtime.group.store import GroupOver
 from paceline.runtime.process.asking import Asking, CutAsker
 from paceline.runtime.process.exchange import Exchange
+from paceline.runtime.process.feature_port import Links
 from paceline.runtime.process.process import Fenced, LeftBehind, Process
 from paceline.runtime.state.replica import Replica
 from paceline.runtime.variables.variables import Variables
 from paceline.wire.messages.base import Attempt
-from paceline.wire.messages.checks import Checked
 from paceline.wire.messages.data import Data
 from paceline.wire.messages.feeds import Feed, ScriptPlace, Slice, SourceLine, Underway
 from paceline.wire.messages.group import (
@@ -183,7 +183,7 @@ class MemberClient:
         """Become what a peer, or a cut, holds."""
         raise NotImplementedError
 
-    def check(self, measure: Callable[[], Checked]) -> None:
+    def check(self, measure: Callable[[Links], None]) -> None:
         raise NotImplementedError
 
     def samples_with(self, whole: Slice = ()) -> int:

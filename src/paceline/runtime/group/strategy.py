@@ -20,7 +20,7 @@ from paceline.runtime.group.reducer import Reducer
 from paceline.runtime.group.shares import StepShares
 from paceline.runtime.group.step import GroupStep
 from paceline.runtime.group.watcher import Watcher
-from paceline.runtime.process.feature_port import LogPlace
+from paceline.runtime.process.feature_port import Links, LogPlace
 from paceline.runtime.script.averages import KeptAverage, made, update_when
 from paceline.runtime.script.stepping import Stepping
 from paceline.runtime.script.strategy import Entries, Reached, begun_at
@@ -28,7 +28,6 @@ from paceline.runtime.state.outside import Outside
 from paceline.runtime.state.replica import place_in_cut
 from paceline.runtime.variables.variables import Variables
 from paceline.wire.messages.base import UNPLACED, Attempt
-from paceline.wire.messages.checks import Checked
 from paceline.wire.messages.feeds import Feed, ScriptPlace, SourceLine, Underway
 from paceline.wire.messages.group import NO_STEP
 
@@ -143,7 +142,7 @@ class Together(Stepping):
 
         update_when(average, is_due)
 
-    def check(self, measure: Callable[[], Checked]) -> None:
+    def check(self, measure: Callable[[Links], None]) -> None:
         self._member.check(measure)
 
     def _run(

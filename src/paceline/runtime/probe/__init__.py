@@ -1,1 +1,1 @@
-"""What a script that trains on its own does: its steps and collective calls, seen from below."""
+"""Steps of a script that trains on its own, seen from below."""

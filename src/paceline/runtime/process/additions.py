@@ -1,6 +1,6 @@
 """What paceline puts into a process before its script runs.
 
-The probe, parts of features, and threads by its quota.
+A watch for steps, parts of features, and threads by its quota.
 """
 
 import os
@@ -23,9 +23,9 @@ def add(process: Process) -> None:
     spec = process.spec
     if spec.run_as == "program":
         return
-    parts = process.features = ProcessParts(here_of(process))
-    if not spec.traits.trains and (spec.watch or parts.go_by_steps):
-        _watch(process)
+    parts = process.features = ProcessParts(here_of(process), process.told)
+    if not spec.traits.trains and parts.go_by_steps:
+        _watch(process, parts)
     parts.begin(process)
     if spec.traits.trains:
         from paceline.runtime.process.quota_threads import follow_quota  # with torch
@@ -35,11 +35,13 @@ def add(process: Process) -> None:
         import_module(name).add(process)
 
 
-def _watch(process: Process) -> None:
+def _watch(process: Process, parts: ProcessParts) -> None:
     """Watch the script that is about to run; if that cannot be, say so and let it run."""
     try:
-        from paceline.runtime.probe.install import Probe  # with a part of torch that may change
+        from paceline.runtime.probe.script_steps import ScriptSteps  # its part of torch may change
 
-        Probe(process).install()
+        steps = ScriptSteps(process, parts)
+        steps.install()
+        process.script_steps = steps
     except Exception as error:  # noqa: BLE001 - of a part of torch, whatever it is
         sys.stderr.write(f"paceline: the script is not watched for slow ranks: {error!r}\n")

@@ -25,7 +25,6 @@ from paceline.base.numbering import Inc
 from paceline.runtime.process.process import Process
 from paceline.runtime.process.reaching import Unheard
 from paceline.wire.data_plane import DataClient
-from paceline.wire.messages.checks import Checked, CheckKept
 from paceline.wire.messages.data import Data
 from paceline.wire.messages.features import FeatureTold
 from paceline.wire.messages.node import NodeDown, WorkersNow
@@ -39,7 +38,7 @@ HALT_S = 5.0
 
 Errand = Callable[[], object]
 
-ExchangeTakes = CheckKept | FeatureTold | WorkersNow
+ExchangeTakes = FeatureTold | WorkersNow
 """Messages of the master to every worker, whoever holds the model."""
 
 
@@ -74,7 +73,6 @@ class Exchange:
         self._halting = False
         self._failure: BaseException | None = None
         self._tick_at_s = 0.0
-        self._untold: Checked | None = None
         self._alarm = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self.data.watch(self._alarm)
         self._thread = threading.Thread(target=self._run, name="paceline-exchange", daemon=True)
@@ -91,12 +89,6 @@ class Exchange:
         if self._asleep:
             self._asleep = False
             os.eventfd_write(self._alarm, 1)
-
-    def tell(self, message: Checked) -> None:
-        """Tell the master something once, again and again until it is kept there."""
-        with self.changed:
-            self._untold = message
-            self.leave(partial(self._process.link.send, message))
 
     def wait(self) -> None:
         """Let go of ``changed`` until there is news, at most WAIT_S."""
@@ -148,8 +140,6 @@ class Exchange:
             self._owner.from_master(order)
             return
         match order:
-            case CheckKept():
-                self._untold = None
             case FeatureTold():
                 if self._process.features is not None:
                     self._process.features.told(order)
@@ -158,13 +148,11 @@ class Exchange:
             case _:
                 assert_never(order)
 
-    def _tell_again(self, now_s: float) -> None:
-        """Leave what the master does not keep yet to be sent."""
+    def _tell_due(self, now_s: float) -> None:
+        """Leave what features have to say to be sent."""
         features = self._process.features
         for message in features.due(now_s) if features is not None else ():
             self.leave(partial(self._process.link.send, message))
-        if self._untold is not None:
-            self.leave(partial(self._process.link.send, self._untold))
 
     def _fail(self, error: BaseException) -> None:
         with self.changed:
@@ -186,7 +174,7 @@ class Exchange:
             for order in orders:
                 self._take(order)
             if due:
-                self._tell_again(now_s)
+                self._tell_due(now_s)
                 self._owner.tick()
                 self._tick_at_s = now_s + TICK_S
             if arrived or orders:

@@ -2,17 +2,25 @@
 
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any
+from functools import cache
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from paceline.base import features
 from paceline.base.errors import ConfigError
 from paceline.base.numbering import Inc
-from paceline.runtime.process.feature_port import Here, LogPlace, Number, ProcessPart
+from paceline.runtime.probe.faults import is_of_script
+from paceline.runtime.process.feature_port import Here, Links, LogPlace, Number, ProcessPart
 from paceline.runtime.process.process import Process
 from paceline.wire.codec import encode
+from paceline.wire.messages.base import Link
 from paceline.wire.messages.features import FeatureSaid, FeatureTold
+
+if TYPE_CHECKING:  # torch: a server's process imports this, too
+    from torch import device
+
+    from paceline.runtime.probe.times import StepOver
 
 
 def here_of(process: Process) -> Here:
@@ -21,15 +29,23 @@ def here_of(process: Process) -> Here:
 
 
 class ProcessParts:
-    """The parts of all installed features that have one, by name."""
+    """The parts of all installed features that have one, by name.
 
-    def __init__(self, here: Here) -> None:
+    Args:
+        here: the process.
+        told: messages of the master that came with the order to start it, by feature.
+    """
+
+    def __init__(self, here: Here, told: Mapping[str, msgspec.Raw] | None = None) -> None:
         self._inc: Inc = here.inc
+        self._has_measured = False
         self._parts: dict[str, ProcessPart] = {}
         for name, make in features.parts_of("process", self._failed):
             for part in self._doing(name, lambda make=make: make(here)):  # type: ignore[misc]
                 if part is not None:
                     self._parts[name] = part
+        for name, body in (told or {}).items():
+            self.told(FeatureTold(inc=here.inc, feature=name, body=body))
 
     def _failed(self, name: str, error: Exception) -> None:
         self._parts.pop(name, None)
@@ -65,6 +81,58 @@ class ProcessParts:
                 raise
             except Exception as error:  # noqa: BLE001 - a feature may be of any package
                 self._failed(name, error)
+
+    def script_timed(self, over: "StepOver") -> None:
+        """Tell all parts what a step of a script by itself took."""
+        self._within_script(lambda part: part.script_timed(over))
+
+    def script_stepped(self, step: int) -> None:
+        """Tell all parts that a script by itself is between two steps."""
+        self._within_script(lambda part: part.script_stepped(step))
+
+    def _within_script(self, act: Callable[[ProcessPart], None]) -> None:
+        """Do something with each part, in a call of the script: an error of the script is its."""
+        for name, part in [*self._parts.items()]:
+            try:
+                act(part)
+            except Exception as error:
+                if is_of_script(error, type(part).__module__.partition(".")[0]):
+                    raise
+                self._failed(name, error)
+
+    def measuring(self, device: "device") -> Callable[[Links], None] | None:
+        """Return what measures this node for all parts, once in a life; None: nobody asks for it.
+
+        What is returned may be called again if links cannot be measured, and raises what they do.
+
+        Args:
+            device: that holds the model.
+        """
+        due = {name: one for name, one in self._parts.items() if one.is_to_measure}
+        if self._has_measured or not due:
+            return None
+        self._has_measured = True
+
+        def measure(links: Links) -> None:
+            known, broken = cache(links), list[Exception]()
+
+            def once() -> tuple[Link, ...]:
+                try:
+                    return known()
+                except Exception as error:
+                    broken.append(error)
+                    raise
+
+            for name, part in due.items():
+                try:
+                    part.measure(device, once)
+                except Exception as error:
+                    if error in broken:
+                        raise
+                    self._failed(name, error)
+            once()  # peers wait for it, whatever became of the parts
+
+        return measure
 
     def logged(self, place: LogPlace, values: Mapping[str, Number], now_s: float) -> None:
         """Give values of ``job.log`` to all parts."""

@@ -2,26 +2,33 @@
 
 A feature declares its part as the ``process`` of its `paceline.base.features.Feature`: a callable
 that takes `Here` and returns a `ProcessPart`, or None where the feature has nothing to do in this
-process. An error that a part raises ends the part, and not the training. A script that trains by
-itself has parts, too; they hear no more than `ProcessPart.begin`.
+process. An error that a part raises ends the part, and not the training.
+
+A script that trains by itself has parts, too. They hear of its steps, and what was told before the
+script. All else that they hear and say goes through the link of `Process` (`say`, `hear`), which
+nobody else uses there.
 """
 
-from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypeAlias
+from collections.abc import Callable, Iterable, Mapping
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import msgspec
 
 from paceline.base.jobdir import JobDir
 from paceline.base.numbering import Inc
 from paceline.runtime.process.process import Process
-from paceline.wire.messages.base import Attempt
+from paceline.wire.messages.base import Attempt, Link
 from paceline.wire.spec import JobSpec
 
 if TYPE_CHECKING:  # torch: a server's process imports this, too
-    from torch import Tensor
+    from torch import Tensor, device
+
+    from paceline.runtime.probe.times import StepOver
 
 Number: TypeAlias = "float | Tensor"
 """Value that a script logs: a number, or a tensor without dimensions on its device."""
+Links: TypeAlias = Callable[[], tuple[Link, ...]]
+"""Measures what the links of this node carry, together with its peers."""
 
 
 class Here(NamedTuple):
@@ -49,7 +56,7 @@ class LogPlace(NamedTuple):
 class ProcessPart:
     """A feature's part in a worker; each method may be left out."""
 
-    goes_by_steps: ClassVar[bool] = False
+    goes_by_steps: bool = False
     """True: the part needs the steps of a script that trains on its own; they are watched."""
 
     def begin(self, process: Process) -> None:
@@ -59,6 +66,26 @@ class ProcessPart:
             ConfigError: this machine lacks what the feature needs; the process ends with it.
         """
 
+    def script_timed(self, over: "StepOver") -> None:
+        """Take in what a step of a script by itself took; a GPU says so some steps later."""
+
+    def script_stepped(self, step: int) -> None:
+        """Act between two steps of a script by itself, in its thread: its optimizer has stepped."""
+
+    @property
+    def is_to_measure(self) -> bool:
+        """Say whether `measure` is to be called in this life."""
+        return False
+
+    def measure(self, device: "device", links: Links) -> None:
+        """Measure the node before the first step, in the training thread: nothing else runs here.
+
+        Args:
+            device: that holds the model.
+            links: see `Links`; peers wait until it is called. What it raises must be raised again:
+                then the peers are gone, and all of it comes again with others.
+        """
+
     def logged(self, place: LogPlace, values: Mapping[str, Number], now_s: float) -> None:
         """Take in values of ``job.log``; in the training thread, which waits."""
 
@@ -66,7 +93,10 @@ class ProcessPart:
         """Act on the end of a loop, or on the script's leaving it; in the training thread."""
 
     def told(self, body: msgspec.Raw) -> None:
-        """Take in a message, as msgpack, of the feature's part in the master; in another thread."""
+        """Take in a message, as msgpack, of the feature's part in the master; in another thread.
+
+        What the master's part gave to the order to start this life comes before `begin`.
+        """
 
     def due(self, now_s: float) -> Iterable[Any]:
         """Return messages, msgspec structs, for the part in the master; in the same thread."""

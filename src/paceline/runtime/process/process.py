@@ -11,7 +11,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from types import FrameType
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -24,12 +24,14 @@ from paceline.cuts.reach import cuts_of
 from paceline.runtime.data.work import StepTimes
 from paceline.runtime.variables.frames import frames_of
 from paceline.wire.messages.agent import EXIT_FENCED, EXIT_NO_AGENT
+from paceline.wire.messages.features import FeatureSaid, FeatureTold
 from paceline.wire.messages.node import ProcessUp
 from paceline.wire.node_link import NodeLink
 from paceline.wire.spec import JobSpec, load
 from paceline.wire.step_ledger import StepLedgerWriter
 
 if TYPE_CHECKING:
+    from paceline.runtime.probe.script_steps import ScriptSteps
     from paceline.runtime.process.feature_parts import ProcessParts
     from paceline.runtime.script.strategy import Bystander
 
@@ -112,9 +114,18 @@ class Process:
     _is_broken_off = False
     _script_cannot_hear = False
     """Whether SIGTERM came when the script had no handler of its own."""
+    """SIGTERM came when the script had no handler of its own."""
+    script_steps: "ScriptSteps | None" = None
+    """Watches the steps of a script by itself; None: nobody needs them."""
 
     def __init__(
-        self, job: JobDir, up: ProcessUp, rank: int, num_workers: int, *, check: bool = False
+        self,
+        job: JobDir,
+        up: ProcessUp,
+        rank: int,
+        num_workers: int,
+        *,
+        told: Mapping[str, msgspec.Raw] | None = None,
     ) -> None:
         self.job = job
         self.node = up.node
@@ -122,9 +133,9 @@ class Process:
         self.role = up.role
         self.rank = rank
         self.num_workers = num_workers
-        """Number of workers at the start; on servers those that train, as the master says."""
-        self.check = check
-        """Whether the node must be measured before the first step."""
+        """When it started; on servers those that train, as the master says."""
+        self.told = told or {}
+        """Messages of the master for features' parts here, which came with the order to start."""
         self.spec: JobSpec = load(job.spec)
         self.cuts = cuts_of(job, self.spec)
         self._step = 0
@@ -305,6 +316,22 @@ class Process:
         self.check_returned = _nothing
         self.link.close()
         self.at_fork()
+
+    def say(self, feature: str, body: Any) -> None:
+        """Send a message at once; in the thread that uses the link, as a script's does.
+
+        Args:
+            feature: whose part in the master it is for.
+            body: a msgspec struct.
+        """
+        raw = msgspec.Raw(msgspec.msgpack.encode(body))
+        self.link.send(FeatureSaid(inc=self.inc, feature=feature, body=raw))
+
+    def hear(self) -> None:
+        """Take what has come for features' parts; in the same thread, where nobody else does."""
+        for message in self.link.receive():
+            if isinstance(message, FeatureTold) and self.features is not None:
+                self.features.told(message)
 
     def tell_rest(self) -> None:
         """Send the last messages of features; after ``at_end``."""

@@ -4,6 +4,7 @@ The zygote's child calls `main`. With strategy script only the script's end is r
 script gets its signals itself.
 """
 
+import base64
 import faulthandler
 import os
 import signal
@@ -34,6 +35,8 @@ from paceline.wire.spec import JobSpec
 LAST_WORDS_S = 1.0
 """Seconds for the last messages to reach the agent."""
 
+_TOLD = msgspec.msgpack.Decoder(dict[str, msgspec.Raw])
+
 
 def main() -> int:
     """Run the node's role to its end; the exit code."""
@@ -59,8 +62,8 @@ def _from_environment() -> Process:
     )
     job = JobDir(Path(os.environ["PACELINE_JOB_DIR"]))
     num_workers = int(os.environ["PACELINE_NUM_WORKERS"])
-    check = os.environ.get("PACELINE_CHECK") == "1"
-    return Process(job, up, int(os.environ["PACELINE_RANK"]), num_workers, check=check)
+    told = _TOLD.decode(base64.b64decode(os.environ["PACELINE_TOLD"]))
+    return Process(job, up, int(os.environ["PACELINE_RANK"]), num_workers, told=told)
 
 
 def run_server(process: Process) -> int:

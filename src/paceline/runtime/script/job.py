@@ -31,7 +31,6 @@ from paceline.protocol.reasons import feed_difference
 from paceline.runtime.data.reader import BatchLoader, Reader, loader_of
 from paceline.runtime.data.torch_loader import DEFAULTS, Loaders, ReadingLoop, Selection
 from paceline.runtime.data.work import Array
-from paceline.runtime.process.preflight import check_node
 from paceline.runtime.process.process import LeftBehind, OpenLoop, Stopped, current
 from paceline.runtime.process.seeding import seed_all, seed_of
 from paceline.runtime.script.batch_loop import BatchLoop
@@ -912,12 +911,12 @@ class Job:
             process.ledger.delay(seconds)
 
     def _check_node(self) -> None:
-        """Measure the node, if this is the first life there that trains."""
+        """Have features measure the node, if one asks for it: once, before the first step."""
         process = current()
-        if process is not None and process.check:
-            process.check = False
+        if process is not None and process.features is not None:
             device = next((one.device for one in self._modules[0].parameters()), CPU)
-            self._strategy.check(partial(check_node, process.inc, device))
+            if (measure := process.features.measuring(device)) is not None:
+                self._strategy.check(measure)
 
     def _loop_ended(self) -> None:
         """Tell features that a loop is over, or was left."""

@@ -18,10 +18,9 @@ from torch.optim.lr_scheduler import LRScheduler
 from paceline.runtime.data.growth import Growth
 from paceline.runtime.data.reader import Reader
 from paceline.runtime.data.work import Array
-from paceline.runtime.process.feature_port import LogPlace
+from paceline.runtime.process.feature_port import Links, LogPlace
 from paceline.runtime.state.script_state import ScriptState
 from paceline.runtime.variables.variables import Variables
-from paceline.wire.messages.checks import Checked
 from paceline.wire.messages.feeds import Feed, ScriptPlace, SourceLine, Underway
 from paceline.wire.spec import JobSpec
 
@@ -189,8 +188,8 @@ class Strategy(Protocol):
     def source_line(self, line: int) -> SourceLine:
         """Return what a line of a work's spans is at its source."""
 
-    def check(self, measure: Callable[[], Checked]) -> None:
-        """Have the master keep what our node can do; measured now, or before the first step."""
+    def check(self, measure: Callable[[Links], None]) -> None:
+        """Have our node measured, now or before the first step; ``measure`` gets our `Links`."""
 
     def train(self, feed: Feed, reader: Reader, ahead: int) -> Iterator[Any]:
         """Yield batch after batch until the feed is complete; ``ahead``: batches made ahead."""

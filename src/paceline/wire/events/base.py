@@ -1,6 +1,8 @@
 """Base of all events: time and node, and how they become a line and a sentence."""
 
+import contextlib
 import re
+from collections.abc import Callable, Iterable
 from typing import ClassVar, Self
 
 import msgspec
@@ -86,10 +88,10 @@ class ReasonedEvent(Event, frozen=True, kw_only=True):
 
 
 class PlainEvent(ReasonedEvent, frozen=True, kw_only=True):
-    """A line of an event that the reader does not know: its fields are lost, its words are not.
+    """A line of an event that the reader does not know: it knows the words, and keeps the fields.
 
     So a line of a feature is read, also where the feature is not installed; and so is a line of
-    another version.
+    another version. The feature itself reads the line again (`known_by`).
     """
 
     kind: str
@@ -100,6 +102,8 @@ class PlainEvent(ReasonedEvent, frozen=True, kw_only=True):
     """Sentence for people; empty: it is made of name, node and reason."""
     usual: bool = False
     """True: every healthy job has such events."""
+    source: bytes = b""
+    """The line, without its end."""
 
     @property
     def name(self) -> str:
@@ -113,6 +117,9 @@ class PlainEvent(ReasonedEvent, frozen=True, kw_only=True):
         return self.words or super().sentence()
 
     def line(self) -> dict[str, object]:
+        if self.source:
+            line: dict[str, object] = msgspec.json.decode(self.source)
+            return line
         line = super().line()
         del line["kind"]
         return line
@@ -131,3 +138,19 @@ class FeatureEvent(Event, frozen=True, kw_only=True):
     def line(self) -> dict[str, object]:
         line = super().line() | {"feature": self.feature_name, "words": self.sentence()}
         return line | ({} if self.is_news else {"usual": True})
+
+
+def known_by(events: Iterable[Event], decode: Callable[[bytes], Event]) -> list[Event]:
+    """Read lines of a feature's events by the feature's own union.
+
+    Args:
+        events: of a job, as the core has read them.
+        decode: decodes a line; raises `msgspec.ValidationError` for one that it does not know.
+    """
+    found: list[Event] = []
+    for event in events:
+        if isinstance(event, PlainEvent) and event.source:
+            with contextlib.suppress(msgspec.ValidationError):
+                event = decode(event.source)
+        found.append(event)
+    return found

@@ -11,9 +11,9 @@ from typing import get_args
 import msgspec
 
 from paceline.base.numbering import NO_INC, Inc
-from paceline.wire.events import checks, failslow, job, nodes, state
+from paceline.wire.events import job, nodes, state
 from paceline.wire.events.base import Event, PlainEvent
-from paceline.wire.events.lines_of_before import fields_of
+from paceline.wire.events.lines_of_before import USUAL, fields_of
 
 KnownEvent = (
     job.LaunchedEvent
@@ -63,17 +63,7 @@ KnownEvent = (
     | nodes.ServersChangedEvent
     | nodes.ServersNotChangedEvent
     | nodes.MoveGivenUpEvent
-    | failslow.StartUnseenEvent
-    | failslow.FollowsEvent
-    | failslow.SlowedEvent
-    | failslow.DiagnosedEvent
-    | failslow.RelievedEvent
-    | failslow.RestartAdvisedEvent
-    | checks.CheckedEvent
-    | checks.CheckFailedEvent
-    | checks.SlowNodeEvent
-    | checks.SlowLinkEvent
-    | checks.PlanEvent
+    | state.PlanEvent
     | state.FeedOpenedEvent
     | state.FeedCompleteEvent
     | state.EpochEvent
@@ -143,7 +133,8 @@ def _of_another_version(line: bytes) -> AnyEvent:
         reason=one.reason,
         feature=one.feature,
         words=one.words,
-        usual=one.usual,
+        usual=one.usual or (not one.feature and one.event in USUAL),
+        source=bytes(line),
     )
 
 

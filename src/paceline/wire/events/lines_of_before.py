@@ -32,6 +32,8 @@ _WORDS = {
     "works": rf"[\d.]+ s(?: \({_TOOK}\))?",
 }
 _SIGNALS = {"Ctrl-C": 2, "SIGTERM": 15}
+USUAL = frozenset({"checked", "relieved"})
+"""Events of features whose lines did not say that every healthy job has them."""
 
 
 def fields_of(name: str, reason: str) -> dict[str, object]:

@@ -200,6 +200,17 @@ class GroupBrokenEvent(ReasonedEvent, frozen=True):
     sentence_words = "{0.node} can no longer work with the others: {0.reason}"
 
 
+class PlanEvent(Event, frozen=True):
+    """The workers divide their steps by another plan."""
+
+    plan_no: int
+    step: StepNo
+    """The first by this plan."""
+
+    is_usual = True
+    clause_words = "plan {0.plan_no} from step {0.step} on"
+
+
 class MemberSlowEvent(Event, frozen=True):
     """A member takes long for its part of a step, and all others wait for it."""
 

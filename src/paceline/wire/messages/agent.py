@@ -3,7 +3,6 @@
 import msgspec
 
 from paceline.base.numbering import Inc
-from paceline.wire.call_ring import RingContents
 from paceline.wire.messages.base import LifeMessage, Message
 from paceline.wire.messages.features import AgentFeatureSaid, AgentFeatureTold
 from paceline.wire.messages.node import NodeDown, NodeUp, ProcessUp
@@ -13,8 +12,6 @@ EXIT_SOFTWARE = 70
 """``os.EX_SOFTWARE``."""
 EXIT_NO_AGENT = 75
 """Exit code of a training process that has had no agent for long."""
-MOST_CALLS = 4096
-"""Most calls that an agent tells at once."""
 EXIT_FENCED = 76
 """Exit code of a process that was given up, or holds nothing that the job goes on from."""
 
@@ -159,8 +156,8 @@ class StartProcess(LifeMessage, frozen=True):
     role: str
     rank: int
     num_workers: int
-    check: bool = False
-    """Whether the process measures what its node can do, before its first step."""
+    told: dict[str, msgspec.Raw] = {}
+    """Messages as msgpack, by feature, for features' parts in the process before its script."""
     restart: int = 0
     """Strategy script: how often all workers have begun again."""
     port: int = 0
@@ -181,23 +178,6 @@ class ToProcess(LifeMessage, frozen=True):
     """master -> agent: deliver to the training process of incarnation ``inc``."""
 
     body: NodeDown
-
-
-class TellCalls(LifeMessage, frozen=True):
-    """master -> agent: which collective calls its process has noted since this step."""
-
-    asked: int
-    """Running number of the question; a new one replaces it."""
-    from_step: int
-
-
-class CallsTold(Message, frozen=True):
-    """agent -> master: those that its ring still has, the newest `MOST_CALLS` at most."""
-
-    node: str
-    inc: Inc
-    asked: int
-    noted: RingContents
 
 
 class LimitNode(Message, frozen=True):
@@ -226,24 +206,9 @@ class FileServers(Message, frozen=True):
     nodes: dict[str, str] = {}
 
 
-AgentUp = (
-    AgentHello
-    | Heartbeat
-    | FromProcess
-    | ProcessExited
-    | CallsTold
-    | NodeLimited
-    | AgentFeatureSaid
-)
+AgentUp = AgentHello | Heartbeat | FromProcess | ProcessExited | NodeLimited | AgentFeatureSaid
 
 
 AgentDown = (
-    StartProcess
-    | StopProcess
-    | ToProcess
-    | TellCalls
-    | LimitNode
-    | AgentFeatureTold
-    | Leave
-    | FileServers
+    StartProcess | StopProcess | ToProcess | LimitNode | AgentFeatureTold | Leave | FileServers
 )

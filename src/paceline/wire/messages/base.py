@@ -1,4 +1,4 @@
-"""Bases of messages, and parts of them on more than one plane: servers, their map, cuts, tables."""
+"""Bases of messages, and parts of them on more than one plane: servers, their map, links, cuts."""
 
 import msgspec
 
@@ -85,6 +85,14 @@ class ServerMap(msgspec.Struct, frozen=True, kw_only=True):
         """Incarnations of the servers that buckets are being copied to, in order."""
         copied = set(self.copies)
         return tuple(server.inc for k, server in enumerate(self.servers) if k in copied)
+
+
+class Link(msgspec.Struct, frozen=True, array_like=True):
+    """The connection to a peer, both ways at once: bytes per second each way, and round trip, s."""
+
+    node: str
+    bytes_per_s: float
+    rtt_s: float
 
 
 class CutRef(msgspec.Struct, frozen=True, kw_only=True):

@@ -10,8 +10,6 @@ from paceline.wire.messages.base import (
     ServerMap,
     TableHeld,
 )
-from paceline.wire.messages.checks import Checked, CheckKept
-from paceline.wire.messages.failslow import AtMeeting, GoOn, Measure, MeetAt, RankMeasured
 from paceline.wire.messages.features import FeatureSaid, FeatureTold
 from paceline.wire.messages.feeds import Batching, Feed, Rate, ScriptPlace, Slice, SourceLine
 from paceline.wire.messages.group import (
@@ -331,9 +329,6 @@ NodeUp = (
     | Broken
     | Profiled
     | FeatureSaid
-    | Checked
-    | AtMeeting
-    | RankMeasured
     | ScriptError
     | Leaving
     | Finished
@@ -564,11 +559,7 @@ NodeDown = (
     | Divide
     | RunGroup
     | ProfileBatches
-    | CheckKept
     | FeatureTold
     | WorkersNow
-    | MeetAt
-    | Measure
-    | GoOn
     | Stop
 )

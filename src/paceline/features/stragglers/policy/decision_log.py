@@ -16,7 +16,6 @@ import msgspec
 from paceline.features.stragglers.policy.solution import Solution
 from paceline.policy.actions import AnyAction
 from paceline.policy.decisions.past import Decider, decoded
-from paceline.policy.failslow.cure_lines import CurePlanned
 from paceline.policy.observation import RESTART_PARTS, Observation, RestartCost, RestartOutcome
 from paceline.policy.stats.history import Lengths
 from paceline.wire.events.nodes import in_parts
@@ -112,9 +111,13 @@ class Helped(DecisionLine, frozen=True):
     outcome: RestartOutcome
 
 
+class PlannedElsewhere(DecisionLine, frozen=True, tag="CurePlanned"):
+    """A line of another log, which stood here in earlier releases; readers pass over it."""
+
+
 Aftermath = ActionRefused | TookEffect | Measured | Helped
 """What became of an action."""
-AnyLine = Begun | Decided | Failed | CurePlanned | Aftermath
+AnyLine = Begun | Decided | Failed | Aftermath
 
 
 def describe_cost(cost: RestartCost) -> str:
@@ -122,12 +125,14 @@ def describe_cost(cost: RestartCost) -> str:
     return in_parts({part.removesuffix("_s"): getattr(cost, part) for part in RESTART_PARTS})
 
 
-_decoder = msgspec.json.Decoder(AnyLine)
+_decoder = msgspec.json.Decoder(AnyLine | PlannedElsewhere)
 
 
 def decode(lines: Iterable[bytes]) -> Iterator[AnyLine]:
-    """Lines of a log, as `decoded` returns them."""
-    return decoded(lines, _decoder)
+    """Yield the lines of a log, as `decoded` does, but for those of another log."""
+    for line in decoded(lines, _decoder):
+        if not isinstance(line, PlannedElsewhere):
+            yield line
 
 
 def asked(lines: Iterable[AnyLine]) -> Iterator[tuple[Decider, Decided]]:

@@ -16,7 +16,7 @@ from paceline.features.stragglers.policy import chance
 from paceline.features.stragglers.policy.fleet import Bools, Fleet
 from paceline.features.stragglers.policy.paces import besides_s, paces_s
 from paceline.features.stragglers.policy.solvers import Floats, Ints
-from paceline.policy.failslow.planner import Fault
+from paceline.policy.cures import Fault
 from paceline.policy.observation import Observation, WorkerSeen
 
 

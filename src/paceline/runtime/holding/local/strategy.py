@@ -21,7 +21,7 @@ from paceline.runtime.data.growth import Growth
 from paceline.runtime.data.local_feed import Dealing
 from paceline.runtime.data.reader import Reader
 from paceline.runtime.data.work import Array, Work
-from paceline.runtime.process.feature_port import LogPlace
+from paceline.runtime.process.feature_port import Links, LogPlace
 from paceline.runtime.script.step_frame import NO_GRADIENT, StepFrame, StepInHand
 from paceline.runtime.script.stepping import Stepping, clip_whole, params_of, trained_by
 from paceline.runtime.script.strategy import (
@@ -32,7 +32,6 @@ from paceline.runtime.script.strategy import (
     Results,
 )
 from paceline.wire.messages.base import Attempt
-from paceline.wire.messages.checks import Checked
 from paceline.wire.messages.feeds import Feed, ScriptPlace, SourceLine
 from paceline.wire.spec import JobSpec
 
@@ -92,8 +91,8 @@ class Local(Stepping):
     def source_line(self, line: int) -> SourceLine:
         return self._dealing.source_line(line)
 
-    def check(self, measure: Callable[[], Checked]) -> None:
-        """Do nothing: nobody keeps what would be measured."""
+    def check(self, measure: Callable[[Links], None]) -> None:
+        """Nobody keeps it."""
 
     def train(self, feed: Feed, reader: Reader, ahead: int) -> Iterator[Any]:
         steps = self._steps(feed, reader, ahead)

@@ -7,8 +7,6 @@ from concurrent.futures import Future
 from functools import partial
 from typing import assert_never
 
-import msgspec
-
 from paceline.base.errors import PermanentError, TransientError
 from paceline.protocol.holding.group.member import Connect, Copy, Instruction, LoadReplica
 from paceline.runtime.data.work import Array, Work
@@ -16,10 +14,11 @@ from paceline.runtime.group.group import Group
 from paceline.runtime.group.member import RESEND_S, MemberClient
 from paceline.runtime.group.store import GroupOver
 from paceline.runtime.holding.replicas.copying import Copier, Photographs, beyond
+from paceline.runtime.process.feature_port import Links
 from paceline.runtime.process.process import Fenced, Process
 from paceline.runtime.script.evaluation_results import EvaluationResults
 from paceline.runtime.state.replica import Replica
-from paceline.wire.messages.checks import Checked
+from paceline.wire.messages.base import Link
 from paceline.wire.messages.data import Data
 from paceline.wire.messages.feeds import Feed, feed_of
 from paceline.wire.messages.group import (
@@ -71,8 +70,8 @@ class GroupClient(MemberClient):
         self._in_hand: list[Work] = []
         #: The cut that `load_end` has loaded, and which we hold, with what the script did since.
         self._loaded = self._holds = 0
-        #: Measures our node.
-        self._measure: Callable[[], Checked] | None = None
+        #: Measures our node, and its links by what it gets.
+        self._measure: Callable[[Links], None] | None = None
         self.on_another: Callable[[], None] = lambda: None
         """Called when what we hold has become another's."""
         self.touched = False
@@ -104,14 +103,14 @@ class GroupClient(MemberClient):
         while self._copier.go_on(self.state, replica, stays=False) or self._is_reading:
             self._exchange.wait()
 
-    def check(self, measure: Callable[[], Checked]) -> None:
+    def check(self, measure: Callable[[Links], None]) -> None:
         """Check the node.
 
         Members that begin together measure at the same time, so that those that share a machine
         take as much from each other; a worker that joins does it before others wait for it.
         """
         if self.joins_others:
-            self._exchange.tell(measure())
+            measure(_no_links)
         else:
             self._measure = measure
 
@@ -121,23 +120,22 @@ class GroupClient(MemberClient):
         Raises:
             GroupOver: the group is, also because our part of the check failed: the next has none.
         """
+
+        def links() -> tuple[Link, ...]:
+            self.mark(computing=False)
+            return group.measure_links()
+
         measure, self._measure = self._measure, None
-        checked = measure() if measure is not None else Checked(inc=self.state.inc)
-        self.mark(computing=False)
         try:
-            links = group.measure_links()
+            if measure is None:
+                links()
+            else:
+                measure(links)
         except GroupOver:
             self._measure = measure
             raise
         except Exception as error:
-            failed = msgspec.structs.replace(checked, error=f"links: {error!r}")
-            self._exchange.tell(failed)
             raise GroupOver(f"the check of links failed: {error!r}") from error
-        if checked.speed is not None:
-            speed = msgspec.structs.replace(checked.speed, links=links)
-            checked = msgspec.structs.replace(checked, speed=speed)
-        if measure is not None:
-            self._exchange.tell(checked)
 
     def _on_connected(self, run: RunGroup, group: Group) -> None:
         if run.check:
@@ -145,7 +143,7 @@ class GroupClient(MemberClient):
         elif self._measure is not None:
             # The job goes on from a cut, or others have begun meanwhile.
             measure, self._measure = self._measure, None
-            self._exchange.tell(measure())
+            measure(_no_links)
 
     # ------------------------------------------------------------------ state
 
@@ -479,3 +477,8 @@ class GroupClient(MemberClient):
                 self._results.answered(message)
             case _:
                 assert_never(message)
+
+
+def _no_links() -> tuple[Link, ...]:
+    """Measure nothing: peers do something else."""
+    return ()

@@ -15,8 +15,6 @@ from dataclasses import replace
 from functools import partial
 from typing import assert_never
 
-from msgspec import structs
-
 from paceline.base.errors import ConfigError
 from paceline.base.numbering import START, StepNo
 from paceline.base.samples import SampleSet, num_samples
@@ -48,7 +46,7 @@ from paceline.runtime.process.exchange import Exchange
 from paceline.runtime.process.process import Fenced, Process
 from paceline.runtime.script.evaluation_results import EvaluationResults
 from paceline.runtime.server.store import Gradients
-from paceline.wire.messages.checks import Checked
+from paceline.wire.messages.base import Link
 from paceline.wire.messages.data import (
     BARE,
     NEWEST,
@@ -204,14 +202,11 @@ class ServerTrainer:
             self._out_of = None
         return self._asking.meet(self._until, place, value, all_workers=all_workers)
 
-    def checked(self, message: Checked) -> None:
-        """Add the links to what the check of this node has measured, and tell the master."""
+    def measure_links(self) -> tuple[Link, ...]:
+        """Measure what the links to the servers carry."""
         with self._changed:
             servers = self.state.map.servers if self.state.map is not None else ()
-        if message.speed is not None:
-            speed = structs.replace(message.speed, links=measure_links(self.process, servers))
-            message = structs.replace(message, speed=speed)
-        self._exchange.tell(message)
+        return measure_links(self.process, servers)
 
     # ------------------------------------------------------------------ work
 

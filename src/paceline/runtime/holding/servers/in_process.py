@@ -14,7 +14,7 @@ from paceline.runtime.data.work import Array, StepTimes, Work
 from paceline.runtime.holding.servers.port import Ids, Initial, PulledModel
 from paceline.runtime.server.store import Gradients, Store
 from paceline.runtime.state.layout import initial_arrays
-from paceline.wire.messages.checks import Checked
+from paceline.wire.messages.base import Link
 from paceline.wire.messages.feeds import Feed, ScriptPlace
 from paceline.wire.schema import NUM_BUCKETS, ModelSchema
 from paceline.wire.spec import JobSpec
@@ -113,8 +113,8 @@ class Alone(Dealing):
     def checkpoint(self) -> None:
         """Do nothing: nobody keeps cuts of a job of one process."""
 
-    def checked(self, message: Checked) -> None:
-        """Do nothing: nobody keeps it."""
+    def measure_links(self) -> tuple[Link, ...]:
+        return ()
 
     def record(self, times: StepTimes) -> None:
         """Do nothing: nobody watches a job of one process."""

@@ -12,8 +12,7 @@ from paceline.runtime.process.link_chunks import PINGS, LinkChunks
 from paceline.runtime.process.process import Process
 from paceline.runtime.process.reaching import Unreachable, place_of, refusal
 from paceline.wire.data_plane import DataClient
-from paceline.wire.messages.base import Server
-from paceline.wire.messages.checks import Link
+from paceline.wire.messages.base import Link, Server
 from paceline.wire.messages.data import Echo, Echoed
 
 ANSWER_S = 10.0

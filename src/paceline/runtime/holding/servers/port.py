@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from paceline.runtime.data.growth import Growth
 from paceline.runtime.data.work import Array, StepTimes, Work
 from paceline.runtime.server.store import Gradients
-from paceline.wire.messages.checks import Checked
+from paceline.wire.messages.base import Link
 from paceline.wire.messages.data import Script
 from paceline.wire.messages.feeds import Feed, ScriptPlace, SourceLine, Underway
 from paceline.wire.schema import ModelSchema
@@ -181,8 +181,8 @@ class TrainingPort(Protocol):
     def checkpoint(self) -> None:
         """Ask for a cut of what is trained so far; does not wait."""
 
-    def checked(self, message: Checked) -> None:
-        """Have the master keep what our node can do."""
+    def measure_links(self) -> tuple[Link, ...]:
+        """Measure what the links to the servers carry."""
 
     def record(self, times: StepTimes) -> None:
         """Note what a finished step took; no system call."""

@@ -20,7 +20,7 @@ from paceline.runtime.holding.servers.model import Model
 from paceline.runtime.holding.servers.port import TrainingPort
 from paceline.runtime.holding.servers.preparing import refuse, take_over
 from paceline.runtime.holding.servers.schedule import Schedule, place_of
-from paceline.runtime.process.feature_port import LogPlace
+from paceline.runtime.process.feature_port import Links, LogPlace
 from paceline.runtime.process.process import Process
 from paceline.runtime.script.strategy import (
     Entries,
@@ -32,7 +32,6 @@ from paceline.runtime.script.strategy import (
 )
 from paceline.runtime.state.script_state import ScriptState
 from paceline.runtime.variables.variables import Variables
-from paceline.wire.messages.checks import Checked
 from paceline.wire.messages.feeds import Feed, ScriptPlace, SourceLine, Underway
 
 HAND_OVER_S = 5.0
@@ -138,8 +137,8 @@ class OnServers:
     def source_line(self, line: int) -> SourceLine:
         return self.trainer.source_line(line)
 
-    def check(self, measure: Callable[[], Checked]) -> None:
-        self.trainer.checked(measure())
+    def check(self, measure: Callable[[Links], None]) -> None:
+        measure(self.trainer.measure_links)
 
     def train(self, feed: Feed, reader: Reader, ahead: int) -> Iterator[Any]:
         if self.model.is_back:

@@ -23,9 +23,9 @@ from paceline.runtime.group.group import BREAKING, Group
 from paceline.runtime.group.member import MemberClient
 from paceline.runtime.group.store import PeerStore
 from paceline.runtime.holding.shards.shards import Shards
+from paceline.runtime.process.feature_port import Links
 from paceline.runtime.process.process import Process
 from paceline.wire.messages.base import CutRef
-from paceline.wire.messages.checks import Checked
 from paceline.wire.messages.feeds import Feed
 from paceline.wire.messages.group import RunGroup
 from paceline.wire.messages.node import NodeUp
@@ -131,9 +131,9 @@ class ShardClient(MemberClient):
         if self._shards is not None and not self.in_body:
             self._shards.reshard()
 
-    def check(self, measure: Callable[[], Checked]) -> None:
+    def check(self, measure: Callable[[Links], None]) -> None:
         """Check the node; all members measure at the same time."""
-        self._exchange.tell(measure())
+        measure(lambda: ())
 
     def mark(self, *, computing: bool) -> None:
         with self._changed:

@@ -3,7 +3,7 @@
 To do nothing (S1) costs time with every step. Once the loss has reached the price of a cure, the
 planner applies it: another division of the step (S2, ADJUST_BS), then the restart of the slowest
 worker (S4, KILL_RESTART). When no worker is slow any more, shares are even again.
-`paceline.policy.failslow.planner` decides. A solution remembers nothing, so the planner's state is
+`paceline.policy.cures` decides. A solution remembers nothing, so the planner's state is
 read off each observation.
 
 Reference: FALCON sections 4.1 to 4.3 (arXiv:2410.12588).
@@ -36,7 +36,7 @@ from paceline.features.stragglers.policy.solution import (
     even,
 )
 from paceline.policy.actions import AnyAction, KillRestart
-from paceline.policy.failslow.planner import (
+from paceline.policy.cures import (
     AnyCureAct,
     ApplyCure,
     Cure,

@@ -1,0 +1,1 @@
+"""Machines of fail-slow, without sockets, clocks or files."""

@@ -1,0 +1,19 @@
+"""What fail-slow shows of a job that has no master any more."""
+
+from paceline.base.jobdir import JobDir
+from paceline.features.failslow import check_table
+from paceline.features.failslow.slowness import slownesses
+from paceline.features.failslow.telling import is_script
+from paceline.jobs.history import read_events
+from paceline.wire.client import Shown, ShownTable
+
+
+def shown(job: JobDir) -> Shown:
+    """Show what was slow in a script at its end, and what the checks of its nodes found."""
+    events = read_events(job.events)
+    last = slownesses(events)[-1:] if is_script(job) else []
+    rows = check_table.rows(events)
+    return Shown(
+        slow=last[0].parts if last and last[0].until_s is None else (),
+        tables=(ShownTable(check_table.COLUMNS, tuple(rows)),) if rows else (),
+    )
