@@ -7,16 +7,18 @@ from pathlib import Path
 
 from rich.console import Console
 
+from paceline.backends.fitting import fitted
 from paceline.base.errors import ConfigError
-from paceline.base.features import call_parts
+from paceline.base.features import call_parts, parts_of, say_failed
 from paceline.base.jobdir import JobDir
-from paceline.cli.fitting import prepared
 from paceline.cli.live import LiveView
 from paceline.cli.plain import PlainView
+from paceline.cli.resume_from_url import check_unused
 from paceline.cli.resume_sizes import read_sizes as read_sizes
 from paceline.cli.watch import Interrupts, View, follow
 from paceline.jobs.ended import EndedJob
 from paceline.jobs.facts import UNREADABLE, read_facts
+from paceline.jobs.ground import note_on_memory
 from paceline.jobs.in_words import paragraph
 from paceline.jobs.launch import is_supervised, launch
 from paceline.jobs.outcome import END_OF_SIGNAL, End, Outcome, code_of
@@ -151,3 +153,22 @@ def conclude(job: JobDir, outcome: Outcome, console: Console, shown: Container[s
         tell(console, f"go on with `paceline run --resume {job.job_id}`")
     if facts is not None:
         call_parts("ended", EndedJob(job, facts, lambda line: tell(console, line), ENDED_WAIT_S))
+
+
+def prepared(spec: JobSpec) -> tuple[JobSpec, list[str]]:
+    """The spec of a job that is about to start.
+
+    Returns:
+        The spec, and what to say of it and of the machine.
+
+    Raises:
+        ConfigError: the platform is not there, the URL for cuts is in use, or a feature refuses.
+    """
+    if spec.checkpoint.url:
+        check_unused(spec.checkpoint.url)
+    spec = fitted(spec)
+    notes = list(filter(None, [note_on_memory(spec)]))
+    for _, prepare in parts_of("prepared", say_failed, spec):
+        spec, more = prepare(spec)
+        notes += more
+    return spec, notes

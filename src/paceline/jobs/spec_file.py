@@ -34,9 +34,6 @@ from paceline.jobs.spec_draft import (
     traits_of,
     where,
 )
-from paceline.jobs.spec_policies import (
-    check_sinks,
-)
 from paceline.jobs.spec_values import (
     FREE_SECTIONS,
     LEAVES,
@@ -424,7 +421,6 @@ _CHECKS: tuple[tuple[Callable[[SpecDraft], None], tuple[str, ...]], ...] = (
     (_check_listen, ("listen",)),
     (_check_backend, ("backend", "strategy", "data_plane.transport")),
     (_check_windows, ()),
-    (check_sinks, ("strategy",)),
     (_check_env, ()),
 )
 """Checks of several values together; skipped when a value that one compares was refused already."""

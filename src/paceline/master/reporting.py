@@ -11,8 +11,7 @@ from paceline.jobs.facts import read_trained_s
 from paceline.jobs.jsonl import LineFile, last_line
 from paceline.jobs.outcome import Outcome
 from paceline.master.ending import Ending
-from paceline.master.exposed import Exposed
-from paceline.master.exposing import Exposing
+from paceline.master.exposed import Exposed, Exposing
 from paceline.master.monitor import Metrics
 from paceline.master.parts import MasterParts
 from paceline.master.status import count_committed, count_kept, describe, known_total

@@ -7,6 +7,7 @@ FEATURE = Feature(
     about="keeps what scripts log as curves: in curves.jsonl, in TensorBoard, Weights & Biases",
     switch="job.log in the script; log_to.NAME, --tensorboard, --wandb: also elsewhere",
     keys=("log_to",),
+    checked="paceline.features.curves.sinks.registry:check_sinks",
     lacks="paceline.features.curves.sinks.registry:sink_complaints",
     master="paceline.features.curves.master:CurvesPart",
     process="paceline.features.curves.process:make",

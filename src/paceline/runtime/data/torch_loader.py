@@ -22,7 +22,6 @@ from torch.utils.data import (
 )
 
 from paceline.base.errors import ConfigError
-from paceline.runtime.data import generators
 from paceline.runtime.data.batch import CollateFn
 from paceline.runtime.data.drawn import DrawnOrder
 from paceline.runtime.data.iterated import (
@@ -35,7 +34,7 @@ from paceline.runtime.data.order import EpochOrder
 from paceline.runtime.process.seeding import kept, seed_cpu, seed_of
 from paceline.runtime.script.dealt import DealtLoader
 from paceline.runtime.script.feed_requests import check_number
-from paceline.runtime.variables.kinds import Kind
+from paceline.runtime.variables.kinds import GENERATORS, Kind, kind_of
 from paceline.wire.messages.feeds import ScriptPlace, Underway
 from paceline.wire.spec import JobSpec
 
@@ -162,7 +161,7 @@ class Loaders:
             turn=turn,
             seed=seed_of(loop.spec.data_seed, turn),
             num_skipped=max(0, turn - last.turn - 1),
-            drew_from=generators.of_samplers(loader),
+            drew_from=generators_of_samplers(loader),
         )
         self._passes[loader] = now
         return now
@@ -406,3 +405,16 @@ def _refused_batches(made: str, caller: str) -> ConfigError:
         f"{caller}: the DataLoader's batch_sampler makes {made}; give it batches of at least "
         f"one record, and up to {MAX_BATCHES:,} of them for each pass"
     )
+
+
+def generators_of_samplers(loader: DataLoader[Any]) -> tuple[tuple[Any, Kind, Any], ...]:
+    """Return the generators of a loader's samplers, but not its own: each, its kind, its state."""
+    samplers = [loader.sampler, loader.batch_sampler]
+    samplers += [getattr(one, "sampler", None) for one in samplers]
+    held = (one for sampler in samplers for one in getattr(sampler, "__dict__", {}).values())
+    found = dict[int, tuple[Any, Kind, Any]]()
+    for one in held:
+        kind = kind_of(one)
+        if kind is not None and kind.name in GENERATORS and one is not loader.generator:
+            found.setdefault(id(one), (one, kind, kind.taken(one)))
+    return tuple(found.values())

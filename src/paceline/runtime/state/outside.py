@@ -13,7 +13,6 @@ from typing import Any
 from torch.optim.lr_scheduler import LRScheduler
 
 from paceline.runtime.process.process import Fenced
-from paceline.runtime.script.schedules import kind_of, replace_step
 from paceline.wire.messages.feeds import ScriptPlace
 
 START: ScriptPlace = (0, -1)
@@ -113,3 +112,16 @@ class Outside:
             self._ahead[number] = max(0, count - self.own()[number])
             for args, kwargs in calls[max(0, count - self._passed[number]) :]:
                 self._steps[number](self._schedulers[number], *args, **kwargs)
+
+
+def replace_step(scheduler: LRScheduler, step: Callable[..., None]) -> None:
+    """Have ``scheduler.step()`` call this, with the scheduler first."""
+    kind = kind_of(scheduler)
+    # A class of its own, since what an object holds itself is in its state_dict.
+    scheduler.__class__ = type(kind.__name__, (kind,), {"step": step, "_made_of": kind})
+
+
+def kind_of(scheduler: LRScheduler) -> type[LRScheduler]:
+    """Return the class that a scheduler was made of."""
+    kind: type[LRScheduler] = getattr(type(scheduler), "_made_of", type(scheduler))
+    return kind

@@ -7,11 +7,21 @@ from paceline.base.errors import ConfigError
 from paceline.features.curves.sinks.sink import GROUP, Sink
 from paceline.features.curves.sinks.tensorboard import TensorBoard
 from paceline.features.curves.sinks.wandb import WeightsAndBiases
+from paceline.jobs.spec_draft import SpecDraft, traits_of
 from paceline.policy.plugins import Plugins
 from paceline.wire.spec import JobSpec
 
 BUILT_IN: Mapping[str, type[Sink]] = {"tensorboard": TensorBoard, "wandb": WeightsAndBiases}
 SINKS: Plugins[Sink] = Plugins("sink", GROUP, Sink, BUILT_IN)
+
+
+def check_sinks(draft: SpecDraft) -> None:
+    """Complain about sinks of a job to which nothing would come."""
+    prefix = "log_to."
+    for key in [key for key in draft.places if key.startswith(prefix)]:
+        if draft.is_sound(["strategy"]) and not traits_of(draft).trains:
+            got = f"it with strategy {draft.get('strategy')}, whose scripts log on their own"
+            draft.complain(key, got, "it where job.log is called", "remove it")
 
 
 def sink_complaints(spec: JobSpec) -> Iterator[str]:
