@@ -55,7 +55,7 @@ quick: setup
 extras: setup
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[huggingface,lightning,tensorboard,wandb]'
 	$(BIN)/python -m pytest -q tests/unit/runtime/test_integrations.py tests/integration/test_integrations.py \
-		tests/unit/master/test_sinks.py
+		tests/unit/curves/test_sinks.py
 
 # One benchmark runs Ray Train as well.
 soak: setup

@@ -37,7 +37,7 @@ class AgentParts:
     ) -> None:
         self._node, self._send = node, send
         self._parts: dict[str, AgentPart] = {}
-        for name, make in features.parts_of("agent", self._failed):
+        for name, make in features.parts_of("agent", self._failed, spec):
             here = AgentHere(job, spec, node, partial(self._say, name))
             self._begin_part(name, partial(make, here))
 
@@ -91,7 +91,7 @@ class AgentParts:
             return
         try:
             part.told(message.body)
-        except msgspec.MsgspecError:
+        except features.NONSENSE:
             _log.exception("message_dropped feature=%s", message.feature)
         except Exception as error:  # noqa: BLE001 - a feature may be of any package
             self._failed(message.feature, error)

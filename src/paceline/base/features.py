@@ -12,6 +12,12 @@ from functools import cache
 from typing import Any, NamedTuple
 
 GROUP = "paceline.features"
+NONSENSE = (ArithmeticError, LookupError, TypeError, ValueError)
+"""Errors of a part about a well-formed message with impossible values: the message is dropped.
+
+`msgspec.MsgspecError`, of a message that is not well-formed, is a ValueError. InternalError stays
+the alarm.
+"""
 OWN = "paceline"
 """Name of paceline's distribution."""
 

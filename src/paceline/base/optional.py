@@ -15,6 +15,7 @@ EXTRAS = {
     "llvmlite": "servers",
     "matplotlib": "report",
     "numba": "servers",
+    "prometheus_client": "metrics",
     "pyarrow": "parquet",
     "scipy": "sizing",
     "sqlalchemy": "sql",

@@ -156,7 +156,7 @@ def conclude(job: JobDir, outcome: Outcome, console: Console, shown: Container[s
 
 
 def prepared(spec: JobSpec) -> tuple[JobSpec, list[str]]:
-    """The spec of a job that is about to start.
+    """Complete the spec of a job that is about to start.
 
     Returns:
         The spec, and what to say of it and of the machine.
@@ -168,7 +168,16 @@ def prepared(spec: JobSpec) -> tuple[JobSpec, list[str]]:
         check_unused(spec.checkpoint.url)
     spec = fitted(spec)
     notes = list(filter(None, [note_on_memory(spec)]))
-    for _, prepare in parts_of("prepared", say_failed, spec):
-        spec, more = prepare(spec)
-        notes += more
+    for name, prepare in parts_of("prepared", say_failed, spec):
+        try:
+            found, more = prepare(spec)
+        except ConfigError:
+            raise
+        except Exception as error:  # noqa: BLE001 - a feature may be of any package
+            say_failed(name, error)
+            continue
+        if isinstance(found, JobSpec):
+            spec, notes = found, [*notes, *more]
+        else:
+            say_failed(name, TypeError(f"it prepares a spec to {found!r:.100}"))
     return spec, notes

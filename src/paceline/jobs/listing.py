@@ -13,7 +13,12 @@ from paceline.jobs.history import read_last_metrics
 from paceline.jobs.launch import ask, is_supervised
 from paceline.jobs.outcome import Outcome, read_outcome
 from paceline.wire import spec as specs
-from paceline.wire.client import GetStatus, JobStatus, LastLogged, Shown, ShownTable, SlowPart
+from paceline.wire.client import (
+    GetStatus,
+    JobStatus,
+    Shown,
+    together,
+)
 from paceline.wire.spec import JobSpec
 from paceline.wire.strategies import STRATEGIES
 
@@ -119,19 +124,13 @@ def shown_of(job: JobDir, status: JobStatus | None) -> Shown:
         return Shown(
             logged=status.logged, notes=status.notes, tables=status.tables, slow=status.slow
         )
-    logged, notes = list[LastLogged](), list[str]()
-    tables, slow = list[ShownTable](), list[SlowPart]()
+    shown: list[Shown] = []
     for name, show in features.parts_of("shown", features.say_failed):
         try:
-            found: Shown = show(job)
+            shown.append(show(job))
         except Exception as error:  # noqa: BLE001 - a feature may be of any package
             features.say_failed(name, error)
-        else:
-            logged += found.logged
-            notes += found.notes
-            tables += found.tables
-            slow += found.slow
-    return Shown(logged=tuple(logged), notes=tuple(notes), tables=tuple(tables), slow=tuple(slow))
+    return together(shown)
 
 
 def end_of(outcome: Outcome) -> str:

@@ -4,9 +4,10 @@ import logging
 from typing import assert_never
 
 from paceline.base.disk import append_if_possible
+from paceline.base.features import NONSENSE
 from paceline.base.numbering import Inc
 from paceline.master.facts import StreamEnded
-from paceline.master.feature_parts import NONSENSE, FeatureParts
+from paceline.master.feature_parts import FeatureParts
 from paceline.master.holding import EdgesTakes
 from paceline.master.inbox import Inbox
 from paceline.master.members import MembersEdge

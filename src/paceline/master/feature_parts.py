@@ -25,7 +25,7 @@ from paceline.master.parts import MasterParts, Times
 from paceline.master.restarts import StartMeasured
 from paceline.master.scene import Scene
 from paceline.policy.observation import RestartOutcome
-from paceline.wire.client import FeatureCall, FeatureReply, Order, Shown
+from paceline.wire.client import FeatureCall, FeatureReply, Order, Shown, together
 from paceline.wire.codec import encode
 from paceline.wire.events.base import Event
 from paceline.wire.events.job import FeatureFailedEvent, FeatureSlowEvent
@@ -36,12 +36,6 @@ from paceline.wire.messages.features import (
     FeatureSaid,
     FeatureTold,
 )
-
-NONSENSE = (ArithmeticError, LookupError, TypeError, ValueError)
-"""Errors of a well-formed message with impossible values; InternalError stays the alarm.
-
-`msgspec.MsgspecError`, of a message that is not well-formed, is a ValueError.
-"""
 
 END_S = 8.0
 """Seconds for what parts do after the end: the job's supervisor waits 10 s for the master."""
@@ -185,7 +179,7 @@ class FeatureParts:
             self._strange.append(record)
             return
         try:
-            part.apply(record.body)
+            self._timed(record.feature, lambda: part.apply(record.body))
         except Exception as error:  # noqa: BLE001 - a feature may be of any package
             self._failed(record.feature, error)
             self._strange.append(record)
@@ -204,7 +198,7 @@ class FeatureParts:
             return
         try:
             self._timed(name, lambda: act(part))
-        except NONSENSE:
+        except features.NONSENSE:
             _log.exception("message_dropped feature=%s node=%s", name, node)
         except Exception as error:  # noqa: BLE001 - a feature may be of any package
             self._failed(name, error)
@@ -315,7 +309,7 @@ class FeatureParts:
         if part is None:
             return
         try:
-            part.not_done(error)
+            self._timed(name, lambda: part.not_done(error))
         except Exception as failed:  # noqa: BLE001 - a feature may be of any package
             self._failed(name, failed)
 
@@ -332,19 +326,13 @@ class FeatureParts:
         return found
 
     def _kept_by(self, name: str, part: MasterPart) -> list[FeatureKept]:
-        return [FeatureKept(feature=name, body=_raw(record)) for record in part.kept()]
+        kept = self._timed(name, part.kept)
+        return [FeatureKept(feature=name, body=_raw(record)) for record in kept]
 
     def shown(self) -> Shown:
         """What status, metrics and the live view show of all features."""
         found = [one for _, one in self._each(lambda part: part.shown())]
-        return Shown(
-            logged=tuple(value for one in found for value in one.logged),
-            notes=tuple(note for one in found for note in one.notes),
-            tables=tuple(table for one in found for table in one.tables),
-            nodes=_together([one.nodes for one in found]),
-            slow=tuple(part for one in found for part in one.slow),
-            figures=tuple(figure for one in found for figure in one.figures),
-        )
+        return together(found)
 
 
 def _finish(work: Callable[[], None], post: Callable[[str], object]) -> None:
@@ -359,15 +347,6 @@ def _finish(work: Callable[[], None], post: Callable[[str], object]) -> None:
         error = f"{type(failed).__name__}: {failed}"
     with contextlib.suppress(RuntimeError):  # the loop is closed: the job has ended
         post(error)
-
-
-def _together(found: list[dict[str, dict[str, Any]]]) -> dict[str, dict[str, Any]]:
-    """Put the values of all features together, by node."""
-    nodes: dict[str, dict[str, Any]] = {}
-    for one in found:
-        for node, values in one.items():
-            nodes.setdefault(node, {}).update(values)
-    return nodes
 
 
 def _raw(body: Any) -> msgspec.Raw:

@@ -1,5 +1,6 @@
 """Questions to a running job: the calls of the command line and the dashboard to the master."""
 
+from collections.abc import Iterable
 from typing import Any, Literal
 
 import msgspec
@@ -190,6 +191,23 @@ class Shown(msgspec.Struct, frozen=True, kw_only=True):
     """Figures for metrics."""
 
 
+def together(found: Iterable[Shown]) -> Shown:
+    """Put what several features show into one."""
+    all_ = [*found]
+    nodes: dict[str, dict[str, Any]] = {}
+    for one in all_:
+        for node, values in one.nodes.items():
+            nodes.setdefault(node, {}).update(values)
+    return Shown(
+        logged=tuple(value for one in all_ for value in one.logged),
+        notes=tuple(note for one in all_ for note in one.notes),
+        tables=tuple(table for one in all_ for table in one.tables),
+        nodes=nodes,
+        slow=tuple(part for one in all_ for part in one.slow),
+        figures=tuple(figure for one in all_ for figure in one.figures),
+    )
+
+
 class JobStatus(Message, frozen=True):
     """A snapshot of the job."""
 
@@ -224,7 +242,7 @@ class JobStatus(Message, frozen=True):
     """Sentences of features about the job."""
     tables: tuple[ShownTable, ...] = ()
     slow: tuple[SlowPart, ...] = ()
-    """Strategy script: what makes the job slow now; empty: nothing is known to."""
+    """Parts that are slow now; empty: none is known to be."""
 
 
 class Observed(Message, frozen=True):

@@ -65,7 +65,9 @@ def sent() -> list[AgentFeatureSaid]:
 def parts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sent: list[AgentFeatureSaid]
 ) -> AgentParts:
-    def parts_of(kind: str, _failed: object) -> list[tuple[str, Callable[[AgentHere], Any]]]:
+    def parts_of(
+        kind: str, _failed: object, _spec: object
+    ) -> list[tuple[str, Callable[[AgentHere], Any]]]:
         assert kind == "agent"
         return [("one", Hearing), ("two", Hearing), ("off", lambda here: None), ("bad", int)]
 

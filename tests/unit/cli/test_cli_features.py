@@ -3,10 +3,14 @@
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from paceline.cli import run as running
+from paceline.wire.spec import JobSpec
 from tests.integration.running import install
 
 THEIRS = """
@@ -79,6 +83,24 @@ def completed(spec):
     done = paceline(declared(tmp_path / "again", code.replace("draft.", "0 and draft.")), *dry)
     assert done.returncode == 0
     assert "paceline: feature greeting is left out: it completes a spec to 3" in done.stderr
+
+
+def test_a_feature_that_prepares_nonsense_is_left_out(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    parts: list[tuple[str, Callable[[JobSpec], Any]]] = [
+        ("broken", lambda _: 3),
+        ("spoiling", lambda _: (3, ())),
+        ("telling", lambda spec: (spec, ["a note"])),
+    ]
+    monkeypatch.setattr(running, "parts_of", lambda *_: parts)
+    monkeypatch.setattr(running, "fitted", lambda spec: spec)
+    spec = JobSpec(script="train.py")
+    found, notes = running.prepared(spec)
+    assert (found, notes[-1]) == (spec, "a note")
+    said = capsys.readouterr().err
+    assert "paceline: feature broken is left out: cannot unpack" in said
+    assert "paceline: feature spoiling is left out: it prepares a spec to 3" in said
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,7 @@ from paceline.base.numbering import Inc
 from paceline.features.curves.process import make
 from paceline.runtime.process.feature_parts import ProcessParts
 from paceline.runtime.process.feature_port import Here, ProcessPart
+from paceline.wire.messages.features import FeatureTold
 from paceline.wire.spec import JobSpec
 
 
@@ -66,6 +67,30 @@ def test_only_what_the_machine_lacks_ends_the_process(
     lacking: Any = "lacking"
     with pytest.raises(ConfigError, match="lacking"):
         parts_of(tmp_path, monkeypatch, Beginning).begin(lacking)
+
+
+class Told(ProcessPart):
+    """Takes numbers."""
+
+    def told(self, body: msgspec.Raw) -> None:
+        if msgspec.msgpack.decode(body, type=int) < 0:
+            raise RuntimeError("below zero")
+
+
+def test_a_message_that_makes_no_sense_costs_no_part(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    parts = parts_of(tmp_path, monkeypatch, lambda here: Told())
+
+    def tell(what: object) -> str:
+        body = msgspec.Raw(msgspec.msgpack.encode(what))
+        parts.told(FeatureTold(inc=Inc(1), feature="part-0", body=body))
+        return capsys.readouterr().err
+
+    assert "a message for feature part-0 makes no sense (ValidationError: " in tell("one")
+    assert tell(1) == "" and parts._parts
+    assert "feature part-0 failed (RuntimeError: below zero)" in tell(-1)
+    assert not parts._parts
 
 
 def test_scripts_that_train_by_themselves_have_no_curves(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ import time
 import msgspec
 
 from paceline.base.errors import PacelineError
+from paceline.base.features import is_installed
 from paceline.base.jobdir import JobDir, home
 from paceline.base.record_log import JournalRefused
 from paceline.features.cluster.book import AnyClusterRecord, JobEntry, JobLaunched, JobOver
@@ -15,8 +16,6 @@ from paceline.features.cluster.folder import ClusterConfig, ClusterDir
 from paceline.features.cluster.keeper import ClusterKeeper
 from paceline.features.cluster.running import kind_of, look, on_devices, start_granted, tell_job
 from paceline.features.cluster.wire import ClusterCall
-from paceline.features.sharing.wire import FEATURE as SHARING
-from paceline.features.sharing.wire import UpgradeShare
 from paceline.wire.client import Call, FeatureCall, StopJob
 from paceline.wire.codec import decoder, encode
 from paceline.wire.control import CallServer
@@ -25,8 +24,8 @@ TICK_S = 0.25
 """Seconds between looks at running jobs."""
 DECIDE_S = 1.0
 """Seconds between questions to the policy while time alone changes waits and loads."""
-UPGRADE = FeatureCall(feature=SHARING, body=msgspec.Raw(encode(UpgradeShare())))
-"""Call that makes a running job the guaranteed one of its devices."""
+SHARING = "sharing"
+"""Feature whose jobs may become guaranteed while they run; without it no job shares a device."""
 
 _log = logging.getLogger(__name__)
 
@@ -115,14 +114,20 @@ class ClusterService:
             work = self._tell(folder, StopJob())
         elif not entry.launched or job.job_id not in self._living:
             work = self._start(entry, folder)
-        elif job.job_id not in self._upgraded and kind_of(entry.spec, job) == "guaranteed":
+        elif self._is_due_to_upgrade(entry):
             # Also after a start: what was granted since then is not in the job's spec.
-            work = self._tell(folder, UPGRADE)
+            work = self._tell(folder, _upgrade())
         else:
             return
         task = asyncio.create_task(work)
         self._tasks[job.job_id] = task
         task.add_done_callback(lambda _: self._tasks.pop(job.job_id, None))
+
+    def _is_due_to_upgrade(self, entry: JobEntry) -> bool:
+        """Tell whether a job is guaranteed, and its master has not heard of it."""
+        is_new = entry.job.job_id not in self._upgraded
+        is_guaranteed = kind_of(entry.spec, entry.job) == "guaranteed"
+        return is_new and is_guaranteed and is_installed(SHARING)
 
     async def _start(self, entry: JobEntry, folder: JobDir) -> None:
         """Start a job, or see that one that was started goes on."""
@@ -145,7 +150,7 @@ class ClusterService:
         except (PacelineError, OSError) as error:
             _log.info("not_told job=%s call=%s error=%s", folder.job_id, call, error)
         else:
-            if call == UPGRADE:
+            if isinstance(call, FeatureCall):
                 self._upgraded.add(folder.job_id)
                 return
         await asyncio.sleep(DECIDE_S)
@@ -164,3 +169,11 @@ class ClusterService:
 
 def _dir(job_id: str) -> JobDir:
     return JobDir(home() / "jobs" / job_id)
+
+
+def _upgrade() -> FeatureCall:
+    """Return the call that makes a running job the guaranteed one of its devices."""
+    # Not at the top: the scheduler works without that feature, too.
+    from paceline.features.sharing.wire import UpgradeShare
+
+    return FeatureCall(feature=SHARING, body=msgspec.Raw(encode(UpgradeShare())))

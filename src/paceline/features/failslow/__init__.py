@@ -1,4 +1,4 @@
-"""Fail-slow: nodes and links that are slow, before the first step and in a script by itself."""
+"""Fail-slow: nodes and links that are slow, before the first step and in running scripts."""
 
 from paceline.base.features import Feature
 

@@ -40,7 +40,7 @@ class ProcessParts:
         self._inc: Inc = here.inc
         self._has_measured = False
         self._parts: dict[str, ProcessPart] = {}
-        for name, make in features.parts_of("process", self._failed):
+        for name, make in features.parts_of("process", self._failed, here.spec):
             for part in self._doing(name, lambda make=make: make(here)):  # type: ignore[misc]
                 if part is not None:
                     self._parts[name] = part
@@ -83,11 +83,11 @@ class ProcessParts:
                 self._failed(name, error)
 
     def script_timed(self, over: "StepOver") -> None:
-        """Tell all parts what a step of a script by itself took."""
+        """Tell all parts what a step of a script that trains on its own took."""
         self._within_script(lambda part: part.script_timed(over))
 
     def script_stepped(self, step: int) -> None:
-        """Tell all parts that a script by itself is between two steps."""
+        """Tell all parts that a script that trains on its own is between two steps."""
         self._within_script(lambda part: part.script_stepped(step))
 
     def _within_script(self, act: Callable[[ProcessPart], None]) -> None:
@@ -147,11 +147,19 @@ class ProcessParts:
                 pass
 
     def told(self, message: FeatureTold) -> None:
-        """Take a message to its part; without that part it is dropped."""
+        """Take a message to its part; without that part, or if it makes no sense, drop it."""
         part = self._parts.get(message.feature)
-        if part is not None:
-            for _ in self._doing(message.feature, lambda: part.told(message.body)):
-                pass
+        if part is None:
+            return
+        try:
+            part.told(message.body)
+        except features.NONSENSE as error:
+            sys.stderr.write(
+                f"paceline: a message for feature {message.feature} makes no sense "
+                f"({type(error).__name__}: {error}), and is dropped\n"
+            )
+        except Exception as error:  # noqa: BLE001 - a feature may be of any package
+            self._failed(message.feature, error)
 
     def due(self, now_s: float) -> Iterator[FeatureSaid]:
         """Yield the messages that must be sent now."""

@@ -67,14 +67,14 @@ class ProcessPart:
         """
 
     def script_timed(self, over: "StepOver") -> None:
-        """Take in what a step of a script by itself took; a GPU says so some steps later."""
+        """Take in what a step took of a script that trains on its own; a GPU tells it later."""
 
     def script_stepped(self, step: int) -> None:
-        """Act between two steps of a script by itself, in its thread: its optimizer has stepped."""
+        """Act between two steps of a script that trains on its own, in the script's thread."""
 
     @property
     def is_to_measure(self) -> bool:
-        """Say whether `measure` is to be called in this life."""
+        """Tell whether `measure` must be called in this life."""
         return False
 
     def measure(self, device: "device", links: Links) -> None:

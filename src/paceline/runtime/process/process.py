@@ -116,7 +116,7 @@ class Process:
     """Whether SIGTERM came when the script had no handler of its own."""
     """SIGTERM came when the script had no handler of its own."""
     script_steps: "ScriptSteps | None" = None
-    """Watches the steps of a script by itself; None: nobody needs them."""
+    """Watches the steps of a script that trains on its own; None: nobody needs them."""
 
     def __init__(
         self,

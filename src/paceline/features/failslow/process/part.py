@@ -1,4 +1,4 @@
-"""Fail-slow in a worker: the check of its node, or the watch over a script by itself."""
+"""Fail-slow in a worker: the check of its node, or the watch over a script of its own."""
 
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, assert_never

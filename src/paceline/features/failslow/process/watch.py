@@ -1,4 +1,4 @@
-"""The watch in the process of a script by itself: its calls in the call ring, its meetings."""
+"""The watch within a script that trains on its own: calls in the call ring, and meetings."""
 
 import torch.distributed as dist
 
