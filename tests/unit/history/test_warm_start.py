@@ -8,11 +8,9 @@ from hypothesis import strategies as st
 
 from paceline.features.history.policy.features import JobFeatures
 from paceline.features.history.policy.warm_start import (
-    FARTHEST,
     SIMILAR,
     FinishedSize,
     distance,
-    plan_accuracy,
     smoothed,
     warm_start,
 )
@@ -147,11 +145,3 @@ def test_a_first_size_is_within_the_bounds() -> None:
     held = warm_start(CLICKS, [job(1, JobSize(workers=3))], ResourceBounds())
     assert held is not None
     assert held.size == JobSize(workers=3)
-
-
-def test_the_accuracy_of_a_plan_is_over_what_its_final_size_has() -> None:
-    assert plan_accuracy(workers(9, servers=2), workers(10, servers=2)) == pytest.approx(0.95)
-    assert plan_accuracy(JobSize(workers=3), JobSize(workers=2)) == pytest.approx(0.5)
-    cores = (workers(1, worker_cpu=1.0), workers(1, worker_cpu=2.0))
-    assert plan_accuracy(*cores) == pytest.approx(1.0 - 0.5 / 3)
-    assert FARTHEST < 0.5

@@ -113,7 +113,6 @@ def test_a_plan_explains_itself() -> None:
         "computation; expects 320 samples/s after 100 (confidence 0.80, beyond what was measured "
         "in workers); costs 2.5 s, and +4 an hour"
     )
-    assert asked.gain_per_s == 220.0
 
 
 @pytest.mark.parametrize("name", sorted(registry.BUILT_IN))

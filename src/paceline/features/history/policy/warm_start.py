@@ -174,18 +174,3 @@ def within(size: JobSize, bounds: ResourceBounds, prices: ResourcePrices) -> Job
 
 def _clipped(count: int, least: int, most: int | None) -> int:
     return max(least, count if most is None else min(count, most))
-
-
-def plan_accuracy(first: JobSize, final: JobSize) -> float:
-    """Return 1 less the mean error of a job's first size against its final one (DLRover-RM, 6.2).
-
-    Counts and cores are compared; what the final size does not have or limit is left out.
-    """
-    pairs = (
-        (first.workers, final.workers),
-        (first.servers, final.servers),
-        (first.worker_cpu, final.worker_cpu),
-        (first.server_cpu, final.server_cpu),
-    )
-    errors = [abs(had - came) / came for had, came in pairs if came]
-    return 1.0 - sum(errors) / len(errors)

@@ -122,11 +122,6 @@ class ResourcePlan(msgspec.Struct, frozen=True, kw_only=True, tag=True):
         """Nodes that get a size or a machine of their own, sorted."""
         return tuple(sorted(each.node for each in self.nodes))
 
-    @property
-    def gain_per_s(self) -> float:
-        """Samples per second more than now."""
-        return self.expected_per_s - self.present_per_s
-
     def describe(self, origin: JobSize) -> str:
         """Say it in one sentence.
 
