@@ -1,6 +1,6 @@
 """Sections of a job's report. Features bring them, and each tells one thing of the job."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from paceline.base.features import call_parts
@@ -64,8 +64,6 @@ class Section(NamedTuple):
     """A line below the table on the page."""
     marks: Sequence[tuple[str, float]] = ()
     """Letters for the drawings over time, each with a moment in Unix time."""
-    picture: Callable[[], str] | None = None
-    """Draws something for the page, as HTML. Pages that are written at once do without."""
     plot: Plot | None = None
     """Drawn by the report, where drawings are wanted."""
     html: str = ""

@@ -219,12 +219,12 @@ def _section(facts: Facts, section: Section, *, drawn: bool) -> str:
     if not section.title:
         return ""
     line = f"<p>{escape(section.line)}</p>" if section.line else ""
-    picture = section.picture() if drawn and section.picture is not None else ""
+    picture = ""
     if drawn and section.plot is not None:
         from paceline.features.report import figures as drawings  # with Matplotlib
 
         caption = f"{section.plot.caption}; {GREY}"
-        picture += figure_as_html(drawings.plot(facts, section.plot), caption)
+        picture = figure_as_html(drawings.plot(facts, section.plot), caption)
     table = _table(section.columns, section.rows, "story") if section.rows else ""
     note = f'<p class="faint">{escape(section.note)}</p>' if section.note else ""
     return f"<h2>{escape(section.title)}</h2>{line}{picture}{table}{section.html}{note}"
