@@ -38,10 +38,10 @@ from paceline_experiments import harness
 from paceline.base.jobdir import JobDir
 from paceline.features.data.ctr import CtrSettings
 from paceline.features.data.make_ctr import make_ctr
+from paceline.features.sizes.events import SizeChangedEvent, read
 from paceline.jobs.history import read_events
 from paceline.jobs.launch import ask
 from paceline.wire.client import ResizeNodes, Scale
-from paceline.wire.events.job import SizeChangedEvent
 from paceline.wire.spec import JobSpec, NodeSpec, ResourcesSpec
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
@@ -178,7 +178,7 @@ def by_itself(
             speed, last_s, last = (committed - last) / (now_s - last_s), now_s, committed
             if within_s < 0 and speed >= 0.9 * table_rate:
                 within_s = now_s - start_s
-            made = sum(isinstance(one, SizeChangedEvent) for one in read_events(job.events))
+            made = sum(isinstance(one, SizeChangedEvent) for one in read(read_events(job.events)))
             if made > changes:
                 changes, quiet_s = made, now_s
             if changes >= options.changes or now_s - quiet_s > options.calm:
@@ -217,7 +217,7 @@ def healthy(options: Any, data: Path, best: Setting) -> dict[str, float]:
             loaded_s += for_s if load else 0.0
             with busy(load):
                 time.sleep(for_s)
-        events = [*read_events(job.events)]
+        events = read(read_events(job.events))
     return {
         "minutes": options.healthy,
         "minutes_beside_load": loaded_s / 60.0,

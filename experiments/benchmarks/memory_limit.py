@@ -18,11 +18,11 @@ from typing import Any, NamedTuple
 from paceline_experiments import harness
 
 from paceline.base.cgroups import create_node_group, remove_job
+from paceline.features.sizes.events import MemoryRaisedEvent, read
 from paceline.jobs.history import read_events
 from paceline.jobs.launch import launch
 from paceline.jobs.outcome import read_outcome
 from paceline.wire.events.nodes import (
-    MemoryRaisedEvent,
     NodeResizedEvent,
     ProcessExitedEvent,
     Verdict,
@@ -68,7 +68,7 @@ def run(keys: str, *, most: int | None) -> Seen:
     job = launch(spec)
     harness.until(job.outcome.exists, RUN_S)
     harness.stop(job)  # one that ran out of memory has failed, which is what is measured
-    outcome, events = read_outcome(job.outcome), read_events(job.events)
+    outcome, events = read_outcome(job.outcome), read(read_events(job.events))
     shutil.rmtree(job.path)
     ends = [one for one in events if isinstance(one, ProcessExitedEvent)]
     raised = [one for one in events if isinstance(one, MemoryRaisedEvent)]

@@ -17,11 +17,11 @@ from paceline.base.jobdir import JobDir
 from paceline.features.data.ctr import CtrSettings
 from paceline.features.data.make_ctr import make_ctr
 from paceline.features.history.beginning import warm_started
+from paceline.features.sizes.events import SizeChangedEvent, read
 from paceline.features.sizes.log import size_words
 from paceline.features.sizes.spec import sized
 from paceline.jobs.history import read_events
 from paceline.policy.job_size import size_of
-from paceline.wire.events.job import SizeChangedEvent
 from paceline.wire.events.state import FeedOpenedEvent
 from paceline.wire.spec import JobSpec, ResourcesSpec
 
@@ -42,7 +42,7 @@ def run(spec: JobSpec) -> dict[str, Any]:
 
 
 def seen(job: JobDir, ended_s: float) -> dict[str, Any]:
-    told = list(read_events(job.events))
+    told = read(read_events(job.events))
     begun_s = next(event.t for event in told if isinstance(event, FeedOpenedEvent))
     changes = [event for event in told if isinstance(event, SizeChangedEvent)]
     return {

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, TypeVar
 
+import msgspec
 import numpy as np
 
 from paceline.base.errors import PacelineError
@@ -22,7 +23,7 @@ from paceline.jobs.launch import AS_BEFORE, ask, is_supervised, launch, resume
 from paceline.jobs.outcome import Outcome, read_outcome
 from paceline.jobs.resize import Resize
 from paceline.wire.client import Call, Done, GetStatus, JobStatus, NodeStatus, StopJob
-from paceline.wire.events.base import Event
+from paceline.wire.events.base import Event, FeatureEvent, known_by
 from paceline.wire.events.nodes import Verdict
 from paceline.wire.spec import CheckpointSpec, DataSpec, JobSpec, NodeSpec, RestartSpec
 from tests.chaos.faults import supervisor_pid
@@ -150,7 +151,10 @@ class RunningJob:
 
     def told(self, kind: type[E]) -> list[E]:
         """All events of this kind, in order, with their fields."""
-        return [event for event in read_events(self.job.events) if isinstance(event, kind)]
+        events: list[Event] = list(read_events(self.job.events))
+        if issubclass(kind, FeatureEvent):
+            events = known_by(events, msgspec.json.Decoder(kind).decode)
+        return [event for event in events if isinstance(event, kind)]
 
     def deaths(self) -> list[dict[str, Any]]:
         """Ends of training processes that were not in order."""

@@ -11,12 +11,12 @@ import pytest
 
 from paceline.features.history.book import PastJobs
 from paceline.features.history.job import PastJob
+from paceline.features.history.master import HistoryUnusableEvent
 from paceline.features.history.place import history_place
 from paceline.jobs.launch import launch
 from paceline.jobs.outcome import End
 from paceline.policy.job_size import JobSize
 from paceline.wire.client import StopJob
-from paceline.wire.events.job import HistoryUnusableEvent
 from paceline.wire.spec import JobSpec, NodeSpec
 from tests.chaos.oracle import leftovers
 from tests.integration.running import RunningJob, until

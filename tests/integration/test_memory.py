@@ -9,11 +9,13 @@ from typing import Any
 import pytest
 
 from paceline.base.cgroups import create_node_group, remove_job
-from paceline.jobs.launch import launch
-from paceline.wire.events.job import SizePlannedEvent
-from paceline.wire.events.nodes import (
+from paceline.features.sizes.events import (
     MemoryRaisedEvent,
     MemoryShortEvent,
+    SizePlannedEvent,
+)
+from paceline.jobs.launch import launch
+from paceline.wire.events.nodes import (
     NodeResizedEvent,
     ProcessExitedEvent,
     ServersChangedEvent,

@@ -14,12 +14,12 @@ from paceline.base.jobdir import JobDir
 from paceline.cli.main import app
 from paceline.features.history.book import PastJobs
 from paceline.features.history.place import history_place
+from paceline.features.sizes.events import SizeChangedEvent, SizeKeptEvent, SizePlannedEvent
 from paceline.features.sizes.log import read_sizing
 from paceline.features.sizes.policy.plan import NodeTarget
 from paceline.features.sizes.policy.steering_state import AnySteeringAct, ApplyPlan, JudgePlan
 from paceline.policy.job_size import JobSize
 from paceline.wire.client import ResizeNodes
-from paceline.wire.events.job import SizeChangedEvent, SizeKeptEvent, SizePlannedEvent
 from paceline.wire.events.nodes import (
     NodeResizedEvent,
     ServersChangedEvent,

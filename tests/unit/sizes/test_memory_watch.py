@@ -10,6 +10,11 @@ from paceline.base.jobdir import JobDir
 from paceline.base.numbering import Inc
 from paceline.base.samples import Intervals
 from paceline.features.sizes import memory
+from paceline.features.sizes.events import (
+    MachineShortEvent,
+    MemoryRaisedEvent,
+    MemoryShortEvent,
+)
 from paceline.features.sizes.memory import FREEING_S, KEPT, MemoryWatch
 from paceline.features.sizes.policy.history import SizingHistory
 from paceline.features.sizes.policy.memory_forecast import memory_plan
@@ -21,9 +26,6 @@ from paceline.master.node_sizes import NodeSizes
 from paceline.master.parts import MasterParts
 from paceline.policy.job_size import JobSize
 from paceline.wire.events.nodes import (
-    MachineShortEvent,
-    MemoryRaisedEvent,
-    MemoryShortEvent,
     ProcessExitedEvent,
     ServersChangedEvent,
     Verdict,

@@ -7,6 +7,7 @@ from typing import Any, cast
 from paceline.base import features
 from paceline.base.jobdir import JobDir
 from paceline.base.numbering import Inc
+from paceline.features.sizes.events import MemoryRaisedEvent
 from paceline.features.sizes.master import SizesPart
 from paceline.master.feature_parts import FeatureParts
 from paceline.master.inbox import Inbox
@@ -17,7 +18,7 @@ from paceline.master.node_sizes import NodeSizes
 from paceline.master.parts import make_parts
 from paceline.master.training import Training
 from paceline.protocol.nodes.node import Launch, Start
-from paceline.wire.events.nodes import MemoryRaisedEvent, ProcessExitedEvent, Verdict
+from paceline.wire.events.nodes import ProcessExitedEvent, Verdict
 from paceline.wire.messages.agent import LimitNode, StartProcess
 from paceline.wire.spec import JobSpec, NodeSpec, load, save
 from tests.unit.master.test_training import NoBackend

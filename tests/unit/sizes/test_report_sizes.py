@@ -8,12 +8,13 @@ from msgspec import structs
 from paceline.features.report import figures
 from paceline.features.report.page import render
 from paceline.features.report.size_curve import SizePoint, has_changed, size_curve
+from paceline.features.sizes.events import SizeChangedEvent, SizePlannedEvent
 from paceline.features.sizes.section import size_rows, tell
 from paceline.jobs.facts import Facts
 from paceline.jobs.history import MetricsPoint, NodePoint
 from paceline.jobs.sections import Section
 from paceline.wire.events.base import Event
-from paceline.wire.events.job import ScaledEvent, SizeChangedEvent, SizePlannedEvent
+from paceline.wire.events.job import ScaledEvent
 from paceline.wire.events.nodes import ServersChangedEvent, ServersNotChangedEvent
 from tests.unit.cli.test_cli_report import START, facts, points
 from tests.unit.cli.test_report_page import widths_of

@@ -65,11 +65,6 @@ TOLD: list[tuple[Event, str, str]] = [
         "feature x holds the master up, for 2.0 s just now: its part must not wait",
         "feature x holds the master up, for 2.0 s just now: its part must not wait",
     ),
-    (
-        job.HistoryUnusableEvent(error="history x: no"),
-        "history x: no; the job goes on, learns nothing from earlier ones, and is not kept",
-        "history x: no; the job goes on, learns nothing from earlier ones, and is not kept",
-    ),
     (job.DiskRefusesEvent(error="no space", waits="master"), "no space", "no space"),
     (
         job.DiskRefusesEvent(error="no space", waits="journal"),
@@ -89,28 +84,6 @@ TOLD: list[tuple[Event, str, str]] = [
     ),
     (job.ScaledEvent(role="worker", count=3, before=2), "2 -> 3 workers", "scaled: 2 -> 3 workers"),
     (job.ScaledEvent(role="server", count=2), "2 servers", "scaled: 2 servers"),
-    (
-        job.SizePlannedEvent(plan="workers 1 -> 3"),
-        "workers 1 -> 3",
-        "the job is to change its size: workers 1 -> 3",
-    ),
-    (
-        job.SizeChangedEvent(size="3 workers", took_s=4.25),
-        "3 workers",
-        "the job has another size: 3 workers (after 4.2 s)",
-    ),
-    (
-        job.SizeJudgedEvent(
-            before_per_s=1e4, after_per_s=2.5e4, expected_per_s=3e4, found="faster"
-        ),
-        "faster: 25,000 samples/s after 10,000, 30,000 were expected",
-        "the change of size made the job faster: 25,000 samples/s after 10,000, 30,000 were expected",
-    ),
-    (
-        job.SizeKeptEvent(cause="a change was given up: refused"),
-        "a change was given up: refused",
-        "the job keeps its size: a change was given up: refused",
-    ),
     (
         job.ScaledEvent(node="worker-2", role="worker", count=3, host="box"),
         "box joins",
@@ -142,33 +115,6 @@ TOLD: list[tuple[Event, str, str]] = [
         nodes.NodeResizedEvent(**W, cores=None, memory_bytes=None),
         "all cores and all memory",
         "worker-1 may use all cores and all memory from now on",
-    ),
-    (
-        nodes.MemoryRaisedEvent(
-            **S,
-            limit_bytes=200 << 20,
-            need_bytes=470 << 20,
-            used_bytes=143 << 20,
-            given_bytes=1 << 30,
-        ),
-        "server-0 uses 143 MiB of 200 MiB, and is expected to need 470 MiB as tables grow; each "
-        "server gets 1 GiB",
-        "server-0 uses 143 MiB of 200 MiB, and is expected to need 470 MiB as tables grow; each "
-        "server gets 1 GiB",
-    ),
-    (
-        nodes.MachineShortEvent(need_bytes=30 << 30, left_bytes=5 << 30),
-        "the servers are expected to need 30 GiB more as tables grow, and their machine has 5 GiB "
-        "left: train on one with more memory",
-        "the servers are expected to need 30 GiB more as tables grow, and their machine has 5 GiB "
-        "left: train on one with more memory",
-    ),
-    (
-        nodes.MemoryShortEvent(**W, limit_bytes=1 << 30, need_bytes=2 << 30, after_oom=True),
-        "worker-1 ran out of 1 GiB; the spec allows no more: set workers.max_memory, or use more "
-        "workers",
-        "worker-1 ran out of 1 GiB; the spec allows no more: set workers.max_memory, or use more "
-        "workers",
     ),
     (nodes.NodeStartedEvent(**W), "", "worker-1 starts (life 3)"),
     (nodes.ProcessUpEvent(**W, pid=6), "pid 6", "worker-1 is up (pid 6)"),
@@ -487,12 +433,8 @@ LOST = {
     "feature_slow",
     "group_stuck",
     "member_slow",
-    "history_unusable",
     "hung",
     "journal_short",
-    "machine_short",
-    "memory_raised",
-    "memory_short",
     "move_given_up",
     "no_metrics_endpoint",
     "node_resized",
@@ -505,10 +447,6 @@ LOST = {
     "scaled",
     "servers_changed",
     "servers_not_changed",
-    "size_changed",
-    "size_judged",
-    "size_kept",
-    "size_planned",
     "slow_link",
     "slow_node",
     "slowed",

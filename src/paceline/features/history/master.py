@@ -21,13 +21,23 @@ from paceline.master.asking import PolicyAnswer, PolicyRaised
 from paceline.master.feature_port import Core, MasterPart
 from paceline.policy.observation import MAX_OUTCOMES, RestartOutcome
 from paceline.protocol.training import MasterState
-from paceline.wire.events.job import HistoryUnusableEvent
+from paceline.wire.events.base import FeatureEvent
 from paceline.wire.spec import JobSpec, NodeSpec
 
 READ_AFTER_S = 5.0
 """A job that ends sooner has no use for the history, and starts sooner without it."""
 
 _log = logging.getLogger(__name__)
+
+
+class HistoryUnusableEvent(FeatureEvent, frozen=True):
+    """The history of jobs cannot be read, or cannot be written."""
+
+    feature_name = "history"
+    error: str
+
+    clause_words = "{0.error}; the job goes on, learns nothing from earlier ones, and is not kept"
+    sentence_words = "{0.clause}"
 
 
 class SizeAtStart(msgspec.Struct, frozen=True, kw_only=True, tag=True):

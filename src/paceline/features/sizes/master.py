@@ -12,6 +12,12 @@ from typing import assert_never
 import msgspec
 
 from paceline.base.errors import ConfigError
+from paceline.features.sizes.events import (
+    SizeChangedEvent,
+    SizeJudgedEvent,
+    SizeKeptEvent,
+    SizePlannedEvent,
+)
 from paceline.features.sizes.log import VERDICT_WORDS, size_words
 from paceline.features.sizes.loop import SizeLoop, SizingKept, Steered, by_another_clock
 from paceline.features.sizes.memory import MemoryWatch
@@ -33,12 +39,6 @@ from paceline.features.sizes.spec import bounds_of
 from paceline.master.asking import PolicyAnswer, PolicyRaised
 from paceline.master.feature_port import Core, MasterPart
 from paceline.wire.events.base import Event
-from paceline.wire.events.job import (
-    SizeChangedEvent,
-    SizeJudgedEvent,
-    SizeKeptEvent,
-    SizePlannedEvent,
-)
 from paceline.wire.messages.agent import NodeFacts
 
 _AVOIDED = 10.0

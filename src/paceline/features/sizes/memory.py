@@ -17,6 +17,11 @@ from paceline.base.errors import ConfigError
 from paceline.base.jobdir import role_of
 from paceline.base.numbering import NO_INC, Inc
 from paceline.cuts.memory import memory_left
+from paceline.features.sizes.events import (
+    MachineShortEvent,
+    MemoryRaisedEvent,
+    MemoryShortEvent,
+)
 from paceline.features.sizes.policy.memory_forecast import (
     LEAD_S,
     STEP_BYTES,
@@ -30,14 +35,7 @@ from paceline.master.feature_port import Core
 from paceline.master.status import count_committed, count_total
 from paceline.wire.client import ResizeNodes
 from paceline.wire.events.base import Event
-from paceline.wire.events.nodes import (
-    MachineShortEvent,
-    MemoryRaisedEvent,
-    MemoryShortEvent,
-    ProcessExitedEvent,
-    ServersChangedEvent,
-    Verdict,
-)
+from paceline.wire.events.nodes import ProcessExitedEvent, ServersChangedEvent, Verdict
 from paceline.wire.messages.agent import NodeFacts
 from paceline.wire.messages.base import TableHeld
 

@@ -4,17 +4,18 @@ import itertools
 from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple, assert_never
 
-from paceline.jobs.facts import Facts
-from paceline.jobs.history import MetricsPoint
-from paceline.jobs.sections import Section
-from paceline.jobs.wording import clock, seconds
-from paceline.wire.events.job import (
-    ScaledEvent,
+from paceline.features.sizes.events import (
     SizeChangedEvent,
     SizeJudgedEvent,
     SizeKeptEvent,
     SizePlannedEvent,
+    read,
 )
+from paceline.jobs.facts import Facts
+from paceline.jobs.history import MetricsPoint
+from paceline.jobs.sections import Section
+from paceline.jobs.wording import clock, seconds
+from paceline.wire.events.job import ScaledEvent
 from paceline.wire.events.nodes import ServersChangedEvent, ServersNotChangedEvent
 
 COLUMNS = ("", "at", "what became of the size")
@@ -66,7 +67,7 @@ SizeStoryTakes = (
 def _told(facts: Facts) -> Iterator[tuple[bool, float, str]]:
     """Whether it is a change in effect, when, and the words."""
     planned, ordered_s = False, None
-    for event in facts.events:
+    for event in read(facts.events):
         if not isinstance(event, SizeStoryTakes):
             continue
         match event:

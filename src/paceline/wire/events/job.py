@@ -1,4 +1,4 @@
-"""Events of the job as a whole: its supervisor, its master, its disks, its size, its end."""
+"""Events of the job as a whole: its supervisor, its master, its disks, its features, its end."""
 
 from signal import Signals
 from typing import Literal, assert_never
@@ -149,15 +149,6 @@ class FeatureSlowEvent(Event, frozen=True):
     sentence_words = "{0.clause}"
 
 
-class HistoryUnusableEvent(Event, frozen=True):
-    """The history of jobs cannot be read, or cannot be written."""
-
-    error: str
-
-    clause_words = "{0.error}; the job goes on, learns nothing from earlier ones, and is not kept"
-    sentence_words = "{0.clause}"
-
-
 class DiskRefusesEvent(Event, frozen=True):
     """A disk takes no more writes; what needs it waits."""
 
@@ -204,50 +195,6 @@ class DiskHealsEvent(Event, frozen=True):
                 return f"cut {self.cut_no} is stored"
             case _:
                 assert_never(self.waited)
-
-
-class SizePlannedEvent(Event, frozen=True):
-    """The resource policy has chosen another size, or takes one back."""
-
-    plan: str
-
-    clause_words = "{0.plan}"
-    sentence_words = "the job is to change its size: {0.plan}"
-
-
-class SizeChangedEvent(Event, frozen=True):
-    """A change of the job's size is in effect."""
-
-    size: str
-    took_s: float
-
-    clause_words = "{0.size}"
-    sentence_words = "the job has another size: {0.size} (after {0.took_s:.1f} s)"
-
-
-class SizeJudgedEvent(Event, frozen=True):
-    """Verdict on a change of the job's size, measured when it had settled."""
-
-    before_per_s: float
-    after_per_s: float
-    expected_per_s: float
-    found: str
-    """Judgement in words, such as: faster."""
-
-    clause_words = (
-        "{0.found}: {0.after_per_s:,.0f} samples/s after {0.before_per_s:,.0f}, "
-        "{0.expected_per_s:,.0f} were expected"
-    )
-    sentence_words = "the change of size made the job {0.clause}"
-
-
-class SizeKeptEvent(Event, frozen=True):
-    """The job trains on with the size that it has."""
-
-    cause: str
-
-    clause_words = "{0.cause}"
-    sentence_words = "the job keeps its size: {0.cause}"
 
 
 class ScaledEvent(Event, frozen=True):

@@ -13,7 +13,7 @@ import msgspec
 from paceline.base.numbering import NO_INC, Inc
 from paceline.wire.events import job, nodes, state
 from paceline.wire.events.base import Event, PlainEvent
-from paceline.wire.events.lines_of_before import USUAL, fields_of
+from paceline.wire.events.lines_of_before import USUAL, fields_of, sentence_of
 
 KnownEvent = (
     job.LaunchedEvent
@@ -25,24 +25,16 @@ KnownEvent = (
     | job.StoppedEvent
     | job.FinishedEvent
     | job.NotKeptEvent
-    | job.HistoryUnusableEvent
     | job.DiskRefusesEvent
     | job.FeatureFailedEvent
     | job.FeatureSlowEvent
     | job.DiskHealsEvent
     | job.ScaledEvent
-    | job.SizeChangedEvent
-    | job.SizeJudgedEvent
-    | job.SizeKeptEvent
-    | job.SizePlannedEvent
     | nodes.AgentJoinedEvent
     | nodes.AgentLostEvent
     | nodes.NoLimitsEvent
     | nodes.NodeResizedEvent
     | nodes.NotResizedEvent
-    | nodes.MemoryRaisedEvent
-    | nodes.MemoryShortEvent
-    | nodes.MachineShortEvent
     | nodes.NodeStartedEvent
     | nodes.ProcessUpEvent
     | nodes.WorksEvent
@@ -121,9 +113,10 @@ def decode_event(line: bytes) -> AnyEvent:
 
 def _of_another_version(line: bytes) -> AnyEvent:
     one = _line_decoder.decode(line)
+    fields: dict[str, object] = msgspec.json.decode(line)
     with contextlib.suppress(msgspec.ValidationError):
-        fields = msgspec.json.decode(line) | fields_of(one.event, one.reason)
-        known: AnyEvent = msgspec.convert(fields, KnownEvent, strict=False)
+        whole = fields | fields_of(one.event, one.reason)
+        known: AnyEvent = msgspec.convert(whole, KnownEvent, strict=False)
         return known
     return PlainEvent(
         t=one.t,
@@ -132,7 +125,7 @@ def _of_another_version(line: bytes) -> AnyEvent:
         kind=one.event,
         reason=one.reason,
         feature=one.feature,
-        words=one.words,
+        words=one.words or sentence_of(one.event, fields),
         usual=one.usual or (not one.feature and one.event in USUAL),
         source=bytes(line),
     )

@@ -1,9 +1,13 @@
 """Lines of versions whose events had words and no fields: what a report needs of them.
 
 The only place that reads words. A new event, or a new field, needs nothing here.
+
+Events that are a feature's now had no sentence beside their fields: it is made here.
 """
 
+import contextlib
 import re
+from collections.abc import Mapping
 
 _MEMBERS = r"(?P<members>worker-\d+(?:, worker-\d+)*)"
 _AGAIN = r"(?P<cause>.*); again in (?P<wait_s>[\d.]+) s"
@@ -34,6 +38,17 @@ _WORDS = {
 _SIGNALS = {"Ctrl-C": 2, "SIGTERM": 15}
 USUAL = frozenset({"checked", "relieved"})
 """Events of features whose lines did not say that every healthy job has them."""
+_SENTENCES = {
+    "history_unusable": "{reason}",
+    "machine_short": "{reason}",
+    "memory_raised": "{reason}",
+    "memory_short": "{reason}",
+    "size_changed": "the job has another size: {reason} (after {took_s:.1f} s)",
+    "size_judged": "the change of size made the job {reason}",
+    "size_kept": "the job keeps its size: {reason}",
+    "size_planned": "the job is to change its size: {reason}",
+}
+"""Events of features whose lines had fields and a reason, but no sentence."""
 
 
 def fields_of(name: str, reason: str) -> dict[str, object]:
@@ -60,3 +75,10 @@ def fields_of(name: str, reason: str) -> dict[str, object]:
         case _:
             pass
     return fields
+
+
+def sentence_of(name: str, fields: Mapping[str, object]) -> str:
+    """Make the sentence of a line that had none; empty: it is not known."""
+    with contextlib.suppress(KeyError, TypeError, ValueError):  # a line without one of the fields
+        return _SENTENCES.get(name, "").format_map(fields)
+    return ""
