@@ -6,6 +6,7 @@ key or a command that is added or removed is added to or removed from the site b
 
 import ast
 import inspect
+import pkgutil
 from collections.abc import Callable, Iterator
 from enum import StrEnum
 from pathlib import Path
@@ -17,12 +18,12 @@ from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 
 import paceline
+from paceline.base.features import OWN, Feature, installed
 from paceline.cli.main import app
-from paceline.features.failslow.events import AnyFailSlowEvent
 from paceline.jobs.flags import flag_of
 from paceline.jobs.spec_values import FREE_SECTIONS, LEAVES, show
 from paceline.wire import spec
-from paceline.wire.events.base import Event
+from paceline.wire.events.base import Event, FeatureEvent
 from paceline.wire.events.lines import KINDS
 from paceline.wire.strategies import STRATEGIES, Traits
 
@@ -213,7 +214,8 @@ EVENTS_HEAD = """\
 
 Each line of `events.jsonl` in the folder of a job is a JSON object: something has changed.
 Programs read its fields, and people its `reason`. A field that has its default is left out.
-`paceline.wire.events.lines.decode_events` reads the lines of all versions.
+`paceline.wire.events.lines.decode_events` reads the lines of all versions. A line of a feature has
+its name (`feature`) and a sentence (`words`), too, for readers that do not have the feature.
 
 *Usual* says whether every healthy job has such an event. People who watch a job see all others.
 """
@@ -228,11 +230,10 @@ def events() -> str:
         "| `reason` (str) | What has happened, in words; left out where `event` says all. |"
     )
     topic = ""
-    for kind in (*KINDS, *get_args(AnyFailSlowEvent)):
-        if kind.__module__ != topic:
-            topic = kind.__module__
-            title = (inspect.getdoc(inspect.getmodule(kind)) or "").partition("\n")[0]
-            lines += ["", f"## {title.removesuffix('.')}", ""]
+    for title, kind in (*_events_of_core(), *_events_of_features()):
+        if title != topic:
+            topic = title
+            lines += ["", f"## {title}", ""]
             lines += ["| event | what has happened | usual | fields |", "|---|---|---|---|"]
         usual = "the first" if "is_news" in vars(kind) else _shown(kind.is_usual)
         own = _event_fields(kind, known=Event.__struct_fields__)
@@ -240,6 +241,43 @@ def events() -> str:
         name = kind.__struct_config__.tag
         lines.append(f"| `{name}` | {_cell(inspect.getdoc(kind) or '')} | {usual} | {fields} |")
     return "\n".join(lines)
+
+
+def _events_of_core() -> Iterator[tuple[str, type[Event]]]:
+    """Yield each event that the core tells, with its topic: what its module says of itself."""
+    for kind in KINDS:
+        title = (inspect.getdoc(inspect.getmodule(kind)) or "").partition("\n")[0]
+        yield title.removesuffix("."), kind
+
+
+def _events_of_features() -> Iterator[tuple[str, type[FeatureEvent]]]:
+    """Yield each event that an own feature tells, by feature, with the feature as its topic."""
+    own = [one.feature for one in installed() if one.feature is not None and one.package == OWN]
+    for feature in own:
+        _load(feature)
+    known = sorted(
+        (one for one in _derived(FeatureEvent) if one.__module__.startswith(f"{OWN}.features.")),
+        key=lambda kind: (kind.__module__, inspect.getsourcelines(kind)[1]),
+    )
+    for feature in own:
+        for kind in known:
+            if kind.feature_name == feature.name:
+                yield f"Feature `{feature.name}`: {feature.about}", kind
+
+
+def _load(feature: Feature) -> None:
+    """Import the parts that a feature declares, and with them its events."""
+    for place in feature._asdict().values():
+        if isinstance(place, str) and place.startswith(f"{OWN}.") and ":" in place:
+            pkgutil.resolve_name(place)
+
+
+def _derived(base: type[FeatureEvent]) -> Iterator[type[FeatureEvent]]:
+    """Yield all kinds of events below a base; a name with an underscore is a base only."""
+    for kind in base.__subclasses__():
+        if not kind.__name__.startswith("_"):
+            yield kind
+        yield from _derived(kind)
 
 
 def _event_fields(

@@ -1,5 +1,6 @@
 """The documentation names only what exists: modules, commands, options, keys, links of README."""
 
+import ast
 import importlib.metadata
 import importlib.util
 import re
@@ -15,6 +16,7 @@ from markdown.extensions.toc import slugify
 
 from paceline.cli.main import app
 from paceline.jobs.spec_values import FREE_SECTIONS, LEAVES
+from paceline.wire.events.lines import KINDS
 
 ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "src" / "paceline"
@@ -234,6 +236,29 @@ def test_the_reference_has_every_key_of_the_spec(reference: ModuleType) -> None:
 def test_the_reference_has_every_command(reference: ModuleType) -> None:
     titles = re.findall(r"^#+ paceline (.+)$", reference.commands(), re.MULTILINE)
     assert titles == [words for words in commands() if words]
+
+
+def test_the_reference_has_every_event(reference: ModuleType) -> None:
+    text = reference.events()
+    told = [kind.__struct_config__.tag for kind in KINDS]
+    for path in sorted((PACKAGE / "features").rglob("*.py")):
+        told += events_in(path)
+    assert {"slowed", "sharing", "size_changed", "history_unusable", "solution_failed"} <= {*told}
+    for name in told:
+        rows = [line for line in text.splitlines() if line.startswith(f"| `{name}` |")]
+        assert len(rows) == 1, name
+
+
+def events_in(path: Path) -> list[str]:
+    """Read the names of a feature's events from its source, without importing it."""
+    bases, found = {"FeatureEvent"}, []
+    for node in ast.parse(path.read_text()).body:
+        if isinstance(node, ast.ClassDef) and bases & {ast.unparse(one) for one in node.bases}:
+            bases.add(node.name)
+            if not node.name.startswith("_"):
+                words = re.findall(r"[A-Z][^A-Z]*", node.name.removesuffix("Event"))
+                found.append("_".join(words).lower())
+    return found
 
 
 def test_the_page_of_the_package_has_no_link_into_the_repository() -> None:

@@ -291,7 +291,7 @@ AnyFailSlowEvent = (
     | SlowNodeEvent
     | SlowLinkEvent
 )
-"""All kinds, in the order of the table in the reference."""
+"""All kinds of events of the feature."""
 _decode = msgspec.json.Decoder(AnyFailSlowEvent).decode
 
 

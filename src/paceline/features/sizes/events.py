@@ -145,7 +145,7 @@ AnySizesEvent = (
     | MemoryShortEvent
     | MachineShortEvent
 )
-"""All kinds, in the order of the table in the reference."""
+"""All kinds of events of the feature."""
 _decode = msgspec.json.Decoder(AnySizesEvent).decode
 
 
