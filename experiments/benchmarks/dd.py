@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 from paceline_experiments import harness
 
-from paceline.features.stragglers.policy.decision_log import Decided
+from paceline.features.stragglers.policy.decision_log import Decided, log_of
 from paceline.features.stragglers.stories import read_log
 from paceline.policy.actions import AdjustBatch, Profile
 from paceline.wire.spec import CheckpointSpec, JobSpec, NodeSpec
@@ -105,7 +105,7 @@ def run(arm: str, root: Path, images: int, batch_size: int, epochs: int) -> tupl
         times = [harness.stamps(out / f"{rank}.f64") for rank in range(len(CORES))]
         if any(len(each) != 2 for each in times):
             raise harness.failed_job(job, "a worker did not come to its end")
-        told = decided(job.decisions)
+        told = decided(log_of(job))
     begun, ended = np.array(times).T
     return float(ended.max() - begun.min()), told
 

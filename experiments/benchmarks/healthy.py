@@ -30,7 +30,7 @@ from paceline_experiments import harness
 
 from paceline.base.errors import TransientError
 from paceline.base.jobdir import JobDir
-from paceline.features.stragglers.policy.decision_log import Decided, TookEffect, decode
+from paceline.features.stragglers.policy.decision_log import Decided, TookEffect, decode, log_of
 from paceline.policy.actions import KillRestart
 from paceline.wire.spec import JobSpec, NodeSpec
 
@@ -80,9 +80,9 @@ def spec_of(kind: Kind, solution: str) -> JobSpec:
 
 def actions_of(job: JobDir) -> tuple[int, int]:
     """Restarts that were ordered (replacements among them), and plans that took effect."""
-    if not job.decisions.exists():
+    if not log_of(job).exists():
         return 0, 0
-    lines = list(decode(job.decisions.read_bytes().splitlines()))
+    lines = list(decode(log_of(job).read_bytes().splitlines()))
     decided = {line.no: line.actions for line in lines if isinstance(line, Decided)}
     ordered = [action for actions in decided.values() for action in actions]
     took = [
@@ -123,7 +123,7 @@ def watch(jobs: list[JobDir], seconds: float) -> list[Counted]:
         restarts, all_changes = actions_of(job)
         if restarts:
             kept = Path(tempfile.gettempdir()) / f"{job.job_id}-decisions.jsonl"
-            shutil.copyfile(job.decisions, kept)
+            shutil.copyfile(log_of(job), kept)
             print(f"it restarted nodes: its decisions are kept as {kept}")
         found.append(Counted(end - start, took_s, restarts, all_changes - early))
     return found

@@ -35,7 +35,7 @@ from paceline_experiments import harness
 from paceline.base.jobdir import JobDir
 from paceline.base.node_files import NodeFiles
 from paceline.features.sharing.agent import coordinate
-from paceline.features.sharing.gate_page import GatePage
+from paceline.features.sharing.gate_page import GatePage, page_of
 from paceline.features.sharing.policy.law import SharingFacts, SharingRules, SharingState, decide
 from paceline.features.sharing.wire import GateMode
 from paceline.wire.spec import JobSpec, NodeSpec, ShareClass, ShareSpec
@@ -69,11 +69,10 @@ class Sharer:
 
     def __init__(self, job: JobDir) -> None:
         self.job = job
-        files = NodeFiles(job, "worker-0")
-        ledger = StepLedgerReader(files.ledger)
+        ledger = StepLedgerReader(NodeFiles(job, "worker-0").ledger)
         self._ledger = ledger
         harness.require(job, lambda: bool(self.steps_s()), START_S, "no step")
-        self.page = GatePage.open(files.share)
+        self.page = GatePage.open(page_of(job, "worker-0"))
         self._pid = harness.status(job).nodes[0].pid
 
     def steps_s(self) -> list[float]:

@@ -36,6 +36,7 @@ from paceline_experiments import harness
 from paceline.base.jobdir import JobDir
 from paceline.features.data.ctr import CtrSettings
 from paceline.features.data.make_ctr import make_ctr
+from paceline.features.sizes.log import log_of
 from paceline.features.sizes.policy.fitting import fit, rmsle
 from paceline.features.sizes.policy.history import MeasuredSize, SizingHistory
 from paceline.features.sizes.policy.steering import SteeringLine
@@ -147,7 +148,7 @@ def _visited(job: JobDir, size: JobSize, seconds: float) -> MeasuredSize:
     ask(job, ResizeNodes(role="server", cpu=(size.server_cpu,)))
     ask(job, Scale(workers=size.workers, servers=size.servers))
     until_training(job, size.workers, size.servers)
-    tail, found = Tail(job.sizing), []
+    tail, found = Tail(log_of(job)), []
 
     def is_known() -> bool:
         time.sleep(1.0)

@@ -27,7 +27,7 @@ import msgspec
 from paceline.base.errors import PacelineError
 from paceline.base.jobdir import JobDir
 from paceline.base.processes import find_job_processes, kill_quietly
-from paceline.features.stragglers.policy.decision_log import Decided, TookEffect
+from paceline.features.stragglers.policy.decision_log import Decided, TookEffect, log_of
 from paceline.features.stragglers.stories import read_log
 from paceline.jobs.launch import ask, launch
 from paceline.master.journal import Journal
@@ -350,7 +350,7 @@ def check_counts(job: JobDir, case: Case, where: str) -> None:
 
 def actions(job: JobDir) -> dict[str, int]:
     """How often each action took effect."""
-    lines = read_log(job.decisions) if job.decisions.exists() else []
+    lines = read_log(log_of(job)) if log_of(job).exists() else []
     decided = {line.no: line.actions for line in lines if isinstance(line, Decided)}
     done = (decided[line.no][line.index] for line in lines if isinstance(line, TookEffect))
     return dict(Counter(type(action).__name__ for action in done))

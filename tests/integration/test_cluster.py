@@ -40,7 +40,7 @@ from paceline.features.cluster.wire import (
     StopScheduler,
     SubmitJob,
 )
-from paceline.features.sharing.log import read_sharing
+from paceline.features.sharing.log import log_of, read_sharing
 from paceline.features.sharing.pages import pages_of_jobs
 from paceline.features.sharing.wire import GateMode
 from paceline.jobs.launch import is_supervised
@@ -143,7 +143,7 @@ def classes() -> dict[str, str]:
 
 def is_held(job: JobDir) -> bool:
     """Whether any worker of the job is held back; a duty begins small, and may grow later."""
-    told = [line.decision for line in read_sharing(job.sharing) if line.decision.memory is None]
+    told = [line.decision for line in read_sharing(log_of(job)) if line.decision.memory is None]
     held = [decision for decision in told if decision.mode is not GateMode.OFF]
     assert all(decision.duty < 0.5 for decision in held[:1])
     orders = [page.newest for page in pages_of_jobs() if page.job_id == job.job_id]
@@ -286,7 +286,7 @@ def test_a_grant_holds_on_its_device_and_an_upgrade_survives_deaths(cluster: Clu
     submit("b3", counted("b3", 2), "opportunistic")  # a gang: beside either guaranteed job
     assert cluster.rows()["b2"].devices == cluster.rows()["a1"].devices
     until(lambda: is_held(jobs["a1"].job), "a1 is squeezed")
-    until(lambda: read_sharing(jobs["b2"].job.sharing), "what is decided for b2")
+    until(lambda: read_sharing(log_of(jobs["b2"].job)), "what is decided for b2")
 
     def devices_of(name: str) -> dict[str, str]:
         return {page.node: page.device for page in pages_of_jobs() if page.job_id == name}

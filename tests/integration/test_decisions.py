@@ -13,7 +13,7 @@ import pytest
 from rich.console import Console
 
 from paceline.cli.replay import replay_logs
-from paceline.features.stragglers.policy.decision_log import Begun, Decided, TookEffect
+from paceline.features.stragglers.policy.decision_log import Begun, Decided, TookEffect, log_of
 from paceline.features.stragglers.stories import read_log, stories
 from paceline.policy.actions import KillRestart
 from paceline.wire.spec import RestartSpec, WindowSpec
@@ -84,7 +84,7 @@ def test_nd_restarts_a_slow_worker_elsewhere_and_the_log_replays(tmp_path: Path,
 
         assert {event["node"] for event in job.events("kill_restart")} == {"worker-1"}
         assert job.deaths() == []  # in order
-        lines = read_log(job.job.decisions)
+        lines = read_log(log_of(job.job))
         first = next(line for line in lines if isinstance(line, Decided) and restarts(line))
         (action,) = restarts(first)
         assert action.node == "worker-1"
@@ -110,7 +110,7 @@ def test_nd_restarts_a_slow_worker_elsewhere_and_the_log_replays(tmp_path: Path,
 
         shown = io.StringIO()
         console = Console(file=shown, width=200)
-        assert replay_logs(str(job.job.decisions), None, {}, console)
+        assert replay_logs(str(log_of(job.job)), None, {}, console)
         assert replay_logs(job.job.job_id, "nd", {"slowness": "100"}, console)
         assert "nd: reproduces all" in shown.getvalue()
         assert "nd: acts in 0 of" in shown.getvalue()

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from paceline.features.stragglers.policy.decision_log import Decided, Failed, TookEffect
+from paceline.features.stragglers.policy.decision_log import Decided, Failed, TookEffect, log_of
 from paceline.features.stragglers.stories import read_log
 from paceline.policy.actions import AdjustBatch, Profile
 from paceline.policy.observation import Observation
@@ -33,7 +33,7 @@ def test_dd_profiles_two_classes_and_divides_by_them_though_a_worker_dies_of_it(
         if job.events("no_limits"):
             pytest.skip("this machine sets no cpu quotas, so its workers are alike")
         assert [death["node"] for death in job.deaths()] == ["worker-3"]
-        lines = read_log(job.job.decisions)
+        lines = read_log(log_of(job.job))
         assert not [line for line in lines if isinstance(line, Failed)]
         decided = [line for line in lines if isinstance(line, Decided)]
         kinds = {worker.node: worker.kind for worker in decided[-1].observation.workers}

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from paceline.features.stragglers.policy.decision_log import Decided
+from paceline.features.stragglers.policy.decision_log import Decided, log_of
 from paceline.features.stragglers.stories import read_log
 from paceline.policy.actions import AdjustBatch
 from paceline.wire.spec import WindowSpec
@@ -50,7 +50,7 @@ def test_a_job_runs_it(package: Path, tmp_path: Path, monkeypatch: pytest.Monkey
     ) as job:
         until(lambda: job.events("plan"), "a plan")
         job.check_finished()
-        decided = [line for line in read_log(job.job.decisions) if isinstance(line, Decided)]
+        decided = [line for line in read_log(log_of(job.job)) if isinstance(line, Decided)]
         (first, *_) = (one for one in decided if one.actions)
         (action,) = first.actions
         assert isinstance(action, AdjustBatch)

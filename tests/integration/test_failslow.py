@@ -10,7 +10,8 @@ import pytest
 
 from paceline.base.jobdir import JobDir
 from paceline.base.node_files import NodeFiles
-from paceline.features.failslow.call_ring import OPS, CallRingReader
+from paceline.features.exporter.exporter import address_of, token_of
+from paceline.features.failslow.call_ring import OPS, CallRingReader, ring_of
 from paceline.features.failslow.events import DiagnosedEvent, SlowedEvent, read
 from paceline.jobs.history import read_events
 from paceline.wire.step_ledger import StepLedgerReader
@@ -52,10 +53,9 @@ def test_calls_are_seen_whichever_way_they_are_made(tmp_path: Path) -> None:
     until(lambda: len([*tmp_path.glob("*.done")]) == 2, "all calls")
     job = run.job()
     for rank in range(2):
-        files = NodeFiles(job, f"worker-{rank}")
-        page = StepLedgerReader(files.ledger).read()
+        page = StepLedgerReader(NodeFiles(job, f"worker-{rank}").ledger).read()
         assert page is not None and [record.step for record in page.records] == [1, 2, 3, 4]
-        noted = CallRingReader(files.calls).read(page.inc)
+        noted = CallRingReader(ring_of(job, f"worker-{rank}")).read(page.inc)
         assert [step.step for step in noted.steps] == [2, 3, 4], "the first holds the start"
         seen = {OPS[call.op] for call in noted.calls if call.step == 2}
         assert {"allreduce_", "_allgather_base_", "_reduce_scatter_base_"} <= seen
@@ -79,7 +79,7 @@ def test_a_script_that_is_not_watched_finds_torch_as_it_is(tmp_path: Path) -> No
     run = Run(tmp_path, "--nproc-per-node", "1", "--set", "watch=false", "alone.py")
     code, _, err = run.end()
     assert code == 0, err
-    assert not NodeFiles(run.job(), "worker-0").calls.exists()
+    assert not ring_of(run.job(), "worker-0").exists()
 
 
 def slow(folder: Path, text: str) -> None:
@@ -125,8 +125,8 @@ def test_the_rank_that_makes_a_script_slow_is_named(tmp_path: Path) -> None:
 def scrape(job: JobDir) -> dict[str, float]:
     """The lines that Prometheus would read; values by name and labels."""
     request = urllib.request.Request(
-        f"http://{job.metrics_address.read_text().strip()}/metrics",
-        headers={"Authorization": f"Bearer {job.metrics_token.read_text().strip()}"},
+        f"http://{address_of(job).read_text().strip()}/metrics",
+        headers={"Authorization": f"Bearer {token_of(job).read_text().strip()}"},
     )
     with urllib.request.urlopen(request, timeout=10) as answer:
         lines = answer.read().decode().splitlines()

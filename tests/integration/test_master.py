@@ -22,6 +22,7 @@ from paceline.base.errors import TransientError
 from paceline.base.jobdir import JobDir, number_of, role_of
 from paceline.base.samples import SampleSet, Span
 from paceline.cuts.manifest import checksum, write_file
+from paceline.features.exporter.exporter import address_of, token_of
 from paceline.jobs.outcome import End, Outcome, read_outcome
 from paceline.master.service import Master, Tick
 from paceline.protocol.nodes.platform import AgentGone, AnyWord, PlacePending
@@ -994,8 +995,8 @@ def test_metrics_are_served_while_the_job_runs_and_to_nobody_without_the_token(
         await bench.until(lambda: bench.progress > 300)
         bench.world.hold.clear()
         await asyncio.sleep(1.1)  # a measurement
-        address = bench.job.metrics_address.read_text().strip()
-        token = bench.job.metrics_token.read_text().strip()
+        address = address_of(bench.job).read_text().strip()
+        token = token_of(bench.job).read_text().strip()
         text = await asyncio.to_thread(fetch, address, token)
         assert 'paceline_node_samples_total{node="worker-0",role="worker"}' in text
         (committed,) = [

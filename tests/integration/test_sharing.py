@@ -13,7 +13,7 @@ import pytest
 
 from paceline.base.errors import ConfigError
 from paceline.base.processes import kill_quietly
-from paceline.features.sharing.log import SharingLine, read_sharing
+from paceline.features.sharing.log import SharingLine, log_of, read_sharing
 from paceline.features.sharing.wire import GateMode
 from paceline.jobs.history import read_events
 from paceline.jobs.launch import launch
@@ -55,7 +55,7 @@ class Sharer(RunningJob):
     @property
     def decided(self) -> list[SharingLine]:
         """What its master knows of decisions."""
-        return read_sharing(self.job.sharing)
+        return read_sharing(log_of(self.job))
 
     def shown(self, name: str) -> object:
         """What ``paceline status --json`` has of its worker under that name."""
@@ -175,7 +175,7 @@ def test_a_job_that_is_held_counts_each_sample_once(tmp_path: Path) -> None:
         os.kill(first.pid, signal.SIGTERM)  # not by its agent, which would free it
         until(lambda: held.node("worker-0").inc != first.inc, "the end of its life", 10.0)
         held.check_finished()
-        decided = read_sharing(held.job.sharing)
+        decided = read_sharing(log_of(held.job))
         assert decided[0].decision.guaranteed == kept.job.job_id
         assert not held.events("hung")
 
@@ -199,7 +199,7 @@ def test_a_member_that_is_held_holds_its_peers_and_nothing_else_changes(
         held.until_committed(held.status().committed + 200)  # at 2 %, a step takes a second
         kept.tell(StopJob())
         found = finals_of(held)
-        decided = read_sharing(held.job.sharing)
+        decided = read_sharing(log_of(held.job))
         assert {line.node for line in decided} == {"worker-0"}
         assert not held.events("hung") and not held.deaths()
     assert found.keys() == wanted.keys()

@@ -12,9 +12,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from paceline.base.node_files import NodeFiles
 from paceline.base.processes import kill_quietly
-from paceline.features.sharing.gate_page import GatePage
+from paceline.features.sharing.gate_page import GatePage, page_of
 from paceline.features.sharing.wire import MemoryLimit
 from paceline.jobs.launch import launch
 from paceline.jobs.outcome import read_outcome
@@ -43,7 +42,7 @@ class MemorySharer(Sharer):
 
     @property
     def page(self) -> GatePage:
-        return GatePage.open(NodeFiles(self.job, "worker-0").share)
+        return GatePage.open(page_of(self.job, "worker-0"))
 
 
 @contextlib.contextmanager

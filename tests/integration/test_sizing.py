@@ -15,7 +15,7 @@ from paceline.cli.main import app
 from paceline.features.history.book import PastJobs
 from paceline.features.history.place import history_place
 from paceline.features.sizes.events import SizeChangedEvent, SizeKeptEvent, SizePlannedEvent
-from paceline.features.sizes.log import read_sizing
+from paceline.features.sizes.log import log_of, read_sizing
 from paceline.features.sizes.policy.plan import NodeTarget
 from paceline.features.sizes.policy.steering_state import AnySteeringAct, ApplyPlan, JudgePlan
 from paceline.policy.job_size import JobSize
@@ -77,7 +77,7 @@ def size(job: RunningJob) -> dict[str, int]:
 
 
 def acts(job: RunningJob) -> list[AnySteeringAct]:
-    return [act for line in read_sizing(job.job.sizing) for act in line.acts]
+    return [act for line in read_sizing(log_of(job.job)) for act in line.acts]
 
 
 def test_auto_finds_another_size_and_each_sample_counts_once(tmp_path: Path) -> None:

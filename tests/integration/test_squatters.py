@@ -25,6 +25,7 @@ from paceline.features.cluster.client import ask_scheduler, start_scheduler, sto
 from paceline.features.cluster.folder import ClusterConfig, ClusterDir
 from paceline.features.cluster.policy.facts import Tenant
 from paceline.features.cluster.wire import GetDevices
+from paceline.features.exporter.exporter import address_of, token_of
 from paceline.jobs.launch import ask
 from paceline.jobs.listing import JobSelection, listed
 from paceline.wire.client import GetStatus
@@ -115,8 +116,8 @@ def scraping(job: JobDir) -> Iterator[list[int]]:
         while not over.wait(0.02):
             with contextlib.suppress(OSError):
                 request = urllib.request.Request(
-                    f"http://{job.metrics_address.read_text().strip()}/metrics",
-                    headers={"Authorization": f"Bearer {job.metrics_token.read_text().strip()}"},
+                    f"http://{address_of(job).read_text().strip()}/metrics",
+                    headers={"Authorization": f"Bearer {token_of(job).read_text().strip()}"},
                 )
                 with urllib.request.urlopen(request, timeout=0.5) as answer:
                     codes.append(answer.status)

@@ -13,6 +13,7 @@ from paceline.features.stragglers.policy.decision_log import (
     AnyLine,
     Decided,
     TookEffect,
+    log_of,
 )
 from paceline.features.stragglers.stories import read_log
 from paceline.jobs.history import read_events, read_metrics
@@ -62,7 +63,7 @@ def read_ran(job: JobDir, directory: Path, scenario: Scenario, *, keep_trail: bo
     updates = _entries(directory, server_names(scenario.servers))
     if not all(map(len, updates.values())):
         raise InternalError(f"job {job.job_id}: its servers could not be slowed; see {job.logs}")
-    lines = read_log(job.decisions) if job.decisions.exists() else []
+    lines = read_log(log_of(job)) if log_of(job).exists() else []
     adjusted = any(isinstance(action, AdjustRate) for _, action in _actions(lines))
     num_steps = check_samples(job, scenario, told.short_steps, adjusted=adjusted)
     acted = _acted(lines, begun_s)

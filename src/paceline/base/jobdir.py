@@ -54,7 +54,7 @@ class Launched(msgspec.Struct, frozen=True):
 
 
 class JobDir:
-    """Paths of one job; creating the object touches nothing."""
+    """Paths of one job; creating the object touches nothing. Features name their own files."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -74,16 +74,6 @@ class JobDir:
         self.metrics = path / "metrics.jsonl"
         self.curves = path / "curves.jsonl"
         """Values that the script has logged, by step."""
-        self.metrics_address = path / "metrics.address"
-        """``host:port`` of the Prometheus endpoint, where the spec asks for one."""
-        self.metrics_token = path / "metrics.token"
-        """Token that a client of that endpoint must send; it opens nothing else."""
-        self.decisions = path / "decisions.jsonl"
-        """Log of decisions against stragglers: what was seen, decided and achieved."""
-        self.sharing = path / "sharing.jsonl"
-        """Log of decisions about a device that the job shares."""
-        self.sizing = path / "sizing.jsonl"
-        """Log of changes of the job's size: what was seen, planned and achieved."""
         self.features_left_out = path / "features_left_out"
         """Names of features whose parts have held up a master for ever, one per line."""
         self.logs = path / "logs"

@@ -17,10 +17,6 @@ class NodeFiles:
         self.socket = job.run_dir / f"{node}.sock"
         """The agent listens here for the training process."""
         self.ledger = job.run_dir / f"{node}.ledger"
-        self.calls = job.run_dir / f"{node}.calls"
-        """The ring of its collective calls, of a script that trains on its own."""
-        self.share = job.run_dir / f"{node}.share"
-        """Page of the gate that holds the process, if its job shares a device."""
         self.process = job.run_dir / f"{node}.process"
         """The training process's last `ProcessUp`, as JSON: what an agent's successor adopts."""
         self.agent_lock = job.run_dir / f"{node}.agent"
@@ -33,7 +29,8 @@ class NodeFiles:
     def remove(self) -> None:
         """Remove what only a living node needs, and what its dead processes left.
 
-        Besides the files above (``server-1.*``) these are the data plane's (``server-1-7.*``).
+        Besides the files above and those of features (``server-1.*``) these are the data plane's
+        (``server-1-7.*``).
         """
         folder, node = self.process.parent, self.process.stem
         for path in (*folder.glob(f"{node}.*"), *folder.glob(f"{node}-*")):

@@ -17,7 +17,7 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.parser import text_string_to_metric_families
 
 from paceline.base.jobdir import JobDir
-from paceline.features.exporter.exporter import MAX_OPEN, Exporter, JobCollector
+from paceline.features.exporter.exporter import MAX_OPEN, Exporter, JobCollector, address_of
 from paceline.master.exposed import Exposed
 from paceline.master.monitor import Metrics, NodeMetrics
 from paceline.policy.observation import Observation, RestartCost, WorkerSeen
@@ -116,7 +116,7 @@ def scrape(address: str, token: str = TOKEN) -> dict[tuple[str, ...], float]:
 
 
 def test_a_scrape_shows_job_and_nodes(job: JobDir, exporter: Exporter) -> None:
-    address = job.metrics_address.read_text().strip()
+    address = address_of(job).read_text().strip()
     assert address == exporter.address
     assert scrape(address) == {}
     exporter.publish(exposed())

@@ -11,6 +11,7 @@ from paceline.base.jobdir import JobDir
 from paceline.cli.main import app
 from paceline.features.failslow.cures import cures_of, log_of, read_cures
 from paceline.features.failslow.events import ComparedPart, DiagnosedEvent, SlowedEvent
+from paceline.features.stragglers.policy.decision_log import log_of as decisions_of
 from paceline.features.stragglers.stories import read_log
 from paceline.wire.spec import JobSpec, save
 
@@ -71,10 +72,10 @@ def test_a_job_without_cures_has_nothing_to_make_again(job: JobDir) -> None:
 
 
 def test_logs_of_both_kinds_pass_over_each_other_s_lines(job: JobDir) -> None:
-    job.decisions.write_bytes(RECORDED.read_bytes() + b'{"type":"CurePla')
-    assert read_log(job.decisions) == []
+    decisions_of(job).write_bytes(RECORDED.read_bytes() + b'{"type":"CurePla')
+    assert read_log(decisions_of(job)) == []
     stragglers = RECORDED.with_name("stragglers.jsonl")
-    assert read_cures(stragglers) == [] and len(read_cures(job.decisions)) == 8
+    assert read_cures(stragglers) == [] and len(read_cures(decisions_of(job))) == 8
 
 
 def test_a_line_of_another_version_is_named(job: JobDir) -> None:

@@ -18,7 +18,7 @@ from paceline.features.failslow.events import (
     SlowedEvent,
 )
 from paceline.features.failslow.slowness import ScriptPace, Slowness, slownesses
-from paceline.features.stragglers.policy.decision_log import Decided, Measured
+from paceline.features.stragglers.policy.decision_log import Decided, Measured, log_of
 from paceline.features.stragglers.slow import shown as last_shown
 from paceline.features.stragglers.slow import slow_parts
 from paceline.jobs.jsonl import LineFile
@@ -206,13 +206,13 @@ def test_a_slow_server_is_told_too() -> None:
 
 def test_of_a_job_that_has_ended_the_last_decision_counts(tmp_path: Path) -> None:
     job = JobDir(tmp_path)
-    log = LineFile(job.decisions)
+    log = LineFile(log_of(job))
     assert last_shown(job) == Shown()
     log.add(Decided(t=1.0, no=1, observation=observation(0.1)))
     log.add(Decided(t=1030.0, no=2, observation=observation()))
     log.add(Measured(t=1040.0, no=2, index=0, before=1.0, after=2.0, seconds=5.0))
     log.flush()
-    with job.decisions.open("a") as file:
+    with log_of(job).open("a") as file:
         file.write('{"torn')
     (part,) = last_shown(job).slow
     assert (part.nodes, part.since_s) == (("worker-1",), 1000.0)

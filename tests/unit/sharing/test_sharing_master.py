@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from paceline.base.jobdir import JobDir
-from paceline.features.sharing.log import explain, read_sharing
+from paceline.features.sharing.log import explain, log_of, read_sharing
 from paceline.features.sharing.master import SharingPart
 from paceline.features.sharing.wire import (
     GateMode,
@@ -64,7 +64,7 @@ def test_a_decision_is_kept_once_told_and_shown(here: Here) -> None:
     here.hear(ARRIVAL)
     here.hear(ARRIVAL)
     here.hear(msgspec.structs.replace(ARRIVAL, cause="within"))
-    assert [line.decision.cause for line in read_sharing(here.job.sharing)] == ["arrival", "within"]
+    assert [line.decision.cause for line in read_sharing(log_of(here.job))] == ["arrival", "within"]
     assert here.told == [SharingEvent(node="worker-0", device="cpu:0", decision=ARRIVAL)]
     shown = here.part.shown()
     ((row,),) = [table.rows for table in shown.tables]
@@ -78,7 +78,7 @@ def test_a_limit_of_another_job_is_no_limit_of_this_one(here: Here) -> None:
         limit = MemoryLimit(worker=worker, limit_bytes=9, cause="unused")
         here.hear(SharingDecision(cause="memory", mode=GateMode.OFF, memory=limit))
     assert here.part.shown().nodes["worker-0"]["memory"]["worker"].startswith(here.job.job_id)
-    assert len(read_sharing(here.job.sharing)) == 2
+    assert len(read_sharing(log_of(here.job))) == 2
 
 
 def test_an_upgrade_is_in_the_spec_and_told_to_agents_that_come(here: Here) -> None:
@@ -99,7 +99,7 @@ def test_a_job_that_shares_nothing_has_nothing_to_show(tmp_path: Path) -> None:
     assert not alone.part.answer(raw(UpgradeShare()))
     assert not alone.part.shown().tables and not alone.part.shown().nodes
     told: list[Any] = []
-    alone.job.sharing.unlink(missing_ok=True)
+    log_of(alone.job).unlink(missing_ok=True)
     explain(alone.job, told.append)
     assert not told
 

@@ -32,6 +32,7 @@ from paceline.features.stragglers.policy.decision_log import (
     Helped,
     TookEffect,
     decode,
+    log_of,
 )
 from paceline.features.stragglers.policy.solution import Solution
 from paceline.jobs.jsonl import before
@@ -418,7 +419,7 @@ def test_a_part_without_a_solution_does_nothing_and_counts_nothing(tmp_path: Pat
     part.tick(1.0)
     part.remember([outcome(3.0)])
     part.happened(NotReplacedEvent(node="server-0"))
-    assert not core.job.decisions.exists()
+    assert not log_of(core.job).exists()
     assert [(one.name, one.value) for one in part.shown().figures] == [("job_decisions", 0)]
 
 

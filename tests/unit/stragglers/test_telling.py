@@ -9,6 +9,7 @@ from rich.console import Console
 from paceline.base.jobdir import JobDir
 from paceline.features.report.page import render
 from paceline.features.report.text import show
+from paceline.features.stragglers.policy.decision_log import log_of
 from paceline.features.stragglers.stories import Story
 from paceline.features.stragglers.telling import decision_rows
 from tests.unit.cli.test_cli_decisions import log, write
@@ -40,7 +41,7 @@ def test_a_report_has_a_section_about_decisions_if_there_were_any(tmp_path: Path
     job = JobDir(tmp_path)
     told = structs.replace(QUIET, path=str(tmp_path))
     assert "<h2>Decisions</h2>" not in render(told)
-    write(job.decisions, log())
+    write(log_of(job), log())
     page = render(told)
     assert "<h2>Decisions</h2>" in page
     assert "nd: 0.5 s over L_per &gt;= 1.5 * 0.233 s" in page

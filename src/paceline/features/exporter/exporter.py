@@ -15,6 +15,7 @@ import socket
 import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
 from typing import Any
 from wsgiref.simple_server import WSGIRequestHandler, make_server
 
@@ -222,6 +223,16 @@ class _HttpServer(ThreadingWSGIServer):
             super().handle_error(request, client_address)
 
 
+def address_of(job: JobDir) -> Path:
+    """Return the path of a file with ``host:port`` of the endpoint."""
+    return job.path / "metrics.address"
+
+
+def token_of(job: JobDir) -> Path:
+    """Return the path of a file with the token that a client must send; it opens nothing else."""
+    return job.path / "metrics.token"
+
+
 class Exporter:
     """Serves from its creation until `close`."""
 
@@ -237,9 +248,9 @@ class Exporter:
         app = _guarded(make_wsgi_app(registry), _token(job))
         self._server = make_server(HOST, port, app, _HttpServer, _Handler)
         self.address = f"{HOST}:{self._server.server_port}"
-        fresh = job.metrics_address.with_suffix(".new")
+        fresh = address_of(job).with_suffix(".new")
         fresh.write_text(f"{self.address}\n")
-        fresh.replace(job.metrics_address)
+        fresh.replace(address_of(job))
         self._thread = threading.Thread(
             target=self._server.serve_forever, name="paceline-metrics", daemon=True
         )
@@ -263,8 +274,9 @@ def _token(job: JobDir) -> bytes:
     be the secret, nor tell it.
     """
     token = hmac.digest(job.secret(), b"paceline metrics", "sha256").hex().encode()
-    job.metrics_token.unlink(missing_ok=True)
-    descriptor = os.open(job.metrics_token, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    path = token_of(job)
+    path.unlink(missing_ok=True)
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     with os.fdopen(descriptor, "wb") as file:
         file.write(token + b"\n")
     return token

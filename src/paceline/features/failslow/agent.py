@@ -5,8 +5,7 @@ from pathlib import Path
 import msgspec
 
 from paceline.agent.feature_port import AgentHere, AgentPart
-from paceline.base.node_files import NodeFiles
-from paceline.features.failslow.call_ring import NUM_SLOTS, CallRingReader
+from paceline.features.failslow.call_ring import NUM_SLOTS, CallRingReader, ring_of
 from paceline.features.failslow.wire import CallsTold, TellCalls
 
 MOST_CALLS = 4096
@@ -20,7 +19,7 @@ class CallReader(AgentPart):
 
     def __init__(self, here: AgentHere) -> None:
         self._here = here
-        self._ring = NodeFiles(here.job, here.node).calls
+        self._ring = ring_of(here.job, here.node)
 
     def told(self, body: msgspec.Raw) -> None:
         self._here.send(read_calls(self._here.node, self._ring, _decode(body)))

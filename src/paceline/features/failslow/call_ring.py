@@ -26,6 +26,7 @@ from pathlib import Path
 
 import msgspec
 
+from paceline.base.jobdir import JobDir
 from paceline.base.numbering import Inc
 from paceline.wire.mapped_page import StampedRing, magic_of, new_page
 
@@ -73,6 +74,11 @@ OPS = (
 )
 """Torch's operators, of ``c10d`` and then of ``_c10d_functional``; the place is the number in the
 ring."""
+
+
+def ring_of(job: JobDir, node: str) -> Path:
+    """Return the path of a node's ring, in the run directory of its job."""
+    return job.run_dir / f"{node}.calls"
 
 
 class CallGroup(msgspec.Struct, frozen=True, array_like=True):

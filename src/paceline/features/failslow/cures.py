@@ -47,6 +47,11 @@ def log_of(job: JobDir) -> Path:
     return job.path / "cures.jsonl"
 
 
+def _log_of_before(job: JobDir) -> Path:
+    """Return the path of the log in which earlier releases wrote the planner's lines, too."""
+    return job.path / "decisions.jsonl"
+
+
 def read_cures(path: Path) -> list[CurePlanned]:
     """Read the lines of the planner in a log; those of others, and torn ones, are passed over.
 
@@ -69,7 +74,7 @@ def read_cures(path: Path) -> list[CurePlanned]:
 
 def cures_of(job: JobDir) -> list[CurePlanned]:
     """Read what the planner did in a job, in earlier releases, too."""
-    return [*read_cures(job.decisions), *read_cures(log_of(job))]
+    return [*read_cures(_log_of_before(job)), *read_cures(log_of(job))]
 
 
 def name_of(act: AnyCureAct) -> str:
@@ -101,7 +106,7 @@ def stories(
 
 def _place(job: JobDir) -> Path:
     path = log_of(job)
-    return path if path.exists() else job.decisions
+    return path if path.exists() else _log_of_before(job)
 
 
 def _read(path: Path) -> ToldLog[CurePlanned] | None:

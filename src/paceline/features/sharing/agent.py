@@ -21,7 +21,6 @@ from paceline.base.cgroups import give_way
 from paceline.base.devices import gpu_index, shared_name
 from paceline.base.errors import ConfigError
 from paceline.base.jobdir import role_of
-from paceline.base.node_files import NodeFiles
 from paceline.features.sharing.device_memory import MemoryCoordinator, worker_name
 from paceline.features.sharing.gate_page import (
     AWAY,
@@ -33,6 +32,7 @@ from paceline.features.sharing.gate_page import (
     SINCE,
     STALE_S,
     GatePage,
+    page_of,
 )
 from paceline.features.sharing.pages import open_page, page_paths
 from paceline.features.sharing.policy.law import (
@@ -69,7 +69,7 @@ class NodeShare(AgentPart):
         share = _shared(here)
         (self._device,) = share.of(here.node)
         self._here = here
-        page = NodeFiles(here.job, here.node).share
+        page = page_of(here.job, here.node)
         self._page = GatePage.create(page, self._device, share.kind)
         self._page.words[ROOM] = share.device_memory_bytes or 0
         self._page.words[MINIMUM] = share.minimum_memory_bytes or 0

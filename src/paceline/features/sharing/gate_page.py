@@ -26,6 +26,7 @@ import msgspec
 
 from paceline.base.errors import ConfigError
 from paceline.base.futex import wait_for_change, wake
+from paceline.base.jobdir import JobDir
 from paceline.features.sharing.wire import GateMode, SharingDecision
 from paceline.wire.mapped_page import StampedRing, magic_of, new_page
 from paceline.wire.spec import ShareClass
@@ -52,6 +53,11 @@ _BYTES = _DECISIONS_AT + StampedRing.num_bytes(_DECISION_BYTES, _NUM_DECISIONS)
 STALE_S = 3.0
 """Seconds for which an order counts after the device coordinator's last sign of life."""
 _CLASSES = get_args(ShareClass)
+
+
+def page_of(job: JobDir, node: str) -> Path:
+    """Return the path of a node's page, in the run directory of its job."""
+    return job.run_dir / f"{node}.share"
 
 
 class GateOrder(NamedTuple):

@@ -21,6 +21,11 @@ class SharingLine(msgspec.Struct, frozen=True, kw_only=True):
     decision: SharingDecision
 
 
+def log_of(job: JobDir) -> Path:
+    """Return the path of a job's log."""
+    return job.path / "sharing.jsonl"
+
+
 def read_sharing(path: Path) -> list[SharingLine]:
     """Read what was decided about a job's device, in order; lines that are torn are left out."""
     found = []
@@ -32,9 +37,10 @@ def read_sharing(path: Path) -> list[SharingLine]:
 
 def explain(job: JobDir, tell: Callable[[Sequence[str]], object]) -> None:
     """Tell what was decided about the device that a job shares, if it shares one."""
-    if not job.sharing.exists():
+    log = log_of(job)
+    if not log.exists():
         return
-    lines, launched_s = read_sharing(job.sharing), job.launched_s()
+    lines, launched_s = read_sharing(log), job.launched_s()
     told = [f"{job.job_id}: shares a device, {counted(len(lines), 'decision')}"]
     for line in lines:
         text = f"{line.node}  {line.decision.allowed}: {line.decision.why}"

@@ -7,7 +7,7 @@ from msgspec.structs import replace
 
 from paceline.base.disk import describe
 from paceline.base.errors import ConfigError
-from paceline.features.sharing.log import SharingLine
+from paceline.features.sharing.log import SharingLine, log_of
 from paceline.features.sharing.wire import (
     MemoryLimit,
     SharingCause,
@@ -41,7 +41,7 @@ class SharingPart(MasterPart):
         """The newest decision about the device that a node shares."""
         self._limits: dict[str, MemoryLimit] = {}
         """The newest limit of a node's memory on its device, where one was ever decided."""
-        self._log = LineFile(core.job.sharing)
+        self._log = LineFile(log_of(core.job))
 
     def heard_agent(self, node: str, body: msgspec.Raw) -> None:
         """Keep a decision, unless it is the newest one once more."""

@@ -38,6 +38,11 @@ VERDICT_WORDS: dict[Verdict, str] = {
 """Words for what a change has made of a job."""
 
 
+def log_of(job: JobDir) -> Path:
+    """Return the path of a job's log."""
+    return job.path / "sizing.jsonl"
+
+
 def read_sizing(path: Path) -> list[SteeringLine]:
     """Read what was planned, and what it brought, in order; other lines are left out."""
     found = []
@@ -62,9 +67,10 @@ def _nodes(count: int, role: str, cores: float) -> str:
 
 def explain(job: JobDir, add: Callable[[list[str]], None]) -> None:
     """Tell what was planned, what it brought, and why nothing was done."""
-    if not job.sizing.exists():
+    log = log_of(job)
+    if not log.exists():
         return
-    lines, launched_s = read_sizing(job.sizing), job.launched_s()
+    lines, launched_s = read_sizing(log), job.launched_s()
     changes = sum(isinstance(act, ApplyPlan) for line in lines for act in line.acts)
     head = f"{job.job_id}: its size, {counted(changes, 'change')} planned"
     add([head, *(f"{clock(t - launched_s):>7}  {text}" for t, text in sentences(lines))])
@@ -133,4 +139,4 @@ def _size_act(act: AnySteeringAct) -> str:
             return f"keep: {act.describe()}"
 
 
-SIZES = ReplayedLog(place=lambda job: job.sizing, read=_read_sizes, policies=RESOURCES)
+SIZES = ReplayedLog(place=log_of, read=_read_sizes, policies=RESOURCES)

@@ -18,7 +18,7 @@ from paceline.features.sizes.events import (
     SizeKeptEvent,
     SizePlannedEvent,
 )
-from paceline.features.sizes.log import VERDICT_WORDS, size_words
+from paceline.features.sizes.log import VERDICT_WORDS, log_of, size_words
 from paceline.features.sizes.loop import SizeLoop, SizingKept, Steered, by_another_clock
 from paceline.features.sizes.memory import MemoryWatch
 from paceline.features.sizes.orders import SizeOrders
@@ -85,7 +85,7 @@ class SizesPart(MasterPart):
         )
         job, args = self._core.job, self._core.spec.resources_args
         try:
-            self._loop = SizeLoop(self._spec.policy, args, rules, job.sizing, self._core.wall)
+            self._loop = SizeLoop(self._spec.policy, args, rules, log_of(job), self._core.wall)
         except ConfigError as error:
             self._core.fail(str(error))
             return

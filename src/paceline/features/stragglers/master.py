@@ -23,7 +23,7 @@ from paceline.features.stragglers.policy.controller import (
     Period,
     Write,
 )
-from paceline.features.stragglers.policy.decision_log import AnyLine, Begun, Failed, Helped
+from paceline.features.stragglers.policy.decision_log import AnyLine, Begun, Failed, Helped, log_of
 from paceline.features.stragglers.policy.registry import solution
 from paceline.features.stragglers.policy.solution import Solution
 from paceline.features.stragglers.slow import slow_parts
@@ -70,7 +70,7 @@ class StragglersPart(MasterPart):
         try:
             self._deciding = Deciding(
                 core.spec,
-                core.job.decisions,
+                log_of(core.job),
                 core.scene,
                 ask=core.ask,
                 tell=core.tell,

@@ -1,7 +1,7 @@
 """The stragglers of a job, as `paceline status` and metrics name them."""
 
 from paceline.base.jobdir import JobDir
-from paceline.features.stragglers.policy.decision_log import Decided, decode
+from paceline.features.stragglers.policy.decision_log import Decided, decode, log_of
 from paceline.jobs.history import Tail
 from paceline.jobs.wording import counted
 from paceline.policy.observation import Observation
@@ -47,7 +47,7 @@ def _done(seen: Observation, node: str) -> str:
 
 def shown(job: JobDir) -> Shown:
     """List the stragglers at the last decision of a job; none also without a readable log."""
-    for line in reversed(Tail(job.decisions).lines()):
+    for line in reversed(Tail(log_of(job)).lines()):
         try:
             (found,) = decode([line])
         except ValueError:

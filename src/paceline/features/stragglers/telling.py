@@ -6,12 +6,7 @@ from pathlib import Path
 
 from paceline.base.errors import ConfigError
 from paceline.base.jobdir import JobDir
-from paceline.features.stragglers.policy.decision_log import (
-    AnyLine,
-    Begun,
-    Decided,
-    asked,
-)
+from paceline.features.stragglers.policy.decision_log import AnyLine, Begun, Decided, asked, log_of
 from paceline.features.stragglers.policy.registry import SOLUTIONS
 from paceline.features.stragglers.stories import (
     Story,
@@ -42,9 +37,10 @@ def explain(job: JobDir, tell: Callable[[Sequence[str | tuple[str, str]]], objec
     Raises:
         ConfigError: the log of decisions is of another version.
     """
-    if not job.decisions.exists():
+    log = log_of(job)
+    if not log.exists():
         return
-    lines, launched_s = read_log(job.decisions), job.launched_s()
+    lines, launched_s = read_log(log), job.launched_s()
     if not lines and not specs.load(job.spec).traits.trains:
         return  # a log of cures, of a release that wrote both to one file
     tell(_head(job, lines))
@@ -69,7 +65,7 @@ def _head(job: JobDir, lines: Sequence[AnyLine]) -> tuple[str, str]:
 
 def tell(facts: Facts, add: Callable[[Section], None]) -> None:
     """Add a section about decisions to a job's report."""
-    log = JobDir(Path(facts.path)).decisions
+    log = log_of(JobDir(Path(facts.path)))
     told = _stories(log, log.stat().st_size) if log.exists() else []
     if told:
         rows = decision_rows(told, facts.started_s)
@@ -125,9 +121,7 @@ def _absent(job: JobDir) -> ConfigError:
             f"nothing is decided; expected strategy {those(lambda row: not row.uneven_shares)}; "
             "start a job of such a strategy with a solution, e.g. --solution nd"
         )
-    return none_written(job.decisions)
+    return none_written(log_of(job))
 
 
-DECISIONS = ReplayedLog(
-    place=lambda job: job.decisions, read=_read, policies=SOLUTIONS, absent=_absent
-)
+DECISIONS = ReplayedLog(place=log_of, read=_read, policies=SOLUTIONS, absent=_absent)

@@ -2,8 +2,7 @@
 
 import torch.distributed as dist
 
-from paceline.base.node_files import NodeFiles
-from paceline.features.failslow.call_ring import CallRingWriter
+from paceline.features.failslow.call_ring import CallRingWriter, ring_of
 from paceline.features.failslow.policy.detection import UsualMarks
 from paceline.features.failslow.process.calls import CallProbe
 from paceline.features.failslow.process.meeting import Meetings
@@ -24,7 +23,7 @@ class ScriptWatch:
     def __init__(self, process: Process, steps: ScriptSteps) -> None:
         self._process, self._steps = process, steps
         self.meetings = Meetings(process, lambda: steps.probe.device)
-        self._ring = CallRingWriter(NodeFiles(process.job, process.node).calls, process.inc)
+        self._ring = CallRingWriter(ring_of(process.job, process.node), process.inc)
         self._periods = CallPeriods(self._inferred)
         self._calls = CallProbe(self._ring, lambda: steps.step, self._periods.called)
         self._usual_marks = UsualMarks()

@@ -21,9 +21,8 @@ from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from paceline.base.devices import gpu_index
 from paceline.base.errors import ConfigError
-from paceline.base.node_files import NodeFiles
 from paceline.features.sharing.compiled import CPU_ARENA, CUDA_HOST, compiled
-from paceline.features.sharing.gate_page import LIFE, ROOM, GatePage
+from paceline.features.sharing.gate_page import LIFE, ROOM, GatePage, page_of
 from paceline.features.sharing.process.boundary import MemoryBoundary
 from paceline.features.sharing.process.cpu_memory import CpuMemory
 from paceline.features.sharing.process.cuda import CudaDevice, say
@@ -37,7 +36,7 @@ from paceline.runtime.process.process import Process
 
 def share_device(process: Process) -> None:
     """Have a process take part in sharing the device of its job's spec."""
-    page = GatePage.open(NodeFiles(process.job, process.node).share).hold()
+    page = GatePage.open(page_of(process.job, process.node)).hold()
     page.words[LIFE] = process.inc
     (name,) = process.spec.share.of(process.node)
     device: Device = CudaDevice(name) if gpu_index(name) is not None else CpuDevice(name)

@@ -10,15 +10,22 @@ Not every decision without actions is here: see `QUIET_S` in
 """
 
 from collections.abc import Iterable, Iterator
+from pathlib import Path
 
 import msgspec
 
+from paceline.base.jobdir import JobDir
 from paceline.features.stragglers.policy.solution import Solution
 from paceline.policy.actions import AnyAction
 from paceline.policy.decisions.past import Decider, decoded
 from paceline.policy.observation import RESTART_PARTS, Observation, RestartCost, RestartOutcome
 from paceline.policy.stats.history import Lengths
 from paceline.wire.events.nodes import in_parts
+
+
+def log_of(job: JobDir) -> Path:
+    """Return the path of a job's log."""
+    return job.path / "decisions.jsonl"
 
 
 class DecisionLine(msgspec.Struct, frozen=True, kw_only=True, tag=True, omit_defaults=True):
