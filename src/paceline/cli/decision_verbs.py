@@ -18,7 +18,7 @@ def explain(job: Job = None) -> None:
 def replay(
     log: Annotated[
         str | None,
-        typer.Argument(metavar="LOG", help="A decisions.jsonl, a sizing.jsonl, or a JOB."),
+        typer.Argument(metavar="LOG", help="A log of decisions, or a JOB."),
     ] = None,
     solution: Annotated[
         str | None,

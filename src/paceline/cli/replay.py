@@ -42,9 +42,8 @@ def replay_logs(
     if file is not None and file.is_file():
         return _replay(_read(file), name, args, console)
     if file is not None and file.suffix == ".jsonl":
-        raise ConfigError(
-            f"{source}: no such file; name a decisions.jsonl, a sizing.jsonl, or a JOB"
-        )
+        names = "".join(f"a {log.file}, " for log in logs_of_features())
+        raise ConfigError(f"{source}: no such file; name {names}or a JOB")
     job = JobDir.find(source)
     present = [log for log in logs_of_features() if log.place(job).exists()]
     if not present:
@@ -91,9 +90,15 @@ def _asked(
     if len(able) > 1 and name is None:
         raise ConfigError(
             f"--set {next(iter(args))}=...: this job has several logs; name the policy that has "
-            "the parameter, as in --solution rm"
+            f"the parameter with --solution ({_listed(able)})"
         )
     return able[-1] if able else present[-1]
+
+
+def _listed(logs: Sequence[ReplayedLog]) -> str:
+    """Name the policies that may be asked about logs, by log."""
+    named = ((log.file, log.policies.names()) for log in logs if log.policies is not None)
+    return "; ".join(f"{file}: {', '.join(names)}" for file, names in named)
 
 
 def _replay(

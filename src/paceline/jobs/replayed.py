@@ -47,6 +47,8 @@ class ToldLog(msgspec.Struct, Generic[Line], frozen=True, kw_only=True):
 class ReplayedLog(NamedTuple):
     """A kind of log: where it lies in a job's folder, and how it is read."""
 
+    file: str
+    """Name of a log of this kind, for people."""
     place: Callable[[JobDir], Path]
     """Path of a job's log of this kind; there need be no such file."""
     read: Callable[[Path], ToldLog[Any] | None]

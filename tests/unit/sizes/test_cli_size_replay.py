@@ -78,6 +78,27 @@ def test_the_logs_of_a_job_are_both_taken_again(
     assert "nobody: reproduces all 0 decisions of the log" in run("job-1")[1]
 
 
+def test_a_parameter_of_a_job_with_several_logs_needs_the_name_of_a_policy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PACELINE_HOME", str(tmp_path))
+    job = tmp_path / "jobs" / "job-1"
+    job.mkdir(parents=True)
+    (job / "job.json").write_text("{}")
+    write(job / "sizing.jsonl", 3)
+    (job / "decisions.jsonl").write_text("")
+    code, output = run("job-1", "--set", "probes=2")
+    assert code == 2 and "--set probes=...: this job has several logs" in output
+    assert "sizing.jsonl: es, none, optimus, rm" in output and "decisions.jsonl: adj" in output
+
+
+def test_a_log_that_is_not_there_is_refused_with_the_names_of_logs(tmp_path: Path) -> None:
+    code, output = run(str(tmp_path / "sizes.jsonl"))
+    assert code == 2 and "no such file; name a " in output
+    for name in ("cures.jsonl", "decisions.jsonl", "sizing.jsonl"):
+        assert f"a {name}, " in output
+
+
 def test_a_policy_that_is_not_there_is_named(tmp_path: Path) -> None:
     path = write(tmp_path / "sizing.jsonl", 2)
     code, output = run(str(path), "--solution", "mine")

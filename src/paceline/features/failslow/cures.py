@@ -129,4 +129,4 @@ def _read(path: Path) -> ToldLog[CurePlanned] | None:
     )
 
 
-LOG = ReplayedLog(place=_place, read=_read, policies=None)
+LOG = ReplayedLog(file="cures.jsonl", place=_place, read=_read, policies=None)

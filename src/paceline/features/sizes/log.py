@@ -139,4 +139,4 @@ def _size_act(act: AnySteeringAct) -> str:
             return f"keep: {act.describe()}"
 
 
-SIZES = ReplayedLog(place=log_of, read=_read_sizes, policies=RESOURCES)
+SIZES = ReplayedLog(file="sizing.jsonl", place=log_of, read=_read_sizes, policies=RESOURCES)

@@ -124,4 +124,6 @@ def _absent(job: JobDir) -> ConfigError:
     return none_written(log_of(job))
 
 
-DECISIONS = ReplayedLog(place=log_of, read=_read, policies=SOLUTIONS, absent=_absent)
+DECISIONS = ReplayedLog(
+    file="decisions.jsonl", place=log_of, read=_read, policies=SOLUTIONS, absent=_absent
+)
