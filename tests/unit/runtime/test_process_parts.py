@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
@@ -12,6 +13,8 @@ from paceline.base.errors import ConfigError
 from paceline.base.jobdir import JobDir
 from paceline.base.numbering import Inc
 from paceline.features.curves.process import make
+from paceline.runtime.probe.script_steps import ScriptSteps
+from paceline.runtime.process import additions
 from paceline.runtime.process.feature_parts import ProcessParts
 from paceline.runtime.process.feature_port import Here, ProcessPart
 from paceline.wire.messages.features import FeatureTold
@@ -50,10 +53,28 @@ def parts_of(
 def test_a_part_begins_before_the_script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     process: Any = "this one"
     parts = parts_of(tmp_path, monkeypatch, Beginning, lambda here: None)
-    assert [*parts._parts] == ["part-0"] and parts.go_by_steps
+    assert [*parts._parts] == ["part-0"] == [*parts.by_steps]
     parts.begin(process)
     assert parts._parts["part-0"].begun == ["this one"]  # type: ignore[attr-defined]
-    assert not parts_of(tmp_path, monkeypatch, lambda here: ProcessPart()).go_by_steps
+    assert not parts_of(tmp_path, monkeypatch, lambda here: ProcessPart()).by_steps
+
+
+def test_a_script_whose_steps_cannot_be_seen_runs_and_says_who_lacks_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    parts = parts_of(tmp_path, monkeypatch, Beginning, Beginning)
+
+    def broken(_steps: ScriptSteps) -> None:
+        raise RuntimeError("another torch")
+
+    monkeypatch.setattr(ScriptSteps, "install", broken)
+    process: Any = SimpleNamespace()
+    additions._watch(process, parts)
+    told = (
+        "paceline: the steps of the script are not seen, needed by part-0, part-1: "
+        "RuntimeError('another torch')\n"
+    )
+    assert capsys.readouterr().err == told
 
 
 def test_only_what_the_machine_lacks_ends_the_process(
@@ -63,7 +84,7 @@ def test_only_what_the_machine_lacks_ends_the_process(
     parts = parts_of(tmp_path, monkeypatch, Beginning)
     parts.begin(broken)
     assert "feature part-0 failed (OSError: broken)" in capsys.readouterr().err
-    assert not parts.go_by_steps
+    assert not parts.by_steps
     lacking: Any = "lacking"
     with pytest.raises(ConfigError, match="lacking"):
         parts_of(tmp_path, monkeypatch, Beginning).begin(lacking)

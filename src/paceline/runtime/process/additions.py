@@ -24,7 +24,7 @@ def add(process: Process) -> None:
     if spec.run_as == "program":
         return
     parts = process.features = ProcessParts(here_of(process), process.told)
-    if not spec.traits.trains and parts.go_by_steps:
+    if not spec.traits.trains and parts.by_steps:
         _watch(process, parts)
     parts.begin(process)
     if spec.traits.trains:
@@ -36,7 +36,7 @@ def add(process: Process) -> None:
 
 
 def _watch(process: Process, parts: ProcessParts) -> None:
-    """Watch the script that is about to run; if that cannot be, say so and let it run."""
+    """Watch steps of the script that is about to run; if that cannot be, say so and let it run."""
     try:
         from paceline.runtime.probe.script_steps import ScriptSteps  # its part of torch may change
 
@@ -44,4 +44,7 @@ def _watch(process: Process, parts: ProcessParts) -> None:
         steps.install()
         process.script_steps = steps
     except Exception as error:  # noqa: BLE001 - of a part of torch, whatever it is
-        sys.stderr.write(f"paceline: the script is not watched for slow ranks: {error!r}\n")
+        needed = ", ".join(parts.by_steps)
+        sys.stderr.write(
+            f"paceline: the steps of the script are not seen, needed by {needed}: {error!r}\n"
+        )

@@ -64,9 +64,9 @@ class ProcessParts:
             yield found
 
     @property
-    def go_by_steps(self) -> bool:
-        """Whether any part needs the steps of a script that trains on its own."""
-        return any(part.goes_by_steps for part in self._parts.values())
+    def by_steps(self) -> tuple[str, ...]:
+        """Names of the features that need the steps of a script that trains on its own."""
+        return tuple(name for name, part in self._parts.items() if part.goes_by_steps)
 
     def begin(self, process: Process) -> None:
         """Have all parts put into the process what must be there before the script runs.
