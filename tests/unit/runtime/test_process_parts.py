@@ -71,7 +71,7 @@ def test_a_script_whose_steps_cannot_be_seen_runs_and_says_who_lacks_them(
     process: Any = SimpleNamespace()
     additions._watch(process, parts)
     told = (
-        "paceline: the steps of the script are not seen, needed by part-0, part-1: "
+        "paceline: steps of the script are not seen (for part-0, part-1): "
         "RuntimeError('another torch')\n"
     )
     assert capsys.readouterr().err == told

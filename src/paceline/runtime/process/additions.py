@@ -45,6 +45,4 @@ def _watch(process: Process, parts: ProcessParts) -> None:
         process.script_steps = steps
     except Exception as error:  # noqa: BLE001 - of a part of torch, whatever it is
         needed = ", ".join(parts.by_steps)
-        sys.stderr.write(
-            f"paceline: the steps of the script are not seen, needed by {needed}: {error!r}\n"
-        )
+        sys.stderr.write(f"paceline: steps of the script are not seen (for {needed}): {error!r}\n")
