@@ -31,9 +31,9 @@ def told(job: RunningJob) -> list[PlainEvent]:
     return [event for event in job.told(PlainEvent) if event.feature == "deaths"]
 
 
-def asked(job: RunningJob) -> str:
-    """Answer to the feature's verb; empty: no master answers."""
-    call = [sys.executable, "-m", "paceline", "deaths", str(job.job.path), "1"]
+def said(*words: str | Path) -> str:
+    """What a command prints; empty where it fails."""
+    call = [sys.executable, "-m", "paceline", *map(str, words)]
     return subprocess.run(call, capture_output=True, text=True, check=False).stdout.strip()
 
 
@@ -44,12 +44,15 @@ def test_it_keeps_a_record_over_the_death_of_the_master(tmp_path: Path) -> None:
         os.kill(job.pid_of("worker-0"), signal.SIGKILL)
         until(lambda: told(job), "the feature's event")
         os.kill(job.status().master_pid, signal.SIGKILL)
-        answer = until(lambda: asked(job), "an answer of the next master")
+        answer = until(lambda: said("deaths", job.job.path, "1"), "an answer of the next master")
         assert answer == "{'died': 1, 'enough': True}"
         os.kill(job.pid_of("worker-1"), signal.SIGKILL)
         until(lambda: len(told(job)) == 2, "the second event, counted on")
         until(lambda: "2 deaths, greeted" in " ".join(job.status().notes), "its note in the status")
         job.check_finished()
         assert [event.sentence() for event in told(job)] == ["death number 1", "death number 2"]
+        page = tmp_path / "page.html"
+        assert "workers were killed: 2 times" in said("report", job.job.job_id, "--html", page)
+        assert "<h2>Deaths</h2><p>workers were killed: 2 times</p>" in page.read_text()
         logs = [one.read_text() for one in job.job.logs.glob("*.log")]
     assert any("greeted {'rank': 0}" in log for log in logs)
