@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from paceline.base.features import installed
+from paceline.jobs.ground import FEATURE_KEYS
 from tests.without_feature import FEATURES, FOLDERS, environment_without
 
 VERBS = {
@@ -54,3 +56,8 @@ def test_without_a_feature_the_other_commands_are_there(name: str, tmp_path: Pat
     assert others <= words
     assert not words & set(VERBS[name])
     assert set(FEATURES) - {line.split()[0] for line in listed.splitlines()} == {name}
+
+
+def test_the_core_knows_the_keys_of_all_features_where_they_are_not_there() -> None:
+    keys = [key for one in installed() if one.feature for key in one.feature.keys]
+    assert sorted(keys) == sorted(FEATURE_KEYS)
