@@ -2,8 +2,9 @@
 
 A part that takes some of a union has an alias for that, whose name ends in ``Takes``: its ``match``
 is closed by ``assert_never``, so mypy finds what is declared and not handled. A part that takes a
-whole union has it as the type of a parameter. The tests here find what nobody has declared, and a
-``match`` that swallows what it does not name. Events have no taker: people read them.
+whole union has it as the type of a parameter. What features send and keep is theirs alone: their
+own decoders say what they take. The tests here find what nobody has declared, and a ``match`` that
+swallows what it does not name. Events have no taker: people read them.
 """
 
 import ast
@@ -11,17 +12,20 @@ from collections.abc import Callable, Iterable, Iterator
 from functools import cache
 from importlib import import_module
 from pathlib import Path
+from types import ModuleType
 from typing import Any, get_args, get_type_hints
 
+import msgspec
 import pytest
 
 import paceline
+from paceline.agent.feature_port import AgentPart
 from paceline.agent.process import ProcessHost
-from paceline.features.cluster.book import AnyClusterRecord, ClusterBook
+from paceline.features.cluster.book import AnyClusterRecord, ClusterBook, ClusterRecord
 from paceline.features.cluster.desk import ClusterDesk
 from paceline.features.cluster.wire import ClusterCall, ClusterReply
-from paceline.features.failslow.wire import FromRank, ToRank
 from paceline.master.agents import Agents
+from paceline.master.feature_port import MasterPart
 from paceline.master.journal import JournalRecord
 from paceline.master.journal_recovery import JournalRecovery
 from paceline.master.replies import Replies
@@ -29,9 +33,12 @@ from paceline.protocol.acts import Instruction
 from paceline.protocol.nodes.agent import NodeState
 from paceline.protocol.nodes.node import MemberRecords
 from paceline.protocol.nodes.roster import Roster
+from paceline.protocol.records import Record
+from paceline.runtime.process.feature_port import ProcessPart
 from paceline.wire.client import Call, Reply
 from paceline.wire.events.base import Event
 from paceline.wire.messages.agent import AgentDown, AgentUp
+from paceline.wire.messages.base import Message
 from paceline.wire.messages.data import Data
 from paceline.wire.messages.group import GroupUp
 from paceline.wire.messages.node import NodeDown, NodeUp
@@ -55,10 +62,8 @@ DIVIDED: dict[str, Any] = {
     "from nodes": NodeUp,
     "to nodes": NodeDown,
     "among nodes": Data,
-    "from ranks": FromRank,
-    "to ranks": ToRank,
 }
-"""Unions of which several parts take some each."""
+"""Unions of which several parts take some each. Those of features are collected below."""
 
 ANSWERS: dict[str, tuple[Any, tuple[str, ...]]] = {
     "replies": (Reply, ("cli", "jobs", "master")),
@@ -124,7 +129,9 @@ def test_a_part_takes_the_whole_union(what: str) -> None:
 
 
 def test_nothing_is_declared_that_nobody_sends() -> None:
-    known = members_of(*DIVIDED.values(), *(union for union, _ in WHOLE.values()))
+    known = sent_by(feature_modules().values()) | members_of(
+        *DIVIDED.values(), *(union for union, _ in WHOLE.values())
+    )
     known |= {one.__name__ for one in events()}
     assert {name: names - known for name, names in declared().items() if names - known} == {}
 
@@ -146,6 +153,90 @@ def test_a_message_that_nobody_takes_is_found() -> None:
     assert untaken(int | str, [{"int"}, {"float"}]) == {"str"}
 
 
+# ----------------------------------------------------------------------------- what features send
+
+FEATURES = f"{paceline.__name__}.features."
+KINDS = (Message, Record, ClusterRecord)
+"""Bases of what features send and keep."""
+PARTS = (AgentPart, MasterPart, ProcessPart)
+RETURNED = ("due", "kept", "rest", "starts")
+"""Methods of parts that return what is sent or kept."""
+MAKERS = {"msgspec.msgpack.Decoder", "decoder"}
+"""Callables that make a decoder of what was sent or kept. Other files are read as JSON."""
+
+
+@cache
+def feature_modules() -> dict[str, ModuleType]:
+    """Modules of features in which something is declared that is sent, kept or decoded."""
+    bases = {one.__name__ for one in (*KINDS, *PARTS, *Message.__subclasses__())}
+    found = {}
+    for module, tree in trees().items():
+        classes = (one for one in ast.walk(tree) if isinstance(one, ast.ClassDef))
+        derived = any(ast.unparse(base) in bases for one in classes for base in one.bases)
+        if module.startswith(FEATURES) and (derived or any(decoded_in(tree))):
+            found[module] = import_module(module)
+    return found
+
+
+def sent_by(modules: Iterable[ModuleType]) -> set[str]:
+    """The names of what is sent or kept by parts of features."""
+    found = set[str]()
+    for module in modules:
+        for one in vars(module).values():
+            if not isinstance(one, type) or one.__module__ != module.__name__:
+                continue
+            if issubclass(one, KINDS) and one not in KINDS:
+                found.add(one.__name__)
+            if issubclass(one, PARTS):
+                own = [vars(one)[name] for name in RETURNED if name in vars(one)]
+                found |= members_of(*(get_type_hints(method)["return"] for method in own))
+    return found - {type(None).__name__}
+
+
+def decoded_in(tree: ast.AST) -> Iterator[str]:
+    """The names that stand where the types of decoders are written."""
+    for node in ast.walk(tree):
+        match node:
+            case ast.Call(func=function, args=[kind]) if ast.unparse(function) in MAKERS:
+                yield from (one.id for one in ast.walk(kind) if isinstance(one, ast.Name))
+            case _:
+                continue
+
+
+def untaken_of(sent: set[str]) -> set[str]:
+    """What no feature decodes, and no alias of its parts names."""
+    taken = [
+        getattr(module, kind)
+        for name, module in feature_modules().items()
+        for kind in decoded_in(trees()[name])
+    ]
+    return sent - members_of(*taken).union(*declared().values())
+
+
+def test_what_features_send_and_keep_is_decoded_by_a_part_of_theirs() -> None:
+    sent = sent_by(feature_modules().values())
+    known = {"AtMeeting", "CallsTold", "JobQueued", "LogKept", "NodeChecked", "SizeAtStart"}
+    assert known | {"SharingTold", "SizingKept", "UpgradeShare"} <= sent
+    assert untaken_of(sent) == set()
+
+
+def test_what_a_feature_sends_or_keeps_and_nobody_takes_is_found() -> None:
+    class FreshTold(Message, frozen=True): ...
+
+    class FreshKept(msgspec.Struct): ...
+
+    class FreshPart(MasterPart):
+        def kept(self) -> list[FreshKept]:
+            return []
+
+    planted = ModuleType(f"{FEATURES}planted.wire")
+    for one in (FreshTold, FreshKept, FreshPart):
+        one.__module__ = planted.__name__
+        setattr(planted, one.__name__, one)
+    sent = sent_by([*feature_modules().values(), planted])
+    assert untaken_of(sent) == {"FreshTold", "FreshKept"}
+
+
 # ----------------------------------------------------------------------------- what is swallowed
 #
 # `case _: pass` would make a part deaf to what is added to the union, and nobody would be told.
@@ -163,7 +254,8 @@ def events() -> set[type[Event]]:
 def closed() -> frozenset[str]:
     """The names of all classes whose matches have to be closed."""
     unions = [*DIVIDED.values(), Instruction, *(union for union, _ in WHOLE.values())]
-    return frozenset(members_of(*unions) | {one.__name__ for one in events()})
+    told = {one.__name__ for one in events()} | sent_by(feature_modules().values())
+    return frozenset(members_of(*unions) | told)
 
 
 def named(pattern: ast.AST) -> Iterator[str]:

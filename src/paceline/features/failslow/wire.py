@@ -125,7 +125,5 @@ class CallsTold(Message, frozen=True):
     noted: RingContents
 
 
-FromRank = Checked | AtMeeting | RankMeasured
-"""Messages of a process to the master."""
 ToRank = CheckNode | CheckKept | MeetAt | Measure | GoOn
 """Messages of the master to a process."""
