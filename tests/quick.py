@@ -1,7 +1,7 @@
 """``python tests/quick.py FILE...`` checks what is quick to check of a file: `make quick FILE=...`.
 
 Its style, the import contracts, the rules of this house, and the tests of its room: those folders
-of tests/unit that are named like a folder on its path.
+of tests/unit that are named like a folder on its path, and those that `MORE` names.
 """
 
 import subprocess
@@ -10,8 +10,16 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 UNIT = Path("tests/unit")
-MORE = {"src/paceline/protocol": "tests/model", "src/paceline/runtime/holding": "tests/conformance"}
-"""What is tested by more than its room."""
+MORE = {
+    "src/paceline/features/cluster": "tests/unit/scheduling",
+    "src/paceline/features/data": "tests/unit/ctr",
+    "src/paceline/master/monitor.py": "tests/unit/decisions",
+    "src/paceline/master/restarts.py": "tests/unit/decisions",
+    "src/paceline/master/scene.py": "tests/unit/decisions",
+    "src/paceline/protocol": "tests/model",
+    "src/paceline/runtime/holding": "tests/conformance",
+}
+"""What is tested by more than its room, or elsewhere."""
 
 
 def tests_of(path: Path) -> list[str]:

@@ -1,4 +1,4 @@
-"""An environment in which a feature of paceline is not installed, for tests of all others."""
+"""An environment in which a feature of paceline is not installed, and the tests that pass there."""
 
 import importlib.metadata
 import os
@@ -14,6 +14,24 @@ FEATURES = sorted(
     if one.value.startswith("paceline.features.")
 )
 """The features that are declared by paceline itself."""
+
+TESTS = Path(__file__).parent
+OF_FEATURES = {"ctr": "data", "scheduling": "cluster"}
+"""Rooms of tests/unit that test a feature, and have another name than it."""
+OF_BOTH = ("data",)
+"""Rooms that have a feature's name, and test the core."""
+OF_NEITHER = ("benchmarks", "chaos", "experiments", "house", "sim")
+"""Rooms that test what is no part of the package: they may use all features."""
+CORE = [
+    *(
+        room
+        for room in sorted(TESTS.glob("unit/*/"))
+        if any(room.glob("**/test_*.py"))
+        and room.name not in {*OF_FEATURES, *OF_NEITHER, *FEATURES} - {*OF_BOTH}
+    ),
+    *(TESTS / name for name in ("conformance", "model", "parity")),
+]
+"""Folders whose tests pass whichever features are there."""
 
 SITE = """
 import importlib.metadata

@@ -61,13 +61,12 @@ from tests.chaos.moments import (
     Moment,
     MomentInjector,
 )
-from tests.chaos.oracle import TOLERANCE, committed_counts
+from tests.chaos.oracle import TOLERANCE, committed_counts, feed_of_job
 from tests.chaos.run import (
     actions,
     check_clean,
     check_fired,
     check_logs,
-    feed_of_job,
     follow,
     run_seeds,
     slow_disk,

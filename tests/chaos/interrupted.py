@@ -34,8 +34,8 @@ from paceline.wire.messages.feeds import Feed
 from paceline.wire.spec import CheckpointSpec, JobSpec, NodeSpec, RestartSpec, TimeoutSpec
 from tests.chaos.faults import LOST_AFTER_S
 from tests.chaos.grouped import SCRIPT as GROUPED
-from tests.chaos.oracle import TOLERANCE, check_cut, committed_counts, leftovers
-from tests.chaos.run import LINGER_S, check_logs, end, feed_of_job, kill_quietly
+from tests.chaos.oracle import TOLERANCE, check_cut, committed_counts, feed_of_job, leftovers
+from tests.chaos.run import LINGER_S, check_logs, end, kill_quietly
 from tests.chaos.run import SCRIPT as PLANTED
 
 SCRIPTS = {"allreduce": GROUPED, "fsdp": GROUPED.with_name("sharded.py")}

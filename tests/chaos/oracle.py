@@ -7,6 +7,9 @@ import numpy as np
 import psutil
 
 from paceline.base.jobdir import JobDir
+from paceline.master.journal import Journal
+from paceline.protocol.records import FeedAdded
+from paceline.protocol.snapshot import Snapshot
 from paceline.runtime.checkpoint import cutfile
 from paceline.runtime.data.order import EpochOrder
 from paceline.runtime.server.store import Store
@@ -30,6 +33,16 @@ class Counts:
             (rows,) = (a for name, a in whole.save().items() if name.endswith(".row_step"))
         self.seen[ids] = rows.reshape(-1)
         self.counters = whole.dense()["float64"]
+
+
+def feed_of_job(job: JobDir) -> Feed:
+    """The training feed, from the job's journal."""
+    for record in Journal(job.journal).replay():
+        if isinstance(record, FeedAdded):
+            return record.feed
+        if isinstance(record, Snapshot) and record.feeds:
+            return record.feeds[0]
+    raise AssertionError(f"{job.path}: no feed in the journal")
 
 
 def committed_counts(feed: Feed, spans: Iterable, num_samples: int) -> np.ndarray:  # type: ignore[type-arg]

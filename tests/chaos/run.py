@@ -30,11 +30,7 @@ from paceline.base.processes import find_job_processes, kill_quietly
 from paceline.features.stragglers.policy.decision_log import Decided, TookEffect, log_of
 from paceline.features.stragglers.stories import read_log
 from paceline.jobs.launch import ask, launch
-from paceline.master.journal import Journal
-from paceline.protocol.records import FeedAdded
-from paceline.protocol.snapshot import Snapshot
 from paceline.wire.client import GetStatus, JobStatus, StopJob
-from paceline.wire.messages.feeds import Feed
 from paceline.wire.spec import (
     CheckpointSpec,
     DataPlaneSpec,
@@ -46,7 +42,7 @@ from paceline.wire.spec import (
     WindowSpec,
 )
 from tests.chaos.faults import LOST_AFTER_S, Fault, Injector, moves, plan, supervisor_pid
-from tests.chaos.oracle import check_cut, check_updates, leftovers
+from tests.chaos.oracle import check_cut, check_updates, feed_of_job, leftovers
 
 SCRIPT = Path(__file__).with_name("planted.py")
 TIMEOUT_S = 60.0
@@ -321,16 +317,6 @@ def end(job: JobDir) -> None:
         *(p.pid for p in find_job_processes(job.path)),
     ]:
         kill_quietly(pid)
-
-
-def feed_of_job(job: JobDir) -> Feed:
-    """The training feed, from the job's journal."""
-    for record in Journal(job.journal).replay():
-        if isinstance(record, FeedAdded):
-            return record.feed
-        if isinstance(record, Snapshot) and record.feeds:
-            return record.feeds[0]
-    raise AssertionError(f"{job.path}: no feed in the journal")
 
 
 def check_counts(job: JobDir, case: Case, where: str) -> None:

@@ -27,8 +27,7 @@ from paceline.wire.events.base import Event, FeatureEvent, known_by
 from paceline.wire.events.nodes import Verdict
 from paceline.wire.spec import CheckpointSpec, DataSpec, JobSpec, NodeSpec, RestartSpec
 from tests.chaos.faults import supervisor_pid
-from tests.chaos.oracle import check_cut, leftovers
-from tests.chaos.run import feed_of_job
+from tests.chaos.oracle import check_cut, feed_of_job, leftovers
 
 SCRIPT = Path(__file__).with_name("jobs") / "counted.py"
 PATIENCE_S = 45.0

@@ -21,8 +21,8 @@ from paceline.wire.client import Scale, StopJob
 from paceline.wire.events.state import CutDamagedEvent, EpochEvent
 from paceline.wire.spec import NodeSpec, TimeoutSpec
 from tests.chaos.faults import supervisor_pid
-from tests.chaos.oracle import Counts, committed_counts
-from tests.chaos.run import feed_of_job, slow_disk
+from tests.chaos.oracle import Counts, committed_counts, feed_of_job
+from tests.chaos.run import slow_disk
 from tests.integration.running import RunningJob, running, until
 
 pytestmark = pytest.mark.soak

@@ -1,25 +1,23 @@
 """``paceline checkpoint`` on cuts as jobs write them: what it lists, finds wrong, and exports."""
 
+import contextlib
 import shutil
-import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.optim import SGD, Adam
 from torch.optim.lr_scheduler import StepLR
 from typer.testing import CliRunner, Result
 
 import paceline as pl
-from paceline.base.errors import ConfigError, PermanentError
 from paceline.base.jobdir import JobDir
 from paceline.base.samples import Span
 from paceline.cli.main import app
-from paceline.features.formats.process.export import export
 from paceline.jobs.outcome import Outcome, write_outcome
 from paceline.master.cut_folders import CutFolders
 from paceline.protocol.records import CutValid
@@ -34,7 +32,6 @@ from paceline.wire.messages.base import CutRef, Server, ServerMap
 from paceline.wire.messages.node import Copied
 from paceline.wire.schema import NUM_BUCKETS, ModelSchema
 from paceline.wire.spec import CheckpointSpec, JobSpec
-from tests.integration.running import install
 
 DONE = (Span(0, 0, 96), Span(1, 0, 10), Span(1, 20, 26))
 KEYS = np.array([5, -1, 2**63 - 1, 0, -(2**63)], np.int64)
@@ -191,7 +188,7 @@ def test_a_job_without_a_cut_is_said_to_have_none() -> None:
     listed = paceline("ls")
     assert listed.exit_code == 0
     assert f"job {job.job_id} has no cut yet" in listed.stdout
-    for command in (("show",), ("verify",), ("export", "a.pt")):
+    for command in (("show",), ("verify",)):
         result = paceline(*command)
         assert result.exit_code == 2
         assert "has no cut" in result.stderr
@@ -220,7 +217,9 @@ def test_what_is_neither_job_nor_cut_is_refused(name: str, monkeypatch: Any, hom
     assert "Traceback" not in result.stderr
 
 
-def test_a_cut_in_memory_is_as_good(tmp_path: Path) -> None:
+@contextlib.contextmanager
+def cut_in_memory(tmp_path: Path) -> Iterator[nn.Module]:
+    """A job whose cut is not on the disk; the model that is in it."""
     job = new_job()
     cut, model = replica_cut(tmp_path / "elsewhere", 9)
     held = job.memory / "000009" / "worker-0"
@@ -229,12 +228,15 @@ def test_a_cut_in_memory_is_as_good(tmp_path: Path) -> None:
         shutil.copy(cut / "worker-0-1.safetensors", held)
         shutil.copy(cut / "manifest.json", held.parent)
         (job.cuts / "000009").mkdir()
-        assert " memory " in paceline("ls").stdout
-        assert "cut 9: ok" in paceline("verify").stdout
-        assert paceline("export", tmp_path / "a.pt").exit_code == 0
+        yield model
     finally:
         shutil.rmtree(job.run_dir)
-    assert_same(torch.load(tmp_path / "a.pt", weights_only=True), dict(model.state_dict()))
+
+
+def test_a_cut_in_memory_is_as_good(tmp_path: Path) -> None:
+    with cut_in_memory(tmp_path):
+        assert " memory " in paceline("ls").stdout
+        assert "cut 9: ok" in paceline("verify").stdout
 
 
 # ---------------------------------------------------------------------------- show
@@ -300,7 +302,7 @@ DAMAGE = {
 
 
 @pytest.mark.parametrize("how", DAMAGE)
-def test_a_damaged_cut_is_found_named_and_not_exported(how: str, tmp_path: Path) -> None:
+def test_a_damaged_cut_is_found_and_named(how: str) -> None:
     job = new_job()
     _, saves, schema = served()
     damaged = write_cut(job.cuts, 3, saves, schema)
@@ -310,10 +312,6 @@ def test_a_damaged_cut_is_found_named_and_not_exported(how: str, tmp_path: Path)
     assert result.exit_code == 1
     assert "cut 3: bad" in result.stdout
     assert DAMAGE[how] in result.stdout
-    out = tmp_path / "model.safetensors"
-    with pytest.raises(PermanentError, match=r"server-1-1\.safetensors|manifest\.json"):
-        export(out, damaged, file_format="safetensors")
-    assert not list(tmp_path.glob("*model*"))
 
     write_cut(job.cuts, 2, saves, schema)
     both = paceline("verify", "--all")
@@ -330,165 +328,16 @@ def test_by_default_the_newest_cut_that_was_whole_is_meant() -> None:
     assert paceline("verify", "--all").exit_code == 1
 
 
-# ---------------------------------------------------------------------------- export
-
-
-@pytest.mark.parametrize("file_format", ["safetensors", "torch"])
-def test_servers_shares_become_the_state_dict_of_the_model(
-    file_format: str, tmp_path: Path
-) -> None:
-    expected, saves, schema = served()
-    out = tmp_path / "model"
-    export(out, write_cut(tmp_path, 3, saves, schema), file_format=file_format)
-    found = load_file(out) if file_format == "safetensors" else torch.load(out, weights_only=True)
-    assert_same(found, expected)
-    assert found["people.keys"].tolist() == sorted(KEYS.tolist())
-
-
-def test_the_cut_a_model_begins_with_is_exported_too(tmp_path: Path) -> None:
-    model = Clicks()
-    bound = Model([model], [SGD(model.parameters(), lr=0.1)], seed=3)
-    start = layout.initial_arrays(bound.schema, *bound.initial())
-    cut = write_cut(tmp_path, 0, {"initial.safetensors": start}, bound.schema)
-    export(tmp_path / "a", cut, file_format="torch")
-    found = torch.load(tmp_path / "a", weights_only=True)
-    assert torch.equal(found["wide"], model.wide)
-    assert found["people.rows"].shape == (0, 2)
-
-
-def test_a_share_that_is_not_there_is_said(tmp_path: Path) -> None:
-    _, saves, schema = served()
-    cut = write_cut(tmp_path, 3, dict([saves.popitem()]), schema)
-    with pytest.raises(PermanentError, match="lacks buckets"):
-        export(tmp_path / "a", cut, file_format="torch")
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_a_members_replica_becomes_the_state_dict_buffers_included(
-    dtype: torch.dtype, tmp_path: Path
-) -> None:
-    cut, model = replica_cut(tmp_path, dtype=dtype)
-    export(tmp_path / "a", cut, file_format="safetensors")
-    assert_same(load_file(tmp_path / "a"), dict(model.state_dict()))
-
-
-def test_several_models_are_told_apart_by_their_number(tmp_path: Path) -> None:
-    models = [nn.Linear(2, 2), nn.Linear(2, 2)]
-    saved = Replica(models, [], []).save()
-    cut = write_cut(tmp_path, 1, {"worker-0-1.safetensors": saved}, ModelSchema())
-    export(tmp_path / "a", cut, file_format="torch")
-    expected = {f"{k}.{n}": v for k, m in enumerate(models) for n, v in m.state_dict().items()}
-    assert_same(torch.load(tmp_path / "a", weights_only=True), expected)
-
-    bound = Model(models, [SGD([*models[0].parameters(), *models[1].parameters()], lr=1)], seed=0)
-    start = layout.initial_arrays(bound.schema, *bound.initial())
-    cut = write_cut(tmp_path, 2, {"initial.safetensors": start}, bound.schema)
-    export(tmp_path / "b", cut, file_format="torch")
-    assert_same(torch.load(tmp_path / "b", weights_only=True), expected)
-
-
-def test_with_the_optimizer_training_can_go_on_elsewhere(tmp_path: Path) -> None:
-    cut, model = replica_cut(tmp_path)
-    export(tmp_path / "a", cut, file_format="torch", optimizer=True)
-    found = torch.load(tmp_path / "a", weights_only=True)
-    assert_same(found["model"], dict(model.state_dict()))
-    _, optimizer, scheduler = trained()
-    fresh = Adam(model.parameters())
-    fresh.load_state_dict(found["optimizers"][0])
-    assert fresh.param_groups[0]["lr"] == optimizer.param_groups[0]["lr"]
-    moments, expected = ([s["exp_avg"] for s in o.state.values()] for o in (fresh, optimizer))
-    assert len(moments) == len(expected) == len(list(model.parameters()))
-    assert all(map(torch.equal, moments, expected))
-    assert found["schedulers"][0]["last_epoch"] == scheduler.last_epoch
-
-
-def test_optimizer_state_of_servers_is_not_to_be_had(tmp_path: Path) -> None:
-    _, saves, schema = served()
-    cut = write_cut(tmp_path, 3, saves, schema)
-    with pytest.raises(ConfigError, match="parameter servers"):
-        export(tmp_path / "a", cut, file_format="torch", optimizer=True)
-    assert not (tmp_path / "a").exists()
-
-
-def test_a_file_is_replaced_only_by_force_and_wholly(tmp_path: Path) -> None:
-    cut, model = replica_cut(tmp_path)
-    out = tmp_path / "a.pt"
-    out.write_text("precious")
-    with pytest.raises(ConfigError, match="--force"):
-        export(out, cut, file_format="torch")
-    damage(cut, "flipped")
-    with pytest.raises(PermanentError):
-        export(out, cut, file_format="torch", force=True)
-    assert out.read_text() == "precious"
-    cut, model = replica_cut(tmp_path)
-    export(out, cut, file_format="torch", force=True)
-    assert_same(torch.load(out, weights_only=True), dict(model.state_dict()))
-    assert {path.name for path in tmp_path.iterdir()} == {"000004", "a.pt"}
-
-
-def test_the_command_writes_by_the_suffix_and_passes_on_what_is_wrong(tmp_path: Path) -> None:
-    job = new_job()
-    cut, model = replica_cut(job.cuts)
-    out = tmp_path / "model.safetensors"
-    done = paceline("export", job.job_id, out)
-    assert done.exit_code == 0, done.stderr
-    assert f"{out}: 9 tensors of cut 4, step 7 of job {job.job_id}" in done.stdout
-    assert_same(load_file(out), dict(model.state_dict()))
-    damage(cut, "truncated")
-    failed = paceline("export", tmp_path / "b.pt")
-    assert failed.exit_code == 2
-    assert "worker-0-1.safetensors: checksum differs" in failed.stderr
-    assert not (tmp_path / "b.pt").exists()
-
-
-NAMES = """
-from paceline.features.formats.formats import Format
-
-FORMAT = Format((".names",), "names:write", only_tensors=True)
-
-def write(content, path, about):
-    path.write_text(" ".join([about["cut"], *sorted(content)]))
-"""
-
-
-def test_a_package_brings_a_format_of_its_own(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    site = install(tmp_path / "site", "names", NAMES, "paceline.formats", "names = names:FORMAT")
-    monkeypatch.syspath_prepend(site)
-    monkeypatch.setenv("PYTHONPATH", str(site))
-    _, model = replica_cut(new_job().cuts)
-    assert paceline("export", tmp_path / "a.names").exit_code == 0
-    assert (tmp_path / "a.names").read_text().split() == ["4", *sorted(model.state_dict())]
-    refused = paceline("export", "--format", "names", "--optimizer", tmp_path / "b")
-    assert "got format names, which holds tensors only" in refused.stderr
-    (site / "names.py").write_text("FORMAT = 3")
-    monkeypatch.delitem(sys.modules, "names")
-    assert "names:FORMAT is 3; declare a paceline.features" in paceline("export", "a.pt").stderr
-
-
 @pytest.mark.parametrize(
     ("args", "message"),
     [
-        (("export", "a.pt", "--format", "onnx"), "expected one of safetensors, torch"),
-        (("export", "a.bin"), "a.bin ends in none of .safetensors, .pt, .pth"),
-        (("export", "a.safetensors", "--optimizer"), "got format safetensors"),
-        (("export", "no/where.pt"), "there is no folder"),
-        (("export", "jobs", "--format", "torch"), "is a folder"),
-        (("export", "there.pt"), "is there already"),
-        (("export", "x", "y", "a.pt"), "expected [JOB] OUT"),
-        (("export", "a.pt", "--cut", "9"), "has no cut 9; it has 4"),
         (("show", "--cut", "9"), "has no cut 9; it has 4"),
         (("verify", "--cut", "4", "--all"), "give one of them"),
         (("verify", "else"), "no job matches 'else'"),
     ],
 )
-def test_a_mistake_is_one_message_and_exit_code_2(
-    args: tuple[str, ...], message: str, home: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(home)
+def test_a_mistake_is_one_message_and_exit_code_2(args: tuple[str, ...], message: str) -> None:
     replica_cut(new_job().cuts)
-    (home / "there.pt").touch()
     result = paceline(*args)
     assert result.exit_code == 2
     assert message in result.stderr

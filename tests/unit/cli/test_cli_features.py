@@ -58,11 +58,12 @@ def test_a_name_that_is_taken_stays_who_had_it(tmp_path: Path) -> None:
     assert done.stderr == (
         "paceline: feature greeting is left out: paceline has a command status already\n"
     )
-    site = install(tmp_path / "more", "more", THEIRS, "paceline.features", "curves = more:FEATURE")
+    site = declared(tmp_path / "more", THEIRS.format(verbs="theirs:add_to"))
+    install(site, "first", THEIRS, "paceline.features", "greeting = first:FEATURE")
     done = paceline(site, "features")
-    assert "package more" not in done.stdout
-    assert done.stderr == (
-        "paceline: feature curves of more is left out: paceline has a feature of this name\n"
+    assert "package theirs" not in done.stdout
+    assert done.stderr.startswith(
+        "paceline: feature greeting of theirs is left out: first has a feature of this name\n"
     )
 
 
@@ -116,8 +117,11 @@ def test_a_feature_that_prepares_nonsense_is_left_out(
 def test_a_feature_that_cannot_be_loaded_is_named_and_costs_no_other(
     code: str, value: str, fault: str, tmp_path: Path
 ) -> None:
-    done = paceline(declared(tmp_path, code, value), "check", "--help")
-    assert done.returncode == 0, "rehearse has its commands all the same"
+    site = declared(tmp_path, code, value)
+    polite = THEIRS.format(verbs="polite:add_to").replace("hello", "welcome")
+    install(site, "polite", polite, "paceline.features", "polite = polite:FEATURE")
+    done = paceline(site, "welcome", "you")
+    assert done.stdout == "welcome you\n", "the other feature has its command all the same"
     said = done.stderr.splitlines()
     assert len(said) == 1
     assert said[0].startswith("paceline: feature greeting is left out: ")

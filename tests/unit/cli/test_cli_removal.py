@@ -246,7 +246,7 @@ def test_nothing_goes_unasked(args: tuple[str, ...], told: str, home: Path) -> N
 
 def test_a_job_that_is_not_there_is_exit_code_2(home: Path) -> None:
     ended_job("one")
-    for command in ("rm", "status", "logs", "report", "attach", "explain"):
+    for command in ("rm", "status", "logs", "attach", "explain"):
         result = paceline(command, "nope")
         assert (result.exit_code, result.stdout) == (2, "")
         assert "no job matches 'nope'" in result.stderr
@@ -265,13 +265,11 @@ def test_a_shell_completes_ids_of_jobs() -> None:
     assert completed("paceline rm o") == [job.job_id]
     assert completed("paceline run --resume o") == [job.job_id]
     assert completed("paceline checkpoint ls o") == [job.job_id]
-    assert completed("paceline checkpoint export o") == [job.job_id]
 
 
 def test_a_shell_completes_files_where_no_job_is_meant() -> None:
     ended_job("one")
     assert completed("paceline run o") == []
-    assert completed("paceline checkpoint export one o") == []
 
 
 def test_a_shell_completes_the_words_that_a_flag_takes() -> None:
@@ -288,19 +286,10 @@ def completed(typed: str) -> list[str]:
     return CliRunner().invoke(app, [], prog_name="paceline", env=words).stdout.split()
 
 
-def test_a_page_that_cannot_be_written_is_a_mistake(home: Path) -> None:
-    ended_job("one")
-    for place, why in ((home / "no" / "x.html", "No such file"), (home, "Is a directory")):
-        result = paceline("report", "one", "--html", str(place))
-        assert result.exit_code == 2
-        assert f"paceline: report: got --html {place}, expected a file to write to" in result.stderr
-        assert why in result.stderr
-
-
 def test_letters_that_a_locale_lacks_are_escaped() -> None:
     job = ended_job("one")
     specs.save(JobSpec(script="/home/m\N{LATIN SMALL LETTER U WITH DIAERESIS}/train.py"), job.spec)
-    result = CliRunner(charset="ascii").invoke(app, ["report", "one"])
+    result = CliRunner(charset="ascii").invoke(app, ["ps", "--json"])
     assert result.exit_code == 0, result.exception
     assert "/home/m\\xfc/train.py" in result.stdout
 
@@ -312,7 +301,7 @@ def test_a_closed_standard_output_is_no_error_of_ours(monkeypatch: pytest.Monkey
         console().print("unread")
 
 
-@pytest.mark.parametrize("args", [("jobs",), ("status", "one"), ("report", "one"), ("run", "-h")])
+@pytest.mark.parametrize("args", [("jobs",), ("status", "one"), ("run", "-h")])
 def test_a_pipe_gets_no_colours(args: tuple[str, ...]) -> None:
     ended_job("one", 1)
     assert "\x1b" not in paceline(*args).output

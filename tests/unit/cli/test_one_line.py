@@ -37,15 +37,6 @@ def paceline(*args: str) -> Result:
     return CliRunner().invoke(app, args)
 
 
-@pytest.mark.parametrize("verb", [("queue",), ("stop",), ("cancel", "x"), ("explain", "x")])
-def test_a_cluster_before_its_first_start_is_asked_in_vain(verb: tuple[str, ...]) -> None:
-    said = paceline("cluster", *verb)
-    assert said.exit_code == 2
-    assert said.stderr == (
-        "paceline: the scheduler does not run; start it with `paceline cluster start`\n"
-    )
-
-
 @pytest.mark.parametrize("target", [".", "/", ".."])
 def test_a_folder_is_no_script(target: str, tmp_path: Path) -> None:
     said = paceline("run", target, "--workers", "2")

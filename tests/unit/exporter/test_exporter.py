@@ -16,13 +16,16 @@ import pytest
 from prometheus_client import CollectorRegistry
 from prometheus_client.parser import text_string_to_metric_families
 
+from paceline.base.errors import ConfigError
 from paceline.base.jobdir import JobDir
 from paceline.features.exporter.exporter import MAX_OPEN, Exporter, JobCollector, address_of
+from paceline.jobs.ground import check_ground
 from paceline.master.exposed import Exposed
 from paceline.master.monitor import Metrics, NodeMetrics
 from paceline.policy.observation import Observation, RestartCost, WorkerSeen
 from paceline.policy.stats.windows import Pace
 from paceline.wire.client import Culprit, LastLogged, ShownFigure, SlowPart
+from paceline.wire.spec import JobSpec
 
 SECRET = "ab" * 32
 TOKEN = hmac.digest(SECRET.encode(), b"paceline metrics", "sha256").hex()
@@ -266,3 +269,20 @@ def test_the_names_follow_the_conventions() -> None:
         assert family.documentation.endswith(".")
         if family.type != "info":
             assert family.name in states or family.name.endswith((*units, *counted)), family.name
+
+
+def test_a_taken_port_is_refused_before_the_job_starts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PACELINE_HOME", str(tmp_path))
+    sources = {"metrics_port": "job.yaml:3"}
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        other.listen(1)
+        port = other.getsockname()[1]
+        with pytest.raises(ConfigError) as refused:
+            check_ground(JobSpec(script="/train.py", sources=sources, metrics_port=port))
+    told = str(refused.value)
+    assert told.startswith(f"job.yaml:3: metrics_port: got {port} (another process listens there)")
+    assert "0 for any free one" in told
+    check_ground(JobSpec(script="/train.py", metrics_port=0))

@@ -1,7 +1,6 @@
 """What a job needs of the machine is tried before it starts."""
 
 import errno
-import socket
 import subprocess
 from pathlib import Path
 
@@ -95,17 +94,6 @@ def test_an_address_of_another_machine_is_refused() -> None:
     told = refusal(listen=ELSEWHERE)
     assert told.startswith(f"--set listen: got {ELSEWHERE} (Cannot assign requested address)")
     assert "hostname -I" in told
-
-
-def test_a_taken_port_for_metrics_is_refused() -> None:
-    with socket.socket() as other:
-        other.bind(("127.0.0.1", 0))
-        other.listen(1)
-        port = other.getsockname()[1]
-        told = refusal(metrics_port=port)
-    assert told.startswith(f"job.yaml:3: metrics_port: got {port} (another process listens there)")
-    assert "0 for any free one" in told
-    check_ground(JobSpec(script="/train.py", metrics_port=0))
 
 
 def test_all_that_is_missing_is_said_at_once() -> None:

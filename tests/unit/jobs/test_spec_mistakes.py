@@ -1,6 +1,5 @@
 """Each mistake in a job spec gets its exact message, before anything is started."""
 
-import importlib.metadata
 from pathlib import Path
 
 import pytest
@@ -9,8 +8,6 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from paceline.base.errors import ConfigError
-from paceline.features.stragglers.policy import registry
-from paceline.features.stragglers.policy.solution import Solution
 from paceline.jobs.spec_file import resolve
 from paceline.jobs.spec_values import LEAVES
 from paceline.wire.spec import save
@@ -698,39 +695,6 @@ def test_a_wrong_spec_file_gets_exactly_this_message(
     text: str | bytes, message: str, here: Path
 ) -> None:
     assert mistakes(text, {}) == message.replace("{here}", str(here))
-
-
-class Steady(Solution, frozen=True):
-    """A solution of a user, for jobs in step."""
-
-    modes = ("bsp",)
-
-
-@pytest.fixture
-def installed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Packages that declare solutions; the module of one is not there."""
-    values = {"steady": f"{__name__}:Steady", "gone": "no_such_package:Solution"}
-    entries = importlib.metadata.EntryPoints(
-        importlib.metadata.EntryPoint(name, value, registry.GROUP) for name, value in values.items()
-    )
-    monkeypatch.setattr(importlib.metadata, "entry_points", entries.select)
-
-
-@pytest.mark.usefixtures("installed")
-def test_a_solution_that_cannot_be_loaded_is_one_mistake_of_several() -> None:
-    told = mistakes("script: train.py\nsolution: gone\nmode: bps\n", {}).splitlines()
-    assert len(told) == 2
-    assert told[1].startswith(
-        "job.yaml:2: solution: solution gone: no_such_package:Solution cannot"
-    )
-
-
-@pytest.mark.usefixtures("installed")
-def test_a_solution_says_in_which_modes_it_is_of_use() -> None:
-    assert mistakes("script: train.py\n", {"solution": "steady", "mode": "asp"}) == (
-        "--solution: got steady, which is made for jobs in mode bsp, in mode asp, expected another "
-        "one; write e.g. --solution auto"
-    )
 
 
 @pytest.mark.parametrize(("flags", "message"), WRONG_FLAGS)

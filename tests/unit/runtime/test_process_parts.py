@@ -12,7 +12,6 @@ from paceline.base import features
 from paceline.base.errors import ConfigError
 from paceline.base.jobdir import JobDir
 from paceline.base.numbering import Inc
-from paceline.features.curves.process import make
 from paceline.runtime.probe.script_steps import ScriptSteps
 from paceline.runtime.process import additions
 from paceline.runtime.process.feature_parts import ProcessParts
@@ -112,11 +111,6 @@ def test_a_message_that_makes_no_sense_costs_no_part(
     assert tell(1) == "" and parts._parts
     assert "feature part-0 failed (RuntimeError: below zero)" in tell(-1)
     assert not parts._parts
-
-
-def test_scripts_that_train_by_themselves_have_no_curves(tmp_path: Path) -> None:
-    assert make(here_of(tmp_path)) is not None
-    assert make(here_of(tmp_path, "script")) is None
 
 
 class Stepping(ProcessPart):

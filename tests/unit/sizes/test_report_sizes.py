@@ -16,8 +16,8 @@ from paceline.jobs.sections import Section
 from paceline.wire.events.base import Event
 from paceline.wire.events.job import ScaledEvent
 from paceline.wire.events.nodes import ServersChangedEvent, ServersNotChangedEvent
-from tests.unit.cli.test_cli_report import START, facts, points
-from tests.unit.cli.test_report_page import widths_of
+from tests.unit.jobs.test_facts import START, facts, points
+from tests.unit.report.test_report_page import widths_of
 
 ORDERED = ScaledEvent(t=4.0, role="server", count=4, before=2)
 CHANGED = ServersChangedEvent(t=9.5, count=4, joined=("server-2", "server-3"))

@@ -12,8 +12,8 @@ from paceline.features.report.text import show
 from paceline.features.stragglers.policy.decision_log import log_of
 from paceline.features.stragglers.stories import Story
 from paceline.features.stragglers.telling import decision_rows
-from tests.unit.cli.test_cli_decisions import log, write
-from tests.unit.cli.test_cli_report import QUIET
+from tests.unit.jobs.test_facts import QUIET
+from tests.unit.stragglers.test_cli_decisions import log, write
 
 DECIDED = Story(
     t=5.9,
