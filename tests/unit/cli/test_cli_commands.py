@@ -1,7 +1,6 @@
 """Commands that start nothing: mistakes, and what is to be seen of jobs that are over."""
 
 import io
-import json
 import os
 import re
 import shutil
@@ -251,25 +250,6 @@ def test_ids_of_jobs_are_whole_on_narrow_terminals() -> None:
         lines = console.file.getvalue().splitlines()  # type: ignore[attr-defined]
         assert lines[1].startswith(job.job_id)
         assert max(map(len, lines)) <= width
-
-
-def logging_job() -> JobDir:
-    job = ended_job(**FAILED)
-    lines = [
-        {"t": 3.0, "step": step, "samples": 8 * step, "values": {"loss": 0.5 / step, "auc": "nan"}}
-        for step in (1, 2)
-    ]
-    job.curves.write_text("".join(f"{json.dumps(line)}\n" for line in lines))
-    return job
-
-
-def test_what_the_script_logged_is_in_the_status() -> None:
-    job = logging_job()
-    assert "loss 0.25  auc nan" in paceline("status", job.job_id).stdout
-    assert read_json("status", job.job_id, "--json")["logged"] == [
-        {"name": "loss", "value": 0.25, "step": 2},
-        {"name": "auc", "value": "nan", "step": 2},
-    ]
 
 
 def test_status_of_an_ended_job_comes_from_its_files() -> None:

@@ -20,11 +20,11 @@ from paceline.wire.spec import JobSpec
 from tests.unit.cli.test_cli_commands import (
     FAILED,
     ended_job,
-    logging_job,
     paceline,
     read_json,
 )
 from tests.unit.cli.test_cli_removal import completed
+from tests.unit.curves.test_curves_status import logging_job
 
 
 @pytest.fixture(autouse=True)

@@ -8,6 +8,58 @@ from paceline.features.stragglers.policy import registry
 from paceline.features.stragglers.policy.solution import Solution
 from tests.unit.jobs.test_spec_mistakes import here, mistakes  # noqa: F401 - here is a fixture
 
+WRONG_FILES = [
+    (
+        "script: train.py\nsolution: best\n",
+        (
+            "job.yaml:2: solution: got 'best', expected one of adjust_lr, auto, backup_workers, dd, "
+            "even, falcon, lb_bsp, nd, none, partial; write e.g. solution: nd"
+        ),
+    ),
+]
+
+
+@pytest.mark.parametrize(("text", "message"), WRONG_FILES)
+def test_a_wrong_spec_file_gets_exactly_this_message(text: str, message: str) -> None:
+    assert mistakes(text, {}) == message
+
+
+WRONG_FLAGS = [
+    (
+        {"solution": "atuo"},
+        (
+            "--solution: got 'atuo', expected one of adjust_lr, auto, backup_workers, dd, even, falcon, "
+            "lb_bsp, nd, none, partial; did you mean auto?"
+        ),
+    ),
+    (
+        {"solution": "dd", "servers": "1"},
+        (
+            "--solution: got dd, which is made for all-reduce, in mode bsp, expected another one; "
+            "write e.g. --solution auto"
+        ),
+    ),
+    (
+        {"solution": "nd", "solution_args.lambda": "2"},
+        (
+            "--set solution_args.lambda: solution nd has no parameter lambda; "
+            "it has every_s, every_steps, max_pending_s, slowness"
+        ),
+    ),
+    (
+        {"solution": "none", "solution_args.slowness": "2"},
+        (
+            "--set solution_args.slowness: solution none has no parameter "
+            "slowness; it has every_s, every_steps"
+        ),
+    ),
+]
+
+
+@pytest.mark.parametrize(("flags", "message"), WRONG_FLAGS)
+def test_a_wrong_flag_gets_exactly_this_message(flags: dict[str, str], message: str) -> None:
+    assert mistakes("script: train.py\n", flags) == message
+
 
 class Steady(Solution, frozen=True):
     """A solution of a user, for jobs in step."""
