@@ -1,4 +1,4 @@
-"""A job runs to its end where a feature of paceline is not installed."""
+"""Where a feature of paceline is not installed, a job runs to its end, and the core's tests pass."""
 
 import re
 import subprocess
@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.without_feature import FEATURES, environment_without
+from tests.without_feature import CORE, FEATURES, TESTS, environment_without
 
 SCRIPT = Path(__file__).parents[2] / "examples" / "01_minimal.py"
 QUICK = "report"
@@ -39,3 +39,19 @@ def test_a_job_runs_without_a_feature(name: str, tmp_path: Path) -> None:
     )
     pages = list((tmp_path / "home" / "jobs").glob("*/report.html"))
     assert bool(pages) == (name != "report")
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("name", FEATURES)
+def test_tests_of_the_core_pass_without_a_feature(name: str, tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:randomly", "-m", "not soak"]
+    done = subprocess.run(
+        [*command, *map(str, CORE)],
+        cwd=TESTS.parent,
+        env=environment_without(name, tmp_path / "site"),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-4000:]
