@@ -37,7 +37,8 @@ ENDLESS = 10_000_000
 
 
 @pytest.fixture(autouse=True)
-def _device() -> Iterator[None]:
+def _device(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setenv("PACELINE_HOME", str(tmp_path / "home"))
     with devices(every=False):
         yield
 

@@ -31,6 +31,11 @@ MINUTES = float(os.environ.get("PACELINE_SOAK_MINUTES", "2"))
 pytestmark = [pytest.mark.soak, pytest.mark.timeout(300 + 600 * MINUTES)]
 
 
+@pytest.fixture(autouse=True)
+def _home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PACELINE_HOME", str(tmp_path / "home"))
+
+
 class MemorySharer(Sharer):
     """A job that shares the core and its memory."""
 
