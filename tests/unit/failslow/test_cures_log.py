@@ -15,7 +15,7 @@ from paceline.features.stragglers.policy.decision_log import log_of as decisions
 from paceline.features.stragglers.stories import read_log
 from paceline.wire.spec import JobSpec, save
 
-RECORDED = Path(__file__).parents[1] / "decisions" / "recorded" / "cures.jsonl"
+RECORDED = Path(__file__).parent / "recorded" / "decisions.jsonl"
 
 
 @pytest.fixture
@@ -74,7 +74,7 @@ def test_a_job_without_cures_has_nothing_to_make_again(job: JobDir) -> None:
 def test_logs_of_both_kinds_pass_over_each_other_s_lines(job: JobDir) -> None:
     decisions_of(job).write_bytes(RECORDED.read_bytes() + b'{"type":"CurePla')
     assert read_log(decisions_of(job)) == []
-    stragglers = RECORDED.with_name("stragglers.jsonl")
+    stragglers = Path(__file__).parents[1] / "stragglers" / "recorded" / "decisions.jsonl"
     assert read_cures(stragglers) == [] and len(read_cures(decisions_of(job))) == 8
 
 
