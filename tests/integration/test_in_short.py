@@ -55,7 +55,7 @@ def more(job: RunningJob, count: int) -> None:
     job.until_committed(job.status().committed + count)
 
 
-@pytest.mark.parametrize("mode", ["asp", "bsp"])
+@pytest.mark.parametrize("mode", [pytest.param("asp", marks=pytest.mark.soak), "bsp"])
 @pytest.mark.proves(
     form="batches",
     strategy="ps {mode}",

@@ -45,7 +45,8 @@ def run(out: Path, *args: str, workers: int = 2, **fields: Any) -> tuple[dict[in
     return ends, exported.stdout
 
 
-@pytest.mark.parametrize("die", [pytest.param("", marks=pytest.mark.soak), "1:15"])
+@pytest.mark.soak
+@pytest.mark.parametrize("die", ["", "1:15"])
 def test_a_cut_of_servers_has_them_and_a_new_life_goes_on_with_them(
     die: str, tmp_path: Path
 ) -> None:

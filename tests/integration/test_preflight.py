@@ -73,6 +73,7 @@ def test_all_members_are_checked_once_with_their_links_whatever_dies_later(tmp_p
             assert all(link.bytes_per_s > 1e6 and link.rtt_s > 0 for link in speed.links)
 
 
+@pytest.mark.soak
 def test_a_member_that_hangs_in_the_check_is_named_and_replaced(tmp_path: Path) -> None:
     flags = ("--check", "worker-1:hang")
     with group(tmp_path / "out", *flags, preflight=True, timeouts=TimeoutSpec(hang_s=1.5)) as job:

@@ -55,6 +55,7 @@ def warm_processes(job: RunningJob) -> dict[str, list[psutil.Process]]:
     return found
 
 
+@pytest.mark.soak  # CI has single nodes that start from zygotes
 def test_zygotes_are_forks_of_templates_that_end_with_their_supervisor(tmp_path: Path) -> None:
     with running(tmp_path, "--num-samples", "8192", "--slow-until-told") as job:
         job.until_committed(256)
