@@ -41,7 +41,7 @@ class AgentParts:
             here = AgentHere(job, spec, node, partial(self._say, name))
             self._begin_part(name, partial(make, here))
 
-    def _begin_part(self, name: str, make: Callable[[], AgentPart | None]) -> None:
+    def _begin_part(self, name: str, make: Callable[[], object]) -> None:
         try:
             part = make()
         except ConfigError:
@@ -49,8 +49,10 @@ class AgentParts:
         except Exception as error:  # noqa: BLE001 - a feature may be of any package
             self._failed(name, error)
             return
-        if part is not None:
+        if isinstance(part, AgentPart):
             self._parts[name] = part
+        elif part is not None:
+            self._failed(name, TypeError(f"its part is {part!r:.100}, and no AgentPart"))
 
     def _failed(self, name: str, error: Exception) -> None:
         """Leave a feature out from now on."""

@@ -152,9 +152,14 @@ def parts_of(
             yield one.name, part
 
 
+def in_a_line(error: Exception) -> str:
+    """Write the class and the text of an error in one line."""
+    return f"{type(error).__name__}: {' '.join(str(error).split())}"
+
+
 def say_failed(name: str, error: Exception) -> None:
     """Name a feature whose part fails on stderr."""
-    _say_left_out(name, f"{error}")
+    _say_left_out(name, " ".join(str(error).split()))
 
 
 @cache  # each fault once, though several kinds of parts are called

@@ -111,7 +111,10 @@ def _feature_complaint(spec: JobSpec) -> str:
             found.append(f"{_place_of(spec, key)}: no installed feature takes it; remove it")
     for name, lacks in features.parts_of("lacks", fail, spec):
         try:
-            found += lacks(spec)
+            missing = [*lacks(spec)]
+            if not all(isinstance(one, str) for one in missing):
+                raise TypeError(f"it lacks {missing!r:.100}, and no lines of text")
+            found += missing
         except Exception as error:  # noqa: BLE001 - a feature may be of any package
             fail(name, error)
     return "\n".join(found)

@@ -17,6 +17,7 @@ from paceline.wire.client import (
     GetStatus,
     JobStatus,
     Shown,
+    sound,
     together,
 )
 from paceline.wire.spec import JobSpec
@@ -127,7 +128,7 @@ def shown_of(job: JobDir, status: JobStatus | None) -> Shown:
     shown: list[Shown] = []
     for name, show in features.parts_of("shown", features.say_failed):
         try:
-            shown.append(show(job))
+            shown.append(sound(show(job)))
         except Exception as error:  # noqa: BLE001 - a feature may be of any package
             features.say_failed(name, error)
     return together(shown)

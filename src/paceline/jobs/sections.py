@@ -3,6 +3,8 @@
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
+import msgspec
+
 from paceline.base.features import call_parts
 from paceline.jobs.facts import Facts
 
@@ -85,6 +87,7 @@ def sections_of(facts: Facts) -> list[Section]:
     def add(section: Section) -> None:
         if not isinstance(section, Section):
             raise TypeError(f"a section is {section!r}, and no paceline.jobs.sections.Section")
+        msgspec.json.encode(section.numbers)
         found.append(section)
 
     call_parts("sections", facts, add)

@@ -25,7 +25,7 @@ from paceline.master.parts import MasterParts, Times
 from paceline.master.restarts import StartMeasured
 from paceline.master.scene import Scene
 from paceline.policy.observation import RestartOutcome
-from paceline.wire.client import FeatureCall, FeatureReply, Order, Shown, together
+from paceline.wire.client import FeatureCall, FeatureReply, Order, Shown, sound, together
 from paceline.wire.codec import encode
 from paceline.wire.events.base import Event
 from paceline.wire.events.job import FeatureFailedEvent, FeatureSlowEvent
@@ -39,6 +39,8 @@ from paceline.wire.messages.features import (
 
 END_S = 8.0
 """Seconds for what parts do after the end: the job's supervisor waits 10 s for the master."""
+START_BYTES = 32 << 10
+"""Most bytes with which a part may start a life: they travel with the order, in one datagram."""
 T = TypeVar("T")
 
 _log = logging.getLogger(__name__)
@@ -72,6 +74,8 @@ class FeatureParts:
         self._outbox, self._post = parts.outbox, post
         self._parts: dict[str, MasterPart] = {}
         self._time = FeatureTime(parts.job.features_left_out)
+        #: Records of each part, as they are in the journal.
+        self._written: dict[str, list[FeatureKept]] = {}
         #: Records of features that are not here: the next master may have them.
         self._strange: list[FeatureKept] = []
         left_out = self._time.left_out
@@ -100,25 +104,23 @@ class FeatureParts:
             )
             self._begin_part(name, make, core)
 
-    def _begin_part(self, name: str, make: Callable[[Core], MasterPart | None], core: Core) -> None:
+    def _begin_part(self, name: str, make: Callable[[Core], object], core: Core) -> None:
         try:
             part = self._timed(name, lambda: make(core))
         except Exception as error:  # noqa: BLE001 - a feature may be of any package
             self._failed(name, error)
             return
-        if part is not None:
+        if isinstance(part, MasterPart):
             self._parts[name] = part
+        elif part is not None:
+            self._failed(name, TypeError(f"its part is {part!r:.100}, and no MasterPart"))
 
     def _failed(self, name: str, error: Exception) -> None:
         """Leave a feature out from now on."""
         _log.error("feature_failed feature=%s", name, exc_info=error)
-        part = self._parts.pop(name, None)
-        if part is not None:
-            with contextlib.suppress(Exception):  # the same fault may be in the way
-                self._strange += self._kept_by(name, part)
-        self._outbox.tell(
-            FeatureFailedEvent(feature=name, error=f"{type(error).__name__}: {error}")
-        )
+        if self._parts.pop(name, None) is not None:
+            self._strange += self._written.pop(name, [])
+        self._outbox.tell(FeatureFailedEvent(feature=name, error=features.in_a_line(error)))
 
     def _each(self, act: Callable[[MasterPart], Any]) -> Iterator[tuple[str, Any]]:
         """Do something with each part; yield what comes of it, but for parts that fail."""
@@ -142,7 +144,9 @@ class FeatureParts:
             pass
 
     def _keep(self, name: str, record: Any) -> None:
-        self._outbox.record(FeatureKept(feature=name, body=_raw(record)))
+        kept = FeatureKept(feature=name, body=_raw(record))
+        self._written.setdefault(name, []).append(kept)
+        self._outbox.record(kept)
 
     def _send(self, name: str, inc: Inc, body: Any) -> None:
         self._outbox.to_process(inc, FeatureTold(inc=inc, feature=name, body=_raw(body)))
@@ -178,11 +182,11 @@ class FeatureParts:
         if part is None:
             self._strange.append(record)
             return
+        self._written.setdefault(record.feature, []).append(record)
         try:
             self._timed(record.feature, lambda: part.apply(record.body))
         except Exception as error:  # noqa: BLE001 - a feature may be of any package
             self._failed(record.feature, error)
-            self._strange.append(record)
 
     def heard(self, node: str, said: FeatureSaid) -> None:
         """Take a message to the part that it is for; without that part it is dropped."""
@@ -205,8 +209,8 @@ class FeatureParts:
 
     def starts(self, node: str) -> dict[str, msgspec.Raw]:
         """Collect what parts tell a life of a node that is about to start, by feature."""
-        told = self._each(lambda part: part.starts(node))
-        return {name: _raw(body) for name, body in told if body is not None}
+        told = self._each(lambda part: _for_a_start(part.starts(node)))
+        return {name: body for name, body in told if body is not None}
 
     @property
     def want_links(self) -> bool:
@@ -317,22 +321,14 @@ class FeatureParts:
 
     def records(self) -> list[FeatureKept]:
         """All that features keep: what a journal that begins again needs of them."""
-        found = [*self._strange]
-        for name, part in [*self._parts.items()]:
-            try:
-                found += self._kept_by(name, part)
-            except Exception as error:  # noqa: BLE001 - a feature may be of any package
-                self._failed(name, error)
-        return found
-
-    def _kept_by(self, name: str, part: MasterPart) -> list[FeatureKept]:
-        kept = self._timed(name, part.kept)
-        return [FeatureKept(feature=name, body=_raw(record)) for record in kept]
+        for name, bodies in self._each(lambda part: [_raw(record) for record in part.kept()]):
+            self._written[name] = [FeatureKept(feature=name, body=body) for body in bodies]
+        own = [record for name in self._parts for record in self._written.get(name, [])]
+        return [*self._strange, *own]
 
     def shown(self) -> Shown:
         """What status, metrics and the live view show of all features."""
-        found = [one for _, one in self._each(lambda part: part.shown())]
-        return together(found)
+        return together(one for _, one in self._each(lambda part: sound(part.shown())))
 
 
 def _finish(work: Callable[[], None], post: Callable[[str], object]) -> None:
@@ -347,6 +343,16 @@ def _finish(work: Callable[[], None], post: Callable[[str], object]) -> None:
         error = f"{type(failed).__name__}: {failed}"
     with contextlib.suppress(RuntimeError):  # the loop is closed: the job has ended
         post(error)
+
+
+def _for_a_start(body: Any) -> msgspec.Raw | None:
+    """Encode what a part tells a life that is about to start."""
+    if body is None:
+        return None
+    raw = _raw(body)
+    if len(raw) > START_BYTES:
+        raise ValueError(f"it starts a life with {len(raw):,} bytes; at most {START_BYTES:,}")
+    return raw
 
 
 def _raw(body: Any) -> msgspec.Raw:

@@ -191,6 +191,21 @@ class Shown(msgspec.Struct, frozen=True, kw_only=True):
     """Figures for metrics."""
 
 
+def sound(found: object) -> Shown:
+    """Return what a feature shows, if it can be sent and read.
+
+    Raises:
+        TypeError: it is no `Shown`, or holds something that cannot be encoded.
+        ValidationError: a value is not of the type that its field has.
+    """
+    if not isinstance(found, Shown):
+        raise TypeError(f"it shows {found!r:.100}, and no Shown")
+    return _read_shown(msgspec.msgpack.encode(found))
+
+
+_read_shown = msgspec.msgpack.Decoder(Shown).decode
+
+
 def together(found: Iterable[Shown]) -> Shown:
     """Put what several features show into one."""
     all_ = [*found]

@@ -370,3 +370,65 @@ def test_a_parts_last_work_is_awaited_but_not_for_long(
     asyncio.run(master.features.ended(outcome))
     assert [part.not_done_for for part in parts_of(master)] == [told, told]
     assert not master.failed()
+
+
+class Odd(Noting):
+    """Returns what its port does not say, as far as a test wants it to."""
+
+    odd: Any = None
+
+    def starts(self, node: str) -> Any:
+        return self.odd
+
+    def kept(self) -> list[Any]:
+        return self.notes if self.odd is None else self.odd  # type: ignore[no-any-return]
+
+    def shown(self) -> Any:
+        return Shown() if self.odd is None else self.odd
+
+
+@pytest.fixture
+def odd(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Master]:
+    def make(*makers: Callable[[Core], Any]) -> Master:
+        found = [(f"part-{at}", one) for at, one in enumerate(makers)]
+        monkeypatch.setattr(features, "parts_of", lambda *_: found)
+        return Master(tmp_path)
+
+    return make
+
+
+@pytest.mark.parametrize(
+    ("found", "ask", "error"),
+    [
+        (object(), lambda parts: parts.starts("worker-0"), "TypeError: Encoding objects"),
+        ("x" * (32 << 10), lambda parts: parts.starts("worker-0"), "ValueError: it starts a life"),
+        (3, lambda parts: parts.shown(), "TypeError: it shows 3, and no Shown"),
+        (Shown(notes=(1, object())), lambda parts: parts.shown(), "TypeError: Encoding objects"),
+        (Shown(notes=(1,)), lambda parts: parts.shown(), "ValidationError: Expected `str`"),
+        ([object()], lambda parts: parts.records(), "TypeError: Encoding objects"),
+        (7, lambda parts: parts.records(), "TypeError: 'int' object is not iterable"),
+    ],
+)
+def test_what_a_port_does_not_say_costs_the_part_and_no_record(
+    found: Any, ask: Callable[[FeatureParts], Any], error: str, odd: Callable[..., Master]
+) -> None:
+    master = odd(Odd, Noting)
+    master.said("before", "part-0")
+    part = master.features._parts["part-0"]
+    part.odd = found  # type: ignore[attr-defined]
+    ask(master.features)
+    (told,) = master.failed()
+    assert isinstance(told, FeatureFailedEvent)
+    assert (told.feature, told.error[: len(error)]) == ("part-0", error)
+    assert "\n" not in told.error
+    kept = [(one.feature, one.body) for one in master.features.records()]
+    assert kept == [("part-0", raw(Note("before")))]
+    assert isinstance(master.features.shown(), Shown)
+
+
+def test_what_is_no_part_is_left_out(odd: Callable[..., Master]) -> None:
+    master = odd(lambda core: 5, Noting)
+    (told,) = master.failed()
+    assert isinstance(told, FeatureFailedEvent)
+    assert told.error == "TypeError: its part is 5, and no MasterPart"
+    assert not master.features.want_links

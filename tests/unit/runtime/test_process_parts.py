@@ -163,3 +163,22 @@ def test_what_came_with_the_order_to_start_is_told_before_all_else(
     orders = {"told": msgspec.Raw(b"\x01"), "absent": msgspec.Raw(b"\x02")}
     ProcessParts(here_of(tmp_path), orders)
     assert heard == [b"\x01"]
+
+
+class Saying(ProcessPart):
+    """Says what cannot be sent."""
+
+    def due(self, now_s: float) -> list[Any]:
+        return [object()]
+
+
+def test_what_cannot_be_sent_or_is_no_part_costs_that_part_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    parts = parts_of(tmp_path, monkeypatch, lambda here: Saying(), lambda here: 5, Beginning)
+    assert "feature part-1 failed (TypeError: its part is 5, and no ProcessPart)" in (
+        capsys.readouterr().err
+    )
+    assert [*parts.due(1.0)] == []
+    assert "feature part-0 failed (TypeError: Encoding objects" in capsys.readouterr().err
+    assert [*parts._parts] == ["part-2"]

@@ -42,16 +42,19 @@ class ProcessParts:
         self._parts: dict[str, ProcessPart] = {}
         for name, make in features.parts_of("process", self._failed, here.spec):
             for part in self._doing(name, lambda make=make: make(here)):  # type: ignore[misc]
-                if part is not None:
+                if isinstance(part, ProcessPart):
                     self._parts[name] = part
+                elif part is not None:
+                    wrong = TypeError(f"its part is {part!r:.100}, and no ProcessPart")
+                    self._failed(name, wrong)
         for name, body in (told or {}).items():
             self.told(FeatureTold(inc=here.inc, feature=name, body=body))
 
     def _failed(self, name: str, error: Exception) -> None:
         self._parts.pop(name, None)
         sys.stderr.write(
-            f"paceline: feature {name} failed ({type(error).__name__}: {error}); this worker goes "
-            "on without it\n"
+            f"paceline: feature {name} failed ({features.in_a_line(error)}); this worker goes on "
+            "without it\n"
         )
 
     def _doing(self, name: str, act: Callable[[], Any]) -> Iterator[Any]:
@@ -171,7 +174,6 @@ class ProcessParts:
 
     def _said(self, act: Callable[[ProcessPart], Iterable[Any]]) -> Iterator[FeatureSaid]:
         for name, part in [*self._parts.items()]:
-            for bodies in self._doing(name, lambda part=part: [*act(part)]):  # type: ignore[misc]
+            for bodies in self._doing(name, lambda part=part: [encode(one) for one in act(part)]):  # type: ignore[misc]
                 for body in bodies:
-                    raw = msgspec.Raw(encode(body))
-                    yield FeatureSaid(inc=self._inc, feature=name, body=raw)
+                    yield FeatureSaid(inc=self._inc, feature=name, body=msgspec.Raw(body))
