@@ -201,6 +201,14 @@ def test_a_need_that_was_computed_and_cannot_be_met_ends_the_job_with_the_first_
     assert said.endswith("the spec allows no more: set servers.max_memory, or use more servers")
 
 
+def test_a_bound_that_is_reached_is_to_be_raised(tmp_path: Path) -> None:
+    job = Watched(tmp_path, 300 * MIB, 300 * MIB)
+    job.grow_until_told()
+    job.watch.note(server_died())
+    (said,) = job.failed
+    assert said.endswith("the spec allows no more: raise servers.max_memory, or use more servers")
+
+
 def test_a_kill_that_nobody_has_foreseen_is_no_end(tmp_path: Path) -> None:
     job = Watched(tmp_path, 300 * MIB, None)
     for _ in range(3):

@@ -41,7 +41,7 @@ def tell_script(job: JobDir, console: Console) -> None:
     head, *lines = _story(job)
     console.print(head, style="bold", highlight=False, markup=False, soft_wrap=True)
     for line in lines:
-        console.print(line, highlight=False, markup=False)
+        console.print(line, highlight=False, markup=False, soft_wrap=True)
     for table in _tables_of(job):
         console.print(table)
 

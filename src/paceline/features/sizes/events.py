@@ -102,7 +102,7 @@ class MemoryShortEvent(_MemoryEvent, frozen=True):
     """A node runs out of memory, or will, and may not get more."""
 
     why: str = ""
-    """Empty: `max_memory` of the spec, or that there is none."""
+    """Empty: the spec has no `max_memory`."""
 
     clause_words = "{0.cause}; {0.reason}"
     sentence_words = "{0.clause}"

@@ -277,7 +277,8 @@ class MemoryWatch:
     ) -> None:
         """Give all nodes of a role more memory, as far as the spec allows; say so, or why not."""
         role = role_of(node)
-        most = self._nodes.limits(role).max_memory_bytes or limit
+        allowed = self._nodes.limits(role).max_memory_bytes
+        most = allowed or limit
         more = min(-(-wanted // STEP_BYTES) * STEP_BYTES, most)
         used = self._used.get(node)
         told = {
@@ -289,7 +290,9 @@ class MemoryWatch:
             "after_oom": after_oom,
         }
         why = ""
-        if more > limit:
+        if allowed and more <= limit:
+            why = f"the spec allows no more: raise {role}s.max_memory, or use more {role}s"
+        elif more > limit:
             try:
                 self._nodes.resize(ResizeNodes(role=role, memory_bytes=more), by_itself=True)
             except ConfigError as error:
