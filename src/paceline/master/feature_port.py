@@ -113,8 +113,8 @@ class MasterPart:
     def starts(self, node: str) -> Any:
         """Return a message, a msgspec struct, that comes with the order to start a life of a node.
 
-        The feature's part in that process gets it before the script runs. It is short: it travels
-        in the environment of the process. None: there is none.
+        The feature's part in that process gets it before the script runs. It has 32 KiB at most,
+        since it travels with the order. None: there is none.
         """
         return None
 
