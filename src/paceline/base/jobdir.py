@@ -75,7 +75,7 @@ class JobDir:
         self.curves = path / "curves.jsonl"
         """Values that the script has logged, by step."""
         self.features_left_out = path / "features_left_out"
-        """Names of features whose parts have held up a master for ever, one per line."""
+        """Names of features that the next master leaves out, one per line."""
         self.logs = path / "logs"
         self.cuts = path / "cuts"
         self.sent = path / "sent"

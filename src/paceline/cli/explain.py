@@ -36,7 +36,7 @@ def explain(job: JobDir, console: Console) -> None:
 
 
 class Explanations:
-    """What is told of a job: one explanation after the other, with an empty line between two."""
+    """Explanations of a job, printed one after the other with an empty line between two."""
 
     def __init__(self, console: Console) -> None:
         self._console = console

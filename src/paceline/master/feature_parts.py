@@ -78,7 +78,7 @@ class FeatureParts:
         self._written: dict[str, list[FeatureKept]] = {}
         #: Records of features that are not here: the next master may have them.
         self._strange: list[FeatureKept] = []
-        left_out = self._time.left_out
+        left_out = self._time.take_left_out()
         for name, make in features.parts_of("master", self._failed, parts.spec):
             if name in left_out:
                 self._failed(name, TimeoutError("a master before this one waited for it for ever"))

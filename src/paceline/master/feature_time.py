@@ -43,7 +43,7 @@ class FeatureTime:
     """Times of the calls of one master's parts.
 
     Args:
-        left_out: file of the features that no master of this job has parts of any more.
+        left_out: file of the features that the next master leaves out.
         end: ends the process.
     """
 
@@ -58,12 +58,17 @@ class FeatureTime:
         self._is_watched = False
         self._closed = threading.Event()
 
-    @property
-    def left_out(self) -> set[str]:
-        """Names of features whose parts have held up a master of this job for ever."""
+    def take_left_out(self) -> set[str]:
+        """Return the features whose parts have held up the master before this one for ever.
+
+        They are forgotten then: a disk that stood still may have been the cause, so a later master
+        tries them again.
+        """
+        names = set[str]()
         with contextlib.suppress(OSError):
-            return {*self._file.read_text().split()}
-        return set()
+            names = {*self._file.read_text().split()}
+            self._file.unlink()
+        return names
 
     def timed(self, name: str, call: Callable[[], T]) -> tuple[T, float | None]:
         """Call a part.

@@ -114,7 +114,7 @@ def test_the_feature_reads_its_fields_again(event: FeatureEvent) -> None:
 
 @pytest.mark.parametrize("event", EVENTS, ids=lambda event: event.name)
 def test_a_line_of_before_is_read_as_well(event: FeatureEvent) -> None:
-    """It was an event of the core, without words beside its fields."""
+    """The line of an earlier release, in which the event was the core's, has no words of its own."""
     line = event.at(1.5).line()
     had = {name: value for name, value in line.items() if name not in ("feature", "words", "usual")}
     read = decode_event(json.dumps(had).encode())

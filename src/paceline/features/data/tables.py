@@ -32,7 +32,7 @@ class DataSplit(msgspec.Struct, frozen=True, kw_only=True):
     bayes_auc: float | None = None
     """AUC of the true probabilities against the labels of these rows: no model beats it by luck."""
     expected_bayes_auc: float | None = None
-    """The same AUC in expectation over labels, from the probabilities alone."""
+    """AUC in expectation over labels, from the probabilities alone."""
 
 
 class Meta(msgspec.Struct, frozen=True, kw_only=True):

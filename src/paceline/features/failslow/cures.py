@@ -37,7 +37,7 @@ BECOMES: dict[type[AnyCureAct], str] = {
     PassCure: " would pay, but cannot be had",
     RevertCure: " is taken back",
 }
-"""What becomes of a cure."""
+"""Words for what the planner does with a cure."""
 
 _decode = msgspec.json.Decoder(CurePlanned).decode
 

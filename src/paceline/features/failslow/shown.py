@@ -1,4 +1,4 @@
-"""What fail-slow shows of a job that has no master any more."""
+"""Slow parts and checks of nodes, shown of a job that has no master any more."""
 
 from paceline.base.jobdir import JobDir
 from paceline.features.failslow import check_table

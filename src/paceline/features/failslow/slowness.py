@@ -21,7 +21,7 @@ from paceline.wire.events.job import MasterStartedEvent
 from paceline.wire.events.nodes import ProcessUpEvent
 
 FailSlowEvent = SlowedEvent | DiagnosedEvent | RestartAdvisedEvent | RelievedEvent
-"""What there is to tell of a script's slownesses."""
+"""Events that tell of a script's slownesses."""
 TOLD = "nothing: a script steers itself"
 ADVISED = "a restart without it is advised"
 UNSEEN: dict[type[Event], str] = {
@@ -54,7 +54,7 @@ class Slowness(msgspec.Struct, frozen=True, kw_only=True):
     advised: tuple[str, ...] = ()
     """Nodes without which a restart was advised."""
     parts: tuple[SlowPart, ...] = ()
-    """What is slow; as long as the cause is not known, the job itself."""
+    """Parts that are slow; while the cause is not known, the job itself."""
 
     def grown(self, event: SlowedEvent) -> Self:
         """Take in that a step has become (even) longer."""

@@ -63,7 +63,7 @@ def explain(job: JobDir, tell: Callable[[Sequence[str | tuple[str, str]]], objec
 
 
 def _story(job: JobDir) -> list[str]:
-    """What happened to a script's pace: a heading, and a line for each event."""
+    """Write a heading about a script's pace, and a line for each event."""
     events, launched_s = read(read_events(job.events)), job.launched_s()
     told = [event for event in events if isinstance(event, Told)]
     lines = [f"  {clock(event.t - launched_s):>7}  {event.sentence()}" for event in told]

@@ -1,4 +1,4 @@
-"""What people are told of a job's decisions: by `paceline explain`, its report, and its replay."""
+"""A job's decisions in words: for `paceline explain`, for its report, and for its replay."""
 
 from collections.abc import Callable, Sequence
 from functools import lru_cache

@@ -39,5 +39,5 @@ class CurePlanned(msgspec.Struct, frozen=True, kw_only=True, tag=True, omit_defa
         return self.before.loss_s + gap_s * self.facts.steps
 
     def acts_now(self, _: object = None) -> tuple[AnyCureAct, ...]:
-        """What the planner would do today: it is one, whichever policy there is."""
+        """Return what the planner, which is paceline's own code, would do today."""
         return decide(self.before, self.facts, self.rules)[1]
