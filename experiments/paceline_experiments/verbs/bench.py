@@ -19,7 +19,7 @@ app = typer.Typer(
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
-    help="Experiments with real jobs on this machine.",
+    help="Run experiments with real jobs on this machine.",
 )
 
 
@@ -56,8 +56,9 @@ def stragglers(
         Path | None, typer.Option(help="Draw the figures into this directory.")
     ] = None,
 ) -> None:
-    """Run the paper's experiments on stragglers as real jobs; Markdown tables come to stdout.
+    """Run the paper's experiments on stragglers as real jobs.
 
+    Markdown tables come to stdout.
     Master, agents, workers, servers and messages are real. Computation is emulated by calibrated
     sleeps, so that many workers fit on few cores.
     """
@@ -92,7 +93,7 @@ def failslow(
     ] = False,
     json: Annotated[Path | None, typer.Option(help="Write the results here.")] = None,
 ) -> None:
-    """Make ranks and links of a script slow, and see whether its job names them.
+    """Make ranks and links slow, and see whether the job names them.
 
     Eight ranks of a script for torchrun train in 2 x 2 x 2 over gloo, in network namespaces of
     their own. Ranks sleep or have a quota of processor time; links have a token bucket. Rank,

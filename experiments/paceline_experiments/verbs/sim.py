@@ -31,7 +31,7 @@ app = typer.Typer(
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
-    help="Jobs in virtual time, with the ledger, monitor and solutions of real ones.",
+    help="Run jobs in virtual time, with the solutions of real ones.",
 )
 
 
@@ -87,8 +87,9 @@ def stragglers(
         Path | None, typer.Option(help="Draw the figures into this directory.")
     ] = None,
 ) -> None:
-    """Simulate the paper's experiments on stragglers; a Markdown table comes to stdout.
+    """Simulate the paper's experiments on stragglers.
 
+    A Markdown table comes to stdout.
     Nothing is computed and nothing waits: times are virtual.
     """
     from paceline_experiments.outputs import check_outputs
@@ -126,7 +127,10 @@ def failslow(
     ] = None,
     json: Annotated[Path | None, typer.Option(help="Write the rows here.")] = None,
 ) -> None:
-    """Measure how well slow jobs are found from the times of their steps; Markdown to stdout."""
+    """Measure how well slow jobs are found from their steps' times.
+
+    Markdown comes to stdout.
+    """
     from paceline_experiments.failslow.suite_command import run_suites
     from paceline_experiments.outputs import check_outputs
 

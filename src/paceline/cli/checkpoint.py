@@ -98,7 +98,7 @@ def _total(found: "FoundCuts") -> int | None:
 
 @app.command("show")
 def show_command(job: Job = None, number: CutNumber = None) -> None:
-    """Show what is in one cut; its checksums are compared by `verify`."""
+    """Show what is in one cut; `verify` compares its checksums."""
     from paceline.jobs.cuts import find_cuts
     from paceline.jobs.wording import counted, size
     from paceline.runtime.checkpoint.contents import read_contents
@@ -170,7 +170,10 @@ def verify_command(
     number: CutNumber = None,
     every: Annotated[bool, typer.Option("--all", help="All cuts, not only the newest.")] = False,
 ) -> None:
-    """Read every byte of a cut and compare checksums; exit code 1 if anything is damaged."""
+    """Read every byte of a cut and compare checksums.
+
+    Exit code 1: something is damaged.
+    """
     from paceline.jobs.cuts import find_cuts
 
     if every and number is not None:

@@ -9,7 +9,7 @@ from paceline.terminal.options import Job, console, parse_settings
 
 
 def explain(job: Job = None) -> None:
-    """Tell what was slow in a job, what was decided about it, why, and what came of it."""
+    """Tell what was slow, what was decided, why, and what came of it."""
     from paceline.cli.explain import explain as tell
 
     tell(JobDir.find(job), console())
@@ -32,7 +32,10 @@ def replay(
         typer.Option("--set", metavar="KEY=VALUE", help="A parameter of the solution."),
     ] = None,
 ) -> None:
-    """Make a job's decisions again, offline; exit code 1 if its own solution now differs."""
+    """Make a job's decisions again, offline.
+
+    Exit code 1: the job's own solution now decides otherwise.
+    """
     from paceline.cli.replay import replay_logs
 
     same = replay_logs(log, solution, parse_settings(settings or []), console())

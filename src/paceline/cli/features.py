@@ -29,7 +29,7 @@ PARTS = {
 
 
 def features() -> None:
-    """List the features that are installed: what each does, where, and what switches it on."""
+    """List the installed features, and what switches each of them on."""
     table = Table.grid(padding=(0, 2, 0, 0))
     table.add_column(no_wrap=True)
     table.add_column()

@@ -47,7 +47,7 @@ def ps(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Show jobs, the newest first."""
+    """List jobs, the newest first: all, or by state and name."""
     from paceline.cli import show
     from paceline.jobs.listing import JobSelection
 
@@ -111,7 +111,10 @@ def logs(
 def rm(
     jobs: Annotated[list[str], typer.Argument(metavar="JOB", autocompletion=job_ids)],
 ) -> None:
-    """Remove jobs that are over from this machine: logs, cuts, reports. They cannot be resumed."""
+    """Remove jobs that are over: logs, cuts, reports.
+
+    They cannot be resumed.
+    """
     from paceline.cli import removal
 
     found = {job.path: job for job in map(JobDir.find, jobs)}.values()
@@ -129,7 +132,10 @@ def prune(
     ] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would go.")] = False,
 ) -> None:
-    """Remove jobs that are over, by age and end; never one of which a process lives."""
+    """Remove jobs that are over, by age and end.
+
+    A job of which a process lives is never removed.
+    """
     from paceline.cli import removal
     from paceline.jobs.listing import read_rows
     from paceline.jobs.spec_values import parse_ago_s
@@ -148,7 +154,7 @@ def prune(
 
 
 def strategies(as_json: AsJson = False) -> None:
-    """Show what each strategy is like: who holds the model, and what it allows."""
+    """Show what each strategy allows, and who holds the model."""
     from paceline.cli.strategies import show_strategies
 
     show_strategies(console(), as_json=as_json)

@@ -3,6 +3,7 @@
 import contextlib
 import io
 import sys
+from collections.abc import Callable
 from functools import partial
 from typing import Annotated, Any
 
@@ -25,11 +26,16 @@ from paceline.cli import (
 from paceline.cli.features import add_verbs
 from paceline.jobs.leftovers import clear_leftovers
 from paceline.jobs.outcome import End, code_of
+from paceline.terminal.groups import CHANGE, EVERY_DAY, EXPERTS, LOOK, by_panel
 from paceline.terminal.run_command import RunCommand
 
 
 class _Group(TyperGroup):
-    """Prints errors of ours as messages."""
+    """Prints errors of ours as messages, and lists commands by their panels."""
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        """Return the names of all commands, in the order of the help."""
+        return by_panel(self.commands)
 
     def invoke(self, ctx: Any) -> Any:
         """Run the command."""
@@ -70,7 +76,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
     help="Elastic training of PyTorch models, every sample accounted for.",
 )
-app.add_typer(checkpoint.app, name="checkpoint")
+app.add_typer(checkpoint.app, name="checkpoint", rich_help_panel=LOOK)
 
 
 def _print_version(wanted: bool) -> None:
@@ -97,24 +103,26 @@ app.command(
     cls=RunCommand,
     context_settings=run_verbs.AS_TORCHRUN,
     epilog=run_verbs.exit_codes(),
+    rich_help_panel=EVERY_DAY,
 )(run_verbs.run)
-for verb in (
-    run_verbs.attach,
-    job_verbs.status,
-    job_verbs.ps,
-    job_verbs.logs,
-    job_verbs.rm,
-    job_verbs.prune,
-    order_verbs.scale,
-    order_verbs.kill,
-    order_verbs.replace,
-    order_verbs.stop,
-    job_verbs.strategies,
-    decision_verbs.explain,
-    decision_verbs.replay,
-    order_verbs.agent,
-    features.features,
-):
-    app.command()(verb)
-app.command(cls=submit.SubmitCommand, context_settings=submit.PASS_ON)(submit.submit)
+VERBS: dict[str, tuple[Callable[..., None], ...]] = {
+    EVERY_DAY: (job_verbs.status, run_verbs.attach, job_verbs.logs, order_verbs.stop),
+    LOOK: (job_verbs.ps, decision_verbs.explain, job_verbs.strategies, features.features),
+    CHANGE: (
+        order_verbs.scale,
+        order_verbs.kill,
+        order_verbs.replace,
+        order_verbs.agent,
+        job_verbs.rm,
+        job_verbs.prune,
+    ),
+    EXPERTS: (decision_verbs.replay,),
+}
+"""Commands by the panel of ``paceline --help`` that lists them."""
+for panel, verbs in VERBS.items():
+    for verb in verbs:
+        app.command(rich_help_panel=panel)(verb)
+app.command(cls=submit.SubmitCommand, context_settings=submit.PASS_ON, rich_help_panel=EXPERTS)(
+    submit.submit
+)
 call_each("verbs", partial(add_verbs, app))

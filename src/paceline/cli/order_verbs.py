@@ -47,8 +47,9 @@ def scale(
     server_memory: Memory = None,
     job: Job = None,
 ) -> None:
-    """Change the number of workers or servers of a running job, or what its nodes may use.
+    """Change how many workers or servers a running job has.
 
+    Or change what its nodes may use.
     With backend ray a node of another size gets another place, one node at a time.
     """
     from paceline.jobs.launch import ask_running
@@ -125,7 +126,10 @@ def kill(
         bool, typer.Option("--master", help="The master; training goes on without it.")
     ] = False,
 ) -> None:
-    """Kill a node's training process, or the master, as a crash would; it is started again."""
+    """Kill a node's process, or the master, as a crash would.
+
+    It is started again.
+    """
     from paceline.wire.client import Kill
 
     if [worker, server, master or None].count(None) != 2:
@@ -163,7 +167,7 @@ def _kill_master(job: JobDir) -> str:
 
 
 def replace(job: Job = None, worker: Worker = None, server: Server = None) -> None:
-    """Have a fresh process take a node's place while training goes on."""
+    """Replace a node's process by a fresh one while training goes on."""
     from paceline.wire.client import Replace
 
     node = _node("replace", worker, server)
@@ -198,7 +202,10 @@ def agent(
         typer.Option(metavar="PATH", help="The job's secret. Default: that of the newest job."),
     ] = None,
 ) -> None:
-    """Add this machine to a running job as one more worker, until the job ends or Ctrl-C."""
+    """Add this machine to a running job as one more worker.
+
+    It stays until the job ends, or until Ctrl-C.
+    """
     from paceline.cli.join import join_job
 
     join_job(join, secret_file)

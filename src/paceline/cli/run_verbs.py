@@ -64,7 +64,7 @@ def run(
     ] = False,
     **given: str | bool | None,
 ) -> None:
-    """Run a job: `paceline run train.py --workers 4 --servers 2 -- --lr 0.1`."""
+    """Run a job: `paceline run train.py --workers 4 -- --lr 0.1`."""
     del help_all  # its callback has ended the command
     # As Ctrl-C until the job is there and watched; by default it would end the command alone.
     with suppress(ValueError):  # not in the main thread

@@ -39,8 +39,9 @@ def submit(
         typer.Option("--home", help="Where jobs are kept: a folder that all machines share."),
     ] = None,
 ) -> None:
-    """Run a job on a Ray cluster: `paceline submit --address http://HEAD:8265 train.py`.
+    """Run a job on a Ray cluster.
 
+    Write e.g. `paceline submit --address http://HEAD:8265 train.py`.
     Whatever follows is what you would write after `paceline run`.
     """
     words = list(context.args)

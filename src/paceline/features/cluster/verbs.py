@@ -10,6 +10,7 @@ from rich.table import Table
 from paceline.base.errors import ConfigError
 from paceline.base.jobdir import JobDir
 from paceline.jobs.flags import OF_SPEC, of_spec, with_options
+from paceline.terminal.groups import EXPERTS
 from paceline.terminal.options import AsJson, console, parse_settings, print_json
 from paceline.terminal.run_command import RunCommand
 from paceline.wire.spec import ShareClass
@@ -39,7 +40,10 @@ def start(
         typer.Option("--set", metavar="KEY=VALUE", help="A parameter of the policy."),
     ] = None,
 ) -> None:
-    """Start the scheduler. It outlives the terminal; jobs go on without it, and it finds them."""
+    """Start the scheduler.
+
+    It outlives the terminal. Jobs go on without it, and it finds them.
+    """
     from paceline.features.cluster.client import start_scheduler
     from paceline.features.cluster.folder import ClusterConfig, ClusterDir
     from paceline.features.cluster.policy.facts import Tenant
@@ -80,7 +84,10 @@ def _quota(text: str) -> tuple[str, int]:
 
 @group.command()
 def stop() -> None:
-    """End the scheduler. Jobs that run go on; those that wait do so until it is started again."""
+    """End the scheduler; jobs that run go on.
+
+    Jobs that wait do so until it is started again.
+    """
     from paceline.features.cluster.client import stop_scheduler
     from paceline.features.cluster.folder import ClusterDir
 
@@ -110,7 +117,10 @@ def submit(
     ] = None,
     **given: str | bool | None,
 ) -> None:
-    """Queue a job, with flags as of `paceline run`; its workers get a device each, all at once."""
+    """Queue a job, with the flags of `paceline run`.
+
+    Its workers get a device each, all at once.
+    """
     from paceline.backends.fitting import fitted
     from paceline.features.cluster.client import expect
     from paceline.features.cluster.folder import ClusterDir
@@ -175,7 +185,7 @@ def queue(as_json: AsJson = False) -> None:
 
 @group.command()
 def nodes(as_json: AsJson = False) -> None:
-    """Show devices with the jobs on them, and how much of their quotas tenants use."""
+    """Show devices with their jobs, and what tenants use of quotas."""
     from paceline.features.cluster.client import expect
     from paceline.features.cluster.folder import ClusterDir
     from paceline.features.cluster.wire import DeviceRows, GetDevices
@@ -227,4 +237,4 @@ def _table(titles: tuple[str, ...]) -> Table:
 
 def add_to(app: typer.Typer) -> None:
     """Add the group ``cluster``."""
-    app.add_typer(group, name="cluster")
+    app.add_typer(group, name="cluster", rich_help_panel=EXPERTS)

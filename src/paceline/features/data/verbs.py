@@ -13,6 +13,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from paceline.base.errors import ConfigError
+from paceline.terminal.groups import EXPERTS
 
 if TYPE_CHECKING:
     from paceline.features.data.tables import Meta
@@ -48,7 +49,7 @@ def make_ctr_command(
     positive_rate: Annotated[float, typer.Option(help="Share of clicks.")] = 0.23,
     hold_out: Annotated[float, typer.Option(help="Share of the rows that goes to test/.")] = 0.1,
 ) -> None:
-    """Generate a Criteo-like click log whose best possible AUC is known."""
+    """Make a Criteo-like click log whose best possible AUC is known."""
     from paceline.features.data.ctr import CRITEO_LIKE, CtrSettings
     from paceline.features.data.make_ctr import make_ctr
 
@@ -81,7 +82,10 @@ def adult_command(source: From, out: Out) -> None:
 
 @app.command("movielens")
 def movielens_command(source: From, out: Out) -> None:
-    """Convert MovieLens (ratings.csv, movies.csv if there; plain or .gz): liked is 4 stars up."""
+    """Convert MovieLens (ratings.csv, movies.csv; plain or .gz).
+
+    4 stars and more are liked. The file movies.csv may be missing.
+    """
     from paceline.features.data import convert
 
     _show(out, convert.movielens(source, out))
@@ -138,4 +142,4 @@ def _show(out: Path, meta: "Meta") -> None:
 
 def add_to(root: typer.Typer) -> None:
     """Add the commands ``data ...``."""
-    root.add_typer(app, name="data")
+    root.add_typer(app, name="data", rich_help_panel=EXPERTS)

@@ -3,6 +3,7 @@
 import typer
 
 from paceline.base.jobdir import JobDir
+from paceline.terminal.groups import LOOK
 from paceline.terminal.options import Job, console
 
 
@@ -20,4 +21,4 @@ def failslow(context: typer.Context, job: Job = None) -> None:
 
 def add_to(app: typer.Typer) -> None:
     """Add the command ``failslow``."""
-    app.command()(failslow)
+    app.command(rich_help_panel=LOOK)(failslow)

@@ -47,7 +47,10 @@ def export_command(
     ] = False,
     force: Annotated[bool, typer.Option("--force", help="Replace OUT if it is there.")] = False,
 ) -> None:
-    """Write a verified cut's model as one file, by the names of `model.state_dict()`."""
+    """Write a verified cut's model as one file.
+
+    Its tensors have the names of `model.state_dict()`.
+    """
     from paceline.jobs.cuts import find_cuts
     from paceline.jobs.wording import counted, size
 

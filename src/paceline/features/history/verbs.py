@@ -7,6 +7,7 @@ import typer
 
 from paceline.base.errors import ConfigError
 from paceline.base.features import is_installed
+from paceline.terminal.groups import LOOK
 from paceline.terminal.options import AsJson, console, parse_settings, whole_number
 
 LISTED = 20
@@ -14,7 +15,7 @@ LISTED = 20
 group = typer.Typer(
     no_args_is_help=False,
     invoke_without_command=True,
-    help="Jobs that have ended, also those that were removed: what later jobs learn from.",
+    help="Show what later jobs learn from: jobs that have ended.",
 )
 Url = Annotated[
     str | None,
@@ -47,7 +48,7 @@ def history(
     url: Url = None,
     as_json: AsJson = False,
 ) -> None:
-    """List jobs that have ended, the newest first, also those that were removed."""
+    """List jobs that have ended, the newest first, also removed ones."""
     if context.invoked_subcommand is not None:
         return
     from paceline.features.history.book import JobFilter
@@ -84,7 +85,10 @@ def suggest(
     url: Url = None,
     as_json: AsJson = False,
 ) -> None:
-    """Show the size with which a job would begin, and the earlier jobs that it comes from."""
+    """Show the size with which a job would begin, and why.
+
+    The earlier jobs are named from which it comes.
+    """
     if not is_installed("sizes"):
         raise ConfigError("history suggest needs the feature sizes, which is not installed")
     from paceline.features.history.beginning import first_size
@@ -98,4 +102,4 @@ def suggest(
 
 def add_to(app: typer.Typer) -> None:
     """Add the group ``history``."""
-    app.add_typer(group, name="history")
+    app.add_typer(group, name="history", rich_help_panel=LOOK)

@@ -11,6 +11,7 @@ import msgspec
 import typer
 
 from paceline.base.errors import ConfigError
+from paceline.terminal.groups import EVERY_DAY, EXPERTS
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -57,7 +58,10 @@ def rehearse(
     html: Page = None,
     as_json: ForPrograms = False,
 ) -> None:
-    """Disturb short jobs of a script on a copy of its folder, and say what comes out otherwise."""
+    """Disturb short jobs of a script; say what comes out otherwise.
+
+    They run on a copy of its folder.
+    """
     from paceline.features.rehearse.rehearsal import RehearsalRequest, Rehearsing
     from paceline.features.rehearse.report import conditions, details, line_of, page_of, verdict_of
 
@@ -110,10 +114,10 @@ def check(
     html: Page = None,
     as_json: ForPrograms = False,
 ) -> None:
-    """Run one batch of a script without services, and say what each strategy would refuse.
+    """Run one batch of a script; say what each strategy would refuse.
 
-    The exit code is 0 if the script runs, and each named strategy (without any: one of them) takes
-    it.
+    No service is started. The exit code is 0 if the script runs, and each named strategy (without
+    any: one of them) takes it.
     """
     from paceline.features.rehearse.checking import check_script
     from paceline.features.rehearse.report import check_lines, page_of_check
@@ -203,5 +207,5 @@ class _Progress:
 
 def add_to(app: typer.Typer) -> None:
     """Add the commands ``rehearse`` and ``check``."""
-    app.command()(rehearse)
-    app.command()(check)
+    app.command(rich_help_panel=EXPERTS)(rehearse)
+    app.command(rich_help_panel=EVERY_DAY)(check)

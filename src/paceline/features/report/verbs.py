@@ -7,6 +7,7 @@ import typer
 
 from paceline.base.errors import ConfigError
 from paceline.base.jobdir import JobDir
+from paceline.terminal.groups import LOOK
 from paceline.terminal.options import Job, console, print_json
 
 
@@ -20,7 +21,7 @@ def report(
         bool, typer.Option("--json", help="Only the numbers, for programs; their names stay.")
     ] = False,
 ) -> None:
-    """Print what became of a job, and draw it as a page of its own (report.html)."""
+    """Print what became of a job, and draw it as a page (report.html)."""
     from paceline.features.report.page import write_page, write_report
     from paceline.features.report.text import show
     from paceline.jobs.facts import read_facts
@@ -53,4 +54,4 @@ def report(
 
 def add_to(app: typer.Typer) -> None:
     """Add the command ``report``."""
-    app.command()(report)
+    app.command(rich_help_panel=LOOK)(report)
