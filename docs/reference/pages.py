@@ -20,14 +20,14 @@ from mkdocs.structure.files import File, Files
 import paceline
 from paceline.base.features import OWN, Feature, installed
 from paceline.cli.main import app
-from paceline.jobs.flags import flag_of
+from paceline.jobs.flags import DEFAULTS, flag_of
 from paceline.jobs.spec_values import FREE_SECTIONS, LEAVES, show
 from paceline.wire import spec
 from paceline.wire.events.base import Event, FeatureEvent
 from paceline.wire.events.lines import KINDS
 from paceline.wire.strategies import STRATEGIES, Traits
 
-CHOSEN = {"strategy": "allreduce or ps, by the script"}
+CHOSEN = {"strategy": DEFAULTS["strategy"]}
 """Defaults that are no fixed value, by key."""
 DECISIONS = Path(__file__).parents[1] / "decisions"
 SOLUTION_MODULES = (
@@ -182,8 +182,10 @@ def _metavar(param: Any) -> str:
 def _option_row(param: Any) -> str:
     value = "" if param.is_flag else f" {_cell(param.metavar or param.name.upper())}"
     names = ", ".join([*param.opts, *param.secondary_opts]) + value
+    meaning, _, said = (param.help or "").partition(" Default: ")
     shown = "" if param.default in (None, False, [], ()) else f"`{param.default}`"
-    return f"| `{names}` | {_cell(shown)} | {_cell(param.help or '')} |"
+    shown = said.removesuffix(".") or shown
+    return f"| `{names}` | {_cell(shown)} | {_cell(meaning)} |"
 
 
 def strategies() -> str:

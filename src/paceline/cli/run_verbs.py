@@ -47,14 +47,17 @@ def run(
     ] = None,
     *,
     settings: Annotated[
-        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Any key of a spec.")
+        list[str] | None,
+        typer.Option("--set", metavar="KEY=VALUE", help="Set any key of a spec. Default: none."),
     ] = None,
-    detach: Annotated[bool, typer.Option("--detach", "-d", help="Start it and return.")] = False,
+    detach: Annotated[
+        bool, typer.Option("--detach", "-d", help="Start it and return. Default: watch it.")
+    ] = False,
     resume: Annotated[
-        bool, typer.Option("--resume", help="Go on with a stopped or killed job.")
+        bool, typer.Option("--resume", help="Go on with a stopped or killed JOB. Default: off.")
     ] = False,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Print each setting and where it comes from.")
+        bool, typer.Option("--dry-run", help="Print each setting, and start nothing. Default: off.")
     ] = False,
     help_all: Annotated[
         bool,

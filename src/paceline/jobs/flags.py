@@ -13,7 +13,7 @@ import typer
 from msgspec import Struct
 from msgspec.inspect import FloatType, IntType, LiteralType, Metadata, Type, UnionType, type_info
 
-from paceline.jobs.spec_values import LEAVES
+from paceline.jobs.spec_values import LEAVES, show
 
 SHORT = MappingProxyType(
     {
@@ -40,6 +40,8 @@ class Flag(Struct, frozen=True, kw_only=True):
     metavar: str = ""
     """Name of the value; empty: a switch."""
     panel: str | None = None
+    default: str = ""
+    """What holds without the option, in words; empty: the help says it."""
     choices: tuple[str, ...] = ()
     """Values that a shell completes; empty: none are known."""
     is_first: bool = False
@@ -50,33 +52,52 @@ class Flag(Struct, frozen=True, kw_only=True):
         """The name of its value in Python."""
         return self.names[0].removeprefix("--").replace("-", "_")
 
+    @property
+    def told(self) -> str:
+        """The help with the default; empty: the option is not listed."""
+        return f"{self.help} Default: {self.default}." if self.help and self.default else self.help
+
 
 _OF_SPEC = {
-    "workers": (SIZE, "Nodes that run the script."),
-    "servers": (SIZE, "Nodes that hold the model."),
+    "workers": (SIZE, "Workers run the script."),
+    "servers": (SIZE, "Servers hold the model."),
     "batch_size": (SIZE, "Samples in a global batch."),
     "epochs": (SIZE, "Passes over the data."),
     "strategy": (TRAINING, "Who holds the model."),
     "mode": (TRAINING, "How workers wait for each other."),
-    "staleness": (TRAINING, "Steps, in mode ssp."),
+    "staleness": (TRAINING, "Steps that workers may be apart."),
     "samples": (TRAINING, "What holds for each sample."),
-    "seed": (TRAINING, "Of everything random."),
+    "seed": (TRAINING, "Seed of all random numbers."),
     "deterministic": (TRAINING, "The same model, whichever worker computes what."),
     "solution": (TRAINING, "Policy against stragglers."),
     "name": (NODES, "What to call the job."),
     "torch_threads": (NODES, "Threads of torch per worker."),
     "backend": (NODES, "Where nodes run."),
-    "share": (NODES, "How it shares its device with other jobs."),
+    "share": (NODES, "How it shares its device."),
     "device": (NODES, "The cores or the GPU that it shares, e.g. cpu:0, cuda:0."),
     "device_memory": (NODES, "The memory that it shares, e.g. 4GiB."),
     "pending_s": (NODES, "Hold each launch back, e.g. 5s."),
 }
 """Keys of the spec that have a flag of their own: panel and help."""
-FIRST = ("workers", "servers", "batch_size", "epochs", "strategy", "mode", "name")
-"""Keys among them whose flag a first week needs."""
+FIRST = ("workers", "servers", "strategy")
+"""Keys among them whose flag a first week needs. With `AUTO`, `MODULE`, torchrun's number of
+processes and four of the command's own these are ten: ``run --help`` has no more."""
+DEFAULTS = MappingProxyType(
+    {
+        "servers": "none; 1 with strategy ps",
+        "batch_size": "the script's",
+        "epochs": "the script's",
+        "strategy": "allreduce, or ps if the script has sparse tables",
+        "name": "the script's",
+        "torch_threads": "a share of the cores",
+        "deterministic": "off",
+    }
+)
+"""What holds without the flag, where the spec's own default does not say it."""
 AUTO_POLICY = "rm"
 """The resource policy that ``--auto`` names."""
-MAX_METAVAR = 24
+MAX_METAVAR = 13
+"""Most characters of choices that stand beside a flag; longer ones stand in its help."""
 
 
 def flag_of(key: str) -> str:
@@ -92,7 +113,7 @@ def _metavar(key: str) -> str:
     match _bare(type_info(leaf.type)):
         case LiteralType():
             words = "|".join(_choices(key))
-            return words if len(words) <= MAX_METAVAR else f"{_choices(key)[0]}|…"
+            return words if len(words) <= MAX_METAVAR else "NAME"
         case IntType():
             return "N"
         case FloatType():
@@ -118,20 +139,32 @@ def _bare(kind: Type) -> Type:
 def _of_spec(key: str) -> Flag:
     panel, help_ = _OF_SPEC[key]
     name = "--" + key.removesuffix("_s").replace("_", "-")
-    given = {"help": help_, "metavar": _metavar(key), "panel": panel}
-    return Flag(names=(name,), choices=_choices(key), is_first=key in FIRST, **given)
+    choices, metavar = _choices(key), _metavar(key)
+    if metavar == "NAME":
+        help_ = f"{help_.removesuffix('.')}: {', '.join(choices[:-1])} or {choices[-1]}."
+    return Flag(
+        names=(name,),
+        help=help_,
+        metavar=metavar,
+        panel=panel,
+        default=DEFAULTS.get(key) or show(key, LEAVES[SHORT.get(key, key)].default),
+        choices=choices,
+        is_first=key in FIRST,
+    )
 
 
 MODULE = Flag(
     names=("--module", "-m"),
     help="The script is a module, as for python -m.",
     panel=NODES,
+    default="a file",
     is_first=True,
 )
 AUTO = Flag(
     names=("--auto",),
-    help="Find the numbers of nodes and the cores of each while it trains.",
+    help="Find the numbers of workers, servers and cores while it trains.",
     panel=SIZE,
+    default="off",
     is_first=True,
 )
 TENSORBOARD = Flag(
@@ -139,12 +172,14 @@ TENSORBOARD = Flag(
     help="Write what the script logs for TensorBoard, too.",
     metavar="DIR",
     panel=NODES,
+    default="none",
 )
 WANDB = Flag(
     names=("--wandb",),
     help="Write it for Weights & Biases, too.",
     metavar="DIR",
     panel=NODES,
+    default="none",
 )
 OF_SPEC: Mapping[str, Flag] = MappingProxyType(
     {key: _of_spec(key) for key in _OF_SPEC}
@@ -166,12 +201,14 @@ def _text(value: str | bool | None) -> str:
 
 
 def with_options(rows: Iterable[Flag]) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Give a command that takes ``**given`` one option for each row."""
+    """Give a command that takes ``**given`` one option for each row, before those of its own."""
 
     def decorate(command: Callable[..., None]) -> Callable[..., None]:
         signature = inspect.signature(command)
         own = [p for p in signature.parameters.values() if p.kind is not p.VAR_KEYWORD]
-        parameters = [*own, *map(_parameter, rows)]
+        arguments = [p for p in own if p.kind is not p.KEYWORD_ONLY]
+        options = [p for p in own if p.kind is p.KEYWORD_ONLY]
+        parameters = [*arguments, *map(_parameter, rows), *options]
         decorated: Any = command
         decorated.__signature__ = signature.replace(parameters=parameters)
         decorated.__annotations__ = {p.name: p.annotation for p in parameters}
@@ -183,7 +220,7 @@ def with_options(rows: Iterable[Flag]) -> Callable[[Callable[..., None]], Callab
 def _parameter(flag: Flag) -> inspect.Parameter:
     option = typer.Option(
         *flag.names,
-        help=flag.help,
+        help=flag.told,
         metavar=flag.metavar or None,
         hidden=not flag.help,
         show_default=False,

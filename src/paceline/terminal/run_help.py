@@ -39,13 +39,18 @@ def arranged(command: Any, context: Any) -> Iterator[None]:
         yield
         return
     hidden = [param for param in command.params if param.name in LATER and not param.hidden]
+    panels = {param: getattr(param, "rich_help_panel", None) for param in command.params}
     epilog, command.epilog = command.epilog, HINT
+    for param in command.params:
+        param.rich_help_panel = None  # so few flags need no headings
     for param in hidden:
         param.hidden = True
     try:
         yield
     finally:
         command.epilog = epilog
+        for param, panel in panels.items():
+            param.rich_help_panel = panel
         for param in hidden:
             param.hidden = False
 

@@ -32,8 +32,9 @@ TORCHRUN_FLAGS = (
     Flag(
         names=("--nproc-per-node",),
         metavar="N",
-        help="Processes: a number, cpu, gpu or auto.",
+        help="Run a script for torchrun, in so many processes: a number, cpu, gpu or auto.",
         panel=TORCHRUN,
+        default="1",
         is_first=True,
     ),
     _flag("--nnodes", "N", "Machines: 1."),

@@ -15,26 +15,49 @@ from paceline.terminal.torchrun import TORCHRUN_FLAGS
 FLAGS = [flag for flag in (*OF_SPEC.values(), *TORCHRUN_FLAGS) if flag.help]
 
 
-def told(word: str) -> tuple[set[str], str]:
-    """The flags that a help lists, and its text."""
+HELPS = {"--help", "--help-all"}
+
+
+def told(word: str) -> tuple[dict[str, str], str]:
+    """The flags that a help lists, with what it says of each, and its text."""
     done = CliRunner().invoke(app, ["run", word], env={"COLUMNS": "120", "NO_COLOR": "1"})
     assert done.exit_code == 0, done.output
-    return set(re.findall(r"^[│ ]+(--[a-z-]+)", done.output, re.MULTILINE)), done.output
+    lines = " ".join(line.strip("│ ") for line in done.output.splitlines())
+    parts = re.split(r"(?:^| )(--[a-z-]+)(?=  )", lines)
+    return {flag: " ".join(text.split()) for flag, text in zip(parts[1::2], parts[2::2])}, lines
 
 
-def test_help_lists_what_a_first_week_needs() -> None:
+def test_help_lists_ten_flags_each_with_its_default() -> None:
     flags, text = told("--help")
     first = {flag.names[0] for flag in FLAGS if flag.is_first}
-    assert flags == first | {"--set", "--detach", "--resume", "--dry-run", "--help-all", "--help"}
-    assert "--help-all lists all flags" in text.replace("`paceline run ", "").replace("`", "")
-    assert len(flags) < 20
+    assert flags.keys() - HELPS == first | {"--set", "--detach", "--resume", "--dry-run"}
+    assert len(flags.keys() - HELPS) == 10
+    assert [flag for flag in flags.keys() - HELPS if " Default: " not in flags[flag]] == []
+    assert "`paceline run --help-all` lists all flags" in text
     assert "Exit codes" not in text
+
+
+@pytest.mark.parametrize(
+    ("flag", "default"),
+    [
+        ("--workers", "1"),
+        ("--mode", "bsp"),
+        ("--backend", "local"),
+        ("--seed", "0"),
+        ("--device", "none"),
+        ("--solution", "auto"),
+        ("--name", "the script's"),
+    ],
+)
+def test_a_default_is_that_of_the_spec(flag: str, default: str) -> None:
+    (found,) = (one for one in FLAGS if one.names[0] == flag)
+    assert found.told.endswith(f" Default: {default}.")
 
 
 def test_help_all_lists_all_flags() -> None:
     short, _ = told("--help")
     flags, text = told("--help-all")
-    assert flags == short | {flag.names[0] for flag in FLAGS}
+    assert flags.keys() == short.keys() | {flag.names[0] for flag in FLAGS}
     assert "Exit codes" in text
 
 
