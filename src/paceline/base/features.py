@@ -37,6 +37,9 @@ class Feature(NamedTuple):
     verbs: str = ""
     """Takes a ``typer.Typer``, and adds the feature's commands to it. If a name is
     taken, the feature is left without commands."""
+    hints: tuple[tuple[str, str], ...] = ()
+    """Words that people try as commands, each with the feature's command to write instead:
+    ``("export", "`paceline checkpoint export JOB OUT`")``."""
     keys: tuple[str, ...] = ()
     """Keys of the spec that the core gives to the feature."""
     only_with: str = ""

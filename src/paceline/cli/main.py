@@ -11,7 +11,7 @@ import typer
 from typer.core import TyperGroup
 
 from paceline.base.disk import describe, is_refusal
-from paceline.base.errors import InternalError, PacelineError
+from paceline.base.errors import ConfigError, InternalError, PacelineError
 from paceline.base.features import call_each
 from paceline.base.optional import missing_line
 from paceline.cli import (
@@ -24,6 +24,7 @@ from paceline.cli import (
     submit,
 )
 from paceline.cli.features import add_verbs
+from paceline.cli.hints import hint_about
 from paceline.jobs.leftovers import clear_leftovers
 from paceline.jobs.outcome import End, code_of
 from paceline.terminal.groups import CHANGE, EVERY_DAY, EXPERTS, LOOK, by_panel
@@ -36,6 +37,12 @@ class _Group(TyperGroup):
     def list_commands(self, ctx: Any) -> list[str]:
         """Return the names of all commands, in the order of the help."""
         return by_panel(self.commands)
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> tuple[str | None, Any, list[str]]:
+        """Find the command; of a word that is none, say what it means here."""
+        if args[0] not in self.commands and (hint := hint_about(args)):
+            raise ConfigError(hint)
+        return super().resolve_command(ctx, args)
 
     def invoke(self, ctx: Any) -> Any:
         """Run the command."""

@@ -6,4 +6,9 @@ FEATURE = Feature(
     name="cluster",
     about="queues jobs of several people for the devices of this machine",
     verbs="paceline.features.cluster.verbs:add_to",
+    hints=(
+        ("queue", "`paceline cluster queue`"),
+        ("squeue", "`paceline cluster queue`"),
+        ("sbatch", "`paceline cluster submit SCRIPT`"),
+    ),
 )

@@ -7,6 +7,10 @@ FEATURE = Feature(
     about="finds slow nodes and links: checks nodes before they train, watches scripts",
     switch="preflight (on), watch (on; with strategy script)",
     verbs="paceline.features.failslow.verbs:add_to",
+    hints=(
+        ("slow", "`paceline failslow JOB`"),
+        ("diagnose", "`paceline failslow JOB`"),
+    ),
     keys=("preflight", "watch"),
     checked="paceline.features.failslow.spec:check",
     master="paceline.features.failslow.master:FailSlowPart",

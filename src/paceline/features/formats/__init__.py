@@ -6,4 +6,9 @@ FEATURE = Feature(
     name="formats",
     about="exports the model of a cut as a file of safetensors or torch",
     verbs="paceline.features.formats.verbs:add_to",
+    hints=(
+        ("export", "`paceline checkpoint export JOB OUT`"),
+        ("save", "`paceline checkpoint export JOB OUT`"),
+        ("convert", "`paceline checkpoint export JOB OUT`"),
+    ),
 )

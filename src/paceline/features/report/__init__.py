@@ -6,5 +6,11 @@ FEATURE = Feature(
     name="report",
     about="says what became of a job, and draws it as a page of its own",
     verbs="paceline.features.report.verbs:add_to",
+    hints=(
+        ("plot", "`paceline report JOB`"),
+        ("draw", "`paceline report JOB`"),
+        ("summary", "`paceline report JOB`"),
+        ("html", "`paceline report JOB`"),
+    ),
     ended="paceline.features.report.ended:leave_page",
 )

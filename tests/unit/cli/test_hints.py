@@ -1,0 +1,77 @@
+"""Words that are no command say which command they mean; each command that is named exists."""
+
+import re
+import shlex
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+from typer.main import get_command
+from typer.testing import CliRunner
+
+from paceline.cli.hints import hints
+from paceline.cli.main import app
+
+
+def told(*words: str) -> str:
+    done = CliRunner().invoke(app, words)
+    assert done.exit_code == 2
+    return done.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "remedy"),
+    [
+        ("resume", "`paceline run --resume JOB`"),
+        ("resume mnist-1", "`paceline run --resume mnist-1`"),
+        ("export mnist-1", "`paceline checkpoint export mnist-1 OUT`"),
+        ("export mnist-1 m.pt", "`paceline checkpoint export mnist-1 m.pt`"),
+        ("list", "`paceline ps`"),
+        ("ls", "`paceline ps`"),
+        ("start train.py --workers 2", "`paceline run train.py --workers 2`"),
+        ("torchrun --nproc_per_node 2 t.py", "`paceline run --nproc_per_node 2 t.py`"),
+        ("accelerate launch t.py", "`paceline run t.py`"),
+        ("train.py --workers 2", "`paceline run train.py --workers 2`"),
+        ("job.yaml", "`paceline run job.yaml`"),
+        ("top", "`paceline attach JOB`"),
+        ("wait mnist-1", "`paceline attach mnist-1`"),
+        ("restart mnist-1", "`paceline replace mnist-1 --worker 0` for a node"),
+        ("delete mnist-1 mnist-2", "`paceline rm mnist-1 mnist-2`"),
+        ("delete --all", "`paceline rm JOB`"),
+        ("cancel mnist-1", "`paceline stop mnist-1`"),
+        ("pause", "`paceline stop JOB`, and later `paceline run --resume JOB`"),
+        ("tail mnist-1", "`paceline logs mnist-1 --follow`"),
+        ("help", "`paceline --help`"),
+        ("help run", "`paceline run --help`"),
+        ("version", "`paceline --version`"),
+    ],
+)
+def test_a_word_that_is_no_command_names_the_one_that_is(words: str, remedy: str) -> None:
+    assert f"{words.split()[0]}: no such command; write " in told(*words.split())
+    assert remedy in told(*words.split())
+
+
+def test_a_typo_gets_the_nearest_command() -> None:
+    assert "Did you mean 'status'" in told("statsu")
+
+
+def command_of(words: Sequence[str]) -> tuple[Any, list[str]]:
+    """The command that words name, and the words after its name."""
+    command: Any = get_command(app)
+    left = list(words)
+    while left and left[0] in getattr(command, "commands", {}):
+        command = command.commands[left.pop(0)]
+    return command, left
+
+
+def test_each_hint_names_commands_and_flags_that_there_are() -> None:
+    commands = get_command(app).commands  # type: ignore[attr-defined]
+    for word, hint in hints().items():
+        assert word not in commands, f"{word} is a command: its hint is never read"
+        for line in re.findall(r"`paceline ([^`]+)`", hint):
+            command, left = command_of(shlex.split(line))
+            if line.startswith(("-", "COMMAND")):
+                continue
+            known = {name for param in command.params for name in param.opts}
+            assert not hasattr(command, "commands"), line
+            assert {one for one in left if one.startswith("--")} <= known, line
