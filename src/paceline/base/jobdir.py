@@ -259,7 +259,8 @@ class JobDir:
         what = f"no job matches {name!r}" if name else "there is no job yet"
         where = home() / "jobs"
         if not known:
-            raise ConfigError(f"{what} in {where}" + (", which has no job yet" if name else ""))
+            what = f"no job matches {name!r}: there is no job yet" if name else what
+            raise ConfigError(f"{what} in {where}; start one with `paceline run SCRIPT`")
         raise ConfigError(f"{what} in {where} (known: {_listed(known)}); see `paceline ps`")
 
 

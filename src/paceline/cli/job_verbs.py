@@ -144,7 +144,10 @@ def prune(
     if older_than is not None and older_than_s is None:
         raise ConfigError(f"--older-than: got {older_than!r}, expected a time; write e.g. 7d")
     if older_than is None and not finished:
-        raise ConfigError("prune: expected --older-than TIME, --finished, or both")
+        raise ConfigError(
+            "prune: expected --older-than TIME, --finished, or both; write e.g. `paceline prune "
+            "--older-than 7d --dry-run`"
+        )
     wanted = removal.Filter(older_than_s=older_than_s, finished=finished)
     jobs = JobDir.all()
     rows = zip(jobs, read_rows(jobs), strict=True)

@@ -64,7 +64,7 @@ def scale(
     if not sizes and not any(counts.values()):
         raise ConfigError(
             "scale: expected --workers N, --servers N, or one of --worker-cpu, --worker-memory, "
-            "--server-cpu and --server-memory"
+            "--server-cpu and --server-memory; write e.g. `paceline scale JOB --workers 4`"
         )
     before = ask_running(JobDir.find(job), GetStatus())
     for wanted in sizes:
@@ -133,7 +133,10 @@ def kill(
     from paceline.wire.client import Kill
 
     if [worker, server, master or None].count(None) != 2:
-        raise ConfigError("kill: expected one of --worker N, --server N and --master")
+        raise ConfigError(
+            "kill: expected one of --worker N, --server N and --master; write e.g. `paceline kill "
+            f"{job or 'JOB'} --worker 0`"
+        )
     if master:
         job_id, node = _kill_master(JobDir.find(job)), "the master"
     else:
@@ -213,7 +216,10 @@ def agent(
 
 def _node(verb: str, worker: int | None, server: int | None) -> str:
     if (worker is None) == (server is None):
-        raise ConfigError(f"{verb}: expected one of --worker N and --server N")
+        raise ConfigError(
+            f"{verb}: expected one of --worker N and --server N; write e.g. `paceline {verb} JOB "
+            "--worker 0`"
+        )
     return f"server-{server}" if worker is None else f"worker-{worker}"
 
 

@@ -10,7 +10,8 @@ from typer.core import TyperCommand
 
 from paceline.backends.ray.submitting import send
 from paceline.base.errors import ConfigError
-from paceline.terminal.arguments import Options, Own, find_own
+from paceline.terminal.arguments import Own, find_own
+from paceline.terminal.command_words import Options
 from paceline.terminal.run_command import options_of
 
 MODULE = frozenset({"-m", "--module"})

@@ -112,7 +112,7 @@ def _metavar(key: str) -> str:
     leaf = LEAVES[SHORT.get(key, key)]
     match _bare(type_info(leaf.type)):
         case LiteralType():
-            words = "|".join(_choices(key))
+            words = "|".join(choices_of(key))
             return words if len(words) <= MAX_METAVAR else "NAME"
         case IntType():
             return "N"
@@ -122,8 +122,8 @@ def _metavar(key: str) -> str:
             return "" if isinstance(leaf.default, bool) else "TEXT"
 
 
-def _choices(key: str) -> tuple[str, ...]:
-    """The words that a value can be, in the order in which the spec explains them."""
+def choices_of(key: str) -> tuple[str, ...]:
+    """Name the words that a value can be, in the order in which the spec explains them."""
     kind = LEAVES[SHORT.get(key, key)].type
     is_literal = isinstance(_bare(type_info(kind)), LiteralType)
     return tuple(map(str, get_args(kind))) if is_literal else ()
@@ -139,7 +139,7 @@ def _bare(kind: Type) -> Type:
 def _of_spec(key: str) -> Flag:
     panel, help_ = _OF_SPEC[key]
     name = "--" + key.removesuffix("_s").replace("_", "-")
-    choices, metavar = _choices(key), _metavar(key)
+    choices, metavar = choices_of(key), _metavar(key)
     if metavar == "NAME":
         help_ = f"{help_.removesuffix('.')}: {', '.join(choices[:-1])} or {choices[-1]}."
     return Flag(

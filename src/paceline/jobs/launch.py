@@ -283,7 +283,10 @@ def check_runs(job: JobDir, *, meanwhile: bool = False) -> None:
     has = {"finished": "has finished", "failed": "has failed", "stopped": "was stopped"}
     word = has[outcome.state] if outcome else "was interrupted"
     what = "has ended meanwhile" if meanwhile else "does not run"
-    raise ConfigError(f"job {job.job_id} {what}: it {word}; see `paceline status`")
+    remedy = f"`paceline status {job.job_id}` shows its end"
+    if outcome is None or outcome.state != "finished":
+        remedy = f"`paceline run --resume {job.job_id}` goes on with it"
+    raise ConfigError(f"job {job.job_id} {what}: it {word}; {remedy}")
 
 
 def ask(job: JobDir, call: Call, timeout_s: float = 5.0) -> Reply:

@@ -4,9 +4,10 @@ import difflib
 from collections.abc import Sequence
 from pathlib import Path
 
-from yaml.nodes import Node
+from yaml.nodes import Node, ScalarNode
 
-from paceline.jobs.flags import flag_of
+from paceline.jobs.flags import choices_of, flag_of
+from paceline.jobs.near_values import is_torchs_backend, value_meant
 from paceline.jobs.spec_values import (
     FREE_SECTIONS,
     LEAVES,
@@ -67,8 +68,8 @@ class SpecDraft:
         except Wrong as wrong:
             self._refused.add(key)
             label = label or key
-            remedy = how_to_write(place, label, leaf.example)
             expected = wrong.expected or leaf.expected
+            remedy = _remedy(place, key, label, node, leaf.example)
             self.complaints.append(complaint(place, label, wrong.got, expected, remedy))
 
     def complain(self, key: str, got: str, expected: str, remedy: str) -> None:
@@ -76,6 +77,17 @@ class SpecDraft:
         self._refused.add(key)
         place = self.places.get(key, COMMAND_LINE)
         self.complaints.append(complaint(place, key, got, expected, remedy))
+
+
+def _remedy(place: str, key: str, label: str, node: Node, example: str) -> str:
+    """Say how to write a value that was refused: as it was meant, if that can be seen."""
+    if not (isinstance(node, ScalarNode) and key in LEAVES and (choices := choices_of(key))):
+        return how_to_write(place, label, example)
+    if is_torchs_backend(key, node.value):
+        return "leave it out: how workers communicate is chosen by their devices"
+    if meant := value_meant(key, node.value, choices):
+        return how_to_write(place, label, meant).replace("write e.g.", "write")
+    return how_to_write(place, label, example)
 
 
 def _unknown_key(place: str, key: str) -> str:
@@ -88,7 +100,12 @@ def _unknown_key(place: str, key: str) -> str:
     if meant:
         got = "got an unknown key"
         return f"{where(place, key)}: {got}; did you mean {' or '.join(meant)}?"
-    return complaint(place, key, "an unknown key", f"one of {', '.join(known)}", "remove it")
+    if section:
+        return complaint(place, key, "an unknown key", f"one of {', '.join(known)}", "remove it")
+    remedy = "`paceline run SCRIPT --dry-run` lists them"
+    if place.startswith("--"):
+        remedy += f"; the script's own arguments follow --: paceline run SCRIPT -- --{key} VALUE"
+    return complaint(place, key, "an unknown key", "a key of a job spec", remedy)
 
 
 def keys_of(section: str) -> list[str]:

@@ -41,6 +41,7 @@ from paceline.jobs.spec_values import (
     show,
 )
 from paceline.jobs.surroundings import OF_TORCHRUN
+from paceline.jobs.targets import SPECS, near_script, target_fault
 from paceline.wire.spec import SHORT_STEPS, JobSpec
 from paceline.wire.strategies import Traits, those
 
@@ -113,7 +114,9 @@ def _read_file(draft: SpecDraft, file: Path) -> None:
 def _unreadable(file: Path, error: Exception) -> str:
     match error:
         case FileNotFoundError():
-            return f"{file}: got no such file, expected a job spec; check the path"
+            near = near_script(file)
+            remedy = f"did you mean {near}?" if near else "check the path"
+            return f"{file}: got no such file, expected a job spec; {remedy}"
         case OSError():
             return f"{file}: got {error.strerror}, expected a readable job spec; check the path"
         case UnicodeDecodeError():
@@ -158,15 +161,18 @@ def _check_script(draft: SpecDraft) -> None:
         draft.values[key] = path.name
         if fault := module_fault(path.name, str(draft.get("cwd") or Path.cwd())):
             expected = "a module that Python finds from the folder that the script runs in"
-            draft.complain(
-                key, f"{path.name!r}, {fault}", expected, "check the name and the folder"
-            )
+            remedy = "check the name and the folder"
+            if path.suffix == ".py":
+                remedy = f"leave -m out, or write -m {path.stem}"
+            draft.complain(key, f"{path.name!r}, {fault}", expected, remedy)
     elif draft.get("run_as") == "program":
         _find_program(draft, path)
     elif path.is_dir():
         draft.complain(key, f"the directory {path}", "a Python file", "name the file in it")
     elif not path.is_file():
-        draft.complain(key, f"{str(path)!r}, no such file", "a Python file", "check the path")
+        near = near_script(path)
+        remedy = f"did you mean {Path(near).name}?" if near else "check the path"
+        draft.complain(key, f"{str(path)!r}, no such file", "a Python file", remedy)
     elif not os.access(path, os.R_OK):
         draft.complain(key, f"{str(path)!r}, unreadable", "a Python file", "allow reading it")
 
@@ -174,7 +180,8 @@ def _check_script(draft: SpecDraft) -> None:
 def _find_program(draft: SpecDraft, path: Path) -> None:
     found = shutil.which(path) or shutil.which(path.name)
     if found is None:
-        draft.complain("script", f"{path.name!r}, no such program", "one to run", "check the path")
+        remedy = "leave --no-python out" if path.suffix == ".py" else "check the path"
+        draft.complain("script", f"{path.name!r}, no such program", "one to run", remedy)
     else:
         draft.values["script"] = os.path.abspath(found)
 
@@ -243,7 +250,9 @@ def _check_strategy(draft: SpecDraft) -> None:  # noqa: C901
             draft.complain(key, got, expected, "remove it")
     if draft.get("mode") not in traits.modes:
         got = f"{draft.get('mode')!r} with strategy {strategy}"
-        draft.complain("mode", got, "bsp (all workers take part in each step)", "remove it")
+        able = those(lambda row: draft.get("mode") in row.modes)
+        remedy = f"remove it or set strategy to {able}"
+        draft.complain("mode", got, "bsp (all workers take part in each step)", remedy)
     if traits.uneven_shares and draft.values.setdefault("solution", "none") != "none":
         got = f"{draft.get('solution')!r} with strategy {strategy}, {traits.uneven_shares}"
         draft.complain("solution", got, "none", "remove it or set strategy to allreduce")
@@ -266,8 +275,8 @@ _OF_TRAINING = re.compile(
 
 def _check_by_itself(draft: SpecDraft, traits: Traits) -> None:
     """Refuse keys of training and decisions: the script trains on its own, and knows its rank."""
-    trained = f"it with strategy {those(lambda row: row.trains)} only"
     for key in [key for key in draft.places if _OF_TRAINING.fullmatch(key)]:
+        trained = f"it with strategy {_strategies_for(draft, key)} only"
         got = f"{draft.get(key)} with strategy {draft.get('strategy')}, which trains on its own"
         remedy = "remove it"
         if draft.places[key].startswith("--") and key in OF_SPEC:
@@ -277,6 +286,15 @@ def _check_by_itself(draft: SpecDraft, traits: Traits) -> None:
         got = f"{draft.get('solution')!r} with strategy {draft.get('strategy')}"
         got += f", {traits.uneven_shares}"
         draft.complain("solution", got, "none", "remove it")
+
+
+def _strategies_for(draft: SpecDraft, key: str) -> str:
+    """Name the strategies that can do what a key of training asks for."""
+    if key.startswith("servers."):
+        return those(lambda row: row.has_servers)
+    if key == "mode":
+        return those(lambda row: draft.get(key) in row.modes and row.trains)
+    return those(lambda row: row.trains)
 
 
 def _check_memory(draft: SpecDraft) -> None:
@@ -453,15 +471,12 @@ def resolve(target: str | Path, flags: Mapping[str, str], args: Sequence[str] = 
         ConfigError: the message has one line for each mistake found.
     """
     draft, path = SpecDraft(), Path(target)
-    if path.suffix in {".yaml", ".yml"}:
+    if path.suffix in SPECS:
         _read_file(draft, path)
     elif path.suffix == ".py" or flags.get("run_as", "file") != "file":
         draft.put("script", COMMAND_LINE, _word_node(str(target)), Path.cwd())
     else:
-        raise ConfigError(
-            f"{target}: got neither a script nor a job spec, expected a name that ends in .py, "
-            ".yaml or .yml; check the path"
-        )
+        raise ConfigError(target_fault(str(target)))
     _read_flags(draft, flags)
     if args:
         words = SequenceNode("tag:yaml.org,2002:seq", [_word_node(word) for word in args])

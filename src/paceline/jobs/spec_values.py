@@ -34,7 +34,7 @@ FREE_SECTIONS = ("env", "solution_args", "resources_args", "log_to")
 """Sections whose keys are the user's, or those of a solution, or of packages."""
 _LATER = {
     "mode": ("hybrid",),
-    "backend": ("kubernetes",),
+    "backend": ("kubernetes", "k8s"),
 }
 """Values that will come: refused, but not as if they were misspelt."""
 

@@ -8,15 +8,15 @@ The second holds where a flag of torchrun's stands before the script and there i
 that could be meant for either of the two is never taken without a line that says so.
 """
 
-import difflib
 import re
 import shlex
-from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from collections.abc import Mapping, Sequence, Set
 
 from msgspec import Struct
 
-from paceline.base.errors import ConfigError
 from paceline.jobs.script_text import sources_of
+from paceline.terminal.command_words import CommandWord, Options, flat, read_words
+from paceline.terminal.unknown_flags import Defined, refusal
 
 _BY_SIGNATURE = re.compile(
     r"^\s*(?:from|import)\s+(?:fire|tyro|typer|click|absl|simple_parsing|jsonargparse)\b"
@@ -24,28 +24,6 @@ _BY_SIGNATURE = re.compile(
     re.MULTILINE,
 )
 """Libraries that make flags of the names of parameters or fields: the source has no ``--name``."""
-
-
-class Options(Struct, frozen=True):
-    """The options that ``paceline run`` itself understands."""
-
-    takes_value: Mapping[str, bool]
-    """Whether a value follows, for each option, as ``--batch-size`` or ``-d``."""
-    torchrun: Set[str]
-    """Options that torchrun has, too."""
-
-
-class _Word(Struct, frozen=True):
-    """An option with its value, or a word that is none of ours."""
-
-    words: tuple[str, ...]
-    name: str
-    """Name of the option; empty: it is none of ours."""
-
-    @property
-    def is_unknown(self) -> bool:
-        """Whether the word looks like an option."""
-        return not self.name and self.words[0].startswith("-") and len(self.words[0]) > 1
 
 
 class Own(Struct, frozen=True):
@@ -60,7 +38,7 @@ class Own(Struct, frozen=True):
 def find_own(words: Sequence[str], options: Options) -> Own:
     """Find the script, and paceline's own options, among the words after ``paceline run``."""
     place, names, at = None, dict[int, str](), 0
-    for word in _read(words, options):
+    for word in read_words(words, options):
         if word.words == ("--",):
             break
         if word.name:
@@ -73,9 +51,7 @@ def find_own(words: Sequence[str], options: Options) -> Own:
     return Own(place, names)
 
 
-def arrange(
-    words: Sequence[str], options: Options, defined: Callable[[str, Set[str]], Set[str]]
-) -> tuple[list[str], str]:
+def arrange(words: Sequence[str], options: Options, defined: Defined) -> tuple[list[str], str]:
     """Divide the words between paceline and the script.
 
     Args:
@@ -89,7 +65,7 @@ def arrange(
     Raises:
         ConfigError: a flag that is not paceline's stands where paceline's do.
     """
-    first, rest = _until_script(words, options)
+    first, rest = _until_script(words, options, defined)
     if not rest:
         return [*words], ""
     script, *after = rest
@@ -97,81 +73,43 @@ def arrange(
         cut = after.index("--")
         own, args = after[:cut], after[cut + 1 :]
     elif any(word.name in options.torchrun for word in first):
-        return [*_flat(first), script, "--", *after], _passed_on(script, after, options, defined)
+        return [*flat(first), script, "--", *after], _passed_on(script, after, options, defined)
     else:
         own, args = after, []
-    read = list(_read(own, options))
-    if unknown := next((word.words[0] for word in read if word.is_unknown), None):
-        ours = [*_flat(first), script, *_flat([word for word in read if word.name])]
-        theirs = [*_flat([word for word in read if not word.name]), *args]
-        raise ConfigError(
-            f"{unknown}: got a flag that `paceline run` does not have{_near(unknown, options)}, "
-            f"expected the script's own after --; write {_command(ours, theirs)}"
-        )
+    read = list(read_words(own, options))
+    if any(word.is_unknown for word in read):
+        raise refusal(words, options, defined)
     return [*words], _taken(first, script, read, args, defined)
 
 
-def _until_script(words: Sequence[str], options: Options) -> tuple[list[_Word], list[str]]:
+def _until_script(
+    words: Sequence[str], options: Options, defined: Defined
+) -> tuple[list[CommandWord], list[str]]:
     """Options before the first word that is none, and the rest; nothing: there is no such word.
 
     Raises:
         ConfigError: a flag that is not paceline's stands before the script.
     """
-    first: list[_Word] = []
-    for word in _read(words, options):
+    first: list[CommandWord] = []
+    for word in read_words(words, options):
         if not word.name:
             if word.words == ("--",):
                 return first, []
             if word.is_unknown:
-                raise ConfigError(
-                    f"{word.words[0]}: got a flag that `paceline run` does not have"
-                    f"{_near(word.words[0], options)}, expected the script's own after the script "
-                    f"and --; write e.g. paceline run train.py -- {word.words[0]}"
-                )
-            return first, [*words[len(_flat(first)) :]]
+                raise refusal(words, options, defined)
+            return first, [*words[len(flat(first)) :]]
         first.append(word)
     return first, []
-
-
-def _read(words: Sequence[str], options: Options) -> Iterator[_Word]:
-    left = list(words)
-    while left:
-        name, needs_next = _option(left[0], options)
-        count = 2 if needs_next and len(left) > 1 else 1
-        yield _Word(tuple(left[:count]), name)
-        del left[:count]
-
-
-def _option(word: str, options: Options) -> tuple[str, bool]:
-    """The option's name (empty: none of ours), and whether its value is the next word."""
-    if word.startswith("--"):
-        name, equals, _ = word.partition("=")
-        name = name.replace("_", "-")
-        takes_value = options.takes_value.get(name)
-        return ("", False) if takes_value is None else (name, takes_value and not equals)
-    if not word.startswith("-"):
-        return "", False
-    for index, letter in enumerate(word[1:], 1):
-        takes_value = options.takes_value.get(f"-{letter}")
-        if takes_value is None:
-            return "", False
-        if takes_value:
-            return f"-{letter}", index == len(word) - 1
-    return word[:2] if len(word) > 1 else "", False
-
-
-def _flat(read: Sequence[_Word]) -> list[str]:
-    return [word for each in read for word in each.words]
 
 
 def _passed_on(
     script: str,
     after: Sequence[str],
     options: Options,
-    defined: Callable[[str, Set[str]], Set[str]],
+    defined: Defined,
 ) -> str:
     """Say which words look like paceline's and went to a torchrun script."""
-    names = {word.name for word in _read(after, options) if word.name}
+    names = {word.name for word in read_words(after, options) if word.name}
     names -= defined(script, names) if names else names
     if not names:
         return ""
@@ -182,11 +120,11 @@ def _passed_on(
 
 
 def _taken(
-    first: Sequence[_Word],
+    first: Sequence[CommandWord],
     script: str,
-    read: Sequence[_Word],
+    read: Sequence[CommandWord],
     args: Sequence[str],
-    defined: Callable[[str, Set[str]], Set[str]],
+    defined: Defined,
 ) -> str:
     """Say which flags paceline took that the script may have, too."""
     names = {word.name for word in read if word.name}
@@ -194,10 +132,10 @@ def _taken(
     if not both:
         return ""
     taken = [word for word in read if word.name in both]
-    ours = [*_flat(first), script, *_flat([w for w in read if w.name and w.name not in both])]
-    theirs = [*_flat(taken), *_flat([word for word in read if not word.name]), *args]
+    ours = [*flat(first), script, *flat([w for w in read if w.name and w.name not in both])]
+    theirs = [*flat(taken), *flat([word for word in read if not word.name]), *args]
     return (
-        f"paceline: {shlex.join(_flat(taken))}: taken by paceline, though {script} seems to have "
+        f"paceline: {shlex.join(flat(taken))}: taken by paceline, though {script} seems to have "
         f"{'such a flag' if len(both) == 1 else 'such flags'}, too; the script gets what follows "
         f"--: {_command(ours, theirs)}"
     )
@@ -205,13 +143,6 @@ def _taken(
 
 def _command(ours: Sequence[str], theirs: Sequence[str]) -> str:
     return f"paceline run {shlex.join(ours)} -- {shlex.join(theirs)}"
-
-
-def _near(unknown: str, options: Options) -> str:
-    name = unknown.partition("=")[0].replace("_", "-")
-    known = [known for known in options.takes_value if known.startswith("--")]
-    close = difflib.get_close_matches(name, known, 1, 0.8)
-    return f" (did you mean {close[0]}?)" if close else ""
 
 
 def defined_in(script: str, names: Set[str]) -> Set[str]:

@@ -6,7 +6,8 @@ from typing import Any
 
 from typer.core import TyperCommand
 
-from paceline.terminal.arguments import Options, arrange, defined_in
+from paceline.terminal.arguments import arrange, defined_in
+from paceline.terminal.command_words import Options
 from paceline.terminal.run_help import arranged
 from paceline.terminal.torchrun import TORCHRUN_FLAGS
 

@@ -71,7 +71,7 @@ def of_torchrun(given: Mapping[str, str | bool | None]) -> dict[str, str]:
     return {name: str(value) for name, value in found.items() if value}
 
 
-ONE_MACHINE = "jobs of this strategy run on one machine; leave the flag out"
+ONE_MACHINE = "scripts for torchrun run on one machine here; leave the flag out"
 NUM_GPUS = "import torch; print(torch.cuda.device_count())"
 
 
@@ -94,9 +94,11 @@ def translate(given: Mapping[str, str], spec_flags: Mapping[str, str]) -> dict[s
             "script, for scripts that train by themselves; leave it out, and say --workers N"
         )
     if "nproc-per-node" in given and spec_flags.keys() & {"workers", "workers.count"}:
-        raise ConfigError("--nproc-per-node and --workers: got both, expected one of them")
+        raise ConfigError(
+            "--nproc-per-node and --workers: got both, expected one of them; leave --workers out"
+        )
     if "no-python" in given and spec_flags.get("run_as") == "module":
-        raise ConfigError("--module and --no-python: got both, expected one of them")
+        raise ConfigError("--module and --no-python: got both, expected one of them; leave one out")
     found = {"strategy": "script"}
     for name, value in given.items():
         found |= _READERS[name](f"--{name}", value)
@@ -128,6 +130,7 @@ def _nproc_per_node(flag: str, value: str) -> dict[str, str]:
             return {"workers": str(count)}
         case _:
             expected = "a number of processes, cpu, gpu or auto"
+            expected += f"; write e.g. {flag} 2"
             return {"workers": _whole(flag, value, range(1, 10_001), expected)}
 
 

@@ -8,7 +8,8 @@ from typer.testing import CliRunner, Result
 
 from paceline.base.errors import ConfigError
 from paceline.cli.main import app
-from paceline.terminal.arguments import Options, arrange, defined_in
+from paceline.terminal.arguments import arrange, defined_in
+from paceline.terminal.command_words import Options
 
 OPTIONS = Options(
     {
@@ -64,7 +65,7 @@ def test_a_flag_that_paceline_takes_and_the_script_has_is_named_with_the_way_to_
         ("train.py --lr 0.1 --workers 2 --x", "run train.py --workers 2 -- --lr 0.1 --x"),
         ("train.py --lr=0.1 -- --y", "run train.py -- --lr=0.1 --y"),
         ("train.py -q", "run train.py -- -q"),
-        ("train.py --worker 2", "(did you mean --workers?)"),
+        ("train.py --worker 2", "; write paceline run train.py --workers 2, or if --worker is"),
         ("--lr 0.1 train.py", "run train.py -- --lr"),
         ("train.py --nproc_per_node 2 --lr 1", "run train.py --nproc_per_node 2 -- --lr 1"),
     ],

@@ -1,15 +1,8 @@
-"""Words that are no command say which command they mean; each command that is named exists."""
-
-import re
-import shlex
-from collections.abc import Sequence
-from typing import Any
+"""Words that are no command say which command they mean."""
 
 import pytest
-from typer.main import get_command
 from typer.testing import CliRunner
 
-from paceline.cli.hints import hints
 from paceline.cli.main import app
 
 
@@ -53,25 +46,3 @@ def test_a_word_that_is_no_command_names_the_one_that_is(words: str, remedy: str
 
 def test_a_typo_gets_the_nearest_command() -> None:
     assert "Did you mean 'status'" in told("statsu")
-
-
-def command_of(words: Sequence[str]) -> tuple[Any, list[str]]:
-    """The command that words name, and the words after its name."""
-    command: Any = get_command(app)
-    left = list(words)
-    while left and left[0] in getattr(command, "commands", {}):
-        command = command.commands[left.pop(0)]
-    return command, left
-
-
-def test_each_hint_names_commands_and_flags_that_there_are() -> None:
-    commands = get_command(app).commands  # type: ignore[attr-defined]
-    for word, hint in hints().items():
-        assert word not in commands, f"{word} is a command: its hint is never read"
-        for line in re.findall(r"`paceline ([^`]+)`", hint):
-            command, left = command_of(shlex.split(line))
-            if line.startswith(("-", "COMMAND")):
-                continue
-            known = {name for param in command.params for name in param.opts}
-            assert not hasattr(command, "commands"), line
-            assert {one for one in left if one.startswith("--")} <= known, line

@@ -41,7 +41,7 @@ def paceline(*args: str) -> Result:
 def test_a_folder_is_no_script(target: str, tmp_path: Path) -> None:
     said = paceline("run", target, "--workers", "2")
     assert said.exit_code == 2
-    assert said.stderr.startswith(f"paceline: {target}: got neither a script nor a job spec")
+    assert said.stderr.startswith(f"paceline: {target}: got a folder, expected a script")
     assert said.stderr.count("\n") == 1
 
 

@@ -174,7 +174,7 @@ WRONG_FILES = [
         "script: trian.py\n",
         (
             "job.yaml:1: script: got '{here}/trian.py', no such file, expected a Python file; "
-            "check the path"
+            "did you mean train.py?"
         ),
     ),
     (
@@ -379,7 +379,7 @@ WRONG_FILES = [
         "script: train.py\nstrategy: allreduce\nmode: asp\n",
         (
             "job.yaml:3: mode: got 'asp' with strategy allreduce, expected bsp (all workers take "
-            "part in each step); remove it"
+            "part in each step); remove it or set strategy to ps"
         ),
     ),
     (
@@ -462,7 +462,7 @@ WRONG_FILES = [
     ),
     (
         "script: train.py\nmode: async\n",
-        "job.yaml:2: mode: got 'async', expected asp or bsp or ssp; write e.g. mode: bsp",
+        "job.yaml:2: mode: got 'async', expected asp or bsp or ssp; write mode: asp",
     ),
     (
         "script: train.py\nmode: {bsp: true}\n",
@@ -650,8 +650,8 @@ def test_a_wrong_flag_gets_exactly_this_message(flags: dict[str, str], message: 
         (
             "train.txt",
             (
-                "train.txt: got neither a script nor a job spec, expected a name that ends in .py, "
-                ".yaml or .yml; check the path"
+                "train.txt: got no file of this name, expected a script or a job spec, a name that "
+                "ends in .py, .yaml or .yml; did you mean train.py?"
             ),
         ),
         (

@@ -10,6 +10,7 @@ from paceline.base.cgroups import machine_memory
 from paceline.base.errors import ConfigError
 from paceline.base.optional import complaint
 from paceline.features.sizes.policy.observation import ResourceBounds
+from paceline.jobs.flags import flag_of
 from paceline.jobs.spec_draft import SpecDraft, traits_of, where
 from paceline.jobs.wording import size
 from paceline.policy.job_size import ResourcePrices, size_of
@@ -125,16 +126,19 @@ def check_resources(draft: SpecDraft) -> None:
 
 
 def _check_resizable(draft: SpecDraft, key: str, name: str) -> None:
-    remedy, traits = "remove it, or --auto", traits_of(draft)
+    traits, place = traits_of(draft), draft.places.get(key, "")
+    is_auto = place == flag_of(key)
+    what, thing = ("it", place) if is_auto else (name, key)
     if traits.lives == "in_rounds":
-        got = f"{name} with strategy {draft.get('strategy')}, whose workers come and go together"
+        got = f"{what} with strategy {draft.get('strategy')}, whose workers come and go together"
+        remedy = f"leave {thing} out: the job keeps the workers that it begins with"
         draft.complain(key, got, "strategy ps or allreduce", remedy)
     elif draft.get("backend") != "local":
-        got = f"{name} with backend {draft.get('backend')}, whose nodes keep their sizes"
-        draft.complain(key, got, "backend local", remedy)
+        got = f"{what} with backend {draft.get('backend')}, whose nodes keep their sizes"
+        draft.complain(key, got, "backend local", f"leave {thing} or the backend out")
     elif draft.get("samples") != "exactly-once":
-        got = f"{name} with samples {draft.get('samples')}, whose servers cannot hand over"
-        draft.complain(key, got, "samples exactly-once", remedy)
+        got = f"{what} with samples {draft.get('samples')}, whose servers cannot hand over"
+        draft.complain(key, got, "samples exactly-once", f"leave {thing} or samples out")
 
 
 def lacks(spec: JobSpec) -> Iterator[str]:

@@ -26,7 +26,8 @@ def check_solution(draft: SpecDraft) -> None:
 
     if name not in names():
         near = difflib.get_close_matches(name, names(), 1)
-        remedy = f"did you mean {near[0]}?" if near else how_to_write(draft.places[key], key, "nd")
+        usual = how_to_write(draft.places[key], key, "auto")
+        remedy = f"did you mean {near[0]}?" if near else usual
         draft.complain(key, repr(name), f"one of {', '.join(names())}", remedy)
         return
     place = draft.places.get(key, COMMAND_LINE)
