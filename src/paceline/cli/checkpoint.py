@@ -59,11 +59,11 @@ def ls_command(job: Job = None) -> None:
 
 
 def _cut_row(cut: "FoundCut", total: int | None, now_s: float) -> tuple[str, ...]:
-    from paceline.jobs.wording import clock, progress, size
+    from paceline.jobs.wording import lasting, progress, size
 
     manifest = cut.manifest
     where = "memory" if cut.in_memory else "URL" if cut.url else "disk"
-    age = clock(now_s - cut.written_s)
+    age = lasting(now_s - cut.written_s)
     if manifest is None:
         state = "damaged" if cut.sealed else "none: unfinished, or lost"
         return (str(cut.number), "-", "-", "-", "-", age, "-", where, state)

@@ -14,7 +14,16 @@ from rich.text import Text
 from paceline.base.node_files import CHIEF
 from paceline.cli.watch import Look
 from paceline.jobs.slowness import headline
-from paceline.jobs.wording import clock, logged, mib, milliseconds, percent, progress, speed
+from paceline.jobs.wording import (
+    clock,
+    lasting,
+    logged,
+    mib,
+    milliseconds,
+    percent,
+    progress,
+    speed,
+)
 from paceline.wire.client import JobStatus, NodeStatus
 from paceline.wire.events.base import Event
 from paceline.wire.events.job import FinishedEvent, LaunchedEvent
@@ -140,7 +149,7 @@ def _progress(status: JobStatus, width: int) -> Table | Text:
     done = percent(status.committed, status.total or 0) if status.total else ""
     text = progress(status.committed, status.total)
     rate = speed(status.samples_per_s)
-    left = f"{clock(status.eta_s)} left" if status.eta_s is not None else ""
+    left = f"{lasting(status.eta_s)} left" if status.eta_s is not None else ""
     # The parts that count most, where a terminal is too narrow for all of them.
     choices = (done, text, rate, left), (done, text, left), (done, text), (done or text,)
     texts = ["  ".join(filter(None, parts)) for parts in choices]

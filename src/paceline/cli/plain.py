@@ -6,7 +6,7 @@ from collections.abc import Callable
 from paceline.base.node_files import CHIEF
 from paceline.cli.watch import Look
 from paceline.jobs.slowness import headline
-from paceline.jobs.wording import clock, logged, percent, progress, speed
+from paceline.jobs.wording import clock, lasting, logged, percent, progress, speed
 from paceline.wire.client import JobStatus
 
 EVERY_S = 10.0
@@ -116,7 +116,7 @@ def _map(status: JobStatus) -> str:
 
 def progress_line(status: JobStatus) -> str:
     """Say how far the job is."""
-    left = f", {clock(status.eta_s)} left" if status.eta_s is not None else ""
+    left = f", {lasting(status.eta_s)} left" if status.eta_s is not None else ""
     done = f"{percent(status.committed, status.total or 0):>5}  " if status.total else ""
     text = progress(status.committed, status.total)
     values = logged(status.logged, LOGGED_WIDTH)

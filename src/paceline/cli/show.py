@@ -28,7 +28,7 @@ from paceline.jobs.outcome import read_outcome
 from paceline.jobs.relaunches import count_relaunches, with_relaunches
 from paceline.jobs.slowness import COLUMNS as SLOW_COLUMNS
 from paceline.jobs.slowness import rows as slow_rows
-from paceline.jobs.wording import age, clock, logged, percent, progress, speed
+from paceline.jobs.wording import age, clock, logged, percent, progress, seconds, speed
 from paceline.terminal.options import print_json
 from paceline.wire.client import (
     GetObservation,
@@ -182,9 +182,9 @@ def show_job(job: JobDir, console: Console) -> None:
     word = state_of(job, outcome, status)
     console.print(f"{job.job_id}  {word}", style="bold", highlight=False)
     if outcome:
-        spec, took = read_spec(job), f"after {clock(outcome.jct_s)}"
+        spec, took = read_spec(job), f"after {seconds(outcome.jct_s)}"
         if spec is None or spec.traits.trains:
-            took = f"{progress(outcome.committed, outcome.total)} in {clock(outcome.jct_s)}"
+            took = f"{progress(outcome.committed, outcome.total)} in {seconds(outcome.jct_s)}"
         console.print(f"  {took}, exit code {outcome.exit_code}", highlight=False)
         if outcome.error:
             console.print(f"  {outcome.error}", highlight=False, markup=False)

@@ -1,4 +1,7 @@
-"""Numbers as people read them."""
+"""Numbers as people read them.
+
+A moment is a clock since the job's launch (`clock`); a length of time has a unit (`seconds`).
+"""
 
 from collections.abc import Iterable
 
@@ -6,17 +9,29 @@ from paceline.wire.client import LastLogged
 
 
 def clock(seconds: float) -> str:
-    """``1:05``, ``2:03:04``: time on a stopwatch."""
+    """``1:05``, ``2:03:04``: a moment, on a stopwatch that was started at the job's launch."""
     minutes, rest = divmod(max(0, round(seconds)), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
 
 
 def seconds(value: float) -> str:
-    """``0.84 s``, ``12.3 s``, ``61 s``: three digits."""
+    """``0.84 s``, ``12.3 s``, ``3 min 4 s``: a measured length of time."""
     if value < 9.995:
         return f"{value:.2f} s"
-    return f"{value:.1f} s" if value < 99.95 else f"{value:,.0f} s"
+    return f"{value:.1f} s" if value < 99.95 else lasting(value)
+
+
+def lasting(seconds: float) -> str:
+    """``42 s``, ``3 min 4 s``, ``2 h 3 min``, ``4 d 5 h``: a length of time to the second."""
+    whole = max(0, round(seconds))
+    if whole < 100:
+        return f"{whole} s"
+    (larger, unit), (smaller, rest) = (whole // 60, "min"), (whole % 60, "s")
+    for size, name in ((60, "h"), (24, "d")):
+        if larger >= size:
+            larger, smaller, unit, rest = larger // size, larger % size, name, unit
+    return f"{larger} {unit} {smaller} {rest}" if smaller else f"{larger} {unit}"
 
 
 def age(seconds: float) -> str:

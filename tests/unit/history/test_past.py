@@ -309,7 +309,7 @@ def test_the_history_is_shown_to_people_and_programs() -> None:
     usual().add(JOB)
     listed = paceline("history").stdout.splitlines()
     assert listed[0].split() == ["job", "end", "samples", "speed", "jct", "size", "ended"]
-    assert listed[1].startswith("train-1  finished  5,000,000,000  100/s  1:00  1+1 -> 4+2  ")
+    assert listed[1].startswith("train-1  finished  5,000,000,000  100/s  60.0 s  1+1 -> 4+2  ")
     assert book.msgspec.json.decode(paceline("history", "--json").stdout, type=list[PastJob]) == [
         JOB
     ]

@@ -11,7 +11,7 @@ from paceline.base.errors import ConfigError
 from paceline.features.history.book import PastJobs
 from paceline.features.history.job import PastJob
 from paceline.features.history.place import VARIABLE, HistoryPlace, history_place, place_of
-from paceline.jobs.wording import age, clock, size, speed
+from paceline.jobs.wording import age, clock, seconds, size, speed
 from paceline.policy.job_size import JobSize
 from paceline.terminal.options import print_json
 from paceline.wire.spec import JobSpec
@@ -61,7 +61,7 @@ def show_past(jobs: Sequence[PastJob], console: Console, *, now_s: float, as_jso
         done = f"{job.samples:,}"
         sizes = " -> ".join(dict.fromkeys((short_size(job.first), short_size(job.final))))
         ended = f"{age(now_s - job.ended_s)} ago"
-        table.add_row(job.job_id, str(job.end), done, rate, clock(job.jct_s), sizes, ended)
+        table.add_row(job.job_id, str(job.end), done, rate, seconds(job.jct_s), sizes, ended)
     console.print(table)
 
 
@@ -110,7 +110,7 @@ def _rows(job: PastJob) -> Iterator[tuple[str, str]]:
     yield "samples", f"{job.samples:,}"
     if job.samples_per_s:
         yield "speed", speed(job.samples_per_s)
-    yield "completion time", f"{clock(job.jct_s)}, of it training {clock(job.training_s)}"
+    yield "completion time", f"{seconds(job.jct_s)}, of it training {seconds(job.training_s)}"
     yield "started again", f"{job.relaunches} processes, {job.out_of_memory} ends out of memory"
     yield "restores", str(job.restores)
     for one in job.restarts:
