@@ -6,6 +6,8 @@ import signal
 from paceline.base.jobdir import JobDir
 
 CHIEF = "worker-0"
+MASTER = "master"
+"""Name of the master in events and among logs."""
 STACKS_SIGNAL = signal.SIGRTMAX - 1
 """Signal on which a training process writes the Python stacks of all its threads."""
 

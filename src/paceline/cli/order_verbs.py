@@ -1,5 +1,6 @@
 """The verbs that tell a running job's master to do something, and the one that adds a machine."""
 
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -152,9 +153,12 @@ def _kill_master(job: JobDir) -> str:
         ConfigError: the job has ended, or its master is elsewhere.
         TransientError: the master does not answer.
     """
+    from paceline.base.disk import append_if_possible
+    from paceline.base.node_files import MASTER
     from paceline.base.processes import find_job_process, kill_quietly
     from paceline.jobs.launch import ask_running, check_runs
     from paceline.wire.client import GetStatus, JobStatus
+    from paceline.wire.events.nodes import KilledEvent
 
     status = ask_running(job, GetStatus())
     assert isinstance(status, JobStatus)
@@ -165,6 +169,8 @@ def _kill_master(job: JobDir) -> str:
             f"job {job.job_id}: its master, process {status.master_pid}, is not on this machine, "
             "or has just died; run the command where the master is, or try again"
         )
+    # Before: the master cannot tell it any more, and nobody else knows that it was an order.
+    append_if_possible(job.events, KilledEvent(t=time.time(), node=MASTER).text())
     kill_quietly(status.master_pid)
     return job.job_id
 

@@ -3,7 +3,6 @@
 Every number is measured: times of events to the millisecond, counts of samples once per second.
 """
 
-import bisect
 import itertools
 import signal
 from collections.abc import Iterator, Sequence
@@ -14,48 +13,30 @@ from msgspec import structs
 
 from paceline.base.errors import PacelineError
 from paceline.base.jobdir import JobDir
-from paceline.base.node_files import CHIEF
 from paceline.base.numbering import Inc
 from paceline.base.processes import is_locked
 from paceline.jobs.curves import CurvePoint, read_curves
 from paceline.jobs.history import MetricsPoint, read_events, read_metrics
+from paceline.jobs.incidents import ENDINGS, TRAINING, Incident, find_incidents
 from paceline.jobs.outcome import Outcome, read_outcome
 from paceline.wire import spec as specs
 from paceline.wire.events.base import Event
 from paceline.wire.events.job import (
-    FeatureFailedEvent,
-    FeatureSlowEvent,
-    FinishedEvent,
-    MasterDiedEvent,
     MasterStartedEvent,
-    ScaledEvent,
-    StoppedEvent,
+    ResumedEvent,
     SupervisorStartedEvent,
 )
 from paceline.wire.events.nodes import (
-    AgentJoinedEvent,
-    AgentLostEvent,
     KilledEvent,
-    KillRestartEvent,
-    LeftLoopEvent,
     LeftOutEvent,
     NodeLostEvent,
     NodeStartedEvent,
-    PlaceDrainingEvent,
     ProcessExitedEvent,
-    ProcessUpEvent,
     RelaunchEvent,
     RestartAllEvent,
-    UnbackedEvent,
     Verdict,
 )
-from paceline.wire.events.state import (
-    CutDamagedEvent,
-    DivergedEvent,
-    EpochEvent,
-    GroupRunsEvent,
-    RestoredEvent,
-)
+from paceline.wire.events.state import EpochEvent
 from paceline.wire.spec import JobSpec
 
 UNREADABLE = (
@@ -73,10 +54,7 @@ ENDS = ("finished", "stopped", "killed", "out of memory", "failed", "unreachable
 """Ends of a life; ``running``: it has not ended."""
 LifeEnd = ProcessExitedEvent | NodeLostEvent | LeftOutEvent
 
-ENDINGS = (FinishedEvent, StoppedEvent)
-STARTS = (SupervisorStartedEvent, MasterStartedEvent)
-TRAINING = (RestoredEvent, GroupRunsEvent)
-"""Events with which training can begin, or go on."""
+STARTS = (ResumedEvent, SupervisorStartedEvent, MasterStartedEvent)
 AWAY_S = 10.0
 """Seconds of silence before a start: after more, no process was there in between. Measurements come
 each second, in jobs of weeks less often."""
@@ -91,22 +69,6 @@ class LifeFacts(msgspec.Struct, frozen=True):
     end_s: float
     how: str
     reason: str = ""
-
-
-class Incident(msgspec.Struct, frozen=True):
-    """Incident: something went wrong, and what followed."""
-
-    t: float
-    what: str
-    done: str
-    away_s: float | None = None
-    """Seconds until a new process was there; None: not yet, or nothing was away."""
-    idle_s: float | None = None
-    """Seconds until its worker got samples again."""
-    stalled_s: float | None = None
-    """Seconds until more samples were in the model than before; None: they never were."""
-    undone: int = 0
-    """Samples that left the model again, to be trained again."""
 
 
 class Worker(msgspec.Struct, frozen=True):
@@ -140,6 +102,7 @@ class Facts(msgspec.Struct, frozen=True):
     committed: int
     lives: tuple[LifeFacts, ...]
     incidents: tuple[Incident, ...]
+    """All incidents in order, also those that a person wanted."""
     workers: tuple[Worker, ...]
     events: tuple[Event, ...]
     points: tuple[MetricsPoint, ...]
@@ -156,13 +119,18 @@ class Facts(msgspec.Struct, frozen=True):
         return self.committed / self.training_s if self.training_s > 0 else 0.0
 
     @property
+    def troubles(self) -> tuple[Incident, ...]:
+        """Incidents in which something went wrong."""
+        return tuple(one for one in self.incidents if one.went_wrong)
+
+    @property
     def stalled_s(self) -> float:
         """Seconds, at most, in which no new sample came into the model, because of what went wrong.
 
         Incidents at the same time count once. One after which the job never went on counts as none.
         """
         total_s, until_s = 0.0, 0.0
-        for incident in sorted(self.incidents, key=lambda one: one.t):
+        for incident in sorted(self.troubles, key=lambda one: one.t):
             end_s = incident.t + (incident.stalled_s or 0.0)
             total_s += max(0.0, end_s - max(incident.t, until_s))
             until_s = max(until_s, end_s)
@@ -311,199 +279,6 @@ def _how_exited(end: ProcessExitedEvent) -> str:
             return "killed" if end.signal == signal.SIGKILL else "failed"
         case _:
             assert_never(end.verdict)
-
-
-# --------------------------------------------------------------------------- incidents
-
-
-IncidentTakes = (
-    RelaunchEvent
-    | RestartAllEvent
-    | AgentLostEvent
-    | UnbackedEvent
-    | PlaceDrainingEvent
-    | NodeLostEvent
-    | MasterDiedEvent
-    | EpochEvent
-    | LeftOutEvent
-    | LeftLoopEvent
-    | DivergedEvent
-    | CutDamagedEvent
-    | FeatureFailedEvent
-    | FeatureSlowEvent
-)
-"""Events that a healthy job does not have; a restore is one kind of `EpochEvent`."""
-
-
-def find_incidents(  # noqa: C901, PLR0912
-    events: Sequence[Event], points: Sequence[MetricsPoint], mode: str
-) -> Iterator[Incident]:
-    """Yield everything that a healthy job does not have, in order; ``mode``: see `JobSpec`."""
-    ordered = dict(filter(None, map(_order, events)))
-    taken = [(at, one) for at, one in enumerate(events) if isinstance(one, IncidentTakes)]
-    for index, event in taken:
-        later = events[index + 1 :]
-        match event:
-            case RelaunchEvent(node=node):
-                what = f"{node}: {ordered.get(event.inc) or event.cause}"
-                back_s = _next(later, ProcessUpEvent, node=node)
-                done = "started again" if back_s else "to be started again"
-                told = _incident(event, what, done, back_s, points)
-                yield structs.replace(told, idle_s=idle_s(event, points))
-            case RestartAllEvent(node=node):
-                what = f"{node}: {ordered.get(event.inc) or event.cause}"
-                back_s = _next(later, ProcessUpEvent, node=node)
-                done = "all workers started again" if back_s else "all to be started again"
-                yield _incident(event, what, done, back_s, points)
-            case AgentLostEvent(node=node):
-                back_s = _next(later, AgentJoinedEvent, node=node)
-                what = f"agent of {node} lost"
-                yield _incident(event, what, "a new agent took over", back_s, points)
-            case UnbackedEvent() | PlaceDrainingEvent():
-                gone = isinstance(event, UnbackedEvent)
-                done = "its agent worked on" if gone else "it was told to leave"
-                yield _incident(event, event.sentence(), done, None, points)
-            case NodeLostEvent():
-                yield from _dropped(event, events[:index], later, points)
-            case MasterDiedEvent(reason=reason):
-                back_s = _next(later, MasterStartedEvent)
-                what = f"master died ({reason})"
-                yield _incident(event, what, "a new one went on from the journal", back_s, points)
-            case EpochEvent():
-                yield from _restored(event, later, points)
-            case LeftOutEvent(node=node, reason=reason):
-                done = f"{node} was left out, the others went on"
-                if node == CHIEF:
-                    done += "; what the script does where job.is_chief was not done"
-                yield _incident(event, reason, done, None, points)
-            case LeftLoopEvent():
-                alone = mode == "bsp" or not _left_by_all(event, events)
-                yield from _left(event, points, alone=alone)
-            case DivergedEvent(reason=reason):
-                back_s = _next(later, *TRAINING)
-                done = "those that differ copied from the others" if back_s else "nobody went on"
-                yield _incident(event, reason, done, back_s, points)
-            case CutDamagedEvent(reason=reason):
-                yield _incident(event, reason, "an older cut is used", None, points)
-            case FeatureFailedEvent() | FeatureSlowEvent():
-                yield _of_feature(event)
-            case _:
-                assert_never(event)
-
-
-def _order(event: Event) -> tuple[int, str] | None:
-    """Say why a life ended that had to end."""
-    if isinstance(event, KilledEvent):
-        return event.inc, "killed by order"
-    if isinstance(event, KillRestartEvent):
-        return event.inc, "restarted by order" if event.by_person else "restarted by decision"
-    return None
-
-
-def _restored(
-    event: EpochEvent, later: Sequence[Event], points: Sequence[MetricsPoint]
-) -> Iterator[Incident]:
-    if event.is_restore:
-        back_s = _next(later, *TRAINING)
-        done = f"the model and the ledger went back to {event.cut}"
-        told = _incident(event, "state restored", done, back_s, points)
-        yield structs.replace(told, undone=event.undone)
-
-
-def _of_feature(event: FeatureFailedEvent | FeatureSlowEvent) -> Incident:
-    if isinstance(event, FeatureFailedEvent):
-        what = f"feature {event.feature} failed ({event.error})"
-        return Incident(event.t, what, "it was left out")
-    return Incident(event.t, event.clause, "it went on")
-
-
-def _incident(
-    event: Event,
-    what: str,
-    done: str,
-    back_s: float | None,
-    points: Sequence[MetricsPoint],
-) -> Incident:
-    away_s = None if back_s is None else back_s - event.t
-    return Incident(event.t, what, done, away_s, stalled_s=stalled_s(event.t, points))
-
-
-def _dropped(
-    lost: NodeLostEvent,
-    before: Sequence[Event],
-    later: Sequence[Event],
-    points: Sequence[MetricsPoint],
-) -> Iterator[Incident]:
-    """A worker that had joined from another machine and was lost, so that nothing restarts it.
-
-    The loss of any other node has a relaunch, or ends the job.
-    """
-    joins = (e for e in reversed(before) if isinstance(e, ScaledEvent) and e.node == lost.node)
-    joined = next(joins, None)
-    again = (e for e in later if isinstance(e, RelaunchEvent | RestartAllEvent))
-    if joined is None or any((e.node, e.inc) == (lost.node, lost.inc) for e in again):
-        return
-    back_s = _next(later, ScaledEvent, node=lost.node)
-    done = f"another worker joined as {lost.node}" if back_s else "the others went on"
-    what = f"{lost.node}, which had joined from {joined.host}, lost{lost.after_colon}"
-    yield _incident(lost, what, done, back_s, points)
-
-
-def _left(
-    event: LeftLoopEvent, points: Sequence[MetricsPoint], *, alone: bool
-) -> Iterator[Incident]:
-    """A worker that left its loop while others trained on, for a second at least; or miscounted."""
-    what = f"{event.node} left its loop over job.batches {event.clause}"
-    after = next((point for point in points if point.t > event.t), None)
-    if event.miscount:
-        yield Incident(event.t, what, event.doubt)
-    elif alone and after is not None and points[-1].committed > after.committed:
-        yield Incident(event.t, what, "the others trained on")
-
-
-def _left_by_all(left: Event, events: Sequence[Event]) -> bool:
-    """Tell whether all workers of a run left their loops.
-
-    Without common steps each does so at its own time, though all have the same condition.
-    """
-    bounds = (*ENDINGS, SupervisorStartedEvent)
-    bounds_s = [event.t for event in events if isinstance(event, bounds)]
-    run = bisect.bisect_left(bounds_s, left.t)
-    started = {event.node for event in events if isinstance(event, NodeStartedEvent)}
-    leavers = {
-        event.node
-        for event in events
-        if isinstance(event, LeftLoopEvent) and bisect.bisect_left(bounds_s, event.t) == run
-    }
-    return {node for node in started if node.startswith("worker")} <= leavers
-
-
-def _next(later: Sequence[Event], *kinds: type[Event], node: str = "") -> float | None:
-    found = (event.t for event in later if isinstance(event, kinds) and event.node == node)
-    return next(found, None)
-
-
-def stalled_s(t: float, points: Sequence[MetricsPoint]) -> float | None:
-    """Seconds from ``t`` until more samples are in the model than were at ``t``."""
-    before = next((point.committed for point in reversed(points) if point.t <= t), 0)
-    grown = (point.t for point in points if point.t > t and point.committed > before)
-    until_s = next(grown, None)
-    return None if until_s is None else until_s - t
-
-
-def idle_s(lost: Event, points: Sequence[MetricsPoint]) -> float | None:
-    """Seconds from the loss of a worker until it was seen to have got more samples."""
-    seen = [
-        (point.t, point.nodes[lost.node].samples) for point in points if lost.node in point.nodes
-    ]
-    before = max((samples for t, samples in seen if t <= lost.t), default=0)
-    later = [(t, samples) for t, samples in seen if t > lost.t]
-    if not later:
-        return None
-    # The last report of the lost life may be among the later ones: it is no sign of the new one.
-    before = max(before, later[0][1])
-    until_s = next((t for t, samples in later if samples > before), None)
-    return None if until_s is None else until_s - lost.t
 
 
 # --------------------------------------------------------------------------- workers

@@ -1,6 +1,7 @@
 """Words for what became of a job: one line, and the paragraph at the end of a run."""
 
-from paceline.jobs.facts import Facts, Incident
+from paceline.jobs.facts import Facts
+from paceline.jobs.incidents import Incident
 from paceline.jobs.outcome import End
 from paceline.jobs.sections import sections_of
 from paceline.jobs.wording import clock, counted, progress, seconds, speed
@@ -23,7 +24,16 @@ def paragraph(facts: Facts) -> str:
     told = [one.sentence for one in sections_of(facts) if one.sentence]
     is_well = not told
     return " ".join(
-        filter(None, (_result(facts), _not_kept(facts), *told, _troubles(facts, is_well=is_well)))
+        filter(
+            None,
+            (
+                _result(facts),
+                _not_kept(facts),
+                _pauses(facts),
+                *told,
+                _troubles(facts, is_well=is_well),
+            ),
+        )
     )
 
 
@@ -70,12 +80,23 @@ def _not_kept(facts: Facts) -> str:
     return f"No cut on disk holds the last {outcome.committed - outcome.kept:,} of them."
 
 
+def _pauses(facts: Facts) -> str:
+    """Say when the job was resumed, and from what."""
+    told = [
+        ", ".join([f"at {clock(one.t - facts.started_s)} it {one.done}", *costs(one)])
+        for one in facts.incidents
+        if one.kind == "resume"
+    ]
+    told[MAX_TOLD:] = [f"{len(told) - MAX_TOLD} more times"] if len(told) > MAX_TOLD else []
+    return f"Resumed: {'; '.join(told)}." if told else ""
+
+
 def _troubles(facts: Facts, *, is_well: bool) -> str:
-    if not facts.incidents:
+    if not facts.troubles:
         finished = facts.outcome is not None and facts.outcome.how is End.FINISHED
         return "Nothing went wrong." if finished and is_well else ""
-    told = [describe(incident, facts.started_s) for incident in facts.incidents[:MAX_TOLD]]
-    more = len(facts.incidents) - MAX_TOLD
+    told = [describe(incident, facts.started_s) for incident in facts.troubles[:MAX_TOLD]]
+    more = len(facts.troubles) - MAX_TOLD
     told += [f"{more} more in the report"] if more > 0 else []
     counts = f"{facts.num_relaunches} {'relaunch' if facts.num_relaunches == 1 else 'relaunches'}"
     if facts.spec.traits.trains:

@@ -11,7 +11,7 @@ from typing import TypeVar
 
 from msgspec import Raw, Struct
 
-from paceline.base.disk import describe
+from paceline.base.disk import append_if_possible, describe
 from paceline.base.errors import ConfigError, PacelineError, PermanentError, TransientError
 from paceline.base.jobdir import JobDir
 from paceline.base.processes import (
@@ -40,7 +40,7 @@ from paceline.wire.client import (
 )
 from paceline.wire.codec import decoder, encode
 from paceline.wire.control import ControlClient
-from paceline.wire.events.job import DiskHealsEvent, DiskRefusesEvent
+from paceline.wire.events.job import DiskHealsEvent, DiskRefusesEvent, ResumedEvent
 from paceline.wire.spec import JobSpec
 
 A = TypeVar("A")
@@ -147,6 +147,7 @@ def _reopen(job: JobDir, sizes: Resize) -> None:
         if sizes != AS_BEFORE:
             write_resize(job.resize, sizes)
         job.outcome.unlink(missing_ok=True)
+        append_if_possible(job.events, ResumedEvent(t=time.time()).text())
     finally:
         os.close(lock)
 

@@ -113,7 +113,7 @@ class Supervisor:
             self._write(End.FAILED, words.reason)
             return
         delay_s = self._restarts.died(time.monotonic() - self._started_s, words.reason)
-        reason = words.reason or f"exit code {code}"
+        reason = words.reason or _how_ended(code)
         self._tell(MasterDiedEvent(reason=reason, deaths=self._restarts.num_deaths))
         if delay_s is None:
             self._give_up(reason, words.traceback)
@@ -233,3 +233,10 @@ class Supervisor:
         """Append to the job's events; one write of one line does not mix with the master's."""
         if self._job.path.is_dir():
             append_if_possible(self._job.events, event.at(time.time()).text())
+
+
+def _how_ended(code: int) -> str:
+    """Say how a process ended, by its return code as `subprocess` has it."""
+    if code < 0 and -code in set(signal.Signals):
+        return f"signal {signal.Signals(-code).name}"
+    return f"exit code {code}"

@@ -11,15 +11,14 @@ from paceline.jobs.facts import (
     Facts,
     LifeEnd,
     how_ended,
-    idle_s,
     read_facts,
     speeds,
-    stalled_s,
     trained_s,
     work_out,
 )
 from paceline.jobs.history import MetricsPoint, NodePoint
 from paceline.jobs.in_words import paragraph
+from paceline.jobs.incidents import idle_s, stalled_s
 from paceline.jobs.outcome import Outcome
 from paceline.wire import spec as specs
 from paceline.wire.events.base import Event
@@ -27,7 +26,10 @@ from paceline.wire.events.job import (
     FeatureFailedEvent,
     FeatureSlowEvent,
     FinishedEvent,
+    MasterDiedEvent,
     MasterStartedEvent,
+    NotKeptEvent,
+    ResumedEvent,
     ScaledEvent,
     StoppedEvent,
     SupervisorStartedEvent,
@@ -45,7 +47,7 @@ from paceline.wire.events.nodes import (
     UnbackedEvent,
     Verdict,
 )
-from paceline.wire.events.state import EpochEvent, GroupRunsEvent, RestoredEvent
+from paceline.wire.events.state import CutValidEvent, EpochEvent, GroupRunsEvent, RestoredEvent
 from paceline.wire.spec import JobSpec, Mode
 
 START = [
@@ -135,6 +137,7 @@ def test_each_loss_is_an_incident_with_what_was_done_and_what_it_cost() -> None:
     assert killed.away_s == pytest.approx(0.4)
     assert killed.stalled_s == pytest.approx(0.9)  # 6.1 -> the point of second 7
     assert crashed.what == "server-0: signal SIGKILL"
+    assert [one.kind for one in EVENTFUL.incidents] == ["kill", "lost", "restored"]
     assert restored.done == "the model and the ledger went back to cut 3"
     assert restored.undone == 260
     # From 8.5 on: no more than the 500 of second 8 until second 11.
@@ -185,7 +188,7 @@ def test_a_worker_that_is_lost_and_started_again_is_told_once() -> None:
     again = RelaunchEvent(t=6.0, node="worker-2", inc=9, cause="unreachable", wait_s=0.0)
     for first in ((JOINED,), ()):
         told = facts(*START, *first, LOST, again, *END, outcome=FINISHED)
-        assert [incident.what for incident in told.incidents] == ["worker-2: unreachable"]
+        assert [incident.what for incident in told.troubles] == ["worker-2: unreachable"]
 
 
 @pytest.mark.parametrize(("mode", "named"), [("bsp", 2), ("asp", 0), ("ssp", 0)])
@@ -197,7 +200,7 @@ def test_workers_without_common_steps_that_all_leave_their_loops_leave_them_toge
     again = [structs.replace(event, t=6.0) for event in START]
     stopped = StoppedEvent(t=5.9, signal=0)
     told = facts(*START, left[0], stopped, *again, left[1], *END, outcome=FINISHED, mode=mode)
-    assert len(told.incidents) == 2, "in two runs: each time the other trained on"
+    assert len(told.troubles) == 2, "in two runs: each time the other trained on"
 
 
 @pytest.mark.parametrize("node", ["worker-0", "worker-1"])
@@ -347,22 +350,65 @@ def test_a_model_that_goes_back_to_its_beginning_is_restored_too() -> None:
     assert [incident.undone for incident in told.incidents] == [200]
 
 
+STOPPED = [StoppedEvent(t=6.0, signal=0), CutValidEvent(t=6.2, cut_no=3, step=40)]
 RESUMED = [
-    StoppedEvent(t=6.0, signal=0),
+    *STOPPED,
     SupervisorStartedEvent(t=7.0, pid=7),
     MasterStartedEvent(t=7.1, restarted=True),
     ScaledEvent(t=7.1, role="worker", count=3),
 ]
+LOADED = EpochEvent(t=8.5, epoch_no=2, cut_no=3, undone=0, resumed=True)
 
 
-def test_loading_the_cut_of_a_job_that_is_resumed_is_no_incident() -> None:
-    load = EpochEvent(t=8.5, epoch_no=2, cut_no=3, undone=0, resumed=True)
-    well = facts(*START, *RESUMED, load, RestoredEvent(t=8.6, epoch_no=2), *END, outcome=FINISHED)
-    assert (well.num_restores, well.incidents) == (0, ())
-    assert paragraph(well).endswith("Nothing went wrong.")
-    lost = structs.replace(load, undone=40)
-    (told,) = facts(*START, *RESUMED, lost, *END, outcome=FINISHED).incidents
-    assert told.undone == 40
+def test_a_stop_and_a_resume_are_told_and_did_not_go_wrong() -> None:
+    resumed = [*STOPPED, ResumedEvent(t=6.9), *RESUMED[2:]]
+    runs = RestoredEvent(t=8.6, epoch_no=2)
+    well = facts(*START, *resumed, LOADED, runs, *END, outcome=FINISHED)
+    stop, resume = well.incidents
+    assert (stop.kind, stop.what) == ("stop", "stopped by paceline stop")
+    assert stop.done == "its workers ended their step, cut 3 was made"
+    assert (resume.kind, resume.done) == ("resume", "went on from cut 3, with 3 workers")
+    assert resume.away_s == pytest.approx(8.6 - 6.9)
+    assert (well.troubles, well.stalled_s, well.num_restores) == ((), 0.0, 0)
+    told = paragraph(well)
+    assert "Resumed: at 0:07 it went on from cut 3, with 3 workers, back after 1.70 s" in told
+    assert told.endswith("Nothing went wrong.")
+
+
+def test_samples_that_are_not_in_a_last_cut_are_told_of_a_stop() -> None:
+    lost = NotKeptEvent(t=6.3, samples=12, cut_no=2)
+    (stop,) = facts(*START, STOPPED[0], lost).incidents
+    assert stop.done == "12 samples trained since cut 2 are in no cut on disk"
+
+
+def test_loading_the_cut_of_a_job_that_is_resumed_is_no_trouble() -> None:
+    runs = RestoredEvent(t=8.6, epoch_no=2)
+    well = facts(*START, *RESUMED, LOADED, runs, *END, outcome=FINISHED)
+    assert [one.kind for one in well.incidents] == ["stop", "resume"], "in a file of before, too"
+    assert (well.num_restores, well.troubles) == (0, ())
+    lost = structs.replace(LOADED, undone=40)
+    (told,) = facts(*START, *RESUMED, lost, *END, outcome=FINISHED).troubles
+    assert (told.undone, told.kind) == (40, "restored")
+
+
+def test_a_master_that_was_killed_by_order_is_told_as_killed() -> None:
+    died = MasterDiedEvent(t=6.1, reason="signal SIGKILL", deaths=1)
+    again = MasterStartedEvent(t=7.0, restarted=True)
+    by_order = facts(*START, KilledEvent(t=6.0, node="master"), died, again, *END)
+    (killed,) = by_order.incidents
+    assert (killed.kind, killed.what) == ("kill", "master: killed by order")
+    own = facts(*START, KilledEvent(t=6.0, node="master"), died, again, died, again, *END)
+    assert [one.kind for one in own.incidents] == ["kill", "master"]
+
+
+def test_another_number_of_workers_is_told_with_the_moment_it_took_effect() -> None:
+    ordered = ScaledEvent(t=5.0, role="worker", count=3, before=2)
+    runs = GroupRunsEvent(t=6.5, members=("worker-0", "worker-1", "worker-2"), step=40)
+    (size,) = facts(*START, ordered, runs, *END, outcome=FINISHED).incidents
+    assert (size.kind, size.what) == ("size", "workers 2 -> 3")
+    assert size.done == "worker-0, worker-1, worker-2 train from step 41 on"
+    assert size.away_s == pytest.approx(1.5)
+    assert not size.went_wrong
 
 
 def test_a_job_without_an_end_or_a_start_can_be_told() -> None:

@@ -12,8 +12,9 @@ from paceline.features.report.figures import stretches
 from paceline.features.report.numbers import numbers
 from paceline.features.report.page import STYLE, render
 from paceline.features.report.tiles import tiles
-from paceline.jobs.facts import Facts, Incident, work_out
+from paceline.jobs.facts import Facts, work_out
 from paceline.jobs.history import MetricsPoint, NodePoint
+from paceline.jobs.incidents import Incident
 from paceline.jobs.outcome import Outcome
 from paceline.wire.events.nodes import NodeStartedEvent
 from paceline.wire.spec import JobSpec

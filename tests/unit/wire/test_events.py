@@ -13,6 +13,7 @@ S = {"node": "server-0", "inc": 1}
 FENCED = nodes.FencedEvent(inc=3, before_restart=True)
 TOLD: list[tuple[Event, str, str]] = [
     (job.LaunchedEvent(), "", "the job was launched"),
+    (job.ResumedEvent(), "", "the job is resumed"),
     (job.SupervisorStartedEvent(pid=7), "", "supervisor started"),
     (job.StopAskedEvent(signal=15), "SIGTERM", "stop asked: SIGTERM"),
     (job.MasterStartedEvent(restarted=False), "", "the master started"),

@@ -6,7 +6,8 @@ from typing import Any
 from msgspec import UNSET, Struct, UnsetType
 
 from paceline.jobs.curves import last_of
-from paceline.jobs.facts import Facts, Incident, Worker
+from paceline.jobs.facts import Facts, Worker
+from paceline.jobs.incidents import Incident
 from paceline.jobs.listing import RUNNING, end_of
 from paceline.jobs.sections import sections_of
 from paceline.wire.client import LastLogged

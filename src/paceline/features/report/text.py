@@ -105,7 +105,7 @@ def worker_rows(facts: Facts) -> list[tuple[str, ...]]:
 
 
 WORKER_COLUMNS = ("worker", "lives", "samples", "share", "batch (median)", "data wait", "cpu time")
-INCIDENT_COLUMNS = ("at", "what went wrong", "what was done", "what it cost")
+INCIDENT_COLUMNS = ("at", "what happened", "what was done", "what it cost")
 
 
 def incident_rows(facts: Facts) -> list[tuple[str, ...]]:

@@ -37,10 +37,10 @@ def tiles(facts: Facts) -> list[Tile]:
         counts += f", {counted(facts.num_restores, 'restore')}"
         again = f"{facts.undone:,} samples again" if facts.undone else "no sample again"
         # Samples are counted once per second, and not while no master is there.
-        most = f"≤ {seconds(facts.stalled_s)}" if facts.incidents else "none"
-        standing = f"without a new sample; {again}" if facts.incidents else again
+        most = f"≤ {seconds(facts.stalled_s)}" if facts.troubles else "none"
+        standing = f"without a new sample; {again}" if facts.troubles else again
         lost = Tile("cost of incidents", most, standing)
-    incidents = Tile("incidents", f"{len(facts.incidents):,}", counts)
+    incidents = Tile("incidents", f"{len(facts.troubles):,}", counts)
     cpu = sum(worker.cpu_s for worker in facts.workers)
     of_workers = f"of {counted(len(facts.workers), 'worker')}"
     found += [incidents, *([lost] if spec.traits.trains else [])]

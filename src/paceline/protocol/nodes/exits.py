@@ -14,7 +14,7 @@ from collections.abc import Callable
 
 import msgspec
 
-from paceline.wire.events.nodes import Verdict
+from paceline.wire.events.nodes import KILLED_BY_ORDER, Verdict
 from paceline.wire.messages.agent import EXIT_FENCED, EXIT_NO_AGENT, EXIT_SOFTWARE, ExitEvidence
 from paceline.wire.messages.node import ScriptError
 
@@ -45,6 +45,8 @@ class Evidence(msgspec.Struct, frozen=True, kw_only=True):
     """Whether any sample of the job is known to be in the model."""
     by_itself: bool = False
     """A script that trains on its own, of which no more than its end is known."""
+    killed: bool = False
+    """Whether a person has ordered this end by `paceline kill`."""
     previous: tuple[str, int] | None = None
     """Sign of the end of this node's life before this one: `Judged.sign`."""
     repeats: int = 0
@@ -304,7 +306,10 @@ RULES: tuple[ExitRule, ...] = (
         lambda _: "through no fault of its own: the job goes on from another state than it held",
     ),
     ExitRule(
-        "stopped by us", Verdict.STOPPED, lambda e: e.exit.stopped_by_us, lambda _: "as ordered"
+        "stopped by us",
+        Verdict.STOPPED,
+        lambda e: e.exit.stopped_by_us,
+        lambda e: KILLED_BY_ORDER if e.killed else "as ordered",
     ),
     ExitRule(
         "oom counter",

@@ -110,7 +110,9 @@ class EndOrder(enum.Enum):
 
     NONE = enum.auto()
     PLAIN = enum.auto()
-    """An end by the user, or of the whole job."""
+    """An end of the whole job, or for another life of the same node."""
+    KILL = enum.auto()
+    """A `paceline kill`."""
     MOVE = enum.auto()
     """A KILL_RESTART: the next life begins where the platform puts it."""
 

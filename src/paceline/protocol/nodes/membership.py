@@ -316,6 +316,7 @@ class Membership:
             started=started,
             any_committed=any_committed,
             by_itself=self.runs_by_itself,
+            killed=life.end is EndOrder.KILL,
             previous=node.past.previous if self._counts_repeats(now_s) else None,
             repeats=node.past.repeats,
             host=node.agent.host if node.role == "worker" and self.roster.spreads else "",

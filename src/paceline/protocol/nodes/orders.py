@@ -113,7 +113,7 @@ class NodeOrders:
         """End a node's process at once, as a crash would; it is started again."""
         life = self._roster.nodes[name].life
         if not life.end_is_ordered:
-            life.end = EndOrder.PLAIN
+            life.end = EndOrder.KILL
         return [KilledEvent(node=name, inc=life.inc), EndLife(name, life.inc, 0.0)]
 
     def hung(self, name: str, now_s: float, since_s: float, *, silent: bool) -> list[Act]:

@@ -29,6 +29,13 @@ class LaunchedEvent(Event, frozen=True):
     sentence_words = "the job was launched"
 
 
+class ResumedEvent(Event, frozen=True):
+    """The job is resumed: a person starts it again after its end."""
+
+    is_usual = True
+    sentence_words = "the job is resumed"
+
+
 class SupervisorStartedEvent(Event, frozen=True):
     """A supervisor has started."""
 

@@ -17,6 +17,7 @@ from paceline.wire.events.lines_of_before import USUAL, fields_of, sentence_of
 
 KnownEvent = (
     job.LaunchedEvent
+    | job.ResumedEvent
     | job.SupervisorStartedEvent
     | job.StopAskedEvent
     | job.MasterStartedEvent

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from enum import StrEnum
 from typing import Literal
 
+from paceline.base.node_files import MASTER
 from paceline.base.sizes import size_of
 from paceline.wire.events.base import Event, ReasonedEvent
 
@@ -236,13 +237,18 @@ class HungEvent(Event, frozen=True):
 
 BY_ORDER = "by order"
 """The reason of what a person wants."""
+KILLED_BY_ORDER = f"killed {BY_ORDER}"
+"""The cause of a restart after `paceline kill`."""
 
 
 class KilledEvent(Event, frozen=True):
-    """A person ends the process of a node at once."""
+    """A person ends the process of a node, or the master, at once."""
 
     clause_words = BY_ORDER
     sentence_words = "{0.node} is killed by order"
+
+    def sentence(self) -> str:
+        return f"the {super().sentence()}" if self.node == MASTER else super().sentence()
 
 
 class KillRestartEvent(ReasonedEvent, frozen=True):
