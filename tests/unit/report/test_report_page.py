@@ -91,16 +91,18 @@ def test_the_figures_are_completion_samples_throughput_incidents_cost() -> None:
             Incident(10.0, "a", "b", stalled_s=2.0),
             Incident(11.0, "a", "b", stalled_s=2.5, undone=260),
             Incident(50.0, "a", "b", stalled_s=None),
+            Incident(60.0, "stopped by paceline stop", "cut 3 was made", kind="stop"),
+            Incident(70.0, "resumed", "went on from cut 3", stalled_s=9.0, kind="resume"),
         ),
     )
     shown = {one.name: (one.value, one.note) for one in tiles(hurt)}
     assert shown == {
-        "completion time": ("80.0 s", "from launch to end"),
-        "samples": ("3,000", "75 % of 4,000"),
-        "samples per second": ("100", "mean over 30.0 s of training"),
-        "incidents": ("3", "0 relaunches, 0 restores"),
-        "cost of incidents": ("≤ 3.50 s", "without a new sample; 260 samples again"),
-        "processor time": ("80.0 s", "of 1 worker"),
+        "time taken": ("80.0 s", "from launch to end"),
+        "samples trained": ("3,000", "75 % of 4,000"),
+        "speed": ("100 samples/s", "mean over 30.0 s of training"),
+        "failures and kills": ("3", "0 processes started again"),
+        "time lost": ("≤ 3.50 s", "without progress; 260 samples trained twice"),
+        "processor time": ("80.0 s", "used by 1 worker"),
     }
     found = msgspec.to_builtins(numbers(hurt))
     assert (found["stalled_s"], found["undone"]) == (3.5, 260)
@@ -108,11 +110,11 @@ def test_the_figures_are_completion_samples_throughput_incidents_cost() -> None:
 
 def test_a_job_without_incidents_lost_nothing_and_one_that_runs_has_no_end() -> None:
     shown = {one.name: one.value for one in tiles(facts(BEFORE, None))}
-    assert shown["cost of incidents"] == "none"
+    assert shown["time lost"] == "none"
     assert shown["time so far"] == "10.0 s"
     script = facts(BEFORE, spec=structs.replace(SPEC, strategy="script"))
     names = {one.name for one in tiles(script)}
-    assert names == {"completion time", "incidents", "processor time"}
+    assert names == {"time taken", "failures and kills", "processor time"}
 
 
 def test_figures_come_first_then_charts_then_prose() -> None:

@@ -4,7 +4,7 @@ from html import escape
 from typing import NamedTuple
 
 from paceline.jobs.facts import Facts
-from paceline.jobs.wording import counted, percent, seconds
+from paceline.jobs.wording import counted, percent, seconds, speed
 
 
 class Tile(NamedTuple):
@@ -19,32 +19,41 @@ def tiles(facts: Facts) -> list[Tile]:
     """The figures of a job, the most asked for first."""
     outcome, spec = facts.outcome, facts.spec
     if outcome:
-        found = [Tile("completion time", seconds(outcome.jct_s), "from launch to end")]
+        found = [Tile("time taken", seconds(outcome.jct_s), "from launch to end")]
     else:
         so_far = seconds(facts.ended_s - facts.started_s)
         found = [Tile("time so far", so_far, "since the launch")]
     if spec.traits.trains:
         total = outcome.total if outcome else None
-        share = f"{percent(facts.committed, total)} of {total:,}" if total else "in the model"
+        share = f"{percent(facts.committed, total)} of {total:,}" if total else "so far"
         trained = f"mean over {seconds(facts.training_s)} of training"
         found += [
-            Tile("samples", f"{facts.committed:,}", share),
-            Tile("samples per second", f"{facts.samples_per_s:,.0f}", trained),
+            Tile("samples trained", f"{facts.committed:,}", share),
+            Tile("speed", speed(facts.samples_per_s), trained),
         ]
-    relaunches = "relaunch" if facts.num_relaunches == 1 else "relaunches"
-    counts = f"{facts.num_relaunches} {relaunches}"
+    found.append(Tile("failures and kills", f"{len(facts.troubles):,}", _done_about(facts)))
     if spec.traits.trains:
-        counts += f", {counted(facts.num_restores, 'restore')}"
-        again = f"{facts.undone:,} samples again" if facts.undone else "no sample again"
-        # Samples are counted once per second, and not while no master is there.
-        most = f"≤ {seconds(facts.stalled_s)}" if facts.troubles else "none"
-        standing = f"without a new sample; {again}" if facts.troubles else again
-        lost = Tile("cost of incidents", most, standing)
-    incidents = Tile("incidents", f"{len(facts.troubles):,}", counts)
+        found.append(_time_lost(facts))
     cpu = sum(worker.cpu_s for worker in facts.workers)
-    of_workers = f"of {counted(len(facts.workers), 'worker')}"
-    found += [incidents, *([lost] if spec.traits.trains else [])]
-    return [*found, Tile("processor time", seconds(cpu), of_workers)]
+    used = f"used by {counted(len(facts.workers), 'worker')}"
+    return [*found, Tile("processor time", seconds(cpu), used)]
+
+
+def _done_about(facts: Facts) -> str:
+    """Say how often processes were started again, and how often the model went back."""
+    told = "1 process" if facts.num_relaunches == 1 else f"{facts.num_relaunches:,} processes"
+    told += " started again"
+    if facts.num_restores:
+        told += f", {counted(facts.num_restores, 'return')} to a saved model"
+    return told
+
+
+def _time_lost(facts: Facts) -> Tile:
+    again = f"{facts.undone:,} samples trained twice" if facts.undone else "no sample trained twice"
+    if not facts.troubles:
+        return Tile("time lost", "none", again)
+    # Samples are counted once per second, and not while no master is there.
+    return Tile("time lost", f"≤ {seconds(facts.stalled_s)}", f"without progress; {again}")
 
 
 def tiles_as_html(facts: Facts) -> str:
