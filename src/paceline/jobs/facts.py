@@ -6,6 +6,7 @@ Every number is measured: times of events to the millisecond, counts of samples 
 import itertools
 import signal
 from collections.abc import Iterator, Sequence
+from statistics import median
 from typing import assert_never
 
 import msgspec
@@ -58,6 +59,13 @@ STARTS = (ResumedEvent, SupervisorStartedEvent, MasterStartedEvent)
 AWAY_S = 10.0
 """Seconds of silence before a start: after more, no process was there in between. Measurements come
 each second, in jobs of weeks less often."""
+
+GAP = 2.0
+"""Times the usual distance of two points, from which on something was not measured in between."""
+JUMP = 3.0
+"""Times the usual speed: faster than that a job is only in the first counts of a new master."""
+CAUGHT_UP_S = 3.0
+"""Seconds after which a new master knows what was trained while there was none."""
 
 
 class LifeFacts(msgspec.Struct, frozen=True):
@@ -305,6 +313,7 @@ def speeds(points: Sequence[MetricsPoint], window_s: float = 0.0) -> list[tuple[
 
     Samples that left the model again count as none, not as less than none.
     """
+    points = _settled(points)
     gained = [0, *(max(0, b.committed - a.committed) for a, b in itertools.pairwise(points))]
     sums = list(itertools.accumulate(gained))
     found, first = [], 0
@@ -315,3 +324,31 @@ def speeds(points: Sequence[MetricsPoint], window_s: float = 0.0) -> list[tuple[
         if took_s > 0:
             found.append((points[last].t, (sums[last] - sums[first]) / took_s))
     return found
+
+
+def _settled(points: Sequence[MetricsPoint]) -> list[MetricsPoint]:
+    """Leave out what a new master measured before it knew what was trained meanwhile.
+
+    Its first count is that of its journal; in the next one is all that the job trained without a
+    master, as if in one second. Without the first count, that gain is spread over the whole time.
+    """
+    pairs = [(a, b) for a, b in itertools.pairwise(points) if b.t > a.t]
+    grown = sorted(rate for rate in (_rate(a, b) for a, b in pairs) if rate > 0)
+    if not grown:
+        return list(points)
+    usual, usual_s = median(grown), median(b.t - a.t for a, b in pairs)
+    kept: list[MetricsPoint] = []
+    since_s = points[0].t
+    for point in points:
+        last = kept[-1] if kept else point
+        if point.committed < last.committed or point.t - last.t > GAP * usual_s:
+            since_s = point.t
+        jumps = point.t > last.t and _rate(last, point) > JUMP * usual
+        if jumps and point.t <= since_s + CAUGHT_UP_S:
+            kept = [one for one in kept if one.t < since_s]
+        kept.append(point)
+    return kept
+
+
+def _rate(sooner: MetricsPoint, later: MetricsPoint) -> float:
+    return (later.committed - sooner.committed) / (later.t - sooner.t)

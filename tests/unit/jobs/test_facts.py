@@ -411,6 +411,16 @@ def test_another_number_of_workers_is_told_with_the_moment_it_took_effect() -> N
     assert not size.went_wrong
 
 
+def test_no_speed_is_higher_after_a_time_without_a_master() -> None:
+    """The counts of a real job whose master was killed: the new one began with its journal's."""
+    counts = {40: 25_000, 41: 27_500, 42: 30_000, 43: 32_500, 47: 28_000, 48: 45_000, 49: 47_500}
+    found = speeds([MetricsPoint(float(t), n, 0.0) for t, n in counts.items()])
+    assert [round(value) for _, value in found] == [2500] * 5
+    late = [MetricsPoint(float(t), n, 0.0) for t, n in counts.items() if t >= 47]
+    late += [MetricsPoint(50.0, 50_000, 0.0), MetricsPoint(51.0, 52_500, 0.0)]
+    assert [round(value) for _, value in speeds(late)] == [2500] * 3, "also of a part drawn alone"
+
+
 def test_a_job_without_an_end_or_a_start_can_be_told() -> None:
     assert "not ended" in paragraph(facts(*START)).lower()
     spec = JobSpec(script="/train.py")
