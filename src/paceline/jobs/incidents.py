@@ -115,6 +115,10 @@ IncidentTakes = (
     | ScaledEvent
 )
 """Events that a job which nobody touches, and in which nothing fails, does not have."""
+USUAL_S = 10.0
+"""Seconds before the death of a master in which the usual speed is measured."""
+TRAINED_ON = 0.5
+"""Part of the usual speed from which on the workers have trained without a master."""
 _Again = RelaunchEvent | RestartAllEvent
 """Events after which processes start again."""
 
@@ -214,9 +218,26 @@ def _master_died(
     killed = next((e for e in since if isinstance(e, MasterStartedEvent) or e.node == MASTER), None)
     if isinstance(killed, KilledEvent):
         told = _incident(died, f"master: {KILLED_BY_ORDER}", done, back_s, points)
-        return structs.replace(told, kind="kill")
-    told = _incident(died, f"master died ({died.reason})", done, back_s, points)
-    return structs.replace(told, kind="master")
+        told = structs.replace(told, kind="kill")
+    else:
+        told = _incident(died, f"master died ({died.reason})", done, back_s, points)
+        told = structs.replace(told, kind="master")
+    if not _trained_on(died.t, points):
+        return told
+    return structs.replace(told, done=f"{done}; training went on meanwhile", stalled_s=None)
+
+
+def _trained_on(t: float, points: Sequence[MetricsPoint]) -> bool:
+    """Tell whether about as much was trained around a time without a master as before it."""
+    before = [point for point in points if t - USUAL_S <= point.t <= t]
+    later = (p for p in points if p.t > t and before and p.committed > before[-1].committed)
+    after = next(later, None)
+    if after is None or before[-1].t <= before[0].t:
+        return False
+    first, last = before[0], before[-1]
+    usual = (last.committed - first.committed) / (last.t - first.t)
+    now = (after.committed - last.committed) / (after.t - last.t)
+    return usual > 0 and now >= TRAINED_ON * usual
 
 
 def _stopped(event: StoppedEvent, later: Sequence[Event]) -> Incident:
@@ -234,7 +255,10 @@ def _resumed(t: float, later: Sequence[Event], points: Sequence[MetricsPoint]) -
     rest = _until(later, ResumedEvent)
     loaded = next((one for one in rest if isinstance(one, EpochEvent)), None)
     sizes = {one.role: one.count for one in rest if isinstance(one, ScaledEvent) and _at_start(one)}
-    done = f"went on from {loaded.cut}" if loaded and loaded.cut_no else "began from the start"
+    if loaded is None:
+        done = "started its processes again"
+    else:
+        done = f"went on from {loaded.cut}" if loaded.cut_no else "began from the start"
     if sizes:
         done += f", with {' and '.join(counted(n, role) for role, n in sizes.items())}"
     began = TRAINING if loaded is not None else (ProcessUpEvent,)

@@ -401,6 +401,23 @@ def test_a_master_that_was_killed_by_order_is_told_as_killed() -> None:
     assert [one.kind for one in own.incidents] == ["kill", "master"]
 
 
+def test_a_time_without_a_master_in_which_workers_trained_cost_nothing() -> None:
+    killed = [
+        KilledEvent(t=20.1, node="master"),
+        MasterDiedEvent(t=20.1, reason="signal SIGKILL", deaths=1),
+        MasterStartedEvent(t=23.0, restarted=True),
+    ]
+    before = {t: 100 * (t - 10) for t in range(11, 21)}
+    trained = before | {24: 800, 25: 1500, 26: 1600}
+    stood = before | {24: 800, 25: 1010, 26: 1110}
+    job, spec = JobDir(Path("/jobs/demo-1")), JobSpec(script="/train.py")
+    at = [[MetricsPoint(float(t), n, 0.0) for t, n in one.items()] for one in (trained, stood)]
+    went_on, stopped = (work_out(job, spec, None, killed, one, launched_s=0.0) for one in at)
+    assert went_on.incidents[0].done.endswith("training went on meanwhile")
+    assert went_on.stalled_s == 0.0
+    assert stopped.incidents[0].stalled_s == pytest.approx(4.9)
+
+
 def test_another_number_of_workers_is_told_with_the_moment_it_took_effect() -> None:
     ordered = ScaledEvent(t=5.0, role="worker", count=3, before=2)
     runs = GroupRunsEvent(t=6.5, members=("worker-0", "worker-1", "worker-2"), step=40)
