@@ -36,44 +36,40 @@ class Form(NamedTuple):
     """A form of a loop."""
 
     title: str
-    anchor: str = ""
-    """Heading of ``docs/howto/loops.md`` that describes it; empty: none does."""
+    page: str = ""
+    """The page in ``docs/`` that describes it; empty: none does."""
 
 
 CANONICAL = {
-    "batches": Form("`for batch in job.batches(...)`", "the-three-forms"),
-    "epochs": Form("`for epoch in job.epochs(...)`", "epochs-with-something-between-them"),
-    "loader": Form("a prepared `DataLoader`", "the-three-forms"),
+    "batches": Form("`for batch in job.batches(...)`", "howto/loops.md#the-three-forms"),
+    "epochs": Form("`for epoch in job.epochs(...)`", "loops/epochs.md"),
+    "loader": Form("a prepared `DataLoader`", "howto/loops.md#the-three-forms"),
 }
 """The forms that hold in each strategy."""
 FORMS = CANONICAL | {
-    "variables": Form("variables that the script does not declare", "what-follows-by-itself"),
-    "next": Form("a loop by `next`", "what-follows-by-itself"),
-    "left": Form("a loop that is left (`break`)", "epochs-with-something-between-them"),
-    "early": Form("early stopping by `job.agree`", "early-stopping-decided-once-for-all"),
-    "agree": Form("`job.agree` in a body", "early-stopping-decided-once-for-all"),
-    "gather": Form(
-        "`job.all_gather` and its like in a body", "what-workers-tell-each-other-in-mid-epoch"
-    ),
-    "evaluation": Form("`job.evaluate` in a body", "evaluation-in-mid-epoch"),
-    "logging": Form("`job.log`", "logging-that-continues"),
-    "chief": Form("lines of `job.is_chief` behind a loop", "what-follows-by-itself"),
-    "best": Form("the best weights, loaded at the end", "the-best-weights-at-the-end"),
-    "accumulation": Form("accumulation by hand", "gradient-accumulation-by-hand"),
-    "skipped": Form("a step that is skipped", "a-step-that-the-script-skips"),
-    "turns": Form("two optimizers in turn", "two-optimizers-in-turn"),
-    "some": Form(
-        "an optimizer that steps on some batches", "an-optimizer-that-steps-on-some-batches-only"
-    ),
-    "thawed": Form("layers thawed, groups added", "layers-that-begin-to-train-later"),
-    "lbfgs": Form("LBFGS", "a-closure"),
-    "closure": Form("a closure with another optimizer", "a-closure"),
-    "compiled": Form("a compiled model", "a-compiled-model"),
+    "variables": Form("variables that the script does not declare", "loops/variables.md"),
+    "next": Form("a loop by `next`", "loops/variables.md"),
+    "left": Form("a loop that is left (`break`)", "loops/epochs.md"),
+    "early": Form("early stopping by `job.agree`", "loops/early-stopping.md"),
+    "agree": Form("`job.agree` in a body", "loops/early-stopping.md"),
+    "gather": Form("`job.all_gather` and its like in a body", "loops/exchange.md"),
+    "evaluation": Form("`job.evaluate` in a body", "loops/evaluation.md"),
+    "logging": Form("`job.log`", "loops/logging.md"),
+    "chief": Form("lines of `job.is_chief` behind a loop", "loops/variables.md"),
+    "best": Form("the best weights, loaded at the end", "loops/best-weights.md"),
+    "accumulation": Form("accumulation by hand", "loops/accumulation.md"),
+    "skipped": Form("a step that is skipped", "loops/skipped-steps.md"),
+    "turns": Form("two optimizers in turn", "loops/two-optimizers.md"),
+    "some": Form("an optimizer that steps on some batches", "loops/some-batches.md"),
+    "thawed": Form("layers thawed, groups added", "loops/thawed-layers.md"),
+    "lbfgs": Form("LBFGS", "loops/closures.md"),
+    "closure": Form("a closure with another optimizer", "loops/closures.md"),
+    "compiled": Form("a compiled model", "loops/compiled.md"),
     "averages": Form("averages of weights"),
     "clipping": Form("`job.clip_grad_norm_`"),
     "scaler": Form("`GradScaler`"),
     "uneven": Form("a `batch_sampler` of several sizes"),
-    "folds": Form("a model for each fold", "one-model-after-the-other"),
+    "folds": Form("a model for each fold", "loops/folds.md"),
     "trainers": Form("Lightning, Hugging Face's Trainer"),
     "accelerate": Form("Accelerate"),
     "iterable": Form("an `IterableDataset`"),
@@ -323,8 +319,8 @@ def _section(name: str) -> Iterator[str]:
     form = FORMS[name]
     yield f"## {form.title} {{ #{_slug(name)} }}"
     yield ""
-    if form.anchor:
-        yield f"[How to write it](../howto/loops.md#{form.anchor})."
+    if form.page:
+        yield f"[How to write it](../{form.page})."
         yield ""
     yield "| strategy | death | result | test | run by |"
     yield "|---|---|---|---|---|"

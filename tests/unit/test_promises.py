@@ -12,7 +12,7 @@ from paceline.wire.strategies import STRATEGIES
 from tests.pages import ROOT
 
 pytestmark = pytest.mark.timeout(400)  # pytest collects other tests meanwhile
-LOOPS = (ROOT / "docs" / "howto" / "loops.md").read_text()
+LOOPS = (ROOT / "docs" / "loops" / "index.md").read_text()
 COLUMNS = {
     "alone": ("alone",),
     "all-reduce": ("allreduce",),
@@ -21,7 +21,7 @@ COLUMNS = {
     "servers in bsp": ("ps bsp",),
     "servers in asp and ssp": ("ps ssp", "ps asp"),
 }
-"""What the lists of docs/howto/loops.md call strategies."""
+"""What the lists of docs/loops/index.md call strategies."""
 
 
 @pytest.fixture(scope="module")
@@ -65,7 +65,7 @@ def test_no_cell_is_proven_and_refused(promises: ModuleType) -> None:
 
 def rows_of(title: str) -> Iterator[tuple[str, str]]:
     """Yield the first two cells of the table under a heading, without links and code."""
-    (section,) = re.findall(rf"^## {title}\n(.*?)^## ", LOOPS, re.MULTILINE | re.DOTALL)
+    (section,) = re.findall(rf"^## {title}\n(.*?)(?:^## |\Z)", LOOPS, re.MULTILINE | re.DOTALL)
     for row in re.findall(r"^\| (.*) \|$", section, re.MULTILINE)[1:]:
         plain = re.sub(r"\]\([^)]*\)|[\[`]", "", row)
         form, where, *_ = plain.split(" | ")

@@ -15,7 +15,7 @@ from paceline.wire.events.job import FinishedEvent, MasterStartedEvent
 from paceline.wire.events.state import GroupRunsEvent
 from paceline.wire.spec import JobSpec
 
-HOWTO = Path(__file__).parents[3] / "docs" / "howto.md"
+HOWTO = Path(__file__).parents[3] / "docs" / "howto" / "run.md"
 
 
 def work(*, is_known: bool = True, loops: int = 1, unfinished: int = 0) -> ScriptsWork:

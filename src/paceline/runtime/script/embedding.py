@@ -29,7 +29,7 @@ class Embedding(nn.Module):
             often it occurs within one does not count.
         ttl_steps: rows unused for this many steps are dropped; None: never.
         capacity: rows kept at most, the least recently used go first; None: no bound.
-        optimizer: such as ``"adagrad"`` or ``"ftrl"`` (``docs/howto/strategies.md`` lists all);
+        optimizer: such as ``"adagrad"`` or ``"ftrl"`` (``docs/howto/servers.md`` lists all);
             None: as that of ``weight``.
         optimizer_args: hyper-parameters of the table's optimizer beside the learning rate, by
             torch's names, such as ``{"eps": 1e-6}``. The rest are those of the optimizer of

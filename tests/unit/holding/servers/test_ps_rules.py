@@ -249,7 +249,7 @@ def test_option_that_is_switched_off_is_accepted() -> None:
 
 
 def test_the_pages_name_every_optimizer_of_servers() -> None:
-    text = (PAGES / "howto/strategies.md").read_text()
+    text = (PAGES / "howto/servers.md").read_text()
     for name, kind in KINDS.items():
         of_torch, rows = f"`{kind.torch}`" if kind.torch else "", "yes" if kind.rows else ""
         named = f"`{name}`" if name in TABLE_KINDS else ""

@@ -41,7 +41,7 @@ class TarRows(OfFiles):
     Args:
         paths: a path, a pattern with ``*``, or a list of these; not compressed.
         parse: makes a record of its fields, ``bytes`` by name, and ``__key__``; None: that dict is
-            the record. It may draw random numbers, see ``docs/howto/data.md``.
+            the record. It may draw random numbers, see ``docs/howto/data-detail.md``.
 
     Raises:
         ConfigError: no such file, one that is no whole tar file, or none that has a record.
