@@ -1,7 +1,17 @@
 # `make demo` and `make test` are all a newcomer needs; everything sets up what it uses.
 PYTHON ?= python3
 BIN := .venv/bin
+RUNS := .venv/.runs
 STAMP := .venv/.installed
+# A command whose end is a pipe fails if its beginning does.
+SHELL := /bin/bash
+.SHELLFLAGS := -o pipefail -c
+# Of pip's many lines those that take time: large files, and the installation at the end.
+brief = | sed --unbuffered --quiet \
+	-e 's/^ *\(Downloading.*\)\/*\( ([0-9.]* [MG]B)\).*/  \1\2/p' \
+	-e 's/^Installing collected packages.*/  Installing all of them (a minute or more)/p' \
+	-e 's/^Successfully installed.*/  Installed/p'
+pip = $(BIN)/python -m pip install --disable-pip-version-check --progress-bar off -c constraints.txt $(1) $(brief)
 # Runs a command, and says how long it took: $(call timed,name of the part,command).
 timed = @echo '$(2)'; begun=$$(date +%s); $(2) || exit; echo "== $(1): $$(($$(date +%s) - begun)) s"
 PYTEST := $(BIN)/python -m pytest -q --dist worksteal -m "not soak" --durations 30
@@ -13,12 +23,19 @@ PARTS := pages form rules types imports
 
 setup: $(STAMP)
 
-$(STAMP): pyproject.toml experiments/pyproject.toml constraints.txt
-	$(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]' -e ./experiments
-	touch $@
+# What runs jobs; the tools of development come on top, so that the first demo need not wait for them.
+$(RUNS): pyproject.toml constraints.txt
+	@echo '== Setting up .venv: torch and what else paceline needs (once; about two minutes)'
+	@$(PYTHON) -m venv .venv
+	@$(call pip,-e '.[all]')
+	@touch $@
 
-demo: setup
+$(STAMP): $(RUNS) experiments/pyproject.toml
+	@echo '== Adding the tools of development to .venv (once)'
+	@$(call pip,-e '.[dev]' -e ./experiments)
+	@touch $@
+
+demo: $(RUNS)
 	$(BIN)/python examples/demo.py
 
 # Two parts at a time; what each says comes when it is over.
