@@ -1,8 +1,8 @@
 """What ``make demo`` runs: a click model trained while a worker is killed and another one slowed.
 
-Unattended. It generates the data, starts the job as ``paceline run`` does, does the harm while it
-shows the job, and ends with what happened, the AUC beside the best possible one, and the proof
-that every sample's gradient is in the model exactly once.
+Unattended. It says what will happen, generates the data, starts the job as ``paceline run`` does,
+does the harm while it shows the job, and says what that cost. It ends with the AUC beside the best
+possible one, and the proof that every sample's gradient is in the model exactly once.
 """
 
 import re
@@ -47,6 +47,20 @@ DUTY_S = (0.18, 0.02)
 """Stopped and running, in turns: the same share where control groups are not permitted."""
 GOAL_GAP = 0.01
 
+BEFORE = """\
+paceline trains a click model with 3 workers and 2 servers that hold the model, kills one worker
+and slows another meanwhile, and lets the job go on. At the end it counts in the model itself that
+each sample is there exactly once."""
+MARKS = """\
+Lines that begin with a time are what `paceline run` prints into a file or a pipe.
+Lines that begin with "demo |" are the harm that this demo does to the job."""
+PHASES = (
+    "data",
+    "training, with a worker killed and another one slowed",
+    "what went wrong, and what it cost",
+    "proof",
+)
+
 
 class Trouble:
     """Watches the job and does harm when its time has come."""
@@ -85,14 +99,14 @@ class Trouble:
             self._cure()
 
     def _tell(self, text: str) -> None:
-        self._console.print(f"  demo | {text}", highlight=False)
+        self._console.print(f"  demo | {text}", highlight=False, soft_wrap=True)
 
     def _kill(self) -> bool:
         try:
             ask(self._job, Kill(node=KILLED))
         except PacelineError:
             return False  # the master is busy: at the next look
-        self._tell(f"{KILLED} gets SIGKILL")
+        self._tell(f"kills {KILLED} (SIGKILL); it will be started again, and the others go on")
         return True
 
     def _slow(self, node: NodeStatus) -> None:
@@ -101,10 +115,10 @@ class Trouble:
         except OSError:
             self._thread = threading.Thread(target=self._stutter, args=(node.pid,))
             self._thread.start()
-            how = f"is stopped {DUTY_S[0] / sum(DUTY_S):.0%} of the time (no control groups here)"
+            how = f"stops {SLOWED} {DUTY_S[0] / sum(DUTY_S):.0%} of the time"
         else:
-            how = f"gets {CORES_LEFT} of a core (cgroup cpu quota)"
-        self._tell(f"{SLOWED} {how}")
+            how = f"gives {SLOWED} {CORES_LEFT} of a core (cgroup cpu quota)"
+        self._tell(f"{how}; the others will take over its samples")
 
     def _stutter(self, pid: int) -> None:
         try:
@@ -125,13 +139,13 @@ class Trouble:
                 find_node_group(self._job.job_id, SLOWED).set_cpu(None)
             except OSError:
                 return  # the node has left, and its group with it
-        self._tell(f"{SLOWED} may run as before")
+        self._tell(f"lets {SLOWED} run as before")
 
 
 @contextmanager
 def phase(name: str, took: dict[str, float]) -> Iterator[None]:
     """Announce a phase and note how long it took."""
-    print(f"\n== {name}", flush=True)
+    print(f"\n== {PHASES.index(name) + 1} of {len(PHASES)}: {name}", flush=True)
     start_s = time.monotonic()
     yield
     took[name] = time.monotonic() - start_s
@@ -141,13 +155,14 @@ def generate() -> Path:
     """The click log; one that is there from an earlier demo is used again."""
     out = FOLDER / f"ctr-{ROWS}"
     if out.exists():
-        print(f"{out} is there already")
+        print(f"  a click log is there already: {out}")
         return out
     partial = FOLDER / "partial"
     shutil.rmtree(partial, ignore_errors=True)
     meta = make_ctr(partial, ROWS, CtrSettings())
     partial.rename(out)
-    print(f"{out}: {ROWS:,} rows; no model can do better than AUC {meta.bayes_auc:.4f} on test/")
+    print(f"  a click log of {ROWS:,} rows: {out}")
+    print(f"  its clicks are drawn, so the best possible AUC is known: {meta.bayes_auc:.4f}")
     return out
 
 
@@ -182,15 +197,18 @@ def tell_troubles(facts: Facts, slowed_s: tuple[float, float] | None) -> None:
         before = share_of(SLOWED, facts, facts.started_s, slowed_s[0])
         slow = share_of(SLOWED, facts, *slowed_s)
         print(
-            f"  {SLOWED} had {CORES_LEFT} of a core for {slowed_s[1] - slowed_s[0]:.1f} s: it did "
-            f"{slow:.0%} of the samples of that time ({before:.0%} before), the others did the rest"
+            f"  slowed: {SLOWED} had {CORES_LEFT} of a core for {slowed_s[1] - slowed_s[0]:.1f} s\n"
+            f"    it did {slow:.0%} of the samples then ({before:.0%} before), the others the rest"
         )
     for row in incident_rows(facts):
+        print("\n  incident:")
         for name, cell in zip(INCIDENT_COLUMNS, row, strict=True):
-            print(f"  {name + ':':17} {cell}")
+            print(f"    {name + ':':17} {cell}")
+    print("\n  who computed the samples:")
+    whole = max(1, sum(worker.samples for worker in facts.workers))
     for worker in facts.workers:
-        lives = "1 life" if worker.lives == 1 else f"{worker.lives} lives"
-        print(f"  {worker.node}: {worker.samples:,} samples in {lives} (at the last heartbeat)")
+        lives = f" (its {worker.lives} processes, one after the other)" if worker.lives > 1 else ""
+        print(f"    {worker.node}: {worker.samples / whole:.0%}{lives}")
 
 
 def find_auc(job: JobDir) -> tuple[float, float]:
@@ -218,6 +236,10 @@ def read_tally(directory: Path) -> tuple[CutManifest, list[tuple[float, int]]]:
     return manifest, [(value, int((rows[:, 0] == value).sum())) for value in values]
 
 
+def _spoken(spans: list[tuple[int, int]]) -> str:
+    return ", ".join(f"{start:,} to {stop - 1:,}" for start, stop in spans)
+
+
 def _word(right: bool) -> str:
     return "as it should be" if right else "WRONG"
 
@@ -229,15 +251,14 @@ def prove(job: JobDir, num_samples: int) -> bool:
     ledger = spans == [(0, num_samples)]
     counted = tally == [(1.0, num_samples)]
     found = ", ".join(f"{number:,} rows are {value:g}" for value, number in tally)
-    print(f"  the ledger of the final cut holds positions {spans}: {_word(ledger)}")
-    print(
-        "  the model of the same cut has a row per sample, to which the sample's gradient adds 1:"
-    )
+    print("  what the job says: the record beside the final model has the samples")
+    print(f"    {_spoken(spans)}: {_word(ledger)}")
+    print("  what the model says: it has a row per sample, to which its gradient adds 1")
     print(f"    {found}: {_word(counted)}")
     print(
-        f"  so each of the {num_samples:,} samples is in the model exactly once"
+        f"\n  So each of the {num_samples:,} samples is in the model exactly once."
         if ledger and counted
-        else "  THE COUNT IS WRONG"
+        else "\n  THE COUNT IS WRONG"
     )
     return ledger and counted
 
@@ -245,21 +266,26 @@ def prove(job: JobDir, num_samples: int) -> bool:
 def main() -> None:
     """Run all phases."""
     took: dict[str, float] = {}
-    with phase("data", took):
+    print(f"\n{BEFORE}")
+    with phase(PHASES[0], took):
         data = generate()
-    with phase("training, with a worker killed and another one slowed", took):
+    with phase(PHASES[1], took):
+        print(f"{MARKS}\n", flush=True)
         job, trouble = train(data)
     facts = read_facts(job)
-    with phase("what went wrong, what was done about it, what it cost", took):
+    with phase(PHASES[2], took):
         tell_troubles(facts, trouble.slowed_s)
-    with phase("proof", took):
+    with phase(PHASES[3], took):
         auc, ceiling = find_auc(job)
         near = ceiling - auc <= GOAL_GAP
-        print(f"  test AUC {auc:.4f}, {ceiling - auc:.4f} below the best possible {ceiling:.4f}")
         once = prove(job, read_meta(data).splits["train"].rows)
-    print(f"\nreport: {job.report}")
+        print(
+            f"  Its test AUC is {auc:.4f}; the best possible one is {ceiling:.4f}: {_word(near)}."
+        )
     spent = ", ".join(f"{name.partition(',')[0]} {value:.1f} s" for name, value in took.items())
-    print(f"time: {spent} (of it {facts.training_s:.1f} s training proper)")
+    print(f"\ntime: {spent} (of it {facts.training_s:.1f} s training proper)")
+    print(f"the same with charts: {job.report}")
+    print("your own script: docs/tutorial/index.md")
     sys.exit(0 if near and once else 1)
 
 
