@@ -4,7 +4,6 @@ mkdocs loads this file as a hook (``mkdocs.yml``). Nothing here is a list kept b
 key or a command that is added or removed is added to or removed from the site by its next build.
 """
 
-import ast
 import inspect
 import pkgutil
 from collections.abc import Callable, Iterator
@@ -20,6 +19,7 @@ from mkdocs.structure.files import File, Files
 import paceline
 from paceline.base.features import OWN, Feature, installed
 from paceline.cli.main import app
+from paceline.jobs.field_docs import field_docs
 from paceline.jobs.flags import DEFAULTS, flag_of
 from paceline.jobs.spec_values import FREE_SECTIONS, LEAVES, show
 from paceline.wire import spec
@@ -92,7 +92,7 @@ def _sections(struct: type[msgspec.Struct]) -> Iterator[tuple[str, type[msgspec.
 
 def _table_of(struct: type[msgspec.Struct], prefix: str) -> str:
     title = prefix.removesuffix(".") or "Top level"
-    notes = _field_docs(struct)
+    notes = field_docs(struct)
     lines = [f"\n## {title}\n", _cell(inspect.getdoc(struct) or ""), ""]
     lines += ["| key | value | default | meaning |", "|---|---|---|---|"]
     for field in msgspec.structs.fields(struct):
@@ -114,22 +114,6 @@ def _row(key: str, note: str) -> tuple[str, str, str, str]:
     is_size = leaf.expected.startswith("a size")
     shown = show("workers.memory" if is_size else key, leaf.default)
     return named, leaf.expected, CHOSEN.get(key, f"`{shown}`"), note
-
-
-def _field_docs(struct: type[msgspec.Struct]) -> dict[str, str]:
-    """Read the string under each field of a struct; Python itself keeps none of them."""
-    (tree,) = ast.parse(inspect.getsource(struct)).body
-    assert isinstance(tree, ast.ClassDef)
-    docs, last = {}, ""
-    for node in tree.body:
-        match node:
-            case ast.AnnAssign(target=ast.Name(id=name)):
-                docs[name] = last = name
-            case ast.Expr(value=ast.Constant(value=str(text))) if last:
-                docs[last] = inspect.cleandoc(text)
-            case _:
-                last = ""
-    return docs
 
 
 def _cell(text: str) -> str:
@@ -191,7 +175,7 @@ def _option_row(param: Any) -> str:
 def strategies() -> str:
     """Write the page of strategies: what the row of each says."""
     names = list(STRATEGIES)
-    notes = _field_docs(Traits)
+    notes = field_docs(Traits)
     lines = ["# Strategies", "", "`strategy` of a job spec: what each allows.", ""]
     lines += [f"- `{name}`: {STRATEGIES[name].summary}" for name in names]
     lines += ["", f"| trait | {' | '.join(f'`{name}`' for name in names)} | meaning |"]
@@ -288,7 +272,7 @@ def _event_fields(
     """Yield the fields of an event, with their types, and what is said of them."""
     notes: dict[str, str] = {}
     for base in kind.__mro__[kind.__mro__.index(msgspec.Struct) - 1 :: -1]:
-        notes |= _field_docs(base)
+        notes |= field_docs(base)
     for field in msgspec.structs.fields(kind):
         if field.name not in known and field.name != "reason":
             note = notes[field.name]

@@ -19,8 +19,8 @@ from yaml.nodes import MappingNode, Node, ScalarNode, SequenceNode
 from paceline.wire.spec import JobSpec
 
 _TAG = "tag:yaml.org,2002:"
-_SIZE = re.compile(r"(\d{1,18}(?:\.\d{1,9})?) ?(|B|[KMGT]I?B)", re.IGNORECASE)
-_DURATION = re.compile(r"(\d{1,18}(?:\.\d{1,9})?) ?(|ms|s|m|min|h)")
+SIZE = re.compile(r"(\d{1,18}(?:\.\d{1,9})?) ?(|[Bb]|[KMGTkmgt][Ii]?[Bb])")
+DURATION = re.compile(r"(\d{1,18}(?:\.\d{1,9})?) ?(|ms|s|m|min|h)")
 _SECONDS = {"ms": 0.001, "": 1.0, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0}
 _DAY_S = 86_400.0
 _INTEGER = re.compile(r"[+-]?(?:0|[1-9][0-9]{0,30}(?:_[0-9]{1,3}){0,10})")
@@ -66,7 +66,7 @@ class SpecField(msgspec.Struct, frozen=True, kw_only=True):
 
 def parse_size_bytes(text: str) -> int | None:
     """Bytes of ``512MiB``, ``2GB`` or a plain number; None when it is no size."""
-    match = _SIZE.fullmatch(text)
+    match = SIZE.fullmatch(text)
     if match is None:
         return None
     unit = match[2].upper()
@@ -77,7 +77,7 @@ def parse_size_bytes(text: str) -> int | None:
 
 def parse_duration_s(text: str) -> float | None:
     """Seconds of ``30s``, ``5m``, ``200ms`` or a plain number; None when it is no duration."""
-    match = _DURATION.fullmatch(text)
+    match = DURATION.fullmatch(text)
     return float(match[1]) * _SECONDS[match[2]] if match else None
 
 

@@ -33,6 +33,7 @@ VERBS = {
     "history": ["history"],
     "rehearse": ["rehearse", "check"],
     "report": ["report"],
+    "schema": ["schema"],
     "sharing": [],
     "stragglers": [],
     "sizes": [],
