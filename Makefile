@@ -69,7 +69,7 @@ quick: setup
 
 # The tests of the extras; from then on `make test` runs them as well.
 extras: setup
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[huggingface,lightning,tensorboard,wandb]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[huggingface,lightning,tensorboard,wandb,mlflow]'
 	$(BIN)/python -m pytest -q tests/unit/runtime/test_integrations.py tests/integration/test_integrations.py \
 		tests/unit/curves/test_sinks.py
 

@@ -28,6 +28,7 @@ PROGRAMS = {
     "cp",
     "curl",
     "docker",
+    "mlflow",
     "pip",
     "python",
     "python3",

@@ -181,10 +181,16 @@ WANDB = Flag(
     panel=NODES,
     default="none",
 )
+MLFLOW = Flag(
+    names=("--mlflow",),
+    help="Write it for MLflow, too: a folder, or a tracking URI.",
+    metavar="DIR",
+    panel=NODES,
+)
 OF_SPEC: Mapping[str, Flag] = MappingProxyType(
     {key: _of_spec(key) for key in _OF_SPEC}
     | {"run_as": MODULE, "resources.policy": AUTO}
-    | {"log_to.tensorboard": TENSORBOARD, "log_to.wandb": WANDB}
+    | {"log_to.tensorboard": TENSORBOARD, "log_to.wandb": WANDB, "log_to.mlflow": MLFLOW}
 )
 
 

@@ -1,5 +1,6 @@
 """Curves go to other places as well: TensorBoard's files, and sinks of packages."""
 
+import json
 import os
 import re
 import struct
@@ -234,8 +235,8 @@ def test_a_sink_to_which_nothing_would_come_is_refused(
 
 def test_a_sink_that_no_package_declares_is_refused_with_the_nearest_name(script: Path) -> None:
     expected = (
-        "--set log_to.tensorbord: got the sink 'tensorbord', expected one of mine, tensorboard, "
-        "wandb; did you mean tensorboard?"
+        "--set log_to.tensorbord: got the sink 'tensorbord', expected one of mine, mlflow, "
+        "tensorboard, wandb; did you mean tensorboard?"
     )
     with pytest.raises(ConfigError, match=re.escape(expected)):
         check_ground(resolve(script, {"log_to.tensorbord": "runs"}))
@@ -378,3 +379,39 @@ def wandb_records(data: bytes) -> Iterator[Any]:
         assert kind == 1, "a record that is in one piece"
         yield Record.FromString(data[at + 7 : at + 7 + length])
         at += 7 + length
+
+
+# --------------------------------------------------------------------------- MLflow
+
+
+def test_mlflow_has_each_step_once_and_a_later_master_goes_on(
+    script: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("mlflow", reason="the extra mlflow; `make extras` installs it")
+    code = RUN.replace("wandb import WeightsAndBiases", "mlflow import MLflow as WeightsAndBiases")
+    later = "\nrun = sink.open('j-1')\nrun.add(line(4, 9.0))\nrun.add(line(5, 0.25))\nrun.close()"
+    own = {"MLFLOW_EXPERIMENT_NAME": "mine"}
+    command = [sys.executable, "-c", code + later + READ_MLFLOW, str(tmp_path / "runs")]
+    read = subprocess.run(
+        command, check=True, env=os.environ | own, timeout=100, capture_output=True, text=True
+    )
+    found = json.loads(read.stdout.splitlines()[-1])
+    assert found["runs"] == [["j-1", "FINISHED"]]
+    assert found["loss"] == [[1, 0.5], [2, 0.5], [3, 0.5], [4, "nan"], [5, 0.25]]
+    assert found["samples"] == [[step, 8.0 * step] for step in range(1, 6)]
+    check_ground(resolve(script, {"log_to.mlflow": "http://mlflow.example:5000"}))
+
+
+READ_MLFLOW = """
+import json
+from mlflow import MlflowClient
+
+client = MlflowClient(tracking_uri=f"sqlite:///{sys.argv[1]}/mlflow.db")
+runs = client.search_runs([client.get_experiment_by_name("mine").experiment_id])
+found = {"runs": [[one.info.run_name, one.info.status] for one in runs]}
+for name in ("loss", "samples"):
+    points = client.get_metric_history(runs[0].info.run_id, name)
+    values = [[p.step, "nan" if p.value != p.value else p.value] for p in points]
+    found[name] = sorted(values, key=lambda one: one[0])
+print(json.dumps(found))
+"""

@@ -4,8 +4,8 @@ from paceline.base.features import Feature
 
 FEATURE = Feature(
     name="curves",
-    about="keeps what scripts log as curves: in curves.jsonl, in TensorBoard, Weights & Biases",
-    switch="job.log in the script; log_to.NAME, --tensorboard, --wandb: also elsewhere",
+    about="keeps what scripts log as curves: in curves.jsonl, in TensorBoard, W&B, MLflow",
+    switch="job.log in the script; log_to.NAME, --tensorboard, --wandb, --mlflow: also elsewhere",
     keys=("log_to",),
     checked="paceline.features.curves.sinks.registry:check_sinks",
     lacks="paceline.features.curves.sinks.registry:sink_complaints",

@@ -4,6 +4,7 @@ import difflib
 from collections.abc import Iterator, Mapping
 
 from paceline.base.errors import ConfigError
+from paceline.features.curves.sinks.mlflow import MLflow
 from paceline.features.curves.sinks.sink import GROUP, Sink
 from paceline.features.curves.sinks.tensorboard import TensorBoard
 from paceline.features.curves.sinks.wandb import WeightsAndBiases
@@ -11,7 +12,11 @@ from paceline.jobs.spec_draft import SpecDraft, traits_of
 from paceline.policy.plugins import Plugins
 from paceline.wire.spec import JobSpec
 
-BUILT_IN: Mapping[str, type[Sink]] = {"tensorboard": TensorBoard, "wandb": WeightsAndBiases}
+BUILT_IN: Mapping[str, type[Sink]] = {
+    "mlflow": MLflow,
+    "tensorboard": TensorBoard,
+    "wandb": WeightsAndBiases,
+}
 SINKS: Plugins[Sink] = Plugins("sink", GROUP, Sink, BUILT_IN)
 
 
