@@ -12,6 +12,7 @@ from paceline.base.errors import ConfigError
 
 EXTRAS = {
     "alembic": "sql",
+    "cryptography": "receipt",
     "llvmlite": "servers",
     "matplotlib": "report",
     "numba": "servers",

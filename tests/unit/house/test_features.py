@@ -29,7 +29,7 @@ VERBS = {
     "data": ["data"],
     "exporter": [],
     "failslow": ["failslow"],
-    "formats": [],
+    "formats": ["verify"],
     "history": ["history"],
     "rehearse": ["rehearse", "check"],
     "report": ["report"],

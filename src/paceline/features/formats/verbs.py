@@ -1,4 +1,4 @@
-"""The verb ``checkpoint export``: flags in, a file of another format out.
+"""The verbs ``checkpoint export`` and ``verify``: a file with a receipt out, and both in.
 
 Exporting needs torch, which the command line does not know, so a process of its own does it.
 """
@@ -7,17 +7,24 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from paceline.base.errors import ConfigError, InternalError, PermanentError
+from paceline.base.optional import complaint
 from paceline.features.formats.formats import format_for, format_of
+from paceline.features.formats.receipts import SUFFIX, receipt_of
 from paceline.terminal.groups import group_of
 from paceline.terminal.options import CutNumber, job_ids
 
+if TYPE_CHECKING:
+    from paceline.jobs.cuts import FoundCut, FoundCuts
+
 EXPORTER = "paceline.features.formats.process.export"
 EXIT_OURS = 2
+EXIT_BAD = 1
+"""Exit code of `paceline verify` where a file or its receipt was changed."""
 
 
 def export_command(
@@ -49,7 +56,8 @@ def export_command(
 ) -> None:
     """Write a verified cut's model as one file.
 
-    Its tensors have the names of `model.state_dict()`.
+    Its tensors have the names of `model.state_dict()`. Beside it goes a signed
+    receipt, which `paceline verify` checks.
     """
     from paceline.jobs.cuts import find_cuts
     from paceline.jobs.wording import counted, size
@@ -62,6 +70,7 @@ def export_command(
     found = find_cuts(target[0] if len(target) == 2 else None)
     cut = found.fetched(found.one(number))
     cut.readable()
+    receipt_of(out).unlink(missing_ok=True)  # of the file that this one replaces
     flags = ["--optimizer"] * optimizer + ["--force"] * force
     done = _run_exporter(["--format", name, *flags, "--", str(out), *map(str, cut.places)])
     what = counted(done["num_tensors"], "tensor")
@@ -74,6 +83,54 @@ def export_command(
     if done["left_out"]:
         names = ", ".join(done["left_out"])
         print(f"not in it, since they never changed: {names}; the script's model has them")
+    print(_give_receipt(out, name, done, found, cut))
+
+
+def _give_receipt(
+    out: Path, name: str, done: dict[str, Any], found: "FoundCuts", cut: "FoundCut"
+) -> str:
+    """Write the signed receipt of an exported file; returns a line that says so, or why not."""
+    if missing := complaint("a signed receipt", "cryptography"):
+        return f"no receipt: {missing}"
+    from paceline.features.formats.signing import write_signed
+
+    try:
+        write_signed(out, name, done, found, cut)
+    except PermanentError as error:
+        return f"no receipt: {error}"
+    return f"{receipt_of(out)}: its signed receipt, which `paceline verify` checks"
+
+
+def verify_command(
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="A file as it was exported.")],
+    receipt: Annotated[
+        Path | None,
+        typer.Option(
+            "--receipt", metavar="FILE", help=f"Default: FILE{SUFFIX}.", show_default=False
+        ),
+    ] = None,
+    key: Annotated[
+        str | None,
+        typer.Option(
+            "--key",
+            metavar="PUBLIC",
+            help="Public key, or a file with one: nobody else may have signed the receipt.",
+            show_default=False,
+        ),
+    ] = None,
+) -> None:
+    """Check an exported model against its signed receipt; exit code 1 if either was changed.
+
+    Needs neither the job nor torch.
+    """
+    from paceline.features.formats.keys import pinned
+    from paceline.features.formats.proof import check
+
+    verdict = check(file, receipt or receipt_of(file), pinned(key) if key else "")
+    for line in verdict.lines:
+        print(line)
+    if not verdict.proven:
+        raise typer.Exit(EXIT_BAD)
 
 
 def _check_target(out: Path, name: str, *, optimizer: bool, force: bool) -> None:
@@ -106,5 +163,6 @@ def _run_exporter(arguments: Sequence[str]) -> dict[str, Any]:
 
 
 def add_to(app: typer.Typer) -> None:
-    """Add the command ``export`` to ``checkpoint``."""
+    """Add the command ``export`` to ``checkpoint``, and ``verify``."""
     group_of(app, "checkpoint").command("export")(export_command)
+    app.command("verify")(verify_command)
