@@ -89,7 +89,7 @@ DEFAULTS = MappingProxyType(
         "epochs": "the script's",
         "strategy": "allreduce, or ps if the script has sparse tables",
         "name": "the script's",
-        "torch_threads": "a share of the cores",
+        "torch_threads": "an even part of the cores",
         "deterministic": "off",
     }
 )

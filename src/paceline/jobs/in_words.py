@@ -98,7 +98,7 @@ def _troubles(facts: Facts, *, is_well: bool) -> str:
     told = [describe(incident, facts.started_s) for incident in facts.troubles[:MAX_TOLD]]
     more = len(facts.troubles) - MAX_TOLD
     told += [f"{more} more in the report"] if more > 0 else []
-    counts = f"{facts.num_relaunches} {'relaunch' if facts.num_relaunches == 1 else 'relaunches'}"
+    counts = counted(facts.num_relaunches, "restart")
     if facts.spec.traits.trains:
         counts += f", {counted(facts.num_restores, 'restore')}"
     return f"{counts}: {'; '.join(told)}."

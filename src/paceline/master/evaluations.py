@@ -54,7 +54,7 @@ class Evaluations:
                 where = results_of(self._job, result.epoch_no).where(result.feed)
                 self._fail(
                     f"cannot store the results of job.evaluate in {where}: {error.strerror}; make "
-                    "room there, or set PACELINE_HOME to a place that has it, and start the job "
+                    "room there, or set PACELINE_HOME to a folder that has it, and start the job "
                     "again"
                 )
                 return

@@ -51,7 +51,7 @@ class ResizeNodes(Message, frozen=True):
 
 
 class Kill(Message, frozen=True):
-    """Kill a node's training process with SIGKILL (it is relaunched); answer: Done."""
+    """Kill a node's training process with SIGKILL (it is started again); answer: Done."""
 
     node: str
 

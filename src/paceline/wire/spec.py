@@ -135,13 +135,13 @@ class RestartSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     """How often and how soon a dead node is started again."""
 
     budget: Annotated[int, Meta(ge=0, le=1_000_000)] = 10
-    """Relaunches of the whole job within ``window_s`` before it is given up. Default 10; 0: the
+    """Restarts of the whole job within ``window_s`` before it is given up. Default 10; 0: the
     first loss ends it."""
     window_s: Annotated[PositiveSeconds, Meta(examples=["1h"])] | None = 3600.0
-    """How long a relaunch counts. Default 1 h: rare failures do not end a long job. A restarted
-    master begins to count again. None: for good, as with ``--max-restarts``."""
+    """How long a restart counts. Default 1 h: rare failures do not end a long job. The next master
+    begins to count again. None: for good, as with ``--max-restarts``."""
     backoff_s: Seconds = 0.5
-    """Wait before the second relaunch of a node in a row (the first is at once); doubles each
+    """Wait before the second restart of a node in a row (the first is at once); doubles each
     time. Default 0.5."""
     backoff_max_s: Seconds = 30.0
     """The longest such wait. Default 30."""

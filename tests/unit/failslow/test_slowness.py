@@ -201,7 +201,7 @@ def test_a_slow_server_is_told_too() -> None:
     servers = (*seen.servers, ServerSeen(node="server-2", regime=slow))
     (part,) = slow_parts(msgspec.structs.replace(seen, servers=servers, replacing="server-2"), 0.0)
     assert (part.nodes, part.ratio) == (("server-2",), pytest.approx(5.0))
-    assert part.done == "another server takes its place"
+    assert part.done == "another server replaces it"
 
 
 def test_of_a_job_that_has_ended_the_last_decision_counts(tmp_path: Path) -> None:

@@ -233,7 +233,7 @@ def test_what_was_used_up_of_the_budget_comes_back_unless_it_is_for_good(
     if window_s is not None:
         job.now_s = 159.0
         (fail,) = of(FailJob, job.exit("worker-0"))
-        assert "the budget of 2 relaunches within 100 s is used up" in fail.reason
+        assert "the budget of 2 restarts within 100 s is used up" in fail.reason
 
 
 @pytest.mark.parametrize("window_s", [100.0, None])

@@ -107,7 +107,7 @@ def test_servers_that_do_not_come_are_withdrawn(job: Job) -> None:
     assert job.calls == ["scale 2"]
     assert job.orders.go_on(PATIENCE_S + 0.1) == "pending"
     assert job.calls == ["scale 2", "withdraw"]
-    assert job.orders.detail == "the servers' share of the model moves for 10 s"
+    assert job.orders.detail == "the servers' parts of the model move for 10 s"
 
 
 def test_a_change_has_failed_when_its_servers_are_awaited_no_more(job: Job) -> None:

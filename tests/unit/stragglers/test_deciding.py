@@ -224,7 +224,7 @@ def test_a_server_that_was_not_replaced_is_written(
     edge.period()
     edge.edge.note(ProcessUpEvent(node=KILL.node, pid=5))
     edge.edge.note(NotReplacedEvent(node=KILL.node))
-    reason = f"no other server has taken the place of {KILL.node}"
+    reason = f"no other server has replaced {KILL.node}"
     assert edge.lines()[-1] == ActionRefused(t=1e9 + 10, no=1, index=0, reason=reason)
 
 

@@ -114,7 +114,7 @@ def make_ctr(
     if rows < 1:
         raise ConfigError(f"--rows: got {rows}, expected 1 or more")
     if not 0.0 <= hold_out < 1.0:
-        raise ConfigError(f"--hold-out: got {hold_out}, expected a share from 0 to below 1")
+        raise ConfigError(f"--hold-out: got {hold_out}, expected a fraction from 0 to below 1")
     if file_format not in FORMATS:
         raise ConfigError(f"--format: got {file_format!r}, expected one of {', '.join(FORMATS)}")
     new_directory(out)

@@ -46,8 +46,8 @@ def make_ctr_command(
         str, typer.Option(help="Ids per field: one number for all 26, or 26 with commas.")
     ] = "",
     skew: Annotated[float, typer.Option(help="Zipf exponent of the ids.")] = 1.3,
-    positive_rate: Annotated[float, typer.Option(help="Share of clicks.")] = 0.23,
-    hold_out: Annotated[float, typer.Option(help="Share of the rows that goes to test/.")] = 0.1,
+    positive_rate: Annotated[float, typer.Option(help="Fraction of clicks.")] = 0.23,
+    hold_out: Annotated[float, typer.Option(help="Fraction of the rows that goes to test/.")] = 0.1,
 ) -> None:
     """Make a Criteo-like click log whose best possible AUC is known."""
     from paceline.features.data.ctr import CRITEO_LIKE, CtrSettings

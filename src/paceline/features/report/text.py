@@ -44,7 +44,7 @@ def figures(facts: Facts) -> list[tuple[str, str]]:
             ("script", " ".join((spec.script, *spec.args))),
             ("asked for", f"{sizes}, backend {spec.backend}"),
             ("job completion time", _completed(facts)),
-            ("relaunches of all workers", str(facts.num_relaunches)),
+            ("restarts of all workers", str(facts.num_relaunches)),
         ]
     return [
         ("result", headline(facts)),
@@ -54,7 +54,7 @@ def figures(facts: Facts) -> list[tuple[str, str]]:
         ("of it training", seconds(facts.training_s)),
         ("samples in the model", progress(facts.committed, outcome.total if outcome else None)),
         ("throughput", f"{speed(facts.samples_per_s)} (mean over the training)"),
-        ("relaunches", str(facts.num_relaunches)),
+        ("restarts", str(facts.num_relaunches)),
         ("restores from a cut", str(facts.num_restores)),
         ("valid cuts made", str(sum(isinstance(event, CutValidEvent) for event in facts.events))),
         *_short_steps(outcome),

@@ -159,7 +159,7 @@ class SizeOrders:
         if self._acts.is_resizing:
             return "the limits of nodes change"
         if self._roster.change is not None:
-            return "the servers' share of the model moves"
+            return "the servers' parts of the model move"
         for node in self._roster.nodes.values():
             if node.word not in ("running", "finished"):
                 return f"{node.name} is {node.word}"

@@ -202,7 +202,7 @@ class Deciding:
     def note(self, event: Event) -> None:
         """Take in an event of the membership."""
         if isinstance(event, NotReplacedEvent):
-            reason = f"no other server has taken the place of {event.node}"
+            reason = f"no other server has replaced {event.node}"
             self._do(self.controller.given_up(event.node, reason))
 
     # ------------------------------------------------------------------ instructions

@@ -31,7 +31,7 @@ def _done(seen: Observation, node: str) -> str:
     restarts = {each.node: each.restarts for each in seen.workers}
     restarts |= {each.node: each.restarts for each in seen.servers}
     if seen.replacing == node:
-        told.append("another server takes its place")
+        told.append("another server replaces it")
     if restarts[node]:
         told.append(f"restarted {counted(restarts[node], 'time')}")
     shares = {each.node: each.batch_size * each.accumulation for each in seen.workers}

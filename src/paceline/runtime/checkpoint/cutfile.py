@@ -230,9 +230,7 @@ class Landing:
                 array = self.arrays[name] = np.empty(entry.shape, _NUMPY_NAMES[entry.dtype])
                 places = [(0, _bytes_of(array))]
             if sum(place.size for _, place in places) != high - low:
-                raise PermanentError(
-                    f"{name} has {high - low:,} bytes, for which there is no place"
-                )
+                raise PermanentError(f"{name} has {high - low:,} bytes, for which there is no room")
             self._starts += [start + low + at for at, _ in places]
             self._targets += [place for _, place in places]
 

@@ -689,7 +689,7 @@ def _path_digest(path: str) -> int:
 
 
 def _in_words(site: Sequence[Sequence[Any]]) -> str:
-    return " in ".join(f"{file}:{line}" for file, _, line in site) or "another place"
+    return " in ".join(f"{file}:{line}" for file, _, line in site) or "another line"
 
 
 def _as_data(reached: frames.IteratorAt | None) -> list[Any] | None:

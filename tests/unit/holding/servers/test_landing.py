@@ -124,7 +124,7 @@ def test_bytes_for_which_there_is_no_place_are_refused_by_name() -> None:
 
     landing = cutfile.Landing(image.num_bytes, fresh.places((5,)))
 
-    with pytest.raises(PermanentError, match=r"has .* bytes, for which there is no place"):
+    with pytest.raises(PermanentError, match=r"has .* bytes, for which there is no room"):
         landing.take(0, memoryview(image.at(0)))
 
 
