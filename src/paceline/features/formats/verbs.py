@@ -15,7 +15,7 @@ from paceline.base.errors import ConfigError, InternalError, PermanentError
 from paceline.base.optional import complaint
 from paceline.features.formats.formats import format_for, format_of
 from paceline.features.formats.receipts import SUFFIX, receipt_of
-from paceline.terminal.groups import group_of
+from paceline.terminal.groups import LOOK, group_of
 from paceline.terminal.options import CutNumber, job_ids
 
 if TYPE_CHECKING:
@@ -119,9 +119,9 @@ def verify_command(
         ),
     ] = None,
 ) -> None:
-    """Check an exported model against its signed receipt; exit code 1 if either was changed.
+    """Check an exported model against its signed receipt.
 
-    Needs neither the job nor torch.
+    Exit code 1: either was changed. Needs neither the job nor torch.
     """
     from paceline.features.formats.keys import pinned
     from paceline.features.formats.proof import check
@@ -165,4 +165,4 @@ def _run_exporter(arguments: Sequence[str]) -> dict[str, Any]:
 def add_to(app: typer.Typer) -> None:
     """Add the command ``export`` to ``checkpoint``, and ``verify``."""
     group_of(app, "checkpoint").command("export")(export_command)
-    app.command("verify")(verify_command)
+    app.command("verify", rich_help_panel=LOOK)(verify_command)

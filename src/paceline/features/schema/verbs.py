@@ -2,6 +2,8 @@
 
 import typer
 
+from paceline.terminal.groups import EXPERTS
+
 
 def schema() -> None:
     """Print the JSON Schema of a job spec, for editors of YAML files."""
@@ -13,4 +15,4 @@ def schema() -> None:
 
 def add_to(app: typer.Typer) -> None:
     """Add the command ``schema``."""
-    app.command()(schema)
+    app.command(rich_help_panel=EXPERTS)(schema)
