@@ -73,9 +73,9 @@ extras: setup
 	$(BIN)/python -m pytest -q tests/unit/runtime/test_integrations.py tests/integration/test_integrations.py \
 		tests/unit/curves/test_sinks.py
 
-# One benchmark runs Ray Train as well.
+# One benchmark runs Ray Train as well, and one example Optuna.
 soak: setup
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt 'ray[train]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt 'ray[train]' optuna
 	$(BIN)/python -m pytest -q -m soak
 
 chaos: setup

@@ -1,5 +1,6 @@
 """Each example runs as it stands and learns: without a launcher, and one on servers, too."""
 
+import json
 import os
 import re
 import subprocess
@@ -11,7 +12,7 @@ import pytest
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
 
-def run(tmp_path: Path, *command: str) -> str:
+def run(tmp_path: Path, *command: str, timeout_s: float = 100.0) -> str:
     # TMPDIR: the generated click log goes there, not to a cache left by an earlier run.
     own = {"TMPDIR": str(tmp_path), "PACELINE_HOME": str(tmp_path / "home"), "OMP_NUM_THREADS": "1"}
     done = subprocess.run(
@@ -19,7 +20,7 @@ def run(tmp_path: Path, *command: str) -> str:
         env=os.environ | own,
         capture_output=True,
         text=True,
-        timeout=100,
+        timeout=timeout_s,
         check=False,
     )
     assert done.returncode == 0, done.stderr
@@ -60,3 +61,25 @@ def test_a_click_example_learns_on_servers_as_it_stands(tmp_path: Path) -> None:
     check_auc(said)
     assert "9,000 of 9,000 samples in the model" in said
     assert "Nothing went wrong." in said
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(500)
+def test_optuna_searches_over_jobs_and_stops_those_that_it_gives_up(tmp_path: Path) -> None:
+    pytest.importorskip("optuna", reason="Optuna; `pip install optuna`")
+    said = run(
+        tmp_path, str(EXAMPLES / "optuna_search" / "search.py"), "--trials", "4", timeout_s=450.0
+    )
+    trials = re.findall(r"^\d+ (trial-\S+) (\w+) ([\d.]+) ", said, re.MULTILINE)
+    assert len(trials) == 4
+    finished = [float(loss) for _, state, loss in trials if state == "complete"]
+    best = re.search(r"^best: ([\d.]+) with", said, re.MULTILINE)
+    assert best is not None
+    assert float(best[1]) == pytest.approx(min(finished), abs=1e-4)
+    assert min(finished) < 0.5, "a model that has learned nothing has 1.1"
+    ends = {}
+    for job, state, _ in trials:
+        outcome = json.loads((tmp_path / "home" / "jobs" / job / "outcome.json").read_text())
+        assert state == "pruned" or outcome["state"] == "finished"
+        ends[job] = outcome["state"]
+    assert "stopped" in ends.values(), "a trial that was given up while its job ran"
