@@ -2,10 +2,10 @@
 
 import textwrap
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import chain, repeat
 
-from rich.console import Console, ConsoleDimensions, Group
+from rich.console import Console, ConsoleDimensions, Group, JustifyMethod
 from rich.live import Live
 from rich.progress_bar import ProgressBar
 from rich.table import Table
@@ -35,6 +35,8 @@ LANDMARKS = (LaunchedEvent, ProcessUpEvent, FinishedEvent)
 TIME_WIDTH = 9
 """Characters for the time before an event."""
 BAR_WIDTH = 24
+WAITS = "·"
+"""Part of a bar in which a node waits for others, or does what is not measured."""
 PROGRESS_WIDTH = 30
 LEAST_PROGRESS_WIDTH = 8
 PARTS = (
@@ -55,9 +57,13 @@ HEAD_ROWS = 4
 OTHER_ROWS = 14
 """Lines of the picture that are not nodes, where there is room for all."""
 COLUMNS = ("node", "state", "batch time", "batch", "samples", "restarts", "memory", "cpu", "note")
-NARROW_COLUMNS = ("node", "state", "batch time", "batch", "samples", "memory")
-WIDE = 110
-NARROWEST_COLUMNS = ("node", "state", "batch", "samples")
+DROPPED = ("cpu", "restarts", "memory", "batch time", "samples", "batch", "state")
+"""Columns that a narrow terminal leaves out, in this order."""
+NUMBERS = ("batch", "samples", "restarts", "memory", "cpu")
+NOTE_LEAST = 24
+"""Characters of a note that are of use."""
+PADDING = 2
+"""Characters after a column."""
 NARROW = 76
 
 
@@ -169,28 +175,52 @@ def _progress(status: JobStatus, width: int) -> Table | Text:
 
 
 def node_table(nodes: tuple[NodeStatus, ...], max_rows: int, width: int) -> Table:
-    """Draw one row per node; the bars share one scale, the slowest node's."""
+    """Draw one row per node; the bars share one scale: the longest batch fills the width."""
     slowest_s = max((node.bpt_s for node in nodes), default=0.0)
-    columns: tuple[str, ...] = COLUMNS if width >= WIDE else NARROW_COLUMNS
-    if width < NARROW:
-        columns = NARROWEST_COLUMNS
+    rows = [_cells(node, slowest_s) for node in nodes[:max_rows]]
+    widths = _widths(rows, width)
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
-    for name in columns:
-        right = name in ("batch", "samples", "restarts", "memory", "cpu")
-        table.add_column(name, no_wrap=True, justify="right" if right else "left")
-    for node in nodes[:max_rows]:
-        cells = _cells(node, slowest_s)
-        table.add_row(*(cells[name] for name in columns))
+    for name, columns in widths.items():
+        justify: JustifyMethod = "right" if name in NUMBERS else "left"
+        table.add_column(name, no_wrap=True, justify=justify, width=columns, overflow="ellipsis")
+    for cells in rows:
+        table.add_row(*(cells[name] for name in widths))
     if len(nodes) > max_rows:
         table.add_row(f"and {len(nodes) - max_rows} more")
     return table
+
+
+def _widths(rows: Sequence[Mapping[str, str | Text]], width: int) -> dict[str, int]:
+    """Choose columns that fit, and their widths: a long note is cut, and hides no other column."""
+    widths = {name: max(len(name), *(len(cells[name]) for cells in rows)) for name in COLUMNS}
+    note = widths.pop("note") * any(len(cells["note"]) for cells in rows)
+    last = list(DROPPED)
+    while last and _total(widths) + bool(note) * (min(note, NOTE_LEAST) + PADDING) > width:
+        # Before what says how fast a node is the note goes.
+        if last[0] == "batch time" and note:
+            note = 0
+            continue
+        del widths[last.pop(0)]
+    left = width - _total(widths) - PADDING
+    return widths | {"note": min(note, left)} if note and left > 0 else widths
+
+
+def cut_notes(nodes: Sequence[NodeStatus], width: int) -> list[tuple[str, str]]:
+    """Return the names of nodes, and the note of each that has no room in the table."""
+    cells = [_cells(node, 0.0) for node in nodes]
+    room = _widths(cells, width).get("note", 0)
+    return [(node.node, node.note) for node in nodes if len(node.note) > room]
+
+
+def _total(widths: Mapping[str, int]) -> int:
+    return sum(columns + PADDING for columns in widths.values())
 
 
 def _legend() -> Text:
     legend = Text("batch time: ", "dim")
     for name, (_, colour) in zip(("compute", "servers", "wire", "data"), PARTS, strict=True):
         legend.append("█ ", colour).append(f"{name}  ", "dim")
-    return legend.append("█ ", "bright_black").append("other", "dim")
+    return legend.append(f"{WAITS} ", "bright_black").append("waits for others, other", "dim")
 
 
 def _cells(node: NodeStatus, slowest_s: float) -> dict[str, str | Text]:
@@ -214,7 +244,11 @@ def _of(used: str, limit: str | int | float | None) -> str:
 
 
 def _bar(node: NodeStatus, slowest_s: float) -> Text:
-    """The batch processing time, by what it was spent on; grey: anything else."""
+    """Draw the batch processing time, by what it was spent on; dots: anything else.
+
+    Where all wait for each other in each step, all batches take as long. So the time in which a
+    node waits is no part of its bar: the slow node has the long one.
+    """
     if slowest_s <= 0 or node.bpt_s <= 0:
         return Text()
     whole = max(1, round(BAR_WIDTH * node.bpt_s / slowest_s))
@@ -222,7 +256,7 @@ def _bar(node: NodeStatus, slowest_s: float) -> Text:
     for name, colour in PARTS:
         width = round(whole * getattr(node, name) / node.bpt_s)
         bar.append("█" * min(width, whole - len(bar)), colour)
-    return bar.append("█" * (whole - len(bar)), "bright_black")
+    return bar.append(WAITS * (whole - len(bar)), "bright_black")
 
 
 def _event_lines(

@@ -10,7 +10,7 @@ from rich.table import Table
 
 from paceline.base.errors import ConfigError
 from paceline.base.jobdir import JobDir, home, role_of
-from paceline.cli.live import draw, node_table, worth_showing
+from paceline.cli.live import cut_notes, draw, node_table, worth_showing
 from paceline.jobs.history import read_events, read_last_metrics
 from paceline.jobs.launch import ask_running
 from paceline.jobs.listing import (
@@ -176,6 +176,7 @@ def show_job(job: JobDir, console: Console) -> None:
     if status:
         console.print(draw(status, events, time.time(), ALL_ROWS._replace(width=console.width)))
         shown = shown_of(job, status)
+        _print_notes(status.nodes, console)
         _print_slow(job, shown, console)
         _print_tables(shown, console)
         return
@@ -200,6 +201,15 @@ def show_job(job: JobDir, console: Console) -> None:
     elif not outcome:
         console.print(f"  go on with `paceline run --resume {job.job_id}`", highlight=False)
     console.print(f"  files: {job.path}", highlight=False, markup=False, soft_wrap=True)
+
+
+def _print_notes(nodes: Sequence[NodeStatus], console: Console) -> None:
+    """Print the notes of nodes for which the table has no room, each once."""
+    named: dict[str, list[str]] = {}
+    for node, note in cut_notes(nodes, console.width):
+        named.setdefault(note, []).append(node)
+    for note, names in named.items():
+        console.print(f"  {', '.join(names)}: {note}", highlight=False, markup=False)
 
 
 def _print_events(events: Sequence[Event], launched_s: float, console: Console) -> None:

@@ -10,7 +10,7 @@ from rich.console import Console, ConsoleDimensions
 
 from paceline.base.jobdir import JobDir
 from paceline.cli import run
-from paceline.cli.live import LiveView, draw
+from paceline.cli.live import LiveView, draw, node_table
 from paceline.cli.order_verbs import without_room
 from paceline.cli.plain import PlainView, progress_line
 from paceline.cli.watch import CHAINED, ChiefLog, Interrupts, JobWatcher, Look, View
@@ -335,8 +335,37 @@ def test_the_picture_fits_its_terminal() -> None:
 
 
 def test_bars_show_what_a_batch_is_spent_on_at_one_scale() -> None:
-    bars = [line.count("█") for line in rendered(120, 40, 2) if line.startswith("worker")]
-    assert bars == [12, 24]
+    rows = [line for line in rendered(120, 40, 2) if line.startswith("worker")]
+    assert [row.count("█") + row.count("·") for row in rows] == [12, 24]
+
+
+def table(nodes: tuple[NodeStatus, ...], width: int) -> list[str]:
+    console = Console(file=io.StringIO(), width=width, force_terminal=False)
+    console.print(node_table(nodes, 9, width))
+    assert isinstance(console.file, io.StringIO)
+    return console.file.getvalue().splitlines()
+
+
+def test_where_all_wait_for_the_slow_node_its_bar_is_the_long_one() -> None:
+    _, fast, slow = status(1).nodes
+    nodes = (
+        msgspec.structs.replace(fast, bpt_s=0.09, compute_s=0.02),
+        msgspec.structs.replace(slow, bpt_s=0.09, compute_s=0.088),
+    )
+    assert [row.count("█") for row in table(nodes, 120)[1:]] == [7, 24]
+
+
+@pytest.mark.parametrize("width", [40, 60, 80, 100, 120, 200])
+def test_a_long_note_hides_no_other_column(width: int) -> None:
+    _, *nodes = status(1).nodes
+    long = msgspec.structs.replace(nodes[0], state="pending", note="no place is free " * 20)
+    with_note, without = table((long, nodes[1]), width), table((nodes[0], nodes[1]), width)
+    assert max(map(len, with_note)) <= width
+    assert "worker-0  pending" in with_note[1]
+    assert "40.0 ms" in with_note[2]
+    assert ("no place is free" in with_note[1]) == (width >= 100)
+    assert "batch time" in with_note[0] or "batch time" not in without[0]
+    assert "…" not in with_note[2]
 
 
 def test_the_live_view_prints_the_scripts_lines_and_goes_away_at_the_end() -> None:
