@@ -65,6 +65,8 @@ class JobDetail(JobRow, frozen=True, kw_only=True):
     """The newest value of each name that the script has logged."""
     notes: tuple[str, ...]
     """Sentences of features about the job."""
+    relieved: tuple[SlowPart, ...]
+    """Nodes and links that were slow, and are well again."""
 
 
 def show_jobs(console: Console, wanted: JobSelection, *, as_json: bool = False) -> None:
@@ -147,6 +149,7 @@ def show_job_json(job: JobDir) -> None:
         logged=shown.logged,
         notes=shown.notes,
         slow=shown.slow,
+        relieved=shown.relieved,
     )
     print_json(detail)
 
@@ -220,17 +223,24 @@ def _print_events(events: Sequence[Event], launched_s: float, console: Console) 
 
 
 def _print_slow(job: JobDir, shown: Shown, console: Console) -> None:
-    """Nodes and links that are slow, and what is done about them."""
-    _print_table(SLOW_COLUMNS, slow_rows(shown.slow, job.launched_s()), console)
+    """Nodes and links that are slow, or are well again, and what is done about them."""
+    rows = slow_rows((*shown.slow, *shown.relieved), job.launched_s())
+    _print_table(SLOW_COLUMNS, rows, console, wraps=SLOW_COLUMNS[-1])
 
 
-def _print_table(columns: Sequence[str], rows: Sequence[tuple[str, ...]], console: Console) -> None:
-    """Print a table, if it has any row."""
+def _print_table(
+    columns: Sequence[str],
+    rows: Sequence[tuple[str, ...]],
+    console: Console,
+    *,
+    wraps: str = "",
+) -> None:
+    """Print a table, if it has any row; ``wraps``: the only column that may be wrapped."""
     if not rows:
         return
     table = Table(box=None, header_style="dim", padding=(0, 2, 0, 0))
     for name in columns:
-        table.add_column(name)
+        table.add_column(name, no_wrap=bool(wraps) and name != wraps)
     for row in rows:
         table.add_row(*row)
     console.print()

@@ -123,7 +123,11 @@ def shown_of(job: JobDir, status: JobStatus | None) -> Shown:
     """Return what features show of a job."""
     if status is not None:
         return Shown(
-            logged=status.logged, notes=status.notes, tables=status.tables, slow=status.slow
+            logged=status.logged,
+            notes=status.notes,
+            tables=status.tables,
+            slow=status.slow,
+            relieved=status.relieved,
         )
     shown: list[Shown] = []
     for name, show in features.parts_of("shown", features.say_failed):

@@ -101,6 +101,7 @@ class Reporting:
             status,
             nodes=tuple(nodes),
             slow=shown.slow,
+            relieved=shown.relieved,
             logged=shown.logged,
             notes=shown.notes,
             tables=shown.tables,

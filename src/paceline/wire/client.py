@@ -134,6 +134,8 @@ class SlowPart(msgspec.Struct, frozen=True, kw_only=True):
     """Unix time."""
     done: str
     """Measure that is taken against it, in words."""
+    until_s: float | None = None
+    """Unix time at which it was well again; None: it is slow still."""
 
     @property
     def sentence(self) -> str:
@@ -187,6 +189,8 @@ class Shown(msgspec.Struct, frozen=True, kw_only=True):
     """Values for programs by node, each with the name that it has there in ``--json``."""
     slow: tuple[SlowPart, ...] = ()
     """What is slow now, and by how much."""
+    relieved: tuple[SlowPart, ...] = ()
+    """Parts that were slow in this job and are well again, in the order of their ends."""
     figures: tuple[ShownFigure, ...] = ()
     """Figures for metrics."""
 
@@ -219,6 +223,7 @@ def together(found: Iterable[Shown]) -> Shown:
         tables=tuple(table for one in all_ for table in one.tables),
         nodes=nodes,
         slow=tuple(part for one in all_ for part in one.slow),
+        relieved=tuple(part for one in all_ for part in one.relieved),
         figures=tuple(figure for one in all_ for figure in one.figures),
     )
 
@@ -258,6 +263,8 @@ class JobStatus(Message, frozen=True):
     tables: tuple[ShownTable, ...] = ()
     slow: tuple[SlowPart, ...] = ()
     """Parts that are slow now; empty: none is known to be."""
+    relieved: tuple[SlowPart, ...] = ()
+    """Parts that were slow and are well again."""
 
 
 class Observed(Message, frozen=True):

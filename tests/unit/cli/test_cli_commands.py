@@ -202,7 +202,7 @@ def test_json_of_jobs_keeps_its_names() -> None:
     assert first["started_s"] == 1.0, "the launch, as in every other view of the job"
     assert (second["state"], second["script"], second["committed"]) == ("interrupted", None, 500)
     detail = read_json("status", job.job_id, "--json")
-    more = ("eta_s", "valid_cuts", "nodes", "events", "slow", "logged", "notes")
+    more = ("eta_s", "valid_cuts", "nodes", "events", "slow", "logged", "notes", "relieved")
     assert tuple(detail) == (*JSON_OF_A_JOB, *more)
     (node,) = detail["nodes"]
     assert tuple(node) == JSON_OF_A_NODE

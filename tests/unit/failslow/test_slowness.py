@@ -233,7 +233,7 @@ def test_status_of_a_job_that_has_ended_shows_what_was_slow(tmp_path: Path) -> N
     job.outcome.write_bytes(msgspec.json.encode(outcome))
     assert "worker-2  2.28           0:19   nothing: a script steers itself" in shown(job)
     job.events.write_text("".join(event.text() for event in [*events, WELL]))
-    assert "times as long  since" not in shown(job)
+    assert "worker-2  2.28           0:19 to 0:40  well again; before: nothing" in shown(job)
 
 
 def shown(job: JobDir) -> str:

@@ -15,7 +15,12 @@ from paceline.features.failslow.protocol.answers import ProcessorWait
 from paceline.features.failslow.protocol.checks import Checks
 from paceline.features.failslow.protocol.meeting import Rank, TellRank
 from paceline.features.failslow.protocol.watch import AskAgent, FailSlowAct, FailSlowWatch
-from paceline.features.failslow.slowness import ScriptPace
+from paceline.features.failslow.slowness import (
+    ScriptPace,
+    Slowness,
+    relieved_parts,
+    slownesses,
+)
 from paceline.features.failslow.wire import (
     AtMeeting,
     CallsTold,
@@ -25,6 +30,7 @@ from paceline.features.failslow.wire import (
     NodeChecked,
     RankMeasured,
 )
+from paceline.jobs.history import read_events
 from paceline.master.decision_file import DecisionFile
 from paceline.master.feature_port import Core, MasterPart
 from paceline.wire.client import Shown, ShownFigure, ShownTable
@@ -56,10 +62,12 @@ class FailSlowPart(MasterPart):
         """Time since which not all ranks are up; None: all are, or were when this master began."""
         self._watch = FailSlowWatch(meets=spec.preflight, first_meeting=time.time_ns())
         self._pace = ScriptPace()
+        self._ended: list[Slowness] = []
 
     def begin(self) -> None:
         self._checks.judge(self._workers())  # a master before this one has told what is slow
         if self._watches:
+            self._ended = slownesses(read_events(self._core.job.events))  # of masters before
             self._log = DecisionFile(log_of(self._core.job), self._core.wall)
 
     def _workers(self) -> list[str]:
@@ -153,7 +161,8 @@ class FailSlowPart(MasterPart):
     # ------------------------------------------------------------------ what is shown
 
     def happened(self, event: Event) -> None:
-        self._pace.note(event)
+        if (ended := self._pace.note(event)) is not None:
+            self._ended.append(ended)
 
     def shown(self) -> Shown:
         rows = check_table.rows_of(self._checks.speeds)
@@ -164,6 +173,7 @@ class FailSlowPart(MasterPart):
         return Shown(
             tables=tables,
             slow=now.parts if now is not None else (),
+            relieved=relieved_parts(self._ended),
             figures=tuple(self._figures()),
         )
 

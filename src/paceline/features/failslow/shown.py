@@ -2,7 +2,7 @@
 
 from paceline.base.jobdir import JobDir
 from paceline.features.failslow import check_table
-from paceline.features.failslow.slowness import slownesses
+from paceline.features.failslow.slowness import relieved_parts, slownesses
 from paceline.features.failslow.telling import is_script
 from paceline.jobs.history import read_events
 from paceline.wire.client import Shown, ShownTable
@@ -11,9 +11,11 @@ from paceline.wire.client import Shown, ShownTable
 def shown(job: JobDir) -> Shown:
     """Show what was slow in a script at its end, and what the checks of its nodes found."""
     events = read_events(job.events)
-    last = slownesses(events)[-1:] if is_script(job) else []
+    found = slownesses(events) if is_script(job) else []
+    last = found[-1:]
     rows = check_table.rows(events)
     return Shown(
         slow=last[0].parts if last and last[0].until_s is None else (),
+        relieved=relieved_parts(found),
         tables=(ShownTable(check_table.COLUMNS, tuple(rows)),) if rows else (),
     )

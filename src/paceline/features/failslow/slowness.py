@@ -30,6 +30,8 @@ UNSEEN: dict[type[Event], str] = {
     FollowsEvent: "other steps were followed from then on",
 }
 """After these events steps are compared with later ones only."""
+MOST_SHOWN = 5
+"""Most parts that are well again and are shown."""
 SLOW, VERY_SLOW = 1.1, 1.5
 """Times the value from the job's start; from there on a part is yellow, or red."""
 
@@ -147,6 +149,13 @@ class ScriptPace:
             case _:
                 assert_never(event)
         return None
+
+
+def relieved_parts(found: Iterable[Slowness]) -> tuple[SlowPart, ...]:
+    """Name the parts that were slow in a script, and whose relief was seen; the newest."""
+    ended = [one for one in found if one.until_s is not None and not one.unseen_end]
+    parts = (replace(part, until_s=one.until_s) for one in ended for part in one.parts)
+    return tuple(parts)[-MOST_SHOWN:]
 
 
 def slownesses(events: Iterable[Event]) -> list[Slowness]:

@@ -26,7 +26,9 @@ from paceline.features.stragglers.policy.controller import (
 from paceline.features.stragglers.policy.decision_log import AnyLine, Begun, Failed, Helped, log_of
 from paceline.features.stragglers.policy.registry import solution
 from paceline.features.stragglers.policy.solution import Solution
-from paceline.features.stragglers.slow import slow_parts
+from paceline.features.stragglers.slow import compared, slow_parts
+from paceline.features.stragglers.spells import Spells, SpellWatch, spells_of
+from paceline.jobs.history import read_events
 from paceline.jobs.restart_outcomes import helped_file, own_outcomes
 from paceline.master.asking import PolicyAnswer, PolicyRaised
 from paceline.master.decision_file import DecisionFile
@@ -40,6 +42,9 @@ from paceline.wire.client import Shown, ShownFigure
 from paceline.wire.events.base import Event, FeatureEvent
 from paceline.wire.events.nodes import NotReplacedEvent
 from paceline.wire.spec import JobSpec
+
+LOOK_EVERY_S = 2.0
+"""Seconds between two looks for slow nodes."""
 
 _log = logging.getLogger(__name__)
 
@@ -62,9 +67,13 @@ class StragglersPart(MasterPart):
     def __init__(self, core: Core) -> None:
         self._core = core
         self._deciding: Deciding | None = None
+        self._watch = SpellWatch()
+        self._spells = Spells()
+        self._next_look_s = 0.0
 
     def begin(self) -> None:
         core = self._core
+        self._spells = spells_of(read_events(core.job.events))  # told by masters before this one
         if core.spec.solution == "none":
             return
         try:
@@ -80,8 +89,23 @@ class StragglersPart(MasterPart):
             core.fail(str(error))
 
     def tick(self, now_s: float) -> None:
-        if self._deciding is not None and not self._core.scene.is_ending():
+        if self._core.scene.is_ending():
+            return
+        if self._deciding is not None:
             self._deciding.tick(now_s)
+        if now_s >= self._next_look_s:
+            self._next_look_s = now_s + LOOK_EVERY_S
+            self._look()
+
+    def _look(self) -> None:
+        """Look which nodes are slow, and tell when one has become so, or is well again."""
+        seen = self._core.scene.now(self._core.steady())
+        if seen is None:
+            return
+        now_s, names = self._core.wall(), compared(seen)
+        slow = slow_parts(seen, now_s) if names else ()
+        for event in self._watch.look(slow, names, now_s):
+            self._core.tell(event)
 
     def works(self, measured: StartMeasured) -> None:
         if self._deciding is not None:
@@ -92,6 +116,7 @@ class StragglersPart(MasterPart):
             self._deciding.controller.remember(outcomes)
 
     def happened(self, event: Event) -> None:
+        self._spells.note(event)
         if self._deciding is not None:
             self._deciding.note(event)
 
@@ -120,7 +145,8 @@ class StragglersPart(MasterPart):
         ]
         seen = self._core.scene.now(self._core.steady())
         slow = slow_parts(seen, self._core.wall()) if seen is not None else ()
-        return Shown(figures=tuple(figures), slow=slow)
+        slow = tuple(self._spells.since(part) for part in slow)
+        return Shown(figures=tuple(figures), slow=slow, relieved=self._spells.relieved)
 
 
 class Deciding:

@@ -2,7 +2,8 @@
 
 from paceline.base.jobdir import JobDir
 from paceline.features.stragglers.policy.decision_log import Decided, decode, log_of
-from paceline.jobs.history import Tail
+from paceline.features.stragglers.spells import spells_of
+from paceline.jobs.history import Tail, read_events
 from paceline.jobs.wording import counted
 from paceline.policy.observation import Observation
 from paceline.wire.client import Shown, SlowPart
@@ -23,6 +24,13 @@ def slow_parts(seen: Observation, unix_s: float) -> tuple[SlowPart, ...]:
         )
         for each in slow_nodes(seen)
     )
+
+
+def compared(seen: Observation) -> list[str]:
+    """Name the nodes whose times can be compared with those of others."""
+    groups = (seen.workers, seen.servers)
+    timed = [[each.node for each in group if each.regime is not None] for group in groups]
+    return [node for nodes in timed if len(nodes) > 1 for node in nodes]
 
 
 def _done(seen: Observation, node: str) -> str:
@@ -46,12 +54,19 @@ def _done(seen: Observation, node: str) -> str:
 
 
 def shown(job: JobDir) -> Shown:
-    """List the stragglers at the last decision of a job; none also without a readable log."""
+    """List the stragglers of a job: those at its last decision, and those that are well again."""
+    spells = spells_of(read_events(job.events))
+    slow = tuple(spells.since(part) for part in _last_slow(job))
+    return Shown(slow=slow, relieved=spells.relieved)
+
+
+def _last_slow(job: JobDir) -> tuple[SlowPart, ...]:
+    """List the stragglers at the last decision; none also without a readable log."""
     for line in reversed(Tail(log_of(job)).lines()):
         try:
             (found,) = decode([line])
         except ValueError:
             continue  # torn, or of another version
         if isinstance(found, Decided):
-            return Shown(slow=slow_parts(found.observation, found.t))
-    return Shown()
+            return slow_parts(found.observation, found.t)
+    return ()
