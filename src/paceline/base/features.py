@@ -73,6 +73,10 @@ class Feature(NamedTuple):
     """A `paceline.jobs.replayed.ReplayedLog`: decisions that ``paceline replay`` makes again."""
     ended: str = ""
     """Called when a job ended that a person has watched: takes a `paceline.jobs.ended.EndedJob`."""
+    reasons: str = ""
+    """Answers why a job is slow, waits, has its size, or ended: takes a
+    `paceline.jobs.why.AskedWhy`, and a function to which it gives each
+    `paceline.jobs.why.Reason`."""
     sections: str = ""
     """Tells of a job in its report: takes the job's `paceline.jobs.facts.Facts`, and a function to
     which it gives each `paceline.jobs.sections.Section`."""

@@ -5,7 +5,14 @@ from typing import Annotated
 import typer
 
 from paceline.base.jobdir import JobDir
-from paceline.terminal.options import Job, console, parse_settings
+from paceline.terminal.options import AsJson, Job, console, parse_settings
+
+
+def why(job: Job = None, as_json: AsJson = False) -> None:
+    """Say why a job is slow, waits, has its size, and ended, in three sentences at most."""
+    from paceline.cli.why import show_why
+
+    show_why(job, console(), as_json=as_json)
 
 
 def explain(job: Job = None) -> None:

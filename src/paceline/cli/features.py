@@ -17,6 +17,7 @@ PARTS = {
     "process": "workers",
     "shown": "status",
     "explained": "explain",
+    "reasons": "why",
     "lacks": "checks",
     "checked": "checks of the spec",
     "completed": "the spec",

@@ -13,7 +13,7 @@ from rich.text import Text
 
 from paceline.base.node_files import CHIEF
 from paceline.cli.watch import Look
-from paceline.jobs.slowness import headline
+from paceline.jobs.why import why_now
 from paceline.jobs.wording import (
     clock,
     lasting,
@@ -115,14 +115,17 @@ def draw(
 
     What does not fit is left out: first the older events, then the legend, then nodes.
     """
-    room = size.height - HEAD_ROWS - len(status.notes[:MAX_NOTES])
+    why = why_now(status)
+    room = size.height - HEAD_ROWS - len(status.notes[:MAX_NOTES]) - bool(why)
     rows = max(1, min(room - 1, max(3, size.height - OTHER_ROWS)))
     room -= min(rows + 1, len(status.nodes))
     legend = [_legend()] if size.width >= NARROW and room > 0 else []
     lines = _event_lines(events, status.started_s, size.width, room - len(legend) - 1)
     return Group(
         _headline(status, now_s, answers=answers),
-        _progress(status, size.width),
+        # How far a script is that trains on its own, only the script knows.
+        *([] if status.state == "running" else [_progress(status, size.width)]),
+        *([Text(why, "yellow", no_wrap=True, overflow="ellipsis")] if why else []),
         Text(logged(status.logged, size.width), "cyan", no_wrap=True),
         *(Text(note, no_wrap=True) for note in status.notes[:MAX_NOTES]),
         node_table(status.nodes, rows, size.width),
@@ -149,9 +152,6 @@ def _headline(status: JobStatus, now_s: float, *, answers: bool) -> Text:
 
 
 def _progress(status: JobStatus, width: int) -> Table | Text:
-    if status.state == "running":  # how far it is only the script knows
-        slow = headline(status.slow, status.started_s)
-        return Text(slow, "yellow", no_wrap=True, overflow="ellipsis") if slow else Table.grid()
     done = percent(status.committed, status.total or 0) if status.total else ""
     text = progress(status.committed, status.total)
     rate = speed(status.samples_per_s)

@@ -113,7 +113,13 @@ app.command(
     rich_help_panel=EVERY_DAY,
 )(run_verbs.run)
 VERBS: dict[str, tuple[Callable[..., None], ...]] = {
-    EVERY_DAY: (job_verbs.status, run_verbs.attach, job_verbs.logs, order_verbs.stop),
+    EVERY_DAY: (
+        job_verbs.status,
+        decision_verbs.why,
+        run_verbs.attach,
+        job_verbs.logs,
+        order_verbs.stop,
+    ),
     LOOK: (job_verbs.ps, decision_verbs.explain, job_verbs.strategies, features.features),
     CHANGE: (
         order_verbs.scale,

@@ -11,6 +11,7 @@ from rich.table import Table
 from paceline.base.errors import ConfigError
 from paceline.base.jobdir import JobDir, home, role_of
 from paceline.cli.live import cut_notes, draw, node_table, worth_showing
+from paceline.jobs.facts import work_out
 from paceline.jobs.history import read_events, read_last_metrics
 from paceline.jobs.launch import ask_running
 from paceline.jobs.listing import (
@@ -24,10 +25,11 @@ from paceline.jobs.listing import (
     shown_of,
     state_of,
 )
-from paceline.jobs.outcome import read_outcome
+from paceline.jobs.outcome import Outcome, read_outcome
 from paceline.jobs.relaunches import count_relaunches, with_relaunches
 from paceline.jobs.slowness import COLUMNS as SLOW_COLUMNS
 from paceline.jobs.slowness import rows as slow_rows
+from paceline.jobs.why import found_about
 from paceline.jobs.wording import age, clock, logged, percent, progress, seconds, speed
 from paceline.terminal.options import print_json
 from paceline.wire.client import (
@@ -196,6 +198,7 @@ def show_job(job: JobDir, console: Console) -> None:
     _print_shown(shown, console)
     if nodes := _nodes_last_seen(job, all_events, word):
         console.print(node_table(nodes, ALL_ROWS.height, console.width))
+    _print_why(job, outcome, all_events, console)
     _print_slow(job, shown, console)
     _print_tables(shown, console)
     _print_events(events, job.launched_s(), console)
@@ -213,6 +216,18 @@ def _print_notes(nodes: Sequence[NodeStatus], console: Console) -> None:
         named.setdefault(note, []).append(node)
     for note, names in named.items():
         console.print(f"  {', '.join(names)}: {note}", highlight=False, markup=False)
+
+
+def _print_why(
+    job: JobDir, outcome: Outcome | None, events: Sequence[Event], console: Console
+) -> None:
+    """Print why an ended job was slow, or has its size, where there is something to tell."""
+    spec = read_spec(job)
+    if spec is None:
+        return
+    facts = work_out(job, spec, outcome, events, (), launched_s=job.launched_s())
+    for sentence in found_about(facts):
+        console.print(f"  {sentence}", highlight=False, markup=False)
 
 
 def _print_events(events: Sequence[Event], launched_s: float, console: Console) -> None:

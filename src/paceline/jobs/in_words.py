@@ -1,9 +1,12 @@
 """Words for what became of a job: one line, and the paragraph at the end of a run."""
 
+from collections.abc import Sequence
+
 from paceline.jobs.facts import Facts
 from paceline.jobs.incidents import Incident
 from paceline.jobs.outcome import End
 from paceline.jobs.sections import sections_of
+from paceline.jobs.why import found_about
 from paceline.jobs.wording import clock, counted, progress, seconds, speed
 
 MAX_TOLD = 5
@@ -23,6 +26,7 @@ def paragraph(facts: Facts) -> str:
     """Tell the result of a job in a few sentences, with those of its report's sections."""
     told = [one.sentence for one in sections_of(facts) if one.sentence]
     is_well = not told
+    told += _whys(facts, told)
     return " ".join(
         filter(
             None,
@@ -35,6 +39,12 @@ def paragraph(facts: Facts) -> str:
             ),
         )
     )
+
+
+def _whys(facts: Facts, told: Sequence[str]) -> list[str]:
+    """Say what features found out about slowness and size, but for what was said."""
+    found = found_about(facts)
+    return [one for one in found if not any(said.rstrip(".") in one for said in told)]
 
 
 _ENDED = {

@@ -429,3 +429,21 @@ def test_a_job_that_runs_is_not_resumed_and_the_message_says_since_when() -> Non
     os.close(lock)
     assert result.exit_code == 2
     assert "is running (supervisor pid 4711, since " in result.stderr
+
+
+def test_why_answers_in_three_sentences_at_most_and_names_the_command_for_more() -> None:
+    error = "worker-0: KeyError: 'x'"
+    job = ended_job("bad", state="failed", end="script failed", exit_code=3, error=error)
+    out = paceline("why", "bad").stdout.splitlines()
+    assert out[0].startswith("It failed by an error of its script (at 0:00, exit code 3): worker-0")
+    assert out[-1] == f"more: `paceline report {job.job_id}`"
+    assert 2 <= len(out) <= 4
+    told = msgspec.json.decode(paceline("why", "bad", "--json").stdout)
+    assert told["job_id"] == job.job_id
+    assert told["reasons"][0]["question"] == "ended"
+    assert told["reasons"][0]["sentence"] == out[0]
+
+
+def test_why_of_a_job_that_nobody_knows_is_a_mistake() -> None:
+    done = paceline("why", "nobody")
+    assert (done.exit_code, "no job matches 'nobody'" in done.stderr) == (2, True)

@@ -368,6 +368,16 @@ def test_a_long_note_hides_no_other_column(width: int) -> None:
     assert "…" not in with_note[2]
 
 
+def test_a_relief_is_in_the_picture_until_the_job_ends() -> None:
+    well = msgspec.structs.replace(SLOW, until_s=60.0)
+    now = msgspec.structs.replace(status(1), relieved=(well,))
+    console = Console(file=io.StringIO(), width=100, height=40, force_terminal=False)
+    console.print(draw(now, [], 65.0, ConsoleDimensions(100, 40)))
+    assert isinstance(console.file, io.StringIO)
+    line = "was slow, is well again: worker-2 computes 2.28 times as long, from 0:19 to 1:00"
+    assert console.file.getvalue().splitlines()[2].rstrip() == line
+
+
 def test_the_live_view_prints_the_scripts_lines_and_goes_away_at_the_end() -> None:
     console = Console(file=io.StringIO(), width=80, height=30, force_terminal=True)
     view = LiveView("job-1", console)

@@ -11,4 +11,5 @@ FEATURE = Feature(
         ("squeue", "`paceline cluster queue`"),
         ("sbatch", "`paceline cluster submit SCRIPT`"),
     ),
+    reasons="paceline.features.cluster.reasons:reasons",
 )

@@ -19,5 +19,6 @@ FEATURE = Feature(
     shown="paceline.features.failslow.shown:shown",
     explained="paceline.features.failslow.telling:explain",
     replayed="paceline.features.failslow.cures:LOG",
+    reasons="paceline.features.failslow.reasons:reasons",
     sections="paceline.features.failslow.sections:tell",
 )

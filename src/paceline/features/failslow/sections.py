@@ -128,12 +128,13 @@ def well(facts: Facts) -> str:
 def sentence(facts: Facts) -> str:
     """Say for the paragraph at the end of a run what was slow, and when."""
     found = slownesses(facts.events) if was_watched(facts) else []
-    told = [_clause(each, facts.started_s) for each in found[-MAX_MATRICES:]]
+    told = [clause_of(each, facts.started_s) for each in found[-MAX_MATRICES:]]
     more = f" ({len(found) - len(told)} more before)" if len(found) > len(told) else ""
     return f"Slow {'; '.join(told)}{more}." if told else ""
 
 
-def _clause(one: Slowness, started_s: float) -> str:
+def clause_of(one: Slowness, started_s: float) -> str:
+    """Say when a script was slow, and what was."""
     since = clock(one.since_s - started_s)
     when = f"since {since}"
     if one.until_s is not None:

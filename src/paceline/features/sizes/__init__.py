@@ -13,5 +13,6 @@ FEATURE = Feature(
     master="paceline.features.sizes.master:SizesPart",
     explained="paceline.features.sizes.log:explain",
     replayed="paceline.features.sizes.log:SIZES",
+    reasons="paceline.features.sizes.reasons:reasons",
     sections="paceline.features.sizes.section:tell",
 )

@@ -12,5 +12,6 @@ FEATURE = Feature(
     shown="paceline.features.stragglers.slow:shown",
     explained="paceline.features.stragglers.telling:explain",
     replayed="paceline.features.stragglers.telling:DECISIONS",
+    reasons="paceline.features.stragglers.reasons:reasons",
     sections="paceline.features.stragglers.telling:tell",
 )

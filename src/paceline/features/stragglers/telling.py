@@ -65,11 +65,20 @@ def _head(job: JobDir, lines: Sequence[AnyLine]) -> tuple[str, str]:
 
 def tell(facts: Facts, add: Callable[[Section], None]) -> None:
     """Add a section about decisions to a job's report."""
-    log = log_of(JobDir(Path(facts.path)))
-    told = _stories(log, log.stat().st_size) if log.exists() else []
+    told = stories_of(JobDir(Path(facts.path)))
     if told:
         rows = decision_rows(told, facts.started_s)
         add(Section("decisions", "Decisions", columns=COLUMNS, rows=rows))
+
+
+def stories_of(job: JobDir) -> Sequence[Story]:
+    """Return what was decided in a job, action by action; empty: it has no log, or no action.
+
+    Raises:
+        ConfigError: the log is of another version.
+    """
+    log = log_of(job)
+    return _stories(log, log.stat().st_size) if log.exists() else ()
 
 
 @lru_cache(maxsize=1)  # a page, and the paragraph on it, ask for the sections of one job
