@@ -20,7 +20,7 @@ MAX_EPOCHS = 4
 """Runs of epochs that are told; more are counted."""
 
 
-class Verdict(NamedTuple):
+class FileVerdict(NamedTuple):
     """What became of a check."""
 
     lines: tuple[str, ...]
@@ -30,7 +30,7 @@ class Verdict(NamedTuple):
     """Kind of fault: ``receipt``, ``key``, ``tensor`` or ``file``; empty: proven."""
 
 
-def check(file: Path, receipt_path: Path, pinned: str = "") -> Verdict:
+def check(file: Path, receipt_path: Path, pinned: str = "") -> FileVerdict:
     """Check a file against its receipt.
 
     Args:
@@ -49,11 +49,11 @@ def check(file: Path, receipt_path: Path, pinned: str = "") -> Verdict:
         return _bad("key", f"{receipt_path}: signed by {receipt.key}, expected {pinned}")
     if fault := _fault(file, found, said):
         return _bad(*fault)
-    return Verdict(tuple(_proof(file, said, receipt.key, is_pinned=bool(pinned))), proven=True)
+    return FileVerdict(tuple(_proof(file, said, receipt.key, is_pinned=bool(pinned))), proven=True)
 
 
-def _bad(fault: str, line: str) -> Verdict:
-    return Verdict((line,), proven=False, fault=fault)
+def _bad(fault: str, line: str) -> FileVerdict:
+    return FileVerdict((line,), proven=False, fault=fault)
 
 
 def _fault(file: Path, found: FileDigests, said: Statement) -> tuple[str, str] | None:
