@@ -71,17 +71,12 @@ def test_a_job_runs_to_its_end_and_has_a_report(plain: dict[str, str]) -> None:
     assert code == 0, said
     assert "largest error" in said
     assert said.count("paceline[sql]") == 1  # once, not by each who would read the history
-    assert said.count("paceline[report]") == 1
     (job,) = (Path(plain["PACELINE_HOME"]) / "jobs").iterdir()
     assert "<h2>" in (job / "report.html").read_text()
     assert "Traceback" not in said
     code, said = paceline(plain, "report", job.name)
-    assert code == 2
-    assert "finished" in said  # the numbers need no drawings
-    assert said.splitlines()[-1] == (
-        "paceline: the page of `paceline report` needs matplotlib, which is not installed; "
-        "run `pip install 'paceline[report]'`"
-    )
+    assert code == 0, said
+    assert "finished" in said
     code, said = paceline(plain, "report", job.name, "--json")
     assert code == 0, said
 

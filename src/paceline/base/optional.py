@@ -14,7 +14,6 @@ EXTRAS = {
     "alembic": "sql",
     "cryptography": "receipt",
     "llvmlite": "servers",
-    "matplotlib": "report",
     "numba": "servers",
     "prometheus_client": "metrics",
     "pyarrow": "parquet",

@@ -5,6 +5,7 @@ The master writes them, and may be killed in the middle of a line; a reader sees
 
 import contextlib
 import os
+from collections.abc import Iterable
 from pathlib import Path
 
 import msgspec
@@ -85,8 +86,13 @@ def read_events(path: Path) -> list[AnyEvent]:
 
 def read_metrics(path: Path) -> list[MetricsPoint]:
     """Read all measurements of a job that are kept, in order, but for torn or damaged lines."""
+    return decode_metrics([*Tail(before(path)).lines(), *Tail(path).lines()])
+
+
+def decode_metrics(lines: Iterable[bytes]) -> list[MetricsPoint]:
+    """Read lines of measurements, but for torn or damaged ones."""
     found = []
-    for line in [*Tail(before(path)).lines(), *Tail(path).lines()]:
+    for line in lines:
         with contextlib.suppress(msgspec.DecodeError, UnicodeDecodeError):
             found.append(msgspec.json.decode(line, type=MetricsPoint))
     return found

@@ -1,6 +1,7 @@
 """The report of a job in words, and the page made of it."""
 
 import io
+import json
 import re
 from html.parser import HTMLParser
 from pathlib import Path
@@ -13,11 +14,12 @@ from rich.console import Console
 from paceline.base.jobdir import JobDir
 from paceline.features.failslow.events import CheckedEvent
 from paceline.features.failslow.wire import NodeSpeed
+from paceline.features.report.charts import RED
+from paceline.features.report.content import page_of
 from paceline.features.report.page import render
 from paceline.features.report.text import figures, incident_rows, show
-from paceline.jobs.facts import (
-    work_out,
-)
+from paceline.jobs.curves import CurvePoint
+from paceline.jobs.facts import Facts, work_out
 from paceline.jobs.history import MetricsPoint, NodePoint
 from paceline.jobs.outcome import Outcome
 from paceline.wire.spec import JobSpec
@@ -67,9 +69,8 @@ UNTIMED = [
 def test_a_job_whose_batches_were_not_timed_can_be_drawn(
     outcome: Outcome | None,
 ) -> None:
-    page = drawn_from(UNTIMED, outcome)
-    assert "No batch was timed." in page
-    assert page.count("<svg") == 3
+    page = page_of(lost_one(UNTIMED, outcome))
+    assert [one.name for one in page.charts] == ["throughput", "samples"]
 
 
 @pytest.mark.parametrize("outcome", [None, FINISHED, Outcome(state="failed", exit_code=1)])
@@ -84,16 +85,18 @@ def test_a_job_whose_batches_were_not_timed_can_be_drawn(
 def test_a_job_without_samples_has_its_lives_drawn_and_no_empty_axes(
     seen: list[MetricsPoint], outcome: Outcome | None
 ) -> None:
-    page = drawn_from(seen, outcome)
-    assert "No worker got a sample." in page
-    assert page.count("<svg") == 1
-    assert "Lives of the nodes" in page
+    page = page_of(lost_one(seen, outcome))
+    assert page.charts == ()
+    html = "".join(one.html for one in page.blocks)
+    assert "No worker got a sample." in html
+    assert html.count("<svg") == 1
+    assert "Lives of the nodes" in html
 
 
-def drawn_from(seen: list[MetricsPoint], outcome: Outcome | None) -> str:
-    """The page of a job that lost a worker."""
+def lost_one(seen: list[MetricsPoint], outcome: Outcome | None) -> Facts:
+    """A job that lost a worker."""
     spec = JobSpec(script="/train.py")
-    return render(work_out(JobDir(Path("/jobs/x")), spec, outcome, ONE_LOST, seen, launched_s=0.0))
+    return work_out(JobDir(Path("/jobs/x")), spec, outcome, ONE_LOST, seen, launched_s=0.0)
 
 
 class _Checker(HTMLParser):
@@ -115,7 +118,7 @@ class _Checker(HTMLParser):
                 self.ids.append(value or "")
             if name in ("src", "href", "xlink:href") and not (value or "").startswith("#"):
                 self.loads.append(value or "")
-        if tag in ("script", "link", "img", "iframe"):
+        if tag in ("link", "img", "iframe"):
             self.loads.append(tag)
 
     def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
@@ -149,16 +152,21 @@ def test_the_page_says_all_that_the_text_says(page: str) -> None:
     assert "--lr &lt;0.1&gt;" in page
 
 
-def test_the_drawings_take_the_colours_of_the_page_and_mark_the_incidents(page: str) -> None:
-    drawings = re.findall(r"<svg.*?</svg>", page, re.DOTALL)
-    assert len(drawings) == 4
-    for drawing in drawings:
-        root = ElementTree.fromstring(drawing.replace("xlink:href", "href"))
-        assert root.get("width") is None
-        assert "#010203" not in drawing
-        assert "currentColor" in drawing
-    assert [str(n) in re.findall(r">(\d)</text>", drawings[0]) for n in (1, 2, 3)] == [True] * 3
-    assert drawings[3].count("#c0504d") >= 2  # two killed lives
+def test_the_charts_mark_the_incidents_and_lives_have_the_colours_of_their_ends(page: str) -> None:
+    throughput = {one.name: one for one in page_of(EVENTFUL).charts}["throughput"]
+    assert [one.label for one in throughput.marks] == ["1", "2", "3"]
+    (drawing,) = re.findall(r"<svg.*?</svg>", page, re.DOTALL)
+    assert ElementTree.fromstring(drawing).get("width") is None
+    assert drawing.count(f'fill="{RED}"') >= 2  # two killed lives
+
+
+def test_no_text_of_a_job_ends_the_script_that_holds_its_charts() -> None:
+    odd = structs.replace(EVENTFUL, curves={"</script><b>": [CurvePoint(1, 1, 1.0, 0.5)]})
+    page = render(odd)
+    assert "</script><b>" not in page
+    charts = page[page.index('id="charts">') + 12 :]
+    (name, *_) = [one["name"] for one in json.loads(charts[: charts.index("</script>")])]
+    assert name == "curve-</script><b>"
 
 
 def test_a_failed_job_shows_the_users_traceback() -> None:

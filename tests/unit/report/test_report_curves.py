@@ -1,14 +1,13 @@
 """The report's drawings of what a script has logged."""
 
 import math
-import re
-from collections import Counter
 from pathlib import Path
 
 from msgspec import structs
 
 from paceline.base.jobdir import JobDir
-from paceline.features.report.figures import MAX_CURVES, MAX_DRAWN, broken, curves, thinned
+from paceline.features.report.charts import MOST_POINTS, broken, curve_charts, envelope
+from paceline.features.report.content import MAX_CURVES
 from paceline.features.report.page import render
 from paceline.jobs.curves import CurvePoint
 from paceline.jobs.facts import work_out
@@ -39,47 +38,49 @@ def test_a_gap_is_a_gap() -> None:
     assert broken([point(1)]) == [(8, 0.5)]
 
 
-def test_a_long_curve_is_drawn_with_bounded_points() -> None:
-    points = [point(step) for step in range(10_000)]
-    found = thinned(points, MAX_DRAWN)
-    assert len(found) == MAX_DRAWN
-    assert (found[0], found[-1]) == (points[0], points[-1])
-    assert thinned(points[:5], MAX_DRAWN) == points[:5]
+def test_a_long_curve_is_drawn_with_bounded_points_and_keeps_its_spikes() -> None:
+    points = [point(step, 9.0 if step == 5_003 else 0.5) for step in range(10_000)]
+    found = envelope(points, MOST_POINTS)
+    assert len(found) <= MOST_POINTS
+    assert max(one.value for one in found) == 9.0
+    assert [one.samples for one in found] == sorted({one.samples for one in found})
+    assert envelope(points[:5], MOST_POINTS) == points[:5]
 
 
-def test_what_is_not_finite_can_be_drawn() -> None:
+def test_new_points_leave_the_drawn_ones_as_they_are() -> None:
+    points = [point(step, step % 7) for step in range(10_000)]
+    sooner, later = envelope(points[:-100], MOST_POINTS), envelope(points, MOST_POINTS)
+    assert later[: len(sooner) - 2] == sooner[:-2]
+
+
+def test_what_is_not_finite_is_a_cross_and_no_value() -> None:
     odd = [float("nan"), float("inf"), -float("inf")]
-    for values in (odd, [0.5, *odd, 0.25], [1e300, -1e300, 5e-324]):
+    for values in (odd, [0.5, *odd, 0.25], [1e300, -1e300, 5e-324, *odd]):
         points = [point(step, value) for step, value in enumerate(values, start=1)]
-        svg = curves(structs.replace(FACTS, curves={"loss": points}))
-        assert svg.startswith("<svg")
-        assert "nan" not in svg.lower()
+        (chart,) = curve_charts(structs.replace(FACTS, curves={"loss": points}))
+        assert [dots.at for dots in chart.dots] == [
+            tuple(one.samples for one in points if not math.isfinite(one.value))
+        ]
+        assert all(value is None or math.isfinite(value) for value in chart.columns[1])
+    many = [point(step, math.nan) for step in range(20 * MOST_POINTS)]
+    (chart,) = curve_charts(structs.replace(FACTS, curves={"loss": many}))
+    assert len(chart.dots[0].at) <= MOST_POINTS
+    assert chart.dots[0].at[-1] > 0.99 * many[-1].samples
 
 
-def test_crosses_reach_as_far_as_the_curve() -> None:
-    points = [point(step, math.nan) for step in range(10 * MAX_DRAWN)]
-    svg = curves(structs.replace(FACTS, curves={"loss": points}))
-    marks = re.findall(r'<use [^>]*x="([\d.]+)" y="([\d.]+)"', svg)
-    ((height, number),) = Counter(y for _, y in marks).most_common(1)
-    assert number == MAX_DRAWN
-    crosses = [float(x) for x, y in marks if y == height]
-    assert max(crosses) - min(crosses) > 200, "the left half of the figure is 324 wide"
-
-
-def test_numbers_on_an_axis_are_those_that_were_logged() -> None:
-    points = [point(step, 12_345_678.0 + step) for step in range(10)]
-    svg = curves(structs.replace(FACTS, curves={"tokens": points}))
-    labels = re.findall(r"<text[^>]*>(.*?)</text>", svg)
-    assert "1.2345680" in labels, "with 1e7 above the axis"
-    assert not any(label.startswith("+") for label in labels)
+def test_what_people_ask_for_first_is_drawn_first() -> None:
+    names = ["lr", "val/acc", "acc", "val/loss", "loss", "grad_norm"]
+    found = structs.replace(FACTS, curves={name: [point(1)] for name in names})
+    drawn = [chart.title for chart in curve_charts(found)]
+    assert drawn == ["loss", "val/loss", "acc", "val/acc", "lr", "grad_norm"]
 
 
 def test_each_name_has_its_drawing_up_to_a_bound() -> None:
     found = {f"m{k}": [point(1), point(2)] for k in range(MAX_CURVES + 3)}
     page = render(structs.replace(FACTS, curves=found))
     for k in range(MAX_CURVES):
-        assert page.count(f">m{k}<") == 1
-    assert f">m{MAX_CURVES}<" not in page
+        assert page.count(f"<h3>m{k}</h3>") == 1
+    assert f"<h3>m{MAX_CURVES}</h3>" not in page
     assert "3 more are in curves.jsonl" in page
 
 

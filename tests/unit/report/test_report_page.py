@@ -1,6 +1,5 @@
 """The report's page: figures first, charts before prose, gaps as gaps, narrow screens and paper."""
 
-import itertools
 import re
 from pathlib import Path
 
@@ -8,10 +7,12 @@ import msgspec
 from msgspec import structs
 
 from paceline.base.jobdir import JobDir
-from paceline.features.report.figures import stretches
+from paceline.features.report.charts import MOST_POINTS, Chart, stretches
+from paceline.features.report.content import page_of
 from paceline.features.report.numbers import numbers
-from paceline.features.report.page import STYLE, render
+from paceline.features.report.page import asset, render
 from paceline.features.report.tiles import tiles
+from paceline.jobs.curves import CurvePoint
 from paceline.jobs.facts import Facts, work_out
 from paceline.jobs.history import MetricsPoint, NodePoint
 from paceline.jobs.incidents import Incident
@@ -52,32 +53,30 @@ def test_measurements_are_divided_where_none_was_made() -> None:
     assert stretches(BEFORE[:1]) == [BEFORE[:1]]
 
 
-def widths_of(svg: str) -> list[tuple[float, float]]:
-    """Of each line of data in a drawing: how wide it is, and its widest part without a gap."""
-    found = []
-    for path in re.findall(r'<path d="(M[^"]+)"', svg):
-        parts = [
-            [float(x) for x in re.findall(r"(-?[\d.]+) -?[\d.]+", part)] for part in path.split("M")
-        ]
-        drawn = [part for part in parts if len(part) > 1]
-        if drawn and "z" not in path:
-            every = [x for part in drawn for x in part]
-            steps = [abs(b - a) for part in drawn for a, b in itertools.pairwise(part)]
-            found.append((max(every) - min(every), max(steps)))
-    # Axes and keys are lines of two points.
-    return [(whole, widest) for whole, widest in found if whole > 200 and widest < whole]
+def gap_of(chart: Chart) -> tuple[float, float]:
+    """The moments between which the lines of a chart have a gap."""
+    dates, *lines = chart.columns
+    (at,) = {k for line in lines for k, value in enumerate(line) if value is None}
+    before, after = dates[at - 1], dates[at + 1]
+    assert before is not None and after is not None
+    return before, after
 
 
 def test_no_line_crosses_a_time_without_measurements() -> None:
-    page = render(facts([*BEFORE, *AFTER]))
-    svgs = re.findall(r"<svg.*?</svg>", page, re.DOTALL)
-    assert len(svgs) == 4
-    for svg in svgs[:3]:
-        lines = widths_of(svg)
-        assert lines
-        for whole, widest in lines:
-            assert widest < whole / 4, "the gap is 50 of 80 seconds"
-    assert "grey: nothing was measured" in page
+    page = page_of(facts([*BEFORE, *AFTER]))
+    assert [one.name for one in page.charts] == ["throughput", "batch-times", "samples"]
+    for one in page.charts:
+        assert gap_of(one)[0] == 10.0 and gap_of(one)[1] >= 60.0
+        assert [(band.since, band.until) for band in one.bands] == [(10.0, 60.0)]
+        assert "grey: nothing was measured" in one.caption
+
+
+def test_a_long_job_has_bounded_points_and_its_whole_mean() -> None:
+    long = [point(float(t), 100 * t) for t in range(1, 20_000)]
+    throughput, *rest = page_of(facts(long)).charts
+    for one in (throughput, *rest):
+        assert len(one.columns[0]) <= MOST_POINTS
+    assert set(throughput.columns[1]) == {100.0}
 
 
 # --------------------------------------------------------------------------- figures
@@ -117,20 +116,14 @@ def test_a_job_without_incidents_lost_nothing_and_one_that_runs_has_no_end() -> 
     assert names == {"time taken", "failures and kills", "processor time"}
 
 
-def test_figures_come_first_then_charts_then_prose() -> None:
+def test_figures_come_first_then_what_the_script_logged_then_how_it_ran() -> None:
     failed = structs.replace(DONE, state="failed", exit_code=1, error="it broke", traceback="File")
-    page = render(facts(BEFORE, failed))
-    order = [
-        '<dl class="tiles">',
-        "<h2>Traceback</h2>",
-        "<svg",
-        "<h2>In words</h2>",
-        "<h2>What went wrong",
-        "<h2>Workers</h2>",
-        "<h2>The job</h2>",
-    ]
-    assert [page.index(part) for part in order] == sorted(page.index(part) for part in order)
-    assert page.rindex("<svg") < page.index("<h2>In words</h2>")
+    told = structs.replace(facts(BEFORE, failed), curves={"loss": [CurvePoint(1, 1, 1.0, 0.5)]})
+    order = [one.name for one in page_of(told).blocks]
+    assert order == [
+        "done", "tiles", "traceback", "words", "logged", "chart-curve-loss", "chart-throughput",
+        "lives", "incidents", "workers", "chart-batch-times", "chart-samples", "facts",
+    ]  # fmt: skip
 
 
 # --------------------------------------------------------------------------- screens and paper
@@ -139,13 +132,15 @@ def test_figures_come_first_then_charts_then_prose() -> None:
 def test_a_narrow_screen_and_paper_have_styles_of_their_own() -> None:
     page = render(facts(BEFORE))
     assert 'name="viewport" content="width=device-width' in page
-    narrow = STYLE[STYLE.index("@media screen and (max-width") : STYLE.index("@page")]
+    style = asset("page.css")
+    narrow = style[style.index("@media screen and (max-width") : style.index("@page")]
     assert "grid-template-columns: 1fr 1fr" in narrow
     assert ".facts th, .facts td { display: block" in narrow
     # What is wider than the screen moves in a place of its own, and the page does not.
     assert ".scroll > svg { min-width" in narrow
+    shown = page[: page.index('<script type="application/json"')]
     for wide in ("<svg", "<table"):
-        assert page.count(wide) == len(re.findall(rf'<div class="scroll">{wide}', page))
-    paper = STYLE[STYLE.index("@media print") :]
+        assert shown.count(wide) == len(re.findall(rf'<div class="scroll">{wide}', shown))
+    paper = style[style.index("@media print") :]
     assert ".scroll { overflow: visible" in paper
     assert "break-inside: avoid" in paper

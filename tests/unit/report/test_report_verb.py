@@ -5,14 +5,12 @@ import os
 import re
 import stat
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 from typer.testing import CliRunner
 
 from paceline.base.processes import try_lock
 from paceline.cli.main import app
-from paceline.features.report import drawing
 from paceline.features.report.page import write_report
 from paceline.jobs.facts import read_facts
 from paceline.wire import spec as specs
@@ -30,8 +28,6 @@ from tests.unit.curves.test_curves_status import logging_job
 @pytest.fixture(autouse=True)
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("PACELINE_HOME", str(tmp_path))
-    # No test but those of the drawings has them made.
-    monkeypatch.setattr(drawing, "sys", SimpleNamespace(executable="true"))
     return tmp_path
 
 
@@ -88,7 +84,7 @@ def test_a_report_can_be_made_of_a_job_long_ended(tmp_path: Path) -> None:
     result = paceline("report", "--html", str(page))
     assert result.exit_code == 0
     assert "failed: it broke" in result.stdout
-    assert "<svg" in page.read_text()
+    assert '<dl class="tiles">' in page.read_text()
 
 
 @pytest.mark.parametrize("error", [ValueError("log axis"), RuntimeError("no font"), OSError("x")])
@@ -105,62 +101,12 @@ def test_a_report_that_cannot_be_drawn_does_not_change_how_the_job_ended(
     assert f"no report.html: {error}" in result.stdout
 
 
-@pytest.mark.parametrize(
-    ("program", "wait_s", "told"),
-    [
-        ("true", 5.0, "report.html\n"),
-        ("false", 5.0, "report.html without drawings: `paceline report"),
-        ("yes", 0.0, "report.html (its drawings follow; `paceline report"),
-    ],
-)
-def test_the_end_waits_a_moment_for_drawings_and_has_a_page_without_them(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, program: str, wait_s: float, told: str
-) -> None:
-    python = tmp_path / "python"
-    python.write_text(f"#!/bin/sh\n{'sleep 0.5' if program == 'yes' else program}\n")
-    python.chmod(0o700)
-    monkeypatch.setattr(drawing, "sys", SimpleNamespace(executable=str(python)))
-    monkeypatch.setattr("paceline.cli.run.ENDED_WAIT_S", wait_s)
+def test_a_page_replaces_what_another_command_left() -> None:
     job = ended_job(state="finished", exit_code=0, committed=500, total=500)
-    result = paceline("attach")
-    assert result.exit_code == 0
-    assert told in result.stdout
-    page = job.report.read_text()
-    assert "<svg" not in page
-    assert f"<code>paceline report {job.job_id}</code>" in page
-
-
-def test_the_process_that_draws_replaces_the_page_by_one_with_drawings(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    job = ended_job(state="finished", exit_code=0, committed=500, total=500)
-    monkeypatch.setattr(drawing.os, "nice", lambda _: 0)
     (job.path / "report.html.new").write_text("of one that was killed while it wrote")
-    mark = write_report(read_facts(job), job, drawn=False)
-    monkeypatch.setattr(drawing, "sys", SimpleNamespace(argv=["", str(job.path), mark]))
-    drawing.main()
-    assert "<svg" in job.report.read_text()
+    write_report(read_facts(job), job)
+    assert '<dl class="tiles">' in job.report.read_text()
     assert [path.name for path in job.path.glob("report.html*")] == ["report.html"]
-
-
-@pytest.mark.parametrize("then", ["a later run has ended", "the job is being removed"])
-def test_drawings_replace_no_other_page_than_their_own(then: str) -> None:
-    job = ended_job(state="finished", exit_code=0, committed=500, total=500)
-    facts = read_facts(job)
-    mark = write_report(facts, job, drawn=False)
-    if then == "a later run has ended":
-        write_report(facts, job, drawn=False)
-        newer = job.report.read_bytes()
-        write_report(facts, job, instead_of=mark)
-        assert job.report.read_bytes() == newer
-    else:
-        job.report.unlink()
-        write_report(facts, job, instead_of=mark)
-        assert not job.report.exists()
-        (job.path / "report.lock").unlink()
-        with pytest.raises(FileNotFoundError):
-            write_report(facts, job, instead_of=mark)
-        assert not (job.path / "report.lock").exists()
 
 
 @pytest.mark.parametrize("kind", ["link", "pipe"])
@@ -179,7 +125,7 @@ def test_a_page_that_a_person_has_named_does_not_take_the_place_of_a_link_or_a_p
     assert paceline("report", "--html", str(named)).exit_code == 0
     if kind == "link":
         assert named.is_symlink()
-        assert "<svg" in real.read_text()
+        assert '<dl class="tiles">' in real.read_text()
     else:
         assert stat.S_ISFIFO(named.lstat().st_mode)
         assert os.read(reader, 1 << 20).startswith(b"<!doctype html>")

@@ -1,12 +1,11 @@
 """What the report says and shows of changes of a job's size."""
 
 import math
-import re
 
 from msgspec import structs
 
-from paceline.features.report import figures
-from paceline.features.report.page import render
+from paceline.features.report.charts import Chart
+from paceline.features.report.content import page_of
 from paceline.features.report.size_curve import SizePoint, has_changed, size_curve
 from paceline.features.sizes.events import SizeChangedEvent, SizePlannedEvent
 from paceline.features.sizes.section import size_rows, tell
@@ -17,7 +16,7 @@ from paceline.wire.events.base import Event
 from paceline.wire.events.job import ScaledEvent
 from paceline.wire.events.nodes import ServersChangedEvent, ServersNotChangedEvent
 from tests.unit.jobs.test_facts import START, facts, points
-from tests.unit.report.test_report_page import widths_of
+from tests.unit.report.test_report_page import gap_of
 
 ORDERED = ScaledEvent(t=4.0, role="server", count=4, before=2)
 CHANGED = ServersChangedEvent(t=9.5, count=4, joined=("server-2", "server-3"))
@@ -75,8 +74,9 @@ def test_seconds_without_samples_during_a_change_are_told() -> None:
 def test_the_plots_over_time_show_the_letters() -> None:
     told = facts(*START, ORDERED, CHANGED)
 
-    for drawing in (figures.throughput(told), figures.batch_times(told)):
-        assert ">A</text>" in drawing
+    charts = {one.name: one for one in page_of(told).charts}
+    for name in ("throughput", "batch-times"):
+        assert "A" in [mark.label for mark in charts[name].marks]
 
 
 # --------------------------------------------------------------------------- the curve
@@ -115,38 +115,25 @@ def test_a_size_has_changed_by_a_letter_or_by_a_quota() -> None:
     assert not has_changed(grown(unlimited))
 
 
-def labels(svg: str) -> list[str]:
-    return re.findall(r">([^<>]+)</text>", svg)
+def sizes(told: Facts) -> dict[str, Chart]:
+    return {one.title: one for one in page_of(told).charts if one.name.startswith("size-")}
 
 
-def test_the_size_is_drawn_below_the_throughput_if_it_changed() -> None:
-    events = (ORDERED, CHANGED)
-    drawn = labels(figures.throughput(grown(SMALL, LARGE, events=events)))
-    for label in ("nodes", "workers", "servers", "cores granted"):
-        assert label in drawn
-    # They share one axis of time, and the letters are above.
-    assert drawn.count("seconds since the start") == 1
-    assert drawn.count("A") == 1
-    kept = labels(figures.throughput(grown(SMALL)))
-    assert not {"nodes", "cores granted"} & set(kept)
+def test_the_size_is_drawn_if_it_changed() -> None:
+    drawn = sizes(grown(SMALL, LARGE, events=(ORDERED, CHANGED)))
+    assert [one.name for one in drawn["Nodes"].series] == ["workers", "servers"]
+    assert drawn["Cores granted"].columns[1][-1] == 2.5
+    assert [mark.label for mark in drawn["Nodes"].marks] == ["A"]
+    assert sizes(grown(SMALL)) == {}
 
 
 def test_without_quotas_the_nodes_are_drawn_alone() -> None:
     unlimited = [measured(t, 1 + t // 5, 1, None) for t in range(1, 11)]
-    drawn = labels(figures.throughput(grown(unlimited, events=(ORDERED, CHANGED))))
-
-    assert "workers" in drawn
-    assert "cores granted" not in drawn
+    assert [*sizes(grown(unlimited, events=(ORDERED, CHANGED)))] == ["Nodes"]
 
 
 def test_the_size_has_a_gap_where_nothing_was_measured() -> None:
-    svg = figures.throughput(grown(SMALL, LARGE, events=(ORDERED, CHANGED)))
-    lines = widths_of(svg)
-    assert len(lines) == 5  # two of the rate, then workers, servers, cores
-    for whole, widest in lines:
-        assert widest < whole / 2
-
-
-def test_the_page_says_what_is_below_the_throughput() -> None:
-    assert "below: the size of the job" in render(grown(SMALL, LARGE))
-    assert "below: the size of the job" not in render(grown(SMALL))
+    drawn = sizes(grown(SMALL, LARGE, events=(ORDERED, CHANGED)))
+    assert len(drawn) == 2
+    for one in drawn.values():
+        assert gap_of(one) == (10.0, 60.0)
