@@ -19,7 +19,7 @@ PURE := tests/model tests/unit tests/conformance tests/parity
 
 PARTS := pages form rules types imports
 
-.PHONY: setup demo test quick check $(PARTS) extras soak chaos bench clean
+.PHONY: setup demo test quick check $(PARTS) extras browser soak chaos bench clean
 
 setup: $(STAMP)
 
@@ -72,6 +72,11 @@ extras: setup
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[huggingface,lightning,tensorboard,wandb,mlflow]'
 	$(BIN)/python -m pytest -q tests/unit/runtime/test_integrations.py tests/integration/test_integrations.py \
 		tests/unit/curves/test_sinks.py
+
+# The page of a job in Chromium (Debian: apt install chromium).
+browser: setup
+	@$(call pip,playwright)
+	$(BIN)/python -m pytest -q -m soak tests/integration/test_browser.py
 
 # One benchmark runs Ray Train as well, and one example Optuna.
 soak: setup

@@ -71,6 +71,12 @@ class Feature(NamedTuple):
     and its text. Raises ConfigError where decisions were written that cannot be read."""
     replayed: str = ""
     """A `paceline.jobs.replayed.ReplayedLog`: decisions that ``paceline replay`` makes again."""
+    web: str = ""
+    """Shows a job in a browser while ``paceline run --web`` watches it: takes the `JobDir`, and
+    returns a `paceline.jobs.web.WebPage`. Raises ConfigError where it cannot."""
+    overview: str = ""
+    """Tells of more than one job on the page of all jobs: takes a function to which it gives each
+    `paceline.jobs.overview.OverviewTable`."""
     ended: str = ""
     """Called when a job ended that a person has watched: takes a `paceline.jobs.ended.EndedJob`."""
     reasons: str = ""

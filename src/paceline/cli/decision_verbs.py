@@ -9,7 +9,7 @@ from paceline.terminal.options import AsJson, Job, console, parse_settings
 
 
 def why(job: Job = None, as_json: AsJson = False) -> None:
-    """Say why a job is slow, waits, has its size, and ended, in three sentences at most."""
+    """Say why a job is slow, waits, has its size, or ended."""
     from paceline.cli.why import show_why
 
     show_why(job, console(), as_json=as_json)

@@ -1,5 +1,6 @@
 """``paceline run`` and ``attach``: start a job, show it, say what became of it."""
 
+import contextlib
 import os
 import sys
 from collections.abc import Container
@@ -22,6 +23,7 @@ from paceline.jobs.ground import note_on_memory
 from paceline.jobs.in_words import paragraph
 from paceline.jobs.launch import is_supervised, launch
 from paceline.jobs.outcome import END_OF_SIGNAL, End, Outcome, code_of
+from paceline.jobs.web import open_page
 from paceline.jobs.wording import counted, seconds
 from paceline.wire.spec import JobSpec
 
@@ -98,6 +100,7 @@ def watch(
     from_now: bool = False,
     stops: bool = True,
     others: tuple[View, ...] = (),
+    web: bool = False,
 ) -> int:
     """Show the job to its end; the exit code for the shell.
 
@@ -107,7 +110,13 @@ def watch(
         from_now: leave out what happened before.
         stops: Ctrl-C stops the job; otherwise it ends the watching only.
         others: views that look on.
+        web: show it in a browser, too.
     """
+    if web:
+        page = open_page(job)
+        tell(console, f"page: {page.address}")
+        with contextlib.closing(page):
+            return watch(job, console, from_now=from_now, stops=stops, others=others)
     views = [open_view(job, console), *others]
     interrupts, shown = Interrupts(), set[str]()
     outcome = follow(job, views, interrupts, from_now=from_now, stops=stops, shown=shown)

@@ -22,6 +22,7 @@ from paceline.terminal.torchrun import (
     translate,
 )
 
+Web = Annotated[bool, typer.Option("--web", help="Show it in a browser, too. Default: off.")]
 AS_TORCHRUN = {"token_normalize_func": as_torchrun}
 """Settings of ``paceline run`` by which torchrun's spellings of flags are known."""
 
@@ -56,6 +57,7 @@ def run(
     resume: Annotated[
         bool, typer.Option("--resume", help="Go on with a stopped or killed JOB. Default: off.")
     ] = False,
+    web: Web = False,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Print each setting, and start nothing. Default: off.")
     ] = False,
@@ -72,16 +74,20 @@ def run(
     # As Ctrl-C until the job is there and watched; by default it would end the command alone.
     with suppress(ValueError):  # not in the main thread
         signal.signal(signal.SIGUSR1, signal.default_int_handler)
+    if web and detach:
+        raise ConfigError(
+            "--web serves while the command runs; leave --detach out, or `paceline ui`"
+        )
     flags = of_spec(given) | parse_settings(settings or [])
     torchrun = of_torchrun(given)
     flags |= translate(torchrun, flags)
     if note := note_ignored(torchrun):
         print(note, file=sys.stderr)
     if resume:
-        _resume(target, flags, bool(args), detach=detach)
+        _resume(target, flags, bool(args), detach=detach, web=web)
     else:
         log_dir = torchrun.get("log-dir")
-        _run(target, flags, args or [], detach=detach, dry_run=dry_run, log_dir=log_dir)
+        _run(target, flags, args or [], detach=detach, dry_run=dry_run, web=web, log_dir=log_dir)
 
 
 def _run(
@@ -91,6 +97,7 @@ def _run(
     *,
     detach: bool,
     dry_run: bool,
+    web: bool,
     log_dir: str | None = None,
 ) -> None:
     from paceline.cli import run as running
@@ -108,10 +115,12 @@ def _run(
     if detach:
         running.tell(shown, f"it runs in the background; `paceline attach {job.job_id}` watches it")
         return
-    raise typer.Exit(running.watch(job, shown))
+    raise typer.Exit(running.watch(job, shown, web=web))
 
 
-def _resume(name: str | None, flags: dict[str, str], has_args: bool, *, detach: bool) -> None:
+def _resume(
+    name: str | None, flags: dict[str, str], has_args: bool, *, detach: bool, web: bool
+) -> None:
     from paceline.backends.fitting import fitted
     from paceline.cli import run as running
     from paceline.jobs.launch import resume
@@ -153,12 +162,12 @@ def _resume(name: str | None, flags: dict[str, str], has_args: bool, *, detach: 
     whence = "starts its script again" if by_itself else "goes on from its newest cut"
     running.tell(shown, f"job {job.job_id} {whence}")
     if not detach:
-        raise typer.Exit(running.watch(job, shown, from_now=True))
+        raise typer.Exit(running.watch(job, shown, from_now=True, web=web))
 
 
-def attach(job: Job = None) -> None:
+def attach(job: Job = None, web: Web = False) -> None:
     """Watch a running job; Ctrl-C leaves it running."""
     from paceline.cli import run as running
 
-    code = running.watch(JobDir.find(job), console(), from_now=True, stops=False)
+    code = running.watch(JobDir.find(job), console(), from_now=True, stops=False, web=web)
     raise typer.Exit(code)

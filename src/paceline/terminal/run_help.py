@@ -15,7 +15,7 @@ from paceline.jobs.flags import OF_SPEC, SHORT
 from paceline.terminal.torchrun import TORCHRUN_FLAGS
 
 LATER = frozenset(
-    flag.parameter for flag in (*OF_SPEC.values(), *TORCHRUN_FLAGS) if not flag.is_first
+    [flag.parameter for flag in (*OF_SPEC.values(), *TORCHRUN_FLAGS) if not flag.is_first] + ["web"]
 )
 """Parameters that only ``--help-all`` lists."""
 ALL = "paceline.help_all"

@@ -57,7 +57,7 @@ def test_a_default_is_that_of_the_spec(flag: str, default: str) -> None:
 def test_help_all_lists_all_flags() -> None:
     short, _ = told("--help")
     flags, text = told("--help-all")
-    assert flags.keys() == short.keys() | {flag.names[0] for flag in FLAGS}
+    assert flags.keys() == short.keys() | {"--web"} | {flag.names[0] for flag in FLAGS}
     assert "Exit codes" in text
 
 

@@ -12,4 +12,5 @@ FEATURE = Feature(
         ("sbatch", "`paceline cluster submit SCRIPT`"),
     ),
     reasons="paceline.features.cluster.reasons:reasons",
+    overview="paceline.features.cluster.overview:tell",
 )

@@ -11,5 +11,6 @@ FEATURE = Feature(
     lacks="paceline.features.history.checking:lacks",
     checked="paceline.features.history.checking:check_history",
     prepared="paceline.features.history.preparing:prepared",
+    overview="paceline.features.history.overview:tell",
     master="paceline.features.history.master:HistoryPart",
 )
