@@ -61,7 +61,7 @@ imports:
 
 test: check
 	$(call timed,tests of parts,$(PYTEST) -n auto $(PURE))
-	$(call timed,tests of jobs,$(PYTEST) -n 3 tests/integration tests/chaos tests/ray)
+	$(call timed,tests of jobs,$(PYTEST) -n 4 tests/integration tests/chaos tests/ray)
 
 # What is quick to check of FILE, or of several: its style, imports, and the tests of its room.
 quick: setup

@@ -46,6 +46,8 @@ STAGES = {
     "paceline ps": "trains",
     "paceline status": "trains",
     "paceline logs --tail": "trains",
+    "paceline why": "trains",
+    "paceline ui": "elsewhere",
     "paceline explain": "trains",
     "paceline failslow": "trains",
     "paceline scale --servers": "servers",
@@ -64,7 +66,7 @@ STAGES = {
 
 before: without a job; trains, servers: while a job trains; stopped, ended, removed: when it stops,
 and after that; resumed: as a job that was stopped; runs: as a job of its own; elsewhere: such as
-the demo, which is a test of its own, and a storage that no test has.
+the demo and `paceline ui`, which have tests of their own, and a storage that no test has.
 """
 LONG = [pytest.mark.soak, pytest.mark.timeout(400)]
 """Marks of runs; a rehearsal alone has five minutes."""

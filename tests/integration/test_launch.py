@@ -231,7 +231,7 @@ def test_an_order_whose_answer_is_lost_is_not_said_to_be_done(
     master.start()
     assert up.wait(10.0)
     expected = (
-        (ConfigError, r"^job \S+ has ended meanwhile: it has finished; see")
+        (ConfigError, r"^job \S+ has ended meanwhile: it has finished; `paceline status")
         if ends
         else (TransientError, r"^job \S+: its master did not answer \(.+\), so it is not known")
     )

@@ -13,7 +13,7 @@ WRONG_FILES = [
         "script: train.py\nsolution: best\n",
         (
             "job.yaml:2: solution: got 'best', expected one of adjust_lr, auto, backup_workers, dd, "
-            "even, falcon, lb_bsp, nd, none, partial; write e.g. solution: nd"
+            "even, falcon, lb_bsp, nd, none, partial; write e.g. solution: auto"
         ),
     ),
 ]
