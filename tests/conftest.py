@@ -29,6 +29,12 @@ def _guarded(kill: Callable[[int, int], None]) -> Callable[[int, int], None]:
     return guarded
 
 
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Begin with the tests on Ray, the longest of all: nobody waits for them at the end."""
+    items.sort(key=lambda item: "tests/ray/" not in item.nodeid)
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup() -> None:
     """Begin each test with the same layers, whatever the tests before it have drawn."""
