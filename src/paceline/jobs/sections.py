@@ -92,8 +92,3 @@ def sections_of(facts: Facts) -> list[Section]:
 
     call_parts("sections", facts, add)
     return found
-
-
-def marks_of(facts: Facts) -> list[tuple[str, float]]:
-    """Collect the marks of all sections."""
-    return [mark for section in sections_of(facts) for mark in section.marks]

@@ -6,7 +6,7 @@ from msgspec import structs
 
 from paceline.features.report.charts import Chart
 from paceline.features.report.content import page_of
-from paceline.features.report.size_curve import SizePoint, has_changed, size_curve
+from paceline.features.report.size_curve import SizePoint, has_changed_quota, size_curve
 from paceline.features.sizes.events import SizeChangedEvent, SizePlannedEvent
 from paceline.features.sizes.section import size_rows, tell
 from paceline.jobs.facts import Facts
@@ -107,12 +107,11 @@ def test_each_measurement_has_the_nodes_of_the_job_and_their_cores() -> None:
 
 
 def test_a_size_has_changed_by_a_letter_or_by_a_quota() -> None:
-    assert not has_changed(grown(SMALL))
-    assert has_changed(grown(SMALL, events=(ORDERED, CHANGED)))
+    assert not sizes(grown(SMALL))
+    assert sizes(grown(SMALL, events=(ORDERED, CHANGED)))
     more = [measured(t, 1, 1, 0.75) for t in range(11, 20)]
-    assert has_changed(grown(SMALL, more))
-    unlimited = [measured(t, 1, 1, None) for t in range(1, 11)]
-    assert not has_changed(grown(unlimited))
+    assert has_changed_quota([*SMALL, *more]) and sizes(grown(SMALL, more))
+    assert not has_changed_quota([measured(t, 1, 1, None) for t in range(1, 11)])
 
 
 def sizes(told: Facts) -> dict[str, Chart]:

@@ -12,7 +12,7 @@ from itertools import pairwise
 from msgspec import Struct
 from msgspec.structs import replace
 
-from paceline.features.report.size_curve import has_changed, size_curve
+from paceline.features.report.size_curve import has_changed_quota, size_curve
 from paceline.jobs.curves import CurvePoint
 from paceline.jobs.facts import Facts, speeds
 from paceline.jobs.history import MetricsPoint, NodePoint
@@ -251,7 +251,7 @@ class _Drawn:
 
     def sizes(self) -> Iterator[Chart]:
         """Yield the numbers of nodes and of cores, if they have changed."""
-        if not has_changed(self._facts):
+        if not (self._letters or has_changed_quota(self._facts.points)):
             return
         parts = [size_curve(part) for part in self._parts]
         roles = {

@@ -5,9 +5,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from paceline.base.jobdir import role_of
-from paceline.jobs.facts import Facts
 from paceline.jobs.history import MetricsPoint
-from paceline.jobs.sections import marks_of
 
 
 class SizePoint(NamedTuple):
@@ -21,12 +19,10 @@ class SizePoint(NamedTuple):
     """Granted to all of them; no number: not known, or one of them has no quota."""
 
 
-def has_changed(facts: Facts) -> bool:
-    """Whether another number of nodes, or another quota, has come into effect."""
-    if marks_of(facts):
-        return True
+def has_changed_quota(points: Sequence[MetricsPoint]) -> bool:
+    """Whether a node had another quota than before."""
     quotas: dict[str, float] = {}
-    seen = (one for point in facts.points for one in point.nodes.items())
+    seen = (one for point in points for one in point.nodes.items())
     return any(
         quotas.setdefault(name, node.cores) != node.cores
         for name, node in seen
