@@ -76,6 +76,10 @@ class GroupLoop(StepFrame[GroupStep]):
         self._core = min(1.0, cpu_quota() or 1.0)
 
     @property
+    def is_left_out(self) -> bool:
+        return self.step is not None and self.step.settled and self._reducer.left_out
+
+    @property
     def global_batch(self) -> int:
         """Samples of a whole step like the one in hand; 0: there is none."""
         step = self.step

@@ -109,6 +109,11 @@ class StepFrame(ABC, Generic[Step]):
         self.step: Step | None = None
         """The newest step, until the next begins."""
 
+    @property
+    def is_left_out(self) -> bool:
+        """Whether another worker leaves out the step in hand, so that its gradients are gone."""
+        return False
+
     def run(self) -> Iterator[Any]:
         """Yield batch after batch until the feed is complete."""
         process = current()

@@ -118,8 +118,9 @@ class Stepping:
 
     def _check_gradients(self) -> None:
         """Raise ConfigError if the last optimizer is about to step on a batch without gradients."""
-        step = self._loop.step if self._loop is not None and self.checks_gradients else None
-        if step is None or step.has_gradients:
+        loop = self._loop if self.checks_gradients else None
+        step = loop.step if loop is not None else None
+        if loop is None or step is None or step.has_gradients or loop.is_left_out:
             return
         params = (param for one in self._optimizers for param in params_of(one))
         step.has_gradients = any(param.grad is not None for param in params)
