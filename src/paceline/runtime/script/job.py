@@ -50,6 +50,7 @@ from paceline.runtime.script.logged import checked_log
 from paceline.runtime.script.strategy import Entry, Reached, Strategy
 from paceline.runtime.script.strategy_choice import fitting, strategy_here
 from paceline.runtime.state.packed import packed, unpacked
+from paceline.runtime.state.restoring import group_sizes
 from paceline.runtime.state.script_state import ScriptState
 from paceline.wire.messages.feeds import BEHIND, Feed, ScriptPlace
 
@@ -135,6 +136,7 @@ class Job:
         self._strategy = strategy
         self._modules: Sequence[nn.Module] = ()
         self._optimizers: Sequence[Optimizer] = ()
+        self._prepared_groups: list[list[int]] = []
         self._is_over = False
         """Whether `paceline.init` was called again, and returned another one."""
         self._looping = False
@@ -297,6 +299,7 @@ class Job:
         self._strategy = fitting(self._strategy, modules, optimizers)
         self._strategy.prepare(modules, optimizers, schedulers, scalers)
         self._modules, self._optimizers = modules, optimizers
+        self._prepared_groups = group_sizes(optimizers)
         if self._has_trainings:
             self._num_feeds, self._loaders = 0, Loaders()
             self._begin_course()
@@ -426,7 +429,8 @@ class Job:
         if self._course.epoch is None:
             epochs = self._strategy.spec.epochs or epochs
         variables, frame = self._strategy.variables, sys._getframe(1)
-        asked = LoopAsked(given, variables.site(frame), epochs, accumulate, batch_per_worker)
+        site = variables.site(frame) + self._added_groups()
+        asked = LoopAsked(given, site, epochs, accumulate, batch_per_worker)
         turn = self._loaders.turn_of(dataset) + 1
         variables.comes_to_loop(frame, self._course.coming, asked.site, turn)
         try:
@@ -442,6 +446,15 @@ class Job:
         counts = feed.num_samples and not feed.per_worker
         num_batches = feed.num_slices * accumulate if counts else 0
         return BatchLoop(bodies, num_batches, variables)
+
+    def _added_groups(self) -> str:
+        """Return the groups of the optimizers, if the script has added some since `prepare`.
+
+        They are part of a loop's site: a life whose script is still to add them does not enter
+        that loop, but passes over those before it, and adds them on its way.
+        """
+        groups = group_sizes(self._optimizers)
+        return f" with {groups}" if groups != self._prepared_groups else ""
 
     def _begin(self, asked: LoopAsked) -> LoopBegun | None:
         """Begin the loop that others are in, or the next one; None: it is behind the last one."""

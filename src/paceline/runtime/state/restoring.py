@@ -55,6 +55,11 @@ def fits(optimizer: Optimizer, state: Mapping[str, Any]) -> bool:
     return ours[: len(theirs)] == theirs
 
 
+def group_sizes(optimizers: Sequence[Optimizer]) -> list[list[int]]:
+    """Return the numbers of parameters in each group of each optimizer."""
+    return [_sizes(optimizer.param_groups) for optimizer in optimizers]
+
+
 def _more_groups(optimizer: Optimizer, state: Mapping[str, Any]) -> int:
     ours, theirs = _sizes(optimizer.param_groups), _sizes(state["param_groups"])
     if not fits(optimizer, state):
