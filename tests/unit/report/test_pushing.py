@@ -76,7 +76,7 @@ def test_a_page_is_made_while_somebody_has_it_open_and_once_for_all(
         return [json.loads(await anext(found))["state"] for _ in range(3)]
 
     async def both() -> int:
-        watched = Watched(look, over=lambda _: "")
+        watched = Watched(look, over=lambda: "")
         first, second = watched.messages(), watched.messages()
         assert watched.is_idle
         told = await asyncio.gather(follow(first), follow(second))
@@ -98,12 +98,42 @@ def test_the_last_page_and_an_error_end_the_messages() -> None:
     async def all_of(watched: Watched) -> list[dict[str, Any]]:
         return [json.loads(one) async for one in watched.messages()]
 
-    ended = asyncio.run(all_of(Watched(lambda: PAGE, over=lambda _: "it has ended")))
+    ended = asyncio.run(all_of(Watched(lambda: PAGE, over=lambda: "it has ended")))
     assert [one.get("over") for one in ended] == [None, "it has ended"]
 
     def removed() -> Page:
         raise PacelineError("there is no such job")
 
-    assert asyncio.run(all_of(Watched(removed, over=lambda _: ""))) == [
+    assert asyncio.run(all_of(Watched(removed, over=lambda: ""))) == [
         {"over": "there is no such job"}
     ]
+
+
+def test_a_job_that_ends_during_a_look_is_looked_at_once_more(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(pushing, "REST_S", 0.01)
+    told: list[str] = []
+
+    def look() -> Page:
+        page = structs.replace(PAGE, state="ended" if told else "training")
+        told.append("the job has ended")
+        return page
+
+    async def all_of(watched: Watched) -> list[dict[str, Any]]:
+        return [json.loads(one) async for one in watched.messages()]
+
+    found = asyncio.run(all_of(Watched(look, over=lambda: told[0] if told else "")))
+    assert [one.get("state") for one in found] == ["training", "ended", None]
+
+
+def test_a_page_that_cannot_be_made_says_so() -> None:
+    def fails() -> Page:
+        raise KeyError("worker-7")
+
+    async def first(watched: Watched) -> dict[str, Any]:
+        async with asyncio.timeout(5.0):
+            message: dict[str, Any] = json.loads(await anext(watched.messages()))
+        return message
+
+    assert "worker-7" in asyncio.run(first(Watched(fails, over=lambda: "")))["over"]

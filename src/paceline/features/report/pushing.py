@@ -24,12 +24,12 @@ _encode = msgspec.json.Encoder().encode
 class Watched:
     """A page that is made anew while anybody has it open."""
 
-    def __init__(self, look: Callable[[], Page], *, over: Callable[[Page], str]) -> None:
+    def __init__(self, look: Callable[[], Page], *, over: Callable[[], str]) -> None:
         """Begin nothing yet.
 
         Args:
             look: makes the page as of now, in a thread.
-            over: says why nothing more will come after a page; empty: more will.
+            over: says why nothing more will come after the next look; empty: more will.
         """
         self._look, self._over = look, over
         self._page: Page | None = None
@@ -73,10 +73,13 @@ class Watched:
             begun_s = time.monotonic()
             page, last = self._page, ""
             try:
+                # Asked before the look: a job that ends during it is looked at once more.
+                last = self._over()
                 page = await asyncio.to_thread(self._look)
-                last = self._over(page)
             except (PacelineError, OSError) as error:
                 last = str(error)
+            except Exception as error:  # noqa: BLE001 - browsers would wait for ever, as if it ran
+                last = f"the page cannot be made: {error!r}; reload it to try again"
             async with self._fresh:
                 self._page, self._last = page, last
                 self._fresh.notify_all()

@@ -66,7 +66,7 @@ class Pages:
 
     def __init__(self) -> None:
         self._jobs: dict[str, Watched] = {}
-        self._all = Watched(AllJobs().look, over=lambda _: "")
+        self._all = Watched(AllJobs().look, over=lambda: "")
 
     def of_all(self) -> Watched:
         """The page of all jobs."""
@@ -80,7 +80,7 @@ class Pages:
         """
         if job_id not in self._jobs or self._jobs[job_id].is_idle:
             job = find_job(job_id)
-            self._jobs[job_id] = Watched(FollowedJob(job).look, over=lambda _: _end_of(job))
+            self._jobs[job_id] = Watched(FollowedJob(job).look, over=lambda: _end_of(job))
         return self._jobs[job_id]
 
 
@@ -108,7 +108,7 @@ def application(token: str, hosts: list[str]) -> Starlette:
         if len(names) != 2:
             raise HTTPException(400, "expected two jobs: /compare?jobs=ONE,OTHER")
         jobs = [find_job(name) for name in names]
-        look = Watched(lambda: _compared(jobs), over=lambda _: _end_of_both(jobs))
+        look = Watched(lambda: _compared(jobs), over=lambda: _end_of_both(jobs))
         return _stream(look)
 
     routes = [
