@@ -78,13 +78,13 @@ def test_a_page_is_made_while_somebody_has_it_open_and_once_for_all(
     async def both() -> int:
         watched = Watched(look, over=lambda: "")
         first, second = watched.messages(), watched.messages()
-        assert watched.is_idle
+        assert not watched.was_left
         told = await asyncio.gather(follow(first), follow(second))
         assert told[0] == told[1] == ["0", "1", "2"]
         await first.aclose()
-        assert not watched.is_idle
+        assert not watched.was_left
         await second.aclose()
-        assert watched.is_idle
+        assert watched.was_left
         await asyncio.sleep(0.1)
         number = len(made)
         await asyncio.sleep(0.2)

@@ -39,9 +39,9 @@ class Watched:
         self._task: asyncio.Task[None] | None = None
 
     @property
-    def is_idle(self) -> bool:
-        """Whether nobody has the page open."""
-        return self._num_watching == 0
+    def was_left(self) -> bool:
+        """Whether the page was open, and nobody has it open any more."""
+        return self._task is not None and self._num_watching == 0
 
     async def messages(self) -> AsyncGenerator[bytes]:
         """Yield what brings a browser from nothing to the newest page, and from page to page."""

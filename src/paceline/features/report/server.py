@@ -8,6 +8,7 @@ import contextlib
 import hmac
 from collections.abc import AsyncIterator, Awaitable, Callable
 from functools import cache
+from typing import Annotated
 
 import msgspec
 from sse_starlette import EventSourceResponse, ServerSentEvent
@@ -50,6 +51,8 @@ HEADERS = {
     "Cache-Control": "no-store",
 }
 MOST_BODY_BYTES = 4096
+MOST_WORKERS = 1_000_000
+"""More than any job has, and a number that fits into a message to its master."""
 ENDED = "the job has ended; this page stays as it is"
 Handler = Callable[[Request], Awaitable[Response]]
 
@@ -57,7 +60,7 @@ Handler = Callable[[Request], Awaitable[Response]]
 class OrderBody(msgspec.Struct, frozen=True, kw_only=True):
     """Body of an order."""
 
-    workers: int | None = None
+    workers: Annotated[int, msgspec.Meta(le=MOST_WORKERS)] | None = None
     node: str = ""
 
 
@@ -78,7 +81,7 @@ class Pages:
         Raises:
             PacelineError: there is none of this id.
         """
-        if job_id not in self._jobs or self._jobs[job_id].is_idle:
+        if job_id not in self._jobs or self._jobs[job_id].was_left:
             job = find_job(job_id)
             self._jobs[job_id] = Watched(FollowedJob(job).look, over=lambda: _end_of(job))
         return self._jobs[job_id]

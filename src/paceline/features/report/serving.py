@@ -24,6 +24,7 @@ from paceline.features.report.server import application
 HOST = "127.0.0.1"
 FIRST_PORT, NUM_PORTS = 8300, 40
 """Ports that are tried where none was named, so that the address is mostly the same."""
+LAST_PORT = 65_535
 NICENESS = 10
 START_S = 20.0
 """Seconds that the server beside a run has to start, at most."""
@@ -39,6 +40,8 @@ def listen(host: str, port: int | None) -> socket.socket:
     Raises:
         ConfigError: it cannot be had.
     """
+    if port is not None and port > LAST_PORT:
+        raise ConfigError(f"--port: got {port}, expected at most {LAST_PORT}; leave --port out")
     ports = [port] if port is not None else [*range(FIRST_PORT, FIRST_PORT + NUM_PORTS), 0]
     for number in ports:
         try:
@@ -77,7 +80,8 @@ class UiServer:
         return f"{self._place}{path}#{self._token}"
 
     def serve(self) -> None:
-        """Answer until SIGINT, SIGTERM, or `end`."""
+        """Answer at low priority until SIGINT, SIGTERM, or `end`."""
+        os.nice(NICENESS)
         with contextlib.suppress(KeyboardInterrupt):  # uvicorn raises it again, once it has ended
             self._server.run(sockets=[self._socket])
 
@@ -136,7 +140,6 @@ def _end_with_stdin(server: UiServer) -> None:
 
 def main() -> None:
     """Serve beside the command that has started this process."""
-    os.nice(NICENESS)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     server = UiServer(listen(HOST, None))
     print(server.address(sys.argv[1]), flush=True)  # noqa: T201
