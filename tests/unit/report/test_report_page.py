@@ -1,6 +1,8 @@
 """The report's page: figures first, charts before prose, gaps as gaps, narrow screens and paper."""
 
 import re
+from base64 import b64encode
+from hashlib import sha256
 from pathlib import Path
 
 import msgspec
@@ -8,7 +10,7 @@ from msgspec import structs
 
 from paceline.base.jobdir import JobDir
 from paceline.features.report.charts import MOST_POINTS, Chart, stretches
-from paceline.features.report.content import page_of
+from paceline.features.report.content import LogTail, page_of
 from paceline.features.report.numbers import numbers
 from paceline.features.report.page import asset, render
 from paceline.features.report.tiles import tiles
@@ -144,3 +146,14 @@ def test_a_narrow_screen_and_paper_have_styles_of_their_own() -> None:
     paper = style[style.index("@media print") :]
     assert ".scroll { overflow: visible" in paper
     assert "break-inside: avoid" in paper
+
+
+def test_the_file_runs_no_script_but_its_own() -> None:
+    evil = LogTail(node='x onmouseover=alert(1) "', lines=("</pre><script>alert(1)</script>",))
+    page = render(facts(BEFORE), (evil,))
+    assert '<details id="log-x onmouseover=alert(1) &quot;" open>' in page
+    assert page.count("<script") == 2
+    policy = re.search(r"script-src 'sha256-([^']+)'", page)
+    script = page[page.rindex("<script>") + len("<script>") : page.rindex("</script>")]
+    assert policy is not None
+    assert policy[1] == b64encode(sha256(script.encode()).digest()).decode()

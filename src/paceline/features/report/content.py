@@ -274,7 +274,7 @@ def _logs(logs: Sequence[LogTail]) -> str:
     """The newest lines of nodes, one of them open."""
     told = [one for one in logs if one.lines]
     parts = (
-        f"<details id=log-{escape(one.node)}{' open' if number == 0 else ''}>"
+        f'<details id="log-{escape(one.node)}"{" open" if number == 0 else ""}>'
         f"<summary>{escape(one.node)}</summary>"
         f'<pre tabindex="0" data-tail>{escape(chr(10).join(one.lines))}</pre></details>'
         for number, one in enumerate(told)
