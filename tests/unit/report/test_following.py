@@ -1,11 +1,13 @@
 """A job that is followed as its files grow is the job that is read at once."""
 
+import os
 from pathlib import Path
 
 import pytest
 
 from paceline.base.jobdir import JobDir
 from paceline.features.report.following import FollowedJob, find_job, log_tails
+from paceline.features.report.page import render
 from paceline.jobs.facts import read_facts
 from tests.unit.cli.test_cli_commands import ended_job
 
@@ -56,3 +58,9 @@ def test_the_newest_lines_of_logs_are_bounded_and_whole() -> None:
     assert tails["worker-0"] == ("100 %",) or tails["worker-0"][-1] == "100 %"
     assert "worker-0.1" not in tails
     assert find_job(job.job_id).path == job.path
+
+
+def test_a_log_whose_name_is_no_text_has_a_place_on_the_page() -> None:
+    job = ended_job()
+    (job.logs / os.fsdecode(b"w\xff.log")).write_text("hello\n")
+    assert "w\ufffd" in render(read_facts(job), log_tails(job)).encode().decode()

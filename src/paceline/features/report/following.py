@@ -89,7 +89,12 @@ def log_tails(job: JobDir) -> tuple[LogTail, ...]:
     except FileNotFoundError:  # it is being put aside
         newest = found[-MOST_LOGS:]
     shown = sorted(newest, key=lambda path: (not path.stem.startswith("worker"), path.stem))
-    return tuple(LogTail(node=path.stem, lines=_last_lines(path)) for path in shown)
+    return tuple(LogTail(node=_readable(path.stem), lines=_last_lines(path)) for path in shown)
+
+
+def _readable(name: str) -> str:
+    """A name without bytes that are no text, which no page could hold."""
+    return os.fsencode(name).decode(errors="replace")
 
 
 def _last_lines(path: Path) -> tuple[str, ...]:
