@@ -44,7 +44,10 @@ LEFT = (
     "catch what a closure raises"
 )
 
-BY_HAND = ", or say accumulate=4 to job.batches, or with a loader to job.prepare, to call it for every 4th"
+BY_HAND = (
+    ", or say accumulate=4 to job.batches, or where a loader is prepared to job.prepare, to call it "
+    "for every 4th"
+)
 
 PATIENCE_STEPS = 16
 """Batches that may be left out before the first step: more is a script that never steps."""
