@@ -45,8 +45,8 @@ LEFT = (
 )
 
 BY_HAND = (
-    ", or say accumulate=4 to job.batches, or where a loader is prepared to job.prepare, to call it "
-    "for every 4th"
+    ", or say accumulate=4 to job.batches, or where a loader is prepared to job.prepare, to call "
+    "it for every 4th"
 )
 
 PATIENCE_STEPS = 16
