@@ -109,7 +109,7 @@ def test_a_gradient_that_is_left_for_the_next_batch_is_refused() -> None:
     job.prepare(model, optimizer)
     batches = job.batches(loader(32))
     loss_of(model, next(batches)).backward()
-    with pytest.raises(ConfigError, match=r"say job\.batches\(\.\.\., accumulate=4\) to call"):
+    with pytest.raises(ConfigError, match=r"say accumulate=4 to job\.batches"):
         next(batches)
 
 
