@@ -1,5 +1,6 @@
 """The page of a job in Chromium, at three sizes, in the dark, on paper, and by keyboard."""
 
+import contextlib
 import shutil
 import signal
 import subprocess
@@ -35,6 +36,15 @@ def browser() -> Iterator[Browser]:
 @pytest.fixture
 def faults() -> list[str]:
     return []
+
+
+@contextlib.contextmanager
+def ending(server: "subprocess.Popen[str]") -> Iterator[None]:
+    """End a server, whatever becomes of the test."""
+    try:
+        yield
+    finally:
+        server.send_signal(signal.SIGINT)
 
 
 def opened(browser: Browser, address: str, faults: list[str], **context: Any) -> Page:
@@ -74,6 +84,7 @@ def test_a_job_is_seen_steered_and_kept(
     with (
         running(tmp_path, "--num-samples", "200000", mode="bsp") as job,
         subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as server,
+        ending(server),
     ):
         assert server.stdout is not None
         place, _, token = server.stdout.readline().strip().partition("/#")
@@ -113,7 +124,6 @@ def test_a_job_is_seen_steered_and_kept(
         page.get_by_role("button", name="Yes").click()
         page.get_by_text("the job has ended").wait_for(timeout=60_000)
         until(job.job.outcome.exists, "the end of the job")
-        server.send_signal(signal.SIGINT)
     assert faults == []
 
 
