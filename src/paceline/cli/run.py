@@ -27,9 +27,6 @@ from paceline.jobs.web import open_page
 from paceline.jobs.wording import counted, seconds
 from paceline.wire.spec import JobSpec
 
-ENDED_WAIT_S = 1.5
-"""Seconds for which the command waits, at most, for what each feature does when a job ended."""
-
 
 def start(spec: JobSpec, console: Console, log_dir: Path | None = None) -> JobDir:
     """Start a job and say so; ``log_dir`` gets a link to its logs, under the job's id."""
@@ -161,7 +158,7 @@ def conclude(job: JobDir, outcome: Outcome, console: Console, shown: Container[s
     if outcome.state == "stopped":
         tell(console, f"go on with `paceline run --resume {job.job_id}`")
     if facts is not None:
-        call_parts("ended", EndedJob(job, facts, lambda line: tell(console, line), ENDED_WAIT_S))
+        call_parts("ended", EndedJob(job, facts, lambda line: tell(console, line)))
 
 
 def prepared(spec: JobSpec) -> tuple[JobSpec, list[str]]:

@@ -14,5 +14,3 @@ class EndedJob(NamedTuple):
     facts: Facts
     tell: Callable[[str], None]
     """Prints a line below the paragraph that says what became of the job."""
-    wait_s: float
-    """Seconds for which the command waits, at most. What takes longer needs its own process."""

@@ -41,7 +41,7 @@ class Flag(Struct, frozen=True, kw_only=True):
     """Name of the value; empty: a switch."""
     panel: str | None = None
     default: str = ""
-    """What holds without the option, in words; empty: the help says it."""
+    """Value that holds without the option, in words; empty: the help says it."""
     choices: tuple[str, ...] = ()
     """Values that a shell completes; empty: none are known."""
     is_first: bool = False
@@ -93,7 +93,7 @@ DEFAULTS = MappingProxyType(
         "deterministic": "off",
     }
 )
-"""What holds without the flag, where the spec's own default does not say it."""
+"""Values that hold without the flag, where the spec's own default does not say them."""
 AUTO_POLICY = "rm"
 """The resource policy that ``--auto`` names."""
 MAX_METAVAR = 13

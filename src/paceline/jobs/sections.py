@@ -14,7 +14,7 @@ class PlotMarks(NamedTuple):
 
     label: str
     shape: str
-    """Marker of Matplotlib."""
+    """Shape of the marks: ``v``, ``^``, ``D`` (a diamond), ``s`` (a square), ``o`` or ``x``."""
     colour: str
     times_s: Sequence[float]
     """Seconds since the job's start."""
@@ -65,9 +65,9 @@ class Section(NamedTuple):
     note: str = ""
     """A line below the table on the page."""
     marks: Sequence[tuple[str, float]] = ()
-    """Letters for the drawings over time, each with a moment in Unix time."""
+    """Letters for the charts over time, each with a moment in Unix time."""
     plot: Plot | None = None
-    """Drawn by the report, where drawings are wanted."""
+    """Chart that the page draws above the table."""
     html: str = ""
     """Further content of the page, as HTML."""
     sentence: str = ""
@@ -75,7 +75,7 @@ class Section(NamedTuple):
     numbers: Mapping[str, Any] | None = None
     """Values that msgspec can write as JSON, by names that stay."""
     leads: bool = False
-    """True: the section is on the page before the drawings of the job."""
+    """True: the section is on the page before the charts of the job."""
     ends: bool = False
     """True: the section comes after all that the report tells by itself."""
 

@@ -21,7 +21,7 @@ MAX_EPOCHS = 4
 
 
 class FileVerdict(NamedTuple):
-    """What became of a check."""
+    """Outcome of a check."""
 
     lines: tuple[str, ...]
     """Three of a proof, one of a fault."""

@@ -112,7 +112,7 @@ class Receipt(msgspec.Struct, frozen=True, kw_only=True):
     key: str
     """Public key, as ``ed25519:`` and 32 bytes of base64."""
     signature: str
-    """Of `SIGNED` and the statement without spaces, in base64."""
+    """Signature of `SIGNED` and the statement without spaces, in base64."""
 
 
 def receipt_of(file: Path) -> Path:

@@ -182,7 +182,7 @@ class ActRun:
 
     def _start(self, command: Sequence[str]) -> subprocess.Popen[bytes]:
         own = {"PACELINE_HOME": str(self._home), "PACELINE_HISTORY": "off"}
-        own["PACELINE_REPORT"] = "off"  # its drawings are made by a process that outlives the act
+        own["PACELINE_REPORT"] = "off"  # nobody reads it
         inherited = {name: value for name, value in os.environ.items() if name not in _NOT_PASSED}
         return subprocess.Popen(
             [sys.executable, *SAFE_PATH, "-m", *command],

@@ -1,4 +1,4 @@
-"""What browsers are sent of a page: its newest state, and only what they do not have yet.
+"""Sending a page to browsers: its newest state, and only what they do not have yet.
 
 One task looks at a job while anybody watches it, however many do. It rests for at least
 `REST_RATIO` times as long as a look took, so that a page costs a job no more than a small share of
@@ -22,7 +22,7 @@ _encode = msgspec.json.Encoder().encode
 
 
 class Watched:
-    """A page that is made anew while anybody has it open."""
+    """Page that is made again and again while anybody has it open."""
 
     def __init__(self, look: Callable[[], Page], *, over: Callable[[], str]) -> None:
         """Begin nothing yet.

@@ -32,11 +32,11 @@ class StragglerFoundEvent(_Event, frozen=True):
     """A node is slower than the others, or something else is done about it now."""
 
     ratio: float
-    """Its time as a multiple of the usual one."""
+    """Time of the node as a multiple of the usual one."""
     since_s: float
     """Unix time since which it is slow."""
     done: str
-    """What is done about it, in words."""
+    """Measure that is taken against it, in words."""
 
     clause_words = "{0.ratio:.2f} times as long ({0.done})"
     sentence_words = "{0.node} is slow: it takes {0.clause}"

@@ -15,7 +15,7 @@ from paceline.wire.client import SlowPart
 
 MAX_TOLD = 2
 NOTHING_DONE = "nothing so far"
-"""What `slow` says of a node about which nothing is done."""
+"""Words of `slow` for a node about which nothing is done."""
 
 
 def reasons(asked: AskedWhy, add: Callable[[Reason], None]) -> None:
