@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from html import escape
 from urllib.parse import quote
 
+from paceline.base.errors import PacelineError
 from paceline.base.features import call_parts
 from paceline.base.jobdir import JobDir, home
 from paceline.features.report.content import Page, PageBlock, table_as_html
@@ -27,15 +28,17 @@ class AllJobs:
         """Return the page as of now."""
         jobs = JobDir.all()[: -MOST_JOBS - 1 : -1]
         fresh = [job for job in jobs if not self._is_known(job)]
-        rows = {row.job_id: row for row in read_rows(fresh)}
+        rows = {row.job_id: row for row in _readable(fresh)}
         self._ended = {job.job_id: self._ended[job.job_id] for job in jobs if self._is_known(job)}
         self._ended |= {row.job_id: row for row in rows.values() if row.ended_s is not None}
         found = self._ended | rows
         shown = [found[job.job_id] for job in jobs if job.job_id in found]
+        lost = len(jobs) - len(shown)
+        more = f", {lost} cannot be read" if lost else ""
         running = sum(row.exit_code is None and row.state not in BAD for row in shown)
         return Page(
             title="paceline",
-            state=f"{len(shown)} jobs in {home() / 'jobs'}, {running} running",
+            state=f"{len(shown)} jobs in {home() / 'jobs'}, {running} running{more}",
             blocks=(
                 PageBlock(name="jobs", html=_jobs(shown)),
                 *(_table(at, one) for at, one in enumerate(_tables())),
@@ -49,6 +52,15 @@ class AllJobs:
             return row is not None and job.outcome.stat().st_mtime == row.ended_s
         except FileNotFoundError:
             return False
+
+
+def _readable(jobs: Sequence[JobDir]) -> list[JobRow]:
+    """Read the rows of jobs, but of those that cannot be read."""
+    try:
+        return read_rows(jobs)
+    except (PacelineError, OSError):
+        half = len(jobs) // 2
+        return [*_readable(jobs[:half]), *_readable(jobs[half:])] if half else []
 
 
 def _tables() -> list[OverviewTable]:
