@@ -15,7 +15,7 @@ class ReasonRow(Struct, frozen=True, kw_only=True):
     """A sentence as JSON. Its names stay."""
 
     question: str
-    """``ended``, ``waits``, ``slow`` or ``size``."""
+    """``ended``, ``waits``, ``slow``, ``wrong`` or ``size``."""
     sentence: str
     more: str
     """Command that tells the whole account; empty: there is no more."""

@@ -145,6 +145,16 @@ class Facts(msgspec.Struct, frozen=True):
         return total_s
 
     @property
+    def stopped_s(self) -> float:
+        """Seconds between the end of a run and the resume that followed it."""
+        signs = sorted([*self.points, *self.events], key=lambda sign: sign.t)
+        return sum(
+            after.t - before.t
+            for before, after in itertools.pairwise(signs)
+            if isinstance(after, ResumedEvent)
+        )
+
+    @property
     def undone(self) -> int:
         """Samples that left the model again, to be trained again."""
         return sum(incident.undone for incident in self.incidents)

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from paceline.jobs.facts import Facts
-from paceline.jobs.incidents import Incident
+from paceline.jobs.incidents import costs, describe
 from paceline.jobs.outcome import End
 from paceline.jobs.sections import sections_of
 from paceline.jobs.why import found_about
@@ -75,6 +75,8 @@ def _result(facts: Facts) -> str:
         return f"{ended}: the script {loop}; it returned after {took}."
     trained, rate = progress(facts.committed, total), speed(facts.samples_per_s)
     training = f"{seconds(facts.training_s)} of it training ({rate})"
+    if facts.stopped_s:
+        training = f"{seconds(facts.stopped_s)} of it stopped and {training}"
     if how in (None, End.FINISHED):
         return f"{ended}: {trained} in the model after {took}, {training}."
     if not facts.committed:
@@ -112,25 +114,3 @@ def _troubles(facts: Facts, *, is_well: bool) -> str:
     if facts.spec.traits.trains:
         counts += f", {counted(facts.num_restores, 'restore')}"
     return f"{counts}: {'; '.join(told)}."
-
-
-def describe(incident: Incident, started_s: float) -> str:
-    """Write one incident in a clause."""
-    cost = costs(incident)
-    what = f"at {clock(incident.t - started_s)} {incident.what}, {incident.done}"
-    return f"{what} ({', '.join(cost)})" if cost else what
-
-
-def costs(incident: Incident) -> list[str]:
-    """Say what an incident cost, as far as it was measured."""
-    found = []
-    if incident.away_s is not None:
-        found.append(f"back after {seconds(incident.away_s)}")
-    if incident.idle_s is not None:
-        found.append(f"had samples again within {seconds(incident.idle_s)}")
-    if incident.stalled_s is not None:
-        # Counts are taken once per second: they may have grown up to a second earlier.
-        found.append(f"the job went on within {seconds(incident.stalled_s)}")
-    if incident.undone:
-        found.append(f"{incident.undone:,} samples trained again")
-    return found

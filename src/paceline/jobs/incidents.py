@@ -13,7 +13,7 @@ from msgspec import structs
 
 from paceline.base.node_files import CHIEF, MASTER
 from paceline.jobs.history import MetricsPoint
-from paceline.jobs.wording import counted
+from paceline.jobs.wording import clock, counted, seconds
 from paceline.wire.events.base import Event
 from paceline.wire.events.job import (
     FeatureFailedEvent,
@@ -410,3 +410,28 @@ def idle_s(lost: Event, points: Sequence[MetricsPoint]) -> float | None:
     before = max(before, later[0][1])
     until_s = next((t for t, samples in later if samples > before), None)
     return None if until_s is None else until_s - lost.t
+
+
+# --------------------------------------------------------------------------- in words
+
+
+def describe(incident: Incident, started_s: float) -> str:
+    """Write one incident in a clause."""
+    cost = costs(incident)
+    what = f"at {clock(incident.t - started_s)} {incident.what}, {incident.done}"
+    return f"{what} ({', '.join(cost)})" if cost else what
+
+
+def costs(incident: Incident) -> list[str]:
+    """Say what an incident cost, as far as it was measured."""
+    found = []
+    if incident.away_s is not None:
+        found.append(f"back after {seconds(incident.away_s)}")
+    if incident.idle_s is not None:
+        found.append(f"had samples again within {seconds(incident.idle_s)}")
+    if incident.stalled_s is not None:
+        # Counts are taken once per second: they may have grown up to a second earlier.
+        found.append(f"the job went on within {seconds(incident.stalled_s)}")
+    if incident.undone:
+        found.append(f"{incident.undone:,} samples trained again")
+    return found

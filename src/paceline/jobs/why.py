@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 from paceline.base.features import call_parts
 from paceline.jobs.facts import Facts
+from paceline.jobs.incidents import describe
 from paceline.jobs.outcome import End, Outcome
 from paceline.jobs.slowness import headline, recovered
 from paceline.jobs.wording import clock, counted, milliseconds, percent, seconds
@@ -39,7 +40,8 @@ class WhyQuestion(IntEnum):
     ENDED = 0
     WAITS = 1
     SLOW = 2
-    SIZE = 3
+    WRONG = 3
+    SIZE = 4
 
 
 class Reason(NamedTuple):
@@ -129,6 +131,7 @@ def _of_core(facts: Facts, status: JobStatus | None) -> Iterator[Reason]:
         yield from _why_it_waits(facts, status)
     if facts.spec.traits.trains:
         yield from _why_slow(facts, status)
+    yield from _what_went_wrong(facts)
     yield from _why_this_size(facts)
 
 
@@ -232,6 +235,17 @@ def _why_slow(facts: Facts, status: JobStatus | None) -> Iterator[Reason]:
         yield Reason(WhyQuestion.SLOW, told, f"paceline report {facts.job_id}")
     told = "Whether a node was slow is not known: their times were not compared."
     yield Reason(WhyQuestion.SLOW, told, is_found=False)
+
+
+def _what_went_wrong(facts: Facts) -> Iterator[Reason]:
+    """Name the failure or kill that cost most, and say how many others there were."""
+    troubles = facts.troubles
+    if not troubles:
+        return
+    worst = max(troubles, key=lambda one: (one.stalled_s or 0.0, one.t))
+    told, more = describe(worst, facts.started_s), f"paceline report {facts.job_id}"
+    others = f"; {len(troubles) - 1} more went wrong at less cost" if len(troubles) > 1 else ""
+    yield Reason(WhyQuestion.WRONG, f"{told[0].upper()}{told[1:]}{others}.", more)
 
 
 def _data_waits(facts: Facts, status: JobStatus | None) -> Iterator[Reason]:

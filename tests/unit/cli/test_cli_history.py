@@ -106,7 +106,7 @@ def test_losses_are_news_in_words() -> None:
         RelaunchEvent(t=1.0, node="server-0", inc=4, cause="exit code 1", wait_s=2.0): (
             "server-0 ended (exit code 1), started again in 2.0 s"
         ),
-        EpochEvent(t=1.0, epoch_no=2, cut_no=3, undone=0): ("a cut is loaded: epoch 2 from cut 3"),
+        EpochEvent(t=1.0, epoch_no=2, cut_no=3, undone=0): "the model is loaded from cut 3",
         MasterStartedEvent(t=1.0, restarted=True): ("a new master goes on from the journal"),
         NoLimitsEvent(
             t=1.0, node="worker-0", reason="worker-0 runs without limits (cpu limit 2: why)"

@@ -373,6 +373,8 @@ def test_a_stop_and_a_resume_are_told_and_did_not_go_wrong() -> None:
     told = paragraph(well)
     assert "Resumed: at 0:07 it went on from cut 3, with 3 workers, back after 1.70 s" in told
     assert told.endswith("Nothing went wrong.")
+    assert well.stopped_s == pytest.approx(6.9 - STOPPED[-1].t)
+    assert f"{well.stopped_s:.2f} s of it stopped and " in told
 
 
 def test_samples_that_are_not_in_a_last_cut_are_told_of_a_stop() -> None:

@@ -12,7 +12,13 @@ from paceline.jobs.why import MOST, AskedWhy, WhyQuestion, reasons_of, why_now, 
 from paceline.wire.client import JobStatus, NodeStatus, SlowPart
 from paceline.wire.events.base import Event
 from paceline.wire.events.job import MasterStartedEvent, ScaledEvent
-from paceline.wire.events.nodes import LeftOutEvent, NodeStartedEvent
+from paceline.wire.events.nodes import (
+    KilledEvent,
+    LeftOutEvent,
+    NodeStartedEvent,
+    ProcessUpEvent,
+    RelaunchEvent,
+)
 from paceline.wire.events.state import GroupRunsEvent, MemberSlowEvent
 from paceline.wire.spec import JobSpec, NodeSpec
 
@@ -144,6 +150,25 @@ def test_a_worker_that_was_left_out_is_why_the_job_is_small() -> None:
     left = LeftOutEvent(t=30.0, node="worker-1", inc=2, reason="it cannot read /data")
     told = why_of(facts(left, runs=True), status())
     assert "worker-1 was left out at 0:30: it cannot read /data." in told
+
+
+def test_a_kill_is_named_with_what_it_cost() -> None:
+    kill = [
+        KilledEvent(t=20.0, node="worker-1", inc=2),
+        RelaunchEvent(t=20.0, node="worker-1", inc=2, cause="signal 9", wait_s=0.0),
+        ProcessUpEvent(t=21.5, node="worker-1", inc=3, pid=9),
+    ]
+    found = reasons_of(AskedWhy("demo-1", facts(*kill, end=End.FINISHED), None))
+    assert [one.question for one in found if one.is_found] == [
+        WhyQuestion.ENDED,
+        WhyQuestion.WRONG,
+    ]
+    assert found[1].sentence == (
+        "At 0:20 worker-1: killed by order, started again (back after 1.50 s)."
+    )
+    again = [structs.replace(event, t=event.t + 9.0) for event in kill]
+    told = why_of(facts(*kill, *again, end=End.FINISHED))[1]
+    assert told.endswith("; 1 more went wrong at less cost.")
 
 
 def test_waits_for_data_are_named_as_measured() -> None:

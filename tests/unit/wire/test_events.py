@@ -274,17 +274,22 @@ TOLD: list[tuple[Event, str, str]] = [
     (
         state.EpochEvent(epoch_no=2, cut_no=3, undone=260),
         "epoch 2 from cut 3",
-        "a cut is loaded: epoch 2 from cut 3",
+        "the model is loaded from cut 3; 260 samples are trained again",
     ),
     (
         state.EpochEvent(epoch_no=2, cut_no=3, undone=0, in_memory=True),
         "epoch 2 from cut 3 in memory",
-        "a cut is loaded: epoch 2 from cut 3 in memory",
+        "the model is loaded from cut 3 in memory",
     ),
     (
         state.EpochEvent(epoch_no=3, cut_no=4, undone=0, resumed=True),
         "epoch 3 from cut 4",
-        "a cut is loaded: epoch 3 from cut 4",
+        "the model is loaded from cut 4",
+    ),
+    (
+        state.EpochEvent(epoch_no=2, cut_no=0, undone=90),
+        "epoch 2 from cut 0",
+        "the model is what the script has built, again; 90 samples are trained again",
     ),
     (state.RestoredEvent(epoch_no=2), "epoch 2", "training goes on: epoch 2"),
     (state.CutValidEvent(cut_no=3, step=7), "cut 3 at step 7", "cut valid: cut 3 at step 7"),

@@ -95,7 +95,7 @@ def _blocks(
     num_left: int,
 ) -> Iterator[PageBlock]:
     yield PageBlock(name="done", html=_progress(facts, status))
-    yield PageBlock(name="tiles", html=tiles_as_html(facts))
+    yield PageBlock(name="tiles", html=tiles_as_html(facts, _total(facts, status)))
     yield PageBlock(name="traceback", html=_traceback(facts))
     yield PageBlock(name="words", html=_words(facts, status))
     yield from _of_sections([one for one in sections if one.leads], charts)
@@ -136,9 +136,16 @@ def _titled(title: str, html: str) -> str:
     return f"<h2>{escape(title)}</h2>{html}" if html else ""
 
 
+def _total(facts: Facts, status: JobStatus | None) -> int | None:
+    """Return how many samples the job will train; None: not known so far."""
+    if status is not None:
+        return status.total
+    return facts.outcome.total if facts.outcome else None
+
+
 def _progress(facts: Facts, status: JobStatus | None) -> str:
     """How much of the job is done, as a bar; empty: that is not known, or it has ended well."""
-    total = status.total if status else (facts.outcome.total if facts.outcome else None)
+    total = _total(facts, status)
     done = status.committed if status else facts.committed
     if not total or done >= total:
         return ""

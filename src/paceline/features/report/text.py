@@ -9,7 +9,8 @@ from rich.table import Table
 
 from paceline.jobs.curves import last_of
 from paceline.jobs.facts import Facts
-from paceline.jobs.in_words import costs, headline
+from paceline.jobs.in_words import headline
+from paceline.jobs.incidents import costs
 from paceline.jobs.outcome import Outcome
 from paceline.jobs.sections import Section, sections_of
 from paceline.jobs.wording import (

@@ -15,16 +15,20 @@ class Tile(NamedTuple):
     note: str
 
 
-def tiles(facts: Facts) -> list[Tile]:
-    """The figures of a job, the most asked for first."""
+def tiles(facts: Facts, total: int | None = None) -> list[Tile]:
+    """Return the figures of a job, the most asked for first.
+
+    ``total``: samples that it will train, while it runs; None: not known.
+    """
     outcome, spec = facts.outcome, facts.spec
+    stopped = f", {seconds(facts.stopped_s)} of it stopped" if facts.stopped_s else ""
     if outcome:
-        found = [Tile("time taken", seconds(outcome.jct_s), "from launch to end")]
+        found = [Tile("time taken", seconds(outcome.jct_s), f"from launch to end{stopped}")]
     else:
         so_far = seconds(facts.ended_s - facts.started_s)
-        found = [Tile("time so far", so_far, "since the launch")]
+        found = [Tile("time so far", so_far, f"since the launch{stopped}")]
     if spec.traits.trains:
-        total = outcome.total if outcome else None
+        total = outcome.total if outcome else total
         share = f"{percent(facts.committed, total)} of {total:,}" if total else "so far"
         trained = f"mean over {seconds(facts.training_s)} of training"
         found += [
@@ -56,11 +60,11 @@ def _time_lost(facts: Facts) -> Tile:
     return Tile("time lost", f"≤ {seconds(facts.stalled_s)}", f"without progress; {again}")
 
 
-def tiles_as_html(facts: Facts) -> str:
-    """The figures as a row that wraps where the page is narrow."""
+def tiles_as_html(facts: Facts, total: int | None = None) -> str:
+    """The figures as a row that wraps where the page is narrow; ``total`` as in `tiles`."""
     cells = (
         f"<div><dt>{escape(one.name)}</dt><dd>{escape(one.value)}</dd>"
         f'<dd class="faint">{escape(one.note)}</dd></div>'
-        for one in tiles(facts)
+        for one in tiles(facts, total)
     )
     return f'<dl class="tiles">{"".join(cells)}</dl>'

@@ -38,7 +38,12 @@ class EpochEvent(Event, frozen=True):
     """The job had come to an end, and is resumed."""
 
     clause_words = "epoch {0.epoch_no} from {0.cut}"
-    sentence_words = "a cut is loaded: {0.clause}"
+
+    def sentence(self) -> str:
+        """Say what is loaded, and what is trained again for that."""
+        loaded = f"loaded from {self.cut}" if self.cut_no else "what the script has built, again"
+        again = f"; {self.undone:,} samples are trained again" if self.undone else ""
+        return f"the model is {loaded}{again}"
 
     @property
     def is_restore(self) -> bool:

@@ -92,11 +92,17 @@ function annotations(name) {
 
 // ------------------------------------------------------------------ one chart
 
+// The value under the pointer; where no pointer is, the newest one.
+function pointed(u, at, i) {
+  const values = u.data[at];
+  return i === null || i === undefined ? values.findLast((v) => v !== null) ?? null : values[i];
+}
+
 function series(chart) {
   const ink = { show: chart.columns[0].length <= 30 };
   return chart.series.map((one) => ({
     label: one.name, stroke: one.faint ? one.colour + "73" : one.colour, width: one.width,
-    dash: one.dash, points: ink, value: (_, v) => short(v), spanGaps: chart.joined,
+    dash: one.dash, points: ink, value: (u, _, at, i) => short(pointed(u, at, i)), spanGaps: chart.joined,
     paths: one.steps && uPlot.paths.stepped({ align: one.steps === "after" ? 1 : -1 }) || undefined,
   }));
 }
@@ -132,7 +138,10 @@ function options(chart, width) {
       { ...axis, size: 62, values: inch, label: chart.small ? undefined : chart.unit, labelFont: font,
         labelSize: 16, ...(chart.whole && { incrs: [1, 2, 5, 10, 20, 50, 100, 200, 500, 1000] }) },
     ],
-    series: [{ label: time ? "time" : "samples", value: (_, v) => (v === null ? "-" : along(chart, v)) },
+    series: [{ label: time ? "time" : "samples", value: (u, _, at, i) => {
+                 const x = pointed(u, at, i);
+                 return x === null ? "-" : along(chart, x);
+               } },
              ...series(chart)],
     legend: { live: true },
     plugins: [annotations(chart.name)],
