@@ -3,6 +3,7 @@
 Every number is measured: times of events to the millisecond, counts of samples once per second.
 """
 
+import bisect
 import itertools
 import signal
 from collections.abc import Iterator, Sequence
@@ -147,12 +148,9 @@ class Facts(msgspec.Struct, frozen=True):
     @property
     def stopped_s(self) -> float:
         """Seconds between the end of a run and the resume that followed it."""
-        signs = sorted([*self.points, *self.events], key=lambda sign: sign.t)
-        return sum(
-            after.t - before.t
-            for before, after in itertools.pairwise(signs)
-            if isinstance(after, ResumedEvent)
-        )
+        resumes_s = [event.t for event in self.events if isinstance(event, ResumedEvent)]
+        signs_s = sorted([one.t for one in self.points] + [one.t for one in self.events])
+        return sum(t - signs_s[max(0, bisect.bisect_left(signs_s, t) - 1)] for t in resumes_s)
 
     @property
     def undone(self) -> int:
