@@ -197,10 +197,12 @@ def with_group(kind: type[Formation]) -> type[GroupHolder]:
 class BeginsWithTheFirst(Formation):
     """The first answer is taken for everybody's."""
 
-    def _go_on(self) -> list[Instruction]:
-        said = next(iter(self.stopped.values()))
-        begun = GroupBegun(group=self.number, step=said.step, committed=said.committed)
-        return [self._record(begun), *self._ask(member.inc for member in self.members)]
+    def stopped_said(self, message: GroupStopped) -> list[Instruction]:
+        done = super().stopped_said(message)
+        if self.running or message.inc not in self.stopped:
+            return done
+        begun = GroupBegun(group=self.number, step=message.step, committed=message.committed)
+        return [*done, self._record(begun), *self._ask(self._members)]
 
 
 class CountsBeforeAllHold(GroupHolder):
@@ -239,7 +241,7 @@ class OnlyTheNearBegin(Formation):
 
     def _source(self, inc: int) -> GroupStopped | None:
         found = super()._source(inc)
-        holds = found is not None and self._holder()
+        holds = found is not None and self._holder
         near = any(not member.distant for member in self.members)
         return found if holds or near else None
 

@@ -30,7 +30,7 @@ from paceline.wire.events.state import (
     MemberSlowEvent,
 )
 from paceline.wire.messages.agent import NodeFacts
-from paceline.wire.messages.group import Broken, GroupUp, Member
+from paceline.wire.messages.group import Broken, GroupUp, JoinGroup, Member
 from paceline.wire.messages.node import (
     NodeUp,
 )
@@ -87,7 +87,8 @@ class GroupEdge(HolderEdge):
     def handle(self, node: str, message: NodeUp, now_s: float) -> bool:
         if not isinstance(message, GroupEdgeTakes):
             return False
-        expected = sum(1 for _ in self.training.members.roster.wanted_workers())
+        joins = isinstance(message, JoinGroup)  # a count for each `Progress` would cost a core
+        expected = self.training.members.roster.num_wanted() if joins else 0
         one = self.training.members.roster.nodes[node]
         distant = one.by_itself or one.agent.is_remote
         said = self.holder.member_said(message, node=node, expected=expected, distant=distant)

@@ -243,6 +243,10 @@ class Roster:
         """Those that are to train: alive, or expected back."""
         return (node for node in self.of_role("worker") if node.fate.lives_on)
 
+    def num_wanted(self) -> int:
+        """Count `wanted_workers`."""
+        return sum(one.fate.lives_on for one in self.nodes.values() if one.role == "worker")
+
     def node_of(self, inc: Inc) -> Node | None:
         """The node that ``inc`` is the newest life of; None: old, or never given."""
         return self._by_inc.get(inc)

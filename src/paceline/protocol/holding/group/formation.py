@@ -15,6 +15,7 @@ Durable state is changed by records only, as in `MasterState`.
 """
 
 import enum
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from collections.abc import Set as AbstractSet
 from typing import assert_never
@@ -87,7 +88,7 @@ class Formation:
         # Durable.
         self.epoch_no = NO_EPOCH
         self.number = 0
-        self.members: tuple[Member, ...] = ()
+        self._members: dict[Inc, Member] = {}
         self.step = START
         #: What the epoch began with.
         self.start: GroupRestored | None = None
@@ -113,8 +114,12 @@ class Formation:
         self.awaited = 0
         #: Members that are gone: the next group is formed without them.
         self.lost: set[Inc] = set()
-        #: What members of a group that forms have said.
+        #: What members of a group that forms have said, and how many of them each last step.
         self.stopped: dict[Inc, GroupStopped] = {}
+        self._steps = Counter[StepNo]()
+        #: Member that the others copy from, once all have said something and one holds a step. It
+        #: stays, so that nobody who copies already is sent to another one.
+        self._holder = NO_INC
         #: Members that are not known to have heard that the group runs.
         self.untold: set[Inc] = set()
         #: Members that cannot work in this group.
@@ -137,7 +142,7 @@ class Formation:
                 self.number, self.members = record.group, record.members
                 self.replica = record.replica
                 self.begun = None
-                self.stopped.clear()
+                self._hear_anew()
                 self.broken.clear()
                 self.lost.clear()
                 self.untold.clear()
@@ -158,6 +163,20 @@ class Formation:
         self.apply(record)
         return WriteAhead(record)
 
+    def _hear_anew(self) -> None:
+        self.stopped.clear()
+        self._steps.clear()
+        self._holder = NO_INC
+
+    @property
+    def members(self) -> tuple[Member, ...]:
+        """Members of the newest group, in the order in which they divide steps."""
+        return tuple(self._members.values())
+
+    @members.setter
+    def members(self, members: Iterable[Member]) -> None:
+        self._members = {member.inc: member for member in members}
+
     @property
     def running(self) -> bool:
         """Whether its members were told to run."""
@@ -171,7 +190,7 @@ class Formation:
 
     def knows(self, inc: Inc) -> bool:
         """Whether this incarnation is in the newest group."""
-        return any(member.inc == inc for member in self.members)
+        return inc in self._members
 
     def is_empty_handed(self, inc: Inc) -> bool:
         """Whether a worker is not known to hold the model."""
@@ -244,23 +263,25 @@ class Formation:
         return [formed, *self._ask(member.inc for member in wanted)]
 
     def _next_members(self, expected: int) -> tuple[Member, ...] | NoGroup:
-        # By node, not by arrival: the order of starts must not decide who computes which samples.
-        wanted = tuple(sorted(self.ready.values(), key=lambda one: (len(one.node), one.node)))
-        fresh = any(not self.knows(member.inc) for member in wanted)
-        if self.running and not (self._is_hurt or fresh):
+        if self.running and not (self._is_hurt or self.ready.keys() - self._members.keys()):
             return NoGroup(WhyNone.SAME)
         least = max(self.min_members, expected) if self.gathers else self.min_members
         if self.sharded:
             least = self.awaited
-            if former := [member.node for member in wanted if self.knows(member.inc)]:
+            if self.ready.keys() & self._members.keys():
+                former = [one.node for one in self._in_order() if self.knows(one.inc)]
                 reason = f"the lives of {', '.join(former)} in the group before have not ended"
                 return NoGroup(WhyNone.FORMER_LIVES, reason)
-        if len(wanted) < max(1, least):
-            have = f"{len(wanted)} of {least} workers are" if wanted else "no worker is"
+        if len(self.ready) < max(1, least):
+            have = f"{len(self.ready)} of {least} workers are" if self.ready else "no worker is"
             return NoGroup(WhyNone.TOO_FEW, f"{have} ready")
         if self._is_hurt or self.running or not self.number:
-            return wanted
+            return self._in_order()
         return NoGroup(WhyNone.FORMS, self._forming())
+
+    def _in_order(self) -> tuple[Member, ...]:
+        """Sort by node, not by arrival: the order of starts must not decide who computes what."""
+        return tuple(sorted(self.ready.values(), key=lambda one: (len(one.node), one.node)))
 
     def _forming(self) -> str:
         if unheard := self.unheard():
@@ -299,7 +320,9 @@ class Formation:
         """Ask these members again for whatever is awaited of them."""
         if self.begun is not None:
             run = [inc for inc in incs if inc in self.untold]
-            return [Send(inc, self._run_message(self.begun, inc)) for inc in run]
+            members, joiners = self.members, frozenset(self.begun.joiners)
+            source = next((inc for inc in self._members if inc not in joiners), NO_INC)
+            return [Send(inc, self._run_message(self.begun, inc, members, source)) for inc in run]
         waiting = [inc for inc in incs if inc not in self.lost]
         return [Send(inc, message) for inc in waiting if (message := self._asked(inc))]
 
@@ -310,9 +333,9 @@ class Formation:
                 epoch_no=self.epoch_no, inc=inc, group=self.number, at_once=self.at_once
             )
         source = self._source(inc)
-        if source is None or said.step == source.step or inc in self._joiners():
+        if source is None or said.step == source.step or self._joins(said):
             return None
-        if inc != source.inc and not self._holder():
+        if inc != source.inc and not self._holder:
             return None  # nor does the source hold it yet
         cut = self.start.cut if self.start is not None and inc == source.inc else None
         return self._catch_up(inc, source.inc, source.step, source.committed, cut)
@@ -325,46 +348,54 @@ class Formation:
         committed: tuple[Span, ...],
         cut: CutRef | None = None,
     ) -> CatchUp:
-        (member,) = (one for one in self.members if one.inc == source)
         return CatchUp(
             epoch_no=self.epoch_no,
             inc=inc,
             group=self.number,
             step=step,
-            source=member,
+            source=self._members[source],
             committed=committed,
             cut=cut,
         )
 
     def _source(self, inc: Inc) -> GroupStopped | None:
         """Return the member that one behind copies from; None: not all have said something yet."""
-        if len(self.stopped) < len(self.members):
+        if not self._all_heard:
             return None
         if self.sharded:
             return self._beginner(inc)
-        holder = self._holder()
-        if holder:
-            return self.stopped[holder]
+        if self._holder:
+            return self.stopped[self._holder]
         # It reads a cut, which all others copy from its memory.
-        return self._beginner(min(self.members, key=lambda one: one.distant).inc)
+        near = (one.inc for one in self._members.values() if not one.distant)
+        return self._beginner(next(near, next(iter(self._members))))
 
-    def _holder(self) -> Inc:
+    @property
+    def _all_heard(self) -> bool:
+        """Whether all members have said which step they completed last."""
+        return len(self.stopped) == len(self._members)
+
+    def _find_holder(self) -> Inc:
         """The first member that holds the newest step; 0: nobody holds any."""
-        newest = max(said.step for said in self.stopped.values())
-        holders = (one.inc for one in self.members if self.stopped[one.inc].step == newest)
-        return next(holders) if newest > NO_STEP else NO_INC
+        newest = max(self._steps, default=NO_STEP)
+        if not self._all_heard or newest == NO_STEP:
+            return NO_INC
+        return next(inc for inc in self._members if self.stopped[inc].step == newest)
 
-    def _joiners(self) -> tuple[Inc, ...]:
-        """Members that come with nothing to others that train: nobody waits for them yet."""
+    @property
+    def _joiners_may_wait(self) -> bool:
+        """Whether members that hold nothing copy while the others train, who do not wait."""
         begins = self.restored_for == self.number
-        if self.sharded or self.copies_at_rest or begins or not self._holder():
-            return ()
-        return tuple(one.inc for one in self.members if self.stopped[one.inc].step == NO_STEP)
+        return bool(self._holder) and not (self.sharded or self.copies_at_rest or begins)
+
+    def _joins(self, said: GroupStopped) -> bool:
+        """Whether a member comes with nothing to others that train."""
+        return said.step == NO_STEP and self._joiners_may_wait
 
     def _beginner(self, inc: Inc) -> GroupStopped | None:
         """This member, as it will be; None: what it is to begin with is not chosen yet."""
         # Who holds a step says that it was chosen, by a former master.
-        if self.start is None or not (self.restored_for == self.number or self._holder()):
+        if self.start is None or not (self.restored_for == self.number or self._holder):
             return None
         return GroupStopped(
             epoch_no=self.epoch_no,
@@ -374,17 +405,18 @@ class Formation:
             committed=self.start.committed,
         )
 
-    def _run_message(self, begun: GroupBegun, inc: Inc) -> RunGroup:
+    def _run_message(
+        self, begun: GroupBegun, inc: Inc, members: tuple[Member, ...], source: Inc
+    ) -> RunGroup:
         catch_up = None
         if inc in begun.joiners:
-            source = next(one.inc for one in self.members if one.inc not in begun.joiners)
             catch_up = self._catch_up(inc, source, begun.step, begun.committed)
         return RunGroup(
             epoch_no=self.epoch_no,
             inc=inc,
             group=self.number,
             step=begun.step,
-            members=self.members,
+            members=members,
             division=begun.division,
             check=self.check and begun.step == 0 and self.number == self.first,
             joiners=begun.joiners,
@@ -401,22 +433,25 @@ class Formation:
         said = self.stopped.get(inc)
         if said is not None and said.step >= message.step:
             return self._ask([inc])
+        if said is not None:
+            self._steps -= Counter([said.step])
         self.stopped[inc] = message
-        return self._go_on()
+        self._steps[message.step] += 1
+        if self._holder and message.step <= self.stopped[self._holder].step:
+            return self._go_on([inc])
+        self._holder = self._find_holder()
+        return self._go_on(self._members) if self._all_heard else []
 
-    def _go_on(self) -> list[Instruction]:
-        if len(self.stopped) < len(self.members):
-            return []
-        everybody = [member.inc for member in self.members]
-        joiners = self._joiners()
-        held = [said for inc, said in self.stopped.items() if inc not in joiners]
-        steps = {said.step for said in held}
+    def _go_on(self, asked: Iterable[Inc]) -> list[Instruction]:
+        """Run the group if all hold the same step; else ask these members, who have news."""
+        steps = {step for step in self._steps if step != NO_STEP or not self._joiners_may_wait}
         if steps == {NO_STEP}:
             return []  # `restore` follows
         if len(steps) > 1:
-            return self._ask(everybody)
+            return self._ask(asked)
         (step,) = steps
-        sets = {said.committed for said in held}
+        joiners = tuple(inc for inc in self._members if self._joins(self.stopped[inc]))
+        sets = {said.committed for said in self.stopped.values() if not self._joins(said)}
         if len(sets) > 1:
             return [Fail(f"members that hold step {step} disagree on what is in the model")]
         begun = GroupBegun(
@@ -426,7 +461,7 @@ class Formation:
             division=division(self.plan, self.members),
             joiners=joiners,
         )
-        return [self._record(begun), *self._ask(everybody), *self.form()]
+        return [self._record(begun), *self._ask(self._members), *self.form()]
 
     @property
     def needs_restore(self) -> bool:
