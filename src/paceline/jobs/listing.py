@@ -11,7 +11,7 @@ from paceline.base.errors import ConfigError, PacelineError
 from paceline.base.jobdir import JobDir, role_of
 from paceline.jobs.history import read_last_metrics
 from paceline.jobs.launch import ask, is_supervised
-from paceline.jobs.outcome import Outcome, read_outcome
+from paceline.jobs.outcome import ENDS, End, Outcome, read_outcome
 from paceline.wire import spec as specs
 from paceline.wire.client import (
     GetStatus,
@@ -83,13 +83,15 @@ class JobSelection(Struct, frozen=True, kw_only=True):
 RUNNING = "running"
 OVER = ("interrupted", UNREADABLE)
 """States without an outcome in which nothing runs."""
+LIVE = ("starting", "forming", "training", "restoring", "running", "stopping", MASTER_AWAY)
+"""States of a job that has not ended."""
 
 
 def listed(wanted: JobSelection) -> list[JobRow]:
     """The jobs that fit, the newest first.
 
     Raises:
-        ConfigError: no job is in that state; names those that there are.
+        ConfigError: no job can be in that state; names those in which jobs are.
     """
     jobs = [job for job in reversed(JobDir.all()) if job.job_id.startswith(wanted.name or "")]
     if wanted.state is None:
@@ -97,12 +99,15 @@ def listed(wanted: JobSelection) -> list[JobRow]:
     rows = read_rows(jobs)
     found = [row for row in rows if _is_in(row, wanted.state)]
     states = sorted({row.state for row in rows})
-    if not found and states and wanted.state != RUNNING:
+    if not found and states and wanted.state not in (*LIVE, *OVER, *map(str, End), *_ENDED):
         raise ConfigError(
             f"--state: no job is {wanted.state!r}; there are: {', '.join(states)}, and {RUNNING} "
             "for all that have not ended"
         )
     return found[: wanted.last]
+
+
+_ENDED = {row.state for row in ENDS.values() if row.state}
 
 
 def _is_in(row: JobRow, state: str) -> bool:

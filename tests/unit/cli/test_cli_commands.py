@@ -226,6 +226,7 @@ def test_ps_lists_the_newest_first_and_only_those_that_fit() -> None:
     assert shown("--name", "a") == [newest.job_id, oldest.job_id]
     assert shown("--state", "running") == []
     assert "lists all" in paceline("ps", "--state", "running").stdout
+    assert shown("--state", "training") == []
     wrong = paceline("ps", "--state", "done")
     assert wrong.exit_code == 2
     assert "there are: failed, interrupted, and running" in wrong.stderr
