@@ -3,6 +3,8 @@
 The protocol is that of docs/protocols/integrity.md, section 8.
 """
 
+from collections.abc import Iterable, Sequence
+
 import msgspec
 
 from paceline.base.numbering import Inc, StepNo
@@ -32,6 +34,11 @@ class Member(msgspec.Struct, frozen=True, array_like=True):
     node: str
     address: str
     distant: bool = False
+
+
+def in_order(members: Iterable[Member]) -> tuple[Member, ...]:
+    """Sort by node, not by arrival: the order of starts must not decide who computes what."""
+    return tuple(sorted(members, key=lambda one: (len(one.node), one.node, one.inc)))
 
 
 class MemberPart(msgspec.Struct, frozen=True, array_like=True):
@@ -73,10 +80,12 @@ class GroupStopped(GroupMessage, frozen=True):
     """member -> master: nothing of a group before ``group`` enters the model any more.
 
     ``step`` is the last complete one, ``NO_STEP`` without state; ``committed``: in the model then.
+    ``ran``: the group whose members it knows, the last in which it worked; 0: none.
     """
 
     step: StepNo
     committed: tuple[Span, ...] = ()
+    ran: int = 0
 
 
 class Progress(GroupMessage, frozen=True):
@@ -146,6 +155,9 @@ class RunGroup(GroupMessage, frozen=True):
 
     ``joiners`` (incarnations) have no share of the first step: they copy the state before they are
     in it, as ``catch_up`` says to each of them. ``check``: all measure their links first.
+
+    ``members``: all of them; or, where ``base`` is the group in which it worked last, those that
+    were not in that one, while those of ``left`` are no more.
     """
 
     step: StepNo
@@ -154,6 +166,14 @@ class RunGroup(GroupMessage, frozen=True):
     check: bool = False
     joiners: tuple[Inc, ...] = ()
     catch_up: CatchUp | None = None
+    base: int = 0
+    left: tuple[Inc, ...] = ()
+
+    def over(self, former: Sequence[Member]) -> "RunGroup":
+        """Return the message with all members; ``former``: those of the group ``base``."""
+        stay = (one for one in former if one.inc not in self.left)
+        everybody = in_order([*stay, *self.members])
+        return msgspec.structs.replace(self, members=everybody, base=0, left=())
 
 
 class Divide(GroupMessage, frozen=True):

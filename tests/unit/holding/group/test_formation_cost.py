@@ -25,13 +25,16 @@ def messages(done: Sequence[Instruction]) -> Iterator[Send]:
     return (one for one in done if isinstance(one, Send))
 
 
-def answer(group: Formation, inc: Inc, step: int, committed: tuple[Span, ...]) -> list[Send]:
+def answer(
+    group: Formation, inc: Inc, step: int, committed: tuple[Span, ...], ran: int = 0
+) -> list[Send]:
     said = GroupStopped(
         epoch_no=group.epoch_no,
         inc=inc,
         group=group.number,
         step=StepNo(step),
         committed=committed,
+        ran=ran,
     )
     return [*messages(group.stopped_said(said))]
 
@@ -94,3 +97,46 @@ def test_who_copies_already_is_not_sent_to_another_member(group: Formation) -> N
     assert answer(group, Inc(1), 100, COMMITTED) == []
     again = [*messages(group.resend())]
     assert [one.message.source.inc for one in again if isinstance(one.message, CatchUp)] == [3]
+
+
+def orders(heard: Sequence[Send]) -> dict[Inc, RunGroup]:
+    found = (one.message for one in heard)
+    return {one.inc: one for one in found if isinstance(one, RunGroup)}
+
+
+def test_members_hear_only_what_has_changed_since_the_group_before(group: Formation) -> None:
+    begins = orders(copy_as_told(group, [*messages(group.restore(None))]))
+    assert {len(one.members) for one in begins.values()} == {MEMBERS}
+    first, everybody = group.number, group.members
+    joiner = JoinGroup(inc=Inc(900), address="tcp://10.0.0.2:9", replica="r")
+    group.leave(Inc(7))
+    group.join(joiner, "worker-6", expected=MEMBERS)
+    assert [one.node for one in group.members].count("worker-6") == 0, "it is in the next one"
+    for inc in range(1, MEMBERS + 1):
+        answer(group, Inc(inc), 100, COMMITTED, ran=first)
+    told: list[Send] = []
+    for member in group.members:
+        ran = 0 if member.inc in (Inc(900), Inc(5)) else first + 1
+        step = NO_STEP if member.inc == 900 else 100
+        told += answer(group, member.inc, step, COMMITTED if step == 100 else (), ran=ran)
+    runs = orders(told)
+    assert len(runs) == MEMBERS
+    former = tuple(one for one in everybody if one.inc != 7)
+    for inc, run in runs.items():
+        if inc in (900, 5):
+            assert (run.base, run.members) == (0, group.members)
+        else:
+            assert [one.inc for one in run.members] == [900]
+            assert run.over(former).members == group.members
+
+
+def test_a_member_that_left_is_taken_off_the_list(group: Formation) -> None:
+    copy_as_told(group, [*messages(group.restore(None))])
+    first, everybody = group.number, group.members
+    group.leave(Inc(7))
+    told: list[Send] = []
+    for member in group.members:
+        told += answer(group, member.inc, 100, COMMITTED, ran=first)
+    (run, *_) = runs = list(orders(told).values())
+    assert {(one.base, one.members, one.left) for one in runs} == {(first, (), (7,))}
+    assert run.over(everybody).members == group.members

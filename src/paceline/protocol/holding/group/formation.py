@@ -40,6 +40,7 @@ from paceline.wire.messages.group import (
     Progress,
     RunGroup,
     StopGroup,
+    in_order,
 )
 
 Records = GroupFormed | GroupRestored | GroupBegun
@@ -63,6 +64,18 @@ class NoGroup(msgspec.Struct, frozen=True):
     why: WhyNone
     reason: str = ""
     """Condition that a next group waits for, in words for a person; empty: none."""
+
+
+class _RunOrders(msgspec.Struct, frozen=True):
+    """Orders to run, of which each member gets one, under its own number."""
+
+    whole: RunGroup
+    """With all members."""
+    change: RunGroup
+    """With what is another one than in the group that ran before."""
+    joiners: frozenset[Inc]
+    source: Inc
+    """Member that those who join copy from."""
 
 
 class Formation:
@@ -130,6 +143,9 @@ class Formation:
         self.at_once = True
         #: Number of the division by which a member divides its steps, as it has said.
         self.divided: dict[Inc, int] = {}
+        #: The newest group that ran, and the one before it: number, and members.
+        self._ran = self._ran_before = (0, dict[Inc, Member]())
+        self._orders: _RunOrders | None = None
 
     # ------------------------------------------------------------------ records
 
@@ -151,9 +167,11 @@ class Formation:
                 self.epoch_no, self.step = record.epoch_no, record.step
             case GroupBegun():
                 self.begun, self.step, self.gathers = record, record.step, False
+                self._orders = None
                 members = frozenset(member.inc for member in self.members)
                 self.held_by = members.difference(record.joiners)
                 self.first = self.first or record.group
+                self._ran_before, self._ran = self._ran, (record.group, self._members)
                 self.divided = {member.inc: record.division.no for member in self.members}
                 self.untold = {member.inc for member in self.members}
             case _:
@@ -269,19 +287,15 @@ class Formation:
         if self.sharded:
             least = self.awaited
             if self.ready.keys() & self._members.keys():
-                former = [one.node for one in self._in_order() if self.knows(one.inc)]
+                former = [one.node for one in in_order(self.ready.values()) if self.knows(one.inc)]
                 reason = f"the lives of {', '.join(former)} in the group before have not ended"
                 return NoGroup(WhyNone.FORMER_LIVES, reason)
         if len(self.ready) < max(1, least):
             have = f"{len(self.ready)} of {least} workers are" if self.ready else "no worker is"
             return NoGroup(WhyNone.TOO_FEW, f"{have} ready")
         if self._is_hurt or self.running or not self.number:
-            return self._in_order()
+            return in_order(self.ready.values())
         return NoGroup(WhyNone.FORMS, self._forming())
-
-    def _in_order(self) -> tuple[Member, ...]:
-        """Sort by node, not by arrival: the order of starts must not decide who computes what."""
-        return tuple(sorted(self.ready.values(), key=lambda one: (len(one.node), one.node)))
 
     def _forming(self) -> str:
         if unheard := self.unheard():
@@ -320,9 +334,11 @@ class Formation:
         """Ask these members again for whatever is awaited of them."""
         if self.begun is not None:
             run = [inc for inc in incs if inc in self.untold]
-            members, joiners = self.members, frozenset(self.begun.joiners)
-            source = next((inc for inc in self._members if inc not in joiners), NO_INC)
-            return [Send(inc, self._run_message(self.begun, inc, members, source)) for inc in run]
+            if not run:
+                return []
+            if self._orders is None:
+                self._orders = self._run_orders(self.begun)
+            return [Send(inc, self._to_run(inc, self.begun, self._orders)) for inc in run]
         waiting = [inc for inc in incs if inc not in self.lost]
         return [Send(inc, message) for inc in waiting if (message := self._asked(inc))]
 
@@ -405,23 +421,34 @@ class Formation:
             committed=self.start.committed,
         )
 
-    def _run_message(
-        self, begun: GroupBegun, inc: Inc, members: tuple[Member, ...], source: Inc
-    ) -> RunGroup:
-        catch_up = None
-        if inc in begun.joiners:
-            catch_up = self._catch_up(inc, source, begun.step, begun.committed)
-        return RunGroup(
+    def _run_orders(self, begun: GroupBegun) -> _RunOrders:
+        whole = RunGroup(
             epoch_no=self.epoch_no,
-            inc=inc,
+            inc=NO_INC,
             group=self.number,
             step=begun.step,
-            members=members,
+            members=self.members,
             division=begun.division,
             check=self.check and begun.step == 0 and self.number == self.first,
             joiners=begun.joiners,
-            catch_up=catch_up,
         )
+        base, former = self._ran_before
+        fresh = tuple(one for one in whole.members if former.get(one.inc) != one)
+        left = tuple(inc for inc, one in former.items() if self._members.get(inc) != one)
+        change = msgspec.structs.replace(whole, base=base, members=fresh, left=left)
+        joiners = frozenset(begun.joiners)
+        source = next((inc for inc in self._members if inc not in joiners), NO_INC)
+        return _RunOrders(whole, change, joiners, source)
+
+    def _to_run(self, inc: Inc, begun: GroupBegun, orders: _RunOrders) -> RunGroup:
+        """Address the order to a member: with all members, if it does not know the former ones."""
+        said = self.stopped.get(inc)
+        knows = said is not None and said.ran and said.ran == orders.change.base
+        catch_up = None
+        if inc in orders.joiners:
+            catch_up = self._catch_up(inc, orders.source, begun.step, begun.committed)
+        order = orders.change if knows else orders.whole
+        return msgspec.structs.replace(order, inc=inc, catch_up=catch_up)
 
     def stopped_said(self, message: GroupStopped) -> list[Instruction]:
         """A member has stopped for good, or caught up."""

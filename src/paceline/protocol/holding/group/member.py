@@ -22,6 +22,7 @@ from paceline.wire.messages.group import (
     GroupStopped,
     GroupUp,
     JoinGroup,
+    Member,
     Progress,
     RunGroup,
     StopGroup,
@@ -77,6 +78,8 @@ class MemberState:
         #: The group that we may work in, and the last one that we might.
         self.running: RunGroup | None = None
         self.ran = 0
+        #: Members of that one.
+        self._ran_with: tuple[Member, ...] = ()
         #: How we divide the next step, and the newest division that we have heard of.
         self.division = self.heard = Division()
         #: To be heeded when the step, or the update, that we are in is over.
@@ -145,6 +148,7 @@ class MemberState:
                 group=self.group,
                 step=self.step,
                 committed=self.done.spans(),
+                ran=self.ran,
             )
         )
 
@@ -197,12 +201,17 @@ class MemberState:
             return []
         if message.group <= self.ran:
             return [self.progress()]
+        if message.base:
+            if message.base != self.ran:
+                return []  # of an answer that we gave before; it comes again, with all members
+            message = message.over(self._ran_with)
         self.copying = message.catch_up if self.step == NO_STEP else None
         if message.step != self.step and self.copying is None:
             raise InternalError(
                 f"told to go on from step {message.step}, which we do not hold ({self.step})"
             )
         self.running, self.ran = message, message.group
+        self._ran_with = message.members
         self.division = self.heard = message.division
         self.proved = (self.step, self.done.spans())
         copy = [Copy(self.copying)] if self.copying is not None else []
