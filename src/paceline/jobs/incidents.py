@@ -38,11 +38,13 @@ from paceline.wire.events.nodes import (
     NodeLostEvent,
     NodeStartedEvent,
     PlaceDrainingEvent,
+    ProcessExitedEvent,
     ProcessUpEvent,
     RelaunchEvent,
     RestartAllEvent,
     ServersChangedEvent,
     UnbackedEvent,
+    Verdict,
 )
 from paceline.wire.events.state import (
     CutDamagedEvent,
@@ -106,6 +108,7 @@ IncidentTakes = (
     | EpochEvent
     | LeftOutEvent
     | LeftLoopEvent
+    | ProcessExitedEvent
     | DivergedEvent
     | CutDamagedEvent
     | FeatureFailedEvent
@@ -150,15 +153,13 @@ def find_incidents(  # noqa: C901, PLR0912
             case EpochEvent():
                 yield from _restored(event, later, points)
                 yield from _resumed_before(event, events[:index], later, points)
-            case LeftOutEvent(node=node, reason=reason):
-                done = f"{node} was left out, the others went on"
-                if node == CHIEF:
-                    done += "; what the script does where job.is_chief was not done"
-                told = _incident(event, reason, done, None, points)
-                yield structs.replace(told, kind="left")
+            case LeftOutEvent():
+                yield _left_out(event, points)
             case LeftLoopEvent():
                 alone = mode == "bsp" or not _left_by_all(event, events)
                 yield from _left(event, points, alone=alone)
+            case ProcessExitedEvent():
+                yield from _returned_alone(event, events, points)
             case DivergedEvent(reason=reason):
                 back_s = _next(later, *TRAINING)
                 done = "those that differ copied from the others" if back_s else "nobody went on"
@@ -365,6 +366,28 @@ def _left(
         yield Incident(event.t, what, event.doubt, kind="left")
     elif alone and after is not None and points[-1].committed > after.committed:
         yield Incident(event.t, what, "the others trained on", kind="left")
+
+
+def _left_out(event: LeftOutEvent, points: Sequence[MetricsPoint]) -> Incident:
+    """A worker that cannot take part, without which the others went on."""
+    done = f"{event.node} was left out, the others went on"
+    if event.node == CHIEF:
+        done += "; what the script does where job.is_chief was not done"
+    return structs.replace(_incident(event, event.reason, done, None, points), kind="left")
+
+
+def _returned_alone(
+    event: ProcessExitedEvent, events: Sequence[Event], points: Sequence[MetricsPoint]
+) -> Iterator[Incident]:
+    """A worker whose script returned between two loops, while others trained on."""
+    within = any(isinstance(e, LeftLoopEvent) and e.inc == event.inc for e in events)
+    after = next((point for point in points if point.t > event.t), None)
+    if event.verdict is not Verdict.FINISHED or within or after is None:
+        return
+    if points[-1].committed > after.committed:
+        what = f"the script of {event.node} returned"
+        done = "the others trained on without it: have all workers decide with job.agree to stop"
+        yield Incident(event.t, what, done, kind="left")
 
 
 def _left_by_all(left: Event, events: Sequence[Event]) -> bool:

@@ -184,6 +184,18 @@ def test_a_worker_of_another_machine_that_was_lost_is_told(
     assert "Nothing went wrong" not in told
 
 
+def test_a_worker_whose_script_returned_while_others_trained_on_is_named() -> None:
+    ended = ProcessExitedEvent(t=5.4, node="worker-0", inc=2, verdict=Verdict.FINISHED, reason="")
+    told = facts(*START, ended, *END, outcome=FINISHED)
+    words = "at 0:05 the script of worker-0 returned, the others trained on without it: have all"
+    assert words in paragraph(told)
+    assert [one.kind for one in told.troubles] == ["left"]
+    left = LeftLoopEvent(t=5.3, node="worker-0", inc=2, step=7)
+    assert len(facts(*START, left, ended, *END, outcome=FINISHED).troubles) == 1
+    for event in (structs.replace(ended, t=11.5), structs.replace(ended, verdict=Verdict.STOPPED)):
+        assert facts(*START, event, *END, outcome=FINISHED).troubles == ()
+
+
 def test_a_worker_that_is_lost_and_started_again_is_told_once() -> None:
     again = RelaunchEvent(t=6.0, node="worker-2", inc=9, cause="unreachable", wait_s=0.0)
     for first in ((JOINED,), ()):
