@@ -123,6 +123,8 @@ def test_a_job_is_seen_steered_and_kept(
         page.get_by_role("button", name="Stop").click()
         page.get_by_role("button", name="Yes").click()
         page.get_by_text("the job has ended").wait_for(timeout=60_000)
+        assert not page.get_by_role("button", name="Stop").is_visible()
+        assert page.get_by_role("button", name="Save as a file").is_visible()
         until(job.job.outcome.exists, "the end of the job")
     assert faults == []
 

@@ -54,7 +54,7 @@ def _done_about(facts: Facts) -> str:
 
 def _time_lost(facts: Facts) -> Tile:
     again = f"{facts.undone:,} samples trained twice" if facts.undone else "no sample trained twice"
-    if not facts.troubles:
+    if not facts.stalled_s:
         return Tile("time lost", "none", again)
     # Samples are counted once per second, and not while no master is there.
     return Tile("time lost", f"≤ {seconds(facts.stalled_s)}", f"without progress; {again}")

@@ -29,7 +29,10 @@ async function follow(path) {
     try {
       for await (const message of messages(path)) {
         wait = 0.5;
-        if (message.over) return link(message.over);
+        if (message.over) {
+          for (const order of ["#stop", "#scale", "#kill"]) query(order).hidden = true;
+          return link(message.over);
+        }
         link("live");
         show(message);
         linkAll();
