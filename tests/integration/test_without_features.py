@@ -45,7 +45,8 @@ def test_a_job_runs_without_a_feature(name: str, tmp_path: Path) -> None:
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("name", FEATURES)
 def test_tests_of_the_core_pass_without_a_feature(name: str, tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:randomly", "-m", "not soak"]
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:randomly", "-m", "not soak"]
+    command += ["-n", "auto", "--dist", "worksteal", "--maxfail", "5"]
     done = subprocess.run(
         [*command, *map(str, CORE)],
         cwd=TESTS.parent,

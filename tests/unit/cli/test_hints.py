@@ -3,6 +3,7 @@
 import pytest
 from typer.testing import CliRunner
 
+from paceline.base.features import installed
 from paceline.cli.main import app
 
 
@@ -12,13 +13,22 @@ def told(*words: str) -> str:
     return done.stderr
 
 
+OF_FORMATS = [
+    (words, remedy)
+    for words, remedy in (
+        ("export mnist-1", "`paceline checkpoint export mnist-1 OUT`"),
+        ("export mnist-1 m.pt", "`paceline checkpoint export mnist-1 m.pt`"),
+    )
+    if "formats" in {one.name for one in installed()}
+]
+
+
 @pytest.mark.parametrize(
     ("words", "remedy"),
     [
         ("resume", "`paceline run --resume JOB`"),
         ("resume mnist-1", "`paceline run --resume mnist-1`"),
-        ("export mnist-1", "`paceline checkpoint export mnist-1 OUT`"),
-        ("export mnist-1 m.pt", "`paceline checkpoint export mnist-1 m.pt`"),
+        *OF_FORMATS,
         ("list", "`paceline ps`"),
         ("ls", "`paceline ps`"),
         ("start train.py --workers 2", "`paceline run train.py --workers 2`"),

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner, Result
 
+from paceline.base.features import installed
 from paceline.base.jobdir import JobDir
 from paceline.cli.main import app
 from paceline.wire import spec as specs
@@ -68,12 +69,12 @@ train.py --mode SYNC                       | write --mode bsp
 train.py --samples at-most                 | write --samples at-most-once
 train.py --backend nccl                    | leave it out
 train.py --backend k8s                     | comes in a later version
-train.py --auto --strategy fsdp            | --auto: got it with strategy fsdp
-train.py --auto --strategy fsdp            | leave --auto out
+train.py --auto --strategy fsdp            | --auto: got it with strategy fsdp | sizes
+train.py --auto --strategy fsdp            | leave --auto out | sizes
 train.py --mode asp --strategy allreduce   | remove it or set strategy to ps
 train.py --strategy script --mode asp      | with strategy ps only; remove it
 train.py --strategy fsdp --servers 2       | with strategy ps only; remove it
-train.py --solution fastest                | write e.g. --solution auto
+train.py --solution fastest                | write e.g. --solution auto | stragglers
 train.py --set lr=0.1                      | paceline run SCRIPT -- --lr VALUE
 train.py --set worker=2                    | did you mean workers?
 typo.yaml                                  | typo.yaml:2: worker: got an unknown key; did you mean workers?
@@ -110,8 +111,10 @@ run                         | write e.g. paceline run train.py --workers 2
 
 
 def rows(table: str) -> list[tuple[str, str]]:
-    found = [line.partition(" | ") for line in table.strip().splitlines()]
-    return [(call.strip(), remedy.strip()) for call, _, remedy in found]
+    """The call and the remedy of each row; a third column names the feature that gives it."""
+    found = [[one.strip() for one in line.split(" | ")] for line in table.strip().splitlines()]
+    there = {one.name for one in installed()}
+    return [(call, remedy) for call, remedy, *of in found if there.issuperset(of)]
 
 
 @pytest.fixture(autouse=True)
