@@ -110,7 +110,9 @@ class Client:
             await asyncio.sleep(0.02)
         address = job.control_address()
         client = cls(job, await ControlClient(address, job.secret()).connect_agent(), node)
-        client.stream.send_nowait(AgentHello(node=node, agent_pid=os.getpid(), host="bench"))
+        client.stream.send_nowait(
+            AgentHello(node=node, agent="a", agent_pid=os.getpid(), host="bench")
+        )
         start = await client.wait(StartProcess)
         client.inc = start.inc
         role = node.partition("-")[0]

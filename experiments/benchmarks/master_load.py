@@ -107,7 +107,7 @@ async def play_agent(
     async with gate:
         address = job.control_address()
         stream = await ControlClient(address, job.secret()).connect_agent(timeout_s=30.0)
-        stream.send_nowait(AgentHello(node=name, agent_pid=os.getpid(), host="bench"))
+        stream.send_nowait(AgentHello(node=name, agent="a", agent_pid=os.getpid(), host="bench"))
         inc = 0
         async for message in stream:
             if isinstance(message, StartProcess):

@@ -20,7 +20,14 @@ from paceline.base.processes import find_job_processes
 from paceline.master.ports import Backend
 from paceline.protocol.nodes.platform import AgentGone, AnyWord
 from tests.integration.exiting import CAN_END, exit_with
-from tests.integration.test_local_backend import agent_of, job, next_end, nothing_left, spoil
+from tests.integration.test_local_backend import (
+    agent_of,
+    job,
+    launch_of,
+    next_end,
+    nothing_left,
+    spoil,
+)
 
 __all__ = ["job"]
 
@@ -120,9 +127,10 @@ def test_a_killed_agent_is_reported_and_a_stopped_one_is_not(platform: Platform)
         pid = await platform.agent(NODE)
         await platform.agent(OTHER)
         backend.stop(OTHER)
+        launch = launch_of(pid)
         platform.kill(pid)
         ended = await next_end(backend)
-        assert (ended.node, ended.agent_pid, ended.reason) == (NODE, pid, platform.killed)
+        assert (ended.node, ended.launch, ended.reason) == (NODE, launch, platform.killed)
         await until_clean(platform)
 
     play(platform, scenario)
@@ -136,9 +144,10 @@ def test_an_agent_that_is_terminated_ends_well(platform: Platform) -> None:
         async with asyncio.timeout(PATIENCE_S):
             while not obeys_signals(pid):  # noqa: ASYNC110
                 await asyncio.sleep(0.02)
+        launch = launch_of(pid)
         os.kill(pid, signal.SIGTERM)
         ended = await next_end(backend)
-        assert (ended.agent_pid, ended.reason) == (pid, "exit code 0")
+        assert (ended.launch, ended.reason) == (launch, "exit code 0")
 
     play(platform, scenario)
 
@@ -149,9 +158,10 @@ def test_an_agent_that_exits_is_reported_with_its_code(platform: Platform) -> No
         backend = platform.open()
         backend.launch(NODE)
         pid = await platform.agent(NODE)
+        launch = launch_of(pid)
         exit_with(pid, 3)
         ended = await next_end(backend)
-        assert (ended.node, ended.agent_pid, ended.reason) == (NODE, pid, "exit code 3")
+        assert (ended.node, ended.launch, ended.reason) == (NODE, launch, "exit code 3")
         backend.stop(NODE)
         await until_clean(platform)
 
@@ -186,9 +196,10 @@ def test_what_a_dead_launcher_has_started_runs_on_until_the_next_launch(
         async with asyncio.timeout(PATIENCE_S):
             while (second := await platform.agent(NODE)) == first:  # noqa: ASYNC110
                 await asyncio.sleep(0.02)
+        launch = launch_of(second)
         platform.kill(second)
         ended = await next_end(backend)
-        assert (ended.node, ended.agent_pid) == (NODE, second)
+        assert (ended.node, ended.launch) == (NODE, launch)
         await until_clean(platform)
 
     play(platform, scenario)
@@ -203,9 +214,10 @@ def test_a_node_that_is_launched_twice_runs_once(platform: Platform) -> None:
         async with asyncio.timeout(PATIENCE_S):
             while (second := await platform.agent(NODE)) == first:  # noqa: ASYNC110
                 await asyncio.sleep(0.02)
+        launch = launch_of(second)
         platform.kill(second)
         ended = await next_end(backend)
-        assert (ended.node, ended.agent_pid) == (NODE, second), "the end of the first is no news"
+        assert (ended.node, ended.launch) == (NODE, launch), "the end of the first is no news"
         await until_clean(platform)
 
     play(platform, scenario)
@@ -216,12 +228,13 @@ def test_the_next_masters_backend_adopts_an_agent_once(platform: Platform) -> No
         platform.open().launch(NODE)
         pid = await platform.agent(NODE)
         backend = platform.open()
-        backend.adopt(NODE, pid)
-        backend.adopt(NODE, pid)
+        launch = launch_of(pid)
+        backend.adopt(NODE, launch, pid)
+        backend.adopt(NODE, launch, pid)
         await asyncio.sleep(QUIET_S)
         platform.kill(pid)
         ended = await next_end(backend)
-        assert (ended.node, ended.agent_pid) == (NODE, pid)
+        assert (ended.node, ended.launch) == (NODE, launch)
 
     play(platform, scenario)
 
@@ -258,6 +271,7 @@ def test_a_platform_that_was_out_of_reach_has_lost_and_doubled_nothing(platform:
 
         listening = asyncio.get_running_loop().create_task(listen())
         await asyncio.sleep(QUIET_S)
+        launches = {(NODE, launch_of(pid)), (OTHER, launch_of(other))}
         platform.cut_off()
         platform.kill(pid)
         async with asyncio.timeout(PATIENCE_S):
@@ -269,7 +283,7 @@ def test_a_platform_that_was_out_of_reach_has_lost_and_doubled_nothing(platform:
             while len(ends()) < 2:  # noqa: ASYNC110
                 await asyncio.sleep(0.02)
         await asyncio.sleep(QUIET_S)
-        assert {(end.node, end.agent_pid) for end in ends()} == {(NODE, pid), (OTHER, other)}
+        assert {(end.node, end.launch) for end in ends()} == launches
         assert len(ends()) == 2
         listening.cancel()
 

@@ -71,6 +71,12 @@ async def agent_of(job: JobDir, node: str) -> int:
             await asyncio.sleep(0.02)
 
 
+def launch_of(pid: int) -> str:
+    """The token with which an agent was launched, from its command line."""
+    words = Path(f"/proc/{pid}/cmdline").read_text().split("\0")
+    return words[words.index("--launch") + 1]
+
+
 def spoil(job: JobDir, node: str) -> None:
     """Have the node's agents fail at their start: they find a folder in place of their lock."""
     NodeFiles(job, node).agent_lock.mkdir()
@@ -104,21 +110,21 @@ def test_an_agent_that_speaks_while_its_successor_comes_up_ends_unnoticed(job: J
             backend = LocalBackend(job)
             backend.launch(NODE)
             old = await agent_of(job, NODE)
-            backend.adopt(NODE, old)
+            backend.adopt(NODE, launch_of(old), old)
             async with asyncio.timeout(PATIENCE_S):
                 while not is_locked(NodeFiles(job, NODE).agent_lock):  # noqa: ASYNC110
                     await asyncio.sleep(0.02)
             backend.launch(NODE)  # it was silent, and is not any more
             await asyncio.sleep(0.05)  # in which it is started, but does not come up
-            backend.adopt(NODE, old)
+            backend.adopt(NODE, launch_of(old), old)
             async with asyncio.timeout(PATIENCE_S):
                 while psutil.pid_exists(old):  # noqa: ASYNC110
                     await asyncio.sleep(0.02)
             new = await agent_of(job, NODE)
-            backend.adopt(NODE, new)
+            backend.adopt(NODE, launch := launch_of(new), new)
             kill_quietly(new, signal.SIGKILL)
             end = await next_end(backend)
-            assert (end.node, end.agent_pid) == (NODE, new)
+            assert (end.node, end.launch) == (NODE, launch)
 
     asyncio.run(scenario())
 
@@ -127,8 +133,8 @@ def test_an_agent_that_died_unwatched_is_reported_when_it_is_adopted(job: JobDir
     async def scenario() -> None:
         async with nothing_left(job):
             backend = LocalBackend(job)
-            backend.adopt(NODE, 1 << 22)
-            assert (await next_end(backend)).agent_pid == 1 << 22
+            backend.adopt(NODE, "L", 1 << 22)
+            assert (await next_end(backend)).launch == "L"
 
     asyncio.run(scenario())
 

@@ -296,6 +296,8 @@ class FakeAgent:
         self._send(
             AgentHello(
                 node=self.node,
+                agent=str(self.pid),
+                launch=str(self.pid),
                 agent_pid=self.pid,
                 host="h",
                 running=running,
@@ -399,7 +401,7 @@ class FakeBackend:
             agent.process = before.process
             agent.process.say = agent._say
 
-    def adopt(self, node: str, agent_pid: int) -> None:
+    def adopt(self, node: str, launch: str, pid: int) -> None:
         pass
 
     def stop(self, node: str) -> None:
@@ -430,7 +432,7 @@ class FakeBackend:
     def kill_agent(self, node: str) -> None:
         agent = self.agents[node]
         agent.kill()
-        self.exits.put_nowait(AgentGone(node=node, agent_pid=agent.pid, reason="killed"))
+        self.exits.put_nowait(AgentGone(node=node, launch=str(agent.pid), reason="killed"))
 
 
 class Bench:
@@ -899,7 +901,7 @@ def test_messages_of_strangers_change_nothing(
         stale = Committed(epoch_no=1, inc=77, step=9, committed=(Span(0, 0, 2_000),))
         for _ in range(5):
             stream.send_nowait(FromProcess(node="worker-0", body=stale))
-        stream.send_nowait(AgentHello(node="worker-9", agent_pid=1, host="h"))
+        stream.send_nowait(AgentHello(node="worker-9", agent="a", agent_pid=1, host="h"))
         stream.send_nowait(FromProcess(node="worker-9", body=stale))
         async for message in stream:
             assert message == Leave()

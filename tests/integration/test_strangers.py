@@ -324,7 +324,7 @@ async def speak_confused_to_the_master(job: RunningJob) -> None:
         assert isinstance(reply, Done)
         assert reply.error
     worker, server = (next(n for n in now.nodes if n.role == r) for r in ("worker", "server"))
-    hello = AgentHello(node="worker-77", agent_pid=os.getpid(), host="elsewhere")
+    hello = AgentHello(node="worker-77", agent="a", agent_pid=os.getpid(), host="elsewhere")
     messages: list[AgentUp] = [Heartbeat(node="worker-0"), Heartbeat(node="")]
     for node in (worker, server):
         for inc in (node.inc, NOBODY, -1):

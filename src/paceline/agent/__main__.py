@@ -49,9 +49,9 @@ def take_node(job: JobDir, node: str) -> int:
     return descriptor
 
 
-async def serve(job: JobDir, node: str, spec: JobSpec) -> None:
+async def serve(job: JobDir, node: str, spec: JobSpec, launch: str) -> None:
     """Run the agent in this event loop."""
-    await Agent(job, node, spec).serve()
+    await Agent(job, node, spec, launch).serve()
 
 
 def main() -> None:
@@ -59,6 +59,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m paceline.agent")
     parser.add_argument("--job-dir", type=Path, required=True)
     parser.add_argument("--node", required=True)
+    parser.add_argument("--launch", default="")
     parser.add_argument(last_words.OPTION, type=int)
     options = parser.parse_args()
     if options.last_words is not None:
@@ -74,7 +75,7 @@ def main() -> None:
     joined = job.is_joined
     lock = take_node(job, options.node)
     try:
-        asyncio.run(serve(job, options.node, load(job.spec)))
+        asyncio.run(serve(job, options.node, load(job.spec), options.launch))
     finally:
         os.close(lock)
     if joined:

@@ -9,6 +9,7 @@ directory is gone.
 import asyncio
 import logging
 import os
+import secrets
 import signal
 import socket
 import time
@@ -70,10 +71,18 @@ _log = logging.getLogger(__name__)
 
 
 class Agent:
-    """One node's agent; create and `serve` it in a running event loop."""
+    """One node's agent; create and `serve` it in a running event loop.
 
-    def __init__(self, job: JobDir, node: str, spec: JobSpec) -> None:
+    Args:
+        job: the job, or the directory of one node of it.
+        node: the node's name.
+        spec: of the job.
+        launch: token of the launch; empty: nobody launched it.
+    """
+
+    def __init__(self, job: JobDir, node: str, spec: JobSpec, launch: str = "") -> None:
         self._job = job
+        self._identity, self._launch = secrets.token_hex(8), launch
         #: True: another machine runs the job, so only the node has to be kept up.
         self._joined = job.is_joined
         self._node = node
@@ -259,6 +268,8 @@ class Agent:
         self._send(
             AgentHello(
                 node=self._node,
+                agent=self._identity,
+                launch=self._launch,
                 agent_pid=os.getpid(),
                 host=socket.gethostname(),
                 running=(running,) if running else (),

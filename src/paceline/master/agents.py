@@ -112,7 +112,7 @@ class Agents:
             self._refuse(name, "no node of this job")
         elif not node.by_itself:
             node.agent.is_remote = bool(hello.files)
-            self._backend.adopt(name, hello.agent_pid)
+            self._backend.adopt(name, hello.launch, hello.agent_pid)
             waited_s = self._backend.waited_s(name)
             self._monitor.restarts.joined(name, waited_s, hello.size.cpu)
         if node is not None:

@@ -26,8 +26,14 @@ class Backend(Protocol):
         """
         ...
 
-    def adopt(self, node: str, agent_pid: int) -> None:
-        """Watch an agent that a former master launched."""
+    def adopt(self, node: str, launch: str, pid: int) -> None:
+        """Watch an agent that has spoken; a former master may have launched it.
+
+        Args:
+            node: its node.
+            launch: token of its launch, which it repeats; words about its end have the same.
+            pid: its process number, where it runs.
+        """
         ...
 
     def stop(self, node: str) -> None:

@@ -85,7 +85,7 @@ def test_the_next_gateway_leaves_what_has_ended_and_what_works_without_a_launche
         backend.launch(NODE)
         backend.launch(OTHER)
         wants = {want.node: want for want in (await gateways.begin(0)).wants}
-        gone = AgentGone(node=NODE, agent_pid=7)
+        gone = AgentGone(node=NODE, launch="L")
         taken, lost = PlaceTaken(node=OTHER, host="h"), PlaceLost(node=OTHER, why="raylet")
         for word in (gone, taken, lost):
             backend._on_line(Said(launch=wants[word.node].launch, word=word))
@@ -108,7 +108,7 @@ def test_a_word_that_two_gateways_say_is_heard_once(
         backend = open_backend()
         backend.launch(NODE)
         (want,) = backend._wants.values()
-        taken, gone = PlaceTaken(node=NODE, host="h"), AgentGone(node=NODE, agent_pid=7)
+        taken, gone = PlaceTaken(node=NODE, host="h"), AgentGone(node=NODE, launch="L")
         gateways.then_say(Said(launch=want.launch, word=taken))
         gateways.then_say(*(Said(launch=want.launch, word=word) for word in (taken, gone)))
         gateways.then_say(

@@ -68,11 +68,11 @@ class Edges:
 
     def hello(self, node: str, cores: float | None) -> None:
         hardware = Hardware(cores=cores)
-        self.sizes.hello(AgentHello(node=node, agent_pid=1, host="h", hardware=hardware))
+        self.sizes.hello(AgentHello(node=node, agent="a", agent_pid=1, host="h", hardware=hardware))
 
     def started(self, node: str, cores: float) -> None:
         size = NodeSize(cpu=cores)
-        self.sizes.hello(AgentHello(node=node, agent_pid=1, host="h", size=size))
+        self.sizes.hello(AgentHello(node=node, agent="a", agent_pid=1, host="h", size=size))
 
 
 @pytest.fixture
@@ -211,6 +211,8 @@ def test_an_agent_that_is_gone_holds_nobody_up_and_hears_it_when_it_is_back(edge
 
 
 def test_an_agent_that_cannot_limit_its_node_is_not_asked_again(edges: Edges) -> None:
-    hello = AgentHello(node="worker-0", agent_pid=1, host="h", note="worker-0 runs without limits")
+    hello = AgentHello(
+        node="worker-0", agent="a", agent_pid=1, host="h", note="worker-0 runs without limits"
+    )
     edges.sizes.hello(hello)
     assert not edges.sent and edges.events[0].reason == hello.note

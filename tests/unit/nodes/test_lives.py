@@ -35,7 +35,7 @@ def test_a_node_whose_agent_is_launched_again_is_pending() -> None:
     job.run("worker-0")
     job.exit("worker-0")
     job.exit("worker-0")
-    job.members.agent_ended("worker-0", 50, "exit code 1", job.now_s)
+    job.members.agent_ended("worker-0", "50", "exit code 1", job.now_s)
     assert word(job) == "pending"
     job.hello("worker-0", 51)
     assert word(job) == "pending", "its agent is there, and its time has not come"

@@ -29,6 +29,7 @@ from paceline.protocol.nodes.orders import NodeOrders
 from paceline.protocol.nodes.roster import Roster
 from paceline.wire.events.base import Event
 from paceline.wire.events.nodes import (
+    AgentJoinedEvent,
     FencedEvent,
     LeftLoopEvent,
     LeftOutEvent,
@@ -82,7 +83,9 @@ class Job:
         return acts
 
     def hello(self, node: str, pid: int, *running: ProcessUp) -> list[Act]:
-        hello = AgentHello(node=node, agent_pid=pid, host="h", running=running)
+        hello = AgentHello(
+            node=node, agent=str(pid), launch=str(pid), agent_pid=pid, host="h", running=running
+        )
         return self.note(self.members.hello(hello, self.now_s))
 
     def up(self, node: str, address: str = "") -> list[Act]:
@@ -506,7 +509,7 @@ def test_a_person_brings_back_who_was_left_out() -> None:
 def test_a_dead_agent_alone_is_launched_again_and_the_life_goes_on() -> None:
     job = Job()
     inc = job.run("worker-0")
-    acts = job.members.agent_ended("worker-0", 50, "killed", 1.0)
+    acts = job.members.agent_ended("worker-0", "50", "killed", 1.0)
     assert of(Launch, acts) == [Launch("worker-0")]
     assert not of(WorkerLost, acts)
     acts = job.hello("worker-0", 51, job.process("worker-0"))
@@ -528,7 +531,7 @@ def test_an_agent_that_finds_nothing_gets_a_new_life_after_a_moment() -> None:
 def test_an_agent_that_was_launched_since_has_nothing_more_to_say() -> None:
     job = Job()
     inc = job.run("worker-0")
-    job.members.agent_ended("worker-0", 50, "killed", 1.0)
+    job.members.agent_ended("worker-0", "50", "killed", 1.0)
     job.hello("worker-0", 51)
     assert of(WorkerLost, job.tick(0.2)) == [WorkerLost(inc)]
 
@@ -565,7 +568,7 @@ def test_a_life_that_never_came_up_costs_no_budget_and_waits_longer_each_time() 
     for _ in range(6):
         pid += 1
         incs.append(job.members.roster.nodes["worker-0"].life.inc)
-        job.members.agent_ended("worker-0", pid - 1, "killed", job.now_s)
+        job.members.agent_ended("worker-0", str(pid - 1), "killed", job.now_s)
         job.hello("worker-0", pid)
         at_s = job.now_s
         acts = job.tick(at_s + 0.1)
@@ -581,7 +584,7 @@ def test_a_life_that_never_came_up_costs_no_budget_and_waits_longer_each_time() 
 def test_a_life_that_was_heard_of_and_vanished_uses_the_budget() -> None:
     job = Job(budget=0)
     job.run("worker-0")
-    job.members.agent_ended("worker-0", 50, "killed", 1.0)
+    job.members.agent_ended("worker-0", "50", "killed", 1.0)
     job.hello("worker-0", 51)
     assert "nobody saw how" in of(FailJob, job.tick(1.2))[0].reason
 
@@ -600,9 +603,9 @@ def test_agents_that_die_young_after_a_long_life_wait_longer_each_time() -> None
     job.run("worker-0")
     job.now_s = 1000.0
     waits = []
-    job.members.agent_ended("worker-0", 50, "killed", job.now_s)
+    job.members.agent_ended("worker-0", "50", "killed", job.now_s)
     for _ in range(3):
-        job.members.agent_ended("worker-0", 0, "no memory", job.now_s)
+        job.members.agent_ended("worker-0", "", "no memory", job.now_s)
         at_s = job.now_s
         while not of(Launch, job.tick(job.now_s + 0.5)):
             pass
@@ -612,9 +615,9 @@ def test_agents_that_die_young_after_a_long_life_wait_longer_each_time() -> None
 
 def test_an_agent_that_never_comes_up_uses_the_budget() -> None:
     job = Job(budget=1, backoff_s=0)
-    acts = job.members.agent_ended("worker-0", 0, "no such file", 0.0)
+    acts = job.members.agent_ended("worker-0", "", "no such file", 0.0)
     assert of(Launch, acts) == [Launch("worker-0")]
-    acts = job.members.agent_ended("worker-0", 0, "no such file", 0.0)
+    acts = job.members.agent_ended("worker-0", "", "no such file", 0.0)
     assert "no such file" in of(FailJob, acts)[0].reason
 
 
@@ -630,7 +633,7 @@ def test_agents_of_a_resumed_job_that_never_come_up_use_the_budget(before: str) 
     waits: list[float] = []
     acts: list[Act] = []
     while not of(FailJob, acts) and len(waits) < 99:
-        acts = later.members.agent_ended("worker-0", 0, "no such file", later.now_s)
+        acts = later.members.agent_ended("worker-0", "", "no such file", later.now_s)
         waits += [event.wait_s for event in of(RelaunchEvent, acts)]
         later.now_s += waits[-1]
         later.tick(later.now_s)
@@ -762,10 +765,12 @@ def test_a_snapshot_stands_for_all_records() -> None:
         fresh.roster.apply(record)
     assert fresh.roster.snapshot() == job.members.roster.snapshot()
     assert fresh.roster.num_restarts() == 1
-    records = of(KeepRecord, fresh.hello(AgentHello(node="server-9", agent_pid=1, host=""), 0.0))
+    records = of(
+        KeepRecord, fresh.hello(AgentHello(node="server-9", agent="a", agent_pid=1, host=""), 0.0)
+    )
     assert records == []
     fresh.begin(0.0)
-    hello = AgentHello(node="worker-1", agent_pid=9, host="")
+    hello = AgentHello(node="worker-1", agent="a", agent_pid=9, host="")
     fresh.hello(hello, 0.0)
     acts = fresh.tick(2.0, lost_after_s=99, others_wait=False, any_committed=True)
     newest = max(k.record.inc for k in job.kept if isinstance(k.record, NodeStarted))
@@ -857,7 +862,7 @@ def test_a_job_that_ends_does_not_wait_for_one_who_joined_and_vanished() -> None
 def test_an_agent_launched_while_the_job_ends_is_told_as_well() -> None:
     job = Job()
     inc = job.run("worker-0", 50)
-    job.members.agent_ended("worker-0", 50, "exit code -9", 0.0)
+    job.members.agent_ended("worker-0", "50", "exit code -9", 0.0)
     told = [EndLife("worker-0", inc, 7.0)]
     assert job.members.close(0.0, 7.0) == told  # the agent before was gone, and never read it
     job.hello("worker-0", 51, job.process("worker-0"))
@@ -1243,3 +1248,18 @@ def test_a_change_of_servers_survives_the_master(counts: tuple[int, int]) -> Non
             again.roster.apply(record)
         assert again.roster.change == job.members.roster.change
         assert again.roster.change is not None
+
+
+def test_agents_that_have_the_same_pid_are_told_apart() -> None:
+    """In containers each agent has PID 1: a second one must not start the life of the first."""
+    job = Job(num_servers=0)
+    first = AgentHello(node="worker-0", agent="a", launch="x", agent_pid=1, host="pod-a")
+    (start,) = of(Start, job.members.hello(first, 1.0))
+    job.members.stream_lost("worker-0", 1.5)  # it may run that incarnation all the same
+    second = AgentHello(node="worker-0", agent="b", launch="y", agent_pid=1, host="pod-b")
+    acts = job.members.hello(second, 2.0)
+    assert not of(Start, acts)
+    assert [one.pid for one in of(AgentJoinedEvent, acts)] == [1]
+    again = of(Start, job.tick(2.5) + job.tick(4.0))
+    assert [one.message.inc for one in again] == [start.message.inc + 1]
+    assert job.members.agent_ended("worker-0", "x", "exit code 1", 4.5) == [], "of the first"

@@ -31,7 +31,7 @@ class Watch:
         self.own_time = OwnTime(self.clock)
         self.members = Membership(num_workers=1, num_servers=0, restart=RestartSpec())
         self.members.begin(self.own_time())
-        hello = AgentHello(node="worker-0", agent_pid=50, host="h")
+        hello = AgentHello(node="worker-0", agent="a", agent_pid=50, host="h")
         self.members.hello(hello, self.own_time())
 
     def tick(self, after_s: float) -> list[type]:

@@ -120,8 +120,8 @@ def test_a_place_that_goes_away_is_told_of_once() -> None:
 def test_an_agent_that_is_gone_is_replaced_and_its_process_kept() -> None:
     job = Job()
     job.run(NODE)
-    pid = job.members.roster.nodes[NODE].agent.pid
-    acts = say(job, AgentGone(node=NODE, agent_pid=pid, reason="exit code -9"))
+    launch = job.members.roster.nodes[NODE].agent.launch
+    acts = say(job, AgentGone(node=NODE, launch=launch, reason="exit code -9"))
     assert of(Launch, acts) and not of(WorkerLost, acts)
 
 
@@ -178,7 +178,7 @@ def test_a_machine_that_comes_back_in_time_has_lost_nothing() -> None:
 def test_of_two_machines_agents_the_one_stays_that_has_the_node_or_runs_its_life() -> None:
     def hello(machine: str, *running: ProcessUp) -> AgentHello:
         files = f"{machine}:5000" if machine else ""
-        return AgentHello(node=NODE, agent_pid=7, host="h", running=running, files=files)
+        return AgentHello(node=NODE, agent="a", agent_pid=7, host="h", running=running, files=files)
 
     job = Job()
     old = hello("10.0.0.2")

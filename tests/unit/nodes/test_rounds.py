@@ -74,7 +74,9 @@ class Job:
         return done
 
     def hello(self, node: str, *running: ProcessUp) -> list[Act]:
-        hello = AgentHello(node=node, agent_pid=50, host="h", running=running)
+        hello = AgentHello(
+            node=node, agent="50", launch="50", agent_pid=50, host="h", running=running
+        )
         return self.note(self.members.hello(hello, self.now_s))
 
     def inc(self, node: str) -> int:
@@ -226,7 +228,7 @@ def test_an_agent_that_does_not_come_up_ends_nobody_who_is_in_the_round_already(
     job.exit("worker-1", ORDERED)
     job.up("worker-1")
     inc = job.inc("worker-1")
-    acts = job.note(job.members.agent_ended("worker-0", 0, "it died", job.now_s))
+    acts = job.note(job.members.agent_ended("worker-0", "", "it died", job.now_s))
     for _ in range(4):
         acts += job.tick(1.0)
     assert of(Launch, acts) == [Launch("worker-0")], "once more"
@@ -358,7 +360,7 @@ def test_the_next_round_does_not_wait_for_a_leaver_that_nobody_can_reach(how: st
     assert not of(Start, job.exit("worker-0", ORDERED))
     acts: list[Act] = []
     if how == "its agent ended":
-        acts = job.note(job.members.agent_ended("worker-1", 50, "it died", job.now_s))
+        acts = job.note(job.members.agent_ended("worker-1", "50", "it died", job.now_s))
     for _ in range(20):
         job.now_s += 1.0
         job.members.heard("worker-0", job.now_s)

@@ -90,7 +90,7 @@ async def take(stream: MasterStream, count: int) -> list[object]:
 def test_messages_travel_both_ways_in_order() -> None:
     async def body(master: Master, client: ControlClient) -> None:
         stream = await client.connect_agent()
-        stream.send_nowait(AgentHello(node="worker-0", agent_pid=1, host="h"))
+        stream.send_nowait(AgentHello(node="worker-0", agent="a", agent_pid=1, host="h"))
         for _ in range(3000):
             stream.send_nowait(Heartbeat(node="worker-0"))
         answers = await take(stream, 3000)
@@ -399,7 +399,7 @@ def test_a_failing_handler_ends_its_stream_and_no_other(caplog: pytest.LogCaptur
         client = ControlClient(f"{HOST}:{await server.start(host=HOST)}", SECRET)
         async with asyncio.timeout(LIMIT_S):
             bad, good = await client.connect_agent(), await client.connect_agent()
-            bad.send_nowait(AgentHello(node="n", agent_pid=1, host="h"))
+            bad.send_nowait(AgentHello(node="n", agent="a", agent_pid=1, host="h"))
             assert await take(bad, 1) == []
             good.send_nowait(Heartbeat(node="n"))
             assert await take(good, 1) == [Leave()]

@@ -6,6 +6,7 @@ Agents outlive the master that launched them; the next one adopts them by proces
 import asyncio
 import functools
 import os
+import secrets
 import signal
 import subprocess
 import time
@@ -29,6 +30,7 @@ class LaunchedAgent(msgspec.Struct, eq=False):
     """The newest agent of a node."""
 
     node: str
+    token: str
     asked_s: float
     started_s: float | None = None
     timer: asyncio.TimerHandle | None = None
@@ -39,8 +41,8 @@ class LaunchedAgent(msgspec.Struct, eq=False):
     """The end of the pipe by which the child says what it dies of."""
     came_up: bool = False
     """Whether the agent has spoken."""
-    older_pid: int = 0
-    """PID of an agent that answered while this one was starting; 0: none."""
+    older: tuple[str, int] | None = None
+    """Launch and PID of an agent that answered while this one was starting; None: none did."""
 
 
 class LocalBackend:
@@ -67,25 +69,28 @@ class LocalBackend:
             # Both come up: B takes the node's lock first, then A, which is older, takes it from B.
             former.child.kill()
         self._forget(node)
-        self._launches[node] = launch = LaunchedAgent(node, asked_s=self._loop.time())
+        self._launches[node] = launch = LaunchedAgent(
+            node, secrets.token_hex(8), asked_s=self._loop.time()
+        )
         launch.timer = self._loop.call_later(self._pending_s(), self._start, launch)
 
-    def adopt(self, node: str, agent_pid: int) -> None:
+    def adopt(self, node: str, launch: str, pid: int) -> None:
         """Watch an agent by its process number; nothing where it is watched already.
 
         Nor where a newer one is on its way, which ends this one when it comes: if that were news,
         yet another agent would be launched, and so on.
         """
         known = self._launches.get(node)
-        if known and known.pid == agent_pid:
+        if known and (known.token, known.pid) == (launch, pid):
             known.came_up = True
             return
         if known and known.child and not known.came_up and known.child.poll() is None:
-            known.older_pid = agent_pid
+            known.older = launch, pid
             return
         self._forget(node)
         now_s = self._loop.time()
-        self._launches[node] = LaunchedAgent(node, asked_s=now_s, started_s=now_s, pid=agent_pid)
+        adopted = LaunchedAgent(node, launch, asked_s=now_s, started_s=now_s, pid=pid)
+        self._launches[node] = adopted
         self._watch(self._launches[node])
 
     def stop(self, node: str) -> None:
@@ -135,6 +140,7 @@ class LocalBackend:
         log = self._job.logs / "agents.log"
         launch.words, theirs = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         words = [last_words.OPTION, str(theirs)]
+        words += ["--launch", launch.token]
         # The node comes last: it is what a process is known by.
         arguments = ["--job-dir", str(self._job.path), *words, "--node", launch.node]
         try:
@@ -161,10 +167,10 @@ class LocalBackend:
             os.close(launch.words)
         if self._launches.get(launch.node) is launch:
             reason = said or ("" if code is None else f"exit code {code}")
-            gone = AgentGone(node=launch.node, agent_pid=launch.pid, reason=reason)
+            gone = AgentGone(node=launch.node, launch=launch.token, reason=reason)
             self._exits.put_nowait(gone)
-            if launch.older_pid:
-                self.adopt(launch.node, launch.older_pid)
+            if launch.older is not None:
+                self.adopt(launch.node, *launch.older)
 
 
 def prepare(spec: JobSpec) -> JobSpec:

@@ -80,7 +80,7 @@ class RayBackend:
         self._placed_s.pop(node, None)
         self._send(RunNode(want))
 
-    def adopt(self, node: str, agent_pid: int) -> None:
+    def adopt(self, node: str, launch: str, pid: int) -> None:
         """Watch an agent that a former master launched; one of ours is watched already."""
         if node not in self._wants:
             self._send(RunNode(self._want(node, "")))

@@ -187,7 +187,7 @@ class Gateway:
         self._gang.may_be_free |= not started.reserved_together  # it may have left one of these
         self._tell(want, self._taken(want, started))
         ended = await self._end_of(want, actor, started)
-        gone = AgentGone(node=want.node, agent_pid=ended.pid, reason=ended.reason)
+        gone = AgentGone(node=want.node, launch=started.launch, reason=ended.reason)
         self._tell(want, gone)
 
     async def _begin_agent(self, want: Want, actor: Any) -> AgentStarted:

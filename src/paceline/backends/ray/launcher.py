@@ -73,7 +73,6 @@ class AgentStarted(msgspec.Struct, frozen=True, kw_only=True):
 class AgentEnded(msgspec.Struct, frozen=True, kw_only=True):
     """The end of an agent, and its reason."""
 
-    pid: int
     reason: str
 
 
@@ -135,7 +134,7 @@ class Launcher:
     async def wait(self, launch: str) -> bytes:
         """Wait until the agent of a launch has ended: `AgentEnded`, as JSON."""
         if launch != self._started.launch or self._ended is None:
-            return msgspec.json.encode(AgentEnded(pid=0, reason="its launcher began again"))
+            return msgspec.json.encode(AgentEnded(reason="its launcher began again"))
         return msgspec.json.encode(await asyncio.shield(self._ended))
 
     async def stop(self) -> None:
@@ -175,7 +174,8 @@ class Launcher:
                 kill_quietly(process.pid, signal.SIGKILL)
         self._job = make_directory(path, spec, order.address, order.secret.encode())
         words, theirs = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
-        arguments = ["--job-dir", str(path), last_words.OPTION, str(theirs), "--node", order.node]
+        arguments = ["--job-dir", str(path), last_words.OPTION, str(theirs)]
+        arguments += ["--launch", launch, "--node", order.node]
         log = self._job.logs / "agents.log"
         try:
             shell, pid = start_grandchild(
@@ -191,7 +191,7 @@ class Launcher:
             sees_job=_has_secret(Path(order.path), order),
         )
         self._ended = asyncio.get_running_loop().create_future()
-        ended = functools.partial(self._on_end, self._ended, shell, pid, words)
+        ended = functools.partial(self._on_end, self._ended, shell, words)
         ProcessWatch(shell.pid, ended)
         self._touch()
 
@@ -205,13 +205,12 @@ class Launcher:
         self,
         ended: "asyncio.Future[AgentEnded]",
         shell: "subprocess.Popen[bytes]",
-        pid: int,
         words: int,
     ) -> None:
         code, said = code_of_shell(shell.wait()), last_words.read(words)
         os.close(words)
         reason = said.reason if said else f"exit code {code}"
-        ended.set_result(AgentEnded(pid=pid, reason=reason))
+        ended.set_result(AgentEnded(reason=reason))
         if os.getppid() != self._parent:
             self._end()  # Ray is dead here: nobody could ask for anything any more
         self._touch()

@@ -8,6 +8,7 @@ import enum
 import msgspec
 
 from paceline.base.numbering import NO_INC, Inc
+from paceline.wire.messages.agent import AgentHello
 from paceline.wire.messages.node import ProcessUp, ScriptError
 
 
@@ -49,8 +50,12 @@ class NodeAgent(msgspec.Struct):
     """The agent of one node, or the one that is about to come."""
 
     presence: Presence = Presence.LAUNCHED
+    identity: str = ""
+    """Identity of the newest agent that has greeted; see `AgentHello.agent`."""
+    launch: str = ""
+    """Token of the launch of that one; empty: nobody launched it."""
     pid: int = 0
-    """PID of the newest agent that has greeted."""
+    """PID of that one, for people."""
     heard_s: float = 0.0
     """Time of the agent's last word, or of its launch."""
     greeted_s: float = 0.0
@@ -72,12 +77,13 @@ class NodeAgent(msgspec.Struct):
         """Whether it has said anything yet."""
         return self.presence in (Presence.CONNECTED, Presence.ABSENT)
 
-    def greet(self, pid: int, now_s: float, machine: str = "") -> None:
-        """Take in that it has connected, from that machine."""
+    def greet(self, hello: AgentHello, now_s: float) -> None:
+        """Take in that it has connected."""
         if not self.has_greeted:
             self.greeted_s = now_s
-        self.pid, self.heard_s, self.presence = pid, now_s, Presence.CONNECTED
-        self.left_s, self.machine = None, machine
+        self.identity, self.launch, self.pid = hello.agent, hello.launch, hello.agent_pid
+        self.heard_s, self.presence = now_s, Presence.CONNECTED
+        self.left_s, self.machine = None, hello.machine
 
     def hear(self, now_s: float) -> None:
         """Take in that anything came from it."""
@@ -127,8 +133,8 @@ class NodeLife(msgspec.Struct):
     phase: LifePhase = LifePhase.NONE
     up: ProcessUp | None = None
     """Report of the process about itself, while it runs."""
-    started_by: int = 0
-    """PID of the agent that was last ordered to start this life."""
+    started_by: str = ""
+    """Identity of the agent that was last ordered to start this life."""
     started_s: float = 0.0
     missing_since_s: float | None = None
     """Time since which an agent is there that does not know this life; None: none is."""
@@ -158,7 +164,7 @@ class NodeLife(msgspec.Struct):
 
     def is_started_by(self, agent: NodeAgent) -> bool:
         """Whether this agent was ordered to start it, and has not said that it runs."""
-        return self.phase is LifePhase.STARTING and self.started_by == agent.pid
+        return self.phase is LifePhase.STARTING and self.started_by == agent.identity
 
     def run(self, up: ProcessUp) -> None:
         """Take in that its process runs."""

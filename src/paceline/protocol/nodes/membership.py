@@ -158,12 +158,13 @@ class Membership:
         node = self.roster.nodes.get(message.node)
         if node is None or not self._may_serve(node):
             return [Retire(message.node)]
-        life, pid = node.life, message.agent_pid
+        life = node.life
         acts: list[Act] = []
-        if node.agent.pid != pid:
-            acts.append(AgentJoinedEvent(node=node.name, inc=life.inc, pid=pid))
+        if node.agent.identity != message.agent:
+            joined = AgentJoinedEvent(node=node.name, inc=life.inc, pid=message.agent_pid)
+            acts.append(joined)
         is_new = not node.agent.has_greeted
-        node.agent.greet(pid, now_s, message.machine)
+        node.agent.greet(message, now_s)
         running = next((up for up in message.running if up.inc == life.inc), None)
         if not life.is_alive:
             return [*acts, *self._start_if_due(node, now_s)]
@@ -192,10 +193,13 @@ class Membership:
         if node is not None:
             node.agent.disconnect(now_s)
 
-    def agent_ended(self, name: str, agent_pid: int, reason: str, now_s: float) -> list[Act]:
-        """The backend's word: this agent is gone. Its process goes on and awaits the next one."""
+    def agent_ended(self, name: str, launch: str, reason: str, now_s: float) -> list[Act]:
+        """The backend's word: the agent of this launch is gone. Its process awaits the next one.
+
+        ``launch``: empty, it never came up.
+        """
         node = self.roster.nodes.get(name)
-        if node is None or (node.agent.has_greeted and agent_pid not in (0, node.agent.pid)):
+        if node is None or (node.agent.has_greeted and launch not in ("", node.agent.launch)):
             return []
         node.agent.disconnect(now_s)
         if not self._may_serve(node):
@@ -249,7 +253,7 @@ class Membership:
 
     def _start_message(self, node: Node, now_s: float) -> Start:
         life = node.life
-        life.phase, life.started_by, life.started_s = LifePhase.STARTING, node.agent.pid, now_s
+        life.phase, life.started_by, life.started_s = LifePhase.STARTING, node.agent.identity, now_s
         start = StartProcess(
             inc=life.inc,
             role=node.role,

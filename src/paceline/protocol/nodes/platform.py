@@ -66,8 +66,8 @@ class PlaceLost(PlatformWord, frozen=True):
 class AgentGone(PlatformWord, frozen=True):
     """An agent that was launched or adopted has ended."""
 
-    agent_pid: int = 0
-    """0: it never came up."""
+    launch: str = ""
+    """Token of its launch; empty: it never came up."""
     reason: str = ""
 
 
@@ -89,7 +89,7 @@ class NodePlaces:
         told: Event
         match said:
             case AgentGone():
-                return self._members.agent_ended(node.name, said.agent_pid, said.reason, now_s)
+                return self._members.agent_ended(node.name, said.launch, said.reason, now_s)
             case PlacePending(why=why):
                 waits = node.place.backing is Backing.PENDING
                 self._becomes(node, Backing.PENDING, why)  # what is free changes all the time
@@ -103,7 +103,7 @@ class NodePlaces:
             case PlaceRefused(why=why):
                 told = PlaceRefusedEvent(node=node.name, inc=node.life.inc, reason=why)
                 self._becomes(node, Backing.REFUSED, why)
-                return [told, *self._members.agent_ended(node.name, 0, why, now_s)]
+                return [told, *self._members.agent_ended(node.name, "", why, now_s)]
             case PlaceDraining(why=why):
                 told = PlaceDrainingEvent(node=node.name, inc=node.life.inc, reason=why)
                 return [told] if self._becomes(node, Backing.DRAINING, why) else []
@@ -140,8 +140,8 @@ class NodePlaces:
         if node.agent.presence is Presence.CONNECTED:
             told = UnbackedEvent(node=node.name, inc=node.life.inc, reason=why)
             return [told] if self._becomes(node, Backing.LOST, why) else []
-        pid = node.agent.pid if node.agent.has_greeted else 0
-        return self._members.agent_ended(node.name, pid, why, now_s)
+        launch = node.agent.launch if node.agent.has_greeted else ""
+        return self._members.agent_ended(node.name, launch, why, now_s)
 
     @staticmethod
     def _becomes(node: Node, backing: Backing, why: str) -> bool:

@@ -111,8 +111,13 @@ class AgentHello(Message, frozen=True):
     """agent -> master: first on each stream. ``note``: which limits asked for it could not set."""
 
     node: str
+    agent: str
+    """Identity of this agent: made at random when it starts. In containers all have the same PID,
+    and a machine that is started again gives PIDs again."""
     agent_pid: int
     host: str
+    launch: str = ""
+    """Token of the launch that started it, from its command line; empty: nobody launched it."""
     running: tuple[ProcessUp, ...] = ()
     note: str = ""
     hardware: Hardware = Hardware()
