@@ -6,6 +6,7 @@ from typing import assert_never
 import msgspec
 
 from paceline.base.errors import ConfigError
+from paceline.base.numbering import Inc
 from paceline.master.inbox import Inbox
 from paceline.master.job_end import JobEnd
 from paceline.master.meeting import find_port
@@ -56,6 +57,8 @@ class MembersEdge:
         self._monitor, self._times, self._told = parts.monitor, times, told
         self._inbox, self._end, self._training = inbox, end, training
         self._orders, self._places = NodeOrders(parts.members), NodePlaces(parts.members)
+        self._not_moved: dict[str, tuple[Inc, str]] = {}
+        """Why a node could not leave a place that drains, as it was told."""
         self._withdrawn: ServersChanging | None = None
         """A change of the servers that nobody wants any more."""
         self.watchers: list[Callable[[Event], None]] = []
@@ -151,6 +154,7 @@ class MembersEdge:
             any_committed=bool(state.ledger.done),
         )
         self.act(acts)
+        self._leave_draining()
         self.look_for_departed()
 
     def look_for_departed(self) -> None:
@@ -177,12 +181,19 @@ class MembersEdge:
         if isinstance(word, AgentGone) and word.node not in self._roster.nodes:
             self._outbox.vacate(word.node)
         self.act(acts)
-        node = self._roster.nodes.get(word.node)
-        if acts and isinstance(word, PlaceDraining) and node is not None and node.life.is_alive:
+        if isinstance(word, PlaceDraining):
+            self._leave_draining()
+
+    def _leave_draining(self) -> None:
+        """Have nodes leave places that drain; what is refused now is tried again with each tick."""
+        for leaver in self._places.leavers(self._times.own()):
+            name, inc = leaver.node, self._roster.nodes[leaver.node].life.inc
             try:
-                self.restart(word.node, word.why, word.within_s)
-            except ConfigError as error:  # then its end is as any other
-                self._tell(NotMovedAwayEvent(node=word.node, inc=node.life.inc, reason=str(error)))
+                self.restart(name, leaver.why, leaver.within_s)
+            except ConfigError as error:  # told once, though it is tried again
+                if self._not_moved.get(name) != (inc, str(error)):
+                    self._not_moved[name] = inc, str(error)
+                    self._tell(NotMovedAwayEvent(node=name, inc=inc, reason=str(error)))
 
     # ------------------------------------------------------------------ orders
 

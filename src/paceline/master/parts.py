@@ -63,7 +63,7 @@ def make_parts(
         pending_s=spec.longest_pending_s,
         rounds=make_rounds(spec),
     )
-    members.min_workers = spec.min_workers
+    members.min_workers, members.places_s = spec.min_workers, spec.timeouts.places_s
     outbox = Outbox(job, members, backend, times.wall, journal)
     monitor = Monitor(lengths_of(spec.windows))
     return MasterParts(job, spec, backend, members, monitor, outbox), times

@@ -154,7 +154,7 @@ def _node(node: Node, monitor: Monitor) -> NodeStatus:
         cpu_s=totals.cpu_s,
         cores=hardware.cores,
         limit_bytes=hardware.memory_bytes,
-        note=node.place.why or node.life.note,
+        note=node.place.why or node.refusals.why or node.life.note,
     )
 
 

@@ -165,6 +165,9 @@ class TimeoutSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     disk_s: PositiveSeconds = 3600.0
     """How long the master waits for its journal, and nodes wait for their cuts, if a disk is full,
     read-only or broken. The model stays in memory meanwhile. Default 1 h; then the job fails."""
+    places_s: PositiveSeconds = 300.0
+    """How long the platform may refuse nodes without which the job cannot train (a quota, an image)
+    before the job fails. They are asked for again meanwhile. Default 5 min."""
     hang_s: Annotated[PositiveSeconds, Meta(examples=["30s"])] | None = None
     """Time after which a process is treated as hung, and replaced. Strategies allreduce and fsdp:
     time in its part of a step while all others wait. Every strategy but script: time in which it

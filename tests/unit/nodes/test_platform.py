@@ -1,7 +1,20 @@
 """What the platform's words do: nothing to a node whose agent speaks."""
 
+import itertools
+
+import pytest
+
+from paceline.protocol.nodes.lives import REFUSED_MAX_S
 from paceline.protocol.nodes.membership import AGENT_START_S
-from paceline.protocol.nodes.node import BROKEN_RETURN_S, RETURN_S, Launch, Start, WorkerLost
+from paceline.protocol.nodes.node import (
+    BROKEN_RETURN_S,
+    RETURN_S,
+    FailJob,
+    Launch,
+    Start,
+    WorkerLost,
+)
+from paceline.protocol.nodes.orders import NodeOrders
 from paceline.protocol.nodes.platform import (
     AgentGone,
     AnyWord,
@@ -18,6 +31,7 @@ from paceline.wire.events.nodes import (
     PlaceDrainingEvent,
     PlacePendingEvent,
     PlaceRefusedEvent,
+    RelaunchEvent,
     UnbackedEvent,
 )
 from paceline.wire.messages.agent import AgentHello
@@ -102,11 +116,84 @@ def test_a_silent_life_is_given_up_also_where_another_agent_waits_for_its_place(
     assert of(Start, job.hello(NODE, 51)), "it has come"
 
 
-def test_a_place_that_is_refused_is_asked_for_again_later() -> None:
-    job = Job()
-    acts = say(job, PlaceRefused(node=NODE, why="the script is not there"))
-    assert of(PlaceRefusedEvent, acts)
-    assert word_of(job) in ("refused", "backing off", "pending")
+QUOTA = "403 exceeded quota"
+
+
+def trains(num_workers: int, *, min_workers: int = 1) -> Job:
+    """A job of which all workers train but the first, which the platform has refused."""
+    job = Job(num_workers=num_workers, num_servers=0, min_workers=min_workers, budget=3)
+    for number in range(1, num_workers):
+        job.run(f"worker-{number}")
+    assert of(PlaceRefusedEvent, say(job, PlaceRefused(node=NODE, why=QUOTA)))
+    return job
+
+
+def hear_refusals(job: Job, until_s: float) -> tuple[list[float], list[object]]:
+    """Refuse each launch that follows; when they came, and all that was decided."""
+    launches, heard = list[float](), list[object]()
+    while job.now_s < until_s:
+        for name in job.members.roster.nodes:
+            if name != NODE:
+                job.members.heard(name, job.now_s)
+        acts: list[object] = [*job.tick(job.now_s + 0.5)]
+        if [one for one in of(Launch, acts) if one.node == NODE]:
+            launches.append(job.now_s)
+            acts += say(job, PlaceRefused(node=NODE, why=QUOTA))
+        heard += acts
+        if of(FailJob, acts):
+            break
+    return launches, heard
+
+
+def test_a_quota_that_refuses_for_an_hour_costs_nothing_and_is_told_once() -> None:
+    job = trains(3)
+    launches, heard = hear_refusals(job, 3600.0)
+    waits_s = [b - a for a, b in itertools.pairwise(launches)]
+    assert waits_s[:6] == pytest.approx([2, 4, 8, 16, 32, 64], abs=1.0)
+    assert max(waits_s) <= REFUSED_MAX_S + 1.0
+    assert not of(FailJob, heard)
+    assert not of(PlaceRefusedEvent, heard) and not of(RelaunchEvent, heard)
+    assert job.members.roster.num_restarts() == 0
+    assert word_of(job) == "refused"
+    assert of(Launch, job.tick(job.now_s + REFUSED_MAX_S))
+    say(job, PlaceTaken(node=NODE, host="h"))
+    assert of(Start, job.hello(NODE, 9)), "as soon as there is a place"
+    assert of(PlaceRefusedEvent, say(job, PlaceRefused(node=NODE, why=QUOTA))), "it is news again"
+
+
+@pytest.mark.parametrize("num_workers", [1, 2])
+def test_a_job_ends_when_what_it_needs_was_refused_for_too_long(num_workers: int) -> None:
+    job = trains(num_workers, min_workers=num_workers)
+    _, heard = hear_refusals(job, 1000.0)
+    (failed,) = of(FailJob, heard)
+    assert job.now_s == pytest.approx(job.members.places_s, abs=2.0)
+    assert failed.reason.startswith(f"worker-0: its place was refused for 300 s ({QUOTA}), and")
+
+
+def test_a_refusal_says_nothing_about_a_life_that_may_go_on() -> None:
+    job = Job(num_servers=0)
+    job.run(NODE)
+    job.members.stream_lost(NODE, job.now_s)
+    acts = say(job, PlaceRefused(node=NODE, why=QUOTA))
+    assert of(PlaceRefusedEvent, acts) and not of(WorkerLost, acts)
+
+
+def test_a_node_whose_place_drains_is_to_leave_until_it_has_or_the_time_is_over() -> None:
+    job = Job(num_servers=2)
+    places = NodePlaces(job.members)
+    for name in ("server-0", "server-1"):
+        job.run(name)
+        places.heard(PlaceDraining(node=name, why="spot", within_s=60.0), 10.0)
+    assert [(one.node, one.within_s) for one in places.leavers(30.0)] == [
+        ("server-0", 40.0),
+        ("server-1", 40.0),
+    ]
+    orders = NodeOrders(job.members)
+    job.note(orders.replace_server("server-0", 30.0, "spot"))
+    assert [one.node for one in places.leavers(31.0)] == ["server-1"], "the other is on its way"
+    places.heard(PlaceDraining(node="server-1", why="spot", within_s=5.0), 40.0)
+    assert [one.within_s for one in places.leavers(41.0)] == [4.0], "the newest word counts"
+    assert places.leavers(45.0) == [], "it is too late"
 
 
 def test_a_place_that_goes_away_is_told_of_once() -> None:

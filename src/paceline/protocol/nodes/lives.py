@@ -44,6 +44,8 @@ class NodePlace(msgspec.Struct, frozen=True):
     backing: Backing = Backing.UNKNOWN
     why: str = ""
     host: str = ""
+    until_s: float | None = None
+    """Time at which a place that drains is gone; None: the platform does not say."""
 
 
 class NodeAgent(msgspec.Struct):
@@ -193,6 +195,26 @@ class Fate(enum.Enum):
     def lives_on(self) -> bool:
         """Whether a further life may follow."""
         return self in (Fate.STAYS, Fate.BACKS_OFF)
+
+
+REFUSED_S, REFUSED_MAX_S = 1.0, 300.0
+"""Seconds after which a place that was refused is asked for again: at first, and at most."""
+
+
+class Refusals(msgspec.Struct):
+    """Refusals of a node's place, since it last had one."""
+
+    times: int = 0
+    since_s: float = 0.0
+    """Time of the first one."""
+    why: str = ""
+    """The platform's words about the newest one."""
+
+    def add(self, why: str, now_s: float) -> float:
+        """Take one in; return the seconds after which to ask again."""
+        self.since_s = self.since_s if self.times else now_s
+        self.times, self.why = self.times + 1, why
+        return min(REFUSED_MAX_S, REFUSED_S * 2.0 ** min(self.times - 1, 30))
 
 
 class NextLife(msgspec.Struct):

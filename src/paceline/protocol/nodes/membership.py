@@ -19,7 +19,15 @@ from collections.abc import Container, Iterable, Iterator
 from paceline.base.numbering import NO_INC
 from paceline.protocol.nodes.budget import Budget
 from paceline.protocol.nodes.exits import LACKING, NO_CAUSE, Evidence, Judged, is_free, judge
-from paceline.protocol.nodes.lives import Backing, EndOrder, Fate, LifePhase, NodePlace, Presence
+from paceline.protocol.nodes.lives import (
+    Backing,
+    EndOrder,
+    Fate,
+    LifePhase,
+    NodePlace,
+    Presence,
+    Refusals,
+)
 from paceline.protocol.nodes.node import (
     Act,
     FailJob,
@@ -50,6 +58,7 @@ from paceline.wire.events.nodes import (
     NodeLostEvent,
     NodeStartedEvent,
     NotReplacedEvent,
+    PlaceRefusedEvent,
     ProcessUpEvent,
     RelaunchEvent,
     ReplacedEvent,
@@ -82,6 +91,8 @@ class Membership:
 
     min_workers: int = 1
     """Least number of workers that can take part: with fewer the job fails."""
+    places_s: float = 300.0
+    """Seconds for which places may be refused without which the job cannot train."""
 
     def __init__(
         self,
@@ -165,6 +176,7 @@ class Membership:
             acts.append(joined)
         is_new = not node.agent.has_greeted
         node.agent.greet(message, now_s)
+        node.refusals = Refusals()
         running = next((up for up in message.running if up.inc == life.inc), None)
         if not life.is_alive:
             return [*acts, *self._start_if_due(node, now_s)]
@@ -217,6 +229,50 @@ class Membership:
         if not node.life.is_alive:
             node.life.end = EndOrder.NONE  # an order ended that life; none ended this agent
         return [*acts, *self.lost(node), *self._again(node, gone, now_s)]
+
+    def refused(self, name: str, why: str, now_s: float) -> list[Act]:
+        """The platform does not start the node: it is asked again, ever later, at no cost.
+
+        A life that counts as alive stays so: the refusal says nothing about its process.
+        """
+        node = self.roster.nodes.get(name)
+        if node is None or not self._wanted(node):
+            return self.agent_ended(name, "", why, now_s)
+        is_news = why != node.refusals.why
+        wait_s = node.refusals.add(why, now_s)
+        told: list[Act] = []
+        if is_news:
+            told.append(PlaceRefusedEvent(node=name, inc=node.life.inc, reason=why))
+        if node.life.is_alive or node.by_itself:
+            return told
+        if node.joins and node.refusals.since_s + self.places_s <= now_s:
+            return [*told, *self.not_changed()]
+        node.fate, node.next.due_s, node.next.in_new_agent = Fate.BACKS_OFF, now_s + wait_s, True
+        return told
+
+    def _refused_for_good(self, now_s: float) -> list[Act]:
+        """End the job if places without which it cannot train were refused for too long."""
+        nodes = [node for node in self.roster.nodes.values() if self._wanted(node)]
+        refused = [node for node in nodes if node.refusals.times and not node.life.is_alive]
+        due = [node for node in refused if now_s >= node.refusals.since_s + self.places_s]
+        if not due or self.closing:
+            return []
+        workers = [node for node in nodes if node.role == "worker"]
+        num_left = sum(node not in due for node in workers)
+        least = len(workers) if self.rounds is not None else max(1, self.min_workers)
+        servers = [node for node in due if node.role == "server" and not node.joins]
+        if num_left >= least and not servers:
+            return []
+        node = (servers or due)[0]
+        since_s = now_s - node.refusals.since_s
+        return [
+            FailJob(
+                f"{node.name}: its place was refused for {since_s:.0f} s ({node.refusals.why}), "
+                "and without it the job cannot train; have the platform grant it, then go on with "
+                "`paceline run --resume`, or with fewer nodes (timeouts.places_s says how long a "
+                "job waits)"
+            )
+        ]
 
     # ------------------------------------------------------------------ lives
 
@@ -536,7 +592,7 @@ class Membership:
             not_again = node.by_itself or node.fate is Fate.LEAVES
             if self._wanted(node) or (not_again and node.life.is_alive):
                 acts += self._on_silence(node, now_s, lost_after_s, others_wait)
-        return acts
+        return [*acts, *self._refused_for_good(now_s)]
 
     def _missing(self, node: Node, now_s: float, *, any_committed: bool) -> list[Act]:
         """Its agent does not know of it, and no word about its end has come."""
@@ -569,7 +625,8 @@ class Membership:
     ) -> list[Act]:
         agent, is_alive, inc = node.agent, node.life.is_alive, node.life.inc
         silent_s = now_s - agent.heard_s
-        if node.place.backing is Backing.PENDING and not (agent.has_greeted or is_alive):
+        asked = node.place.backing in (Backing.PENDING, Backing.REFUSED)
+        if asked and not (agent.has_greeted or is_alive):
             return []  # a life whose agent was silent is judged all the same: others wait for it
         waits = not (is_alive or (node.by_itself and agent.has_greeted))
         start_s = FIRST_HELLO_S if waits else 0.0 if agent.has_greeted else AGENT_START_S

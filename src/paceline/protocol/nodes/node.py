@@ -19,6 +19,7 @@ from paceline.protocol.nodes.lives import (
     NodePast,
     NodePlace,
     Presence,
+    Refusals,
 )
 from paceline.protocol.records import Record
 from paceline.wire.events.base import Event
@@ -268,6 +269,7 @@ class Node(msgspec.Struct):
     """Whether the server awaits buckets of other servers, and has none yet."""
     agent: NodeAgent = msgspec.field(default_factory=NodeAgent)
     place: NodePlace = NodePlace()
+    refusals: Refusals = msgspec.field(default_factory=Refusals)
     life: NodeLife = msgspec.field(default_factory=NodeLife)
     fate: Fate = Fate.STAYS
     next: NextLife = msgspec.field(default_factory=NextLife)
@@ -282,7 +284,7 @@ class Node(msgspec.Struct):
             case Fate.FAILED:
                 return "failed"
             case Fate.BACKS_OFF:
-                return "backing off"
+                return "refused" if self.refusals.times else "backing off"
             case Fate.STAYS | Fate.LEAVES:
                 return self._life_word()
             case _:
@@ -299,7 +301,7 @@ class Node(msgspec.Struct):
             case LifePhase.PRESUMED if self.agent.presence is Presence.ABSENT:
                 return "not known"
             case LifePhase.NONE | LifePhase.PRESUMED:
-                waits = "refused" if self.place.backing is Backing.REFUSED else "pending"
+                waits = "refused" if self.refusals.times else "pending"
                 return "lost" if self.agent.presence is Presence.ABSENT else waits
             case _:
                 assert_never(self.life.phase)

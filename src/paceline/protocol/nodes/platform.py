@@ -9,7 +9,14 @@ from typing import assert_never
 
 import msgspec
 
-from paceline.protocol.nodes.lives import Backing, Fate, NodePlace, Presence
+from paceline.protocol.nodes.lives import (
+    Backing,
+    EndOrder,
+    Fate,
+    NodePlace,
+    Presence,
+    Refusals,
+)
 from paceline.protocol.nodes.membership import Membership
 from paceline.protocol.nodes.node import BROKEN_RETURN_S, RETURN_S, Act, Node
 from paceline.wire.events.base import Event
@@ -17,7 +24,6 @@ from paceline.wire.events.nodes import (
     NotSharedEvent,
     PlaceDrainingEvent,
     PlacePendingEvent,
-    PlaceRefusedEvent,
     UnbackedEvent,
 )
 
@@ -98,19 +104,43 @@ class NodePlaces:
             case PlaceTaken(host=host, unseen=unseen):
                 if not node.agent.has_greeted:
                     node.agent.heard_s = now_s  # its first word is awaited from now on
-                node.place = NodePlace(Backing.TAKEN, host=host)
+                node.place, node.refusals = NodePlace(Backing.TAKEN, host=host), Refusals()
                 return self._unseen(node, unseen)
             case PlaceRefused(why=why):
-                told = PlaceRefusedEvent(node=node.name, inc=node.life.inc, reason=why)
                 self._becomes(node, Backing.REFUSED, why)
-                return [told, *self._members.agent_ended(node.name, "", why, now_s)]
-            case PlaceDraining(why=why):
+                return self._members.refused(node.name, why, now_s)
+            case PlaceDraining(why=why, within_s=within_s):
                 told = PlaceDrainingEvent(node=node.name, inc=node.life.inc, reason=why)
-                return [told] if self._becomes(node, Backing.DRAINING, why) else []
+                is_news = self._becomes(node, Backing.DRAINING, why)
+                until_s = None if within_s is None else now_s + within_s
+                node.place = msgspec.structs.replace(node.place, until_s=until_s)
+                return [told] if is_news else []
             case PlaceLost(why=why):
                 return self._lost(node, why, now_s)
             case _:
                 assert_never(said)
+
+    def leavers(self, now_s: float) -> list[PlaceDraining]:
+        """Return which nodes have yet to leave places that drain, as the platform's newest word.
+
+        A place that drains is a state: what could not be done at the first word is tried until the
+        node has left, or the time is over.
+        """
+        replaced = self._roster.being_replaced
+        return [
+            PlaceDraining(
+                node=node.name,
+                why=node.place.why,
+                within_s=None if node.place.until_s is None else node.place.until_s - now_s,
+            )
+            for node in self._roster.nodes.values()
+            if node.place.backing is Backing.DRAINING
+            and node.life.is_alive
+            and node.life.end is not EndOrder.MOVE
+            and node.fate is not Fate.LEAVES
+            and node.name != replaced
+            and (node.place.until_s is None or now_s < node.place.until_s)
+        ]
 
     def departed(self, now_s: float, *, group_broke: bool) -> list[Act]:
         """Give up nodes whose machine has ended the connection, and whose agent stays away.
