@@ -350,8 +350,11 @@ def _dropped(
     again = (e for e in later if isinstance(e, RelaunchEvent | RestartAllEvent))
     if joined is None or any((e.node, e.inc) == (lost.node, lost.inc) for e in again):
         return
-    back_s = _next(later, ScaledEvent, node=lost.node)
-    done = f"another worker joined as {lost.node}" if back_s else "the others went on"
+    back_s = _next(later, NodeStartedEvent, node=lost.node)
+    anew_s = _next(later, ScaledEvent, node=lost.node)
+    done = "it came back, and trains again" if back_s else "the others went on"
+    if anew_s is not None:
+        back_s, done = anew_s, f"another worker joined as {lost.node}"
     what = f"{lost.node}, which had joined from {joined.host}, lost{lost.after_colon}"
     yield _incident(lost, what, done, back_s, points)
 

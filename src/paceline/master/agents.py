@@ -110,13 +110,12 @@ class Agents:
         self._outbox.streams[name] = stream
         if node is None:
             self._refuse(name, "no node of this job")
-        elif not node.by_itself:
-            node.agent.is_remote = bool(hello.files)
-            self._backend.adopt(name, hello.launch, hello.agent_pid)
-            waited_s = self._backend.waited_s(name)
-            self._monitor.restarts.joined(name, waited_s, hello.size.cpu)
-        if node is not None:
-            node.agent.host = _machine_of(hello)
+        else:
+            node.agent.is_remote, node.agent.host = bool(hello.files), _machine_of(hello)
+            if not node.by_itself:
+                self._backend.adopt(name, hello.launch, hello.agent_pid)
+                waited_s = self._backend.waited_s(name)
+                self._monitor.restarts.joined(name, waited_s, hello.size.cpu)
             self._sizes.hello(hello)
         self._served.hello(stream, hello)
         self._features.agent_came(name)

@@ -36,7 +36,7 @@ from paceline.wire.events.nodes import (
 )
 from paceline.wire.messages.agent import AgentHello
 from paceline.wire.messages.node import ProcessUp
-from tests.unit.nodes.test_membership import LOST_AFTER_S, Job, of
+from tests.unit.nodes.test_membership import LOST_AFTER_S, Job, joined, of
 
 NODE = "worker-0"
 
@@ -287,3 +287,24 @@ def test_of_two_machines_agents_the_one_stays_that_has_the_node_or_runs_its_life
     assert job.members.roster.nodes[NODE].life.inc > former.inc, "another life has begun"
     assert job.members.roster.nodes[NODE].turns_away(hello("10.0.0.2", former))
     assert job.members.roster.nodes[NODE].turns_away(hello(""))
+
+
+def test_a_machine_that_joined_and_closed_its_connection_is_given_up_and_may_return() -> None:
+    job = Job(num_servers=0)
+    job.run(NODE)
+    name = joined(job)
+    inc = job.run(name, 70)
+    job.members.roster.nodes[name].agent.is_remote = True
+    job.members.stream_lost(name, job.now_s)
+    assert not departed(job, RETURN_S / 2)
+    acts = departed(job, RETURN_S)
+    assert of(WorkerLost, acts) == [WorkerLost(inc)] and of(NodeLostEvent, acts)
+    assert not of(Launch, acts) and not of(RelaunchEvent, acts), "nobody can start it there"
+    assert of(Start, job.hello(name, 70)), "it takes its own place again"
+    job.up(name)
+    job.members.stream_lost(name, job.now_s)
+    assert of(WorkerLost, departed(job, RETURN_S))
+    job.members.heard(NODE, 2 * LOST_AFTER_S)
+    acts = job.tick(2 * LOST_AFTER_S)
+    assert name not in job.members.roster.nodes, "it has not come back"
+    assert not of(NodeLostEvent, acts), "that was told"

@@ -153,6 +153,8 @@ class NodeLife(msgspec.Struct):
     """Seconds of grace that a KILL_RESTART gives this life."""
     note: str = ""
     """Why this life ended."""
+    went_away: bool = False
+    """Whether it was given up with its machine, which had joined, and may come back."""
 
     @property
     def is_alive(self) -> bool:

@@ -150,9 +150,10 @@ class Membership:
 
     def _drop(self, node: Node, reason: str, silent_s: float | None = None) -> list[Act]:
         """Drop a node that joined on its own: it does not come back."""
-        inc = node.life.inc
+        inc, is_known = node.life.inc, node.life.went_away
         told = NodeLostEvent(node=node.name, inc=inc, reason=reason, silent_s=silent_s)
-        return [told, *self.lost(node), self.roster.keep(NodeDropped(node=node.name))]
+        lost = self.lost(node)
+        return [*([] if is_known else [told]), *lost, self.roster.keep(NodeDropped(node=node.name))]
 
     def launch(self, node: Node, now_s: float) -> list[Act]:
         """Have an agent started for the node."""
@@ -657,6 +658,9 @@ class Membership:
         lost = NodeLostEvent(node=node.name, inc=inc, reason=gone.reason, silent_s=silent_s)
         if node.fate is Fate.LEAVES:
             return [lost, *self._left(node, now_s)]
+        if node.by_itself:  # its agent is awaited for a while, and begins another life
+            node.life.went_away = True
+            return [lost, *self.lost(node)]
         return [lost, *self.lost(node), *self._again(node, gone, now_s)]
 
     # ------------------------------------------------------------------ servers

@@ -313,8 +313,13 @@ class Node(msgspec.Struct):
         is gone, or its agent alone, which the platform says sooner. On the master's own machine the
         end of the agent itself is seen.
         """
-        left_s, remote = self.agent.left_s, self.agent.is_remote and not self.by_itself
-        return remote and self.life.is_alive and left_s is not None and now_s >= left_s + return_s
+        left_s = self.agent.left_s
+        return (
+            self.agent.is_remote
+            and self.life.is_alive
+            and left_s is not None
+            and now_s >= left_s + return_s
+        )
 
     def turns_away(self, hello: AgentHello) -> bool:
         """Whether an agent must leave, since one of another machine has this node.

@@ -154,7 +154,7 @@ class NodePlaces:
         for node in list(self._roster.nodes.values()):
             stays = self._members.closing and node.fate is not Fate.LEAVES
             if not stays and node.has_departed(now_s, return_s):
-                node.next.in_new_agent = True
+                node.next.in_new_agent = not node.by_itself
                 acts += self._members.unreachable(node, "its connection broke for good", now_s)
         return acts
 
