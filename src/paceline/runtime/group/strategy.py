@@ -126,18 +126,22 @@ class Together(Stepping):
                 self._follow_average(module)
 
     def _follow_average(self, average: AveragedModel) -> None:
-        last: int | None = None
+        last: tuple[int | None, int] = None, 0
 
         def is_due() -> bool:
             nonlocal last
             # The body of a step that broke runs again, with the weights of the step before.
             # So does the body for each batch of a step, of which only the last changes them.
             now = self._loop.step if self._loop is not None else None
-            self.close_step()
+            # A step that holds counts whatever follows: other optimizers may still step in it.
+            within = now is not None and now.holds and len(now.stepped) < len(self._optimizers)
+            if not within:
+                self.close_step()
             unchanged = now is not None and bool(now.stepped) and not now.changes
-            if unchanged or (self.num_steps is not None and self.num_steps == last):
+            place = self.num_steps, len(now.stepped) if now is not None and within else 0
+            if unchanged or (self.num_steps is not None and place == last):
                 return False
-            last = self.num_steps
+            last = place
             return True
 
         update_when(average, is_due)

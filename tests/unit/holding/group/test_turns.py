@@ -3,13 +3,14 @@
 import copy
 from collections.abc import Iterator
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
 from torch import Tensor, nn
 from torch.optim import SGD, Adam, AdamW, Optimizer
 from torch.optim.lr_scheduler import CosineAnnealingLR, LambdaLR
+from torch.optim.swa_utils import AveragedModel
 
 from paceline.base.errors import ConfigError
 from paceline.base.samples import SampleSet
@@ -17,6 +18,7 @@ from paceline.protocol.holding.group.position import Position
 from paceline.runtime.group.group import Group
 from paceline.runtime.group.loop import GroupLoop
 from paceline.runtime.group.reducer import ALL
+from paceline.runtime.group.strategy import Together
 from paceline.runtime.holding.replicas.turns import TurnReducer
 from paceline.runtime.holding.replicas.undo import Undo
 from tests.parity.kinds import bits
@@ -479,3 +481,30 @@ def test_what_is_taken_back_is_as_it_was_bit_for_bit(steps: int, make: Any) -> N
     undo.restore()
     step()
     assert state() != before
+
+
+def test_an_average_between_two_optimizers_steps_leaves_the_second_its_step() -> None:
+    """As in a GAN: the generator steps, its average follows, then the discriminator steps."""
+    closed: list[int] = []
+    step = SimpleNamespace(holds=True, stepped={0}, changes=True)
+    member = SimpleNamespace(
+        _loop=SimpleNamespace(step=step),
+        _optimizers=["generator's", "discriminator's"],
+        num_steps=7,
+        close_step=lambda: closed.append(len(step.stepped)),
+    )
+    model = nn.Linear(1, 1)
+    average = AveragedModel(model)
+    Together._follow_average(cast("Any", member), average)
+    for _ in range(2):  # the body of the loop may run again
+        average.update_parameters(model)
+        assert (average.n_averaged, closed) == (1, [])
+    step.stepped.add(1)
+    member.num_steps = 8
+    for _ in range(2):
+        average.update_parameters(model)
+        assert average.n_averaged == 2, "as often as with torch"
+    step.stepped, step.holds, step.changes = {0}, False, False
+    average.update_parameters(model)
+    assert average.n_averaged == 2, "nothing of this step counts"
+    assert closed == [2, 2, 1]
