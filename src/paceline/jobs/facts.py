@@ -139,9 +139,12 @@ class Facts(msgspec.Struct, frozen=True):
         Incidents at the same time count once. One after which the job never went on counts as none.
         """
         total_s, until_s = 0.0, 0.0
-        for incident in sorted(self.troubles, key=lambda one: one.t):
-            end_s = incident.t + (incident.stalled_s or 0.0)
-            total_s += max(0.0, end_s - max(incident.t, until_s))
+        for incident in sorted(self.troubles, key=lambda one: one.t - one.unseen_s):
+            end_s, begin_s = (
+                incident.t + (incident.stalled_s or 0.0),
+                incident.t - incident.unseen_s,
+            )
+            total_s += max(0.0, end_s - max(begin_s, until_s))
             until_s = max(until_s, end_s)
         return total_s
 

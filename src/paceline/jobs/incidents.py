@@ -5,6 +5,7 @@ these nobody understands the rest; `Incident.went_wrong` tells them apart.
 """
 
 import bisect
+import itertools
 from collections.abc import Iterator, Sequence
 from typing import Literal, assert_never
 
@@ -87,6 +88,9 @@ class Incident(msgspec.Struct, frozen=True):
     """Seconds until its worker got samples again."""
     stalled_s: float | None = None
     """Seconds until more samples were in the model than before; None: they never were."""
+    unseen_s: float = 0.0
+    """Seconds before ``t`` in which the node was silent, and no sample came into the model: a
+    machine that loses its power is noticed by its silence."""
     undone: int = 0
     """Samples that left the model again, to be trained again."""
     kind: IncidentKind = "lost"
@@ -131,16 +135,18 @@ def find_incidents(  # noqa: C901, PLR0912
 ) -> Iterator[Incident]:
     """Yield all incidents of a job, in order; ``mode``: see `JobSpec`."""
     orders = dict(filter(None, map(_order, events)))
+    silent = {one.inc: one.silent_s or 0.0 for one in events if isinstance(one, NodeLostEvent)}
     taken = [(at, one) for at, one in enumerate(events) if isinstance(one, IncidentTakes)]
     for index, event in taken:
         later = events[index + 1 :]
         match event:
             case RelaunchEvent() | RestartAllEvent():
-                yield _started_again(event, orders, later, points)
+                told = _started_again(event, orders, later, points)
+                yield _with_silence(told, silent.get(event.inc, 0.0), points)
             case AgentLostEvent(node=node):
                 back_s = _next(later, AgentJoinedEvent, node=node)
-                what = f"agent of {node} lost"
-                yield _incident(event, what, "a new agent took over", back_s, points)
+                done = "a new agent took over"
+                yield _incident(event, f"agent of {node} lost", done, back_s, points)
             case UnbackedEvent() | PlaceDrainingEvent():
                 gone = isinstance(event, UnbackedEvent)
                 done = "its agent worked on" if gone else "it was told to leave"
@@ -165,8 +171,8 @@ def find_incidents(  # noqa: C901, PLR0912
                 done = "those that differ copied from the others" if back_s else "nobody went on"
                 told = _incident(event, reason, done, back_s, points)
                 yield structs.replace(told, kind="diverged")
-            case CutDamagedEvent(reason=reason):
-                told = _incident(event, reason, "an older cut is used", None, points)
+            case CutDamagedEvent(reason=why):
+                told = _incident(event, why, "an older cut is used", None, points)
                 yield structs.replace(told, kind="cut")
             case FeatureFailedEvent() | FeatureSlowEvent():
                 yield _of_feature(event)
@@ -356,7 +362,8 @@ def _dropped(
     if anew_s is not None:
         back_s, done = anew_s, f"another worker joined as {lost.node}"
     what = f"{lost.node}, which had joined from {joined.host}, lost{lost.after_colon}"
-    yield _incident(lost, what, done, back_s, points)
+    told = _incident(lost, what, done, back_s, points)
+    yield _with_silence(told, lost.silent_s or 0.0, points)
 
 
 def _left(
@@ -423,6 +430,18 @@ def stalled_s(t: float, points: Sequence[MetricsPoint]) -> float | None:
     return None if until_s is None else until_s - t
 
 
+def _with_silence(told: Incident, silent_s: float, points: Sequence[MetricsPoint]) -> Incident:
+    """Count an incident from the last step before its node fell silent."""
+    return structs.replace(told, unseen_s=min(silent_s, stood_s(told.t, points)))
+
+
+def stood_s(t: float, points: Sequence[MetricsPoint]) -> float:
+    """Seconds before ``t`` in which no more samples came into the model."""
+    seen = [point for point in points if point.t <= t]
+    grown = [b.t for a, b in itertools.pairwise(seen) if b.committed > a.committed]
+    return t - grown[-1] if grown else 0.0
+
+
 def idle_s(lost: Event, points: Sequence[MetricsPoint]) -> float | None:
     """Seconds from the loss of a worker until it was seen to have got more samples."""
     seen = [
@@ -457,7 +476,8 @@ def costs(incident: Incident) -> list[str]:
         found.append(f"had samples again within {seconds(incident.idle_s)}")
     if incident.stalled_s is not None:
         # Counts are taken once per second: they may have grown up to a second earlier.
-        found.append(f"the job went on within {seconds(incident.stalled_s)}")
+        stood = f", after {seconds(incident.unseen_s)} of silence" if incident.unseen_s else ""
+        found.append(f"the job went on within {seconds(incident.stalled_s)}{stood}")
     if incident.undone:
         found.append(f"{incident.undone:,} samples trained again")
     return found

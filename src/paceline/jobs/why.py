@@ -242,7 +242,7 @@ def _what_went_wrong(facts: Facts) -> Iterator[Reason]:
     troubles = facts.troubles
     if not troubles:
         return
-    worst = max(troubles, key=lambda one: (one.stalled_s or 0.0, one.t))
+    worst = max(troubles, key=lambda one: (one.unseen_s + (one.stalled_s or 0.0), one.t))
     told, more = describe(worst, facts.started_s), f"paceline report {facts.job_id}"
     others = f"; {len(troubles) - 1} more went wrong at less cost" if len(troubles) > 1 else ""
     yield Reason(WhyQuestion.WRONG, f"{told[0].upper()}{told[1:]}{others}.", more)

@@ -121,6 +121,24 @@ def test_a_feature_that_was_left_out_is_told() -> None:
     assert "Nothing went wrong" not in told
 
 
+def test_what_a_silent_machine_cost_is_counted_from_the_last_step_before() -> None:
+    """The model stands at 500 samples from second 8 on; the silence is noticed in second 10."""
+    again = RelaunchEvent(t=10.0, node="worker-1", inc=3, cause="unreachable", wait_s=0.0)
+    measured = points([0, 0, 0, 100, 200, 300, 400, 500, 500, 500, 700, 1000])
+    for silent_s, unseen_s in ((5.0, 2.0), (1.5, 1.5), (None, 0.0)):
+        lost = NodeLostEvent(
+            t=10.0, node="worker-1", inc=3, reason="unreachable", silent_s=silent_s
+        )
+        spec = JobSpec(script="/home/me/train.py")
+        job, events = JobDir(Path("/jobs/demo-1")), [*START, lost, again, *END]
+        told = work_out(job, spec, FINISHED, events, measured, launched_s=0.0)
+        (incident,) = told.incidents
+        assert (incident.unseen_s, incident.stalled_s) == (unseen_s, 1.0)
+        assert told.stalled_s == unseen_s + 1.0
+        words = f"the job went on within 1.00 s, after {unseen_s:.2f} s of silence"
+        assert (words in paragraph(told)) == bool(unseen_s)
+
+
 def test_a_healthy_job_has_no_incidents() -> None:
     assert QUIET.incidents == ()
     assert (QUIET.num_relaunches, QUIET.num_restores) == (0, 0)
