@@ -21,6 +21,8 @@ from functools import partial
 from time import monotonic, process_time
 from typing import Any
 
+from torch.optim.swa_utils import AveragedModel
+
 from paceline.base.cgroups import cpu_quota
 from paceline.base.errors import ConfigError, InternalError
 from paceline.base.samples import Span, between, num_samples
@@ -197,6 +199,22 @@ class GroupLoop(StepFrame[GroupStep]):
             return None
         waits = len(step.stepped) < self.num_optimizers
         return step if waits and (step.holds or step.on_trial) else None
+
+    def average_within(self, average: AveragedModel) -> int:
+        """Have an average follow the optimizers that have stepped so far, and others may yet.
+
+        What the average held is kept: if the step comes again, so does that.
+
+        Returns:
+            Number of the attempt at this step, with how many of them have stepped; 0: all have, or
+            none, or what they have changed counts for nothing.
+        """
+        step = self.half_done
+        if step is None:
+            return 0
+        if step.on_trial:
+            self._reducer.keep_average(average)
+        return self.num_steps * (self.num_optimizers + 1) + len(step.stepped)
 
     def close_step(self) -> None:
         """See `StepFrame.close_step`: what was on trial counts from here on, in all members."""

@@ -20,6 +20,7 @@ from time import monotonic, sleep  # noqa: TID251
 import torch
 from torch import Tensor, nn
 from torch.autograd import Variable
+from torch.optim.swa_utils import AveragedModel
 from torch.utils.hooks import RemovableHandle
 
 from paceline.base.errors import ConfigError
@@ -387,6 +388,9 @@ class Reducer:
 
     def keep(self, optimizer: int) -> None:
         """Copy what an optimizer is about to change: `take_back` may follow."""
+
+    def keep_average(self, average: AveragedModel) -> None:
+        """Copy an average that is about to follow steps on trial, so that `take_back` has it."""
 
     def take_back(self) -> None:
         """Undo the steps of all optimizers that were kept."""

@@ -132,13 +132,11 @@ class Together(Stepping):
             nonlocal last
             # The body of a step that broke runs again, with the weights of the step before.
             # So does the body for each batch of a step, of which only the last changes them.
-            now = self._loop.step if self._loop is not None else None
-            # A step that holds counts whatever follows: other optimizers may still step in it.
-            within = now is not None and now.holds and len(now.stepped) < len(self._optimizers)
-            if not within:
-                self.close_step()
+            loop = self._loop
+            now = loop.step if loop is not None else None
+            within = 0 if loop is None else loop.average_within(average)
             unchanged = now is not None and bool(now.stepped) and not now.changes
-            place = self.num_steps, len(now.stepped) if now is not None and within else 0
+            place = self.num_steps, within
             if unchanged or (self.num_steps is not None and place == last):
                 return False
             last = place

@@ -27,9 +27,8 @@ TWICE = (
     "of loss.backward()"
 )
 CLOSED = (
-    "optimizer.step() was called after job.evaluate or AveragedModel.update_parameters, before "
-    "which another optimizer had stepped on this batch; call these after the last optimizer.step() "
-    "of a batch"
+    "optimizer.step() was called after job.evaluate, before which another optimizer had stepped "
+    "on this batch; call job.evaluate after the last optimizer.step() of a batch"
 )
 NO_GRADIENT = (
     "optimizer.step() was called, but no parameter has a gradient; call loss.backward() before it, "

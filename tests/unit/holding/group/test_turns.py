@@ -194,7 +194,9 @@ def test_a_batch_is_done_when_the_script_evaluates_after_it(breaks: bool) -> Non
         loop.close_step()
         if breaks:
             client.calls.append(str(bits(pair.state()) == bits(Pair().state())))
-        with pytest.raises(ConfigError, match=r"after job\.evaluate or Averaged.*; call these"):
+        with pytest.raises(
+            ConfigError, match=r"after job\.evaluate, before .*; call job\.evaluate after"
+        ):
             loop.on_step(0)
         return client.calls
 
@@ -485,26 +487,57 @@ def test_what_is_taken_back_is_as_it_was_bit_for_bit(steps: int, make: Any) -> N
 
 def test_an_average_between_two_optimizers_steps_leaves_the_second_its_step() -> None:
     """As in a GAN: the generator steps, its average follows, then the discriminator steps."""
-    closed: list[int] = []
-    step = SimpleNamespace(holds=True, stepped={0}, changes=True)
-    member = SimpleNamespace(
-        _loop=SimpleNamespace(step=step),
-        _optimizers=["generator's", "discriminator's"],
-        num_steps=7,
-        close_step=lambda: closed.append(len(step.stepped)),
-    )
+    kept: list[AveragedModel] = []
+    loop: Any = GroupLoop.__new__(GroupLoop)
+    loop.num_optimizers, loop.num_steps = 2, 5
+    loop._reducer = SimpleNamespace(keep_average=kept.append)
+
+    def attempt() -> SimpleNamespace:
+        """A new attempt at the step, in which the first optimizer has stepped on trial."""
+        loop.num_steps += 1
+        loop.step = SimpleNamespace(on_trial=True, holds=False, stepped={0}, changes=True)
+        loop.step.is_last_batch, loop.step.evaluating = True, False
+        return cast("SimpleNamespace", loop.step)
+
+    member = SimpleNamespace(_loop=loop, num_steps=7)
     model = nn.Linear(1, 1)
     average = AveragedModel(model)
     Together._follow_average(cast("Any", member), average)
-    for _ in range(2):  # the body of the loop may run again
+    attempt()
+    for _ in range(2):  # a second call at the same place does nothing
         average.update_parameters(model)
-        assert (average.n_averaged, closed) == (1, [])
-    step.stepped.add(1)
+        assert average.n_averaged == 1
+    step = attempt()  # the step broke, and comes again, with what the average held before
+    average.update_parameters(model)
+    assert (average.n_averaged, set(kept)) == (2, {average})
+    step.stepped, step.holds, step.on_trial = {0, 1}, True, False
     member.num_steps = 8
     for _ in range(2):
         average.update_parameters(model)
-        assert average.n_averaged == 2, "as often as with torch"
-    step.stepped, step.holds, step.changes = {0}, False, False
+        assert average.n_averaged == 3, "again, since all have stepped"
+    step = attempt()
+    step.on_trial = step.changes = False
     average.update_parameters(model)
-    assert average.n_averaged == 2, "nothing of this step counts"
-    assert closed == [2, 2, 1]
+    assert average.n_averaged == 3, "nothing of this step counts"
+
+
+def test_an_average_of_what_is_undone_is_undone() -> None:
+    pair = Pair()
+    average = AveragedModel(pair.maker, use_buffers=True)
+    average.update_parameters(pair.maker)
+    before = bits(copy.deepcopy(average.state_dict()))
+    pair.undo.keep(0)
+    with torch.no_grad():
+        for param in pair.maker.parameters():
+            param += 1.0
+    for _ in range(2):
+        pair.undo.keep_average(average)
+        average.update_parameters(pair.maker)
+    assert bits(average.state_dict()) != before
+    pair.undo.restore()
+    assert bits(average.state_dict()) == before
+    pair.undo.keep(0)
+    average.update_parameters(pair.maker)
+    after = bits(copy.deepcopy(average.state_dict()))
+    pair.undo.restore()
+    assert bits(average.state_dict()) == after, "of another step"

@@ -18,6 +18,7 @@ from collections.abc import Callable, Collection, Sequence
 
 import torch
 from torch import Tensor, nn
+from torch.optim.swa_utils import AveragedModel
 from torch.utils.hooks import RemovableHandle
 
 from paceline.base.errors import ConfigError
@@ -322,6 +323,9 @@ class TurnReducer(Reducer):
     def keep(self, optimizer: int) -> None:
         self._stepped.add(optimizer)
         self._undo.keep(optimizer)
+
+    def keep_average(self, average: AveragedModel) -> None:
+        self._undo.keep_average(average)
 
     def take_back(self) -> None:
         self._undo.restore()

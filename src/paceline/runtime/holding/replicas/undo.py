@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
+from torch.optim.swa_utils import AveragedModel
 
 from paceline.runtime.script.stepping import params_of
 
@@ -32,6 +33,14 @@ class Undo:
         self._kept: set[int] = set()
         self._groups: list[list[dict[str, Any]]] = []
         self._schedules: list[Mapping[str, Any]] = []
+        #: Averages that followed steps on trial, and what they held before.
+        self._averages: list[tuple[AveragedModel, dict[str, Tensor]]] = []
+
+    def keep_average(self, average: AveragedModel) -> None:
+        """Keep an average of weights that is about to follow what may be undone."""
+        if not any(one is average for one, _ in self._averages):
+            held = {name: value.clone() for name, value in average.state_dict().items()}
+            self._averages.append((average, held))
 
     def keep(self, number: int) -> None:
         """Optimizer ``number`` is about to step."""
@@ -56,6 +65,9 @@ class Undo:
                 for optimizer, groups in zip(self._optimizers, self._groups, strict=True):
                     for group, kept in zip(optimizer.param_groups, groups, strict=True):
                         group.update({key: _copy(kept[key], group.get(key)) for key in kept})
+                for average, held in self._averages:
+                    for name, value in average.state_dict().items():
+                        value.copy_(held[name])
             for scheduler, schedule in zip(self._schedulers, self._schedules, strict=True):
                 scheduler.load_state_dict(dict(schedule))
         self.drop()
@@ -73,7 +85,7 @@ class Undo:
     def drop(self) -> None:
         """Drop all copies: all steps are in the model for good."""
         self._kept.clear()
-        self._groups, self._schedules = [], []
+        self._groups, self._schedules, self._averages = [], [], []
 
 
 def _settings(group: Mapping[str, Any]) -> dict[str, Any]:
