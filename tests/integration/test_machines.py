@@ -9,6 +9,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -101,6 +102,13 @@ class Other:
             [*self.enter, *call, *secret], env={**os.environ, "PACELINE_HOME": str(self._home)}
         )
 
+    def lose_power(self) -> float:
+        """Cut its network and end all that runs there, so that nothing says so; the time."""
+        subprocess.run([*self.enter, "ip", "link", "set", "port", "down"], check=True)
+        cut_s = time.time()
+        self.pull_the_plug()
+        return cut_s
+
     def pull_the_plug(self) -> None:
         """End all that runs there."""
         for path in (self._home / "joined").glob("*/*"):
@@ -118,7 +126,7 @@ SPEC: dict[str, Any] = {
 
 @contextlib.contextmanager
 def on_two_machines(
-    tmp_path: Path, *flags: str, kind: Kind = group
+    tmp_path: Path, *flags: str, kind: Kind = group, spec: dict[str, Any] = SPEC
 ) -> Iterator[tuple[RunningJob, Other]]:
     """A job on the first; the second is about to join, and does not see what is in ``home``."""
     for name in ("home", "other", "out"):
@@ -126,7 +134,7 @@ def on_two_machines(
     os.environ["PACELINE_HOME"] = str(tmp_path / "home")
     with (
         other_machine(tmp_path / "home") as enter,
-        kind(tmp_path / "out", *flags, "--slow-until-told", **SPEC) as job,
+        kind(tmp_path / "out", *flags, "--slow-until-told", **spec) as job,
     ):
         other = Other(job, tmp_path / "other", enter)
         try:
@@ -163,6 +171,27 @@ def test_a_machine_joins_holds_the_model_while_the_first_dies_and_vanishes(tmp_p
         assert len(job.events("epoch")) == 1, "something was taken from a cut"
         other.pull_the_plug()
         together(job, "worker-0")
+        (job.out / "hurry").touch()
+        check_finished(job, epochs=3, lives=1)
+
+
+@pytest.mark.soak
+def test_a_machine_that_loses_its_power_is_given_up_at_once(tmp_path: Path) -> None:
+    """Silence alone would count after a minute here."""
+    if not in_own_network(test_a_machine_that_loses_its_power_is_given_up_at_once):
+        return
+    patient = {**SPEC, "timeouts": TimeoutSpec(lost_after_s=60.0)}
+    with on_two_machines(tmp_path, "--epochs", "3", spec=patient) as (job, other):
+        job.until_committed(1)
+        other.join()
+        until(lambda: num_batches(job, JOINED) > 2, "batches of the other machine")
+        cut_s = other.lose_power()
+        until(lambda: job.events("node_lost"), "a word about the machine")
+        (lost,) = job.events("node_lost")
+        assert lost["reason"] == "unreachable, its machine answers nobody"
+        before = job.status().committed
+        job.until_committed(before + 100)
+        print(f"given up {lost['t'] - cut_s:.2f} s after the cut")
         (job.out / "hurry").touch()
         check_finished(job, epochs=3, lives=1)
 

@@ -31,7 +31,7 @@ class PolicyRaised(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Answered(msgspec.Struct, frozen=True):
-    """Fact: a policy has answered, or raised."""
+    """Fact: what was asked beside the master's task is answered; a policy may have raised."""
 
     take: Callable[[float], None]
     """Hands it to the loop that has asked, at a time of the master's clock."""

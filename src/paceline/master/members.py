@@ -162,6 +162,10 @@ class MembersEdge:
         broke = self._training.edge.group_broke
         self.act(self._places.departed(self._times.own(), group_broke=broke))
 
+    def machine_gone(self, nodes: Iterable[Node]) -> None:
+        """Give up the nodes of a machine that answers nobody."""
+        self.act(self._places.without_machine(nodes, self._times.own()))
+
     def look_for_hang(self) -> None:
         """End the process that hangs; if all members wait, have them form their group again."""
         timeouts = self._spec.timeouts.derived(self._monitor.step_s())

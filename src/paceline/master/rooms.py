@@ -14,6 +14,7 @@ from paceline.master.members import MembersEdge
 from paceline.master.node_acts import NodeActs
 from paceline.master.node_sizes import NodeSizes
 from paceline.master.parts import MasterParts, Times
+from paceline.master.probing import MachineWatch
 from paceline.master.replies import Replies
 from paceline.master.reporting import Reporting
 from paceline.master.scene import Scene
@@ -42,6 +43,7 @@ class Rooms(NamedTuple):
     reporting: Reporting
     features: FeatureParts
     scene: Scene
+    machines: MachineWatch
     uploads: Uploads | None
     """None: cuts stay here."""
 
@@ -103,9 +105,10 @@ def build(parts: MasterParts, times: Times) -> Rooms:
         sizes,
         features,
     )
+    sources = Sources(parts, inbox)
     return Rooms(
         inbox=inbox,
-        sources=Sources(parts, inbox),
+        sources=sources,
         recovery=recovery,
         training=training,
         members=members,
@@ -118,5 +121,6 @@ def build(parts: MasterParts, times: Times) -> Rooms:
         reporting=reporting,
         features=features,
         scene=scene,
+        machines=MachineWatch(parts, times, inbox, sources.spawn, members),
         uploads=open_uploads(parts, training.cuts, training.state, end.fail),
     )

@@ -170,6 +170,7 @@ class Master:
         rooms.inbox.changed = True
         self.parts.monitor.trains(len(rooms.training.state.training_workers()))
         rooms.members.tick()
+        rooms.machines.tick()
         if rooms.uploads is not None:
             rooms.uploads.tick()
         rooms.members.look_for_hang()

@@ -5,6 +5,7 @@ that works on, and it may take a minute to miss one that is gone. So a word ends
 no agent speaks; everything else is kept for people to see. docs/failure-model.md has the order.
 """
 
+from collections.abc import Iterable
 from typing import assert_never
 
 import msgspec
@@ -152,11 +153,20 @@ class NodePlaces:
         acts: list[Act] = []
         return_s = BROKEN_RETURN_S if group_broke else RETURN_S
         for node in list(self._roster.nodes.values()):
-            stays = self._members.closing and node.fate is not Fate.LEAVES
-            if not stays and node.has_departed(now_s, return_s):
-                node.next.in_new_agent = not node.by_itself
-                acts += self._members.unreachable(node, "its connection broke for good", now_s)
+            if node.has_departed(now_s, return_s):
+                acts += self._gone(node, "its connection broke for good", now_s)
         return acts
+
+    def without_machine(self, nodes: Iterable[Node], now_s: float) -> list[Act]:
+        """Give up nodes whose machine is gone; see `SilentMachines`."""
+        why = "its machine answers nobody"
+        return [act for node in nodes for act in self._gone(node, why, now_s)]
+
+    def _gone(self, node: Node, why: str, now_s: float) -> list[Act]:
+        if self._members.closing and node.fate is not Fate.LEAVES:
+            return []
+        node.next.in_new_agent = not node.by_itself
+        return self._members.unreachable(node, why, now_s)
 
     def _unseen(self, node: Node, folder: str) -> list[Act]:
         """Say once that another machine does not see the job's directory."""

@@ -291,7 +291,8 @@ class Roster:
     def counting(self) -> Iterator[Node]:
         """Workers without which the job does not end well."""
         without = (Fate.LEAVES, Fate.FAILED)
-        return (node for node in self.of_role("worker") if node.fate not in without)
+        workers = (node for node in self.of_role("worker") if node.fate not in without)
+        return (node for node in workers if node.life.is_alive or not node.life.went_away)
 
     @property
     def joined(self) -> bool:
