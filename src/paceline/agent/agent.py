@@ -22,11 +22,11 @@ from paceline.agent.cuts import CutsKept
 from paceline.agent.facts import FactsReader
 from paceline.agent.feature_parts import AgentParts
 from paceline.agent.limits import change_limits, limit_node
-from paceline.agent.log_cap import LogCap
 from paceline.agent.master_link import MasterLink
 from paceline.agent.process import ProcessHost, read_left_process
 from paceline.agent.supervision import SupervisorWatch
 from paceline.base.jobdir import JobDir, number_of, role_of
+from paceline.base.log_cap import LogCap
 from paceline.base.node_files import NodeFiles
 from paceline.cuts.reach import keep_servers, serve_files
 from paceline.protocol.nodes.agent import (

@@ -8,9 +8,9 @@ import msgspec
 import pytest
 
 from paceline.agent.facts import end_last_line
-from paceline.agent.log_cap import LEAST_BYTES, LogCap
 from paceline.base.errors import ConfigError
 from paceline.base.jobdir import JobDir
+from paceline.base.log_cap import LEAST_BYTES, LogCap
 from paceline.base.log_times import LogTimes, start_since, times_of
 from paceline.cli import logs
 from paceline.cli.logs import LogFilter, find_last, parse_since, show_logs

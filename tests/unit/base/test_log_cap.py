@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from paceline.agent import log_cap
 from paceline.agent.facts import read_log_tail
-from paceline.agent.log_cap import LEAST_BYTES, LogCap, limit_bytes
+from paceline.base import log_cap
+from paceline.base.log_cap import LEAST_BYTES, LogCap, limit_bytes
 from paceline.jobs.history import Tail
 from paceline.runtime.process.output import open_lossy
 from tests.conftest import fill
