@@ -1,30 +1,32 @@
 """`paceline agent --join`: a machine with nothing but the address and the secret becomes a worker."""
 
 import os
+import re
 import signal
 import socket
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 import psutil
 import pytest
 
 from paceline.base.jobdir import JobDir
+from paceline.cli.logs import LogFilter, show_logs
 from paceline.jobs.facts import read_facts
 from paceline.jobs.in_words import paragraph
+from paceline.wire.client import StopJob
 from paceline.wire.spec import DataPlaneSpec, NodeSpec, TimeoutSpec
 from tests.integration.running import RunningJob, running, until
 
-pytestmark = pytest.mark.soak
-
-JOINED = "worker-1"
+JOINED, AGAIN = "worker-1", "worker-2"
+"""The first machine that joins, and another one, as long as the first is not known to be lost."""
 
 
 @contextmanager
-def joining(job: RunningJob, home: Path) -> Iterator[JobDir]:
+def joining(job: RunningJob, home: Path, node: str = JOINED) -> Iterator[JobDir]:
     """`paceline agent --join` as another machine would run it; its job directory, once it is up."""
     secret = home / "secret"
     secret.write_bytes(job.job.secret())
@@ -44,7 +46,7 @@ def joining(job: RunningJob, home: Path) -> Iterator[JobDir]:
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
     )
-    there = JobDir(home / "joined" / socket.gethostname() / f"{job.job.job_id}.{JOINED}")
+    there = JobDir(home / "joined" / socket.gethostname() / f"{job.job.job_id}.{node}")
     try:
         until(lambda: agent.poll() is not None or there.logs.exists(), "the answer of the master")
         assert agent.poll() is None
@@ -72,7 +74,7 @@ def kill_all(there: JobDir) -> list[int]:
 
 
 @contextmanager
-def one_worker(tmp_path: Path) -> Iterator[tuple[RunningJob, Path]]:
+def one_worker(tmp_path: Path, *flags: str) -> Iterator[tuple[RunningJob, Path]]:
     out, home = tmp_path / "out", tmp_path / "elsewhere"
     out.mkdir()
     home.mkdir()
@@ -80,6 +82,7 @@ def one_worker(tmp_path: Path) -> Iterator[tuple[RunningJob, Path]]:
         out,
         "--step-s",
         "0.03",
+        *flags,
         workers=1,
         servers=NodeSpec(count=1),
         data_plane=DataPlaneSpec(transport="tcp"),
@@ -104,6 +107,7 @@ def num_samples_of(job: RunningJob, node: str) -> int:
     return sum(len(ids) for life, ids in job.samples().items() if life.startswith(f"{node}."))
 
 
+@pytest.mark.soak
 def test_a_machine_that_joins_trains_until_the_job_ends_and_leaves_nothing(tmp_path: Path) -> None:
     with one_worker(tmp_path) as (job, home):
         with ExitStack() as stack:
@@ -118,6 +122,7 @@ def test_a_machine_that_joins_trains_until_the_job_ends_and_leaves_nothing(tmp_p
     assert not job.events("node_lost")
 
 
+@pytest.mark.soak
 def test_a_job_goes_on_when_a_machine_that_joined_vanishes(tmp_path: Path) -> None:
     with one_worker(tmp_path) as (job, home):
         with standing_still(job, "worker-0"), joining(job, home) as there:
@@ -127,3 +132,59 @@ def test_a_job_goes_on_when_a_machine_that_joined_vanishes(tmp_path: Path) -> No
     assert [event["node"] for event in job.events("node_lost")] == [JOINED]
     assert f"{JOINED}, which had joined from" in paragraph(read_facts(job.job))
     assert num_samples_of(job, "worker-0") + num_samples_of(job, JOINED) >= 4_096
+
+
+def log_of(job: JobDir, node: str) -> list[str]:
+    """The lines that its life's script has printed, as far as they are in this directory."""
+    with suppress(FileNotFoundError):
+        text = (job.logs / f"{node}.log").read_text()
+        return [line for line in text.splitlines(keepends=True) if line.startswith("batch ")]
+    return []
+
+
+def until_it_says(job: RunningJob, node: str, more: int) -> None:
+    """Wait for so many more lines of a joined worker in the job's own directory."""
+    count = len(log_of(job.job, node)) + more
+    until(lambda: len(log_of(job.job, node)) >= count, f"{count} lines of {node}")
+
+
+def shown(job: JobDir, node: str, capsys: pytest.CaptureFixture[str]) -> list[str]:
+    """What `paceline logs` shows of what its script has printed."""
+    show_logs(job, LogFilter(node=node))
+    lines = capsys.readouterr().out.splitlines(keepends=True)
+    return [line for line in lines if line.startswith("batch ")]
+
+
+def test_what_a_joined_worker_prints_is_in_the_logs_of_the_job(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with one_worker(tmp_path, "--say", "--num-samples", "100000") as (job, home):
+        with joining(job, home) as there:
+            until_it_says(job, JOINED, 10)
+            job.kill_master()
+            until_it_says(job, JOINED, 20)
+            job.tell(StopJob())
+            job.end()
+        assert shown(job.job, JOINED, capsys) == log_of(there, JOINED)
+    assert len({*log_of(there, JOINED)}) == len(log_of(there, JOINED)) > 30
+    show_logs(job.job, LogFilter(timestamps=True))
+    assert re.search(rf"^{JOINED} \| 20\S+ \S+ batch ", capsys.readouterr().out, re.MULTILINE)
+
+
+@pytest.mark.soak
+def test_what_is_printed_around_the_death_of_a_joined_agent_is_in_the_logs(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with one_worker(tmp_path, "--say", "--num-samples", "100000") as (job, home):
+        with joining(job, home) as first:
+            until_it_says(job, JOINED, 20)
+            kill_all(first)
+        with joining(job, home, AGAIN) as second:
+            until_it_says(job, AGAIN, 20)
+            job.tell(StopJob())
+            job.end()
+        assert shown(job.job, AGAIN, capsys) == log_of(second, AGAIN)
+    # What the first one printed in its last moment is on its machine alone.
+    before = shown(job.job, JOINED, capsys)
+    assert len(before) >= 20
+    assert before == log_of(first, JOINED)[: len(before)]

@@ -22,6 +22,7 @@ from safetensors.numpy import load_file
 
 from paceline.base.jobdir import JobDir
 from paceline.base.processes import kill_quietly
+from paceline.cli.watch import JobWatcher
 from paceline.jobs.launch import ask
 from paceline.wire.client import Done, ResizeNodes, Scale
 from paceline.wire.spec import CheckpointSpec, NodeSpec, ResourcesSpec, TimeoutSpec, load
@@ -34,7 +35,9 @@ from tests.ray.cluster import HOST, STORE_BYTES
 from tests.ray.platform import (
     GATEWAY,
     PATIENCE_S,
+    agent_of,
     ended,
+    folders,
     launcher_of,
     left,
     left_in_ray,
@@ -224,6 +227,39 @@ def test_neither_the_gateway_nor_the_master_is_missed(tmp_path: Path) -> None:
         evaluated = [load_file(path) for path in job.out.glob("*.evaluated")]
         assert len(evaluated) == 3
         assert all(np.all(np.abs(one["seen"] - 3) < 1e-9) for one in evaluated)
+
+
+def test_what_workers_print_is_in_the_logs_and_in_the_output_of_the_run(tmp_path: Path) -> None:
+    def lines(job: JobDir, node: str) -> list[str]:
+        log = job.logs / f"{node}.log"
+        found = log.read_text().splitlines() if log.exists() else []
+        return [line for line in found if line.startswith("batch ")]
+
+    nodes = ("worker-0", "worker-1")
+    with grouped(tmp_path, "--epochs", "3", "--say", workers=2) as job:
+        watcher = JobWatcher(job.job, from_now=False, shown=set())
+
+        def until_they_say(more: int) -> None:
+            for node in nodes:
+                count = len(lines(job.job, node)) + more
+                until(lambda n=node, c=count: len(lines(job.job, n)) >= c, f"lines of {node}")
+
+        until_they_say(10)
+        kill_quietly(agent_of(job.job, "worker-0"))
+        until_they_say(10)
+        kill_quietly(job.status().master_pid)
+        until_they_say(10)
+        said = list(watcher.look().said)
+        assert len(said) > 10, "the run's own output, while it runs"
+        assert not job.deaths()
+        check(job, epochs=3, lives=2)
+        said += watcher.look().said
+        for node in nodes:
+            (there,) = folders(job.job, node)
+            assert lines(job.job, node) == lines(JobDir(there), node)
+            batches = (len(t) for life, t in job.times().items() if life.startswith(f"{node}."))
+            assert len(lines(job.job, node)) == sum(batches)
+        assert [line for line in said if line.startswith("batch ")] == lines(job.job, nodes[0])
 
 
 def test_a_server_on_a_machine_that_is_gone_comes_back_from_a_cut(

@@ -50,7 +50,7 @@ def submitted(home: Path) -> Iterator[tuple[str, RunningJob]]:
     """Ray's id of a job, and the job."""
     out = home / "out"
     out.mkdir()
-    flags = ("--out", str(out), "--epochs", "3", "--slow-until-told")
+    flags = ("--out", str(out), "--epochs", "3", "--slow-until-told", "--say")
     ray_id = submit(home, str(SCRIPT), *SPEC, "--", *flags)
 
     def found() -> Path | None:
@@ -69,7 +69,9 @@ def test_ray_lists_logs_and_stops_a_job_in_order_which_goes_on_from_shared_stora
 ) -> None:
     with submitted(tmp_path) as (ray_id, job):
         assert ray_id in output("ray", "job", "list", ADDRESS)
-        assert job.job.job_id in output("ray", "job", "logs", ADDRESS, ray_id)
+        said = output("ray", "job", "logs", ADDRESS, ray_id)
+        assert job.job.job_id in said
+        assert "worker-0 | batch " in said
         output("ray", "job", "stop", ADDRESS, ray_id)
         assert job.end().state == "stopped"
         assert not job.deaths()

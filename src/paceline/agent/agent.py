@@ -22,6 +22,7 @@ from paceline.agent.cuts import CutsKept
 from paceline.agent.facts import FactsReader
 from paceline.agent.feature_parts import AgentParts
 from paceline.agent.limits import change_limits, limit_node
+from paceline.agent.log_sending import LogSender
 from paceline.agent.master_link import MasterLink
 from paceline.agent.process import ProcessHost, read_left_process
 from paceline.agent.supervision import SupervisorWatch
@@ -50,9 +51,18 @@ from paceline.wire.messages.agent import (
     Heartbeat,
     LimitNode,
     NodeLimited,
+    SendLog,
 )
 from paceline.wire.messages.features import AgentFeatureTold
-from paceline.wire.messages.node import KeepCut, NodeDown, NodeUp, ProcessUp, Stop
+from paceline.wire.messages.node import (
+    Finished,
+    KeepCut,
+    NodeDown,
+    NodeUp,
+    ProcessUp,
+    ScriptError,
+    Stop,
+)
 from paceline.wire.node_link import NodeLinkServer
 from paceline.wire.spec import JobSpec
 
@@ -119,6 +129,7 @@ class Agent:
         self._files_served = serve_files(job, node, spec) if self._joined else None
         self._log_cap = LogCap(self._files.log, spec.log_bytes, num_nodes)
         self._master = MasterLink(job, node, self._on_connected, self._on_master)
+        self._log_sender = LogSender(self._files.log, node, self._log_cap, self._master)
         self._quit = asyncio.Event()
         self._terminated = False
         self._supervisor = SupervisorWatch(job, node)
@@ -150,6 +161,7 @@ class Agent:
         for task in done:
             # Raises if it was not the end but a bug: then all stays as it is for a successor.
             task.result()
+        self._log_sender.send_last(time.monotonic())
         await self._master.flush(LAST_WORDS_S)
         for task in tasks:
             task.cancel()
@@ -187,6 +199,8 @@ class Agent:
                     keep_servers(self._job, servers)
                 case AgentFeatureTold():
                     self._features.told(act)
+                case SendLog():
+                    self._log_sender.told(act)
                 case LimitNode(cpu=cpu, memory_bytes=memory_bytes):
                     self._limit(cpu, memory_bytes)
                 case Quit():
@@ -239,6 +253,9 @@ class Agent:
         if isinstance(message, KeepCut):
             self._cuts.ask(message)
             return
+        if isinstance(message, ScriptError | Finished):
+            # The job may end with this message, and its lines must be there by then.
+            self._log_sender.send_last(time.monotonic())
         self._do(self._state.on_process(message.inc, message, time.monotonic()))
 
     def _on_link_lost(self, inc: int) -> None:
@@ -247,6 +264,7 @@ class Agent:
 
     def _on_process_exit(self, inc: int, evidence: ExitEvidence) -> None:
         self._log_cap.times.note(time.time(), last=True)
+        self._log_sender.send_last(time.monotonic())
         self._report()  # its last steps
         step = self._facts.step_of(inc) if role_of(self._node) == "worker" else None
         self._ended[inc] = msgspec.structs.replace(evidence, stacks=self._stacks, step=step)
@@ -277,6 +295,7 @@ class Agent:
                 hardware=self._limits.hardware,
                 files=self._files_served.address if self._files_served is not None else "",
                 size=self._size,
+                log=self._log_sender.source if self._joined else "",
             )
         )
         self._features.connected()
@@ -310,13 +329,14 @@ class Agent:
             await asyncio.sleep(TICK_S)
             self._features.tick(time.monotonic())
             self._look_for_room()
+            self._log_sender.send(time.monotonic())
             self._do(self._state.tick(time.monotonic()))
 
     async def _cap_log(self) -> None:
         while True:
             await asyncio.sleep(TICK_S)
             # In a thread: the tail of a large log takes the disk a while.
-            await asyncio.to_thread(self._log_cap.look)
+            await asyncio.to_thread(self._log_sender.look)
 
     async def _guard(self) -> None:
         while True:

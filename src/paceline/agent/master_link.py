@@ -16,6 +16,8 @@ RETRY_MAX_S = 0.2
 """Most seconds between two attempts: agents lie idle without a master."""
 MAX_QUEUED = 10_000
 """Messages for a master that does not read; more are dropped, as without a master."""
+BEHIND = 4
+"""Messages that wait for a master or a line that is slow: what is not urgent waits, too."""
 
 _log = logging.getLogger(__name__)
 
@@ -47,6 +49,11 @@ class MasterLink:
         """Send to the master that listens now; without one it is lost."""
         if self._stream and self._stream.num_queued < MAX_QUEUED:
             self._stream.send_nowait(message)
+
+    @property
+    def is_behind(self) -> bool:
+        """Whether the master is away, or reads more slowly than is sent."""
+        return self._stream is None or self._stream.num_queued > BEHIND
 
     def silent_s(self) -> float:
         """Return the seconds since the last call that found a master; 0: there is one now."""

@@ -1,6 +1,7 @@
 """Keeps a node's log from filling the disk."""
 
 import logging
+import os
 import time
 from pathlib import Path
 from typing import BinaryIO
@@ -40,24 +41,29 @@ class LogCap:
         """Times at which the log grew."""
         self._wanted_bytes, self._num_nodes = wanted_bytes, num_nodes
 
-    def look(self) -> None:
-        """Cut the log if it is too large: its end goes to ``NAME.1.log``, the rest away."""
+    def look(self) -> int:
+        """Cut the log if it is too large: its end goes to ``NAME.1.log``, the rest away.
+
+        Returns:
+            The bytes that the log has lost at its beginning.
+        """
         try:
             size = self._path.stat().st_size
             if size <= LEAST_BYTES:
-                return
+                return 0
             free = room_bytes(self._path.parent)
             limit = limit_bytes(self._wanted_bytes, free, size, self._num_nodes)
             if size > limit:
-                self._cut(size, limit)
+                return self._cut(size, limit)
         except FileNotFoundError:
-            return
+            pass
         except OSError as error:
             if not is_refusal(error):
                 raise
             _log.warning("log_not_cut path=%s error=%s", self._path, error.strerror)
+        return 0
 
-    def _cut(self, size: int, limit: int) -> None:
+    def _cut(self, size: int, limit: int) -> int:
         kept = self._path.with_suffix(f".1{self._path.suffix}")
         fresh = kept.with_suffix(".new")
         start = size - min(size, limit // KEPT_PART)
@@ -70,6 +76,7 @@ class LogCap:
             if not is_kept:
                 kept.unlink(missing_ok=True)
             # Its process appends, so it goes on at the new end whatever the size is.
+            lost = log.seek(0, os.SEEK_END)
             log.truncate(0)
         note = (
             f"[paceline] {size:,} bytes of this log were cut off here; its limit is {limit:,} "
@@ -81,6 +88,7 @@ class LogCap:
             kept.write_bytes(tail)
         self.times.cut(kept, start, time.time())
         _log.warning("log_cut path=%s bytes=%d limit=%d", self._path, size, limit)
+        return lost
 
 
 def _is_kept(tail: bytes, log: BinaryIO, fresh: Path, kept: Path) -> bool:

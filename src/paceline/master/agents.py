@@ -11,6 +11,7 @@ from paceline.master.feature_parts import FeatureParts
 from paceline.master.holding import EdgesTakes
 from paceline.master.inbox import Inbox
 from paceline.master.members import MembersEdge
+from paceline.master.node_logs import NodeLogs
 from paceline.master.node_sizes import NodeSizes
 from paceline.master.parts import MasterParts, Times
 from paceline.master.serving import CutsServed
@@ -23,6 +24,7 @@ from paceline.wire.messages.agent import (
     FromProcess,
     Heartbeat,
     Leave,
+    LogLines,
     NodeLimited,
     ProcessExited,
 )
@@ -63,6 +65,7 @@ class Agents:
         self._training, self._act = training, members.act
         self._features = features
         self._served = CutsServed(parts.job, training.cuts.folders)
+        self._logs = NodeLogs(parts)
         self._sizes = sizes
         self._names: dict[AgentStream, str] = {}
         self._refused: set[tuple[str, str]] = set()
@@ -117,6 +120,7 @@ class Agents:
                 waited_s = self._backend.waited_s(name)
                 self._monitor.restarts.joined(name, waited_s, hello.size.cpu)
             self._sizes.hello(hello)
+            self._logs.hello(stream, hello)
         self._served.hello(stream, hello)
         self._features.agent_came(name)
         self._act(self._members.hello(hello, now_s))
@@ -130,14 +134,24 @@ class Agents:
             self._served.gone(name)
             self._inbox.changed = True
 
+    def tick(self) -> None:
+        """Look after the logs of nodes on other machines."""
+        self._logs.tick(self._times.steady())
+
     def close(self) -> None:
         """End the service of cuts: the job has ended."""
         self._served.close()
+        self._logs.close()
 
     def _from_agent(
         self,
         name: str,
-        message: Heartbeat | FromProcess | ProcessExited | NodeLimited | AgentFeatureSaid,
+        message: Heartbeat
+        | FromProcess
+        | ProcessExited
+        | NodeLimited
+        | AgentFeatureSaid
+        | LogLines,
         now_s: float,
     ) -> None:
         match message:
@@ -152,6 +166,8 @@ class Agents:
                     self._refuse(name, f"of incarnation {body.inc}, which does not live there")
             case AgentFeatureSaid():
                 self._features.heard_agent(message)
+            case LogLines():
+                self._logs.add(message)
             case NodeLimited():
                 self._sizes.limited(message)
             case ProcessExited():

@@ -171,6 +171,7 @@ class Master:
         self.parts.monitor.trains(len(rooms.training.state.training_workers()))
         rooms.members.tick()
         rooms.machines.tick()
+        rooms.agents.tick()
         if rooms.uploads is not None:
             rooms.uploads.tick()
         rooms.members.look_for_hang()

@@ -47,6 +47,7 @@ def main() -> None:
     parser.add_argument("--keep-at", type=int, help="batch after which a cut is asked for")
     parser.add_argument("--evaluate", action="store_true")
     parser.add_argument("--hog", action="store_true")
+    parser.add_argument("--say", action="store_true", help="print a line in each batch")
     options = parser.parse_args()
     name = f"{os.environ['PACELINE_NODE']}.{os.environ['PACELINE_INC']}"
 
@@ -64,6 +65,8 @@ def main() -> None:
         for num_batches, (ids,) in enumerate(job.batches(dataset, options.batch_size), 1):
             samples.write(ids.numpy().tobytes())
             times.write(torch.tensor([time.time()], dtype=torch.float64).numpy().tobytes())
+            if options.say:
+                print(f"batch {num_batches} of {name}", flush=True)
             if options.hog and num_batches == 10:
                 hog_once(options.out / "hogged")
             while (

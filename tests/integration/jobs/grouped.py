@@ -209,7 +209,9 @@ def in_ddp(model: nn.Module) -> nn.Module:
 class Diary:
     """What the module says of each batch, in files of its life."""
 
-    def __init__(self, out: Path, name: str) -> None:
+    def __init__(self, out: Path, name: str, *, says: bool) -> None:
+        self._says = f"of {name}" if says else ""
+        self._number = 0
         self._paths = [out / f"{name}.{kind}" for kind in ("ids", "times", "sizes")]
 
     def __enter__(self) -> "Diary":
@@ -222,6 +224,9 @@ class Diary:
 
     def note(self, ids: Tensor, global_batch: int) -> None:
         """A batch has come."""
+        self._number += 1
+        if self._says:
+            print(f"batch {self._number} {self._says}", flush=True)
         now_s = torch.tensor([time.time()], dtype=torch.float64)
         for file, values in zip(
             self._files, (ids, now_s, torch.tensor([global_batch])), strict=True
@@ -273,6 +278,7 @@ def flags() -> argparse.Namespace:
     parser.add_argument("--adam", action="store_true", help="for the net, as a second optimizer")
     parser.add_argument("--by-updates", action="store_true", help="count updates of each sample")
     parser.add_argument("--device", default="cpu", help="cuda: the workers in turn have one each")
+    parser.add_argument("--say", action="store_true", help="print a line in each batch")
     parser.add_argument("--wrapped", action="store_true", help="in torch's DDP, alone in its group")
     return parser.parse_args()
 
@@ -372,7 +378,7 @@ def main() -> None:
     dataset = samples_of(options)
     batch_size = None if options.per_worker else options.batch_size
     batches = job.batches(dataset, batch_size, options.epochs, batch_per_worker=options.per_worker)
-    with Diary(options.out, name) as diary:
+    with Diary(options.out, name, says=options.say) as diary:
         for number, (ids,) in enumerate(batches, 1):
             model.check_whole(whole_steps=not options.by_updates)
             diary.note(ids, job.global_batch)

@@ -19,6 +19,7 @@ from paceline.wire.messages.agent import (
     Leave,
     LimitNode,
     ProcessExited,
+    SendLog,
     StartProcess,
     StopProcess,
     ToProcess,
@@ -92,6 +93,7 @@ Act = (
     | KnowServers
     | LimitNode
     | AgentFeatureTold
+    | SendLog
     | Quit
 )
 
@@ -158,7 +160,7 @@ class NodeState:
             case ToProcess(inc=inc, body=body):
                 running = self.running
                 return [Deliver(body)] if running and running.inc == inc else []
-            case LimitNode() | AgentFeatureTold():
+            case LimitNode() | AgentFeatureTold() | SendLog():
                 return [message]
             case Leave():
                 return self.leave(LEAVE_GRACE_S, now_s)

@@ -126,6 +126,8 @@ class AgentHello(Message, frozen=True):
     machine."""
     size: NodeSize = NodeSize()
     """Size that the spec granted the node when this agent started."""
+    log: str = ""
+    """``HOST:PATH`` of the node's log; empty: it is in the job's directory."""
 
     @property
     def machine(self) -> str:
@@ -204,6 +206,35 @@ class Leave(Message, frozen=True):
     """master -> agent: end everything of this node and exit."""
 
 
+class SendLog(Message, frozen=True):
+    """master -> agent on another machine: send what your node prints, at most so much of it.
+
+    Said once on each stream, before which the agent sends nothing. See `LogLines` for the counts.
+    """
+
+    every_s: float
+    """Least seconds between two messages."""
+    upto: int = 0
+    """Count of the first byte that the master does not have."""
+    base: int = 0
+    """Count of the first byte of the log's file, when the master heard of it last."""
+
+
+class LogLines(Message, frozen=True):
+    """agent on another machine -> master: whole lines that its node has printed.
+
+    Bytes are counted from the first one that was ever written to the log, also where it was cut
+    since. Bytes before ``start`` that the master lacks are left out: more was printed than is sent.
+    """
+
+    node: str
+    start: int
+    """Count of the first byte of ``text``."""
+    base: int
+    """Count of the first byte of the log's file now; those before it were cut off."""
+    text: bytes
+
+
 class FileServers(Message, frozen=True):
     """master -> agent on another machine: who serves files of cuts, itself and nodes like that."""
 
@@ -211,9 +242,18 @@ class FileServers(Message, frozen=True):
     nodes: dict[str, str] = {}
 
 
-AgentUp = AgentHello | Heartbeat | FromProcess | ProcessExited | NodeLimited | AgentFeatureSaid
+AgentUp = (
+    AgentHello | Heartbeat | FromProcess | ProcessExited | NodeLimited | AgentFeatureSaid | LogLines
+)
 
 
 AgentDown = (
-    StartProcess | StopProcess | ToProcess | LimitNode | AgentFeatureTold | Leave | FileServers
+    StartProcess
+    | StopProcess
+    | ToProcess
+    | LimitNode
+    | AgentFeatureTold
+    | Leave
+    | FileServers
+    | SendLog
 )
