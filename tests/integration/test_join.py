@@ -14,6 +14,7 @@ import psutil
 import pytest
 
 from paceline.base.jobdir import JobDir
+from paceline.base.joined import remove_joined
 from paceline.cli.logs import LogFilter, show_logs
 from paceline.jobs.facts import read_facts
 from paceline.jobs.in_words import paragraph
@@ -132,6 +133,7 @@ def test_a_job_goes_on_when_a_machine_that_joined_vanishes(tmp_path: Path) -> No
     assert [event["node"] for event in job.events("node_lost")] == [JOINED]
     assert f"{JOINED}, which had joined from" in paragraph(read_facts(job.job))
     assert num_samples_of(job, "worker-0") + num_samples_of(job, JOINED) >= 4_096
+    remove_joined(there)  # as the next command on that machine does
 
 
 def log_of(job: JobDir, node: str) -> list[str]:
@@ -179,7 +181,11 @@ def test_what_is_printed_around_the_death_of_a_joined_agent_is_in_the_logs(
         with joining(job, home) as first:
             until_it_says(job, JOINED, 20)
             kill_all(first)
+        assert first.run_dir.exists()
+        os.utime(first.secret_file, (0, 0))  # a younger one might be about to start
         with joining(job, home, AGAIN) as second:
+            assert not first.run_dir.exists(), "the machine is cleared of the one before"
+            assert not first.secret_file.exists()
             until_it_says(job, AGAIN, 20)
             job.tell(StopJob())
             job.end()

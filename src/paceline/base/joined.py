@@ -1,5 +1,6 @@
 """Nodes of jobs whose master is elsewhere: each has a job directory of its own on this machine."""
 
+import contextlib
 import shutil
 import socket
 import time
@@ -14,6 +15,8 @@ EMPTY_S = 2.0
 """The killed leave their control groups a little after they are gone for everybody else."""
 _STARTS_S = 60.0
 """A directory that is younger may be of a node whose agent is about to start."""
+LOGS_KEPT_S = 7 * 86400.0
+"""Seconds for which the logs of a node that has left stay; most of it is in the job's own logs."""
 
 
 def _of_this_machine() -> Path:
@@ -46,3 +49,16 @@ def lost_nodes() -> Iterator[JobDir]:
             continue
         if time.time() - made_s > _STARTS_S and not find_job_processes(path):
             yield job
+
+
+def clear_joined() -> None:
+    """Remove what nodes that are gone have left on this machine: all but the logs, and old logs."""
+    for node in lost_nodes():
+        remove_joined(node)
+    for path in _of_this_machine().glob("*.*"):
+        job = JobDir(path)
+        with contextlib.suppress(FileNotFoundError):  # another command removes it, too
+            newest_s = max(one.stat().st_mtime for one in (path, job.logs, *job.logs.iterdir()))
+            has_left = not job.secret_file.exists() and not find_job_processes(path)
+            if has_left and time.time() - newest_s > LOGS_KEPT_S:
+                shutil.rmtree(path, ignore_errors=True)

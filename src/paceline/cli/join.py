@@ -1,5 +1,6 @@
 """``paceline agent --join``: this machine becomes a worker of a job whose master is elsewhere."""
 
+import contextlib
 import os
 import socket
 import sys
@@ -11,6 +12,7 @@ from paceline.base.jobdir import JobDir
 from paceline.base.joined import joined_directory, remove_joined
 from paceline.base.processes import JOB_DIR, SAFE_PATH, find_job_processes
 from paceline.jobs.joining import check_script, make_directory, of_this_machine
+from paceline.jobs.leftovers import clear_leftovers
 from paceline.wire.client import Call, Done, GetSpec, JobInfo, Join, NodeAdded, Reply
 from paceline.wire.control import ControlClient
 from paceline.wire.spec import JobSpec
@@ -31,6 +33,10 @@ def join_job(address: str, secret_file: Path | None) -> NoReturn:
     assert isinstance(info, JobInfo)
     check_spec(info.spec, address)
     spec = of_this_machine(info.spec, address)
+    # Now, as this process never comes to what other commands do at their end. A machine on which
+    # nothing but this command runs would keep the memory of each node that lost its power.
+    with contextlib.suppress(OSError):
+        clear_leftovers()
     joined = _ask(client, Join(host=socket.gethostname()), secret_file)
     assert isinstance(joined, NodeAdded)
     if spec.cwd != info.spec.cwd:

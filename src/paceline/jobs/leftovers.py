@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 from paceline.base.cgroups import jobs_with_groups
 from paceline.base.jobdir import RUN_PREFIX, JobDir, home, run_place
-from paceline.base.joined import lost_nodes, remove_joined
+from paceline.base.joined import clear_joined
 from paceline.base.private_folders import is_own_folder, usual_name
 from paceline.base.processes import is_locked, start_detached
 
@@ -24,13 +24,13 @@ def clear_leftovers() -> list[str]:
 
     It finds the outcome and only cleans up, under the job's lock; where somebody resumes the job in
     the same moment it is the supervisor of that. The run directory of a job that was interrupted
-    stays: its newest cut may be there. Of nodes that joined a job elsewhere all but the logs goes.
+    stays: its newest cut may be there. Of nodes that joined a job elsewhere all but the logs goes,
+    and logs that are a week old.
 
     Returns:
         The jobs' ids.
     """
-    for node in lost_nodes():
-        remove_joined(node)
+    clear_joined()
     found = []
     for job in _left_by():
         if job.outcome.exists() and not is_locked(job.supervisor_lock):

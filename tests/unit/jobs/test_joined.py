@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from paceline.base.jobdir import JobDir
-from paceline.base.joined import joined_directory, lost_nodes, remove_joined
+from paceline.base.joined import LOGS_KEPT_S, joined_directory, lost_nodes, remove_joined
 from paceline.jobs.leftovers import clear_leftovers
 
 
@@ -33,6 +33,18 @@ def test_the_next_command_removes_what_a_killed_one_has_left(joined: JobDir) -> 
     assert not joined.secret_file.exists()
     assert joined.logs.exists()
     assert not list(lost_nodes())
+
+
+def test_logs_of_a_node_that_has_left_go_after_a_week(joined: JobDir) -> None:
+    remove_joined(joined)
+    log = joined.logs / "worker-1.log"
+    for age_s, stays in ((LOGS_KEPT_S - 60.0, True), (LOGS_KEPT_S + 60.0, False)):
+        log.write_text("a line")
+        then_s = time.time() - age_s
+        for path in (log, joined.logs, joined.path):
+            os.utime(path, (then_s, then_s))
+        clear_leftovers()
+        assert joined.path.exists() == stays
 
 
 @pytest.mark.parametrize(("age_s", "processes"), [(1.0, []), (100.0, ["its agent"])])
