@@ -41,7 +41,7 @@ def a_master(folder: Path, log_bytes: int = 256 * MIB) -> NodeLogs:
 def hello(logs: NodeLogs, source: str = SOURCE) -> list[Any]:
     """What the agent of worker-1 is told."""
     stream = Stream()
-    message = AgentHello(node="worker-1", agent_pid=1, host="host-b", log=source)
+    message = AgentHello(node="worker-1", agent="b", agent_pid=1, host="host-b", log=source)
     logs.hello(cast("AgentStream", stream), message)
     return stream.told
 
