@@ -143,7 +143,9 @@ def await_end(job: JobDir, console: Console) -> None:
 
 def conclude(job: JobDir, outcome: Outcome, console: Console, shown: Container[str] = ()) -> None:
     """Say how the job ended: the user's own traceback first, unless it was ``shown``."""
-    if outcome.traceback and outcome.traceback not in shown:
+    # A script that ends itself has said why: argparse prints how to call it.
+    ends_itself = outcome.traceback.rstrip().rpartition("\n")[2].startswith("SystemExit")
+    if outcome.traceback and not ends_itself and outcome.traceback not in shown:
         print(outcome.traceback.rstrip(), file=sys.stderr, flush=True)
     if outcome.error:
         print(f"paceline: {outcome.error}; logs: {job.logs}", file=sys.stderr, flush=True)

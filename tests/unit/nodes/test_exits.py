@@ -3,7 +3,7 @@
 import pytest
 from msgspec import structs
 
-from paceline.protocol.nodes.exits import RULES, Evidence, judge
+from paceline.protocol.nodes.exits import RULES, Evidence, Judged, judge
 from paceline.wire.events.nodes import Verdict
 from paceline.wire.messages.agent import ExitEvidence
 from paceline.wire.messages.node import ScriptError
@@ -429,3 +429,14 @@ def test_memory_is_no_more_than_a_guess_where_only_the_machine_s_counter_grew() 
     judged = judge(Evidence(exit=ExitEvidence(signal=9, machine_oom_kills=2)))
     assert judged.reason.startswith("signal SIGKILL, perhaps out of memory: the kernel counted 2 ")
     assert judged.verdict is not Verdict.OOM
+
+
+def test_a_script_that_ends_itself_has_said_why_and_needs_no_traceback() -> None:
+    def ended(kind: str, last: str, code: int) -> Judged:
+        error = structs.replace(raised(kind), traceback=f"Traceback (…):\n  a.py\n{last}\n")
+        return judge(Evidence(exit=ExitEvidence(exit_code=code), error=error))
+
+    left = ended("SystemExit", "SystemExit: 2", 2)
+    assert left.reason == "the script ended itself with exit code 2 at step 7"
+    assert (left.users_traceback, left.own_code) == ("", 2)
+    assert ended("ValueError", "ValueError: 2", 1).users_traceback

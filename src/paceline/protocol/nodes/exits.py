@@ -80,8 +80,16 @@ class Judged(msgspec.Struct, frozen=True):
 
     @property
     def users_traceback(self) -> str:
-        """The traceback, where it is of an error that the script has made; else nothing."""
-        return self.traceback if self.rule in SCRIPT_ERRORS else ""
+        """The traceback, where it is of an error that the script has made; else nothing.
+
+        A script that ends itself has said why: argparse prints how to call it.
+        """
+        ends_itself = _last_line(self.traceback).startswith("SystemExit")
+        return self.traceback if self.rule in SCRIPT_ERRORS and not ends_itself else ""
+
+
+def _last_line(text: str) -> str:
+    return text.rstrip().rpartition("\n")[2]
 
 
 SCRIPT_ERRORS = frozenset({"script error before the first commit", "same error twice", "error"})
@@ -110,7 +118,7 @@ _PEER_GONE = re.compile(r"connection (closed|reset|refused|aborted|was)|broken p
 
 def is_echo(error: ScriptError) -> bool:
     """Whether an error only reports that a peer was gone."""
-    last = error.traceback.rstrip().rpartition("\n")[2]
+    last = _last_line(error.traceback)
     return error.kind in CONNECTION_ERRORS or bool(_PEER_GONE.search(last))
 
 
@@ -241,6 +249,8 @@ def _raised(evidence: Evidence) -> str:
     if error and error.line:
         where += f" ({error.line})" if _by_user(evidence) else f", called in {error.line},"
     at = f" at step {error.step}" if error and error.step >= 0 else ""
+    if _kind(evidence) == "SystemExit":
+        return f"{where} ended itself with exit code {evidence.exit.exit_code or 1}{at}"
     message = _message(evidence)
     if not message:
         return f"{_kind(evidence)} in {where}{at}"
