@@ -12,7 +12,6 @@ from paceline.base.errors import ConfigError
 
 EXTRAS = {
     "alembic": "sql",
-    "cryptography": "receipt",
     "llvmlite": "servers",
     "numba": "servers",
     "prometheus_client": "metrics",

@@ -12,7 +12,6 @@ import pytest
 from safetensors.torch import load_file, save_file
 from typer.testing import CliRunner, Result
 
-from paceline.base import optional
 from paceline.base.samples import Span
 from paceline.cli.main import app
 from paceline.cuts.manifest import CutManifest
@@ -216,17 +215,6 @@ def test_a_key_of_another_user_is_not_called_one_s_own(model: Path) -> None:
     keys.key_file().unlink()
     assert "that the key ed25519:" in verify(model).stdout
     assert not keys.key_file().exists()
-
-
-def test_without_the_library_the_file_is_exported_and_one_line_says_what_is_missing(
-    model: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(optional, "_is_installed", lambda name: name != "cryptography")
-    done = paceline("export", model, "--force")
-    assert done.exit_code == 0
-    assert "no receipt: a signed receipt needs cryptography" in done.stdout
-    assert "pip install 'paceline[receipt]'" in done.stdout
-    assert not receipt_of(model).exists(), "one of the file before"
 
 
 # --------------------------------------------------------------------------- what is counted

@@ -10,17 +10,15 @@ import os
 import secrets
 from pathlib import Path
 
+from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
+from cryptography.hazmat.primitives import serialization
+from cryptography.hazmat.primitives.asymmetric.ed25519 import (
+    Ed25519PrivateKey,
+    Ed25519PublicKey,
+)
+
 from paceline.base.errors import ConfigError
 from paceline.base.jobdir import home
-from paceline.base.optional import extra_for
-
-with extra_for("a signed receipt"):
-    from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
-    from cryptography.hazmat.primitives import serialization
-    from cryptography.hazmat.primitives.asymmetric.ed25519 import (
-        Ed25519PrivateKey,
-        Ed25519PublicKey,
-    )
 
 KIND = "ed25519:"
 KEY_FILE = "receipt.key"
