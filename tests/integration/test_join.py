@@ -1,4 +1,4 @@
-"""`paceline agent --join`: a machine with nothing but the address and the secret becomes a worker."""
+"""`paceline agent --join`: a machine with nothing but the job's ticket becomes a worker."""
 
 import os
 import re
@@ -27,21 +27,16 @@ JOINED, AGAIN = "worker-1", "worker-2"
 
 
 @contextmanager
-def joining(job: RunningJob, home: Path, node: str = JOINED) -> Iterator[JobDir]:
+def joining(
+    job: RunningJob, home: Path, node: str = JOINED, at: str | None = None
+) -> Iterator[JobDir]:
     """`paceline agent --join` as another machine would run it; its job directory, once it is up."""
-    secret = home / "secret"
-    secret.write_bytes(job.job.secret())
-    address = job.job.master_address.read_text().strip()
-    command = [
-        sys.executable,
-        "-c",
-        "from paceline.cli.main import app; app()",
-        "agent",
-        "--join",
-        address,
-    ]
+    ticket = home / "ticket"
+    ticket.write_bytes(job.job.ticket.read_bytes())
+    call = [sys.executable, "-c", "from paceline.cli.main import app; app()", "agent"]
+    where = [] if at is None else ["--at", at]
     agent = subprocess.Popen(
-        [*command, "--secret-file", str(secret)],
+        [*call, "--join", str(ticket), *where],
         env={**os.environ, "PACELINE_HOME": str(home)},
         start_new_session=True,
         stdout=subprocess.DEVNULL,

@@ -21,6 +21,7 @@ from safetensors.numpy import load_file
 from paceline.base.errors import PermanentError
 from paceline.base.jobdir import JobDir
 from paceline.cuts.manifest import read_manifest
+from paceline.jobs.tickets import read_ticket
 from paceline.wire.spec import CheckpointSpec, DataPlaneSpec, TimeoutSpec
 from tests.integration.running import RunningJob, running, until
 from tests.integration.test_allreduce import check_finished, group, trains
@@ -51,7 +52,7 @@ def in_own_network(test: Callable[[Path], None]) -> bool:
     if os.geteuid() != 0 or not can_make_machines():
         pytest.skip("needs root, ip and unshare, to make a machine of namespaces")
     plain = ["-q", "-p", "no:xdist", "-p", "no:cacheprovider", "-o", "addopts="]
-    here = [sys.executable, "-m", "pytest", *plain, f"{__file__}::{test.__name__}"]
+    here = [sys.executable, "-m", "pytest", *plain, f"{test.__code__.co_filename}::{test.__name__}"]
     done = subprocess.run(
         ["unshare", "--net", *here],
         env={**os.environ, INSIDE: "1"},
@@ -89,17 +90,16 @@ class Other:
 
     def __init__(self, job: RunningJob, home: Path, enter: list[str]) -> None:
         self._job, self._home, self.enter = job, home, enter
-        (home / "secret").write_bytes(job.job.secret())
+        (home / "ticket").write_bytes(job.job.ticket.read_bytes())
         self.agent: subprocess.Popen[bytes] | None = None
 
     def join(self) -> None:
         """Join as the next worker."""
-        address = self._job.job.master_address.read_text().strip()
-        assert address.startswith(HOST)
+        assert read_ticket(self._home / "ticket").address.startswith(HOST)
         call = [sys.executable, "-c", "from paceline.cli.main import app; app()", "agent"]
-        secret = ["--join", address, "--secret-file", str(self._home / "secret")]
+        ticket = ["--join", str(self._home / "ticket")]
         self.agent = subprocess.Popen(
-            [*self.enter, *call, *secret], env={**os.environ, "PACELINE_HOME": str(self._home)}
+            [*self.enter, *call, *ticket], env={**os.environ, "PACELINE_HOME": str(self._home)}
         )
 
     def lose_power(self) -> float:

@@ -29,6 +29,7 @@ from paceline.features.exporter.exporter import address_of, token_of
 from paceline.jobs.launch import ask
 from paceline.jobs.listing import JobSelection, listed
 from paceline.wire.client import GetStatus
+from paceline.wire.control_tls import MASTER
 from paceline.wire.spec import DataPlaneSpec, NodeSpec
 from tests.integration.running import RunningJob, running, until
 from tests.integration.test_join import JOINED, joining, standing_still
@@ -192,8 +193,9 @@ def test_a_master_at_a_port_proves_itself_before_a_joined_machine_says_anything(
         secret = job.job.secret()
         job.check_finished()
     squatter.check(secret)
-    assert b"Hello" in squatter.heard()
-    assert not re.search(rb"[0-9a-f]{64}", squatter.heard()), "more than a nonce was said"
+    assert MASTER.encode() in squatter.heard(), "the name for which a client asks in clear"
+    assert b"paceline.Control" not in squatter.heard()
+    assert not re.search(rb"[0-9a-f]{64}", squatter.heard()), "a proof was said"
 
 
 def socket_paths(job: RunningJob) -> list[str]:

@@ -33,6 +33,7 @@ PROGRAMS = {
     "python",
     "python3",
     "ray",
+    "scp",
     "tensorboard",
     "torchrun",
     "wandb",

@@ -83,8 +83,7 @@ class MasterLink:
             await asyncio.sleep(RETRY_S)
 
     async def _connect(self) -> MasterStream:
-        address = self._job.control_address()
-        return await ControlClient(address, self._job.secret()).connect_agent()
+        return await ControlClient.to(self._job).connect_agent()
 
     async def _hear(self, stream: MasterStream) -> None:
         self._tell_once(f"master_connected address={stream.peer}")

@@ -7,6 +7,7 @@ in memory (sockets, step ledgers, tensors in flight), which is removed when the 
 import contextlib
 import os
 import secrets
+import shutil
 import tempfile
 import time
 from pathlib import Path
@@ -65,6 +66,16 @@ class JobDir:
         self.master_address = path / "master.address"
         """``host:port`` at which other machines reach the master; it stays across its restarts
         while the port is free. Missing: the job is one of this machine, see `control_address`."""
+        self.ticket = path / "ticket"
+        """What a machine needs to join, to be copied there; missing like the address."""
+        self.tls = path / "tls"
+        """Folder of the job's authority; missing: no port of the master is encrypted."""
+        self.authority = self.tls / "authority.crt"
+        """Certificate of the authority, by which clients know the master."""
+        self.authority_key = self.tls / "authority.key"
+        """Private key of the authority; on the master's machine only."""
+        self.master_identity = self.tls / "master.pem"
+        """Private key and certificate of the master; on its machine only."""
         self.supervisor_lock = path / "supervisor.lock"
         self.master_lock = path / "master.lock"
         self.resume_lock = path / "resume.lock"
@@ -154,8 +165,17 @@ class JobDir:
         """The job's secret, 32 random bytes as hex text."""
         return self.secret_file.read_bytes().strip()
 
+    def authority_pem(self) -> bytes:
+        """The certificate of the job's authority; empty: no port of the master is encrypted."""
+        try:
+            return self.authority.read_bytes()
+        except FileNotFoundError:
+            return b""
+
     def renew_secret(self) -> None:
         """Give the job another secret; processes of an earlier run have nothing to say any more.
+
+        With it ends the job's authority. The next master makes another one.
 
         Raises:
             OSError: it cannot be written.
@@ -166,6 +186,9 @@ class JobDir:
         with os.fdopen(descriptor, "w") as file:
             file.write(secrets.token_hex(32))
         fresh.replace(self.secret_file)
+        self.ticket.unlink(missing_ok=True)
+        if self.tls.exists():
+            shutil.rmtree(self.tls)
 
     @classmethod
     def create(cls, name: str) -> "JobDir":

@@ -36,6 +36,7 @@ def remove_joined(job: JobDir) -> None:
     deadline_s = time.monotonic() + EMPTY_S
     while not remove_job(job.job_id) and time.monotonic() < deadline_s:
         time.sleep(0.01)  # noqa: TID251 - nothing says when a group is empty
+    shutil.rmtree(job.tls, ignore_errors=True)
     job.secret_file.unlink(missing_ok=True)
 
 

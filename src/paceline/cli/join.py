@@ -7,12 +7,15 @@ import sys
 from pathlib import Path
 from typing import NoReturn
 
+import msgspec
+
 from paceline.base.errors import ConfigError, PermanentError, TransientError
 from paceline.base.jobdir import JobDir
 from paceline.base.joined import joined_directory, remove_joined
 from paceline.base.processes import JOB_DIR, SAFE_PATH, find_job_processes
 from paceline.jobs.joining import check_script, make_directory, of_this_machine
 from paceline.jobs.leftovers import clear_leftovers
+from paceline.jobs.tickets import Ticket, read_ticket
 from paceline.wire.client import Call, Done, GetSpec, JobInfo, Join, NodeAdded, Reply
 from paceline.wire.control import ControlClient
 from paceline.wire.spec import JobSpec
@@ -20,28 +23,34 @@ from paceline.wire.spec import JobSpec
 JOIN_TIMEOUT_S = 10.0
 
 
-def join_job(address: str, secret_file: Path | None) -> NoReturn:
-    """Become the agent of a new node of the job at ``address``; the process is replaced by it.
+def join_job(path: Path, at: str | None) -> NoReturn:
+    """Become the agent of a new node of a job; the process is replaced by it.
+
+    Args:
+        path: of the job's ticket; ``-``: the standard input.
+        at: where the master is reached from here, ``HOST:PORT``; None: where the ticket says.
 
     Raises:
-        ConfigError: the address or the secret is wrong, or this machine lacks the script.
+        ConfigError: the ticket is another job's or none, or this machine lacks the script.
         TransientError: nobody answers there.
     """
-    secret = read_secret(secret_file)
-    client = ControlClient(check_address(address), secret)
-    info = _ask(client, GetSpec(), secret_file)
+    ticket = read_ticket(path)
+    if at is not None:
+        ticket = msgspec.structs.replace(ticket, address=check_address(at))
+    client = ControlClient(ticket.address, ticket.secret.encode(), ticket.authority_pem)
+    info = _ask(client, GetSpec(), path)
     assert isinstance(info, JobInfo)
-    check_spec(info.spec, address)
-    spec = of_this_machine(info.spec, address)
+    check_spec(info.spec, ticket.address)
+    spec = of_this_machine(info.spec, ticket.address)
     # Now, as this process never comes to what other commands do at their end. A machine on which
     # nothing but this command runs would keep the memory of each node that lost its power.
     with contextlib.suppress(OSError):
         clear_leftovers()
-    joined = _ask(client, Join(host=socket.gethostname()), secret_file)
+    joined = _ask(client, Join(host=socket.gethostname()), path)
     assert isinstance(joined, NodeAdded)
     if spec.cwd != info.spec.cwd:
         print(f"{info.spec.cwd} cannot be entered on this machine: the job's script runs in / here")
-    job = make_joined(info.job_id, spec, joined.node, address, secret)
+    job = make_joined(info.job_id, spec, joined.node, ticket)
     print(f"joined job {info.job_id} as {joined.node}; logs: {job.logs}; Ctrl-C leaves", flush=True)
     arguments = ["--job-dir", str(job.path), "--node", joined.node]
     os.execve(
@@ -56,25 +65,10 @@ def check_address(address: str) -> str:
     host, _, port = address.rpartition(":")
     if not (host and port.isdecimal()):
         raise ConfigError(
-            f"--join: got {address!r}, expected HOST:PORT; the job's directory on the master's "
-            "machine has it in master.address"
+            f"--at: got {address!r}, expected HOST:PORT; without it the address of the ticket is "
+            "taken, which `master.address` of the job's directory has, too"
         )
     return address
-
-
-def read_secret(path: Path | None) -> bytes:
-    """The secret in a file, by default that of the newest job of this machine."""
-    path = path or JobDir.find(None).secret_file
-    try:
-        secret = path.read_bytes().strip()
-    except OSError as error:
-        raise ConfigError(
-            f"--secret-file: got {path}, which cannot be read ({error.strerror}); copy the file "
-            "`secret` of the job's directory from the master's machine"
-        ) from error
-    if not secret.isalnum():
-        raise ConfigError(f"--secret-file: {path} holds no secret of a job, expected 64 hex digits")
-    return secret
 
 
 def check_spec(spec: JobSpec, address: str) -> None:
@@ -88,7 +82,7 @@ def check_spec(spec: JobSpec, address: str) -> None:
         )
 
 
-def make_joined(job_id: str, spec: JobSpec, node: str, address: str, secret: bytes) -> JobDir:
+def make_joined(job_id: str, spec: JobSpec, node: str, ticket: Ticket) -> JobDir:
     """Make a job directory of this one node, apart from those of the jobs of this machine.
 
     The logs of an earlier node of this name stay.
@@ -104,22 +98,21 @@ def make_joined(job_id: str, spec: JobSpec, node: str, address: str, secret: byt
             )
         remove_joined(JobDir(path))
         JobDir(path).file_servers.unlink(missing_ok=True)
-    return make_directory(path, spec, address, secret)
+    return make_directory(path, spec, ticket)
 
 
-def _ask(client: ControlClient, call: Call, secret_file: Path | None) -> Reply:
+def _ask(client: ControlClient, call: Call, path: Path) -> Reply:
     try:
         reply = client.call_sync(call, JOIN_TIMEOUT_S)
     except TransientError as error:
         raise TransientError(
-            f"--join: got {client.address}, where no master answers, expected HOST:PORT of a job "
-            "that runs; read it in master.address of the job's directory on the master's machine, "
-            "and check that no firewall lies between"
+            f"--join: {path} names {client.address}, where no master answers; see whether the job "
+            "runs, copy its `ticket` again, and check that no firewall lies between"
         ) from error
     except PermanentError as error:
         raise ConfigError(
-            f"{error}; --secret-file {secret_file or '(that of the newest job here)'}: expected "
-            "the file `secret` of the job's directory on the master's machine"
+            f"--join: {path}: {error}; expected the file `ticket` of the job's directory on the "
+            "master's machine"
         ) from error
     if isinstance(reply, Done):
         raise ConfigError(f"the job at {client.address}: {reply.error}")

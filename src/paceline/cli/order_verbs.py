@@ -205,10 +205,18 @@ def stop(
 
 
 def agent(
-    join: Annotated[str, typer.Option(metavar="HOST:PORT", help="Where the master listens.")],
-    secret_file: Annotated[
-        Path | None,
-        typer.Option(metavar="PATH", help="The job's secret. Default: that of the newest job."),
+    join: Annotated[
+        Path,
+        typer.Option(
+            metavar="TICKET", help="Copy of the job's file `ticket`; -: the standard input."
+        ),
+    ],
+    at: Annotated[
+        str | None,
+        typer.Option(
+            metavar="HOST:PORT",
+            help="Where the master is reached from here. Default: the ticket's.",
+        ),
     ] = None,
 ) -> None:
     """Add this machine to a running job as one more worker.
@@ -217,7 +225,7 @@ def agent(
     """
     from paceline.cli.join import join_job
 
-    join_job(join, secret_file)
+    join_job(join, at)
 
 
 def _node(verb: str, worker: int | None, server: int | None) -> str:

@@ -1,16 +1,19 @@
 """Job directory of a node on another machine: one of its own, made there."""
 
 import os
+import shutil
 import socket
 from pathlib import Path
 
 import msgspec
 
 from paceline.base.errors import ConfigError
+from paceline.base.files import write_file
 from paceline.base.jobdir import JobDir
 from paceline.base.processes import can_enter
 from paceline.cuts.reach import keep_servers
 from paceline.jobs.modules import module_fault
+from paceline.jobs.tickets import Ticket
 from paceline.wire import spec as specs
 from paceline.wire.messages.agent import FileServers
 from paceline.wire.spec import JobSpec
@@ -56,21 +59,26 @@ def of_this_machine(spec: JobSpec, address: str) -> JobSpec:
     return msgspec.structs.replace(spec, listen=own_address(address), cwd=cwd)
 
 
-def make_directory(path: Path, spec: JobSpec, address: str, secret: bytes) -> JobDir:
+def make_directory(path: Path, spec: JobSpec, ticket: Ticket) -> JobDir:
     """Make the job directory of one node, or make it fit; the logs of an earlier node stay.
 
     Args:
         path: of the directory, see `paceline.base.joined.joined_directory`.
         spec: see `of_this_machine`.
-        address: the master's, ``HOST:PORT``.
-        secret: the job's.
+        ticket: of the job.
     """
     job = JobDir(path)
     path.mkdir(parents=True, mode=0o700, exist_ok=True)
     specs.save(spec, job.spec)
     with os.fdopen(os.open(job.secret_file, os.O_WRONLY | os.O_CREAT, 0o600), "wb") as file:
-        file.write(secret)
-    job.master_address.write_text(f"{address}\n")
+        file.write(ticket.secret.encode())
+    # Before the address: with that alone an agent would speak in clear.
+    if ticket.authority:
+        job.tls.mkdir(mode=0o700, exist_ok=True)
+        write_file(job.authority, ticket.authority_pem)
+    else:
+        shutil.rmtree(job.tls, ignore_errors=True)
+    job.master_address.write_text(f"{ticket.address}\n")
     if not job.is_joined:
         keep_servers(job, FileServers())  # the master says who they are when it knows the node
     job.logs.mkdir(exist_ok=True)

@@ -297,7 +297,7 @@ def ask(job: JobDir, call: Call, timeout_s: float = 5.0) -> Reply:
         TransientError: nobody answers: it is being restarted, or the job has ended.
         PermanentError: another user or program is where the master was.
     """
-    return ControlClient(job.control_address(), job.secret()).call_sync(call, timeout_s)
+    return ControlClient.to(job).call_sync(call, timeout_s)
 
 
 def ask_feature(job: JobDir, feature: str, call: Struct, answer: type[A]) -> A:

@@ -1,17 +1,21 @@
 """Listener of the master: its socket in the run directory, and a port for other machines.
 
-Only a job that spans machines has a port. Its address is in the job directory. Agents of other
-hosts know none but the first address, so a master listens where the one before it did, if it can.
+Only a job that spans machines has a port. Its address is in the job directory, and in the ticket
+there. Agents of other hosts know none but the first address, so a master listens where the one
+before it did, if it can. It shows the same certificate there.
 """
 
+import functools
 import logging
 from collections.abc import Awaitable, Callable
 
 from paceline.base.errors import TransientError
 from paceline.base.files import write_file
 from paceline.base.jobdir import JobDir
+from paceline.jobs.tickets import write_ticket
 from paceline.wire.client import Call, Reply
 from paceline.wire.control import AgentStream, ControlServer
+from paceline.wire.spec import JobSpec
 
 _log = logging.getLogger(__name__)
 
@@ -21,7 +25,7 @@ class MasterListener:
 
     Args:
         job: the job's directory.
-        host: address of this machine for others; empty: the job does not span machines.
+        spec: of the job; says whether it spans machines, and how its port is protected.
         on_agent: see `ControlServer`.
         on_call: the same.
     """
@@ -29,12 +33,12 @@ class MasterListener:
     def __init__(
         self,
         job: JobDir,
-        host: str,
+        spec: JobSpec,
         on_agent: Callable[[AgentStream], Awaitable[None]],
         on_call: Callable[[Call], Awaitable[Reply]],
     ) -> None:
-
-        self._job, self._host = job, host
+        self._job, self._host = job, spec.listen if spec.spans_machines else ""
+        self._is_encrypted = spec.control_plane.encryption == "tls"
         self._server = ControlServer(job.secret(), on_agent, on_call)
 
     async def open(self) -> None:
@@ -48,22 +52,38 @@ class MasterListener:
         if not self._host:
             await self._server.start(path=path)
             address.unlink(missing_ok=True)
+            self._job.ticket.unlink(missing_ok=True)
             return
         port = await self._listen_at(self._known_port())
         write_file(address, f"{self._host}:{port}\n".encode())
+        write_ticket(self._job)
 
     async def close(self) -> None:
         """Stop listening and end all streams, once what is queued is written."""
         await self._server.stop()
 
     async def _listen_at(self, known: int) -> int:
-        path = self._job.master_socket
+        start = functools.partial(
+            self._server.start,
+            path=self._job.master_socket,
+            host=self._host,
+            identity=self._identity() if self._is_encrypted else b"",
+        )
         if known:
             try:
-                return await self._server.start(path=path, host=self._host, port=known)
+                return await start(port=known)
             except TransientError as error:
                 _log.warning("port_taken port=%d error=%s: taking another", known, error)
-        return await self._server.start(path=path, host=self._host)
+        return await start()
+
+    def _identity(self) -> bytes:
+        """Return what the master shows; the first one makes it."""
+        if not self._job.tls.exists():
+            # Imported late, with cryptography: see there.
+            from paceline.jobs.authority import make_authority
+
+            make_authority(self._job, self._host)
+        return self._job.master_identity.read_bytes()
 
     def _known_port(self) -> int:
         """The port of the master before this one; 0: there was none."""

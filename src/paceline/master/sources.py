@@ -22,8 +22,7 @@ class Sources:
 
     def __init__(self, parts: MasterParts, inbox: Inbox) -> None:
         self._backend, self._inbox = parts.backend, inbox
-        host = parts.spec.listen if parts.spec.spans_machines else ""
-        self._door = MasterListener(parts.job, host, self._on_agent, self._on_call)
+        self._door = MasterListener(parts.job, parts.spec, self._on_agent, self._on_call)
         self._tasks: set[asyncio.Task[None]] = set()
         self._closed = False
 

@@ -2,7 +2,8 @@
 
 Owns how agents and people reach the master: authentication, batching, limits, the detection of a
 dead peer. It knows nothing of what the messages mean. asyncio throughout (`ControlClient.call_sync`
-excepted); imports neither torch nor protobuf's generated code.
+excepted); imports neither torch nor protobuf's generated code. A port has TLS (`control_tls`), a
+unix socket has none.
 
     server = ControlServer(secret, on_agent, on_call)
     await server.start(path=job.master_socket)       # or host="10.0.0.5", which gives a port
@@ -13,7 +14,7 @@ excepted); imports neither torch nor protobuf's generated code.
             stream.send_nowait(down)                   # never blocks
     async def on_call(call: Call) -> Reply: ...
 
-    client = ControlClient(job.control_address(), secret)
+    client = ControlClient.to(job)
     stream = await client.connect_agent()              # send_nowait(AgentUp), async for
     reply = await client.call(GetStatus(), timeout_s=5.0)
     reply = client.call_sync(GetStatus(), timeout_s=5.0)
@@ -34,18 +35,18 @@ from pathlib import Path
 from typing import Any, Generic, Self, TypeVar
 from urllib.parse import quote
 
-import grpc
-import grpc.aio
 import msgspec
 
 from paceline.base.errors import InternalError, PacelineError, PermanentError, TransientError
-from paceline.base.jobdir import UNIX
+from paceline.base.jobdir import UNIX, JobDir
 from paceline.base.own_sockets import check_listener, check_path, end_connections_of_others
 from paceline.wire.client import Call, Done, Reply
 from paceline.wire.codec import Garbage, decoder, encode
 from paceline.wire.control_auth import NONCE_BYTES, ON_UNIX, ControlDoor, Introduction
+from paceline.wire.control_tls import MASTER, client_credentials, fault, server_credentials
 from paceline.wire.messages.agent import AgentDown, AgentUp
 from paceline.wire.messages.base import Message
+from paceline.wire.quiet_grpc import grpc
 
 MAX_MESSAGE_BYTES = 64 << 20
 """Largest message accepted from a peer, and sent; evaluation results are the big ones."""
@@ -87,6 +88,8 @@ _CLIENT_OPTIONS = [
     # The shared pool would make a new channel wait for an old one's backoff.
     ("grpc.use_local_subchannel_pool", 1),
     ("grpc.enable_http_proxy", 0),
+    # Checked where there is TLS: the name in the master's certificate, whatever its address is.
+    ("grpc.ssl_target_name_override", MASTER),
 ]
 
 # What reading from and writing to a peer that goes away raises; which one depends on the moment.
@@ -306,13 +309,16 @@ class CallServer:
         #: The name to which the unix socket was bound.
         self._bound = Path()
 
-    async def start(self, *, path: Path | None = None, host: str = "", port: int = 0) -> int:
+    async def start(
+        self, *, path: Path | None = None, host: str = "", port: int = 0, identity: bytes = b""
+    ) -> int:
         """Listen at a unix socket, at a port, or at both.
 
         Args:
             path: of the socket (0600), in a folder of mode 0700; a predecessor's is replaced.
             host: address of this machine; empty: no port.
             port: it is not shared with another process; 0: any free one.
+            identity: private key and certificate to show at the port; empty: no TLS there.
 
         Returns:
             The port; 0: none.
@@ -331,17 +337,20 @@ class CallServer:
             self._bind(f"{UNIX}{quote(str(self._bound))}")
             self._bound.chmod(0o600)
         if host:
-            self._port = self._bind(f"{host}:{port}")
+            self._port = self._bind(f"{host}:{port}", identity)
         await self._server.start()
         if path is not None:
             # Renamed when it is ready, so that a client finds a listener under this name or none.
             self._bound.rename(path)
         return self._port
 
-    def _bind(self, address: str) -> int:
+    def _bind(self, address: str, identity: bytes = b"") -> int:
         assert self._server is not None
         try:
-            bound: int = self._server.add_insecure_port(address)
+            if identity:
+                bound: int = self._server.add_secure_port(address, server_credentials(identity))
+            else:
+                bound = self._server.add_insecure_port(address)
         except RuntimeError as error:
             text = f"cannot listen on {address}: is it in use? {error}"
             raise TransientError(text) from error
@@ -464,14 +473,22 @@ class ControlClient:
     Args:
         address: ``unix:PATH`` or ``host:port``.
         secret: the job's; it does not leave this process.
+        authority: certificate of the job's authority, PEM, which must have signed that of the
+            master; empty: there is no TLS. It does not matter at a unix socket.
     """
 
-    def __init__(self, address: str, secret: bytes) -> None:
+    def __init__(self, address: str, secret: bytes, authority: bytes = b"") -> None:
         self.address = address
         self._secret = secret
         self._path = Path(address.removeprefix(UNIX)) if address.startswith(UNIX) else None
         self._target = address if self._path is None else f"{UNIX}{quote(str(self._path))}"
         self._place = ON_UNIX if self._path is not None else address.rpartition(":")[2]
+        self._authority = authority if self._path is None else b""
+
+    @classmethod
+    def to(cls, job: JobDir) -> Self:
+        """Return the client of a job's master, as it is reached from here."""
+        return cls(job.control_address(), job.secret(), job.authority_pem())
 
     async def connect_agent(self, timeout_s: float = CONNECT_TIMEOUT_S) -> MasterStream:
         """Open the agent's stream; returns once both ends have proven that they have the secret.
@@ -481,7 +498,7 @@ class ControlClient:
             PermanentError: another user or program listens there, or the secret was refused.
         """
         self._check()
-        channel = grpc.aio.insecure_channel(self._target, options=_CLIENT_OPTIONS)
+        channel = self._channel(grpc.aio)
         try:
             async with asyncio.timeout(timeout_s):
                 me = Introduction(self._secret, self._place)
@@ -495,6 +512,7 @@ class ControlClient:
             raise TransientError(f"no answer from {self.address} in {timeout_s} s") from error
         except grpc.aio.AioRpcError as error:
             await channel.close()
+            await asyncio.to_thread(self._look_at_tls, error)
             raise _translated(error, self.address) from error
         except (asyncio.CancelledError, PermanentError):
             await channel.close()
@@ -510,7 +528,7 @@ class ControlClient:
         """
         self._check()
         until_s = time.monotonic() + timeout_s
-        async with grpc.aio.insecure_channel(self._target, options=_CLIENT_OPTIONS) as channel:
+        async with self._channel(grpc.aio) as channel:
             me = Introduction(self._secret, self._place)
             try:
                 said = await channel.unary_unary(_HELLO)(me.nonce, timeout=timeout_s)
@@ -518,6 +536,7 @@ class ControlClient:
                 ask = channel.unary_unary(_CALL)
                 data = await ask(encode(call), timeout=left_s, metadata=metadata)
             except grpc.aio.AioRpcError as error:
+                await asyncio.to_thread(self._look_at_tls, error)
                 raise _translated(error, self.address) from error
         return _decode_reply(data)
 
@@ -535,7 +554,7 @@ class ControlClient:
         """
         self._check()
         until_s = time.monotonic() + timeout_s
-        with grpc.insecure_channel(self._target, options=_CLIENT_OPTIONS) as channel:
+        with self._channel(grpc) as channel:
             me = Introduction(self._secret, self._place)
             try:
                 said = channel.unary_unary(_HELLO)(me.nonce, timeout=timeout_s)
@@ -543,7 +562,22 @@ class ControlClient:
                 ask = channel.unary_unary(_CALL)
                 return bytes(ask(encode(call), timeout=left_s, metadata=metadata))
             except grpc.RpcError as error:
+                self._look_at_tls(error)
                 raise _translated(error, self.address) from error
+
+    def _channel(self, kind: Any) -> Any:
+        """Make a channel of gRPC's, or of its part for asyncio."""
+        if not self._authority:
+            return kind.insecure_channel(self._target, options=_CLIENT_OPTIONS)
+        believed = client_credentials(self._authority)
+        return kind.secure_channel(self._target, believed, options=_CLIENT_OPTIONS)
+
+    def _look_at_tls(self, error: Any) -> None:
+        """Raise PermanentError if no connection came about because of TLS."""
+        if self._path is not None or error.code() is not grpc.StatusCode.UNAVAILABLE:
+            return
+        if why := fault(self.address, self._authority):
+            raise PermanentError(f"{self.address}: {why}") from error
 
     def _check(self) -> None:
         if self._path is not None:

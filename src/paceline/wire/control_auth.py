@@ -12,8 +12,8 @@ the unix socket. So a squatter at one port cannot pass the words of a client on 
 at another one. The server keeps nothing of a client that has proven nothing: its nonce carries the
 time, and a MAC with a key of this server alone. A proof counts once.
 
-A host on the way between two machines can still read and change what follows, since nothing is
-encrypted. See docs/security.md.
+Between machines all of this goes through TLS (`wire.control_tls`), unless the spec says otherwise.
+Then a host on the way can read and change what follows. See docs/security.md.
 """
 
 import hashlib

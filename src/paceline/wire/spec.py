@@ -23,6 +23,7 @@ Samples = Literal["exactly-once", "at-least-once", "at-most-once"]
 ShareClass = Literal["guaranteed", "opportunistic", "auto"]
 Transport = Literal["auto", "shm", "ipc", "tcp"]
 Encryption = Literal["off", "curve"]
+ControlEncryption = Literal["off", "tls"]
 
 MAX_NODES = 10_000
 """Most nodes of one role."""
@@ -222,6 +223,14 @@ class ShareSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         return found
 
 
+class ControlPlaneSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How the messages of the master and the agents travel."""
+
+    encryption: ControlEncryption = "tls"
+    """Encryption at the port for other machines; on one host there is no port. Default tls;
+    ``off``: whoever can read the network can read all but the secret."""
+
+
 class DataPlaneSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """How tensors travel between workers and servers."""
 
@@ -388,6 +397,8 @@ class JobSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     servers listen. Default: the master listens at a unix socket alone, and servers at 127.0.0.1."""
     share: ShareSpec = ShareSpec()
     """How it shares a device with other jobs."""
+    control_plane: ControlPlaneSpec = ControlPlaneSpec()
+    """How messages travel."""
     data_plane: DataPlaneSpec = DataPlaneSpec()
     """How tensors travel."""
     preflight: bool = True

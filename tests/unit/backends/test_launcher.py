@@ -17,6 +17,7 @@ from paceline.backends.ray import launcher as launchers
 from paceline.backends.ray.launcher import AgentEnded, AgentOrder, AgentStarted, Launcher
 from paceline.base.jobdir import JobDir
 from paceline.base.processes import kill_quietly
+from paceline.jobs.tickets import Ticket
 from paceline.wire.spec import JobSpec, NodeSize, NodeSpec, load
 
 IDLE_S, LIMIT_S = 0.2, 20.0
@@ -55,13 +56,15 @@ def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[JobDir]:
         JobDir(path).run_dir.rmdir()
 
 
+ANOTHERS = Ticket(address="127.0.0.1:1", secret="of another job", authority=b"")
+
+
 def order(job: JobDir, **changes: Any) -> bytes:
     order = AgentOrder(
         job_id=job.job_id,
         path=str(job.path),
         node="worker-0",
-        address="127.0.0.1:1",
-        secret=job.secret().decode(),
+        ticket=Ticket(address="127.0.0.1:1", secret=job.secret().decode(), authority=b""),
         spec=JobSpec(script=str(job.path / "train.py")),
     )
     return msgspec.json.encode(msgspec.structs.replace(order, **changes))
@@ -118,10 +121,10 @@ def test_a_place_gives_its_node_no_more_than_was_reserved_whatever_is_ordered(
 
 @pytest.mark.parametrize(
     ("changes", "sees"),
-    [({}, True), ({"path": "/nowhere"}, False), ({"secret": "of another job"}, False)],
+    [({}, True), ({"path": "/nowhere"}, False), ({"ticket": ANOTHERS}, False)],
 )
 def test_a_launcher_says_whether_it_sees_the_jobs_directory(
-    job: JobDir, ends: Ends, changes: dict[str, str], sees: bool
+    job: JobDir, ends: Ends, changes: dict[str, object], sees: bool
 ) -> None:
     async def scenario() -> None:
         launcher = Launcher("place", ends, NodeSize())

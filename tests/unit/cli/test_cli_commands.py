@@ -122,12 +122,8 @@ def test_numbers_of_nodes_that_cannot_be(
         ),
         (("attach", "x"), "no job matches 'x'"),
         (("replay", "x.jsonl"), "x.jsonl: no such file"),
-        (("agent", "--join", "there:1"), "there is no job yet"),
-        (
-            ("agent", "--join", "there:1", "--secret-file", "nowhere"),
-            "cannot be read (No such file",
-        ),
-        (("agent", "--join", "there", "--secret-file", __file__), "holds no secret of a job"),
+        (("agent", "--join", "there:1"), "--join: got there:1, which cannot be read (No such file"),
+        (("agent", "--join", __file__), "holds no whole ticket of a job; copy the file `ticket`"),
     ],
 )
 def test_a_mistake_is_one_message_and_exit_code_2(args: tuple[str, ...], message: str) -> None:

@@ -1,6 +1,8 @@
 """What a machine that joins a job makes of its own."""
 
+import asyncio
 import socket
+import ssl
 import subprocess
 import sys
 from pathlib import Path
@@ -12,7 +14,13 @@ from paceline.base.jobdir import JobDir
 from paceline.base.joined import remove_joined
 from paceline.base.processes import JOB_DIR
 from paceline.cli.join import join_job, make_joined
+from paceline.jobs.authority import make_authority
+from paceline.jobs.tickets import Ticket
+from paceline.wire.client import Done
+from paceline.wire.control import ControlServer
 from paceline.wire.spec import JobSpec
+
+HOST, SECRET = "127.0.0.1", b"0123456789abcdef"
 
 
 def test_a_node_may_have_the_name_of_one_that_was_here_before(
@@ -20,15 +28,16 @@ def test_a_node_may_have_the_name_of_one_that_was_here_before(
 ) -> None:
     monkeypatch.setenv("PACELINE_HOME", str(tmp_path))
 
-    def join(secret: bytes) -> JobDir:
-        return make_joined("job", JobSpec(script="train.py"), "worker-2", "h:1", secret)
+    def join(secret: str) -> JobDir:
+        ticket = Ticket(address="h:1", secret=secret, authority=b"")
+        return make_joined("job", JobSpec(script="train.py"), "worker-2", ticket)
 
-    first = join(b"one")
+    first = join("one")
     (first.logs / "worker-2.log").write_text("before")
-    assert join(b"two").path == first.path  # killed: its files are still there
+    assert join("two").path == first.path  # killed: its files are still there
     assert first.secret_file.read_bytes() == b"two"
     remove_joined(first)  # gone as it should be
-    join(b"three")
+    join("three")
     assert first.secret_file.read_bytes() == b"three"
     assert (first.logs / "worker-2.log").read_text() == "before"
     code = "import sys; sys.stdin.read()"
@@ -36,20 +45,72 @@ def test_a_node_may_have_the_name_of_one_that_was_here_before(
         [sys.executable, "-c", code], stdin=subprocess.PIPE, env={JOB_DIR: str(first.path)}
     ) as alive:
         with pytest.raises(ConfigError, match="worker-2 of job job still runs here; join again"):
-            join(b"four")
+            join("four")
         alive.kill()
     remove_joined(first)
 
 
+def a_ticket(path: Path, port: int, secret: bytes = SECRET, authority: bytes = b"") -> Path:
+    der = ssl.PEM_cert_to_DER_cert(authority.decode()) if authority else b""
+    ticket = Ticket(address=f"{HOST}:{port}", secret=secret.decode(), authority=der)
+    (path / "ticket").write_text(ticket.word())
+    return path / "ticket"
+
+
 def test_an_address_where_no_master_answers_is_one_line_with_its_remedy(tmp_path: Path) -> None:
-    (tmp_path / "secret").write_text("abc\n")
     with socket.socket() as held:
-        held.bind(("127.0.0.1", 0))  # and does not listen
-        address = f"127.0.0.1:{held.getsockname()[1]}"
+        held.bind((HOST, 0))  # and does not listen
+        port = held.getsockname()[1]
+        path = a_ticket(tmp_path, port)
         with pytest.raises(TransientError) as refused:
-            join_job(address, tmp_path / "secret")
+            join_job(path, None)
     assert str(refused.value) == (
-        f"--join: got {address}, where no master answers, expected HOST:PORT of a job that runs; "
-        "read it in master.address of the job's directory on the master's machine, and check that "
-        "no firewall lies between"
+        f"--join: {path} names {HOST}:{port}, where no master answers; see whether the job runs, "
+        "copy its `ticket` again, and check that no firewall lies between"
     )
+
+
+def test_a_place_that_is_no_address_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="--at: got 'there', expected HOST:PORT"):
+        join_job(a_ticket(tmp_path, 1), "there")
+
+
+@pytest.mark.parametrize(
+    ("shows", "knows", "secret", "told"),
+    [
+        ("its own", "its own", b"of another", "what listens there does not have this job's secret"),
+        ("another's", "its own", SECRET, "it shows a certificate that this job's authority has"),
+        ("nothing", "its own", SECRET, "it speaks no TLS, as this job's master does"),
+        ("its own", "nothing", SECRET, "it speaks TLS, and this job has no authority"),
+    ],
+)
+def test_a_ticket_that_does_not_fit_is_one_line_with_its_remedy(
+    tmp_path: Path, shows: str, knows: str, secret: bytes, told: str
+) -> None:
+    jobs = {"its own": JobDir(tmp_path / "own"), "another's": JobDir(tmp_path / "another")}
+    for job in jobs.values():
+        job.path.mkdir()
+        make_authority(job, HOST)
+    identity = {"nothing": b""} | {
+        who: job.master_identity.read_bytes() for who, job in jobs.items()
+    }
+    authority = {"nothing": b""} | {who: job.authority_pem() for who, job in jobs.items()}
+
+    async def main() -> None:
+        server = ControlServer(
+            SECRET, lambda _: asyncio.sleep(0), lambda _: asyncio.sleep(0, Done())
+        )
+        port = await server.start(host=HOST, identity=identity[shows])
+        path = a_ticket(tmp_path, port, secret, authority[knows])
+        try:
+            with pytest.raises(ConfigError) as refused:
+                await asyncio.to_thread(join_job, path, None)
+        finally:
+            await server.stop()
+        text = str(refused.value)
+        assert text.startswith(f"--join: {path}: {HOST}:{port}: {told}")
+        assert text.endswith(
+            "; expected the file `ticket` of the job's directory on the master's machine"
+        )
+
+    asyncio.run(main())

@@ -124,6 +124,7 @@ def test_a_file_with_every_key_is_read() -> None:
         "timeouts: {heartbeat_s: 0.1, lost_after_s: 9s, stop_s: 2, hang_s: 9s, disk_s: 1m,"
         " places_s: 1m}\n"
         "pending_trace: 0s 1s\nmetrics_port: 0\npreflight: no\nwatch: yes\nlog: 1MiB\nlisten: 10.0.0.5\n"
+        "control_plane: {encryption: tls}\n"
         "data_plane: {transport: tcp, encryption: curve}\ndecide_every_s: 1m\n"
         "windows: {short_steps: 10, short_s: 1m, long_steps: null, long_s: 2m}\n"
         "run_as: file\ncwd: .\nhistory: off\nscript_state: declared\n"

@@ -49,6 +49,7 @@ from paceline.backends.ray.messages import (
 )
 from paceline.base.errors import ConfigError
 from paceline.base.jobdir import JobDir, role_of
+from paceline.jobs.tickets import ticket_of
 from paceline.protocol.nodes.platform import (
     AgentGone,
     AnyWord,
@@ -80,7 +81,7 @@ class Gateway:
 
     def __init__(self, job: JobDir, say: Callable[[Line], None]) -> None:
         self._job, self._say = job, say
-        self._spec, self._secret = load(job.spec), job.secret().decode()
+        self._spec = load(job.spec)
         self._actor_class = remote_launcher()
         self._keeping: dict[str, asyncio.Task[None]] = {}
         #: Ray's name of the machine that each node is on, by node.
@@ -197,8 +198,7 @@ class Gateway:
             job_id=self._job.job_id,
             path=str(self._job.path),
             node=want.node,
-            address=self._job.master_address.read_text().strip(),
-            secret=self._secret,
+            ticket=ticket_of(self._job),
             spec=self._spec,
         )
         line = msgspec.json.encode(order)

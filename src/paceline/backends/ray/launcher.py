@@ -29,6 +29,7 @@ from paceline.base.processes import (
     start_grandchild,
 )
 from paceline.jobs.joining import check_script, make_directory, of_this_machine
+from paceline.jobs.tickets import Ticket
 from paceline.wire import last_words
 from paceline.wire.spec import JobSpec, NodeSize
 
@@ -48,9 +49,8 @@ class AgentOrder(msgspec.Struct, frozen=True, kw_only=True):
     path: str
     """Path of the job's directory on the master's machine."""
     node: str
-    address: str
-    """Address of the master, ``HOST:PORT``."""
-    secret: str
+    ticket: Ticket
+    """Address and secret of the job, and the certificate by which its master is known."""
     spec: JobSpec
 
 
@@ -165,14 +165,14 @@ class Launcher:
         check_script(order.spec)
         # The agent could still come up, and take the node from the next one.
         self._kill_agent()
-        spec = of_this_machine(self._of_this_place(order), order.address)
+        spec = of_this_machine(self._of_this_place(order), order.ticket.address)
         path = joined_directory(order.job_id, order.node)
         # What runs there goes on: the new agent takes it over, as on the master's machine. What is
         # left of a run before a resume has another secret, with which it reaches nobody.
         if not _has_secret(path, order):
             for process in find_job_processes(path):
                 kill_quietly(process.pid, signal.SIGKILL)
-        self._job = make_directory(path, spec, order.address, order.secret.encode())
+        self._job = make_directory(path, spec, order.ticket)
         words, theirs = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         arguments = ["--job-dir", str(path), last_words.OPTION, str(theirs)]
         arguments += ["--launch", launch, "--node", order.node]
@@ -238,5 +238,5 @@ def _environment(order: AgentOrder) -> dict[str, str]:
 def _has_secret(path: Path, order: AgentOrder) -> bool:
     """Tell whether a job directory has the job's secret, as no other job's has."""
     with contextlib.suppress(OSError):
-        return JobDir(path).secret() == order.secret.encode()
+        return JobDir(path).secret() == order.ticket.secret.encode()
     return False
