@@ -19,7 +19,7 @@ from paceline.cli.resume_sizes import read_sizes as read_sizes
 from paceline.cli.watch import Interrupts, View, follow
 from paceline.jobs.ended import EndedJob
 from paceline.jobs.facts import UNREADABLE, read_facts
-from paceline.jobs.ground import note_on_memory
+from paceline.jobs.ground import note_on_clear, note_on_memory
 from paceline.jobs.in_words import paragraph
 from paceline.jobs.launch import is_supervised, launch
 from paceline.jobs.outcome import END_OF_SIGNAL, End, Outcome, code_of
@@ -178,7 +178,7 @@ def prepared(spec: JobSpec) -> tuple[JobSpec, list[str]]:
     if spec.checkpoint.url:
         check_unused(spec.checkpoint.url)
     spec = fitted(spec)
-    notes = list(filter(None, [note_on_memory(spec)]))
+    notes = list(filter(None, [note_on_memory(spec), note_on_clear(spec)]))
     for name, prepare in parts_of("prepared", say_failed, spec):
         try:
             found, more = prepare(spec)

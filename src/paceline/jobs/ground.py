@@ -1,5 +1,6 @@
 """Checks of what a job stands on, before it starts: folders, room on disks, addresses, ports."""
 
+import ipaddress
 import os
 import tempfile
 from pathlib import Path
@@ -68,6 +69,28 @@ def note_on_memory(spec: JobSpec) -> str:
         f"note: {SHARED_MEMORY} has {total_bytes >> 20} MiB in all. Without more, tensors go "
         "through sockets, and cuts count when they are on disk; give a container more with e.g. "
         "`docker run --shm-size 4g`"
+    )
+
+
+def note_on_clear(spec: JobSpec) -> str:
+    """Say what of a job crosses the network in clear; empty: nothing."""
+    traits = spec.traits
+    if not spec.spans_machines or ipaddress.ip_address(spec.listen).is_loopback:
+        return ""
+    clear = list[str]()
+    if spec.control_plane.encryption == "off":
+        clear.append("messages (control_plane.encryption: off)")
+    if traits.trains and spec.data_plane.encryption == "off":
+        clear.append("parameters, records and files of cuts (data_plane.encryption: off)")
+    if traits.is_group and not traits.one_machine:
+        clear.append("sums of gradients (neither torch's gloo nor NCCL encrypts)")
+    if not traits.trains:
+        clear.append("what the script's torch.distributed sends (neither gloo nor NCCL encrypts)")
+    if not clear:
+        return ""
+    return (
+        f"note: between machines these cross the network in clear: {', '.join(clear)}; use a "
+        "network that you trust, or one that encrypts, as WireGuard does"
     )
 
 

@@ -3,6 +3,7 @@
 import errno
 import subprocess
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -10,9 +11,11 @@ from paceline.base import features, jobdir
 from paceline.base.disk import describe, is_refusal
 from paceline.base.errors import ConfigError
 from paceline.jobs import ground, launch
-from paceline.jobs.ground import check_ground, note_on_memory
+from paceline.jobs.ground import check_ground, note_on_clear, note_on_memory
 from paceline.wire.spec import (
     CheckpointSpec,
+    ControlPlaneSpec,
+    DataPlaneSpec,
     JobSpec,
     NodeSpec,
     ResourcesSpec,
@@ -160,3 +163,38 @@ def test_what_is_on_by_default_is_refused_without_its_feature_only_if_somebody_a
     for preflight in (True, False):
         check_ground(JobSpec(script="/train.py", preflight=preflight))
     check_ground(JobSpec(script="/train.py", preflight=False, sources={"preflight": "job.yaml:3"}))
+
+
+# --------------------------------------------------------------------------- in clear
+
+OFF = DataPlaneSpec(transport="tcp", encryption="off")
+
+
+@pytest.mark.parametrize(
+    ("changes", "clear"),
+    [
+        ({"strategy": "ps"}, []),
+        ({"strategy": "ps", "data_plane": OFF}, ["parameters, records and files of cuts (data_p"]),
+        (
+            {"strategy": "ps", "control_plane": ControlPlaneSpec(encryption="off")},
+            ["messages (con"],
+        ),
+        ({"strategy": "allreduce"}, ["sums of gradients (neither torch's gloo nor NCCL encrypts)"]),
+        (
+            {"strategy": "allreduce", "data_plane": OFF},
+            ["parameters, records", "sums of gradients"],
+        ),
+        ({"strategy": "fsdp"}, []),
+        ({"strategy": "script"}, ["what the script's torch.distributed sends"]),
+    ],
+)
+def test_a_job_of_several_machines_says_what_is_in_clear(
+    changes: dict[str, Any], clear: list[str]
+) -> None:
+    told = note_on_clear(JobSpec(script="/train.py", listen=ELSEWHERE, **changes))
+    assert bool(told) == bool(clear)
+    for words in clear:
+        assert words in told
+    assert told.count("(") == len(clear)
+    assert not told or told.endswith("or one that encrypts, as WireGuard does")
+    assert not note_on_clear(JobSpec(script="/train.py", **changes)), "on one machine"
