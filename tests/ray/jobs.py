@@ -433,7 +433,7 @@ def test_a_machine_without_the_data_is_named_before_anything_is_trained(
         assert "put it at the same path there, or on storage" in outcome.error
 
 
-def test_the_data_plane_is_encrypted_and_the_secret_is_in_no_environment_and_no_log(
+def test_both_planes_are_encrypted_and_the_secret_is_in_no_environment_and_no_log(
     tmp_path: Path,
 ) -> None:
     began_s = time.time()
@@ -445,6 +445,11 @@ def test_the_data_plane_is_encrypted_and_the_secret_is_in_no_environment_and_no_
         assert server["address"].startswith("curve://")
         secret = job.job.secret()
         members = [psutil.Process(one.pid) for one in nodes_processes(job.job, "*")]
+        joined = [JobDir(path) for path in folders(job.job, "*")]
+        assert len(joined) == 2
+        for node in joined:
+            assert node.authority_pem().split() == job.job.authority_pem().split() != []
+            assert not node.authority_key.exists()
         members += [launcher_of(job.job, "worker-0"), *processes(GATEWAY)]
         assert len(members) > 5
         for one in members:
