@@ -24,6 +24,7 @@ from paceline.base.samples import SampleSet, Span
 from paceline.cuts.manifest import checksum, write_file
 from paceline.features.exporter.exporter import address_of, token_of
 from paceline.jobs.outcome import End, Outcome, read_outcome
+from paceline.jobs.tickets import read_ticket
 from paceline.master.service import Master, Tick
 from paceline.protocol.nodes.platform import AgentGone, AnyWord, PlacePending
 from paceline.wire.client import (
@@ -590,12 +591,16 @@ def test_a_master_killed_in_mid_job_goes_on_from_its_journal(tmp_path: Path) -> 
     async def body(bench: Bench) -> None:
         await bench.until(lambda: bench.progress > 300)
         address = bench.job.master_address.read_text()
+        ticket = bench.job.ticket.read_text()
+        shown = bench.job.master_identity.read_bytes()
         await bench.kill_master()
         bench.start_master()
         outcome = await bench.done()
         bench.assert_each_sample_once()
         assert outcome.state == "finished"
         assert bench.job.master_address.read_text() == address
+        assert bench.job.ticket.read_text() == ticket, "machines that join later know it, too"
+        assert bench.job.master_identity.read_bytes() == shown
         assert bench.world.epoch_no == 1
         assert bench.event_names().count("node_started") == 3
 
@@ -941,6 +946,8 @@ def test_a_master_whose_port_was_taken_meanwhile_takes_another(tmp_path: Path) -
         bench.assert_each_sample_once()
         assert outcome.state == "finished"
         assert bench.job.master_address.read_text() != before
+        ticket = read_ticket(bench.job.ticket)
+        assert ticket.address == bench.job.master_address.read_text().strip()
         assert bench.event_names().count("node_started") == 3
 
     play(tmp_path, body, make_spec(**AT_A_PORT))

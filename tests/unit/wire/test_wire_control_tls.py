@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import os
 import socket
 import ssl
 from collections.abc import Awaitable, Callable
@@ -238,3 +239,4 @@ def test_gossip_of_grpc_stays_out_of_the_terminal(
 
     with_port(job.master_identity.read_bytes(), body)
     assert capfd.readouterr().err == ""
+    assert os.environ.get("GRPC_VERBOSITY") != "NONE", "scripts would inherit it"
