@@ -67,7 +67,7 @@ def test_messages_and_calls_go_through_tls(tmp_path: Path) -> None:
     async def body(master: Master, address: str) -> None:
         client = ControlClient(address, SECRET, job.authority_pem())
         stream = await client.connect_agent()
-        stream.send_nowait(AgentHello(node="worker-0", agent_pid=1, host="h"))
+        stream.send_nowait(AgentHello(node="worker-0", agent="a", agent_pid=1, host="h"))
         stream.send_nowait(Heartbeat(node="worker-0"))
         assert await take(stream, 1) == [StopProcess(inc=2, grace_s=1.0)]
         await stream.close()
@@ -213,7 +213,7 @@ def test_a_host_on_the_way_reads_messages_only_without_tls(tmp_path: Path, encry
         with contextlib.closing(Recorder(address)) as way:
             authority = job.authority_pem() if encrypted else b""
             stream = await ControlClient(way.address, SECRET, authority).connect_agent()
-            stream.send_nowait(AgentHello(node=node, agent_pid=1, host="h"))
+            stream.send_nowait(AgentHello(node=node, agent="a", agent_pid=1, host="h"))
             stream.send_nowait(Heartbeat(node=node))
             await take(stream, 1)
             await stream.close()
