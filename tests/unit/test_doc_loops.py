@@ -72,7 +72,10 @@ def scripts() -> dict[str, Block]:
 
 def marked_script(name: str, block: Block) -> Any:
     marks = [pytest.mark.proves(form=FORMS[name], strategy="alone", ends="runs")]
-    marks += [pytest.mark.soak] * (name in COMPILES)
+    if name in COMPILES:
+        # torch's own compiler imports what torch itself has deprecated.
+        jit = "ignore:`torch.jit.script_method`:DeprecationWarning"
+        marks += [pytest.mark.soak, pytest.mark.filterwarnings(jit)]
     return pytest.param(block, id=name, marks=marks)
 
 
