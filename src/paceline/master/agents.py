@@ -135,8 +135,9 @@ class Agents:
             self._inbox.changed = True
 
     def tick(self) -> None:
-        """Look after the logs of nodes on other machines."""
+        """Look after logs and files of cuts of nodes on other machines."""
         self._logs.tick(self._times.steady())
+        self._served.tick(self._times.steady())
 
     def close(self) -> None:
         """End the service of cuts: the job has ended."""

@@ -136,6 +136,7 @@ class NodeState:
         self._next: StartProcess | None = None
         self._has_room = True
         self._leaving = False
+        self._servers = FileServers()
 
     @property
     def running(self) -> ProcessUp | None:
@@ -165,7 +166,8 @@ class NodeState:
             case Leave():
                 return self.leave(LEAVE_GRACE_S, now_s)
             case FileServers():
-                return [KnowServers(message)]
+                self._servers = message.over(self._servers)
+                return [KnowServers(self._servers)]
             case _:
                 assert_never(message)
 

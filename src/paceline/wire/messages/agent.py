@@ -240,6 +240,16 @@ class FileServers(Message, frozen=True):
 
     master: str = ""
     nodes: dict[str, str] = {}
+    """Address of each node that serves; with ``changes`` an empty one: it serves no more."""
+    changes: bool = False
+    """Whether ``nodes`` are those alone that have changed since the last word on this stream."""
+
+    def over(self, known: "FileServers") -> "FileServers":
+        """Return all that is known after this word; ``known``: before it."""
+        if not self.changes:
+            return self
+        nodes = {node: address for node, address in (known.nodes | self.nodes).items() if address}
+        return FileServers(master=self.master, nodes=nodes)
 
 
 AgentUp = (
