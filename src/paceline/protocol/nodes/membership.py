@@ -448,9 +448,7 @@ class Membership:
         return [told, *lost, kept, FailJob(reason) if fails else Retire(node.name)]
 
     def _fail(self, name: str, judged: Judged, why: str = "") -> FailJob:
-        # Rounds: since its life ended the node may have been scaled away.
-        if name in self.roster.nodes:
-            self.roster.nodes[name].fate = Fate.FAILED
+        self.roster.fail(name)
         return FailJob(f"{name}: {judged.reason}{why}", judged.traceback, judged.own_code)
 
     def _again(self, node: Node, judged: Judged, now_s: float) -> list[Act]:
@@ -590,6 +588,8 @@ class Membership:
                 acts += self._repeat_start(node, now_s)
             else:
                 acts += self._repeat_end(node, now_s)
+            if now_s - node.agent.heard_s < lost_after_s:
+                continue  # no limit is shorter, and of thousand nodes hardly one is silent
             not_again = node.by_itself or node.fate is Fate.LEAVES
             if self._wanted(node) or (not_again and node.life.is_alive):
                 acts += self._on_silence(node, now_s, lost_after_s, others_wait)

@@ -45,6 +45,8 @@ class Roster:
         self.num_workers = num_workers
         self.nodes: dict[str, Node] = {}
         self._by_inc: dict[Inc, Node] = {}
+        #: See `num_wanted`; None: to be counted.
+        self._num_wanted: int | None = None
         #: Which servers are to join and to leave; None: none.
         self.change: ServersChanging | None = None
         for index in range(num_servers):
@@ -56,12 +58,21 @@ class Roster:
         """Add a node that has no life yet."""
         node = Node(f"{role}-{index}", role, index)
         self.nodes[node.name] = node
+        self._num_wanted = None
         return node
 
     # ------------------------------------------------------------------ records
 
-    def apply(self, record: MemberRecords) -> None:  # noqa: C901
+    def apply(self, record: MemberRecords) -> None:
         """The only way durable state changes."""
+        node = self.nodes.get(record.node) if isinstance(record, NodeStarted) else None
+        if (
+            node is None or not node.fate.lives_on
+        ):  # a further life of a wanted node changes nothing
+            self._num_wanted = None
+        self._apply(record)
+
+    def _apply(self, record: MemberRecords) -> None:  # noqa: C901
         match record:
             case NodeStarted():
                 node = self._known(record.node)
@@ -197,6 +208,13 @@ class Roster:
         """Remove a node."""
         self._by_inc.pop(node.life.inc, None)
         del self.nodes[node.name]
+        self._num_wanted = None
+
+    def fail(self, name: str) -> None:
+        """Take in that the job fails by this node; since its life ended it may be gone."""
+        if name in self.nodes:
+            self.nodes[name].fate = Fate.FAILED
+            self._num_wanted = None
 
     def snapshot(self) -> list[MemberRecords]:
         """Records that stand for all that were applied."""
@@ -244,8 +262,10 @@ class Roster:
         return (node for node in self.of_role("worker") if node.fate.lives_on)
 
     def num_wanted(self) -> int:
-        """Count `wanted_workers`."""
-        return sum(one.fate.lives_on for one in self.nodes.values() if one.role == "worker")
+        """Count `wanted_workers`: once for many questions, as each worker that joins asks."""
+        if self._num_wanted is None:
+            self._num_wanted = sum(1 for _ in self.wanted_workers())
+        return self._num_wanted
 
     def node_of(self, inc: Inc) -> Node | None:
         """The node that ``inc`` is the newest life of; None: old, or never given."""
