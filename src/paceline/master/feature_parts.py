@@ -73,6 +73,8 @@ class FeatureParts:
     ) -> None:
         self._outbox, self._post = parts.outbox, post
         self._parts: dict[str, MasterPart] = {}
+        #: Those that want the reports of nodes, which come a thousand times a second.
+        self._reported: list[tuple[str, MasterPart]] = []
         self._time = FeatureTime(parts.job.features_left_out)
         #: Records of each part, as they are in the journal.
         self._written: dict[str, list[FeatureKept]] = {}
@@ -112,12 +114,15 @@ class FeatureParts:
             return
         if isinstance(part, MasterPart):
             self._parts[name] = part
+            if type(part).reported is not MasterPart.reported:
+                self._reported.append((name, part))
         elif part is not None:
             self._failed(name, TypeError(f"its part is {part!r:.100}, and no MasterPart"))
 
     def _failed(self, name: str, error: Exception) -> None:
         """Leave a feature out from now on."""
         _log.error("feature_failed feature=%s", name, exc_info=error)
+        self._reported = [one for one in self._reported if one[0] != name]
         if self._parts.pop(name, None) is not None:
             self._strange += self._written.pop(name, [])
         self._outbox.tell(FeatureFailedEvent(feature=name, error=features.in_a_line(error)))
@@ -232,8 +237,12 @@ class FeatureParts:
         self._do(lambda part: part.at_once(event))
 
     def reported(self, node: str, facts: NodeFacts, now_s: float) -> None:
-        """Give the parts what an agent says of its node's process."""
-        self._do(lambda part: part.reported(node, facts, now_s))
+        """Give the parts what an agent says of its node's process, those that want it."""
+        for name, part in self._reported:
+            try:
+                self._timed(name, partial(part.reported, node, facts, now_s))
+            except Exception as error:  # noqa: BLE001 - a feature may be of any package
+                self._failed(name, error)
 
     def tick(self, now_s: float) -> None:
         """Let the parts do what is due; leave out one that takes most of the master's time."""

@@ -8,6 +8,7 @@ A forecast may be wrong, so a need that cannot be met ends no job alone. Once th
 it by a kill, the job ends: each further life would come to the same end.
 """
 
+from collections import deque
 from collections.abc import Sequence
 
 import msgspec
@@ -56,12 +57,13 @@ class _Used:
         self.inc = inc
         #: What it used before its tables had rows.
         self.base_bytes = 0
-        self.looks: list[tuple[float, int]] = []
+        self.looks: deque[tuple[float, int]] = deque()
 
     def add(self, num_bytes: int, now_s: float, *, has_rows: bool) -> None:
         if not has_rows:
             self.base_bytes = num_bytes
-        self.looks = [look for look in self.looks if look[0] > now_s - NEWEST_S]
+        while self.looks and self.looks[0][0] <= now_s - NEWEST_S:
+            self.looks.popleft()
         self.looks.append((now_s, num_bytes))
 
     @property
