@@ -13,6 +13,7 @@ import time
 from pathlib import Path
 
 from paceline.agent.agent import Agent
+from paceline.base.descriptors import raise_limit
 from paceline.base.errors import TransientError
 from paceline.base.jobdir import JobDir
 from paceline.base.joined import remove_joined
@@ -73,6 +74,7 @@ def main() -> None:
     job = JobDir(options.job_dir.absolute())
     job.make_run_dir()
     joined = job.is_joined
+    raise_limit()  # a member of a large group has a connection to each other one
     lock = take_node(job, options.node)
     try:
         asyncio.run(serve(job, options.node, load(job.spec), options.launch))

@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from paceline.base import features
+from paceline.base import descriptors, features
 from paceline.base.disk import room_bytes
 from paceline.base.errors import ConfigError
 from paceline.base.interfaces import bind_error
@@ -51,6 +51,7 @@ def check_ground(spec: JobSpec) -> None:
         _room_complaint(run_place(), "free some memory there, or set TMPDIR"),
         folder and _folder_complaint(spec.place_of("checkpoint.dir"), Path(folder), "name another"),
         _listen_complaint(spec),
+        _descriptors_complaint(spec),
         _library_complaint(spec),
         _feature_complaint(spec),
     ]
@@ -160,6 +161,11 @@ def _value(tree: Any, key: str) -> object:
     for part in key.split("."):
         tree = tree[part]
     return tree
+
+
+def _descriptors_complaint(spec: JobSpec) -> str:
+    num_nodes = spec.workers.count + spec.num_servers
+    return descriptors.complaint(num_nodes, on_this_machine=spec.backend == "local")
 
 
 def _listen_complaint(spec: JobSpec) -> str:

@@ -14,6 +14,7 @@ import sys
 import time
 from pathlib import Path
 
+from paceline.base.descriptors import raise_limit
 from paceline.base.disk import append_if_possible
 from paceline.base.jobdir import JobDir
 from paceline.base.processes import is_locked, start_detached, try_lock
@@ -24,7 +25,6 @@ from paceline.master.short_journal import mend
 from paceline.master.waiting import open_journal
 from paceline.wire import last_words
 from paceline.wire.spec import JobSpec, load
-
 
 def open_backend(job: JobDir, spec: JobSpec) -> Backend:
     """The place where the job's nodes run.
@@ -78,6 +78,7 @@ def main() -> None:
         logging.getLogger(__name__).warning("master_runs_already job=%s", job.job_id)
         return
     job.make_run_dir()
+    raise_limit()
     try:
         asyncio.run(serve(job, load(job.spec)))
     finally:

@@ -1,5 +1,6 @@
 """Orders of people to a job; all checks raise ConfigError."""
 
+from paceline.base import descriptors
 from paceline.base.errors import ConfigError
 from paceline.wire.messages.feeds import Feed
 from paceline.wire.schema import NUM_BUCKETS
@@ -64,3 +65,6 @@ def check_size(spec: JobSpec, order: str, workers: int) -> None:
             f"cannot {order} {workers} workers, expected {least} to {most} (min_workers, "
             "max_workers, and with deterministic blocks)"
         )
+    here = spec.backend == "local"
+    if short := descriptors.complaint(workers + spec.num_servers, on_this_machine=here):
+        raise ConfigError(f"cannot {order} {workers} workers: {short}")
