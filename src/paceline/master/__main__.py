@@ -6,6 +6,7 @@ is written; anything else: start another.
 
 import argparse
 import asyncio
+import gc
 import importlib
 import logging
 import os
@@ -26,6 +27,11 @@ from paceline.master.waiting import open_journal
 from paceline.wire import last_words
 from paceline.wire.spec import JobSpec, load
 
+COLLECT = 20_000, 20, 20
+"""Thresholds of the garbage collector. A thousand nodes are many objects to look through, and so
+are their messages, none of which is in a circle."""
+
+
 def open_backend(job: JobDir, spec: JobSpec) -> Backend:
     """The place where the job's nodes run.
 
@@ -44,6 +50,9 @@ async def serve(job: JobDir, spec: JobSpec) -> None:
     master = Master(job, spec, open_backend(job, spec), journal=journal)
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, master.stop_nowait, number)
+    # What is there by now stays: the collector need not look through it again and again.
+    gc.freeze()
+    gc.set_threshold(*COLLECT)
     await master.run()
 
 
