@@ -9,6 +9,9 @@ import logging
 import math
 import time
 from collections.abc import Callable, Iterable
+from typing import Any
+
+import msgspec
 
 from paceline.base.jobdir import JobDir
 from paceline.base.numbering import Inc
@@ -17,16 +20,33 @@ from paceline.jobs.jsonl import LineFile
 from paceline.master.journal import Journal, JournalRecord
 from paceline.master.ports import Backend
 from paceline.protocol.nodes.membership import Membership
+from paceline.wire.codec import encode
 from paceline.wire.control import AgentStream
 from paceline.wire.events.base import Event
 from paceline.wire.events.job import DiskHealsEvent, DiskRefusesEvent
 from paceline.wire.messages.agent import AgentDown, Leave, ToProcess
+from paceline.wire.messages.group import Member, RunGroup
 from paceline.wire.messages.node import NodeDown
 
 EVENTS_RESERVE_BYTES = 64 << 10
 """Room for what is said while the disk is full."""
 
 _log = logging.getLogger(__name__)
+
+
+class SharedOrders:
+    """Orders to run, whose list of members is encoded once for all members that it goes to."""
+
+    def __init__(self) -> None:
+        self._members: tuple[Member, ...] = ()
+        self._packed = encode(())
+
+    def packed(self, order: RunGroup) -> RunGroup:
+        """Return the order with its list of members as bytes, which encoding copies."""
+        if order.members is not self._members:
+            self._members, self._packed = order.members, encode(order.members)
+        members: Any = msgspec.Raw(self._packed)
+        return msgspec.structs.replace(order, members=members)
 
 
 class Outbox:
@@ -53,6 +73,7 @@ class Outbox:
         self._members = members
         self._backend = backend
         self._wall_clock = wall_clock
+        self._orders = SharedOrders()
         self._records: list[JournalRecord] = []
         self._acts: list[Callable[[], None]] = []
 
@@ -80,6 +101,7 @@ class Outbox:
         node = self._members.roster.node_of(inc)
         stream = self.streams.get(node.name) if node else None
         if stream is not None:
+            body = self._orders.packed(body) if isinstance(body, RunGroup) else body
             stream.send_nowait(ToProcess(inc=inc, body=body))
 
     def to_agent(self, node: str, message: AgentDown) -> None:

@@ -13,6 +13,7 @@ from paceline.wire.messages.group import (
     CatchUp,
     GroupStopped,
     JoinGroup,
+    Progress,
     RunGroup,
     StopGroup,
 )
@@ -140,3 +141,25 @@ def test_a_member_that_left_is_taken_off_the_list(group: Formation) -> None:
     (run, *_) = runs = list(orders(told).values())
     assert {(one.base, one.members, one.left) for one in runs} == {(first, (), (7,))}
     assert run.over(everybody).members == group.members
+
+
+def test_a_step_that_all_members_hold_is_news_once(group: Formation) -> None:
+    copy_as_told(group, [*messages(group.restore(None))])
+
+    def said(inc: int, step: int) -> tuple[Span, ...] | None:
+        word = Progress(
+            epoch_no=group.epoch_no,
+            inc=Inc(inc),
+            group=group.number,
+            step=StepNo(step),
+            committed=COMMITTED,
+            division=inc,
+        )
+        return group.progress(word)
+
+    assert group.untold == set(range(1, MEMBERS + 1))
+    assert [said(inc, 7) for inc in (1, 2, 3)] == [COMMITTED, None, None]
+    assert said(4, 6) is None, "another one has told of a later step"
+    assert said(4, 8) == COMMITTED
+    assert group.untold == set(range(5, MEMBERS + 1)), "each has heard that the group runs"
+    assert [group.divided[Inc(inc)] for inc in (2, 3, 4)] == [2, 3, 4]

@@ -102,6 +102,8 @@ class Formation:
         self.epoch_no = NO_EPOCH
         self.number = 0
         self._members: dict[Inc, Member] = {}
+        #: Member that reads a cut, near the master if there is one.
+        self._reader = NO_INC
         self.step = START
         #: What the epoch began with.
         self.start: GroupRestored | None = None
@@ -194,6 +196,8 @@ class Formation:
     @members.setter
     def members(self, members: Iterable[Member]) -> None:
         self._members = {member.inc: member for member in members}
+        near = (one.inc for one in self._members.values() if not one.distant)
+        self._reader = next(near, next(iter(self._members), NO_INC))
 
     @property
     def running(self) -> bool:
@@ -383,8 +387,7 @@ class Formation:
         if self._holder:
             return self.stopped[self._holder]
         # It reads a cut, which all others copy from its memory.
-        near = (one.inc for one in self._members.values() if not one.distant)
-        return self._beginner(next(near, next(iter(self._members))))
+        return self._beginner(self._reader)
 
     @property
     def _all_heard(self) -> bool:
@@ -499,8 +502,7 @@ class Formation:
     @property
     def _is_empty(self) -> bool:
         """Whether all members have said that they hold no state."""
-        said = [self.stopped[one.inc].step for one in self.members if one.inc in self.stopped]
-        return len(said) == len(self.members) and set(said) == {NO_STEP}
+        return self._all_heard and self._steps.keys() == {NO_STEP}
 
     def restore(self, cut: CutValid | None) -> list[Instruction]:
         """Begin an epoch: the first member loads this cut, or none, and all others copy from it.
@@ -519,12 +521,17 @@ class Formation:
         return [self._record(record), *self._ask(self.stopped)]
 
     def progress(self, message: Progress) -> tuple[Span, ...] | None:
-        """Return what is in the model by a member's word; None: it is not of the running group."""
+        """Return what is in the model by a member's word.
+
+        None: it is not of the running group, or all members hold that step by another's word.
+        """
         if (message.epoch_no, message.group) != (self.epoch_no, self.number) or not self.running:
             return None
         self.untold.discard(message.inc)
-        self.step = max(self.step, message.step)
         self.divided[message.inc] = message.division
+        if message.step <= self.step:
+            return None
+        self.step = message.step
         return message.committed
 
     # ------------------------------------------------------------------ plans
