@@ -8,7 +8,8 @@ from collections.abc import Callable
 from paceline.base.errors import PacelineError
 from paceline.base.jobdir import JobDir
 from paceline.wire.control import ControlClient, MasterStream
-from paceline.wire.messages.agent import AgentDown, AgentUp
+from paceline.wire.messages.agent import AgentDown, AgentUp, FromProcess
+from paceline.wire.messages.group import Progress
 
 RETRY_S = 0.05
 """Seconds before the second attempt to reach the master; doubles up to RETRY_MAX_S."""
@@ -42,13 +43,34 @@ class MasterLink:
         self._job, self._node = job, node
         self._on_connected, self._on_message = on_connected, on_message
         self._stream: MasterStream | None = None
+        #: Word of a member on its progress that goes with the next message, and the newest sent.
+        self._waits: FromProcess | None = None
+        self._progress: Progress | None = None
         self._told = ""
         self._heard_s = time.monotonic()
 
     def send(self, message: AgentUp) -> None:
-        """Send to the master that listens now; without one it is lost."""
-        if self._stream and self._stream.num_queued < MAX_QUEUED:
-            self._stream.send_nowait(message)
+        """Send to the master that listens now; without one it is lost.
+
+        A member's further progress goes with the next message, the report of its node at the
+        latest: what a thousand nodes send costs the master by the batch more than by the message.
+        """
+        if self._is_further_progress(message):
+            return
+        waits, self._waits = self._waits, None
+        for each in (waits, message):
+            if each is not None and self._stream and self._stream.num_queued < MAX_QUEUED:
+                self._stream.send_nowait(each)
+
+    def _is_further_progress(self, message: AgentUp) -> bool:
+        """Tell whether it is a word on progress that can wait, and let it wait."""
+        if not isinstance(message, FromProcess) or not isinstance(message.body, Progress):
+            return False
+        before, self._progress = self._progress, message.body
+        if before is None or not before.is_like(message.body):
+            return False
+        self._waits = message
+        return True
 
     @property
     def is_behind(self) -> bool:
@@ -65,6 +87,8 @@ class MasterLink:
     async def flush(self, within_s: float) -> None:
         """Give what was sent last a moment to arrive; the master also sees the stream end."""
         if self._stream:
+            if self._waits is not None:
+                self._stream.send_nowait(self._waits)
             await self._stream.say_last_words(within_s)
 
     async def follow(self) -> None:
@@ -88,6 +112,7 @@ class MasterLink:
     async def _hear(self, stream: MasterStream) -> None:
         self._tell_once(f"master_connected address={stream.peer}")
         self._stream = stream
+        self._waits = self._progress = None
         self._on_connected()
         try:
             async for message in stream:

@@ -98,6 +98,11 @@ class Progress(GroupMessage, frozen=True):
     committed: tuple[Span, ...] = ()
     division: int = 0
 
+    def is_like(self, other: "Progress") -> bool:
+        """Whether another word tells of further steps alone, and of nothing that has changed."""
+        here = self.epoch_no, self.inc, self.group, self.division
+        return here == (other.epoch_no, other.inc, other.group, other.division)
+
 
 class Broken(GroupMessage, frozen=True):
     """member -> master: it cannot work in ``group`` any more; resent until a `StopGroup` comes.
