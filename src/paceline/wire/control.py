@@ -74,9 +74,13 @@ _KEEPALIVE = [
     ("grpc.keepalive_permit_without_calls", 1),
     ("grpc.http2.max_pings_without_data", 0),
 ]
+# Small messages need no larger windows. The pings that measure how large they should be come with
+# each batch, and cost as much again as the batch itself.
+_WINDOWS = [("grpc.http2.bdp_probe", 0), ("grpc.http2.lookahead_bytes", 1 << 20)]
 _SERVER_OPTIONS = [
     *_SIZES,
     *_KEEPALIVE,
+    *_WINDOWS,
     # Two masters on one port would each get half of the agents.
     ("grpc.so_reuseport", 0),
     ("grpc.http2.min_recv_ping_interval_without_data_ms", 500),
@@ -85,6 +89,7 @@ _SERVER_OPTIONS = [
 _CLIENT_OPTIONS = [
     *_SIZES,
     *_KEEPALIVE,
+    *_WINDOWS,
     # The shared pool would make a new channel wait for an old one's backoff.
     ("grpc.use_local_subchannel_pool", 1),
     ("grpc.enable_http_proxy", 0),
