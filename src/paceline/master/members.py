@@ -7,6 +7,7 @@ import msgspec
 
 from paceline.base.errors import ConfigError
 from paceline.base.numbering import Inc
+from paceline.base.pacing import Pacing
 from paceline.master.inbox import Inbox
 from paceline.master.job_end import JobEnd
 from paceline.master.meeting import find_port
@@ -59,6 +60,7 @@ class MembersEdge:
         self._orders, self._places = NodeOrders(parts.members), NodePlaces(parts.members)
         self._not_moved: dict[str, tuple[Inc, str]] = {}
         """Why a node could not leave a place that drains, as it was told."""
+        self._looking, self._judging = Pacing(), Pacing()
         self._withdrawn: ServersChanging | None = None
         """A change of the servers that nobody wants any more."""
         self.watchers: list[Callable[[Event], None]] = []
@@ -143,6 +145,13 @@ class MembersEdge:
 
     def tick(self) -> None:
         """Judge whose silence has lasted too long."""
+        if self._judging.is_due(self._times.steady()):
+            with self._judging.doing(self._times.steady()):
+                self._judge_silence()
+        self._leave_draining()
+        self.look_for_departed()
+
+    def _judge_silence(self) -> None:
         state = self._training.state
         timeouts = self._spec.timeouts.derived(self._monitor.step_s())
         lost_after_s = timeouts.lost_after_s or 0.0
@@ -154,8 +163,6 @@ class MembersEdge:
             any_committed=bool(state.ledger.done),
         )
         self.act(acts)
-        self._leave_draining()
-        self.look_for_departed()
 
     def look_for_departed(self) -> None:
         """Give up the nodes of machines that are gone."""
@@ -168,9 +175,13 @@ class MembersEdge:
 
     def look_for_hang(self) -> None:
         """End the process that hangs; if all members wait, have them form their group again."""
+        steady_s = self._times.steady()
+        if not self._looking.is_due(steady_s):
+            return
         timeouts = self._spec.timeouts.derived(self._monitor.step_s())
         hang_s = timeouts.hang_s or 0.0
-        hang = self._training.edge.find_hang(hang_s, self._times.steady())
+        with self._looking.doing(steady_s):
+            hang = self._training.edge.find_hang(hang_s, steady_s)
         if hang is None or self._outbox.has_healed_within(hang_s):
             return
         now_s = self._times.own()

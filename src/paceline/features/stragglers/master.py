@@ -15,6 +15,7 @@ from typing import assert_never, get_args
 import msgspec
 
 from paceline.base.errors import ConfigError
+from paceline.base.pacing import Pacing
 from paceline.features.stragglers.policy.controller import (
     Ask,
     CarryOut,
@@ -44,7 +45,7 @@ from paceline.wire.events.nodes import NotReplacedEvent
 from paceline.wire.spec import JobSpec
 
 LOOK_EVERY_S = 2.0
-"""Seconds between two looks for slow nodes."""
+"""Seconds between two looks for slow nodes, where there are so few that a look takes no time."""
 
 _log = logging.getLogger(__name__)
 
@@ -69,7 +70,7 @@ class StragglersPart(MasterPart):
         self._deciding: Deciding | None = None
         self._watch = SpellWatch()
         self._spells = Spells()
-        self._next_look_s = 0.0
+        self._pace = Pacing(LOOK_EVERY_S)
 
     def begin(self) -> None:
         core = self._core
@@ -93,9 +94,9 @@ class StragglersPart(MasterPart):
             return
         if self._deciding is not None:
             self._deciding.tick(now_s)
-        if now_s >= self._next_look_s:
-            self._next_look_s = now_s + LOOK_EVERY_S
-            self._look()
+        if self._pace.is_due(now_s):
+            with self._pace.doing(now_s):
+                self._look()
 
     def _look(self) -> None:
         """Look which nodes are slow, and tell when one has become so, or is well again."""
@@ -178,6 +179,7 @@ class Deciding:
         self._solution = solution(spec.solution, spec.solution_args)
         self._scene, self._ask, self._tell = scene, ask, tell
         period = period_of(spec, self._solution)
+        self._pace = Pacing()
         self._helped = helped_file(log.parent)
         outcomes = own_outcomes(log.parent)
         self._log = DecisionFile(log, wall_clock)
@@ -201,9 +203,10 @@ class Deciding:
             if self._scene.holds(action):
                 self._do(controller.took_effect(no, index, progress))
         iterations = self._scene.iterations(progress)
-        if not controller.is_due(now_s, iterations):
+        if not (controller.is_due(now_s, iterations) and self._pace.is_due(now_s)):
             return
-        seen = self._scene.observe(progress, controller.since_action_s(now_s))
+        with self._pace.doing(now_s):
+            seen = self._scene.observe(progress, controller.since_action_s(now_s))
         if seen is not None:
             self._do(controller.ask(seen, iterations, progress))
 
