@@ -63,6 +63,10 @@ TrainingTakes = (
 )
 """Messages of processes about the training of any job; the others are for its `HolderEdge`."""
 
+MANY = 100
+EACH_S = 0.005
+"""Of so many unanswered messages, each has so long before all of them are said again."""
+
 ForNodes = Moved | NotMoved | WorkerRefused
 """Findings of the training that concern a node's life."""
 
@@ -98,6 +102,8 @@ class Training:
         self.epochs = Epochs(parts, core, self.cuts, self._evaluations)
         self.profiling = Profiling()
         self._last_resend_s = 0.0
+        #: Since when many messages are unanswered, or when they were sent again; None: few are.
+        self._many_since_s: float | None = None
 
     def resume(self, *, ended: bool = False) -> None:
         """Go on after the journal was applied; ``ended``: the job had come to an end, in order."""
@@ -165,9 +171,24 @@ class Training:
         """Repeat what is unanswered; ask for a cut when one is due (``cuts``) or ``asked`` for."""
         if now_s - self._last_resend_s >= RESEND_S:
             self._last_resend_s = now_s
-            self.do([*self.state.resend(), *self.profiling.resend()])
+            self.do(self._unanswered(now_s))
         self.edge.watch(now_s)
         self.cuts.tick(now_s, wanted=cuts, asked=asked)
+
+    def _unanswered(self, now_s: float) -> list[Instruction]:
+        """Return what to say again, and what else is due.
+
+        Messages are seldom lost. Where many are unanswered, nodes have had no time to answer: all
+        of a group that forms. Their answers must not wait until all has been said once more.
+        """
+        again = [*self.state.resend(), *self.profiling.resend()]
+        num = sum(isinstance(one, Send) for one in again)
+        since_s = self._many_since_s
+        if num > MANY and (since_s is None or now_s - since_s < num * EACH_S):
+            self._many_since_s = now_s if since_s is None else since_s
+            return [one for one in again if not isinstance(one, Send)]
+        self._many_since_s = now_s if num > MANY else None
+        return again
 
     def close(self) -> None:
         """The job has ended: nobody will read what was evaluated."""
