@@ -308,7 +308,7 @@ class Agent:
 
     async def _beat(self) -> None:
         while True:
-            await asyncio.sleep(self._spec.timeouts.heartbeat_s)
+            await asyncio.sleep(self._spec.report_s)
             self._report()
             self._log_cap.times.note(time.time())
 
