@@ -7,7 +7,7 @@ first: a log, the journal, a library. So a job that needs more than there can be
 import contextlib
 import resource
 
-OWN = 30
+OWN = 32
 """Descriptors of a master without nodes."""
 
 

@@ -43,16 +43,16 @@ def test_a_job_that_needs_more_names_the_limit_the_value_and_the_remedy(
     with pytest.raises(ConfigError) as refused:
         check_ground(many)
     told = str(refused.value)
-    assert told.startswith("open files (ulimit -Hn): got 1,024, expected 2,030 for a master of")
+    assert told.startswith("open files (ulimit -Hn): got 1,024, expected 2,032 for a master of")
     assert "1,000 nodes; raise the hard limit" in told
     assert not descriptors.complaint(990, on_this_machine=False)
 
 
 @pytest.mark.usefixtures("hard")
 def test_a_job_is_not_scaled_beyond_it() -> None:
-    check_size(ALLREDUCE, "scale to", 497)
-    with pytest.raises(ConfigError, match=r"cannot scale to 498 workers: open files.*got 1,024"):
-        check_size(ALLREDUCE, "scale to", 498)
+    check_size(ALLREDUCE, "scale to", 496)
+    with pytest.raises(ConfigError, match=r"cannot scale to 497 workers: open files.*got 1,024"):
+        check_size(ALLREDUCE, "scale to", 497)
 
 
 def test_without_a_limit_there_is_nothing_to_say(monkeypatch: pytest.MonkeyPatch) -> None:
