@@ -20,16 +20,16 @@ import statistics
 import sys
 import time
 from array import array
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterable
 from pathlib import Path
 
 from paceline_experiments import harness
 
 from paceline.base.jobdir import JobDir
 from paceline.base.samples import Span
-from paceline.cuts.manifest import CutManifest, write_manifest
-from paceline.master.ports import AgentEnd
+from paceline.cuts.manifest import checksum, write_file
 from paceline.master.service import Master
+from paceline.protocol.nodes.platform import AnyWord
 from paceline.protocol.samples.ledger import Ledger
 from paceline.wire.control import ControlClient, MasterStream
 from paceline.wire.messages.agent import AgentHello, FromProcess, StartProcess, ToProcess
@@ -53,16 +53,7 @@ from paceline.wire.spec import CheckpointSpec, JobSpec, NodeSpec
 NUM_CLIENTS = 4
 WARM_UP_S = 0.5
 PATIENCE_S = 60.0
-NO_MODEL = CutManifest(
-    cut_no=0,
-    epoch_no=0,
-    position=0,
-    step=0,
-    committed=(),
-    schema=ModelSchema(),
-    files={},
-    num_bytes=0,
-)
+FILE, NO_MODEL = "model", b"none"
 FEED = Feed(
     feed=0,
     purpose="train",
@@ -78,7 +69,9 @@ FEED = Feed(
 class NoBackend:
     """Nodes come by themselves."""
 
-    def launch(self, node: str) -> None:
+    resizes_live = True
+
+    def launch(self, node: str, *, may_move: bool = False) -> None:
         pass
 
     def adopt(self, node: str, agent_pid: int) -> None:
@@ -87,15 +80,27 @@ class NoBackend:
     def stop(self, node: str) -> None:
         pass
 
-    async def watch(self) -> AsyncIterator[AgentEnd]:
+    async def watch(self) -> AsyncIterator[AnyWord]:
         await asyncio.Event().wait()
         yield  # type: ignore[misc]
+
+    def left_running(self, nodes: Iterable[str]) -> set[str]:
+        return set()
 
     def waited_s(self, node: str) -> float:
         return 0.0
 
     def pending_s(self) -> float:
         return 0.0
+
+    def resized(self, spec: JobSpec) -> None:
+        pass
+
+    def room(self, role: str) -> int | None:
+        return None
+
+    async def close(self) -> None:
+        pass
 
 
 class Client:
@@ -135,8 +140,12 @@ class Client:
         async for message in self.stream:
             match message.body if isinstance(message, ToProcess) else message:
                 case WriteInitial():
-                    write_manifest(self.job.cuts / "000000", NO_MODEL)
-                    self.say(InitialWritten(inc=self.inc))
+                    write_file(self.job.cuts / "000000", FILE, NO_MODEL)
+                    digest, size = checksum(NO_MODEL), len(NO_MODEL)
+                    written = InitialWritten(
+                        inc=self.inc, file=FILE, checksum=digest, num_bytes=size
+                    )
+                    self.say(written)
                 case NewEpoch(epoch_no=epoch_no):
                     self.say(OpenFeed(inc=self.inc, feed=FEED))
                     return epoch_no
