@@ -117,6 +117,7 @@ class LightMember:
         up = self._up()
         hello = AgentHello(
             node=self.node,
+            agent=f"{self.node} of {os.getpid()}",
             agent_pid=os.getpid(),
             host=f"host-{self.number}",
             running=(up,) if self.alive else (),

@@ -48,7 +48,7 @@ class MachineWatch:
     ) -> None:
         self._monitor, self._times = parts.monitor, times
         self._inbox, self._spawn, self._members = inbox, spawn, members
-        self._machines = SilentMachines(parts.members.roster, parts.spec.timeouts.heartbeat_s)
+        self._machines = SilentMachines(parts.members.roster, parts.spec.report_s)
 
     def tick(self) -> None:
         """Probe what is due."""

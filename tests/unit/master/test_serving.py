@@ -38,7 +38,9 @@ class ServedJob:
     def come(self, name: str) -> None:
         stream: Any = HeardStream(name)
         self.nodes[name] = stream
-        hello = AgentHello(node=name, agent_pid=1, host="h", files=f"tcp://10.0.0.9:{name}")
+        hello = AgentHello(
+            node=name, agent=name, agent_pid=1, host="h", files=f"tcp://10.0.0.9:{name}"
+        )
         self.served.hello(cast(AgentStream, stream), hello)
 
     def known(self, name: str) -> set[str]:

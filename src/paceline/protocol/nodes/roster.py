@@ -66,10 +66,8 @@ class Roster:
     def apply(self, record: MemberRecords) -> None:
         """The only way durable state changes."""
         node = self.nodes.get(record.node) if isinstance(record, NodeStarted) else None
-        if (
-            node is None or not node.fate.lives_on
-        ):  # a further life of a wanted node changes nothing
-            self._num_wanted = None
+        if node is None or not node.fate.lives_on:
+            self._num_wanted = None  # a further life of a wanted node changes nothing
         self._apply(record)
 
     def _apply(self, record: MemberRecords) -> None:  # noqa: C901

@@ -39,11 +39,11 @@ class SilentMachines:
 
     Args:
         roster: the nodes.
-        heartbeat_s: seconds between an agent's words.
+        report_s: seconds between an agent's words.
     """
 
-    def __init__(self, roster: Roster, heartbeat_s: float) -> None:
-        self._roster, self._missed_s = roster, MISSED * heartbeat_s
+    def __init__(self, roster: Roster, report_s: float) -> None:
+        self._roster, self._missed_s = roster, MISSED * report_s
         self._known: dict[str, MachineKnown] = {}
 
     def due(self, now_s: float) -> list[str]:

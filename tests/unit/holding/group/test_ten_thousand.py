@@ -99,7 +99,9 @@ class ManyNodes:
 
     def come(self, name: str) -> None:
         """Have an agent say hello, and its process start."""
-        hello = AgentHello(node=name, agent_pid=7, host="h", files=f"tcp://10.0.0.1:{name}")
+        hello = AgentHello(
+            node=name, agent=name, agent_pid=7, host="h", files=f"tcp://10.0.0.1:{name}"
+        )
         acts = self.members.hello(hello, self.now_s)
         self.do(acts)
         (start,) = (act.message for act in acts if isinstance(act, Start))
