@@ -126,11 +126,12 @@ def test_a_batch_that_changes_no_weights_changes_no_average() -> None:
     average = ema_of(model)
     member.script_state["ema"] = average
     member.num_steps = 30  # a life that has just taken over this step
-    step, closed = SimpleNamespace(stepped={0}, changes=False), []
-    member._loop = SimpleNamespace(step=step, close_step=lambda: closed.append(step))
+    step, asked = SimpleNamespace(stepped={0}, changes=False), list[AveragedModel]()
+    # An optimizer that has not stepped may yet: the step is not closed.
+    member._loop = SimpleNamespace(step=step, average_within=lambda one: asked.append(one) or 0)
     average.update_parameters(model)
     assert int(average.n_averaged) == 0
-    assert closed == [step], "an optimizer that has not stepped leaves this batch out"
+    assert asked == [average]
     member.num_steps, member._loop.step.changes = 31, True
     average.update_parameters(model)
     assert int(average.n_averaged) == 1
