@@ -112,7 +112,8 @@ class LightMember:
     async def connect(self) -> None:
         """Connect, and follow the master from then on."""
         job = self.fleet.job
-        client = ControlClient(job.master_address.read_text().strip(), job.secret())
+        address = job.master_address.read_text().strip()
+        client = ControlClient(address, job.secret(), job.authority_pem())
         self.stream = await client.connect_agent(timeout_s=START_S)
         up = self._up()
         hello = AgentHello(
