@@ -74,7 +74,7 @@ class NoBackend:
     def launch(self, node: str, *, may_move: bool = False) -> None:
         pass
 
-    def adopt(self, node: str, agent_pid: int) -> None:
+    def adopt(self, node: str, launch: str, pid: int) -> None:
         pass
 
     def stop(self, node: str) -> None:
