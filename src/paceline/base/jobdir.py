@@ -67,7 +67,7 @@ class JobDir:
         """``host:port`` at which other machines reach the master; it stays across its restarts
         while the port is free. Missing: the job is one of this machine, see `control_address`."""
         self.ticket = path / "ticket"
-        """What a machine needs to join, to be copied there; missing like the address."""
+        """Ticket with which a machine joins, to be copied there; missing like the address."""
         self.tls = path / "tls"
         """Folder of the job's authority; missing: no port of the master is encrypted."""
         self.authority = self.tls / "authority.crt"

@@ -23,7 +23,7 @@ _REMEDY = "copy the file `ticket` of the job's directory from the master's machi
 
 
 class Ticket(msgspec.Struct, frozen=True, kw_only=True):
-    """What a machine needs to join a job."""
+    """Ticket of a job: all that another machine needs to join it."""
 
     address: str
     """Address of the master, ``HOST:PORT``."""
@@ -34,7 +34,7 @@ class Ticket(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def authority_pem(self) -> bytes:
-        """The same as PEM."""
+        """Certificate of the authority as PEM; empty: the job has none."""
         return ssl.DER_cert_to_PEM_cert(self.authority).encode() if self.authority else b""
 
     def word(self) -> str:

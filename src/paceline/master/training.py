@@ -65,7 +65,8 @@ TrainingTakes = (
 
 MANY = 100
 EACH_S = 0.005
-"""Of so many unanswered messages, each has so long before all of them are said again."""
+"""Number of unanswered messages from which on each adds so many seconds until all of them are sent
+again."""
 
 ForNodes = Moved | NotMoved | WorkerRefused
 """Findings of the training that concern a node's life."""

@@ -21,7 +21,7 @@ MIB = 1 << 20
 
 
 class Stream:
-    """Keeps what an agent is told."""
+    """A stream that keeps what an agent is told."""
 
     def __init__(self) -> None:
         self.told: list[Any] = []
@@ -39,7 +39,7 @@ def a_master(folder: Path, log_bytes: int = 256 * MIB) -> NodeLogs:
 
 
 def hello(logs: NodeLogs, source: str = SOURCE) -> list[Any]:
-    """What the agent of worker-1 is told."""
+    """Messages that the agent of worker-1 gets."""
     stream = Stream()
     message = AgentHello(node="worker-1", agent="b", agent_pid=1, host="host-b", log=source)
     logs.hello(cast("AgentStream", stream), message)

@@ -43,7 +43,7 @@ class LogPart(msgspec.Struct, frozen=True):
 
 
 class LogSending:
-    """What of a growing log an agent sends, and when; its file may be cut meanwhile.
+    """Part of a growing log that an agent sends, and when; its file may be cut meanwhile.
 
     Args:
         node: the agent's.
@@ -133,7 +133,7 @@ class LogSending:
 
 
 class LogAddition(msgspec.Struct, frozen=True):
-    """What the master adds to a log."""
+    """Lines that the master adds to a log."""
 
     left_out: int
     """Bytes that are missing before it."""
@@ -160,9 +160,9 @@ class LogJoin(msgspec.Struct):
     last: str = ""
     """The source of the last lines."""
     before: int = 0
-    """What ``upto`` of it was without them."""
+    """Byte of that source up to which its lines were here before them."""
     size_bytes: int = 0
-    """What the log here was without them."""
+    """Size of the log here before them."""
 
     def recover(self, size_bytes: int) -> None:
         """Take back the last lines if the log here, of this size, lacks them."""
