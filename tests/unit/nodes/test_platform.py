@@ -178,6 +178,27 @@ def test_a_refusal_says_nothing_about_a_life_that_may_go_on() -> None:
     assert of(PlaceRefusedEvent, acts) and not of(WorkerLost, acts)
 
 
+def test_a_life_that_is_given_up_after_a_refusal_has_its_place_asked_for_again() -> None:
+    job = Job(num_servers=0)
+    job.run(NODE)
+    job.others_wait = True
+    job.members.stream_lost(NODE, job.now_s)
+    assert of(Launch, job.tick(LOST_AFTER_S))
+    say(job, PlaceRefused(node=NODE, why=QUOTA))
+    acts = job.tick(100.0)
+    assert of(WorkerLost, acts) and of(Launch, acts)
+
+
+def test_an_agent_that_is_back_after_a_refusal_needs_no_other_place() -> None:
+    job = Job(num_servers=0)
+    job.run(NODE)
+    job.members.stream_lost(NODE, job.now_s)
+    say(job, PlaceRefused(node=NODE, why=QUOTA))
+    job.hello(NODE, 50, job.process(NODE))
+    acts = job.exit(NODE)
+    assert of(Start, acts) and not of(Launch, acts)
+
+
 def test_a_node_whose_place_drains_is_to_leave_until_it_has_or_the_time_is_over() -> None:
     job = Job(num_servers=2)
     places = NodePlaces(job.members)

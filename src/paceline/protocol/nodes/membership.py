@@ -177,7 +177,8 @@ class Membership:
             acts.append(joined)
         is_new = not node.agent.has_greeted
         node.agent.greet(message, now_s)
-        node.refusals = Refusals()
+        if node.refusals.times:  # its agent is there: no other one is needed
+            node.refusals, node.next.in_new_agent = Refusals(), False
         running = next((up for up in message.running if up.inc == life.inc), None)
         if not life.is_alive:
             return [*acts, *self._start_if_due(node, now_s)]
@@ -245,6 +246,8 @@ class Membership:
         if is_news:
             told.append(PlaceRefusedEvent(node=name, inc=node.life.inc, reason=why))
         if node.life.is_alive or node.by_itself:
+            # If that life is given up after all, its next one is asked for anew.
+            node.next.in_new_agent = not node.by_itself
             return told
         if node.joins and node.refusals.since_s + self.places_s <= now_s:
             return [*told, *self.not_changed()]
