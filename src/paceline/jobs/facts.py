@@ -152,6 +152,8 @@ class Facts(msgspec.Struct, frozen=True):
     def stopped_s(self) -> float:
         """Seconds between the end of a run and the resume that followed it."""
         resumes_s = [event.t for event in self.events if isinstance(event, ResumedEvent)]
+        if not resumes_s:  # a live page asks again and again, of many points
+            return 0.0
         signs_s = sorted([one.t for one in self.points] + [one.t for one in self.events])
         return sum(t - signs_s[max(0, bisect.bisect_left(signs_s, t) - 1)] for t in resumes_s)
 

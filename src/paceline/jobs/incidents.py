@@ -390,9 +390,11 @@ def _returned_alone(
     event: ProcessExitedEvent, events: Sequence[Event], points: Sequence[MetricsPoint]
 ) -> Iterator[Incident]:
     """A worker whose script returned between two loops, while others trained on."""
+    if event.verdict is not Verdict.FINISHED:
+        return
     within = any(isinstance(e, LeftLoopEvent) and e.inc == event.inc for e in events)
     after = next((point for point in points if point.t > event.t), None)
-    if event.verdict is not Verdict.FINISHED or within or after is None:
+    if within or after is None:
         return
     if points[-1].committed > after.committed:
         what = f"the script of {event.node} returned"
@@ -432,6 +434,8 @@ def stalled_s(t: float, points: Sequence[MetricsPoint]) -> float | None:
 
 def _with_silence(told: Incident, silent_s: float, points: Sequence[MetricsPoint]) -> Incident:
     """Count an incident from the last step before its node fell silent."""
+    if not silent_s:
+        return told
     return structs.replace(told, unseen_s=min(silent_s, stood_s(told.t, points)))
 
 

@@ -69,9 +69,9 @@ class MachineWatch:
 
 async def answers(machine: str) -> bool:
     """Tell whether a machine refuses a connection, or takes it, within `WAIT_S`."""
-    host = urlsplit(machine).hostname or machine
-    try:
-        info = socket.getaddrinfo(host, PROBE_PORT, type=socket.SOCK_STREAM)[0]
+    host, loop = urlsplit(machine).hostname or machine, asyncio.get_running_loop()
+    try:  # in a thread: the master must not wait for a name
+        info = (await loop.getaddrinfo(host, PROBE_PORT, type=socket.SOCK_STREAM))[0]
     except OSError:
         return False
     tries = [asyncio.ensure_future(_try(info)) for _ in range(NUM_PROBES)]

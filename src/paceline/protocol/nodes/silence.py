@@ -24,7 +24,7 @@ AGAIN_S = 30.0
 
 
 class MachineKnown(msgspec.Struct):
-    """What probes have shown of one machine."""
+    """Outcome of the probes of one machine."""
 
     answers: bool = False
     """Whether it answered the newest probe of a time in which it was heard."""
