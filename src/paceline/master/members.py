@@ -36,6 +36,10 @@ from paceline.wire.events.base import Event
 from paceline.wire.events.nodes import NotMovedAwayEvent
 from paceline.wire.messages.agent import StopProcess
 
+LEAVE_AGAIN_S = 3.0
+"""Seconds between two attempts of a node to leave a place that drains: a server that was to take
+its place may have failed, and the next one needs as long to come up."""
+
 
 class MembersEdge:
     """The nodes of one job, acted on.
@@ -58,6 +62,8 @@ class MembersEdge:
         self._monitor, self._times, self._told = parts.monitor, times, told
         self._inbox, self._end, self._training = inbox, end, training
         self._orders, self._places = NodeOrders(parts.members), NodePlaces(parts.members)
+        self._leaves_again_s: dict[str, float] = {}
+        """Earliest time at which a node that could not leave its place tries again."""
         self._not_moved: dict[str, tuple[Inc, str]] = {}
         """Why a node could not leave a place that drains, as it was told."""
         self._looking, self._judging = Pacing(), Pacing()
@@ -200,9 +206,13 @@ class MembersEdge:
             self._leave_draining()
 
     def _leave_draining(self) -> None:
-        """Have nodes leave places that drain; what is refused now is tried again with each tick."""
-        for leaver in self._places.leavers(self._times.own()):
+        """Have nodes leave places that drain; what fails or is refused now is tried again."""
+        now_s = self._times.own()
+        for leaver in self._places.leavers(now_s):
             name, inc = leaver.node, self._roster.nodes[leaver.node].life.inc
+            if now_s < self._leaves_again_s.get(name, now_s):
+                continue
+            self._leaves_again_s[name] = now_s + LEAVE_AGAIN_S
             try:
                 self.restart(name, leaver.why, leaver.within_s)
             except ConfigError as error:  # told once, though it is tried again
