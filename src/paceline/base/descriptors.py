@@ -1,7 +1,7 @@
 """Open files and sockets of a process: as many as the machine allows, counted before a job starts.
 
-The kernel refuses the descriptor after the last one with an error that whoever opens a file meets
-first: a log, the journal, a library. So a job that needs more than there can be does not begin.
+Beyond the limit the kernel refuses each further file, and the error strikes what opens one next: a
+log, the journal, a library. So a job that needs more than there can be does not begin.
 """
 
 import contextlib

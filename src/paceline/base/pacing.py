@@ -1,7 +1,7 @@
-"""Pace of what is done again and again: it takes a small part of the time, however long one is.
+"""Pace of repeated work: all of it takes a small part of the time, however long one round takes.
 
-A look at all nodes takes a millisecond where there are ten, and a tenth of a second where there are
-a thousand. Whoever looks twice a second would then do nothing else.
+A look at all nodes takes a millisecond with ten nodes, and a tenth of a second with a thousand. A
+master that looks at each tick would then do nothing else.
 """
 
 import contextlib

@@ -1,8 +1,8 @@
 """The ticket of a job: all that a machine needs to join it, as one word in one file.
 
 It has the address of the master, the job's secret, and the certificate of the job's authority, by
-which the master is known. Whoever has it may join: the file is of mode 0600, and is copied over a
-channel that nobody else can read.
+which the master is known. Anyone with the ticket may join, so the file has mode 0600, and people
+copy it over a channel that nobody else can read.
 """
 
 import base64

@@ -1,7 +1,7 @@
 """Logs of nodes on other machines, in the job's directory, where those of this machine are too.
 
-Whoever reads a log there need not know where its node is. How far each log has come is beside it,
-in ``NODE.from``, for the next master.
+Readers of a log there need not know where its node is. The file ``NODE.from`` beside a log says how
+far it has come, for the next master.
 """
 
 import contextlib

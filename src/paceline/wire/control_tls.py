@@ -1,7 +1,7 @@
 """TLS at the port of a master: who shows which certificate, and what is wrong when it fails.
 
 The master shows a certificate that the job's authority has signed (`jobs.authority`). A client has
-the authority's certificate from whoever gave it the secret, and believes in no other. It checks
+the authority's certificate from the ticket that has the secret, and trusts no other. It checks
 for the name of the master, and not for an address: the authority signs for one master alone, which
 may be reached by another address than the one at which it listens.
 

@@ -230,7 +230,7 @@ class ControlPlaneSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
     encryption: ControlEncryption = "tls"
     """Encryption at the port for other machines; on one host there is no port. Default tls;
-    ``off``: whoever can read the network can read all but the secret."""
+    ``off``: anyone who can read the network can read all but the secret."""
 
 
 class DataPlaneSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
