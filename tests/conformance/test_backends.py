@@ -18,7 +18,10 @@ from paceline.backends.local.backend import LocalBackend
 from paceline.base.jobdir import JobDir
 from paceline.base.processes import find_job_processes
 from paceline.master.ports import Backend
-from paceline.protocol.nodes.platform import AgentGone, AnyWord
+from paceline.protocol.nodes.ends import AgentEnd
+from paceline.protocol.nodes.platform import AgentGone, AnyWord, NodeStopped, PlaceTaken
+from paceline.wire.places import AskedPlace, CannotResize, Deferred, Resized, Room
+from paceline.wire.spec import NodeSize
 from tests.integration.exiting import CAN_END, exit_with
 from tests.integration.test_local_backend import (
     agent_of,
@@ -27,20 +30,22 @@ from tests.integration.test_local_backend import (
     next_end,
     nothing_left,
     spoil,
+    start_node,
 )
 
 __all__ = ["job"]
 
 NODE, OTHER = "server-0", "server-1"
+slow_on_ray = pytest.mark.skipif(
+    os.environ.get("PACELINE_TEST_RAY_ALL") == "0", reason="`make soak` runs it on Ray"
+)
+"""There an agent takes seconds to start; of a promise's several forms one runs in every `make test`."""
 PATIENCE_S = 60.0
 QUIET_S = 1.0
 
 
 class Platform(Protocol):
     """Where the nodes of a job run, seen by a test."""
-
-    killed: str
-    """What its backend says of an agent that was killed."""
 
     def open(self, *, crowded: bool = False) -> Backend: ...
     async def agent(self, node: str) -> int: ...
@@ -54,8 +59,6 @@ class Platform(Protocol):
 
 class Local:
     """Processes of this machine."""
-
-    killed = "exit code -9"
 
     def __init__(self, job: JobDir) -> None:
         self.job = job
@@ -122,24 +125,53 @@ async def until_clean(platform: Platform) -> None:
 def test_a_killed_agent_is_reported_and_a_stopped_one_is_not(platform: Platform) -> None:
     async def scenario() -> None:
         backend = platform.open()
-        backend.launch(NODE)
-        backend.launch(OTHER)
+        start_node(backend, NODE)
+        start_node(backend, OTHER)
         pid = await platform.agent(NODE)
         await platform.agent(OTHER)
         backend.stop(OTHER)
         launch = launch_of(pid)
         platform.kill(pid)
         ended = await next_end(backend)
-        assert (ended.node, ended.launch, ended.reason) == (NODE, launch, platform.killed)
+        assert (ended.node, ended.launch) == (NODE, launch)
+        assert ended.end.signal == signal.SIGKILL and ended.end.words.endswith("signal SIGKILL")
         await until_clean(platform)
 
     play(platform, scenario)
 
 
+async def next_stop(backend: Backend) -> NodeStopped:
+    async with asyncio.timeout(PATIENCE_S):
+        async for word in backend.watch():
+            if isinstance(word, NodeStopped):
+                return word
+    raise AssertionError("it has stopped watching")
+
+
+@pytest.mark.parametrize("grace_s", [0.0, 20.0])
+def test_a_stop_is_confirmed_when_nothing_runs_any_more(platform: Platform, grace_s: float) -> None:
+    async def scenario() -> None:
+        backend = platform.open()
+        start_node(backend, NODE)
+        pid = await platform.agent(NODE)
+        async with asyncio.timeout(PATIENCE_S):
+            while not obeys_signals(pid):  # noqa: ASYNC110
+                await asyncio.sleep(0.02)
+        launch = launch_of(pid)
+        backend.stop(NODE, grace_s)
+        assert await next_stop(backend) == NodeStopped(node=NODE, launch=launch)
+        assert platform.is_clean()
+        backend.stop(OTHER, grace_s)  # which never was
+        assert (await next_stop(backend)).node == OTHER
+
+    play(platform, scenario)
+
+
+@slow_on_ray
 def test_an_agent_that_is_terminated_ends_well(platform: Platform) -> None:
     async def scenario() -> None:
         backend = platform.open()
-        backend.launch(NODE)
+        start_node(backend, NODE)
         pid = await platform.agent(NODE)
         async with asyncio.timeout(PATIENCE_S):
             while not obeys_signals(pid):  # noqa: ASYNC110
@@ -147,35 +179,38 @@ def test_an_agent_that_is_terminated_ends_well(platform: Platform) -> None:
         launch = launch_of(pid)
         os.kill(pid, signal.SIGTERM)
         ended = await next_end(backend)
-        assert (ended.launch, ended.reason) == (launch, "exit code 0")
+        assert (ended.launch, ended.end) == (launch, AgentEnd(code=0))
 
     play(platform, scenario)
 
 
+@slow_on_ray
 @pytest.mark.skipif(not CAN_END, reason="the registers of this processor are not known")
 def test_an_agent_that_exits_is_reported_with_its_code(platform: Platform) -> None:
     async def scenario() -> None:
         backend = platform.open()
-        backend.launch(NODE)
+        start_node(backend, NODE)
         pid = await platform.agent(NODE)
         launch = launch_of(pid)
         exit_with(pid, 3)
         ended = await next_end(backend)
-        assert (ended.node, ended.launch, ended.reason) == (NODE, launch, "exit code 3")
+        assert (ended.node, ended.launch) == (NODE, launch)
+        assert ended.end == AgentEnd(code=3)
         backend.stop(NODE)
         await until_clean(platform)
 
     play(platform, scenario)
 
 
+@slow_on_ray
 def test_an_agent_that_fails_is_reported_in_its_own_words(platform: Platform) -> None:
     async def scenario() -> None:
         platform.spoil(NODE)
         backend = platform.open()
-        backend.launch(NODE)
+        start_node(backend, NODE)
         ended = await next_end(backend)
         assert ended.node == NODE
-        assert f"{NODE}.agent cannot be written" in ended.reason
+        assert f"{NODE}.agent cannot be written" in ended.end.words
         backend.stop(NODE)
         await until_clean(platform)
 
@@ -187,12 +222,12 @@ def test_what_a_dead_launcher_has_started_runs_on_until_the_next_launch(
 ) -> None:
     async def scenario() -> None:
         backend = platform.open()
-        backend.launch(NODE)
+        start_node(backend, NODE)
         first = await platform.agent(NODE)
         platform.kill_launcher(NODE)
         await asyncio.sleep(QUIET_S)
         assert await platform.agent(NODE) == first
-        backend.launch(NODE)
+        start_node(backend, NODE)
         async with asyncio.timeout(PATIENCE_S):
             while (second := await platform.agent(NODE)) == first:  # noqa: ASYNC110
                 await asyncio.sleep(0.02)
@@ -208,9 +243,9 @@ def test_what_a_dead_launcher_has_started_runs_on_until_the_next_launch(
 def test_a_node_that_is_launched_twice_runs_once(platform: Platform) -> None:
     async def scenario() -> None:
         backend = platform.open()
-        backend.launch(NODE)
+        start_node(backend, NODE)
         first = await platform.agent(NODE)
-        backend.launch(NODE)
+        start_node(backend, NODE)
         async with asyncio.timeout(PATIENCE_S):
             while (second := await platform.agent(NODE)) == first:  # noqa: ASYNC110
                 await asyncio.sleep(0.02)
@@ -225,7 +260,7 @@ def test_a_node_that_is_launched_twice_runs_once(platform: Platform) -> None:
 
 def test_the_next_masters_backend_adopts_an_agent_once(platform: Platform) -> None:
     async def scenario() -> None:
-        platform.open().launch(NODE)
+        start_node(platform.open(), NODE)
         pid = await platform.agent(NODE)
         backend = platform.open()
         launch = launch_of(pid)
@@ -239,13 +274,45 @@ def test_the_next_masters_backend_adopts_an_agent_once(platform: Platform) -> No
     play(platform, scenario)
 
 
+@slow_on_ray
+def test_an_agent_repeats_the_token_of_its_launch_and_has_its_place(platform: Platform) -> None:
+    async def scenario() -> None:
+        backend = platform.open()
+        token = start_node(backend, NODE)
+        assert launch_of(await platform.agent(NODE)) == token
+        async with asyncio.timeout(PATIENCE_S):
+            async for word in backend.watch():
+                if isinstance(word, PlaceTaken) and word.node == NODE:
+                    break
+        backend.stop(NODE)
+        await until_clean(platform)
+
+    play(platform, scenario)
+
+
+@slow_on_ray
+def test_a_platform_answers_what_it_is_asked_for_at_once(platform: Platform) -> None:
+    async def scenario() -> None:
+        backend = platform.open()
+        assert await backend.picture([]) == set()
+        token = start_node(backend, NODE)
+        assert launch_of(await platform.agent(NODE)) == token
+        assert NODE in await platform.open().picture([NODE]), "the next master awaits it"
+        assert isinstance(backend.room(AskedPlace()), Room)
+        assert isinstance(backend.resize(NODE, AskedPlace()), Resized | Deferred | CannotResize)
+        backend.stop(NODE)
+        await until_clean(platform)
+
+    play(platform, scenario)
+
+
+@slow_on_ray
 def test_a_launch_without_a_place_can_be_withdrawn(platform: Platform) -> None:
     async def scenario() -> None:
         backend = platform.open(crowded=True)
-        backend.launch(NODE)
+        start_node(backend, NODE, AskedPlace(size=NodeSize(cpu=1_000.0)))
         await asyncio.sleep(QUIET_S)
         assert platform.is_clean()
-        assert backend.waited_s(NODE) >= QUIET_S
         backend.stop(NODE)
         backend.stop(OTHER)  # which never was
         await asyncio.sleep(QUIET_S)
@@ -257,8 +324,8 @@ def test_a_launch_without_a_place_can_be_withdrawn(platform: Platform) -> None:
 def test_a_platform_that_was_out_of_reach_has_lost_and_doubled_nothing(platform: Platform) -> None:
     async def scenario() -> None:
         backend = platform.open()
-        backend.launch(NODE)
-        backend.launch(OTHER)
+        start_node(backend, NODE)
+        start_node(backend, OTHER)
         pid, other = await platform.agent(NODE), await platform.agent(OTHER)
         heard: list[AnyWord] = []
 

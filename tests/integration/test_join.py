@@ -9,6 +9,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -18,6 +19,7 @@ from paceline.base.joined import remove_joined
 from paceline.cli.logs import LogFilter, show_logs
 from paceline.jobs.facts import read_facts
 from paceline.jobs.in_words import paragraph
+from paceline.jobs.log_files import NearLogs
 from paceline.wire.client import StopJob
 from paceline.wire.spec import DataPlaneSpec, NodeSpec, TimeoutSpec
 from tests.integration.running import RunningJob, running, until
@@ -70,7 +72,10 @@ def kill_all(there: JobDir) -> list[int]:
 
 
 @contextmanager
-def one_worker(tmp_path: Path, *flags: str) -> Iterator[tuple[RunningJob, Path]]:
+def one_worker(
+    tmp_path: Path, *flags: str, lost_after_s: float = 1.5, committed: int = 100, **spec: Any
+) -> Iterator[tuple[RunningJob, Path]]:
+    """A job of one worker, and the home of another machine; once so many samples are committed."""
     out, home = tmp_path / "out", tmp_path / "elsewhere"
     out.mkdir()
     home.mkdir()
@@ -82,9 +87,11 @@ def one_worker(tmp_path: Path, *flags: str) -> Iterator[tuple[RunningJob, Path]]
         workers=1,
         servers=NodeSpec(count=1),
         data_plane=DataPlaneSpec(transport="tcp"),
-        timeouts=TimeoutSpec(lost_after_s=1.5),
+        timeouts=TimeoutSpec(lost_after_s=lost_after_s),
+        **spec,
     ) as job:
-        job.until_committed(100, cuts=1)
+        if committed:
+            job.until_committed(committed, cuts=1)
         yield job, home
 
 
@@ -105,7 +112,12 @@ def num_samples_of(job: RunningJob, node: str) -> int:
 
 @pytest.mark.soak
 def test_a_machine_that_joins_trains_until_the_job_ends_and_leaves_nothing(tmp_path: Path) -> None:
-    with one_worker(tmp_path) as (job, home):
+    """The master is known by a name, at a port of the user's choice."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    named = {"advertise": f"localhost:{port}"}
+    with one_worker(tmp_path, **named) as (job, home):
+        assert job.job.master_address.read_text() == f"localhost:{port}\n"
         with ExitStack() as stack:
             with standing_still(job, "worker-0"):
                 there = stack.enter_context(joining(job, home))
@@ -116,6 +128,67 @@ def test_a_machine_that_joins_trains_until_the_job_ends_and_leaves_nothing(tmp_p
         assert not there.secret_file.exists()
     assert [event["node"] for event in job.events("scaled")] == [JOINED]
     assert not job.events("node_lost")
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(240)
+def test_one_command_runs_several_workers_and_ends_them_all(tmp_path: Path) -> None:
+    with one_worker(tmp_path, "--num-samples", "16384", lost_after_s=15.0) as (job, home):
+        ticket = home / "ticket"
+        ticket.write_bytes(job.job.ticket.read_bytes())
+        call = [sys.executable, "-c", "from paceline.cli.main import app; app()", "agent"]
+        command = subprocess.Popen(
+            [*call, "--join", str(ticket), "--workers", "2"],
+            env={**os.environ, "PACELINE_HOME": str(home)},
+        )
+        joined = [JOINED, AGAIN]
+        try:
+            until(lambda: all(num_samples_of(job, one) > 50 for one in joined), "samples of both")
+            os.kill(job.node(JOINED).agent_pid, signal.SIGKILL)
+            agents = lambda: [e["node"] for e in job.events("agent_joined")]  # noqa: E731
+            until(lambda: agents().count(JOINED) == 2, "another agent for the first")
+            had = num_samples_of(job, JOINED)
+            until(lambda: num_samples_of(job, JOINED) > had + 20, "more samples of the first")
+            command.send_signal(signal.SIGINT)
+            assert command.wait(30) == 0
+        finally:
+            command.kill()
+            for path in (home / "joined").glob("*/*"):
+                kill_all(JobDir(path))
+        lost = lambda: [(e["node"], e["reason"]) for e in job.events("node_lost")]  # noqa: E731
+        left = {(one, "its machine has left") for one in joined}
+        until(lambda: left <= {*lost()}, "a word of both")
+        job.tell(StopJob(now=True))
+        job.end()
+
+
+def test_a_machine_that_comes_before_the_model_joins_as_soon_as_there_is_one(
+    tmp_path: Path,
+) -> None:
+    with one_worker(tmp_path, "--num-samples", "16384", committed=0) as (job, home):
+        ticket = home / "ticket"
+        ticket.write_bytes(job.job.ticket.read_bytes())
+        with standing_still(job, "worker-0"):
+            command = subprocess.Popen(
+                [sys.executable, "-m", "paceline", "agent", "--join", str(ticket)],
+                env={**os.environ, "PACELINE_HOME": str(home)},
+                stdout=subprocess.PIPE,
+                text=True,
+            )
+            assert command.stdout is not None
+            waits = "the job has no model yet: this machine joins when it trains\n"
+            assert command.stdout.readline() == waits
+        try:
+            until(lambda: num_samples_of(job, JOINED) > 50, "samples at the one who joined")
+            job.tell(StopJob(now=True))
+            job.end()
+            assert command.wait(30) == 0
+            assert command.stdout.read().startswith("joined job ")
+        finally:
+            command.kill()
+            command.stdout.close()
+            for path in (home / "joined").glob("*/*"):
+                kill_all(JobDir(path))
 
 
 @pytest.mark.soak
@@ -147,7 +220,7 @@ def until_it_says(job: RunningJob, node: str, more: int) -> None:
 
 def shown(job: JobDir, node: str, capsys: pytest.CaptureFixture[str]) -> list[str]:
     """What `paceline logs` shows of what its script has printed."""
-    show_logs(job, LogFilter(node=node))
+    show_logs(NearLogs(job), LogFilter(node=node))
     lines = capsys.readouterr().out.splitlines(keepends=True)
     return [line for line in lines if line.startswith("batch ")]
 
@@ -164,7 +237,7 @@ def test_what_a_joined_worker_prints_is_in_the_logs_of_the_job(
             job.end()
         assert shown(job.job, JOINED, capsys) == log_of(there, JOINED)
     assert len({*log_of(there, JOINED)}) == len(log_of(there, JOINED)) > 30
-    show_logs(job.job, LogFilter(timestamps=True))
+    show_logs(NearLogs(job.job), LogFilter(timestamps=True))
     assert re.search(rf"^{JOINED} \| 20\S+ \S+ batch ", capsys.readouterr().out, re.MULTILINE)
 
 

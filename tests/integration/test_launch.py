@@ -71,7 +71,10 @@ def test_a_resumed_job_whose_supervisor_dies_at_once_is_no_running_job(
 
 
 def end_soon(job: JobDir, after_s: float = 0.3) -> threading.Timer:
-    """Have the job end, so that its starter goes on."""
+    """Have the job end, so that its starter goes on.
+
+    Not before the start, which takes away the outcome that it finds.
+    """
     timer = threading.Timer(
         after_s, write_outcome, (Outcome(state="failed", exit_code=3), job.outcome)
     )
@@ -83,10 +86,15 @@ def test_a_slow_supervisor_is_waited_for_and_the_starter_says_for_what(
     job: JobDir, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(launch, "SAY_S", 0.05)
-    monkeypatch.setattr(launch, "start_detached", lambda *_: Played())
-    timer = end_soon(job)
+
+    def start(*_: object) -> "Played":
+        timers.append(end_soon(job))
+        return Played()
+
+    timers: list[threading.Timer] = []
+    monkeypatch.setattr(launch, "start_detached", start)
     launch.resume(job)
-    timer.join()
+    timers[0].join()
     told = capsys.readouterr().err
     assert f"job {job.job_id}: waiting for its supervisor to start, 0 s so far" in told
 
@@ -98,17 +106,18 @@ def test_the_starter_goes_by_the_supervisor_that_there_is_and_by_what_the_master
 
     def start(*_: object) -> "Played":  # an agent was faster, and its supervisor has the lock
         locks.extend([try_lock(job.supervisor_lock), try_lock(job.master_lock)])
+        timers.append(end_soon(job))
         return Played(0)
 
     locks: list[int | None] = []
+    timers: list[threading.Timer] = []
     monkeypatch.setattr(launch, "start_detached", start)
     soon_s = time.time() + 5.0
     refuses = DiskRefusesEvent(t=soon_s, error="no space left on /x", waits="master")
     of_before = DiskRefusesEvent(t=1.0, error="no space left on /old", waits="journal")
     job.events.write_text(refuses.text() + of_before.text())
-    timer = end_soon(job)
     launch.resume(job)
-    timer.join()
+    timers[0].join()
     told = capsys.readouterr().err
     assert "waiting for its master to answer (no space left on /x)" in told
     for descriptor in locks:

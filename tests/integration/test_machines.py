@@ -20,6 +20,7 @@ from safetensors.numpy import load_file
 
 from paceline.base.errors import PermanentError
 from paceline.base.jobdir import JobDir
+from paceline.base.joined import LEFT_OUT
 from paceline.cuts.manifest import read_manifest
 from paceline.jobs.tickets import read_ticket
 from paceline.wire.spec import CheckpointSpec, DataPlaneSpec, TimeoutSpec
@@ -40,18 +41,25 @@ def can_make_machines() -> bool:
     return tools and not subprocess.run(probe, capture_output=True, check=False).returncode
 
 
-def in_own_network(test: Callable[[Path], None]) -> bool:
-    """Whether we are; if not, the test was run in one, by a pytest of its own."""
+CABLE = (
+    "ip link set lo up; ip link add host type veth peer name port; "
+    f"ip addr add {HOST}/24 dev host; ip link set host up"
+)
+
+
+def in_own_network(test: Callable[[Path], None], commands: str = CABLE) -> bool:
+    """Whether we are; if not, the test was run in one, by a pytest of its own.
+
+    Args:
+        test: the caller.
+        commands: of the shell, which make the network.
+    """
     if INSIDE in os.environ:
-        commands = (
-            "ip link set lo up; ip link add host type veth peer name port; "
-            f"ip addr add {HOST}/24 dev host; ip link set host up"
-        )
         subprocess.run(["sh", "-ec", commands], check=True)
         return True
     if os.geteuid() != 0 or not can_make_machines():
         pytest.skip("needs root, ip and unshare, to make a machine of namespaces")
-    plain = ["-q", "-p", "no:xdist", "-p", "no:cacheprovider", "-o", "addopts="]
+    plain = ["-q", "-s", "-p", "no:xdist", "-p", "no:cacheprovider", "-o", "addopts="]
     here = [sys.executable, "-m", "pytest", *plain, f"{test.__code__.co_filename}::{test.__name__}"]
     done = subprocess.run(
         ["unshare", "--net", *here],
@@ -60,6 +68,7 @@ def in_own_network(test: Callable[[Path], None]) -> bool:
         text=True,
         check=False,
     )
+    print(done.stdout)
     assert done.returncode == 0, done.stdout + done.stderr
     return False
 
@@ -92,15 +101,19 @@ class Other:
         self._job, self._home, self.enter = job, home, enter
         (home / "ticket").write_bytes(job.job.ticket.read_bytes())
         self.agent: subprocess.Popen[bytes] | None = None
+        self.errors = home / "errors"
 
     def join(self) -> None:
         """Join as the next worker."""
         assert read_ticket(self._home / "ticket").address.startswith(HOST)
         call = [sys.executable, "-c", "from paceline.cli.main import app; app()", "agent"]
         ticket = ["--join", str(self._home / "ticket")]
-        self.agent = subprocess.Popen(
-            [*self.enter, *call, *ticket], env={**os.environ, "PACELINE_HOME": str(self._home)}
-        )
+        with self.errors.open("wb") as errors:
+            self.agent = subprocess.Popen(
+                [*self.enter, *call, *ticket],
+                env={**os.environ, "PACELINE_HOME": str(self._home)},
+                stderr=errors,
+            )
 
     def lose_power(self) -> float:
         """Cut its network and end all that runs there, so that nothing says so; the time."""
@@ -210,7 +223,8 @@ def goes_on_without(job: RunningJob, other: Other, name: str) -> str:
     assert told["node"] == JOINED
     job.until_committed(before + 100)
     assert other.agent is not None
-    other.agent.wait(20)
+    assert other.agent.wait(20) == LEFT_OUT
+    assert f"the job goes on without {JOINED}: {told['reason']}" in other.errors.read_text()
     (job.out / "hurry").touch()
     assert job.end().state == "finished"
     assert not job.events("relaunch")

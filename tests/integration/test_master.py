@@ -19,14 +19,22 @@ import msgspec
 import pytest
 
 from paceline.base.errors import TransientError
-from paceline.base.jobdir import JobDir, number_of, role_of
+from paceline.base.jobdir import JobDir
 from paceline.base.samples import SampleSet, Span
 from paceline.cuts.manifest import checksum, write_file
 from paceline.features.exporter.exporter import address_of, token_of
 from paceline.jobs.outcome import End, Outcome, read_outcome
 from paceline.jobs.tickets import read_ticket
 from paceline.master.service import Master, Tick
-from paceline.protocol.nodes.platform import AgentGone, AnyWord, PlacePending
+from paceline.protocol.nodes import leaving
+from paceline.protocol.nodes.ends import AgentEnd
+from paceline.protocol.nodes.platform import (
+    AgentGone,
+    AnyWord,
+    NodeStopped,
+    PlaceDraining,
+    PlacePending,
+)
 from paceline.wire.client import (
     Done,
     GetStatus,
@@ -76,6 +84,7 @@ from paceline.wire.messages.node import (
     TakeCut,
     WriteInitial,
 )
+from paceline.wire.places import AskedPlace, CannotResize, Resized, Resizing, Room
 from paceline.wire.schema import ModelSchema
 from paceline.wire.spec import (
     CheckpointSpec,
@@ -381,17 +390,22 @@ class FakeBackend:
         self.resizes_live = True
         self.most_cores = 8.0
         """A node that asks for more waits for its place."""
+        self.most_nodes = 99
+        """Nodes beyond these wait for their places."""
         self.agents: dict[str, FakeAgent] = {}
         self.exits: asyncio.Queue[AnyWord] = asyncio.Queue()
         self.next_pid = 100
 
-    def launch(self, node: str, *, may_move: bool = False) -> None:
+    def launch(self, node: str, place: AskedPlace, token: str, *, may_move: bool = False) -> None:
         before = self.agents.get(node)
         if before:
             before.kill()
-        size = self.spec.of_role(role_of(node)).size_of(number_of(node))
+        size = place.size
         if before and not (self.resizes_live or may_move):
             size = before.size
+        if before is None and len(self.agents) >= self.most_nodes:
+            self.exits.put_nowait(PlacePending(node=node, why="no machine is free"))
+            return
         if (size.cpu or 0.0) > self.most_cores:
             self.exits.put_nowait(PlacePending(node=node, why="no machine is so large"))
             return
@@ -405,35 +419,30 @@ class FakeBackend:
     def adopt(self, node: str, launch: str, pid: int) -> None:
         pass
 
-    def stop(self, node: str) -> None:
+    def stop(self, node: str, grace_s: float = 0.0) -> None:
         if node in self.agents:
             self.agents[node].kill()
+        self.exits.put_nowait(NodeStopped(node=node))
 
     async def watch(self) -> AsyncIterator[AnyWord]:
         while True:
             yield await self.exits.get()
 
-    def left_running(self, nodes: Iterable[str]) -> set[str]:
+    async def picture(self, nodes: Iterable[str]) -> set[str]:
         return set()
 
-    def waited_s(self, node: str) -> float:
-        return 0.0
+    def resize(self, node: str, place: AskedPlace) -> Resizing:
+        return Resized() if self.resizes_live else CannotResize("a place keeps its size")
 
-    def resized(self, spec: JobSpec) -> None:
-        self.spec = spec
-
-    def pending_s(self) -> float:
-        return 0.0
-
-    def room(self, role: str) -> int | None:
-        return None
+    def room(self, place: AskedPlace) -> Room:
+        return Room(pending_s=0.0)
 
     async def close(self) -> None: ...
 
     def kill_agent(self, node: str) -> None:
         agent = self.agents[node]
         agent.kill()
-        self.exits.put_nowait(AgentGone(node=node, launch=str(agent.pid), reason="killed"))
+        self.exits.put_nowait(AgentGone(node=node, launch=str(agent.pid), end=AgentEnd(signal=9)))
 
 
 class Bench:
@@ -1033,3 +1042,46 @@ def fetch(address: str, token: str) -> str:
     )
     with urllib.request.urlopen(request, timeout=5) as answer:
         return str(answer.read().decode())
+
+
+async def drain(bench: Bench, node: str, within_s: float) -> None:
+    """Have the platform say of a worker that trains that its place goes away."""
+    bench.make_longer()
+    bench.world.work_s = 0.02
+    await bench.until(lambda: bench.progress > 50)
+    bench.backend.exits.put_nowait(PlaceDraining(node=node, why="spot", within_s=within_s))
+
+
+def test_a_worker_whose_place_drains_leaves_when_another_one_does_its_work(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(leaving, "QUIET_S", 0.5)
+
+    async def body(bench: Bench) -> None:
+        await drain(bench, "worker-1", within_s=60.0)
+        await bench.until(lambda: "kill_restart" in bench.event_names())
+        names = bench.event_names()
+        assert names.index("stand_in") < names.index("kill_restart")
+        assert bench.backend.agents["worker-2"].process is not None, "it is at work"
+        await bench.until(lambda: "worker-2" not in bench.master.parts.members.roster.nodes)
+        assert bench.master.rooms.sizes.change is None
+        lives = [event["node"] for event in bench.events() if event["event"] == "node_started"]
+        assert lives.count("worker-1") == 2
+        bench.world.work_s = 0.001
+        await bench.done()
+        bench.assert_each_sample_once()
+        assert "agent_lost" not in bench.event_names()
+
+    play(tmp_path, body, make_spec(data=LONG))
+
+
+def test_a_worker_without_a_stand_in_leaves_while_there_is_time(tmp_path: Path) -> None:
+    async def body(bench: Bench) -> None:
+        bench.backend.most_nodes = 3
+        await drain(bench, "worker-1", within_s=leaving.LEAVE_MARGIN_S + 1.0)
+        await bench.until(lambda: "kill_restart" in bench.event_names())
+        times = {str(event["event"]): event["t"] for event in bench.events()}
+        waited_s = float(str(times["kill_restart"])) - float(str(times["place_draining"]))
+        assert waited_s >= 1.0 and "stand_in" in times
+
+    play(tmp_path, body, make_spec(data=LONG))

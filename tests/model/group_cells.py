@@ -30,6 +30,7 @@ from paceline.wire.messages.group import (
     NO_STEP,
     Broken,
     CatchUp,
+    GroupLeft,
     GroupStopped,
     JoinGroup,
     Progress,
@@ -227,6 +228,10 @@ class MemberCell:
         self.leaving = True
         return []
 
+    def _go(self) -> list[Instruction]:
+        self.arriving = None
+        return self.state.leave()
+
     # ------------------------------------------------------------------ copies
 
     def _arrive(self, model: Model) -> list[Instruction]:
@@ -298,7 +303,7 @@ class MasterCell:
     def _call(self, event: object) -> list[master.Instruction]:
         state = self.state
         match event:
-            case JoinGroup() | GroupStopped() | Progress() | Broken():
+            case JoinGroup() | GroupStopped() | Progress() | Broken() | GroupLeft():
                 distant = isinstance(event, JoinGroup) and event.address == DISTANT
                 node = str(event.inc)
                 return self.holder.member_said(

@@ -28,6 +28,8 @@ class MemberFacts(NamedTuple):
     updating: bool
     wants_out: bool
     leaving: bool
+    left: bool
+    """It has said that it is in no group any more."""
     ended: bool
     arriving: tuple[CatchUp, Model | None] | None
     model: Model
@@ -56,6 +58,7 @@ class MemberFacts(NamedTuple):
             updating=cell.changing,
             wants_out=state.wants_out or cell.leaving,
             leaving=cell.leaving,
+            left=state.left,
             ended=cell.at == len(cell.feeds),
             arriving=cell.arriving,
             model=cell.model,
@@ -81,6 +84,8 @@ class MasterFacts(NamedTuple):
     may_form: bool
     waits: bool
     """Nobody has trained yet, and not all that are expected are there."""
+    gathers: bool
+    """The same, also where a first group was formed whose members have gone."""
     done: int
     kept: tuple[int, int, bool]
     """By the journal: epoch, group, whether it runs."""
@@ -134,6 +139,7 @@ def master_facts(cell: MasterCell) -> MasterFacts:
         needs_restore=group.needs_restore,
         may_form=bool(group.broken),
         waits=not group.number and bool(group.ready),
+        gathers=group.gathers and bool(group.ready) and not group.running,
         done=mask(state.ledger.done),
         kept=(kept.epoch_no, kept.number, kept.running),
         may_die=cell.journalled is not None,

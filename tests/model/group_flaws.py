@@ -228,10 +228,16 @@ class MissesNobody(Formation):
     """A member that waits in a running group is not heard (found in production code)."""
 
     def join(
-        self, message: JoinGroup, node: str, *, expected: int, distant: bool = False
+        self,
+        message: JoinGroup,
+        node: str,
+        *,
+        expected: int,
+        distant: bool = False,
+        files: str = "",
     ) -> list[Instruction]:
         lost, self.lost = self.lost, set()
-        done = super().join(message, node, expected=expected, distant=distant)
+        done = super().join(message, node, expected=expected, distant=distant, files=files)
         self.lost |= lost
         return done
 

@@ -16,6 +16,7 @@ from paceline.protocol.training import MasterState
 from paceline.wire.messages.group import (
     NO_STEP,
     CatchUp,
+    GroupLeft,
     GroupStopped,
     JoinGroup,
     Progress,
@@ -185,7 +186,7 @@ class GroupNetwork:
         master = self.masters[cell_id]
         if message.inc in master.gone:  # type: ignore[attr-defined]
             return True  # see `_around`
-        if isinstance(message, JoinGroup):
+        if isinstance(message, JoinGroup | GroupLeft):
             return False
         epoch_no, number, running = master.kept
         if message.epoch_no < epoch_no or message.group < number:  # type: ignore[attr-defined]

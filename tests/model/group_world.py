@@ -207,6 +207,8 @@ class GroupWorld(GroupNetwork):
         if facts.running is None and facts.leaving:
             yield "returns", 0
             yield "exits", 0
+            if not facts.left:
+                yield "act", self.events(("go",))
         if facts.ended:
             if self.bounds.returns and not facts.leaving:
                 yield "returns", 0
@@ -375,6 +377,8 @@ class GroupWorld(GroupNetwork):
             state = self._hear_all(state, pid)
         for event in self._due(state):
             state = self.apply(state, 1, event)
+        if self.master(state).gathers and self._is_short(state):
+            state = self.apply(state, 1, self.events("form"))
         return state
 
     def _work(self, state: State, pid: int) -> State:

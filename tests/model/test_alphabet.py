@@ -17,7 +17,7 @@ ON_SERVERS = (
     "asp, a lease is shared at the tail",
     "bsp, short steps after a grace, the master dies",
 )
-IN_GROUPS = ("from the start, one failure",)
+IN_GROUPS = ("from the start, one failure", "slices of two samples, a collective breaks")
 
 UNEXPLORED: dict[str, tuple[type, ...]] = {
     "lives of processes belong to the machines of nodes, which hold no model": (

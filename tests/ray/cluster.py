@@ -30,7 +30,7 @@ NETWORK = (
 def main() -> int:
     """Entry point; the command finds the cluster in ``RAY_ADDRESS``."""
     # A loaded machine needs more than 30 s; Ray reads it when it is imported.
-    os.environ.update(RAY_raylet_start_wait_time_s="180")
+    os.environ.update(RAY_raylet_start_wait_time_s="90", RAY_agent_register_timeout_ms="80000")
     from ray.cluster_utils import Cluster
 
     parser = argparse.ArgumentParser()

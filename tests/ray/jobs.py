@@ -318,29 +318,6 @@ def test_servers_of_which_one_is_lost_with_its_machine_compute_what_a_laptop_doe
     until(lambda: not left(job) + left_in_ray(), "a clean cluster", PATIENCE_S)
 
 
-def test_a_machine_that_is_drained_is_left_in_order(
-    tmp_path: Path, machines: list[subprocess.Popen[bytes]]
-) -> None:
-    with grouped(tmp_path, "--epochs", "3", workers=2) as job:
-        all_train(job, 2)
-        before = raylet_of(job.job, "worker-1")
-        machine = next(word for word in before.cmdline() if word.startswith("--node_id="))
-        add_machine(machines)
-        command = [str(Path(sys.executable).with_name("ray")), "drain-node", "--node-id"]
-        command += [machine.partition("=")[2], "--reason", "DRAIN_NODE_REASON_PREEMPTION"]
-        command += ["--reason-message", "spot", "--deadline-remaining-seconds", "10"]
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
-        assert done.returncode == 0, done.stdout + done.stderr
-        until(lambda: job.events("place_draining"), "a word of the platform", PATIENCE_S)
-        gone = {event["node"] for event in job.events("place_draining")}
-        until(lambda: len(job.events("kill_restart")) >= len(gone), "its leave", PATIENCE_S)
-        until(lambda: all(raylet_of(job.job, one) != before for one in gone), "a move", PATIENCE_S)
-        all_train(job, 2)
-        assert len(job.events("epoch")) == 1 or len(gone) == 2, "nothing is undone"
-        assert not job.deaths()
-        check(job, epochs=3, lives=2)
-
-
 def test_nodes_get_other_sizes_one_by_one_at_other_places_also_by_another_master(
     tmp_path: Path,
 ) -> None:

@@ -124,8 +124,6 @@ def left_in_ray() -> list[str]:
 class Ray:
     """The cluster, as the conformance suite sees it."""
 
-    killed = "exit code -9"
-
     def __init__(self, job: JobDir) -> None:
         self.job = job
         script = job.path / "train.py"

@@ -6,11 +6,11 @@
 import asyncio
 
 import pytest
-from msgspec.structs import replace
 
 from paceline.base.jobdir import JobDir
-from paceline.wire.spec import load
-from tests.integration.test_local_backend import job
+from paceline.wire.places import AskedPlace
+from paceline.wire.spec import NodeSize, load
+from tests.integration.test_local_backend import job, start_node
 from tests.ray.platform import PATIENCE_S, Ray, folders, launcher_of, left_in_ray
 
 __all__ = ["job"]
@@ -31,14 +31,13 @@ def test_a_node_moves_to_a_place_of_its_new_size_and_leaves_nothing_reserved(job
     async def scenario() -> None:
         backend = platform.open()
         for node in (MOVES, STAYS):
-            backend.launch(node)
+            start_node(backend, node)
         agents = {node: await platform.agent(node) for node in (MOVES, STAYS)}
         before = {node: launcher_of(job, node) for node in agents}
         assert any("gang" in one for one in left_in_ray()), "a server and a worker, together"
-        spec = load(job.spec)
-        backend.resized(replace(spec, servers=replace(spec.servers, cpu=(0.5,))))
-        backend.launch(MOVES, may_move=True)
-        backend.launch(STAYS)  # a process of it may run
+        half = AskedPlace(size=NodeSize(cpu=0.5))
+        start_node(backend, MOVES, half, may_move=True)
+        start_node(backend, STAYS, half)  # a process of it may run
         async with asyncio.timeout(PATIENCE_S):
             for node, agent in agents.items():
                 while await platform.agent(node) == agent:  # noqa: ASYNC110

@@ -5,8 +5,10 @@ what is sent into one folder, again and again.
 """
 
 import contextlib
+import os
 import subprocess
 import sys
+import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -23,7 +25,9 @@ from tests.ray.platform import PATIENCE_S, ended, left, left_in_ray, processes
 pytestmark = pytest.mark.timeout(300)
 BIN = Path(sys.executable).parent
 ADDRESS = f"--address={DASHBOARD}"
-DRIVER = f"{BIN}/paceline run"
+DRIVER = "-m paceline run"
+KEEPER = "backends/ray/keeping.py"
+NUM_BUSY, HEARD_S = 50, 10.0
 SPEC = (
     *("--workers=2", "--strategy=allreduce", "--deterministic", "--solution=none"),
     *("--set", "preflight=false", "--set", "checkpoint.every_s=0.5"),
@@ -87,7 +91,7 @@ def test_workers_outlive_the_driver_the_master_and_the_gateway_and_the_next_subm
     tmp_path: Path,
 ) -> None:
     with submitted(tmp_path) as (_, job):
-        for one in processes(DRIVER):
+        for one in (*processes(KEEPER), *processes(DRIVER)):
             one.kill()
         job.kill_everything()
         submit(tmp_path, "--resume", job.job.job_id)
@@ -98,10 +102,58 @@ def test_workers_outlive_the_driver_the_master_and_the_gateway_and_the_next_subm
         check(job, epochs=3, lives=2)
 
 
-def test_a_job_outlives_the_command_that_ray_runs(tmp_path: Path) -> None:
-    with submitted(tmp_path) as (_, job):
+def test_ray_says_that_a_job_runs_whose_command_was_killed_and_then_how_it_ended(
+    tmp_path: Path,
+) -> None:
+    with submitted(tmp_path) as (ray_id, job):
         for one in processes(DRIVER):
+            one.kill()
+        until(lambda: processes("-m paceline attach"), "another command", PATIENCE_S)
+        job.until_committed(job.status().committed + 10 * BATCH)
+        assert "RUNNING" in output("ray", "job", "status", ADDRESS, ray_id)
+        for one in processes("-m paceline attach"):
             one.kill()
         job.until_committed(job.status().committed + 10 * BATCH)
         assert not job.deaths()
         check(job, epochs=3, lives=2)
+        until(
+            lambda: "succeeded" in output("ray", "job", "status", ADDRESS, ray_id),
+            "Ray's record of the end",
+            PATIENCE_S,
+        )
+        assert "the job goes on, and another one watches it" in output(
+            "ray", "job", "logs", ADDRESS, ray_id
+        )
+
+
+def test_a_job_trains_on_of_which_ray_says_that_it_failed_since_its_own_process_died(
+    tmp_path: Path,
+) -> None:
+    """No call of Ray's public API would change that record."""
+    with submitted(tmp_path) as (ray_id, job):
+        own = processes("JobSupervisor")
+        assert own
+        for one in own:
+            one.kill()
+        until(
+            lambda: "FAILED" in output("ray", "job", "status", ADDRESS, ray_id).upper(),
+            "Ray's record",
+            PATIENCE_S,
+        )
+        job.until_committed(job.status().committed + 10 * BATCH)
+        assert not job.deaths()
+        check(job, epochs=3, lives=2)
+
+
+@pytest.mark.timeout(600)
+def test_a_stop_is_heard_within_ten_seconds_on_a_busy_machine(tmp_path: Path) -> None:
+    with submitted(tmp_path) as (ray_id, job), contextlib.ExitStack() as stack:
+        for _ in range(NUM_BUSY):
+            busy = stack.enter_context(subprocess.Popen([sys.executable, "-c", "while True: pass"]))
+            stack.callback(busy.kill)
+        until(lambda: os.getloadavg()[0] > NUM_BUSY / 2, "a busy machine", PATIENCE_S)
+        asked = urllib.request.Request(f"{DASHBOARD}/api/jobs/{ray_id}/stop", method="POST")
+        with urllib.request.urlopen(asked, timeout=PATIENCE_S) as answer:
+            assert answer.status == 200
+        until(lambda: job.events("stopped"), "the stop", HEARD_S)
+        assert job.end().state == "stopped"

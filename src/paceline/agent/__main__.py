@@ -12,7 +12,7 @@ import sys
 import time
 from pathlib import Path
 
-from paceline.agent.agent import Agent
+from paceline.agent.agent import Agent, AgentEnding
 from paceline.base.descriptors import raise_limit
 from paceline.base.errors import TransientError
 from paceline.base.jobdir import JobDir
@@ -50,9 +50,9 @@ def take_node(job: JobDir, node: str) -> int:
     return descriptor
 
 
-async def serve(job: JobDir, node: str, spec: JobSpec, launch: str) -> None:
-    """Run the agent in this event loop."""
-    await Agent(job, node, spec, launch).serve()
+async def serve(job: JobDir, node: str, spec: JobSpec, launch: str) -> AgentEnding:
+    """Run the agent in this event loop; how it has ended."""
+    return await Agent(job, node, spec, launch).serve()
 
 
 def main() -> None:
@@ -77,11 +77,14 @@ def main() -> None:
     raise_limit()  # a member of a large group has a connection to each other one
     lock = take_node(job, options.node)
     try:
-        asyncio.run(serve(job, options.node, load(job.spec), options.launch))
+        ending = asyncio.run(serve(job, options.node, load(job.spec), options.launch))
     finally:
         os.close(lock)
     if joined:
         remove_joined(job)
+        if ending.words:
+            sys.stderr.write(f"paceline: {ending.words}\n")
+        sys.exit(ending.code)
 
 
 if __name__ == "__main__":

@@ -14,20 +14,24 @@ import signal
 import socket
 import time
 from collections.abc import Iterable
-from typing import Any, assert_never
+from typing import Any, NamedTuple, assert_never
 
 import msgspec
 
 from paceline.agent.cuts import CutsKept
 from paceline.agent.facts import FactsReader
 from paceline.agent.feature_parts import AgentParts
+from paceline.agent.keeping import JournalKept
 from paceline.agent.limits import change_limits, limit_node
 from paceline.agent.log_sending import LogSender
 from paceline.agent.master_link import MasterLink
 from paceline.agent.process import ProcessHost, read_left_process
 from paceline.agent.supervision import SupervisorWatch
+from paceline.base.interfaces import free_port
 from paceline.base.jobdir import JobDir, number_of, role_of
+from paceline.base.joined import LEFT_ALONE, LEFT_OUT
 from paceline.base.log_cap import LogCap
+from paceline.base.machine_probe import answers
 from paceline.base.node_files import NodeFiles
 from paceline.cuts.reach import keep_servers, serve_files
 from paceline.protocol.nodes.agent import (
@@ -36,6 +40,7 @@ from paceline.protocol.nodes.agent import (
     EndHung,
     ForkLife,
     KnowServers,
+    MasterOrder,
     NodeState,
     Quit,
     Refuse,
@@ -47,13 +52,18 @@ from paceline.wire.messages.agent import (
     AgentHello,
     AgentUp,
     ExitEvidence,
+    FindMeeting,
     FromProcess,
     Heartbeat,
     LimitNode,
+    MachineProbed,
+    MeetingFound,
     NodeLimited,
+    ProbeMachine,
     SendLog,
 )
 from paceline.wire.messages.features import AgentFeatureTold
+from paceline.wire.messages.keeping import KeepingDown
 from paceline.wire.messages.node import (
     Finished,
     KeepCut,
@@ -78,6 +88,13 @@ JOINED_WAIT_S = 60.0
 """Seconds for which an agent that joined on its own looks for the master before it leaves."""
 
 _log = logging.getLogger(__name__)
+
+
+class AgentEnding(NamedTuple):
+    """How an agent on another machine has ended, for the command that runs it."""
+
+    code: int = 0
+    words: str = ""
 
 
 class Agent:
@@ -115,6 +132,7 @@ class Agent:
         self._stacks = ""
         """Stacks of the threads of a process that hangs."""
         self._ending_hung: asyncio.Task[None] | None = None
+        self._probes: set[asyncio.Task[None]] = set()
         self._facts = FactsReader(
             self._files.ledger, self._limits.group, counts_samples=spec.traits.trains
         )
@@ -129,9 +147,10 @@ class Agent:
         self._files_served = serve_files(job, node, spec) if self._joined else None
         self._log_cap = LogCap(self._files.log, spec.log_bytes, num_nodes)
         self._master = MasterLink(job, node, self._on_connected, self._on_master)
+        self._kept = JournalKept(job, node, self._identity, spec, self._master)
         self._log_sender = LogSender(self._files.log, node, self._log_cap, self._master)
         self._quit = asyncio.Event()
-        self._terminated = False
+        self._terminated = self._is_left_alone = False
         self._supervisor = SupervisorWatch(job, node)
         if adopted:
             self._host.adopt(adopted)
@@ -139,7 +158,7 @@ class Agent:
         else:
             self._host.kill_strays()
 
-    async def serve(self) -> None:
+    async def serve(self) -> AgentEnding:
         """Return when the node must be no more."""
         self._host.start_zygote()
         await self._link.start()
@@ -152,7 +171,7 @@ class Agent:
             self._beat(),
             self._guard(),
             self._tick(),
-            self._cap_log(),
+            *((self._kept.watch(),) if self._joined else ()),
         )
         tasks = [asyncio.create_task(each) for each in loops]
         quitting = asyncio.create_task(self._quit.wait())
@@ -162,15 +181,26 @@ class Agent:
             # Raises if it was not the end but a bug: then all stays as it is for a successor.
             task.result()
         self._log_sender.send_last(time.monotonic())
+        self._kept.leave()
         await self._master.flush(LAST_WORDS_S)
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         await self._close()
+        if self._is_left_alone:
+            words = (
+                f"no master of the job has answered for {JOINED_WAIT_S:.0f} s, so {self._node} has "
+                "left; it is not known how the job ended, or whether it goes on"
+            )
+            return AgentEnding(LEFT_ALONE, words)
+        if why := self._state.left_out:
+            return AgentEnding(LEFT_OUT, f"the job goes on without {self._node}: {why}")
+        return AgentEnding()
 
     async def _close(self) -> None:
         if self._files_served is not None:
             self._files_served.close()
+        await self._kept.close()
         await self._link.close()
         await self._host.close()
         self._limits.group.remove()
@@ -179,7 +209,7 @@ class Agent:
 
     # ------------------------------------------------------------------ acts
 
-    def _do(self, acts: Iterable[Act]) -> None:  # noqa: C901
+    def _do(self, acts: Iterable[Act]) -> None:
         for act in acts:
             match act:
                 case ForkLife(start=start):
@@ -197,16 +227,30 @@ class Agent:
                     self._deliver(body)
                 case KnowServers(servers=servers):
                     keep_servers(self._job, servers)
-                case AgentFeatureTold():
-                    self._features.told(act)
-                case SendLog():
-                    self._log_sender.told(act)
-                case LimitNode(cpu=cpu, memory_bytes=memory_bytes):
-                    self._limit(cpu, memory_bytes)
                 case Quit():
                     self._quit.set()
                 case _:
-                    assert_never(act)
+                    self._follow(act)
+
+    def _follow(self, order: MasterOrder) -> None:
+        match order:
+            case AgentFeatureTold():
+                self._features.told(order)
+            case SendLog():
+                self._log_sender.told(order)
+            case ProbeMachine(machine=machine):
+                self._probes.add(probe := asyncio.create_task(self._probe(machine)))
+                probe.add_done_callback(self._probes.discard)
+            case LimitNode(cpu=cpu, memory_bytes=memory_bytes):
+                self._limit(cpu, memory_bytes)
+            case FindMeeting(number=number):
+                self._find_meeting(number)
+            case _:
+                assert_never(order)
+
+    async def _probe(self, machine: str) -> None:
+        answered = await answers(machine)
+        self._send(MachineProbed(node=self._node, machine=machine, answered=answered))
 
     async def _end_hung(self) -> None:
         running = self._state.running
@@ -227,6 +271,15 @@ class Agent:
     def _limit(self, cpu: float | None, memory_bytes: int | None) -> None:
         self._limits, note = change_limits(self._limits, self._node, cpu, memory_bytes)
         self._send(NodeLimited(node=self._node, hardware=self._limits.hardware, note=note))
+
+    def _find_meeting(self, number: int) -> None:
+        host = self._spec.listen
+        try:
+            address = f"{host}:{free_port(host)}"
+        except OSError as error:  # the master asks again
+            _log.warning("no_port node=%s host=%s error=%s", self._node, host, error)
+            return
+        self._send(MeetingFound(node=self._node, number=number, address=address))
 
     def _look_for_room(self) -> None:
         self._do(self._state.room(self._features.has_room(), time.monotonic()))
@@ -282,6 +335,7 @@ class Agent:
     # ------------------------------------------------------------------ the master
 
     def _on_connected(self) -> None:
+        self._log_sender.connected()
         running = self._state.running
         self._send(
             AgentHello(
@@ -296,12 +350,16 @@ class Agent:
                 files=self._files_served.address if self._files_served is not None else "",
                 size=self._size,
                 log=self._log_sender.source if self._joined else "",
+                may_keep=self._joined and self._kept.may_keep,
             )
         )
         self._features.connected()
         self._do(self._state.connected())
 
     def _on_master(self, message: AgentDown) -> None:
+        if isinstance(message, KeepingDown):
+            self._kept.told(message)
+            return
         self._do(self._state.on_master(message, time.monotonic()))
 
     # ------------------------------------------------------------------ the clock
@@ -325,18 +383,20 @@ class Agent:
         self._send(Heartbeat(node=self._node, facts=facts))
 
     async def _tick(self) -> None:
+        capping: asyncio.Future[None] | None = None
         while True:
             await asyncio.sleep(TICK_S)
+            if capping is not None and capping.done():
+                capping.result()  # raises what it raised
+                capping = None
+            if capping is None and self._log_sender.may_be_large:
+                # In a thread: the tail of a large log takes the disk a while.
+                look = self._log_sender.look
+                capping = asyncio.get_running_loop().run_in_executor(None, look)
             self._features.tick(time.monotonic())
             self._look_for_room()
             self._log_sender.send(time.monotonic())
             self._do(self._state.tick(time.monotonic()))
-
-    async def _cap_log(self) -> None:
-        while True:
-            await asyncio.sleep(TICK_S)
-            # In a thread: the tail of a large log takes the disk a while.
-            await asyncio.to_thread(self._log_sender.look)
 
     async def _guard(self) -> None:
         while True:
@@ -348,6 +408,7 @@ class Agent:
                 self._supervisor.look()
             elif self._master.silent_s() > JOINED_WAIT_S:
                 _log.warning("master_gone node=%s: leaving", self._node)
+                self._is_left_alone = True
                 self._do(self._state.leave(0.0, time.monotonic()))
 
     def _on_terminate(self) -> None:

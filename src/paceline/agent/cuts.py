@@ -64,7 +64,8 @@ class CutsKept:
         except (OSError, ValueError):  # an epoch has begun, which frees memory
             self._tell(CutKept(inc=copied.inc, copied=copied, gone=True))
             return
-        self._keeper.keep(Image(copied, memoryview(mapped), message.partner))
+        data = memoryview(mapped)
+        self._keeper.keep(Image(copied, data, message.partner, message.elsewhere))
 
     def _hear(self, copied: Copied, error: Exception | None) -> None:
         """Hand the keeper's word on a cut to the loop; runs in the keeper's thread."""

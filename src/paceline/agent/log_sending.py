@@ -11,7 +11,7 @@ import threading
 from pathlib import Path
 
 from paceline.agent.master_link import MasterLink
-from paceline.base.log_cap import LogCap
+from paceline.base.log_cap import LEAST_BYTES, LogCap
 from paceline.protocol.nodes.log_lines import LogPart, LogSending
 from paceline.wire.messages.agent import SendLog
 
@@ -33,16 +33,29 @@ class LogSender:
         self._sending = LogSending(node)
         #: Held while the log is cut, or read: a cut moves what a reader looks for.
         self._still = threading.Lock()
-        #: Whether a master wants the log: none does where it is in the job's directory.
+        #: Whether the master wants the log, and has said how far it is: none does where the log is
+        #: in the job's directory.
         self._is_asked = False
         self.source = f"{socket.gethostname()}:{path}"
         """Where the log is, for the master and for people."""
+
+    def connected(self) -> None:
+        """Send nothing on a new stream before its master has said what it has.
+
+        What the former stream has lost would be left out of the log for good.
+        """
+        self._is_asked = False
 
     def told(self, order: SendLog) -> None:
         """Begin to send, or go on, as this master says."""
         self._is_asked = True
         with self._still:
             self._sending.told(order, self._size())
+
+    @property
+    def may_be_large(self) -> bool:
+        """Whether there is something to `look` at; costs a hundredth of a look in a thread."""
+        return self._size() > LEAST_BYTES
 
     def look(self) -> None:
         """Cut the log if it is too large; takes the disk a while, so in a thread."""

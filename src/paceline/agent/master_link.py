@@ -43,6 +43,8 @@ class MasterLink:
         self._job, self._node = job, node
         self._on_connected, self._on_message = on_connected, on_message
         self._stream: MasterStream | None = None
+        #: The newest attempt to make one.
+        self._attempt: asyncio.Task[MasterStream] | None = None
         #: Word of a member on its progress that goes with the next message, and the newest sent.
         self._waits: FromProcess | None = None
         self._progress: Progress | None = None
@@ -72,6 +74,16 @@ class MasterLink:
         self._waits = message
         return True
 
+    def drop(self) -> None:
+        """End the stream, or the attempt to make one, as the master is elsewhere.
+
+        Also that of a master that answers nothing; `follow` makes another.
+        """
+        if self._stream is not None:
+            self._stream.drop()
+        elif self._attempt is not None:
+            self._attempt.cancel()
+
     @property
     def is_behind(self) -> bool:
         """Whether the master is away, or reads more slowly than is sent."""
@@ -96,15 +108,25 @@ class MasterLink:
         wait_s = RETRY_S
         while True:
             try:
-                stream = await self._connect()
+                stream = await self._try()
             except (PacelineError, OSError) as error:
                 self._tell_once(f"master_unreachable error={error}")
                 await asyncio.sleep(wait_s)
                 wait_s = min(2 * wait_s, RETRY_MAX_S)
                 continue
             wait_s = RETRY_S
-            await self._hear(stream)
-            await asyncio.sleep(RETRY_S)
+            if stream is not None:
+                await self._hear(stream)
+                await asyncio.sleep(RETRY_S)
+
+    async def _try(self) -> MasterStream | None:
+        """Connect; None: `drop` has ended the attempt."""
+        self._attempt = attempt = asyncio.create_task(self._connect())
+        try:
+            await asyncio.wait({attempt})
+        finally:
+            attempt.cancel()
+        return None if attempt.cancelled() else attempt.result()
 
     async def _connect(self) -> MasterStream:
         return await ControlClient.to(self._job).connect_agent()

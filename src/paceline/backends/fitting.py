@@ -1,7 +1,6 @@
 """The spec of a job with what its platform finds out where the job starts."""
 
-import importlib
-
+from paceline.base.backends import part_of
 from paceline.jobs.surroundings import fixed
 from paceline.wire.spec import JobSpec
 
@@ -12,6 +11,6 @@ def fitted(spec: JobSpec) -> JobSpec:
     Raises:
         ConfigError: the platform is not there.
     """
-    backend = importlib.import_module(f"paceline.backends.{spec.backend}.backend")
-    found: JobSpec = backend.prepare(spec)
+    prepare = part_of(spec.backend, "prepared")
+    found: JobSpec = spec if prepare is None else prepare(spec)
     return fixed(found)

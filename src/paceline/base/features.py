@@ -7,7 +7,7 @@ is named as text, so that a process imports only what it uses itself.
 import importlib.metadata
 import pkgutil
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import cache
 from typing import Any, NamedTuple
 
@@ -97,19 +97,31 @@ class InstalledFeature(NamedTuple):
     fault: str = ""
 
 
-def _own_first(entry: importlib.metadata.EntryPoint) -> tuple[str, bool, str]:
-    """Sort by name; of one name, paceline's own come first."""
-    package = entry.dist.name if entry.dist is not None else ""
-    return entry.name, package != OWN, package
+def _with_packages(
+    entries: Iterable[importlib.metadata.EntryPoint],
+) -> list[tuple[str, bool, str, importlib.metadata.EntryPoint]]:
+    """Sort entry points by name; of one name, paceline's own come first.
+
+    Each has the name of its package, which is read once: a package's file of metadata is parsed
+    for each look at its name.
+    """
+    names = dict[int, str]()
+    found = []
+    for entry in entries:
+        package = ""
+        if entry.dist is not None:
+            package = names.get(id(entry.dist)) or entry.dist.name
+            names[id(entry.dist)] = package
+        found.append((entry.name, package != OWN, package, entry))
+    return sorted(found, key=lambda one: one[:3])
 
 
 @cache
 def installed() -> tuple[InstalledFeature, ...]:
     """Return the declared features, by name; one that cannot be loaded says why."""
-    entries = sorted(importlib.metadata.entry_points(group=GROUP), key=_own_first)
+    entries = importlib.metadata.entry_points(group=GROUP)
     found = dict[str, InstalledFeature]()
-    for entry in entries:
-        package = entry.dist.name if entry.dist is not None else ""
+    for _, _, package, entry in _with_packages(entries):
         if entry.name in found:
             say_failed(
                 f"{entry.name} of {package}",

@@ -43,3 +43,14 @@ def bind_error(host: str, port: int) -> str | None:
             taken = "another process listens there"
             return taken if error.errno == errno.EADDRINUSE else str(error.strerror)
     return None
+
+
+def free_port(host: str) -> int:
+    """Return a TCP port of IPv4 at which nobody listens now; until it is used somebody might.
+
+    Raises:
+        OSError: no interface has the address, or no port is free.
+    """
+    with socket.socket() as probe:
+        probe.bind((host, 0))
+        return int(probe.getsockname()[1])

@@ -89,6 +89,8 @@ class JobDir:
         """Names of features that the next master leaves out, one per line."""
         self.logs = path / "logs"
         self.cuts = path / "cuts"
+        self.script_digest = path / "script.sha256"
+        """Digest of the script's file, as it was when this run of the job began."""
         self.sent = path / "sent"
         """A copy of the folder that `paceline submit` has sent along."""
         self.sent_from = path / "sent.from"
@@ -110,6 +112,26 @@ class JobDir:
     @property
     def job_id(self) -> str:
         return self.path.name
+
+    @property
+    def life_address(self) -> Path:
+        """Address of a port that takes connections as long as the supervisor lives."""
+        return self.path / "supervisor.address"
+
+    @property
+    def term(self) -> Path:
+        """Seat and newest term of the master here, once the journal is kept elsewhere, too."""
+        return self.path / "term.json"
+
+    @property
+    def taken_over(self) -> Path:
+        """Where the job's master was before; removed once the master here has said so."""
+        return self.path / "taken_over.json"
+
+    @property
+    def gone_on(self) -> Path:
+        """Where the job goes on, in one line: the part of this directory in it has ended."""
+        return self.path / "gone_on"
 
     @property
     def run_dir(self) -> Path:
@@ -187,6 +209,7 @@ class JobDir:
             file.write(secrets.token_hex(32))
         fresh.replace(self.secret_file)
         self.ticket.unlink(missing_ok=True)
+        self.term.unlink(missing_ok=True)
         if self.tls.exists():
             shutil.rmtree(self.tls)
 

@@ -1,6 +1,7 @@
 """Nodes of jobs whose master is elsewhere: each has a job directory of its own on this machine."""
 
 import contextlib
+import os
 import shutil
 import socket
 import time
@@ -15,6 +16,10 @@ EMPTY_S = 2.0
 """The killed leave their control groups a little after they are gone for everybody else."""
 _STARTS_S = 60.0
 """A directory that is younger may be of a node whose agent is about to start."""
+LEFT_ALONE = os.EX_UNAVAILABLE
+"""Exit code of an agent whose master has gone for good, and of the command that runs it."""
+LEFT_OUT = os.EX_CONFIG
+"""Exit code of both where the job goes on without the node, which cannot take part."""
 LOGS_KEPT_S = 7 * 86400.0
 """Seconds for which the logs of a node that has left stay; most of it is in the job's own logs."""
 
@@ -40,9 +45,15 @@ def remove_joined(job: JobDir) -> None:
     job.secret_file.unlink(missing_ok=True)
 
 
-def lost_nodes() -> Iterator[JobDir]:
-    """Nodes of this machine whose agent was killed before it could remove what it had made."""
+def lost_nodes(but: str = "") -> Iterator[JobDir]:
+    """Nodes of this machine whose agent was killed before it could remove what it had made.
+
+    Args:
+        but: id of a job whose nodes are left out; empty: none.
+    """
     for path in _of_this_machine().glob("*.*"):
+        if path.stem == but:
+            continue
         job = JobDir(path)
         try:
             made_s = job.secret_file.stat().st_mtime
@@ -52,9 +63,13 @@ def lost_nodes() -> Iterator[JobDir]:
             yield job
 
 
-def clear_joined() -> None:
-    """Remove what nodes that are gone have left on this machine: all but the logs, and old logs."""
-    for node in lost_nodes():
+def clear_joined(but: str = "") -> None:
+    """Remove what nodes that are gone have left on this machine: all but the logs, and old logs.
+
+    Args:
+        but: id of a job whose nodes are left out, since they are about to start; empty: none.
+    """
+    for node in lost_nodes(but):
         remove_joined(node)
     for path in _of_this_machine().glob("*.*"):
         job = JobDir(path)

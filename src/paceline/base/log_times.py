@@ -52,7 +52,7 @@ class LogTimes:
         """
         self._size_bytes = 0
         try:
-            times_s, sizes_bytes = _of_present(self._log)
+            times_s, sizes_bytes = _of_present(times_of(self._log).read_bytes())
             points = [
                 _POINT.pack(t, size_bytes - start_bytes)
                 for t, size_bytes in zip(times_s, sizes_bytes, strict=True)
@@ -66,15 +66,17 @@ class LogTimes:
             return  # as above
 
 
-def printed_by(log: Path) -> Callable[[int], float | None]:
+def printed_by(noted: bytes | None) -> Callable[[int], float | None]:
     """When what is in a log up to a byte had been printed, as a function of the byte.
 
     Unix time, at most `EVERY_S` late; None: nobody has noted it, or not yet.
+
+    Args:
+        noted: what is in the file of its times; None: there is none.
     """
-    try:
-        times_s, sizes_bytes = _of_present(log)
-    except FileNotFoundError:
+    if noted is None:
         return lambda _: None
+    times_s, sizes_bytes = _of_present(noted)
 
     def printed_s(end_bytes: int) -> float | None:
         place = bisect_left(sizes_bytes, end_bytes)
@@ -83,27 +85,30 @@ def printed_by(log: Path) -> Callable[[int], float | None]:
     return printed_s
 
 
-def _of_present(log: Path) -> tuple[list[float], list[int]]:
+def _of_present(noted: bytes) -> tuple[list[float], list[int]]:
     """Times and sizes that were noted of what is in the log now: a cut log begins again."""
-    points = _read(log)
+    points = _points(noted)
     first = max((n for n in range(1, len(points)) if points[n][1] < points[n - 1][1]), default=0)
     return [t for t, _ in points[first:]], [size for _, size in points[first:]]
 
 
-def _read(log: Path) -> list[tuple[float, int]]:
-    data = times_of(log).read_bytes()
+def _points(noted: bytes) -> list[tuple[float, int]]:
     # The last point may have lost its end with its writer.
-    return list(_POINT.iter_unpack(data[: len(data) // _POINT.size * _POINT.size]))
+    return list(_POINT.iter_unpack(noted[: len(noted) // _POINT.size * _POINT.size]))
 
 
-def start_since(log: Path, unix_s: float) -> int | None:
-    """The byte of the log at which what was printed since begins; None: nobody noted its times."""
-    try:
-        points = _read(log)
-    except FileNotFoundError:
+def start_since(noted: bytes | None, size_bytes: int, unix_s: float) -> int | None:
+    """The byte of the log at which what was printed since begins; None: nobody noted its times.
+
+    Args:
+        noted: what is in the file of its times; None: there is none.
+        size_bytes: of the log.
+        unix_s: Unix time.
+    """
+    if noted is None:
         return None
-    start, size_bytes = 0, log.stat().st_size
-    for t, seen_bytes in points:
+    start = 0
+    for t, seen_bytes in _points(noted):
         if t <= unix_s:
             start = seen_bytes
         elif seen_bytes < start:

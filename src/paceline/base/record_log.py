@@ -108,6 +108,15 @@ class RecordLog(Generic[R]):
                     why = f"record {seq} is damaged or of another version of paceline ({error})"
                     raise self._unusable(why) from error
 
+    def encoded(self) -> list[bytes]:
+        """All records, as they are written.
+
+        Raises:
+            JournalRefused: it cannot be read now.
+        """
+        with self._at_work() as db:
+            return [data for (data,) in db.execute("SELECT record FROM log ORDER BY seq")]
+
     def compact(self, records: Iterable[R]) -> None:
         """Put these in the place of all records so far, which they stand for.
 

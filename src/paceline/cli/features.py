@@ -8,6 +8,7 @@ from rich.table import Table
 from typer.main import get_command_name
 from typer.models import CommandInfo
 
+from paceline.base import backends
 from paceline.base.features import OWN, Feature, installed, say_failed
 
 PARTS = {
@@ -30,7 +31,7 @@ PARTS = {
 
 
 def features() -> None:
-    """List the installed features, and what switches each of them on."""
+    """List what is installed beside the core, and what switches it on."""
     table = Table.grid(padding=(0, 2, 0, 0))
     table.add_column(no_wrap=True)
     table.add_column()
@@ -42,6 +43,11 @@ def features() -> None:
         table.add_row(one.name, one.feature.about)
         package = "" if one.package == OWN else f"; package {one.package}"
         detail = f"on with {on}; has {parts_of(one.feature) or 'no parts'}{package}"
+        table.add_row("", detail, style="dim")
+    for kind in backends.installed().values():
+        table.add_row(f"backend {kind.name}", f"runs nodes as {kind.about}")
+        detail = f"on with --backend {kind.name}"
+        detail += f"; not installed here: {kind.lacks}" if kind.lacks else ""
         table.add_row("", detail, style="dim")
     Console(highlight=False).print(table)
 

@@ -19,10 +19,18 @@ def status(
 ) -> None:
     """Show all jobs, the newest first, or one in detail."""
     from paceline.cli import show
+    from paceline.jobs.from_afar import TICKET
     from paceline.jobs.listing import JobSelection
+    from paceline.jobs.running import NearJob, find_running
 
     if observation:
-        show.show_observation(JobDir.find(job))
+        show.show_observation(find_running(job))
+    elif TICKET.get() is not None:
+        from paceline.cli.far import show_far_job
+
+        found = find_running(job)
+        assert not isinstance(found, NearJob)
+        show_far_job(found, console(), as_json=as_json)
     elif job is None:
         show.show_jobs(console(), JobSelection(), as_json=as_json)
     elif as_json:
@@ -91,6 +99,8 @@ def logs(
 ) -> None:
     """Print what a job's processes have printed."""
     from paceline.cli.logs import LogFilter, parse_since, show_logs
+    from paceline.jobs.log_files import FarLogs, NearLogs
+    from paceline.jobs.running import NearJob, find_running
 
     numbered = [("worker", worker), ("server", server)]
     named = [node, *(f"{role}-{n}" for role, n in numbered if n is not None)]
@@ -105,7 +115,8 @@ def logs(
         timestamps=timestamps,
         follow=follow,
     )
-    show_logs(JobDir.find(job), wanted)
+    found = find_running(job)
+    show_logs(NearLogs(found.dir) if isinstance(found, NearJob) else FarLogs(found), wanted)
 
 
 def rm(

@@ -1,7 +1,6 @@
 """``paceline logs``: what the processes of a job have printed, all, the last, or as it grows."""
 
 import sys
-import time
 from datetime import datetime
 from pathlib import Path
 
@@ -9,19 +8,14 @@ import msgspec
 from msgspec import Struct
 
 from paceline.base.errors import ConfigError
-from paceline.base.jobdir import JobDir
-from paceline.base.log_times import printed_by, start_since
-from paceline.jobs.history import Tail
-from paceline.jobs.launch import is_supervised
+from paceline.base.log_times import printed_by, start_since, times_of
+from paceline.jobs.log_files import CUT_OFF, LogFiles
 from paceline.jobs.spec_values import parse_ago_s
 
-FOLLOW_S = 0.3
 BLOCK_BYTES = 1 << 16
 STAMP = "%Y-%m-%d %H:%M:%S"
 """Format of the time with which lines of paceline's own processes begin, in local time."""
 STAMP_BYTES = 19
-CUT_OFF = ".1.log"
-"""Ends the name of what is kept of a log that became too long."""
 
 
 class LogFilter(Struct, frozen=True, kw_only=True):
@@ -64,52 +58,100 @@ def parse_since(text: str, now_s: float) -> float:
         raise ConfigError(f"--since: got {text!r}, expected {expected}") from error
 
 
-def show_logs(job: JobDir, wanted: LogFilter) -> None:
+class GrowingLog:
+    """New whole lines of a growing log."""
+
+    def __init__(self, files: LogFiles, name: str, start: int) -> None:
+        """``start``: the byte of the first line."""
+        self._files, self._name = files, name
+        self.upto = start
+        """The byte up to which the log was read."""
+        #: What was read and has no end of line.
+        self._open = b""
+
+    @property
+    def told_bytes(self) -> int:
+        """The byte up to which lines were returned."""
+        return self.upto - len(self._open)
+
+    def lines(self) -> list[bytes]:
+        """Return the lines that were added since the last call, without their ends."""
+        whole, end, self._open = self._read().rpartition(b"\n")
+        return whole.split(b"\n") if end else []
+
+    def rest(self) -> list[bytes]:
+        """Return what was printed last and has no end of line: at most one, which must not grow."""
+        text, self._open = self._read(), b""
+        return [text] if text else []
+
+    def _read(self) -> bytes:
+        """Return what was not returned yet."""
+        size = self._files.size(self._name) or 0
+        if size < self.upto:
+            self.upto, self._open = 0, b""  # it was cut, and begins again
+        if size > self.upto:
+            fresh = self._files.read(self._name, self.upto, size - self.upto)
+            self.upto += len(fresh)
+            self._open += fresh
+        return self._open
+
+
+def show_logs(files: LogFiles, wanted: LogFilter) -> None:
     """Print logs, and go on while the job runs if asked to.
 
     Raises:
         ConfigError: no log of that name.
     """
-    if wanted.node and not (job.logs / f"{wanted.node}.log").exists():
-        there = ", ".join(path.stem for path in _logs(job)) or "none"
-        raise ConfigError(f"no log of {wanted.node!r} in job {job.job_id}; there are: {there}")
-    wanted_logs = [job.logs / f"{wanted.node}.log"] if wanted.node else _logs(job)
-    for path in wanted_logs:
-        _show_cut_off(path, wanted)
-    tails: dict[Path, Tail] = {}
+    only = [f"{wanted.node}.log"] if wanted.node else []
+    if only and files.size(only[0]) is None:
+        there = ", ".join(map(_node_of, files.logs())) or "none"
+        raise ConfigError(f"no log of {wanted.node!r} in job {files.job_id}; there are: {there}")
+    for name in only or files.logs():
+        _show_cut_off(files, name, wanted)
+    tails: dict[str, GrowingLog] = {}
+    # Before the reading: what is written before the end is read after it.
+    goes_on = wanted.follow and files.runs()
     while True:
-        # Before the reading: what is written before the end is read after it.
-        goes_on = wanted.follow and not job.outcome.exists() and is_supervised(job)
-        for path in wanted_logs if wanted.node else _logs(job):
-            if path not in tails:
-                tails[path] = Tail(path, start=_start(path, wanted))
-            lines = tails[path].lines()
-            _print(path, lines, tails[path].read_bytes, wanted)
+        for name in only or files.logs():
+            if name not in tails:
+                tails[name] = GrowingLog(files, name, _start(files, name, wanted))
+            tail = tails[name]
+            _print(files, name, tail.lines(), tail.told_bytes, wanted)
             if not goes_on:
-                _print(path, tails[path].rest(), tails[path].read_bytes, wanted, ended=False)
+                _print(files, name, tail.rest(), tail.told_bytes, wanted, ended=False)
         sys.stdout.flush()
         if not goes_on:
             return
-        time.sleep(FOLLOW_S)  # noqa: TID251
+        goes_on = files.wait({name: tails[name].upto for name in tails}, every=not only)
 
 
 def _print(
-    log: Path, lines: list[bytes], read_bytes: int, wanted: LogFilter, *, ended: bool = True
+    files: LogFiles,
+    name: str,
+    lines: list[bytes],
+    read_bytes: int,
+    wanted: LogFilter,
+    *,
+    ended: bool = True,
 ) -> None:
     """Print lines that end at a byte of their log; ``ended``: each with an end of line."""
     has_times = lines and (wanted.timestamps or wanted.as_json)
-    printed_s = printed_by(log) if has_times else lambda _: None
+    printed_s = printed_by(files.whole(_times_of(name))) if has_times else lambda _: None
     at = read_bytes - sum(len(line) + ended for line in lines)
     for line in lines:
         at += len(line) + ended
         time_s = printed_s(at)
         if time_s is None and wanted.as_json:
             time_s = _stamp_s(line) or None
-        print(_printed(_node_of(log), line.decode(errors="replace"), time_s, wanted))
+        print(_printed(_node_of(name), line.decode(errors="replace"), time_s, wanted))
 
 
-def _node_of(log: Path) -> str:
-    return log.name.removesuffix(CUT_OFF).removesuffix(".log")
+def _times_of(name: str) -> str:
+    return times_of(Path(name)).name
+
+
+def _node_of(name: str) -> str:
+    return name.removesuffix(CUT_OFF).removesuffix(".log")
 
 
 def _printed(node: str, line: str, time_s: float | None, wanted: LogFilter) -> str:
@@ -121,67 +163,62 @@ def _printed(node: str, line: str, time_s: float | None, wanted: LogFilter) -> s
     return f"{stamp}{line}" if wanted.node else f"{node} | {stamp}{line}"
 
 
-def _show_cut_off(log: Path, wanted: LogFilter) -> None:
+def _show_cut_off(files: LogFiles, log: str, wanted: LogFilter) -> None:
     """Show what is kept of the part of a log that was cut off, as far as it is wanted."""
-    path = log.with_suffix(CUT_OFF)
-    if not path.exists() or (wanted.since_s or 0.0) > path.stat().st_mtime:
+    name = f"{_node_of(log)}{CUT_OFF}"
+    size = files.size(name)
+    if size is None or (wanted.since_s or 0.0) > files.changed_s(name):
         return
-    start = 0 if wanted.since_s is None else start_since(path, wanted.since_s) or 0
-    if wanted.tail is not None:
-        _, missing = find_last(log, wanted.tail)
-        start = max(start, find_last(path, missing)[0])
-    tail = Tail(path, start=start)
-    _print(path, tail.lines(), tail.read_bytes, wanted)
-    _print(path, tail.rest(), tail.read_bytes, wanted, ended=False)
-
-
-def _logs(job: JobDir) -> list[Path]:
-    found = (path for path in job.logs.glob("*.log") if not path.name.endswith(CUT_OFF))
-    return sorted(found, key=lambda path: (not path.stem.startswith("worker"), path.stem))
-
-
-def _start(log: Path, wanted: LogFilter) -> int:
-    """The byte from which on a log is wanted."""
-    since = 0
+    start = 0
     if wanted.since_s is not None:
-        known = start_since(log, wanted.since_s)
-        since = _find_stamp(log, wanted.since_s) if known is None else known
-    last = 0 if wanted.tail is None else find_last(log, wanted.tail)[0]
+        start = start_since(files.whole(_times_of(name)), size, wanted.since_s) or 0
+    if wanted.tail is not None:
+        _, missing = find_last(files, log, wanted.tail)
+        start = max(start, find_last(files, name, missing)[0])
+    tail = GrowingLog(files, name, start)
+    _print(files, name, tail.lines(), tail.told_bytes, wanted)
+    _print(files, name, tail.rest(), tail.told_bytes, wanted, ended=False)
+
+
+def _start(files: LogFiles, name: str, wanted: LogFilter) -> int:
+    """The byte from which on a log is wanted."""
+    since, size = 0, files.size(name) or 0
+    if wanted.since_s is not None:
+        known = start_since(files.whole(_times_of(name)), size, wanted.since_s)
+        since = _find_stamp(files, name, wanted.since_s) if known is None else known
+    last = 0 if wanted.tail is None else find_last(files, name, wanted.tail)[0]
     return max(since, last)
 
 
-def find_last(log: Path, count: int) -> tuple[int, int]:
+def find_last(files: LogFiles, name: str, count: int) -> tuple[int, int]:
     """The byte at which the last ``count`` lines begin, and how many of them the log lacks.
 
     Read from its end on, as far as that takes; what has no end of line is a line, too.
     """
-    with log.open("rb") as file:
-        at = size = file.seek(0, 2)
-        if count <= 0 or not size:
-            return size, max(0, count)
-        file.seek(size - 1)
-        left = count + (file.read(1) == b"\n")
-        while at:
-            first = max(0, at - BLOCK_BYTES)
-            file.seek(first)
-            block = file.read(at - first)
-            found = block.count(b"\n")
-            if found >= left:
-                for _ in range(left - 1):
-                    block = block[: block.rindex(b"\n")]
-                return first + block.rindex(b"\n") + 1, 0
-            left, at = left - found, first
+    at = size = files.size(name) or 0
+    if count <= 0 or not size:
+        return size, max(0, count)
+    left = count + (files.read(name, size - 1, 1) == b"\n")
+    while at:
+        first = max(0, at - BLOCK_BYTES)
+        block = files.read(name, first, at - first)
+        found = block.count(b"\n")
+        if found >= left:
+            for _ in range(left - 1):
+                block = block[: block.rindex(b"\n")]
+            return first + block.rindex(b"\n") + 1, 0
+        left, at = left - found, first
     return 0, left - 1
 
 
-def _find_stamp(log: Path, unix_s: float) -> int:
+def _find_stamp(files: LogFiles, name: str, unix_s: float) -> int:
     """The first line that is stamped with that time or a later one; the end: there is none."""
     start = 0
-    with log.open("rb") as file:
-        for line in file:
-            if _stamp_s(line) >= unix_s:
-                return start
-            start += len(line)
+    text = files.read(name, 0, files.size(name) or 0)
+    while start < len(text):
+        if _stamp_s(text[start : start + STAMP_BYTES]) >= unix_s:
+            return start
+        start = text.find(b"\n", start) + 1 or len(text)
     return start
 
 

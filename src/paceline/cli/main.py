@@ -1,6 +1,7 @@
 """The command ``paceline``: flags in, calls out. What a command does is imported when it runs."""
 
 import contextlib
+import gc
 import io
 import sys
 from collections.abc import Callable
@@ -25,9 +26,11 @@ from paceline.cli import (
 )
 from paceline.cli.features import add_verbs
 from paceline.cli.hints import hint_about
+from paceline.jobs.from_afar import TICKET
 from paceline.jobs.leftovers import clear_leftovers
 from paceline.jobs.outcome import End, code_of
 from paceline.terminal.groups import CHANGE, EVERY_DAY, EXPERTS, LOOK, by_panel
+from paceline.terminal.plain_values import check_late
 from paceline.terminal.run_command import RunCommand
 
 
@@ -42,7 +45,15 @@ class _Group(TyperGroup):
         """Find the command; of a word that is none, say what it means here."""
         if args[0] not in self.commands and (hint := hint_about(args)):
             raise ConfigError(hint)
-        return super().resolve_command(ctx, args)
+        name, command, rest = super().resolve_command(ctx, args)
+        if command is not None:
+            check_late(command, ctx)
+        return name, command, rest
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Read what stands before the command."""
+        check_late(self, ctx)
+        return super().parse_args(ctx, args)
 
     def invoke(self, ctx: Any) -> Any:
         """Run the command."""
@@ -94,16 +105,50 @@ def _print_version(wanted: bool) -> None:
         raise typer.Exit
 
 
+FAR_VERBS = ("kill", "logs", "replace", "scale", "status", "stop")
+"""Commands that need a job's master alone, and so work on any machine that reaches it."""
+
+
 @app.callback()
 def paceline(
+    context: typer.Context,
     version: Annotated[
         bool,
         typer.Option(
             "--version", help="Show the version and exit.", is_eager=True, callback=_print_version
         ),
     ] = False,
+    job: Annotated[
+        str | None,
+        typer.Option(
+            "--job",
+            metavar="TICKET",
+            help="A job of another machine, by its ticket: a file, -, or HOST:PORT with "
+            "PACELINE_TICKET.",
+        ),
+    ] = None,
+    at: Annotated[
+        str | None,
+        typer.Option(
+            "--at", metavar="HOST:PORT", help="With --job: where its master is reached from here."
+        ),
+    ] = None,
 ) -> None:
     """Elastic training of PyTorch models, every sample accounted for."""
+    if job is None and at is not None:
+        raise ConfigError("--at: expected it with --job TICKET")
+    if job is None or context.resilient_parsing:
+        TICKET.set(None)
+        return
+    verb = context.invoked_subcommand or ""
+    if verb not in FAR_VERBS:
+        raise ConfigError(
+            f"{verb}: got --job, but it reads the job's files; run `paceline {verb}` on the "
+            f"machine of its master. From here work: {', '.join(FAR_VERBS)}"
+        )
+    from paceline.jobs.far import ticket_of_option
+
+    TICKET.set(ticket_of_option(job, at))
 
 
 app.command(
@@ -139,3 +184,4 @@ app.command(cls=submit.SubmitCommand, context_settings=submit.PASS_ON, rich_help
     submit.submit
 )
 call_each("verbs", partial(add_verbs, app))
+gc.freeze()  # nothing that modules made is garbage: what comes next need not look for some there

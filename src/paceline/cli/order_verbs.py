@@ -11,6 +11,7 @@ from paceline.base.jobdir import JobDir
 from paceline.terminal.options import Job, console, whole_number
 
 if TYPE_CHECKING:
+    from paceline.jobs.running import RunningJob
     from paceline.wire.client import Call, JobStatus, ResizeNodes
 MOST_CORES = 4096
 """Most cores that an order may give a node."""
@@ -53,7 +54,7 @@ def scale(
     Or change what its nodes may use.
     With backend ray a node of another size gets another place, one node at a time.
     """
-    from paceline.jobs.launch import ask_running
+    from paceline.jobs.running import find_running
     from paceline.jobs.wording import counted
     from paceline.wire.client import GetStatus, JobStatus, Scale
 
@@ -67,19 +68,23 @@ def scale(
             "scale: expected --workers N, --servers N, or one of --worker-cpu, --worker-memory, "
             "--server-cpu and --server-memory; write e.g. `paceline scale JOB --workers 4`"
         )
-    before = ask_running(JobDir.find(job), GetStatus())
+    found = find_running(job)
+    before = found.ask(GetStatus())
     for wanted in sizes:
-        job_id = _order(job, wanted)
-        print(f"job {job_id}: each {wanted.role} gets {_words(wanted)}; `paceline status` has it")
+        _order(found, wanted)
+        said = f"each {wanted.role} gets {_words(wanted)}; `paceline status` has it"
+        print(f"job {found.job_id}: {said}")
     if not any(counts.values()):
         return
-    job_id = _order(job, Scale(workers=workers, servers=servers))
+    _order(found, Scale(workers=workers, servers=servers))
     told = [counted(count, role) for role, count in counts.items() if count is not None]
-    print(f"job {job_id}: {' and '.join(told)} from now on")
+    print(f"job {found.job_id}: {' and '.join(told)} from now on")
     assert isinstance(before, JobStatus)
     for role, count in counts.items():
         if count is not None and (short := without_room(before, count, role)):
-            print(f"there is room for {short[0]} of {short[1]} more now: the rest wait for a place")
+            why = f" ({before.lacks[role]})" if role in before.lacks else ""
+            free, more = short
+            print(f"there is room for {free} of {more} more now{why}: the rest wait for a place")
 
 
 def _sizes(role: str, cpu: str | None, memory: str | None) -> "list[ResizeNodes]":
@@ -131,6 +136,7 @@ def kill(
 
     It is started again.
     """
+    from paceline.jobs.running import NearJob, find_running
     from paceline.wire.client import Kill
 
     if [worker, server, master or None].count(None) != 2:
@@ -138,16 +144,19 @@ def kill(
             "kill: expected one of --worker N, --server N and --master; write e.g. `paceline kill "
             f"{job or 'JOB'} --worker 0`"
         )
-    if master:
-        job_id, node = _kill_master(JobDir.find(job)), "the master"
+    node = "the master" if master else _node("kill", worker, server)
+    found = find_running(job)
+    if not master:
+        _order(found, Kill(node=node))
+    elif isinstance(found, NearJob):
+        _kill_master(found.dir)
     else:
-        node = _node("kill", worker, server)
-        job_id = _order(job, Kill(node=node))
-    print(f"job {job_id}: {node} is killed and will be started again")
+        raise ConfigError("kill --master: got --job; run it on the machine of the master")
+    print(f"job {found.job_id}: {node} is killed and will be started again")
 
 
-def _kill_master(job: JobDir) -> str:
-    """End the master of a job with SIGKILL, if it is a process of this machine; the job's id.
+def _kill_master(job: JobDir) -> None:
+    """End the master of a job with SIGKILL, if it is a process of this machine.
 
     Raises:
         ConfigError: the job has ended, or its master is elsewhere.
@@ -172,16 +181,16 @@ def _kill_master(job: JobDir) -> str:
     # Before: the master cannot tell it any more, and nobody else knows that it was an order.
     append_if_possible(job.events, KilledEvent(t=time.time(), node=MASTER).text())
     kill_quietly(status.master_pid)
-    return job.job_id
 
 
 def replace(job: Job = None, worker: Worker = None, server: Server = None) -> None:
     """Replace a node's process by a fresh one while training goes on."""
+    from paceline.jobs.running import find_running
     from paceline.wire.client import Replace
 
-    node = _node("replace", worker, server)
-    job_id = _order(job, Replace(node=node))
-    print(f"job {job_id}: {node} is being replaced")
+    node, found = _node("replace", worker, server), find_running(job)
+    _order(found, Replace(node=node))
+    print(f"job {found.job_id}: {node} is being replaced")
 
 
 def stop(
@@ -191,17 +200,24 @@ def stop(
     """End a job: the workers finish their step, then one more cut."""
     from paceline.cli import run as running
     from paceline.jobs.outcome import read_outcome
+    from paceline.jobs.running import NearJob, find_running
     from paceline.wire.client import StopJob
 
-    found = JobDir.find(job)
-    has_ended = read_outcome(found.outcome) is not None
+    found = find_running(job)
+    if not isinstance(found, NearJob):
+        from paceline.cli.far import await_far_end
+
+        _order(found, StopJob(now=now))
+        await_far_end(found, console())
+        return
+    has_ended = read_outcome(found.dir.outcome) is not None
     try:
-        _order(job, StopJob(now=now))
+        _order(found, StopJob(now=now))
     except PacelineError:
-        if has_ended or read_outcome(found.outcome) is None:
+        if has_ended or read_outcome(found.dir.outcome) is None:
             raise
         # It has ended meanwhile, which is what was asked for.
-    running.await_end(found, console())
+    running.await_end(found.dir, console())
 
 
 def agent(
@@ -218,14 +234,23 @@ def agent(
             help="Where the master is reached from here. Default: the ticket's.",
         ),
     ] = None,
+    workers: Annotated[
+        int,
+        typer.Option(
+            metavar="N",
+            min=0,
+            help="Workers to run here. Default: as many as the job's machines have, else 1.",
+            show_default=False,
+        ),
+    ] = 0,
 ) -> None:
-    """Add this machine to a running job as one more worker.
+    """Add this machine to a running job, with a worker or more.
 
-    It stays until the job ends, or until Ctrl-C.
+    They stay until the job ends, or until Ctrl-C.
     """
     from paceline.cli.join import join_job
 
-    join_job(join, at)
+    join_job(join, at, workers)
 
 
 def _node(verb: str, worker: int | None, server: int | None) -> str:
@@ -237,18 +262,15 @@ def _node(verb: str, worker: int | None, server: int | None) -> str:
     return f"server-{server}" if worker is None else f"worker-{worker}"
 
 
-def _order(name: str | None, call: "Call") -> str:
-    """Ask the master of a job for something; the job's id.
+def _order(job: "RunningJob", call: "Call") -> None:
+    """Have the master of a job do something.
 
     Raises:
         ConfigError: the job has ended, or the master refuses.
         TransientError: the master does not answer.
     """
-    from paceline.jobs.launch import ask_running
     from paceline.wire.client import Done
 
-    job = JobDir.find(name)
-    reply = ask_running(job, call)
+    reply = job.ask(call)
     if isinstance(reply, Done) and reply.error:
         raise ConfigError(f"job {job.job_id}: {reply.error}")
-    return job.job_id

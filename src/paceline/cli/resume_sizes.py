@@ -24,6 +24,11 @@ def read_sizes(spec: JobSpec, flags: Mapping[str, str], job: JobDir | None = Non
         raise ConfigError(
             f"--resume: workers of strategy {spec.strategy} stay as many as they were"
         )
+    if "workers" in flags and spec.machines > 1:
+        raise ConfigError(
+            f"--resume: a job of {spec.machines} machines keeps its {spec.workers.count} workers; "
+            "leave --workers out"
+        )
     if "servers" in flags and not spec.traits.has_servers:
         raise ConfigError(f"--servers: a job of strategy {spec.strategy} has no servers")
     ranges = {"workers": (spec.min_workers, spec.most_workers), "servers": (1, MAX_NODES)}

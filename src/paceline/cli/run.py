@@ -49,7 +49,11 @@ def start(spec: JobSpec, console: Console, log_dir: Path | None = None) -> JobDi
             how += f" within {seconds(spec.restart.window_s)}"
         tell(console, f"job {job.job_id}: {script}, {sizes}, {how}")
     tell(console, f"logs and results: {job.path}")
-    if spec.backend == "local" and not spec.traits.rigid and job.ticket.exists():
+    if spec.machines > 1:
+        more = counted(spec.machines - 1, "other machine")
+        how = "`paceline agent --join ticket`, with a copy of this file"
+        tell(console, f"waits for {more}: run {how}: {job.ticket}")
+    elif spec.is_on_one_machine and not spec.traits.rigid and job.ticket.exists():
         how = "`paceline agent --join ticket`, with a copy of this file"
         tell(console, f"other machines join by {how}: {job.ticket}")
     return job

@@ -1,5 +1,6 @@
 """The verbs ``run`` and ``attach``: flags in, a job out."""
 
+import os
 import signal
 import sys
 from contextlib import suppress
@@ -8,6 +9,7 @@ from typing import Annotated
 
 import typer
 
+from paceline.backends.ray import keeping
 from paceline.base.errors import ConfigError
 from paceline.base.jobdir import JobDir
 from paceline.jobs.flags import OF_SPEC, of_spec, with_options
@@ -71,6 +73,9 @@ def run(
 ) -> None:
     """Run a job: `paceline run train.py --workers 4 -- --lr 0.1`."""
     del help_all  # its callback has ended the command
+    if keeping.KEPT in os.environ:  # of a job of Ray's: what Ray watches should be small
+        os.execv(sys.executable, [sys.executable, "-IS", keeping.__file__, *sys.argv[1:]])
+    kept_by = os.environ.pop(keeping.NOTE, "")  # no variable of the job
     # As Ctrl-C until the job is there and watched; by default it would end the command alone.
     with suppress(ValueError):  # not in the main thread
         signal.signal(signal.SIGUSR1, signal.default_int_handler)
@@ -84,10 +89,11 @@ def run(
     if note := note_ignored(torchrun):
         print(note, file=sys.stderr)
     if resume:
-        _resume(target, flags, bool(args), detach=detach, web=web)
+        _resume(target, flags, bool(args), detach=detach, web=web, note=kept_by)
     else:
         log_dir = torchrun.get("log-dir")
-        _run(target, flags, args or [], detach=detach, dry_run=dry_run, web=web, log_dir=log_dir)
+        shown = {"detach": detach, "dry_run": dry_run, "web": web}
+        _run(target, flags, args or [], **shown, log_dir=log_dir, note=kept_by)
 
 
 def _run(
@@ -99,6 +105,7 @@ def _run(
     dry_run: bool,
     web: bool,
     log_dir: str | None = None,
+    note: str = "",
 ) -> None:
     from paceline.cli import run as running
     from paceline.jobs.spec_file import explain, resolve
@@ -112,6 +119,7 @@ def _run(
         return
     shown = console()
     job = running.start(spec, shown, Path(log_dir) if log_dir else None)
+    _write(note, job)
     if detach:
         running.tell(shown, f"it runs in the background; `paceline attach {job.job_id}` watches it")
         return
@@ -119,7 +127,13 @@ def _run(
 
 
 def _resume(
-    name: str | None, flags: dict[str, str], has_args: bool, *, detach: bool, web: bool
+    name: str | None,
+    flags: dict[str, str],
+    has_args: bool,
+    *,
+    detach: bool,
+    web: bool,
+    note: str = "",
 ) -> None:
     from paceline.backends.fitting import fitted
     from paceline.cli import run as running
@@ -158,6 +172,7 @@ def _resume(
     if (found := fitted(from_kept(job, spec))) != spec:
         save(found, job.spec)
     resume(job, sizes)
+    _write(note, job)
     by_itself = not spec.traits.trains
     whence = "starts its script again" if by_itself else "goes on from its newest cut"
     running.tell(shown, f"job {job.job_id} {whence}")
@@ -165,9 +180,22 @@ def _resume(
         raise typer.Exit(running.watch(job, shown, from_now=True, web=web))
 
 
-def attach(job: Job = None, web: Web = False) -> None:
+def _write(note: str, job: JobDir) -> None:
+    """Name the job to the process that keeps this command, if there is one."""
+    if note:
+        with suppress(OSError):
+            Path(note).write_text(str(job.path))
+
+
+def attach(
+    job: Job = None,
+    web: Web = False,
+    stops: Annotated[
+        bool, typer.Option("--stops", hidden=True, help="Ctrl-C stops it, as with run.")
+    ] = False,
+) -> None:
     """Watch a running job; Ctrl-C leaves it running."""
     from paceline.cli import run as running
 
-    code = running.watch(JobDir.find(job), console(), from_now=True, stops=False, web=web)
+    code = running.watch(JobDir.find(job), console(), from_now=True, stops=stops, web=web)
     raise typer.Exit(code)

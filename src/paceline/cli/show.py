@@ -3,6 +3,7 @@
 import sys
 import time
 from collections.abc import Sequence
+from typing import Any
 
 import msgspec
 from rich.console import Console, ConsoleDimensions
@@ -13,7 +14,6 @@ from paceline.base.jobdir import JobDir, home, role_of
 from paceline.cli.live import cut_notes, draw, node_table, worth_showing
 from paceline.jobs.facts import work_out
 from paceline.jobs.history import read_events, read_last_metrics
-from paceline.jobs.launch import ask_running
 from paceline.jobs.listing import (
     MASTER_AWAY,
     JobRow,
@@ -22,11 +22,13 @@ from paceline.jobs.listing import (
     listed,
     make_row,
     read_spec,
+    shown_in,
     shown_of,
     state_of,
 )
 from paceline.jobs.outcome import Outcome, read_outcome
 from paceline.jobs.relaunches import count_relaunches, with_relaunches
+from paceline.jobs.running import RunningJob
 from paceline.jobs.slowness import COLUMNS as SLOW_COLUMNS
 from paceline.jobs.slowness import rows as slow_rows
 from paceline.jobs.why import found_about
@@ -34,6 +36,7 @@ from paceline.jobs.wording import age, clock, logged, percent, progress, seconds
 from paceline.terminal.options import print_json
 from paceline.wire.client import (
     GetObservation,
+    JobStatus,
     LastLogged,
     NodeStatus,
     Observed,
@@ -142,7 +145,23 @@ def show_job_json(job: JobDir) -> None:
     row = msgspec.structs.asdict(make_row(job, outcome, status))
     shown = shown_of(job, status)
     nodes = status.nodes if status else _nodes_last_seen(job, events, row["state"])
-    detail = JobDetail(
+    print_json(_detail(row, status, nodes, events, shown))
+
+
+def show_running_json(row: JobRow, status: JobStatus, events: Sequence[Event]) -> None:
+    """Print a job that runs in detail, as JSON."""
+    values = msgspec.structs.asdict(row)
+    print_json(_detail(values, status, status.nodes, events, shown_in(status)))
+
+
+def _detail(
+    row: dict[str, Any],
+    status: JobStatus | None,
+    nodes: Sequence[NodeStatus],
+    events: Sequence[Event],
+    shown: Shown,
+) -> JobDetail:
+    return JobDetail(
         **row,
         eta_s=status.eta_s if status else None,
         valid_cuts=status.valid_cuts if status else (),
@@ -153,7 +172,6 @@ def show_job_json(job: JobDir) -> None:
         slow=shown.slow,
         relieved=shown.relieved,
     )
-    print_json(detail)
 
 
 def _nodes_last_seen(job: JobDir, events: Sequence[Event], word: str) -> tuple[NodeStatus, ...]:
@@ -179,11 +197,7 @@ def show_job(job: JobDir, console: Console) -> None:
     status = status and with_relaunches(status, count_relaunches(all_events))
     events = worth_showing(all_events)[-NUM_EVENTS:]
     if status:
-        console.print(draw(status, events, time.time(), ALL_ROWS._replace(width=console.width)))
-        shown = shown_of(job, status)
-        _print_notes(status.nodes, console)
-        _print_slow(job, shown, console)
-        _print_tables(shown, console)
+        show_running(status, events, console)
         return
     word = state_of(job, outcome, status)
     console.print(f"{job.job_id}  {word}", style="bold", highlight=False)
@@ -199,7 +213,7 @@ def show_job(job: JobDir, console: Console) -> None:
     if nodes := _nodes_last_seen(job, all_events, word):
         console.print(node_table(nodes, ALL_ROWS.height, console.width))
     _print_why(job, outcome, all_events, console)
-    _print_slow(job, shown, console)
+    _print_slow(job.launched_s(), shown, console)
     _print_tables(shown, console)
     _print_events(events, job.launched_s(), console)
     if word == MASTER_AWAY:
@@ -207,6 +221,15 @@ def show_job(job: JobDir, console: Console) -> None:
     elif not outcome:
         console.print(f"  go on with `paceline run --resume {job.job_id}`", highlight=False)
     console.print(f"  files: {job.path}", highlight=False, markup=False, soft_wrap=True)
+
+
+def show_running(status: JobStatus, events: Sequence[Event], console: Console) -> None:
+    """Print a job that runs, with these events."""
+    console.print(draw(status, events, time.time(), ALL_ROWS._replace(width=console.width)))
+    shown = shown_in(status)
+    _print_notes(status.nodes, console)
+    _print_slow(status.started_s, shown, console)
+    _print_tables(shown, console)
 
 
 def _print_notes(nodes: Sequence[NodeStatus], console: Console) -> None:
@@ -237,9 +260,9 @@ def _print_events(events: Sequence[Event], launched_s: float, console: Console) 
         console.print(f"{at:>7}  {event.sentence()}", highlight=False, markup=False)
 
 
-def _print_slow(job: JobDir, shown: Shown, console: Console) -> None:
+def _print_slow(launched_s: float, shown: Shown, console: Console) -> None:
     """Nodes and links that are slow, or are well again, and what is done about them."""
-    rows = slow_rows((*shown.slow, *shown.relieved), job.launched_s())
+    rows = slow_rows((*shown.slow, *shown.relieved), launched_s)
     _print_table(SLOW_COLUMNS, rows, console, wraps=SLOW_COLUMNS[-1])
 
 
@@ -262,14 +285,14 @@ def _print_table(
     console.print(table, highlight=False, markup=False)
 
 
-def show_observation(job: JobDir) -> None:
+def show_observation(job: RunningJob) -> None:
     """Print as JSON the windows, regimes and restart costs as a solution sees them.
 
     Raises:
         ConfigError: the job does not run, or nobody trains now.
         TransientError: no master answers.
     """
-    reply = ask_running(job, GetObservation())
+    reply = job.ask(GetObservation())
     assert isinstance(reply, Observed), reply
     if not reply.json:
         raise ConfigError(f"in job {job.job_id} nobody trains now; see `paceline status`")

@@ -8,6 +8,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperCommand
 
+from paceline.backends.ray.keeping import KEPT
 from paceline.backends.ray.submitting import send
 from paceline.base.errors import ConfigError
 from paceline.terminal.arguments import Own, find_own
@@ -69,7 +70,8 @@ def submit(
             file=sys.stderr,
         )
     backend = [] if resumes else ["--backend", "ray"]
-    name = send(address, shlex.join(["paceline", "run", *backend, *words]), folder, home)
+    command = shlex.join(["paceline", "run", *backend, *words])
+    name = send(address, f"{KEPT}=1 {command}", folder, home)
     print(f"submitted as {name}; follow it with: ray job logs --address {address} -f {name}")
 
 

@@ -31,6 +31,9 @@ from paceline.wire.spec import load
 POLL_S = 0.5
 ASK_S = 2.0
 """Seconds after which a busy master is taken to be away; the next look asks again."""
+ORDER_S = 10.0
+"""Seconds for the answer to an order to stop. On a busy machine it takes longer than a look may
+wait, and an order that is given up and given again begins anew."""
 GONE_S = 5.0
 """Seconds without anybody who could bring the job back, after which all of it is dead."""
 LEAVE_S = 10.0
@@ -258,7 +261,7 @@ class SignalOrders:
             return
         now = wanted == 2
         try:
-            reply = ask(self._job, StopJob(now=now, signal=signals.first), ASK_S)
+            reply = ask(self._job, StopJob(now=now, signal=signals.first), ORDER_S)
         except (PacelineError, FileNotFoundError) as error:
             away = isinstance(error, TransientError | FileNotFoundError)
             why = "its master does not answer" if away else str(error)
@@ -317,6 +320,8 @@ def follow(
                 break
             orders.follow(interrupts)
             interrupts.wait(POLL_S)
+            if stops:
+                orders.follow(interrupts)  # before the next look, which a busy master holds up
         if look.outcome:
             _wait_until_clear(job, interrupts)
     for view in views:

@@ -51,6 +51,8 @@ class DistantStore:
         secret: the job's.
         epoch_no: of results of `job.evaluate`; 0: the files are those of cuts.
         patience_s: who answers nothing for so long is given up.
+        memory_of: node whose second copies are put into memory there; empty: files are for its
+            disk.
     """
 
     def __init__(
@@ -59,9 +61,11 @@ class DistantStore:
         secret: bytes,
         epoch_no: EpochNo = NO_EPOCH,
         patience_s: float = PATIENCE_S,
+        *,
+        memory_of: str = "",
     ) -> None:
         self._address, self._secret, self._epoch_no = address, secret, epoch_no
-        self._patience_s = patience_s
+        self._patience_s, self._memory_of = patience_s, memory_of
 
     def where(self, number: int) -> str:
         return f"cut {number} at {self._address() or 'the master'}"
@@ -120,6 +124,7 @@ class DistantStore:
                 offset=offset,
                 num_bytes=size,
                 checksum=str(own) if stop == size else "",
+                memory_of=self._memory_of,
             )
             link.send(message, [piece])
             return stop

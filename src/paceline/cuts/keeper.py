@@ -23,6 +23,8 @@ from paceline.wire.messages.node import Copied
 
 RETRY_S = 1.0
 """A disk that refuses a file is asked again so often."""
+ELSEWHERE_S = 5.0
+"""A machine that does not answer for so long gets no second copy of this cut."""
 
 _log = logging.getLogger(__name__)
 
@@ -33,7 +35,9 @@ class Image(msgspec.Struct, frozen=True):
     copied: Copied
     data: memoryview
     partner: str = ""
-    """Node that holds the second copy in memory; empty: none."""
+    """Node that holds the second copy in memory; empty: none of this machine."""
+    elsewhere: str = ""
+    """Address on another machine, in whose memory the second copy is; empty: none."""
 
 
 class CutKeeper:
@@ -125,6 +129,8 @@ class CutKeeper:
 
     def _replicate(self, image: Image) -> tuple[str, bool]:
         """The checksum of an image, and whether it is in the memory of a partner, too."""
+        if image.elsewhere:
+            return self._replicate_elsewhere(image)
         if not image.partner:
             self._second.let_go()
             return cut.checksum(image.data), False
@@ -134,6 +140,32 @@ class CutKeeper:
         except OSError as error:
             if not self._told:
                 say_no_room(self._job, len(image.data), error)
+            self._told = True
+            return cut.checksum(image.data), False
+        self._told = False
+        return str(digest), True
+
+    def _replicate_elsewhere(self, image: Image) -> tuple[str, bool]:
+        """Put the second copy into the memory of another machine, which may lack room for it."""
+        from paceline.cuts.distant import DistantStore  # with ZMQ
+
+        copied, digest = image.copied, cut.Checksum()
+        node = copied.file.rpartition("-")[0]
+        store = DistantStore(
+            lambda: image.elsewhere,
+            self._job.secret(),
+            patience_s=ELSEWHERE_S,
+            memory_of=node,
+        )
+        try:
+            store.put(copied.cut_no, copied.file, image.data, digest)
+        except (OSError, PermanentError, TransientError) as error:
+            if not self._told:
+                _log.warning(
+                    "no_second_copy at=%s error=%s: cuts count when they are on disk",
+                    image.elsewhere,
+                    error,
+                )
             self._told = True
             return cut.checksum(image.data), False
         self._told = False

@@ -39,7 +39,7 @@ class MemoryFile:
         capacity = num_bytes + num_bytes // HEADROOM
         self._path = path
         path.parent.mkdir(parents=True, exist_ok=True)
-        _check_room(path.parent, capacity)
+        check_room(path.parent, capacity)
         # Not in place: a process that has mapped a file of this name keeps what it has.
         fresh = path.with_name(f".{path.name}.partial")
         descriptor = os.open(fresh, os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o600)
@@ -86,7 +86,7 @@ class MemoryFile:
             self._mapped.close()
 
 
-def _check_room(folder: Path, num_bytes: int) -> None:
+def check_room(folder: Path, num_bytes: int) -> None:
     """Raises OSError where others would lack memory; the kernel would rather kill than refuse."""
     found = os.statvfs(folder)
     room = min(found.f_bavail * found.f_frsize, memory_left())

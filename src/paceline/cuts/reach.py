@@ -120,6 +120,11 @@ class JoinedCuts(LocalCuts):
                 self.memory.delete(number)
 
 
+def files_of_master(job: JobDir) -> str:
+    """Return where the master serves files, for a node of another machine; empty: not known."""
+    return _servers(job).master if job.is_joined else ""
+
+
 def _servers(job: JobDir) -> FileServers:
     return msgspec.json.decode(job.file_servers.read_bytes(), type=FileServers)
 

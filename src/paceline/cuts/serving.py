@@ -17,6 +17,7 @@ from typing import BinaryIO, assert_never
 from paceline.base.jobdir import JobDir
 from paceline.base.numbering import EpochNo
 from paceline.cuts.manifest import MANIFEST, Checksum, copies
+from paceline.cuts.memory import check_room
 from paceline.cuts.store import PIECE_BYTES, FolderStore, LocalCuts, results_of, sizes_of
 from paceline.wire.data_packing import Buffer
 from paceline.wire.data_plane import DataServer
@@ -144,7 +145,8 @@ class FileServer:
     def _answer(
         self, peer: bytes, message: Data, frames: list[memoryview]
     ) -> tuple[Data, list[Buffer]] | None:
-        writes = isinstance(message, GiveFile | DropFiles)
+        is_copy = isinstance(message, GiveFile) and bool(message.memory_of)
+        writes = isinstance(message, GiveFile | DropFiles) and not is_copy
         if not isinstance(message, FileServerTakes) or (writes and not self._takes):
             _log.warning("file_request_refused type=%s", type(message).__name__)
             return None
@@ -196,7 +198,8 @@ class FileServer:
     # ------------------------------------------------------------------ writing
 
     def _take(self, peer: bytes, give: GiveFile, frames: list[memoryview]) -> FileTaken:  # noqa: C901
-        key = peer, give.number, give.name
+        name = f"{give.memory_of}/{give.name}" if give.memory_of else give.name
+        key = peer, give.number, name
         why = self._refusal(give, frames)
         if why:
             return FileTaken(ticket=give.ticket, error=why)
@@ -232,7 +235,12 @@ class FileServer:
         self._give_up(key)
         if len(self._arriving) >= MAX_OPEN:
             self._give_up(next(iter(self._arriving)))
-        arriving = _Arriving(self._cuts.disk.folder(give.number), give.name)
+        folder = self._cuts.disk.folder(give.number)
+        if give.memory_of:
+            folder = self._cuts.memory.folder(give.number) / give.memory_of
+            folder.mkdir(parents=True, exist_ok=True)
+            check_room(folder, give.num_bytes)
+        arriving = _Arriving(folder, give.name)
         self._arriving[key] = arriving
         return arriving
 
@@ -247,6 +255,10 @@ class FileServer:
             return f"{give.name!r} is no name of a file of a cut"
         if sum(map(len, frames)) > PIECE_BYTES:
             return f"a piece has {PIECE_BYTES} bytes at most"
+        if give.memory_of and not _NAME.fullmatch(give.memory_of):
+            return f"{give.memory_of!r} is no name of a node"
+        if give.memory_of and not self._job.has_memory:
+            return "this machine has no memory file system"
         if self._is_cut(give.number) or give.name == MANIFEST:
             return f"what cut {give.number} consists of is the master's to say"
         return ""

@@ -205,7 +205,10 @@ def work_out(
     """Work out what the events and measurements say; ``launched_s``: see `JobDir.launched_s`."""
     times = [*(event.t for event in events), *(point.t for point in points)]
     ended_s = max(times, default=launched_s)
-    committed = outcome.committed if outcome else (points[-1].committed if points else 0)
+    committed = points[-1].committed if points else 0
+    # An outcome that the supervisor wrote, without a master, knows of no samples.
+    if outcome is not None and (outcome.total or not points):
+        committed = outcome.committed
     lives = tuple(find_lives(events, ended_s))
     return Facts(
         job_id=job.job_id,
@@ -292,7 +295,13 @@ def _how_exited(end: ProcessExitedEvent) -> str:
     match end.verdict:
         case Verdict.FINISHED:
             return "finished"
-        case Verdict.STOPPED | Verdict.PREEMPTED | Verdict.MADE_ROOM | Verdict.GIVEN_UP:
+        case (
+            Verdict.STOPPED
+            | Verdict.PREEMPTED
+            | Verdict.TAKEN_AWAY
+            | Verdict.MADE_ROOM
+            | Verdict.GIVEN_UP
+        ):
             return "stopped"
         case Verdict.OOM:
             return "out of memory"

@@ -13,6 +13,7 @@ import typer
 from msgspec import Struct
 from msgspec.inspect import FloatType, IntType, LiteralType, Metadata, Type, UnionType, type_info
 
+from paceline.base.backends import installed
 from paceline.jobs.spec_values import LEAVES, show
 
 SHORT = MappingProxyType(
@@ -110,10 +111,9 @@ def flag_of(key: str) -> str:
 def _metavar(key: str) -> str:
     """Say what a value of the key looks like, in a word; empty: true or false."""
     leaf = LEAVES[SHORT.get(key, key)]
+    if words := "|".join(choices_of(key)):
+        return words if len(words) <= MAX_METAVAR else "NAME"
     match _bare(type_info(leaf.type)):
-        case LiteralType():
-            words = "|".join(choices_of(key))
-            return words if len(words) <= MAX_METAVAR else "NAME"
         case IntType():
             return "N"
         case FloatType():
@@ -124,6 +124,8 @@ def _metavar(key: str) -> str:
 
 def choices_of(key: str) -> tuple[str, ...]:
     """Name the words that a value can be, in the order in which the spec explains them."""
+    if key == "backend":
+        return tuple(installed())
     kind = LEAVES[SHORT.get(key, key)].type
     is_literal = isinstance(_bare(type_info(kind)), LiteralType)
     return tuple(map(str, get_args(kind))) if is_literal else ()

@@ -64,7 +64,7 @@ def note_on_memory(spec: JobSpec) -> str:
     """Say that this machine has little shared memory for a job that runs on it; empty: enough."""
     found = os.statvfs(run_place())
     total_bytes = found.f_blocks * found.f_frsize
-    if spec.backend != "local" or run_place() != SHARED_MEMORY or total_bytes >= LITTLE_BYTES:
+    if not spec.is_on_one_machine or run_place() != SHARED_MEMORY or total_bytes >= LITTLE_BYTES:
         return ""
     return (
         f"note: {SHARED_MEMORY} has {total_bytes >> 20} MiB in all. Without more, tensors go "
@@ -83,8 +83,9 @@ def note_on_clear(spec: JobSpec) -> str:
         clear.append("messages (control_plane.encryption: off)")
     if traits.trains and spec.data_plane.encryption == "off":
         clear.append("parameters, records and files of cuts (data_plane.encryption: off)")
-    if traits.is_group and not traits.one_machine:
-        clear.append("sums of gradients (neither torch's gloo nor NCCL encrypts)")
+    if traits.is_group:
+        sums = "parameters and sums" if traits.holder == "shards" else "sums"
+        clear.append(f"{sums} of gradients (neither torch's gloo nor NCCL encrypts)")
     if not traits.trains:
         clear.append("what the script's torch.distributed sends (neither gloo nor NCCL encrypts)")
     if not clear:
@@ -165,12 +166,21 @@ def _value(tree: Any, key: str) -> object:
 
 def _descriptors_complaint(spec: JobSpec) -> str:
     num_nodes = spec.workers.count + spec.num_servers
-    return descriptors.complaint(num_nodes, on_this_machine=spec.backend == "local")
+    return descriptors.complaint(num_nodes, on_this_machine=spec.is_on_one_machine)
 
 
 def _listen_complaint(spec: JobSpec) -> str:
     error = bind_error(spec.listen, 0)
     if error is None:
-        return ""
+        return _advertise_complaint(spec)
     where, expected = spec.place_of("listen"), "an IPv4 address of this machine"
     return f"{where}: got {spec.listen} ({error}), expected {expected}; `hostname -I` lists them"
+
+
+def _advertise_complaint(spec: JobSpec) -> str:
+    port = int((spec.advertise or "").rpartition(":")[2] or 0)
+    error = bind_error(spec.listen, port)
+    if error is None:
+        return ""
+    got = f"port {port} of {spec.listen} ({error})"
+    return f"{spec.place_of('advertise')}: got {got}, expected a free port; name another"

@@ -1,5 +1,6 @@
 """Job directory of a node on another machine: one of its own, made there."""
 
+import hashlib
 import os
 import shutil
 import socket
@@ -34,6 +35,31 @@ def check_script(spec: JobSpec) -> None:
         )
 
 
+def script_digest(spec: JobSpec) -> str:
+    """Return the digest of the script's file on this machine; empty: it is no file."""
+    if spec.run_as != "file":
+        return ""
+    try:
+        return hashlib.sha256(Path(spec.script).read_bytes()).hexdigest()
+    except OSError:
+        return ""
+
+
+def check_same_script(spec: JobSpec, digest: str) -> None:
+    """Raises ConfigError if the job has begun with another script than is on this machine.
+
+    Args:
+        spec: of the job.
+        digest: of its script, when it began; empty: not known.
+    """
+    if digest and script_digest(spec) != digest:
+        raise ConfigError(
+            f"the job's script {spec.script} is another one on {socket.gethostname()} than the job "
+            "has begun with, and would train another model; copy it from the master's machine, as "
+            "it was when the job began"
+        )
+
+
 def own_address(address: str) -> str:
     """The IPv4 address of this machine that the way to HOST:PORT leads from; nothing is sent.
 
@@ -56,7 +82,7 @@ def of_this_machine(spec: JobSpec, address: str) -> JobSpec:
     Its script runs in the job's folder if that is here, too, and else in ``/``.
     """
     cwd = spec.cwd if can_enter(spec.cwd) else None
-    return msgspec.structs.replace(spec, listen=own_address(address), cwd=cwd)
+    return msgspec.structs.replace(spec, listen=own_address(address), advertise=None, cwd=cwd)
 
 
 def make_directory(path: Path, spec: JobSpec, ticket: Ticket) -> JobDir:

@@ -13,6 +13,7 @@ from msgspec import Raw, Struct
 
 from paceline.base.disk import append_if_possible, describe
 from paceline.base.errors import ConfigError, PacelineError, PermanentError, TransientError
+from paceline.base.files import write_file
 from paceline.base.jobdir import JobDir
 from paceline.base.processes import (
     FoundProcess,
@@ -22,7 +23,9 @@ from paceline.base.processes import (
     try_lock,
 )
 from paceline.jobs.ground import check_ground
+from paceline.jobs.handed_on import check_not_gone_on
 from paceline.jobs.history import read_events
+from paceline.jobs.joining import script_digest
 from paceline.jobs.outcome import make_room, read_outcome
 from paceline.jobs.resize import Resize, write_resize
 from paceline.jobs.resuming import alone, running_since
@@ -115,6 +118,7 @@ def resume(job: JobDir, sizes: Resize = AS_BEFORE) -> None:
 
 
 def _resume_alone(job: JobDir, sizes: Resize) -> None:
+    check_not_gone_on(job)
     deadline_s = time.monotonic() + CLEAN_UP_S
     while is_supervised(job) and job.outcome.exists() and time.monotonic() < deadline_s:
         time.sleep(0.05)
@@ -166,6 +170,7 @@ def start_supervisor(job: JobDir) -> None:
     Raises:
         PermanentError: it died; names the log to read.
     """
+    write_file(job.script_digest, script_digest(specs.load(job.spec)).encode())
     log = job.logs / "supervisor.log"
     supervisor = start_detached("paceline.supervisor", [str(job.path)], job.path, log)
     _supervisors[:] = [supervisor, *(one for one in _supervisors if one.poll() is None)]

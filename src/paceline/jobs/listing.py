@@ -61,6 +61,7 @@ class JobRow(Struct, frozen=True, kw_only=True):
     jct_s: float | None
     """Seconds from the job's launch to its end, interruptions included; None: no outcome."""
     path: str
+    """Directory of the job; of a job that ``--job`` names: empty, none is here."""
 
     @property
     def counts(self) -> bool:
@@ -124,16 +125,21 @@ def current_status(job: JobDir) -> JobStatus | None:
     return reply if isinstance(reply, JobStatus) else None
 
 
+def shown_in(status: JobStatus) -> Shown:
+    """Return what features show of a job in its status."""
+    return Shown(
+        logged=status.logged,
+        notes=status.notes,
+        tables=status.tables,
+        slow=status.slow,
+        relieved=status.relieved,
+    )
+
+
 def shown_of(job: JobDir, status: JobStatus | None) -> Shown:
     """Return what features show of a job."""
     if status is not None:
-        return Shown(
-            logged=status.logged,
-            notes=status.notes,
-            tables=status.tables,
-            slow=status.slow,
-            relieved=status.relieved,
-        )
+        return shown_in(status)
     shown: list[Shown] = []
     for name, show in features.parts_of("shown", features.say_failed):
         try:
@@ -178,6 +184,29 @@ def read_row(job: JobDir) -> JobRow:
     except PacelineError as error:
         return replace(make_row(job, None, None), state=UNREADABLE, error=str(error))
     return make_row(job, outcome, None if outcome else current_status(job))
+
+
+def row_of(spec: JobSpec, status: JobStatus) -> JobRow:
+    """The row of a running job on another machine, as its master says."""
+    roles = [node.role for node in status.nodes]
+    return JobRow(
+        job_id=status.job_id,
+        state=status.state,
+        exit_code=None,
+        error="",
+        name=spec.name,
+        strategy=spec.strategy,
+        script=spec.script,
+        workers=roles.count("worker"),
+        servers=roles.count("server"),
+        committed=status.committed,
+        total=status.total,
+        samples_per_s=status.samples_per_s,
+        started_s=status.started_s,
+        ended_s=None,
+        jct_s=None,
+        path="",
+    )
 
 
 def make_row(job: JobDir, outcome: Outcome | None, status: JobStatus | None) -> JobRow:

@@ -19,6 +19,7 @@ from yaml.error import Mark
 from yaml.nodes import MappingNode, Node, ScalarNode, SequenceNode
 from yaml.resolver import Resolver
 
+from paceline.base.backends import DEFAULT, backend_kind, installed
 from paceline.base.errors import ConfigError
 from paceline.base.features import call_parts, parts_of, say_failed
 from paceline.cuts.remote import RemoteCuts
@@ -42,6 +43,7 @@ from paceline.jobs.spec_values import (
 )
 from paceline.jobs.surroundings import OF_TORCHRUN
 from paceline.jobs.targets import SPECS, near_script, target_fault
+from paceline.jobs.tickets import is_address
 from paceline.wire.spec import SHORT_STEPS, JobSpec
 from paceline.wire.strategies import Traits, those
 
@@ -365,26 +367,61 @@ def _check_listen(draft: SpecDraft) -> None:
         draft.complain(key, repr(address), expected, "`hostname -I` lists them")
 
 
+def _check_advertise(draft: SpecDraft) -> None:
+    key, given = "advertise", draft.get("advertise")
+    if not isinstance(given, str):
+        return
+    if not is_address(given):
+        expected = "HOST:PORT, a name or an IPv4 address and a port from 1 to 65535"
+        draft.complain(key, repr(given), expected, "e.g. job-a.example.org:4711")
+    elif "listen" not in draft.places:
+        got = f"{given} with listen {draft.get('listen')}, where no other machine reaches it"
+        draft.complain(key, got, "it with `listen`", "write --set listen=ADDRESS, too")
+
+
 def _check_backend(draft: SpecDraft) -> None:
     """A key of one backend means nothing on another."""
-    backend = draft.get("backend")
-    other = {
-        "local": ("ray_address", "workers.gpus", "servers.gpus"),
-        "ray": ("pending_s", "pending_trace", "share.device", "share.devices"),
-    }
-    for key in other[str(backend)]:
+    backend = str(draft.get("backend"))
+    kind = backend_kind(backend)
+    foreign = {key for one in installed().values() for key in one.keys} - {*kind.keys}
+    for key in sorted(foreign | {*kind.unread}):
         if key in draft.places and draft.get(key):
             got = f"it with backend {backend}, which does not read it"
             draft.complain(key, got, "it with another backend", "remove it")
-    why = traits_of(draft).one_machine if backend != "local" else ""
-    if why:
-        got = f"{backend!r} with strategy {draft.get('strategy')}, {why}"
-        others = those(lambda traits: not traits.one_machine)
-        draft.complain("backend", got, f"strategy {others}", "choose another")
+    transport = str(draft.get("data_plane.transport"))
+    if transport not in kind.transports:
+        got = f"{transport!r} with backend {backend}, whose nodes are on several machines"
+        expected = " or ".join(map(repr, kind.transports))
+        draft.complain("data_plane.transport", got, expected, "remove it")
+
+
+def _check_machines(draft: SpecDraft) -> None:
+    """Check what a job of several machines needs, all but the first of which join."""
+    machines, workers = draft.get("machines"), draft.get("workers.count")
+    if not (isinstance(machines, int) and isinstance(workers, int)) or machines == 1:
+        return
+    strategy, traits = draft.get("strategy"), traits_of(draft)
+    if traits.lives != "in_rounds":
+        able = those(lambda row: row.lives == "in_rounds")
+        got = f"{machines} with strategy {strategy}, whose machines join and leave as they like"
+        draft.complain("machines", got, f"it with strategy {able} only", "remove it")
+    if draft.get("backend") != DEFAULT:
+        got = f"{machines} with backend {draft.get('backend')}, which chooses machines itself"
+        draft.complain("machines", got, f"it with backend {DEFAULT} only", "remove it")
+        return
+    if workers % machines:
+        got = f"{workers} workers on {machines} machines"
+        expected = "as many on each machine (with --nproc-per-node their number follows)"
+        draft.complain("workers.count", got, expected, "change one of them")
+    if "listen" not in draft.places:
+        got = f"{draft.get('listen')} with {machines} machines, where no other one reaches the job"
+        remedy = "write --set listen=ADDRESS, or --master-addr ADDRESS; `hostname -I` lists them"
+        draft.complain("listen", got, "an address of this machine", remedy)
     transport = draft.get("data_plane.transport")
-    if backend == "ray" and transport in {"shm", "ipc"}:
-        got = f"{transport!r} with backend ray, whose nodes are on several machines"
+    if transport in {"shm", "ipc"}:
+        got = f"{transport!r} with {machines} machines"
         draft.complain("data_plane.transport", got, "'auto' or 'tcp'", "remove it")
+    draft.values["data_plane.transport"] = "tcp"
 
 
 def _check_windows(draft: SpecDraft) -> None:
@@ -437,7 +474,12 @@ _CHECKS: tuple[tuple[Callable[[SpecDraft], None], tuple[str, ...]], ...] = (
     (_check_cwd, ("cwd",)),
     (_check_encryption, ("data_plane.encryption", "data_plane.transport")),
     (_check_listen, ("listen",)),
+    (_check_advertise, ("advertise", "listen")),
     (_check_backend, ("backend", "strategy", "data_plane.transport")),
+    (
+        _check_machines,
+        ("machines", "workers.count", "strategy", "backend", "data_plane.transport"),
+    ),
     (_check_windows, ()),
     (_check_env, ()),
 )

@@ -16,6 +16,7 @@ import msgspec
 from msgspec import inspect
 from yaml.nodes import MappingNode, Node, ScalarNode, SequenceNode
 
+from paceline.base.backends import choices, installed
 from paceline.wire.spec import JobSpec
 
 _TAG = "tag:yaml.org,2002:"
@@ -248,8 +249,7 @@ def read_value(leaf: SpecField, node: Node, folder: Path) -> object:
         text = ", ".join(_word(item) for item in node.value)
     else:
         text = _word(node)
-    if text in _LATER.get(leaf.key, ()):
-        raise Wrong(f"{text!r}, which comes in a later version of paceline")
+    _check_known(leaf.key, text)
     if leaf.key == "checkpoint.dir" and _URL.match(text):
         return text
     if leaf.key in _PATHS or (leaf.key.startswith("log_to.") and not _URL.match(text)):
@@ -262,6 +262,16 @@ def read_value(leaf: SpecField, node: Node, folder: Path) -> object:
         return msgspec.convert(value, leaf.type)
     except msgspec.ValidationError:
         raise Wrong(describe(node)) from None
+
+
+def _check_known(key: str, text: str) -> None:
+    """Refuse a word that names nothing that is installed."""
+    if key == "backend" and text in installed():
+        return
+    if text in _LATER.get(key, ()):
+        raise Wrong(f"{text!r}, which comes in a later version of paceline")
+    if key == "backend":
+        raise Wrong(repr(text), choices())
 
 
 def _is_quoted(node: Node) -> bool:

@@ -46,7 +46,7 @@ def fixed(spec: JobSpec) -> JobSpec:
     variables[_HASH_SEED] = _hash_seed(around.get(_HASH_SEED, ""), spec.seed)
     variables[_ZONE] = around.get(_ZONE) or _zone_of_machine()
     # Nodes of other backends are on other machines than the one that starts the job.
-    cores = len(os.sched_getaffinity(0)) if spec.backend == "local" else None
+    cores = len(os.sched_getaffinity(0)) if spec.is_on_one_machine else None
     return replace(spec, surroundings=Surroundings(variables, cores))
 
 

@@ -7,7 +7,6 @@ is written; anything else: start another.
 import argparse
 import asyncio
 import gc
-import importlib
 import logging
 import os
 import signal
@@ -15,6 +14,7 @@ import sys
 import time
 from pathlib import Path
 
+from paceline.base.backends import part_of
 from paceline.base.descriptors import raise_limit
 from paceline.base.disk import append_if_possible
 from paceline.base.jobdir import JobDir
@@ -23,6 +23,7 @@ from paceline.cuts.store import LocalCuts
 from paceline.master.ports import Backend
 from paceline.master.service import Master
 from paceline.master.short_journal import mend
+from paceline.master.term import begin_term
 from paceline.master.waiting import open_journal
 from paceline.wire import last_words
 from paceline.wire.spec import JobSpec, load
@@ -37,8 +38,7 @@ def open_backend(job: JobDir, spec: JobSpec) -> Backend:
 
     Found by name: backends know the master's port, the master knows no backend.
     """
-    module = importlib.import_module(f"paceline.backends.{spec.backend}.backend")
-    backend: Backend = module.open_backend(job, spec)
+    backend: Backend = part_of(spec.backend, "opened")(job, spec)
     return backend
 
 
@@ -47,6 +47,7 @@ async def serve(job: JobDir, spec: JobSpec) -> None:
     journal = await open_journal(job.journal, spec.timeouts.disk_s)
     if (short := mend(job, journal, LocalCuts.of(job, spec).disk)) is not None:
         append_if_possible(job.events, short.at(time.time()).text())
+    await begin_term(job, journal)
     master = Master(job, spec, open_backend(job, spec), journal=journal)
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, master.stop_nowait, number)

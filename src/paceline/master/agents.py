@@ -1,7 +1,7 @@
 """The agents of a job as the master hears them: their streams, and what comes through them."""
 
 import logging
-from typing import assert_never
+from typing import NamedTuple, assert_never
 
 from paceline.base.disk import append_if_possible
 from paceline.base.features import NONSENSE
@@ -10,10 +10,12 @@ from paceline.master.facts import StreamEnded
 from paceline.master.feature_parts import FeatureParts
 from paceline.master.holding import EdgesTakes
 from paceline.master.inbox import Inbox
+from paceline.master.keeping import Keeping
 from paceline.master.members import MembersEdge
 from paceline.master.node_logs import NodeLogs
 from paceline.master.node_sizes import NodeSizes
 from paceline.master.parts import MasterParts, Times
+from paceline.master.probing import MachineWatch
 from paceline.master.serving import CutsServed
 from paceline.master.training import Training, TrainingTakes
 from paceline.protocol.nodes.agent import AgentTakes
@@ -25,11 +27,14 @@ from paceline.wire.messages.agent import (
     Heartbeat,
     Leave,
     LogLines,
+    MachineProbed,
+    MeetingFound,
     NodeLimited,
     ProcessExited,
 )
 from paceline.wire.messages.features import AgentFeatureSaid, FeatureSaid
 from paceline.wire.messages.group import GroupStopped
+from paceline.wire.messages.keeping import JournalHeld, KeeperLeaves
 from paceline.wire.messages.node import (
     Finished,
     NodeUp,
@@ -45,28 +50,33 @@ _log = logging.getLogger(__name__)
 AgentsTakes = ProcessUp | ScriptError | Finished | TablesHeld | FeatureSaid
 """Messages of processes about their lives, their memory and for features."""
 
+RoomsTakes = LogLines | MachineProbed | MeetingFound | NodeLimited | JournalHeld | KeeperLeaves
+"""Messages of agents that go to one room each, as they are."""
+
+
+class AgentRooms(NamedTuple):
+    """Rooms of the master that take what agents say."""
+
+    training: Training
+    members: MembersEdge
+    features: FeatureParts
+    sizes: NodeSizes
+    keeping: Keeping
+    machines: MachineWatch
+
 
 class Agents:
     """Takes the messages of agents, and of their processes, to the machines that they concern."""
 
-    def __init__(
-        self,
-        parts: MasterParts,
-        times: Times,
-        inbox: Inbox,
-        training: Training,
-        members: MembersEdge,
-        features: FeatureParts,
-        sizes: NodeSizes,
-    ) -> None:
+    def __init__(self, parts: MasterParts, times: Times, inbox: Inbox, rooms: AgentRooms) -> None:
         self._job, self._backend, self._outbox = parts.job, parts.backend, parts.outbox
         self._members, self._monitor = parts.members, parts.monitor
         self._times, self._inbox = times, inbox
-        self._training, self._act = training, members.act
-        self._features = features
-        self._served = CutsServed(parts.job, training.cuts.folders)
+        self._training, self._act = rooms.training, rooms.members.act
+        self._features, self._rooms = rooms.features, rooms
+        self._served = CutsServed(parts.job, rooms.training.cuts.folders)
         self._logs = NodeLogs(parts)
-        self._sizes = sizes
+        self._sizes = rooms.sizes
         self._names: dict[AgentStream, str] = {}
         self._refused: set[tuple[str, str]] = set()
 
@@ -117,10 +127,10 @@ class Agents:
             node.agent.is_remote, node.agent.host = bool(hello.files), _machine_of(hello)
             if not node.by_itself:
                 self._backend.adopt(name, hello.launch, hello.agent_pid)
-                waited_s = self._backend.waited_s(name)
-                self._monitor.restarts.joined(name, waited_s, hello.size.cpu)
+                self._monitor.restarts.joined(name, hello.size.cpu)
             self._sizes.hello(hello)
             self._logs.hello(stream, hello)
+            self._rooms.keeping.hello(stream, hello)
         self._served.hello(stream, hello)
         self._features.agent_came(name)
         self._act(self._members.hello(hello, now_s))
@@ -132,6 +142,7 @@ class Agents:
             self._sizes.gone(name)
             self._members.stream_lost(name, self._times.own())
             self._served.gone(name)
+            self._rooms.keeping.gone(name)
             self._inbox.changed = True
 
     def tick(self) -> None:
@@ -147,34 +158,40 @@ class Agents:
     def _from_agent(
         self,
         name: str,
-        message: Heartbeat
-        | FromProcess
-        | ProcessExited
-        | NodeLimited
-        | AgentFeatureSaid
-        | LogLines,
+        message: Heartbeat | FromProcess | ProcessExited | AgentFeatureSaid | RoomsTakes,
         now_s: float,
     ) -> None:
+        if isinstance(message, RoomsTakes):
+            self._for_room(message)
+            return
         match message:
             case Heartbeat(facts=facts):
                 if facts is not None and self._is_alive(name, facts.inc):
                     self._monitor.heartbeat(name, facts, self._times.steady())
                     self._features.reported(name, facts, self._times.steady())
             case FromProcess(body=body):
-                if self._is_alive(name, body.inc):
-                    self._from_process(name, body, now_s)
-                else:
-                    self._refuse(name, f"of incarnation {body.inc}, which does not live there")
+                self._from_process(name, body, now_s)
             case AgentFeatureSaid():
                 self._features.heard_agent(message)
-            case LogLines():
-                self._logs.add(message)
-            case NodeLimited():
-                self._sizes.limited(message)
             case ProcessExited():
                 self._keep_stacks(message)
                 committed = bool(self._training.state.ledger.done)
                 self._act(self._members.process_exited(message, now_s, any_committed=committed))
+            case _:
+                assert_never(message)
+
+    def _for_room(self, message: RoomsTakes) -> None:
+        match message:
+            case LogLines():
+                self._logs.add(message)
+            case MachineProbed():
+                self._rooms.machines.witnessed(message)
+            case MeetingFound():
+                self._rooms.members.meet(message)
+            case JournalHeld() | KeeperLeaves():
+                self._rooms.keeping.heard(message)
+            case NodeLimited():
+                self._sizes.limited(message)
             case _:
                 assert_never(message)
 
@@ -185,7 +202,9 @@ class Agents:
             append_if_possible(self._job.logs / f"{message.node}.stacks", stacks)
 
     def _from_process(self, name: str, body: NodeUp, now_s: float) -> None:
-        if isinstance(body, TrainingTakes | EdgesTakes):
+        if not self._is_alive(name, body.inc):
+            self._refuse(name, f"of incarnation {body.inc}, which does not live there")
+        elif isinstance(body, TrainingTakes | EdgesTakes):
             self._inbox.changed |= isinstance(body, GroupStopped)
             self._training.handle(name, body, self._times.steady())
         elif not isinstance(body, AgentTakes):

@@ -8,7 +8,7 @@ import msgspec
 from paceline.master.asking import Answered
 from paceline.master.cut_folders import CutChosen
 from paceline.protocol.nodes.platform import AnyWord
-from paceline.wire.client import Call, Reply
+from paceline.wire.client import Reply, RoomCall
 from paceline.wire.control import AgentStream
 from paceline.wire.messages.agent import AgentUp
 
@@ -24,7 +24,7 @@ class StreamEnded(msgspec.Struct, frozen=True):
 class Asked(msgspec.Struct, frozen=True):
     """A person's call; the answer goes into the future."""
 
-    call: Call
+    call: RoomCall
     answer: "asyncio.Future[Reply]"
 
     def reply(self, reply: Reply) -> None:

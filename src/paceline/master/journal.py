@@ -12,13 +12,24 @@ import msgspec
 from paceline.base.record_log import RecordLog
 from paceline.master.feature_record import FeatureKept, kept_before
 from paceline.master.job_clock import MasterStarted
+from paceline.master.kept_records import JournalTerm, SeatsSet
 from paceline.master.restarts import StartMeasured
 from paceline.protocol.nodes.node import MemberRecords
-from paceline.protocol.nodes.resizing import NodesResized, NodesResizing
+from paceline.protocol.nodes.resizing import NodesResized, NodesResizing, NodesSized
 from paceline.protocol.records import Records
 from paceline.protocol.snapshot import Snapshot
 
-OtherRecords = StartMeasured | Snapshot | MasterStarted | NodesResizing | NodesResized | FeatureKept
+OtherRecords = (
+    StartMeasured
+    | Snapshot
+    | MasterStarted
+    | NodesResizing
+    | NodesResized
+    | NodesSized
+    | FeatureKept
+    | JournalTerm
+    | SeatsSet
+)
 """Records of neither the training nor the nodes' lives."""
 JournalRecord = Records | MemberRecords | OtherRecords
 

@@ -7,13 +7,15 @@ from paceline.master.feature_parts import FeatureParts
 from paceline.master.feature_record import FeatureKept
 from paceline.master.job_clock import JobClock, MasterStarted
 from paceline.master.journal import JournalRecord, OtherRecords
+from paceline.master.keeping import Keeping
+from paceline.master.kept_records import JournalTerm, SeatsSet
 from paceline.master.node_sizes import NodeSizes
 from paceline.master.parts import MasterParts
 from paceline.master.restarts import StartMeasured
 from paceline.master.training import Training
 from paceline.protocol.nodes.node import Act, JobEnded, MemberRecords
 from paceline.protocol.nodes.orders import NodeOrders
-from paceline.protocol.nodes.resizing import NodesResized, NodesResizing
+from paceline.protocol.nodes.resizing import NodesResized, NodesResizing, NodesSized
 from paceline.protocol.records import Records
 from paceline.protocol.snapshot import Snapshot, restore, take
 
@@ -31,11 +33,12 @@ class JournalRecovery:
         training: Training,
         sizes: NodeSizes,
         features: FeatureParts,
+        keeping: Keeping,
     ) -> None:
         self._job, self._spec, self._outbox = parts.job, parts.spec, parts.outbox
         self._members, self._monitor = parts.members, parts.monitor
         self._clock, self._training = clock, training
-        self._sizes, self._features = sizes, features
+        self._sizes, self._features, self._keeping = sizes, features, keeping
 
     def replay(self) -> tuple[bool, bool]:
         """Apply the journal; whether there was one, and whether the job had ended with it.
@@ -49,6 +52,9 @@ class JournalRecovery:
             if ended:
                 self._training.edge.ended()
             self._apply(record)
+            self._keeping.apply(record)
+        self._keeping.begin()
+        self._sizes.begin()
         if not restarted:
             self._outbox.record(self._clock.started)
         return restarted, ended
@@ -70,10 +76,12 @@ class JournalRecovery:
                 restore(self._training.state, record)
             case StartMeasured():
                 self._monitor.restarts.apply(record)
-            case NodesResizing() | NodesResized():
+            case NodesResizing() | NodesResized() | NodesSized():
                 self._sizes.apply(record)
             case FeatureKept():
                 self._features.apply(record)
+            case JournalTerm() | SeatsSet():
+                pass  # they are about the journal itself: `Keeping` has them
             case _:
                 assert_never(record)
 
@@ -99,5 +107,6 @@ class JournalRecovery:
             *measured,
             *self._sizes.records,
             *self._features.records(),
+            *self._keeping.records(),
         ]
         return [self._clock.started, take(self._training.state), *kept]

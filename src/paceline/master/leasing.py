@@ -68,7 +68,8 @@ class Leasing:
             self._outbox.tell(FeedOpenedEvent(feed=number, purpose=feed.purpose))
         who = f"{name} on {node.agent.host}" if node.agent.host else name
         late = node.agent.is_remote and bool(self._state.ledger.done)
-        self._do(self._state.open_feed(message, who, spared=late or node.by_itself))
+        spared = (late or node.by_itself) and self._spec.traits.lives == "singly"
+        self._do(self._state.open_feed(message, who, spared=spared))
 
     def complete(self, feed: int) -> None:
         """Say that every sample of a feed is in the model, and in a cut on disk."""

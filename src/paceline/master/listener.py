@@ -38,6 +38,9 @@ class MasterListener:
         on_call: Callable[[Call], Awaitable[Reply]],
     ) -> None:
         self._job, self._host = job, spec.listen if spec.spans_machines else ""
+        host, _, port = (spec.advertise or "").rpartition(":")
+        self._known_as = host or self._host
+        self._fixed_port = int(port or 0)
         self._is_encrypted = spec.control_plane.encryption == "tls"
         self._server = ControlServer(job.secret(), on_agent, on_call)
 
@@ -46,7 +49,7 @@ class MasterListener:
 
         Raises:
             ConfigError: the path of the run directory is too long for a socket.
-            TransientError: the host has no free port.
+            TransientError: the host has no free port, or the port that the spec names is taken.
         """
         path, address = self._job.master_socket, self._job.master_address
         if not self._host:
@@ -55,7 +58,7 @@ class MasterListener:
             self._job.ticket.unlink(missing_ok=True)
             return
         port = await self._listen_at(self._known_port())
-        write_file(address, f"{self._host}:{port}\n".encode())
+        write_file(address, f"{self._known_as}:{port}\n".encode())
         write_ticket(self._job)
 
     async def close(self) -> None:
@@ -69,6 +72,8 @@ class MasterListener:
             host=self._host,
             identity=self._identity() if self._is_encrypted else b"",
         )
+        if self._fixed_port:
+            return await start(port=self._fixed_port)
         if known:
             try:
                 return await start(port=known)

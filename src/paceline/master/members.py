@@ -1,13 +1,14 @@
 """The edge around `Membership`: carries out what it says, and orders about nodes."""
 
+import socket
 from collections.abc import Callable, Iterable
 from typing import assert_never
 
 import msgspec
 
 from paceline.base.errors import ConfigError
-from paceline.base.numbering import Inc
 from paceline.base.pacing import Pacing
+from paceline.jobs.handed_on import read_taken
 from paceline.master.inbox import Inbox
 from paceline.master.job_end import JobEnd
 from paceline.master.meeting import find_port
@@ -31,14 +32,10 @@ from paceline.protocol.nodes.node import (
     WorkerUp,
 )
 from paceline.protocol.nodes.orders import NodeOrders
-from paceline.protocol.nodes.platform import AgentGone, AnyWord, NodePlaces, PlaceDraining
+from paceline.protocol.nodes.platform import AgentGone, AnyWord, NodePlaces, NodeStopped, PlaceTaken
 from paceline.wire.events.base import Event
-from paceline.wire.events.nodes import NotMovedAwayEvent
-from paceline.wire.messages.agent import StopProcess
-
-LEAVE_AGAIN_S = 3.0
-"""Seconds between two attempts of a node to leave a place that drains: a server that was to take
-its place may have failed, and the next one needs as long to come up."""
+from paceline.wire.events.job import MasterMovedEvent
+from paceline.wire.messages.agent import FindMeeting, MeetingFound, StopProcess
 
 
 class MembersEdge:
@@ -58,14 +55,11 @@ class MembersEdge:
         training: Training,
     ) -> None:
         self._spec, self._members, self._outbox = parts.spec, parts.members, parts.outbox
+        self._job = parts.job
         self._roster = parts.members.roster
         self._monitor, self._times, self._told = parts.monitor, times, told
         self._inbox, self._end, self._training = inbox, end, training
-        self._orders, self._places = NodeOrders(parts.members), NodePlaces(parts.members)
-        self._leaves_again_s: dict[str, float] = {}
-        """Earliest time at which a node that could not leave its place tries again."""
-        self._not_moved: dict[str, tuple[Inc, str]] = {}
-        """Why a node could not leave a place that drains, as it was told."""
+        self._orders, self.places = NodeOrders(parts.members), NodePlaces(parts.members)
         self._looking, self._judging = Pacing(), Pacing()
         self._withdrawn: ServersChanging | None = None
         """A change of the servers that nobody wants any more."""
@@ -92,12 +86,25 @@ class MembersEdge:
                 case FailJob():
                     self._end.fail(act.reason, act.traceback, act.exit_code)
                 case FindPort():
-                    port = find_port(self._spec)
-                    self.act(self._members.meet_at(port, self._times.own()))
+                    self._find_meeting(act.node)
                 case Launch() | Start() | EndLife() | Retire():
                     self._order(act)
                 case _:
                     assert_never(act)
+
+    def _find_meeting(self, node: str) -> None:
+        """Find where the next round meets, or have a node's agent find it (`MeetingFound`)."""
+        rounds = self._members.rounds
+        if node and rounds is not None:
+            self._outbox.to_agent(node, FindMeeting(number=rounds.number))
+            return
+        self.act(self._members.meet_at(find_port(self._spec), self._times.own()))
+
+    def meet(self, found: MeetingFound) -> None:
+        """Begin the next round there: an agent has found where its workers can meet."""
+        host, _, port = found.address.rpartition(":")
+        now_s, number, node = self._times.own(), found.number, found.node
+        self.act(self._members.meet_at(int(port), now_s, host=host, number=number, node=node))
 
     def _order(self, act: Launch | Start | EndLife | Retire) -> None:
         """Have the backend, or a node's agent, carry out an act."""
@@ -112,8 +119,8 @@ class MembersEdge:
                 self._outbox.to_agent(node, start)
             case EndLife(node=node, inc=inc, grace_s=grace_s, hung=hung):
                 self._outbox.to_agent(node, StopProcess(inc=inc, grace_s=grace_s, hung=hung))
-            case Retire(node=node):
-                self._outbox.retire(node)
+            case Retire(node=node, why=why):
+                self._outbox.retire(node, why)
             case _:
                 assert_never(act)
 
@@ -124,6 +131,17 @@ class MembersEdge:
             watch(event)
 
     # ------------------------------------------------------------------ what concerns nodes
+
+    def taken_over(self) -> None:
+        """Drop the nodes of the machine that had the master before, if this is another one."""
+        taken = read_taken(self._job)
+        if taken is None:
+            return
+        after_s = max(0.0, self._times.wall() - taken.lost_s)
+        host = socket.gethostname()
+        self._tell(MasterMovedEvent(before=taken.before, host=host, after_s=after_s))
+        self.act(self._members.machine_lost(taken.beside, f"its machine {taken.before} is gone"))
+        self._outbox.later(self._job.taken_over.unlink)  # said twice it is the same
 
     def follow(self, found: ForNodes) -> None:
         """Do what follows from a finding of the training."""
@@ -154,8 +172,8 @@ class MembersEdge:
         if self._judging.is_due(self._times.steady()):
             with self._judging.doing(self._times.steady()):
                 self._judge_silence()
-        self._leave_draining()
         self.look_for_departed()
+        self._outbox.launch_overdue()
 
     def _judge_silence(self) -> None:
         state = self._training.state
@@ -173,11 +191,11 @@ class MembersEdge:
     def look_for_departed(self) -> None:
         """Give up the nodes of machines that are gone."""
         broke = self._training.edge.group_broke
-        self.act(self._places.departed(self._times.own(), group_broke=broke))
+        self.act(self.places.departed(self._times.own(), group_broke=broke))
 
     def machine_gone(self, nodes: Iterable[Node]) -> None:
         """Give up the nodes of a machine that answers nobody."""
-        self.act(self._places.without_machine(nodes, self._times.own()))
+        self.act(self.places.without_machine(nodes, self._times.own()))
 
     def look_for_hang(self) -> None:
         """End the process that hangs; if all members wait, have them form their group again."""
@@ -197,28 +215,15 @@ class MembersEdge:
             self._training.edge.reconnect(hang.since_s)
 
     def platform_said(self, word: AnyWord) -> None:
-        """Take in what the backend says of a node; one whose place goes away leaves it in order."""
-        acts = self._places.heard(word, self._times.own())
+        """Take in what the backend says of a node."""
+        acts = self.places.heard(word, self._times.own())
         if isinstance(word, AgentGone) and word.node not in self._roster.nodes:
             self._outbox.vacate(word.node)
+        if isinstance(word, PlaceTaken):
+            self._monitor.restarts.placed(word.node, self._times.steady())
+        if isinstance(word, NodeStopped):
+            self._outbox.stopped(word.node)
         self.act(acts)
-        if isinstance(word, PlaceDraining):
-            self._leave_draining()
-
-    def _leave_draining(self) -> None:
-        """Have nodes leave places that drain; what fails or is refused now is tried again."""
-        now_s = self._times.own()
-        for leaver in self._places.leavers(now_s):
-            name, inc = leaver.node, self._roster.nodes[leaver.node].life.inc
-            if now_s < self._leaves_again_s.get(name, now_s):
-                continue
-            self._leaves_again_s[name] = now_s + LEAVE_AGAIN_S
-            try:
-                self.restart(name, leaver.why, leaver.within_s)
-            except ConfigError as error:  # told once, though it is tried again
-                if self._not_moved.get(name) != (inc, str(error)):
-                    self._not_moved[name] = inc, str(error)
-                    self._tell(NotMovedAwayEvent(node=name, inc=inc, reason=str(error)))
 
     # ------------------------------------------------------------------ orders
 
@@ -289,6 +294,21 @@ class MembersEdge:
         name, acts = self._orders.join(host, self._times.own())
         self.act(acts)
         return name
+
+    def join_machine(self, host: str) -> tuple[str, ...]:
+        """Give a machine the workers of one that the job waits for; their names.
+
+        Raises:
+            ConfigError: all machines are there.
+        """
+        names, acts = self._orders.join_machine(host, self._times.own())
+        if not names:
+            raise ConfigError(
+                f"all {self._spec.machines} machines of the job are there; of one that has just "
+                "gone the place is open within a minute: join again then"
+            )
+        self.act(acts)
+        return names
 
     def restart(self, name: str, reason: str, within_s: float | None = None) -> None:
         """KILL_RESTART: a worker ends in order and starts again; a server's buckets move first.

@@ -3,13 +3,15 @@
 The spec in the job's directory is the word that counts, since an agent reads it when it starts. So
 a change is written there first. Then the master orders the limits of one agent after the other, the
 next when the one before has answered. An agent that says hello with other limits gets the order
-again, also from a later master.
+again, also from a later master. What was ordered is journalled as well: a master on another machine
+begins without that spec (`paceline.agent.take_over`).
 
 Where a place keeps its size, nodes move instead (`paceline.master.size_moves`). What they had
 before is journalled, so a later master goes on, and a change that fails can be taken back.
 """
 
 from collections import deque
+from typing import assert_never
 
 from msgspec.structs import replace
 
@@ -19,10 +21,22 @@ from paceline.base.jobdir import number_of, role_of
 from paceline.jobs.wording import size
 from paceline.master.orders import check_moves
 from paceline.master.parts import MasterParts
-from paceline.protocol.nodes.resizing import FormerSize, NodesResized, NodesResizing
+from paceline.protocol.nodes.resizing import (
+    FormerSize,
+    NodesResized,
+    NodesResizing,
+    NodesSized,
+    OrderedSize,
+)
 from paceline.wire.client import ResizeNodes
-from paceline.wire.events.nodes import NodeResizedEvent, NoLimitsEvent
+from paceline.wire.events.nodes import (
+    NodeResizedEvent,
+    NoLimitsEvent,
+    NotResizedEvent,
+    ResizeDeferredEvent,
+)
 from paceline.wire.messages.agent import AgentHello, LimitNode, NodeLimited
+from paceline.wire.places import AskedPlace, CannotResize, Deferred, Resized, place_of
 from paceline.wire.spec import NodeSize, NodeSpec, load, save
 
 
@@ -38,12 +52,19 @@ class NodeSizes:
         """Nodes whose limits must change; the first one has been told."""
         self.change: NodesResizing | None = None
         """Change that is under way where a place keeps its size; None: nothing moves."""
+        self._ordered: NodesSized | None = None
+        """What the journal says of sizes; None: nothing."""
         self.num_orders = 0
         """Number of orders by which nodes have to move."""
         self._granted: dict[str, NodeSize] = {}
         """Sizes that nodes were started with, as their agents have said."""
         self._given_up: set[str] = set()
         """Roles whose nodes have found no place of another size."""
+        self._before: dict[str, FormerSize] = {}
+        """What nodes of a role had before the newest order."""
+        self._deferred = ""
+        """Why the first of the nodes that are due has not got its size yet; empty: it is not so."""
+        parts.outbox.place_of = self.place_of
 
     def of(self, role: str) -> NodeSpec:
         """Return what the nodes of a role may use, as ordered last."""
@@ -53,6 +74,10 @@ class NodeSizes:
     def is_changing(self) -> bool:
         """Whether a node has not answered yet, or is still to move."""
         return bool(self._due) or (self.change is not None and bool(self.change.former))
+
+    def place_of(self, node: str) -> AskedPlace:
+        """Return what a node asks of the platform now."""
+        return place_of(self._spec, node)
 
     def order(self, wanted: ResizeNodes, *, by_itself: bool = False) -> None:
         """Give the nodes of a role other limits, those that come included.
@@ -67,17 +92,15 @@ class NodeSizes:
         """
         role, before = wanted.role, self._sizes[wanted.role]
         sizes = replace(before, **_changed(wanted))
-        self._check(role, sizes)
+        fixed = self._check(role, sizes)
         if by_itself and role in self._given_up:
             raise ConfigError(f"{role}s found no place of another size before")
         if sizes == before:
             return
         self._save({role: sizes})
-        if not self._backend.resizes_live:
-            former = FormerSize(cpu=before.cpu, memory_bytes=before.memory_bytes)
-            change = self.change or NodesResizing()
-            self.num_orders += 1
-            self.keep(replace(change, former={role: former, **change.former}))
+        self._before[role] = FormerSize(cpu=before.cpu, memory_bytes=before.memory_bytes)
+        if fixed:
+            self._have_move(role)
             return
         for node in self._roster.of_role(role):
             if node.name in self._outbox.streams:
@@ -92,13 +115,44 @@ class NodeSizes:
             raise ConfigError(describe(error, self._job.spec)) from error
         self._sizes |= sizes
         self._spec = replace(self._spec, **fields)
-        self._backend.resized(self._spec)
+        self._journal()
 
-    def _check(self, role: str, sizes: NodeSpec) -> None:
-        if not any(True for _ in self._roster.of_role(role)):
+    def begin(self) -> None:
+        """Go on with the sizes of the spec, which a resume may have changed since an order."""
+        if self._ordered is not None:
+            self._journal()
+
+    def _journal(self) -> None:
+        sizes = {
+            role: OrderedSize(cpu=one.cpu, memory_bytes=one.memory_bytes)
+            for role, one in self._sizes.items()
+        }
+        if (record := NodesSized(sizes=sizes)) != self._ordered:
+            self.keep(record)
+
+    def _have_move(self, role: str) -> None:
+        """Have the nodes of a role move, one after the other, to places of their new size."""
+        change = self.change or NodesResizing()
+        self.num_orders += 1
+        self.keep(replace(change, former={role: self._before[role], **change.former}))
+
+    def _check(self, role: str, sizes: NodeSpec) -> bool:
+        """Tell whether places keep their sizes, so that the nodes have to move.
+
+        Raises:
+            ConfigError: see `order`.
+        """
+        nodes = list(self._roster.of_role(role))
+        if not nodes:
             raise ConfigError(f"cannot resize: the job has no {role}s")
-        if not self._backend.resizes_live:
+        asked = place_of(replace(self._spec, **{f"{role}s": sizes}), nodes[0].name)
+        fixed = isinstance(self._backend.resize(nodes[0].name, asked), CannotResize)
+        if fixed:
             check_moves(self._spec, role)
+        self._check_memory(role, sizes)
+        return fixed
+
+    def _check_memory(self, role: str, sizes: NodeSpec) -> None:
         if (wanted := sizes.memory_bytes) is None:
             return
         before = self._sizes[role].memory_bytes
@@ -120,8 +174,8 @@ class NodeSizes:
         if hello.note:
             self._outbox.tell(NoLimitsEvent(node=hello.node, reason=hello.note))
         wanted, has = self._wanted(hello.node), hello.hardware
-        if not self._backend.resizes_live:
-            self._started(hello)
+        self._started(hello)
+        if self._is_to_fit(hello.node):
             return
         if hello.node in self._due:
             self._forget(hello.node)
@@ -149,14 +203,17 @@ class NodeSizes:
 
     # ------------------------------------------------------------------ by moving
 
-    def apply(self, record: NodesResizing | NodesResized) -> None:
-        """Take in what moves; the only way that it changes."""
+    def apply(self, record: NodesResizing | NodesResized | NodesSized) -> None:
+        """Take in what moves, and what the journal says of sizes; the only way that it changes."""
+        if isinstance(record, NodesSized):
+            self._ordered = record
+            return
         self.change = record if isinstance(record, NodesResizing) else None
 
     @property
-    def records(self) -> list[NodesResizing]:
+    def records(self) -> list[NodesResizing | NodesSized]:
         """Records that a journal needs which begins again."""
-        return [self.change] if self.change is not None else []
+        return [one for one in (self._ordered, self.change) if one is not None]
 
     def check_may_scale(self) -> None:
         """Refuse another number of nodes while some move to places of another size."""
@@ -172,7 +229,7 @@ class NodeSizes:
             change = replace(self.change, spared=0)
             self.keep(change if change.former else NodesResized())
 
-    def keep(self, record: NodesResizing | NodesResized) -> None:
+    def keep(self, record: NodesResizing | NodesResized | NodesSized) -> None:
         """Apply a record and have it journalled."""
         self.apply(record)
         self._outbox.record(record)
@@ -190,8 +247,7 @@ class NodeSizes:
         return None if granted is None else granted == wanted
 
     def _is_to_fit(self, node: str) -> bool:
-        is_moving = self.change is not None and role_of(node) in self.change.former
-        return is_moving and not self._backend.resizes_live
+        return self.change is not None and role_of(node) in self.change.former
 
     def take_back(self, change: NodesResizing) -> None:
         """Give nodes that are launched from now on what they could use before this change.
@@ -207,7 +263,7 @@ class NodeSizes:
             }
         )
         self._given_up |= former.keys()
-        self.keep(replace(change, former={}))
+        self.keep(replace(change, former={}) if change.spared else NodesResized())
 
     def _started(self, hello: AgentHello) -> None:
         """Take in what an agent was started with: that is news if its node has moved."""
@@ -224,13 +280,51 @@ class NodeSizes:
         if node not in self._due:
             self._due.append(node)
         if self._due[0] == node:
-            self._outbox.to_agent(node, self._wanted(node))
+            self._resize_first()
 
     def _forget(self, node: str) -> None:
         was_first = self._due[0] == node
         self._due.remove(node)
-        if was_first and self._due:
-            self._outbox.to_agent(self._due[0], self._wanted(self._due[0]))
+        if was_first:
+            self._resize_first()
+
+    def try_again(self) -> None:
+        """Ask again for a size that the platform could not give yet."""
+        if self._deferred:
+            self._resize_first()
+
+    def _resize_first(self) -> None:
+        """Have the platform change the place of the node whose turn it is, then tell its agent."""
+        told, self._deferred = self._deferred, ""
+        while self._due:
+            node = self._due[0]
+            match self._backend.resize(node, self.place_of(node)):
+                case Resized():
+                    self._outbox.to_agent(node, self._wanted(node))
+                    return
+                case Deferred(why=why):
+                    self._deferred = f"{node}: {why}"
+                    if self._deferred != told:
+                        self._outbox.tell(ResizeDeferredEvent(node=node, reason=why))
+                    return
+                case CannotResize(why=why):
+                    self._due.popleft()
+                    self._cannot(node, why)
+                case answer:
+                    assert_never(answer)
+
+    def _cannot(self, node: str, why: str) -> None:
+        """Have a node whose place cannot have its size move; where it cannot, say so."""
+        role = role_of(node)
+        if role not in self._before or self._is_to_fit(node):
+            return  # nobody has ordered anything of this master
+        try:
+            check_moves(self._spec, role)
+        except ConfigError as refused:
+            self._outbox.tell(NotResizedEvent(reason=f"{node}: {why}; {refused}"))
+            return
+        self._due = deque(one for one in self._due if role_of(one) != role)
+        self._have_move(role)
 
     def _wanted(self, node: str) -> LimitNode:
         sizes = self._sizes[role_of(node)]

@@ -11,6 +11,11 @@ def check_scale(spec: JobSpec, feed: Feed | None, workers: int) -> None:
     """Refuse a number of workers that the job cannot train with; ``feed``: what it trains on."""
     if spec.traits.scales == "never":
         check_elastic(spec, "scale")
+    if spec.machines > 1:
+        raise ConfigError(
+            f"cannot scale a job of {spec.machines} machines, each of which has as many workers; "
+            "stop it, and start it with other --nnodes or --nproc-per-node"
+        )
     check_size(spec, "scale to", workers)
     if spec.traits.scales != "evenly":
         return
@@ -44,6 +49,15 @@ def check_elastic(spec: JobSpec, order: str) -> None:
         raise ConfigError(f"no {order} with strategy {spec.strategy}, {spec.traits.rigid}")
 
 
+def check_part(spec: JobSpec, workers: int) -> None:
+    """Refuse a machine that wants another number of workers than the job's machines have."""
+    if workers not in (0, spec.workers_of_machine):
+        raise ConfigError(
+            f"--workers: got {workers}, expected {spec.workers_of_machine}: each of the job's "
+            f"{spec.machines} machines runs so many; leave it out"
+        )
+
+
 def check_replace(spec: JobSpec) -> None:
     """Refuse to replace a member of a group; ranks of a script all begin again, as after a kill."""
     if spec.traits.trains:
@@ -65,6 +79,6 @@ def check_size(spec: JobSpec, order: str, workers: int) -> None:
             f"cannot {order} {workers} workers, expected {least} to {most} (min_workers, "
             "max_workers, and with deterministic blocks)"
         )
-    here = spec.backend == "local"
+    here = spec.is_on_one_machine
     if short := descriptors.complaint(workers + spec.num_servers, on_this_machine=here):
         raise ConfigError(f"cannot {order} {workers} workers: {short}")

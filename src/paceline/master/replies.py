@@ -6,12 +6,14 @@ from typing import assert_never
 import msgspec
 
 from paceline.base.errors import ConfigError
+from paceline.jobs.joining import script_digest
 from paceline.master.facts import Asked
 from paceline.master.feature_parts import FeatureParts
 from paceline.master.members import MembersEdge
 from paceline.master.node_sizes import NodeSizes
 from paceline.master.orders import (
     check_elastic,
+    check_part,
     check_replace,
     check_scale,
     check_scale_servers,
@@ -23,7 +25,6 @@ from paceline.master.shutdown import Shutdown
 from paceline.master.training import Training
 from paceline.policy.observation import Observation
 from paceline.wire.client import (
-    Call,
     Done,
     FeatureCall,
     GetObservation,
@@ -33,15 +34,17 @@ from paceline.wire.client import (
     JobStatus,
     Join,
     Kill,
-    NodeAdded,
+    NodesAdded,
     Observed,
     Replace,
     Reply,
     ResizeNodes,
+    RoomCall,
     Scale,
     StopJob,
 )
 from paceline.wire.events.nodes import BY_ORDER
+from paceline.wire.places import LACKS
 
 
 class Replies:
@@ -59,20 +62,31 @@ class Replies:
         features: FeatureParts,
     ) -> None:
         self._job, self._spec, self._outbox = parts.job, parts.spec, parts.outbox
-        self._wanted_workers, self._room = parts.members.roster.wanted_workers, parts.backend.room
+        self._wanted_workers, self._backend = parts.members.roster.wanted_workers, parts.backend
         self._training, self._shutdown, self._members = training, shutdown, members
         self._observe, self._reporting = observe, reporting
+        kept = parts.job.script_digest
+        self._script_digest = kept.read_text() if kept.exists() else script_digest(parts.spec)
         self._sizes, self._features = sizes, features
 
     def answer(self, asked: Asked) -> None:
-        """Answer a call once what it has led to is journalled."""
+        """Answer a call once what it has led to is journalled.
+
+        While too few keepers of the journal answer, people are, and nothing else is.
+        """
+        if self._reporting.keeping.stands:
+            if isinstance(asked.call, GetStatus | GetObservation | GetSpec):
+                asked.reply(self.to(asked.call))
+                return
+            if isinstance(asked.call, StopJob) and asked.call.now:
+                self._outbox.give_up()
         try:
             reply = self.to(asked.call)
         except ConfigError as error:
             reply = Done(error=str(error))
         self._outbox.later(lambda: asked.reply(reply))
 
-    def to(self, call: Call) -> Reply:
+    def to(self, call: RoomCall) -> Reply:
         """Answer a call, and do what it orders.
 
         Raises:
@@ -93,9 +107,11 @@ class Replies:
             case StopJob():
                 self._shutdown.stop(call.signal, at_once=call.now)
             case GetSpec():
-                return JobInfo(job_id=self._job.job_id, spec=self._spec)
-            case Join(host=host):
-                return self._join(host)
+                return JobInfo(
+                    job_id=self._job.job_id, spec=self._spec, script_digest=self._script_digest
+                )
+            case Join(host=host, workers=workers):
+                return self._join(host, workers)
             case FeatureCall():
                 return self._features.answer(call)
             case _:
@@ -126,20 +142,26 @@ class Replies:
             case _:
                 assert_never(call)
 
-    def _join(self, host: str) -> NodeAdded:
+    def _join(self, host: str, workers: int) -> NodesAdded:
         self._check_running()
+        if self._spec.machines > 1:
+            check_part(self._spec, workers)
+            return NodesAdded(nodes=self._members.join_machine(host))
         check_elastic(self._spec, "join")
-        check_size(self._spec, "have", 1 + sum(1 for _ in self._wanted_workers()))
+        count = workers or 1
+        check_size(self._spec, "have", count + sum(1 for _ in self._wanted_workers()))
         if not self._training.state.holder.has_model:
-            raise ConfigError("the job has no model yet; join again when it trains")
-        return NodeAdded(node=self._members.join(host))
+            return NodesAdded()
+        return NodesAdded(nodes=tuple(self._members.join(host) for _ in range(count)))
 
     def _status(self) -> JobStatus:
         num_events, ending = self._outbox.events.num_lines(), self._shutdown.end.ending
-        found = {role: self._room(role) for role in ("worker", "server")}
-        room = {role: count for role, count in found.items() if count is not None}
+        roles = ("worker", "server") if self._spec.num_servers else ("worker",)
+        found = {one: self._backend.room(self._sizes.place_of(f"{one}-0")) for one in roles}
+        room = {role: one.count for role, one in found.items() if one.count is not None}
+        lacks = {role: LACKS[one.why] for role, one in found.items() if one.why is not None}
         status = self._reporting.status(num_events=num_events, ending=ending)
-        return msgspec.structs.replace(status, room=room)
+        return msgspec.structs.replace(status, room=room, lacks=lacks)
 
     def _check_running(self) -> None:
         if self._shutdown.end.ending is not None:

@@ -12,6 +12,7 @@ from paceline.jobs.jsonl import LineFile, last_line
 from paceline.jobs.outcome import Outcome
 from paceline.master.ending import Ending
 from paceline.master.exposed import Exposed, Exposing
+from paceline.master.keeping import Keeping
 from paceline.master.monitor import Metrics
 from paceline.master.parts import MasterParts
 from paceline.master.status import count_committed, count_kept, describe, known_total
@@ -42,7 +43,9 @@ class Reporting:
         state: MasterState,
         shown: Callable[[], Shown],
         measured: Callable[[Callable[[], Exposed]], None],
+        keeping: Keeping,
     ) -> None:
+        self.keeping = keeping
         self._shown, self._measured = shown, measured
         job, members, monitor = parts.job, parts.members, parts.monitor
         self._job, self._launched_s = job, job.launched_s()
@@ -100,10 +103,12 @@ class Reporting:
         return msgspec.structs.replace(
             status,
             nodes=tuple(nodes),
+            waits_for=self.keeping.waits_for or status.waits_for,
+            kept_on=self.keeping.hosts,
             slow=shown.slow,
             relieved=shown.relieved,
             logged=shown.logged,
-            notes=shown.notes,
+            notes=(*self.keeping.notes, *shown.notes),
             tables=shown.tables,
         )
 

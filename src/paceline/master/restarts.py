@@ -75,6 +75,8 @@ class _Start(msgspec.Struct):
     since_s: float
     first: bool
     launched: bool = False
+    asked_s: float | None = None
+    """Time of the launch, until it has its place."""
     pending_s: float = 0.0
     cores: float | None = None
     up_s: float | None = None
@@ -100,17 +102,23 @@ class Restarts:
     def launched(self, node: str, now_s: float, *, first: bool) -> None:
         """The platform is asked for a place."""
         start = self._under_way.setdefault(node, _Start(since_s=now_s, first=first))
-        start.launched = True
+        start.launched, start.asked_s, start.pending_s = True, now_s, 0.0
+
+    def placed(self, node: str, now_s: float) -> None:
+        """The platform has a place for it."""
+        start = self._under_way.get(node)
+        if start is not None and start.asked_s is not None and start.up_s is None:
+            start.pending_s, start.asked_s = now_s - start.asked_s, None
 
     def keep(self, nodes: Container[str]) -> None:
         """Forget all other nodes: a later node of the same name is another one."""
         self._under_way = {name: one for name, one in self._under_way.items() if name in nodes}
 
-    def joined(self, node: str, waited_s: float, cores: float | None = None) -> None:
-        """The node's agent is there, after so long a wait for its place with so many cores."""
+    def joined(self, node: str, cores: float | None = None) -> None:
+        """The node's agent is there, at a place with so many cores."""
         start = self._under_way.get(node)
         if start is not None and start.launched and start.up_s is None:
-            start.pending_s, start.cores = waited_s, cores
+            start.cores = cores
 
     def up(self, node: str, inc: Inc, now_s: float) -> None:
         """The process answers."""

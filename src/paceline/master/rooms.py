@@ -4,12 +4,14 @@ from typing import NamedTuple
 
 import msgspec
 
-from paceline.master.agents import Agents
+from paceline.master.agents import AgentRooms, Agents
 from paceline.master.feature_parts import FeatureParts
 from paceline.master.holding import EDGES
 from paceline.master.inbox import Inbox
 from paceline.master.job_end import JobEnd
 from paceline.master.journal_recovery import JournalRecovery
+from paceline.master.keeping import Keeping
+from paceline.master.leaving import PlaceLeaving
 from paceline.master.members import MembersEdge
 from paceline.master.node_acts import NodeActs
 from paceline.master.node_sizes import NodeSizes
@@ -37,6 +39,7 @@ class Rooms(NamedTuple):
     agents: Agents
     sizes: NodeSizes
     moves: SizeMoves
+    leaving: PlaceLeaving
     end: JobEnd
     shutdown: Shutdown
     replies: Replies
@@ -44,6 +47,7 @@ class Rooms(NamedTuple):
     features: FeatureParts
     scene: Scene
     machines: MachineWatch
+    keeping: Keeping
     uploads: Uploads | None
     """None: cuts stay here."""
 
@@ -69,15 +73,8 @@ def build(parts: MasterParts, times: Times) -> Rooms:
     def order(call: Order) -> None:  # features order what people may order, which is made later
         replies.to(call)
 
-    scene = Scene(
-        training,
-        parts.members,
-        parts.monitor,
-        pending_s=parts.backend.pending_s,
-        restart=members.restart,
-        is_ending=lambda: end.ending is not None,
-    )
     sizes = NodeSizes(parts)
+    scene = _scene(parts, training, members, sizes, end)
     features = FeatureParts(
         parts,
         times,
@@ -91,10 +88,14 @@ def build(parts: MasterParts, times: Times) -> Rooms:
     members.watchers.append(features.at_once)
     if features.want_links:
         training.edge.measure_links()
-    agents = Agents(parts, times, inbox, training, members, features, sizes)
+    sources = Sources(parts, inbox)
+    keeping = Keeping(parts, times, sources.spawn)
+    machines = MachineWatch(parts, times, inbox, sources.spawn, members)
+    takers = AgentRooms(training, members, features, sizes, keeping, machines)
+    agents = Agents(parts, times, inbox, takers)
     shutdown = Shutdown(parts, times, end, training, members)
-    reporting = Reporting(parts, training.state, features.shown, features.measured)
-    recovery = JournalRecovery(parts, times.wall, training, sizes, features)
+    reporting = Reporting(parts, training.state, features.shown, features.measured, keeping)
+    recovery = JournalRecovery(parts, times.wall, training, sizes, features, keeping)
     replies = Replies(
         parts,
         training,
@@ -105,7 +106,6 @@ def build(parts: MasterParts, times: Times) -> Rooms:
         sizes,
         features,
     )
-    sources = Sources(parts, inbox)
     return Rooms(
         inbox=inbox,
         sources=sources,
@@ -115,12 +115,27 @@ def build(parts: MasterParts, times: Times) -> Rooms:
         agents=agents,
         sizes=sizes,
         moves=SizeMoves(parts, times, training, members, sizes),
+        leaving=PlaceLeaving(parts, times, training, members, sizes),
         end=end,
         shutdown=shutdown,
         replies=replies,
         reporting=reporting,
         features=features,
         scene=scene,
-        machines=MachineWatch(parts, times, inbox, sources.spawn, members),
+        keeping=keeping,
+        machines=machines,
         uploads=open_uploads(parts, training.cuts, training.state, end.fail),
+    )
+
+
+def _scene(
+    parts: MasterParts, training: Training, members: MembersEdge, sizes: NodeSizes, end: JobEnd
+) -> Scene:
+    return Scene(
+        training,
+        parts.members,
+        parts.monitor,
+        pending_s=lambda: parts.backend.room(sizes.place_of("worker-0")).pending_s,
+        restart=members.restart,
+        is_ending=lambda: end.ending is not None,
     )

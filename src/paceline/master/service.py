@@ -6,8 +6,10 @@ commit), then everything that leaves. It never waits in between, so no fact sees
 one's effect. What is done with a fact is in the rooms of `paceline.master.rooms`.
 """
 
+import asyncio
+import contextlib
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import assert_never
 
 from paceline.base.jobdir import JobDir
@@ -25,6 +27,8 @@ from paceline.wire.events.job import MasterStartedEvent
 from paceline.wire.spec import JobSpec
 
 METRICS_S = 1.0
+PICTURE_S = 10.0
+"""Seconds for the platform to say what runs, when a master begins: no node is lost without it."""
 
 
 class Master:
@@ -72,12 +76,21 @@ class Master:
         outbox.tell(MasterStartedEvent(restarted=restarted))
         rooms.training.resume(ended=ended)
         rooms.features.begin()
+        rooms.members.taken_over()
         rooms.members.act(rooms.recovery.resize())
         goes_on = restarted and not ended
-        found = self.parts.backend.left_running(self.parts.members.roster.nodes) if goes_on else ()
-        rooms.members.act(self.parts.members.begin(self._times.own(), found))
+        found = await self._picture()
+        rooms.members.act(self.parts.members.begin(self._times.own(), found if goes_on else ()))
         outbox.flush()
         rooms.sources.begin()
+
+    async def _picture(self) -> Collection[str]:
+        """Return which nodes may still run; without an answer in time, all of them."""
+        nodes = self.parts.members.roster.nodes
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(PICTURE_S):
+                return await self.parts.backend.picture(nodes)
+        return nodes.keys()
 
     async def _close(self) -> Outcome:
         rooms, outbox, ending = self.rooms, self.parts.outbox, self.rooms.end.ending
@@ -120,7 +133,7 @@ class Master:
         for measured in self.parts.monitor.restarts.take_fresh():
             rooms.members.started(measured)
             rooms.features.works(measured)
-        if rooms.training.edge.group_broke:
+        if rooms.training.edge.group_broke and not rooms.keeping.stands:
             rooms.members.look_for_departed()  # one may have been out of reach before it broke
         if rooms.inbox.changed:
             rooms.inbox.changed = False
@@ -168,6 +181,9 @@ class Master:
     def _tick(self) -> None:
         rooms, now_s = self.rooms, self._times.steady()
         rooms.inbox.changed = True
+        rooms.keeping.tick(rooms.training.edge.whole_at)
+        if rooms.keeping.stands:
+            return  # nothing may leave now: nobody's silence is judged meanwhile
         self.parts.monitor.trains(len(rooms.training.state.training_workers()))
         rooms.members.tick()
         rooms.machines.tick()
@@ -181,6 +197,7 @@ class Master:
         rooms.training.tick(now_s, cuts=rooms.end.ending is None, asked=may_ask)
         if rooms.end.ending is None:
             rooms.moves.tick(now_s)
+            rooms.leaving.tick()
         rooms.features.tick(now_s)
         if now_s - self._last_metrics_s >= METRICS_S:
             self._last_metrics_s = now_s

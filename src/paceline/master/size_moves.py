@@ -10,6 +10,7 @@ from msgspec.structs import replace
 
 from paceline.base.errors import ConfigError
 from paceline.master.members import MembersEdge
+from paceline.master.monitor import Monitor
 from paceline.master.node_sizes import NodeSizes
 from paceline.master.orders import check_scale
 from paceline.master.parts import MasterParts, Times
@@ -34,6 +35,8 @@ from paceline.protocol.nodes.resizing import (
 )
 from paceline.wire.events.nodes import NotResizedEvent
 
+RESIZE_AGAIN_S = 2.0
+"""Seconds between two requests for a size that the platform could not give yet."""
 ANOTHER_SIZE = "its next place has another size"
 
 
@@ -56,14 +59,18 @@ class SizeMoves:
         self._tried: frozenset[str] = frozenset()
         self._order_no = 0
         """The order that nodes were tried for."""
+        self._again_s = 0.0
         self._awaited, self._since_s = "", 0.0
         """What is awaited, and since when."""
 
     def tick(self, now_s: float) -> None:
         """Order the next move, if it is due."""
+        if now_s >= self._again_s:
+            self._again_s = now_s + RESIZE_AGAIN_S
+            self._sizes.try_again()
         change = self._sizes.change
-        if change is None:
-            return
+        if change is None or not change.former:
+            return  # workers that stand in may be left: `paceline.master.leaving` has them
         if self._order_no != self._sizes.num_orders:
             self._order_no, self._tried = self._sizes.num_orders, frozenset()
         seen = self._see(change, now_s)
@@ -144,7 +151,6 @@ class SizeMoves:
             waited_s=now_s - self._since_s,
             patience_s=self._spec.resources.patience_s,
             ends=any(one.fate is Fate.FINISHED for one in self._roster.nodes.values()),
-            is_given_up=not change.former,
         )
 
     def _may_add(self) -> bool:
@@ -164,15 +170,16 @@ class SizeMoves:
                 return "waits"
             leaves = node.next.in_new_agent or node.fate is not Fate.BACKS_OFF
             return "starts" if leaves else "ended"
-        works = life.up is not None and life.end is not EndOrder.MOVE and self._does_its_work(node)
-        return "works" if works else "starts"
+        is_up = life.up is not None and life.end is not EndOrder.MOVE
+        return "works" if is_up and does_its_work(node, self._monitor) else "starts"
 
-    def _does_its_work(self, node: Node) -> bool:
-        """Whether a server serves, and a worker has computed samples in this life."""
-        if node.role == "server":
-            return bool(node.life.up and node.life.up.address)
-        seen = self._monitor.nodes.get(node.name)
-        return seen is not None and seen.facts.inc == node.life.inc and seen.facts.samples > 0
+
+def does_its_work(node: Node, monitor: Monitor) -> bool:
+    """Tell whether a server serves, and whether a worker has computed samples in this life."""
+    if node.role == "server":
+        return bool(node.life.up and node.life.up.address)
+    seen = monitor.nodes.get(node.name)
+    return seen is not None and seen.facts.inc == node.life.inc and seen.facts.samples > 0
 
 
 def _spare(change: NodesResizing) -> str:

@@ -5,10 +5,11 @@ from collections.abc import Coroutine
 
 from paceline.master.facts import Asked, FromAgent, FromPlatform, StopAsked, StreamEnded, Tick
 from paceline.master.inbox import Inbox
+from paceline.master.job_files import JobFiles
 from paceline.master.listener import MasterListener
 from paceline.master.parts import MasterParts
 from paceline.protocol.nodes.node import BROKEN_RETURN_S, RETURN_S
-from paceline.wire.client import Call, Done, Reply, StopJob
+from paceline.wire.client import Call, Done, FileCall, Reply, StopJob
 from paceline.wire.control import AgentStream
 
 TICK_S = 0.2
@@ -23,6 +24,7 @@ class Sources:
     def __init__(self, parts: MasterParts, inbox: Inbox) -> None:
         self._backend, self._inbox = parts.backend, inbox
         self._door = MasterListener(parts.job, parts.spec, self._on_agent, self._on_call)
+        self._files = JobFiles(parts.job)
         self._tasks: set[asyncio.Task[None]] = set()
         self._closed = False
 
@@ -58,6 +60,7 @@ class Sources:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+        self._files.close()
         await self._door.close()
 
     async def _on_agent(self, stream: AgentStream) -> None:
@@ -69,6 +72,8 @@ class Sources:
             loop.call_later(wait_s + HANDLED_S, self._inbox.put, Tick())
 
     async def _on_call(self, call: Call) -> Reply:
+        if isinstance(call, FileCall):
+            return await self._files.answer(call)
         if self._closed:
             if isinstance(call, StopJob) and call.now:
                 self._inbox.put(StopAsked())  # the last cut is not waited for

@@ -19,13 +19,13 @@ from paceline.master.facts import Asked, Fact, FromAgent, StopAsked, Tick
 from paceline.master.journal import Journal
 from paceline.master.outbox import Outbox
 from paceline.wire.client import (
-    Call,
     Done,
     GetObservation,
     GetSpec,
     GetStatus,
     JobStatus,
     Reply,
+    RoomCall,
     StopJob,
 )
 from paceline.wire.events.job import DiskRefusesEvent
@@ -38,7 +38,7 @@ _log = logging.getLogger(__name__)
 
 
 async def until_written(
-    outbox: Outbox, inbox: list[Fact], reply: Callable[[Call], Reply], patience_s: float
+    outbox: Outbox, inbox: list[Fact], reply: Callable[[RoomCall], Reply], patience_s: float
 ) -> str:
     """Wait until the journal takes what it has refused.
 
@@ -55,6 +55,7 @@ async def until_written(
     deadline_s = time.monotonic() + patience_s
     while outbox.refused:
         await asyncio.sleep(RETRY_S)
+        outbox.beat()
         _thin_out(inbox)
         if _is_stopped_at_once(inbox):
             outbox.give_up()
@@ -83,7 +84,7 @@ def _is_stopped_at_once(inbox: list[Fact]) -> bool:
     return now or sum(isinstance(fact, StopAsked) for fact in inbox) > 1
 
 
-def _answer(inbox: list[Fact], why: str, reply: Callable[[Call], Reply]) -> None:
+def _answer(inbox: list[Fact], why: str, reply: Callable[[RoomCall], Reply]) -> None:
     """Answer questions; an order to stop in order stays, to be obeyed when it can be."""
     for fact in [fact for fact in inbox if isinstance(fact, Asked)]:
         if isinstance(fact.call, StopJob):

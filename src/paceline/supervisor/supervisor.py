@@ -24,6 +24,7 @@ from paceline.base.processes import (
     start_detached,
 )
 from paceline.jobs.outcome import END_OF_SIGNAL, ENDS, End, Outcome, code_of, write_outcome
+from paceline.supervisor.life_port import LifePort
 from paceline.supervisor.restarts import Backoff
 from paceline.supervisor.signals import Signals
 from paceline.supervisor.templates import start_templates
@@ -61,6 +62,7 @@ class Supervisor:
         self._words = -1
         #: None: not started so far.
         self._templates: list[subprocess.Popen[bytes]] | None = None
+        self._life: LifePort
         self._started_s = 0.0
         self._num_stops = 0
         #: The number of the signal that came first.
@@ -70,11 +72,13 @@ class Supervisor:
     def run(self) -> None:
         """Return when the job has ended and nothing is left of it."""
         adopt_orphans()
+        self._life = LifePort(self._job)
         self._tell(SupervisorStartedEvent(pid=os.getpid()))
         while not self._is_over():
             if self._master is None and not is_locked(self._job.master_lock):
                 self._start_master()
             self._wait(POLL_S)
+            self._life.look()
             self._collect()
             self._stop_without_master()
         self._end()
@@ -186,6 +190,7 @@ class Supervisor:
     # ------------------------------------------------------------------ the end
 
     def _end(self) -> None:
+        self._life.close()
         for template in self._templates or ():
             template.kill()
         if self._num_stops <= 1 and self._job.path.is_dir():

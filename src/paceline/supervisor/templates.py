@@ -30,7 +30,7 @@ def start_templates(job: JobDir) -> list[subprocess.Popen[bytes]]:
         spec = load(job.spec)
     except (OSError, PacelineError):  # the master says so
         return []
-    if spec.backend != "local":
+    if not spec.is_on_one_machine or job.taken_over.exists():
         return []
     nodes = ["worker-0", "server-0"] if spec.num_servers else ["worker-0"]
     started = []

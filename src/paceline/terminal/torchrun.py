@@ -1,10 +1,12 @@
 """torchrun's flags, read as those of ``paceline run``: which mean what here, and which nothing.
 
-Any of them makes the job one of strategy script. What has no effect on one machine, or says the
-same as the default, is taken, and so is, with a word about it, what only tunes torchrun's own
-agent; what would ask for something else is refused.
+Any of them makes the job one of strategy script. What says the same as the default is taken, and so
+is, with a word about it, what only tunes torchrun's own agent; what would ask for something else is
+refused. With ``--nnodes`` the command runs on the first machine; an address that would say where
+that is says where the job listens. All other machines join by ``paceline agent --join``.
 """
 
+import contextlib
 import os
 import socket
 import subprocess
@@ -37,16 +39,16 @@ TORCHRUN_FLAGS = (
         default="1",
         is_first=True,
     ),
-    _flag("--nnodes", "N", "Machines: 1."),
+    _flag("--nnodes", "N", "Machines; all but this one join."),
     _flag("--node-rank", "N", "Of this machine: 0."),
     _flag("--max-restarts", "N", "Of all processes together."),
     _flag("--standalone", "", "On this machine, as always."),
     _flag("--rdzv-backend", "NAME", "As always: nothing."),
-    _flag("--rdzv-endpoint", "HOST:PORT", "This machine."),
+    _flag("--rdzv-endpoint", "HOST:PORT", "This machine; with --nnodes, `listen`."),
     _flag("--rdzv-id", "TEXT", "TORCHELASTIC_RUN_ID."),
     _flag("--role", "TEXT", "ROLE_NAME."),
-    _flag("--local-addr", "HOST", "Of this machine."),
-    _flag("--master-addr", "HOST", "Of this machine."),
+    _flag("--local-addr", "HOST", "Of this machine; with --nnodes, `listen`."),
+    _flag("--master-addr", "HOST", "The same."),
     _flag("--master-port", "PORT", "Default: a fresh one."),
     _flag("--shutdown-timeout", "TIME", "After SIGTERM."),
     _flag("--log-dir", "DIR", "Gets a link to the logs."),
@@ -71,7 +73,14 @@ def of_torchrun(given: Mapping[str, str | bool | None]) -> dict[str, str]:
     return {name: str(value) for name, value in found.items() if value}
 
 
-ONE_MACHINE = "scripts for torchrun run on one machine here; leave the flag out"
+FIRST_MACHINE = (
+    "the command runs on the first machine; all others join by `paceline agent --join TICKET`"
+)
+MASTER_MEETS = "the job's master brings the workers together; leave the flag out"
+OF_SIZE = frozenset({"nnodes", "nproc-per-node", "master-addr"})
+"""Flags that strategy fsdp takes, too: its workers live in rounds, as ranks do."""
+_HOST = "host"
+"""Key of an address of this machine, until it is known whether others join."""
 NUM_GPUS = "import torch; print(torch.cuda.device_count())"
 
 
@@ -88,7 +97,7 @@ def translate(given: Mapping[str, str], spec_flags: Mapping[str, str]) -> dict[s
     if not given:
         return {}
     first = f"--{next(iter(given))}"
-    if spec_flags.get("strategy", "script") != "script":
+    if spec_flags.get("strategy", "script") != "script" and not _is_size(given, spec_flags):
         raise ConfigError(
             f"{first}: got it with --strategy {spec_flags['strategy']}, expected it with strategy "
             "script, for scripts that train by themselves; leave it out, and say --workers N"
@@ -99,10 +108,44 @@ def translate(given: Mapping[str, str], spec_flags: Mapping[str, str]) -> dict[s
         )
     if "no-python" in given and spec_flags.get("run_as") == "module":
         raise ConfigError("--module and --no-python: got both, expected one of them; leave one out")
-    found = {"strategy": "script"}
+    found = {"strategy": spec_flags.get("strategy", "script")}
     for name, value in given.items():
         found |= _READERS[name](f"--{name}", value)
+    return _of_machines(found, spec_flags)
+
+
+def _is_size(given: Mapping[str, str], spec_flags: Mapping[str, str]) -> bool:
+    """Tell whether the flags say only on how many machines a job of fsdp is."""
+    return spec_flags.get("strategy") == "fsdp" and given.keys() <= OF_SIZE
+
+
+def _of_machines(found: dict[str, str], spec_flags: Mapping[str, str]) -> dict[str, str]:
+    """Complete what the flags say of a job on several machines.
+
+    Args:
+        found: key -> text, so far.
+        spec_flags: all other flags of the command line.
+    """
+    machines, host = int(found.pop("machines", "1")), found.pop(_HOST, "")
+    if machines == 1:
+        return found
+    host = found.pop("env.MASTER_ADDR", host)
+    if "workers" in found:
+        found["workers"] = str(machines * int(found["workers"]))
+    elif not spec_flags.keys() & {"workers", "workers.count"}:
+        found["workers"] = str(machines)
+    if spec_flags.get("backend", "local") == "local":
+        found["machines"] = str(machines)
+    if host and "listen" not in spec_flags:
+        found["listen"] = _address_of(host)
     return found
+
+
+def _address_of(host: str) -> str:
+    """Return the IPv4 address of a name of this machine; what is none stays, and is refused."""
+    with contextlib.suppress(OSError):
+        return socket.gethostbyname(host)
+    return host
 
 
 def note_ignored(given: Iterable[str]) -> str:
@@ -152,18 +195,27 @@ def _max_restarts(flag: str, value: str) -> dict[str, str]:
     return {"restart.budget": budget, "restart.window_s": "null", "restart.repeat": "true"}
 
 
-def _only(*values: str) -> Callable[[str, str], dict[str, str]]:
+def _only(*values: str, why: str = FIRST_MACHINE) -> Callable[[str, str], dict[str, str]]:
     def read(flag: str, value: str) -> dict[str, str]:
         if value not in values:
-            raise ConfigError(f"{flag}: got {value!r}, expected {values[0]}: {ONE_MACHINE}")
+            raise ConfigError(f"{flag}: got {value!r}, expected {values[0]}: {why}")
         return {}
 
     return read
 
 
+def _nnodes(flag: str, value: str) -> dict[str, str]:
+    least, _, most = value.partition(":")
+    expected = "a number of machines, e.g. 2: their number stays the same while the job runs"
+    if most not in ("", least):
+        raise ConfigError(f"{flag}: got {value!r}, expected {expected}")
+    return {"machines": _whole(flag, least, range(1, 10_001), expected)}
+
+
 def _rdzv_endpoint(flag: str, value: str) -> dict[str, str]:
-    _check_local(flag, value.rpartition(":")[0] or value)
-    return {}
+    host = value.rpartition(":")[0] or value
+    _check_local(flag, host)
+    return {_HOST: host}
 
 
 def _master_addr(flag: str, value: str) -> dict[str, str]:
@@ -176,7 +228,7 @@ def _check_local(flag: str, host: str) -> None:
         with socket.socket() as probe:
             probe.bind((host, 0))
     except OSError as error:
-        expected = f"an address of this machine: {ONE_MACHINE}"
+        expected = f"an address of this machine: {FIRST_MACHINE}"
         raise ConfigError(f"{flag}: got {host!r}, expected {expected}") from error
 
 
@@ -192,12 +244,12 @@ def _unknown(flag: str, _value: str) -> dict[str, str]:
 _READERS: Mapping[str, Callable[[str, str], dict[str, str]]] = MappingProxyType(
     {
         "nproc-per-node": _nproc_per_node,
-        "nnodes": _only("1", "1:1"),
+        "nnodes": _nnodes,
         "node-rank": _only("0"),
         "max-restarts": _max_restarts,
         "standalone": lambda _flag, _value: {},
         "shutdown-timeout": lambda _, value: {"timeouts.stop_s": value},
-        "rdzv-backend": _only("c10d", "static"),
+        "rdzv-backend": _only("c10d", "static", why=MASTER_MEETS),
         "rdzv-endpoint": _rdzv_endpoint,
         "role": lambda _, value: {"env.ROLE_NAME": value},
         "rdzv-id": lambda _, value: {"env.TORCHELASTIC_RUN_ID": value},

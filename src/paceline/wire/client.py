@@ -77,9 +77,36 @@ class GetSpec(Message, frozen=True):
 
 
 class Join(Message, frozen=True):
-    """A machine wants to be a worker and will start its agent now; answer: Joined."""
+    """A machine wants to run workers and will start their agents now; answer: NodesAdded."""
 
     host: str
+    workers: int = 0
+    """Number of workers; 0: as many as the job's machines have, and else one."""
+
+
+class ListJobFiles(Message, frozen=True):
+    """Name files of the job: logs, their times, events; answer: JobFileList."""
+
+
+class ReadJobFile(Message, frozen=True):
+    """Read a part of a file that `ListJobFiles` names; answer: JobFilePart."""
+
+    name: str
+    start: int
+    """First byte of the part."""
+    num_bytes: int
+    """Most bytes that are wanted; a part may be shorter."""
+
+
+class FollowJobFiles(Message, frozen=True):
+    """Wait until files grow, or the job ends; answer: JobFileNews."""
+
+    upto: dict[str, int]
+    """Bytes that are known of each file that is followed; empty: the job's end alone is awaited."""
+    every: bool = False
+    """Whether other logs are followed as well, also those that are not there yet."""
+    wait_s: float = 0.0
+    """Seconds after which the answer comes in any case."""
 
 
 class FeatureCall(Message, frozen=True):
@@ -255,6 +282,10 @@ class JobStatus(Message, frozen=True):
     """Steps that were decided while something of their slice was missing."""
     waits_for: str = ""
     """Why workers that are ready do not train yet; empty: they do, or may."""
+    kept_on: tuple[str, ...] = ()
+    """Machines that keep the job's journal, the master's first; empty: that alone does."""
+    lacks: dict[str, str] = {}
+    """Why there is no more room for nodes of a role, by role."""
     room: dict[str, int] = {}
     """Further nodes that would get a place at once, by role; absent where nobody counts them."""
     logged: tuple[LastLogged, ...] = ()
@@ -279,12 +310,49 @@ class JobInfo(Message, frozen=True):
 
     job_id: str
     spec: JobSpec
+    script_digest: str = ""
+    """Digest of the script's file when the job began; empty: not known."""
 
 
-class NodeAdded(Message, frozen=True):
-    """The name of the new node."""
+class NodesAdded(Message, frozen=True):
+    """The names of the nodes that the machine runs; none: the job has no model yet, ask again."""
 
-    node: str
+    nodes: tuple[str, ...] = ()
+
+
+class JobFile(msgspec.Struct, frozen=True):
+    """A file of the job's directory that people read."""
+
+    name: str
+    size_bytes: int
+    changed_s: float
+    """Unix time of the last change."""
+
+
+class JobFileList(Message, frozen=True):
+    """Files of the job's directory that people read, by name."""
+
+    files: tuple[JobFile, ...]
+
+
+class JobFilePart(Message, frozen=True):
+    """A part of a file."""
+
+    name: str
+    start: int
+    data: bytes
+    """Nothing: the file ends before it, or there is no such file."""
+    size_bytes: int
+    """Size of the file; 0: there is none."""
+
+
+class JobFileNews(Message, frozen=True):
+    """What has come to files since."""
+
+    parts: tuple[JobFilePart, ...]
+    """A part of each file that has grown, or was begun again; of many, of some."""
+    outcome: str = ""
+    """The job's ``outcome.json``; empty: the job has not ended."""
 
 
 class FeatureReply(Message, frozen=True):
@@ -300,7 +368,7 @@ class Done(Message, frozen=True):
     error: str = ""
 
 
-Call = (
+RoomCall = (
     GetStatus
     | GetObservation
     | Scale
@@ -312,6 +380,20 @@ Call = (
     | Join
     | FeatureCall
 )
-Reply = JobStatus | Observed | JobInfo | NodeAdded | FeatureReply | Done
+"""Calls that the master's task answers."""
+FileCall = ListJobFiles | ReadJobFile | FollowJobFiles
+"""Calls that are answered beside the master's task, from files."""
+Call = RoomCall | FileCall
+Reply = (
+    JobStatus
+    | Observed
+    | JobInfo
+    | NodesAdded
+    | JobFileList
+    | JobFilePart
+    | JobFileNews
+    | FeatureReply
+    | Done
+)
 Order = Scale | ResizeNodes | Kill | Replace | StopJob
 """Calls that change the job; their answer is Done."""

@@ -277,6 +277,12 @@ class MasterStream(Stream[AgentDown, AgentUp]):
             raise _translated(error, self.peer) from error
         raise TransientError(f"stream to the master at {self.peer} broke: {error}") from error
 
+    def drop(self) -> None:
+        """End it at once: what is queued is not sent."""
+        self._writer.cancel()
+        self.end()
+        self._call.cancel()
+
     async def close(self) -> None:
         """Send what is queued, then close the stream and its connection."""
         broken = self._ended.done()
@@ -503,6 +509,7 @@ class ControlClient:
             PermanentError: another user or program listens there, or the secret was refused.
         """
         self._check()
+        await self._look_whether_anybody_listens(timeout_s)
         channel = self._channel(grpc.aio)
         try:
             async with asyncio.timeout(timeout_s):
@@ -587,6 +594,23 @@ class ControlClient:
     def _check(self) -> None:
         if self._path is not None:
             check_listener(self._path)
+
+    async def _look_whether_anybody_listens(self, timeout_s: float) -> None:
+        """Find out for little: agents without a master try five times a second, all at once.
+
+        gRPC takes several milliseconds of the processor to tell that nobody listens: so many agents
+        would keep the master from being started.
+        """
+        if self._path is not None:
+            return
+        host, _, port = self.address.rpartition(":")
+        try:
+            async with asyncio.timeout(timeout_s):
+                _, writer = await asyncio.open_connection(host, int(port))
+        except OSError as error:  # a TimeoutError is one
+            why = error.strerror or f"no answer in {timeout_s} s"
+            raise TransientError(f"nobody answers at {self.address} ({why})") from error
+        writer.close()
 
     def _prove(self, me: Introduction, answer: bytes, method: str) -> tuple[tuple[str, str], ...]:
         """Return what proves the secret to a server that has proven it."""

@@ -14,6 +14,7 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta, Struct, field
 
+from paceline.base.backends import DEFAULT as DEFAULT_BACKEND
 from paceline.base.errors import PermanentError
 from paceline.base.jobdir import number_of, role_of
 from paceline.wire.strategies import STRATEGIES, Mode, Strategy, Traits
@@ -170,7 +171,8 @@ class TimeoutSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     read-only or broken. The model stays in memory meanwhile. Default 1 h; then the job fails."""
     places_s: PositiveSeconds = 300.0
     """How long the platform may refuse nodes without which the job cannot train (a quota, an image)
-    before the job fails. They are asked for again meanwhile. Default 5 min."""
+    before the job fails. They are asked for again meanwhile. With several ``machines`` also how
+    long the job waits for them to join. Default 5 min."""
     hang_s: Annotated[PositiveSeconds, Meta(examples=["30s"])] | None = None
     """Time after which a process is treated as hung, and replaced. Strategies allreduce and fsdp:
     time in its part of a step while all others wait. Every strategy but script: time in which it
@@ -341,6 +343,10 @@ class JobSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
     workers: NodeSpec = NodeSpec()
     """Nodes that run the script. Default 1."""
+    machines: Count = 1
+    """Strategies script and fsdp, local backend: machines on which the workers run, as many on
+    each. All but the first join by ``paceline agent --join``, and no worker begins before all are
+    there. Default 1."""
     min_workers: Count = 1
     """Strategy allreduce: with fewer workers, none trains. Default 1."""
     max_workers: Count | None = None
@@ -376,8 +382,9 @@ class JobSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     epochs: Annotated[Positive, Meta(examples=[3])] | None = None
     """Passes over the data. Default none: what the script passes to ``job.batches``."""
 
-    backend: Literal["local", "ray"] = "local"
-    """Where nodes run. Default local: processes on this machine. ray: a Ray cluster."""
+    backend: str = DEFAULT_BACKEND
+    """Where nodes run. Default local: processes on this machine. ray: a Ray cluster. A package may
+    bring others; ``paceline features`` lists them."""
     ray_address: Annotated[str, Meta(examples=["10.0.0.5:6379"])] | None = None
     """Backend ray: ``HOST:PORT`` of the cluster's head. Default none: ``RAY_ADDRESS``, or else the
     cluster that this machine belongs to."""
@@ -397,6 +404,9 @@ class JobSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     listen: Annotated[str, Meta(examples=["127.0.0.1"])] = LOOPBACK
     """IPv4 address of this machine at which the master and, with ``data_plane.transport: tcp``, the
     servers listen. Default: the master listens at a unix socket alone, and servers at 127.0.0.1."""
+    advertise: Annotated[str, Meta(examples=["job-a.example.org:4711"])] | None = None
+    """Name or address, and port, at which other machines reach the master: ``HOST:PORT``. It
+    listens at this port of ``listen``, and at no other. Default: ``listen``, at any free port."""
     share: ShareSpec = ShareSpec()
     """How it shares a device with other jobs."""
     control_plane: ControlPlaneSpec = ControlPlaneSpec()
@@ -469,10 +479,21 @@ class JobSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         return max(self.timeouts.heartbeat_s, min(many_s, lost_after_s / 3))
 
     @property
+    def is_on_one_machine(self) -> bool:
+        """Whether the backend starts nodes on the master's machine only."""
+        return self.backend == DEFAULT_BACKEND
+
+    @property
     def spans_machines(self) -> bool:
         """Whether processes of other machines may come: the master listens at a port, too."""
         asked = "listen" in self.sources or self.data_plane.transport == "tcp"
-        return asked or self.backend != "local" or self.listen != LOOPBACK
+        several = self.machines > 1 or not self.is_on_one_machine
+        return asked or several or self.listen != LOOPBACK
+
+    @property
+    def workers_of_machine(self) -> int:
+        """Workers of each machine, of a job of so many machines."""
+        return self.workers.count // self.machines
 
     @property
     def unmovable(self) -> str:
@@ -499,7 +520,7 @@ class JobSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         """
         if not self.share.devices:
             cores = self.surroundings.cores or cores
-        beside = 1 if self.deterministic or self.share.devices else self.workers.count
+        beside = 1 if self.deterministic or self.share.devices else self.workers_of_machine
         shared = 1 if self.deterministic else max(1, cores // beside)
         if quota is not None:
             shared = min(shared, math.ceil(quota))

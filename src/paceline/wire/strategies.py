@@ -47,8 +47,6 @@ class Traits(Struct, frozen=True, kw_only=True):
     """Extent of the check before the first step; links include nodes."""
     other_loops: bool = False
     """Whether a training loop of another library can be a member of the job."""
-    one_machine: str = ""
-    """Why all nodes must be on one machine, and the remedy; empty: they need not."""
     preloaded: bool = False
     """Whether warm processes import its module, which takes seconds, before they are needed."""
 
@@ -104,7 +102,6 @@ STRATEGIES: MappingProxyType[str, Traits] = MappingProxyType(
             scales="evenly",
             uneven_shares="whose workers compute equal shares",
             min_workers="which needs all workers",
-            one_machine="whose members copy shards within one machine",
             preloaded=True,
         ),
         "script": Traits(
@@ -116,7 +113,6 @@ STRATEGIES: MappingProxyType[str, Traits] = MappingProxyType(
             "and start it with another --workers, or train with --strategy allreduce",
             scales="never",
             uneven_shares="which cannot be acted on",
-            one_machine="whose workers meet at an address of the master's machine",
             measured="never",
         ),
     }

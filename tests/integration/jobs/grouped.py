@@ -409,9 +409,9 @@ def main() -> None:
             die_once(options.out)
         save_file(found, options.out / f"{name}.evaluated")
     held = dict(job.state_dict())
-    if options.half:
-        held["scale"] = torch.tensor(scaler.get_scale())
+    held |= {"scale": torch.tensor(scaler.get_scale())} if options.half else {}
     save_file(held, options.out / f"{name}.final")
+    (options.out / f"{name}.{'chief' if job.is_chief else 'no_chief'}").touch()
 
 
 if __name__ == "__main__":

@@ -5,7 +5,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from paceline.backends.ray.messages import Shape, Want
+from paceline.backends.ray.messages import Want
+from paceline.wire.places import AskedPlace
 from paceline.wire.spec import NodeSize
 
 pytest.importorskip("ray")
@@ -14,8 +15,8 @@ from paceline.backends.ray import gang as gangs
 from paceline.backends.ray.gang import Gang
 from paceline.backends.ray.launcher import AgentStarted
 
-HALF = Shape(size=NodeSize(cpu=0.5))
-WHOLE = Shape(size=NodeSize(cpu=1.0))
+HALF = AskedPlace(size=NodeSize(cpu=0.5))
+WHOLE = AskedPlace(size=NodeSize(cpu=1.0))
 
 
 class Group:
@@ -45,14 +46,15 @@ def cluster(monkeypatch: pytest.MonkeyPatch) -> Cluster:
 
 
 @pytest.fixture
-def gang() -> Gang:
+def gang(monkeypatch: pytest.MonkeyPatch) -> Gang:
+    monkeypatch.setattr(gangs, "machine_of", lambda _, index: f"M{index}")
     found = Gang()
     found._group = Group()  # type: ignore[assignment]
     return found
 
 
-def want(bundle: int | None, shape: Shape) -> Want:
-    return Want(node="worker-0", launch="a", shape=shape, bundle=bundle)
+def want(bundle: int | None, place: AskedPlace) -> Want:
+    return Want(node="worker-0", launch="a", place=place, bundle=bundle)
 
 
 @pytest.mark.parametrize(
@@ -69,6 +71,13 @@ def test_a_node_of_the_size_that_is_reserved_has_a_place(
 ) -> None:
     assert gang.waits(wanted) == ((2, True) if has_place else None)
     assert bool(gang.scheduling(wanted)) is has_place
+
+
+def test_a_node_gets_a_place_elsewhere_where_its_own_is_on_a_machine_that_drains(
+    gang: Gang,
+) -> None:
+    assert gang.scheduling(want(0, HALF), draining={"M1"})
+    assert not gang.scheduling(want(0, HALF), draining={"M0"})
 
 
 @pytest.mark.parametrize(

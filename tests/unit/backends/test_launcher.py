@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -14,11 +15,14 @@ import msgspec
 import pytest
 
 from paceline.backends.ray import launcher as launchers
-from paceline.backends.ray.launcher import AgentEnded, AgentOrder, AgentStarted, Launcher
+from paceline.backends.ray.launcher import AgentOrder, AgentStarted, Launcher
 from paceline.base.jobdir import JobDir
-from paceline.base.processes import kill_quietly
+from paceline.base.joined import joined_directory
+from paceline.base.processes import FoundProcess, kill_quietly
 from paceline.jobs.tickets import Ticket
+from paceline.protocol.nodes.ends import AgentEnd
 from paceline.wire.spec import JobSpec, NodeSize, NodeSpec, load
+from tests.integration.running import until
 
 IDLE_S, LIMIT_S = 0.2, 20.0
 
@@ -74,8 +78,8 @@ async def started(launcher: Launcher, launch: str, words: bytes) -> AgentStarted
     return msgspec.json.decode(await launcher.start(launch, words), type=AgentStarted)
 
 
-async def ended(launcher: Launcher, launch: str) -> AgentEnded:
-    return msgspec.json.decode(await launcher.wait(launch), type=AgentEnded)
+async def ended(launcher: Launcher, launch: str) -> AgentEnd:
+    return msgspec.json.decode(await launcher.wait(launch), type=AgentEnd)
 
 
 def test_a_launch_starts_one_agent_and_the_next_launch_ends_it(job: JobDir, ends: Ends) -> None:
@@ -87,13 +91,37 @@ def test_a_launch_starts_one_agent_and_the_next_launch_ends_it(job: JobDir, ends
         await asyncio.sleep(0)
         second = await started(launcher, "b", order(job))
         assert second.pid != first.pid
-        over = msgspec.json.decode(await asyncio.wait_for(waiting, LIMIT_S), type=AgentEnded)
-        assert over == AgentEnded(reason="exit code -9")
-        assert (await ended(launcher, "a")).reason == "its launcher began again"
+        over = msgspec.json.decode(await asyncio.wait_for(waiting, LIMIT_S), type=AgentEnd)
+        assert over.signal == 9
+        assert (await ended(launcher, "a")).why == "its launcher began again"
         kill_quietly(second.pid)
-        assert (await asyncio.wait_for(ended(launcher, "b"), LIMIT_S)).reason == "exit code -9"
+        assert (await asyncio.wait_for(ended(launcher, "b"), LIMIT_S)).signal == 9
 
     asyncio.run(scenario())
+
+
+def test_a_launch_clears_what_nodes_of_jobs_that_are_gone_have_left_here(
+    job: JobDir, ends: Ends
+) -> None:
+    same, other = joined_directory(job.job_id, "worker-7"), joined_directory("gone-1", "worker-0")
+    for path in (same, other):
+        left = JobDir(path)
+        (left.cuts / "000001").mkdir(parents=True)
+        left.secret_file.write_text("secret")
+        os.utime(left.secret_file, (0, 0))
+
+    async def scenario() -> None:
+        launcher = Launcher("place", ends, NodeSize())
+        agent = await started(launcher, "a", order(job))
+        until(lambda: not JobDir(other).secret_file.exists(), "a clean folder")
+        kill_quietly(agent.pid)
+        await asyncio.wait_for(ended(launcher, "a"), LIMIT_S)
+
+    asyncio.run(scenario())
+    assert not JobDir(other).cuts.exists()
+    assert JobDir(same).cuts.exists(), "it may be about to start here"
+    shutil.rmtree(same)
+    shutil.rmtree(other)
 
 
 def test_a_place_gives_its_node_no_more_than_was_reserved_whatever_is_ordered(
@@ -184,6 +212,27 @@ def test_an_agent_gets_nothing_of_rays_and_sees_only_gpus_that_its_node_asks_for
     assert found["CUDA_VISIBLE_DEVICES"] == seen
     assert found["OF_THE_MACHINE"] == "1"
     assert not [name for name in found if name.startswith(("RAY_", "OMP_"))]
+
+
+@pytest.mark.parametrize("ends_when_killed", [True, False])
+def test_a_stop_says_whether_something_is_left(
+    job: JobDir, ends: Ends, monkeypatch: pytest.MonkeyPatch, ends_when_killed: bool
+) -> None:
+    monkeypatch.setattr(launchers, "GONE_S", 0.05)
+    stuck = [] if ends_when_killed else [FoundProcess(1 << 22, (), "worker-0")]
+    monkeypatch.setattr(launchers, "find_job_processes", lambda _: stuck)
+
+    async def scenario() -> None:
+        launcher = Launcher("place", ends, NodeSize())
+        assert await launcher.stop(), "it has started nothing"
+        await started(launcher, "a", order(job))
+        assert await launcher.stop() is ends_when_killed
+        assert (await ended(launcher, "a")).signal == 9
+        job_dir = launcher._job
+        assert job_dir is not None
+        job_dir.run_dir.mkdir()  # the fixture removes it
+
+    asyncio.run(scenario())
 
 
 class Cluster:

@@ -11,11 +11,20 @@ import pytest
 
 from paceline.backends.ray import backend as backends
 from paceline.backends.ray.backend import RayBackend
-from paceline.backends.ray.messages import Begin, Line, Room, Said
+from paceline.backends.ray.messages import Begin, FreeOnMachines, Line, Said
 from paceline.base.errors import ConfigError
 from paceline.base.jobdir import JobDir
-from paceline.protocol.nodes.platform import AgentGone, AnyWord, PlaceLost, PlacePending, PlaceTaken
-from paceline.wire.spec import JobSpec
+from paceline.protocol.nodes.platform import (
+    AgentGone,
+    AnyWord,
+    NodeStopped,
+    PlaceLost,
+    PlacePending,
+    PlaceTaken,
+)
+from paceline.wire.places import AskedPlace, Lack, Room
+from paceline.wire.spec import JobSpec, NodeSize
+from tests.integration.test_local_backend import start_node
 
 NODE, OTHER = "worker-0", "worker-1"
 LIMIT_S = 30.0
@@ -82,8 +91,8 @@ def test_the_next_gateway_leaves_what_has_ended_and_what_works_without_a_launche
         gateways.then("")
         gateways.then(WAITS)
         backend = open_backend()
-        backend.launch(NODE)
-        backend.launch(OTHER)
+        start_node(backend, NODE)
+        start_node(backend, OTHER)
         wants = {want.node: want for want in (await gateways.begin(0)).wants}
         gone = AgentGone(node=NODE, launch="L")
         taken, lost = PlaceTaken(node=OTHER, host="h"), PlaceLost(node=OTHER, why="raylet")
@@ -94,7 +103,7 @@ def test_the_next_gateway_leaves_what_has_ended_and_what_works_without_a_launche
         backend._gateway.kill()
         (want,) = (await gateways.begin(1)).wants
         assert (want.node, want.launch) == (OTHER, ""), "watched, and not started again"
-        backend.launch(NODE)
+        start_node(backend, NODE)
         assert {want.node for want in (await gateways.begin(2)).wants} == {NODE, OTHER}
         await backend.close()
 
@@ -106,7 +115,7 @@ def test_a_word_that_two_gateways_say_is_heard_once(
 ) -> None:
     async def scenario() -> None:
         backend = open_backend()
-        backend.launch(NODE)
+        start_node(backend, NODE)
         (want,) = backend._wants.values()
         taken, gone = PlaceTaken(node=NODE, host="h"), AgentGone(node=NODE, launch="L")
         gateways.then_say(Said(launch=want.launch, word=taken))
@@ -114,13 +123,34 @@ def test_a_word_that_two_gateways_say_is_heard_once(
         gateways.then_say(
             Said(launch=want.launch, word=gone),
             Said(launch="an earlier one", word=taken),
-            Room(by_role={"worker": 3}),
+            FreeOnMachines(({"CPU": 3.5}, {"CPU": 0.5})),
         )
         gateways.then(WAITS)
         assert [await next_word(backend), await next_word(backend)] == [taken, gone]
         await gateways.begin(3)
         assert backend._words.empty()
-        assert backend.room("worker") is None, "it is that of a gateway which has gone"
+        assert backend.room(AskedPlace()) == Room(), "it is that of a gateway which has gone"
+        await backend.close()
+
+    asyncio.run(scenario())
+
+
+def test_a_hello_of_an_agent_that_is_being_stopped_does_not_withdraw_the_stop(
+    gateways: Gateways, open_backend: Callable[[], RayBackend]
+) -> None:
+    async def scenario() -> None:
+        gateways.then(WAITS)
+        backend = open_backend()
+        token = start_node(backend, NODE)
+        backend.stop(NODE)
+        backend.adopt(NODE, token, 1)
+        begin = await gateways.begin(0)
+        assert ([*begin.wants], [drop.node for drop in begin.drops]) == ([], [NODE])
+        stopped = NodeStopped(node=NODE, launch=token)
+        backend._on_line(Said(launch=token, word=stopped))
+        assert await next_word(backend) == stopped
+        backend.adopt(NODE, token, 1)
+        assert [*backend._wants] == [NODE], "nothing is stopped any more"
         await backend.close()
 
     asyncio.run(scenario())
@@ -141,7 +171,7 @@ def test_a_gateway_that_fails_says_why_and_another_one_is_started(
         gateways.then(code)
         gateways.then(WAITS)
         backend = open_backend()
-        backend.launch(NODE)
+        start_node(backend, NODE)
         word = await next_word(backend)
         assert isinstance(word, PlacePending)
         assert words in word.why
@@ -159,7 +189,7 @@ def test_a_gateway_that_cannot_be_started_is_tried_again(
         with monkeypatch.context() as patch:
             patch.setattr(backends.sys, "executable", "/no/python")
             backend = open_backend()
-            backend.launch(NODE)
+            start_node(backend, NODE)
             word = await next_word(backend)
             assert isinstance(word, PlacePending)
             assert "/no/python" in word.why
@@ -176,7 +206,7 @@ def test_a_backend_that_is_closed_between_two_gateways_has_the_next_one_give_all
         gateways.then("sys.exit('no cluster')")
         gateways.then("(folder / 'closed').write_text(sys.stdin.readline())")
         backend = open_backend()
-        backend.launch(NODE)
+        start_node(backend, NODE)
         await next_word(backend)
         await backend.close()
         assert not (await gateways.begin(1)).wants
@@ -222,3 +252,20 @@ def test_a_port_at_which_nothing_listens_is_told_at_once_and_nothing_else_is_jud
         taken.listen()
         knock(address)
     knock("auto")
+
+
+def test_room_is_counted_for_any_shape_and_says_what_lacks(
+    gateways: Gateways, open_backend: Callable[[], RayBackend]
+) -> None:
+    async def scenario() -> None:
+        gateways.then(WAITS)
+        backend = open_backend()
+        backend._on_line(FreeOnMachines(({"CPU": 3.5}, {"CPU": 0.5, "memory": 9.0})))
+        half = AskedPlace(size=NodeSize(cpu=0.5))
+        assert backend.room(half) == Room(count=8, why=Lack.NO_NODE, pending_s=0.0)
+        large = AskedPlace(size=NodeSize(cpu=0.5, memory_bytes=10))
+        assert backend.room(large) == Room(count=0, why=Lack.NO_NODE)
+        await gateways.begin(0)
+        await backend.close()
+
+    asyncio.run(scenario())

@@ -58,7 +58,7 @@ def test_a_grandchild_outlives_its_shell_and_prints_to_the_log(tmp_path: Path) -
     assert shell.wait() == -signal.SIGKILL
     process = psutil.Process(pid)
     try:
-        while not log.read_text():
+        while not log.read_text().endswith("\n"):  # Its two writes may be seen one by one.
             assert process.is_running()
         assert log.read_text() == "up\n"
     finally:

@@ -81,6 +81,7 @@ def test_a_job_is_resumed_with_other_numbers_of_nodes() -> None:
         ),
         ({"max_workers": 3}, {"workers": "4"}, "got '4', expected a number from 1 to 3"),
         ({"strategy": "script"}, {"workers": "2"}, "workers of strategy script stay as many"),
+        ({"strategy": "fsdp", "machines": 2}, {"workers": "2"}, "a job of 2 machines keeps its"),
     ],
 )
 def test_numbers_of_nodes_that_cannot_be(

@@ -15,6 +15,7 @@ from paceline.base.log_times import LogTimes, start_since, times_of
 from paceline.cli import logs
 from paceline.cli.logs import LogFilter, find_last, parse_since, show_logs
 from paceline.jobs.history import Tail
+from paceline.jobs.log_files import NearLogs
 from paceline.jobs.spec_values import parse_ago_s
 
 
@@ -25,8 +26,21 @@ def job(tmp_path: Path) -> JobDir:
     return found
 
 
+def of_one(folder: Path, text: str) -> NearLogs:
+    """The logs of a job whose only log, named ``log``, has this text."""
+    job = JobDir(folder / "one")
+    job.logs.mkdir(parents=True)
+    (job.logs / "log").write_text(text)
+    return NearLogs(job)
+
+
+def since(log: Path, unix_s: float) -> int | None:
+    noted = times_of(log).read_bytes() if times_of(log).exists() else None
+    return start_since(noted, log.stat().st_size, unix_s)
+
+
 def printed(job: JobDir, capsys: pytest.CaptureFixture[str], **wanted: object) -> list[str]:
-    show_logs(job, LogFilter(**wanted))  # type: ignore[arg-type]
+    show_logs(NearLogs(job), LogFilter(**wanted))  # type: ignore[arg-type]
     return capsys.readouterr().out.splitlines()
 
 
@@ -78,9 +92,7 @@ def test_the_last_lines_are_found_from_the_end(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(logs, "BLOCK_BYTES", block_bytes)
-    path = tmp_path / "log"
-    path.write_text(text)
-    assert text[find_last(path, count)[0] :] == last
+    assert text[find_last(of_one(tmp_path, text), "log", count)[0] :] == last
 
 
 def test_lines_are_found_by_when_they_were_printed(
@@ -110,12 +122,12 @@ def test_lines_are_found_by_when_they_were_printed(
 def test_times_of_a_log_that_was_cut_or_has_none_leave_nothing_out(tmp_path: Path) -> None:
     log = tmp_path / "worker-0.log"
     log.write_text("one\n")
-    assert start_since(log, 0.0) is None
+    assert since(log, 0.0) is None
     LogTimes(log).note(1.0)
     log.write_text("x")
     with times_of(log).open("ab") as file:
         file.write(b"half")  # its writer was killed
-    assert start_since(log, 2.0) == 0
+    assert since(log, 2.0) == 0
 
 
 def test_a_log_that_was_cut_off_since_is_shown_from_its_beginning(tmp_path: Path) -> None:
@@ -124,7 +136,7 @@ def test_a_log_that_was_cut_off_since_is_shown_from_its_beginning(tmp_path: Path
     for t, text in ((1.0, "one\ntwo\n"), (5.0, "3\n"), (9.0, "3\nfour\nfive\n")):
         log.write_text(text)
         times.note(t)
-    assert [start_since(log, t) for t in (2.0, 6.0, 9.0)] == [0, 2, 12]
+    assert [since(log, t) for t in (2.0, 6.0, 9.0)] == [0, 2, 12]
 
 
 @pytest.mark.parametrize(
@@ -165,8 +177,7 @@ def test_an_unfinished_line_is_one_of_the_last_lines_that_are_wanted(
 def test_what_a_log_lacks_of_the_wanted_lines_is_counted_without_reading_it_all(
     text: str, missing: int, tmp_path: Path
 ) -> None:
-    (tmp_path / "log").write_text(text)
-    assert find_last(tmp_path / "log", 5)[1] == missing
+    assert find_last(of_one(tmp_path, text), "log", 5)[1] == missing
 
 
 def test_what_cannot_be_noted_ends_nobody(tmp_path: Path) -> None:
@@ -183,7 +194,7 @@ def test_the_last_note_does_not_wait(tmp_path: Path) -> None:
     times.note(1.0)
     log.write_text("one\ntwo\n")
     times.note(1.1, last=True)
-    assert start_since(log, 1.2) == 8
+    assert since(log, 1.2) == 8
 
 
 def test_lines_of_paceline_itself_are_found_by_their_stamps(

@@ -4,9 +4,11 @@ import os
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from typer.testing import CliRunner
 
+from paceline.agent import torchrun
 from paceline.agent.torchrun import torchrun_environment
 from paceline.base.errors import ConfigError
 from paceline.base.jobdir import JobDir
@@ -14,7 +16,7 @@ from paceline.cli.main import app
 from paceline.jobs.spec_file import resolve
 from paceline.jobs.zygotes import process_environment
 from paceline.terminal.torchrun import translate
-from paceline.wire.messages.agent import StartProcess
+from paceline.wire.messages.agent import Ranks, StartProcess
 from paceline.wire.spec import JobSpec, NodeSpec, RestartSpec
 
 START = StartProcess(inc=3, role="worker", rank=1, num_workers=2, restart=4, port=4711)
@@ -114,9 +116,9 @@ def test_a_module_and_a_program_can_be_run() -> None:
     [
         ("nproc-per-node", "0", "expected a number of processes, cpu, gpu or auto"),
         ("nproc-per-node", "many", "expected a number of processes"),
-        ("nnodes", "2", "run on one machine"),
-        ("node-rank", "1", "run on one machine"),
-        ("rdzv-backend", "etcd", "run on one machine"),
+        ("nnodes", "1:4", "expected a number of machines"),
+        ("node-rank", "1", "all others join by `paceline agent --join TICKET`"),
+        ("rdzv-backend", "etcd", "the job's master brings the workers together"),
         ("rdzv-endpoint", "192.0.2.1:29400", "an address of this machine"),
         ("master-addr", "192.0.2.1", "an address of this machine"),
         ("master-port", "0", "leave it out, and each start gets a fresh one"),
@@ -124,9 +126,35 @@ def test_a_module_and_a_program_can_be_run() -> None:
         ("numa-binding", "node", "no counterpart"),
     ],
 )
-def test_what_has_no_meaning_on_one_machine_is_refused(flag: str, value: str, told: str) -> None:
+def test_a_flag_without_a_meaning_here_is_refused(flag: str, value: str, told: str) -> None:
     with pytest.raises(ConfigError, match=told):
         translate({flag: value}, {})
+
+
+def test_nnodes_makes_a_job_of_several_machines() -> None:
+    flags = ("--nnodes", "2", "--nproc-per-node", "3", "--rdzv-endpoint", "127.0.0.1:29400")
+    spec = dry_run(*flags, "train.py")
+    assert (spec["machines"], spec["workers.count"], spec["listen"]) == ("2", "6", "127.0.0.1")
+    assert "env.MASTER_ADDR" not in spec
+    own = translate({"nnodes": "2", "master-addr": "localhost", "nproc-per-node": "1"}, {})
+    assert (own["listen"], own["workers"]) == ("127.0.0.1", "2")
+    shards = translate({"nnodes": "2", "nproc-per-node": "2"}, {"strategy": "fsdp"})
+    assert shards == {"strategy": "fsdp", "workers": "4", "machines": "2"}
+    ray = translate({"nnodes": "2", "nproc-per-node": "2"}, {"backend": "ray"})
+    assert ray == {"strategy": "script", "workers": "4"}
+
+
+@pytest.mark.parametrize(
+    ("flags", "told"),
+    [
+        ({"strategy": "script"}, "where no other one reaches the job, expected an address of this"),
+        ({"strategy": "allreduce", "listen": "127.0.0.1"}, "with strategy fsdp or script only"),
+        ({"strategy": "script", "listen": "127.0.0.1", "workers": "3"}, "as many on each machine"),
+    ],
+)
+def test_what_several_machines_need_is_said(flags: dict[str, str], told: str) -> None:
+    with pytest.raises(ConfigError, match=told):
+        resolve("train.py", {"machines": "2", "workers": "4"} | flags)
 
 
 def test_flags_that_contradict_each_other_are_refused() -> None:
@@ -191,6 +219,20 @@ def test_a_script_finds_torchruns_environment(monkeypatch: pytest.MonkeyPatch) -
         "GLOO_SOCKET_IFNAME": "lo",
         "TORCH_NCCL_ASYNC_ERROR_HANDLING": "1",
     }
+
+
+def test_a_rank_on_another_machine_finds_its_place_and_the_first_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delenv("GLOO_SOCKET_IFNAME", raising=False)
+    monkeypatch.setattr(torchrun, "interface_of", {"10.0.0.6": "eth7"}.__getitem__)
+    ranks = Ranks(rank=3, local_rank=1, local_size=2, machine=1, machines=2, host="10.0.0.5")
+    start = msgspec.structs.replace(START, num_workers=4, ranks=ranks)
+    spec = JobSpec(script="train.py", strategy="script", listen="10.0.0.6")
+    found = torchrun_environment(start, spec, "job-1", Path("e"))
+    wanted = {"RANK": "3", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2", "WORLD_SIZE": "4"}
+    wanted |= {"GROUP_RANK": "1", "GROUP_WORLD_SIZE": "2", "MASTER_ADDR": "10.0.0.5"}
+    assert found.items() >= (wanted | {"GLOO_SOCKET_IFNAME": "eth7"}).items()
 
 
 def test_what_the_user_chose_stays(monkeypatch: pytest.MonkeyPatch) -> None:

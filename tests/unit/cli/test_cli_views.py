@@ -2,11 +2,14 @@
 
 import io
 import signal
+import time
 from pathlib import Path
 
 import msgspec
 import pytest
+from rich.cells import cell_len
 from rich.console import Console, ConsoleDimensions
+from rich.table import Table
 
 from paceline.base.jobdir import JobDir
 from paceline.cli import run
@@ -353,6 +356,36 @@ def test_where_all_wait_for_the_slow_node_its_bar_is_the_long_one() -> None:
         msgspec.structs.replace(slow, bpt_s=0.09, compute_s=0.088),
     )
     assert [row.count("█") for row in table(nodes, 120)[1:]] == [7, 24]
+
+
+def test_many_nodes_are_drawn_faster_than_by_richs_own_table() -> None:
+    """Some ten times faster."""
+    _, node, *_ = status(1).nodes
+    nodes = tuple(msgspec.structs.replace(node, node=f"worker-{n}") for n in range(200))
+    plain = Table(box=None)
+    for one in nodes:
+        plain.add_row(one.node, one.state, *("some text" for _ in range(6)))
+
+    def drawn_s(what: object) -> float:
+        console = Console(file=io.StringIO(), width=160, force_terminal=True)
+        begun_s = time.process_time()
+        console.print(what)
+        took_s = time.process_time() - begun_s
+        assert isinstance(console.file, io.StringIO)
+        assert console.file.getvalue().count("worker-") == 200
+        return took_s
+
+    assert drawn_s(node_table(nodes, 200, 160)) < drawn_s(plain) / 2
+
+
+def test_a_cell_that_is_wider_than_its_column_is_cut() -> None:
+    _, node, *_ = status(1).nodes
+    odd = msgspec.structs.replace(node, state="läuft", note="日本" * 99 + "\n[red]x")
+    rows = table((odd, node), 100)
+    assert "läuft" in rows[1]
+    assert "…" in rows[1]
+    assert len(rows) == 3
+    assert cell_len(rows[1].rstrip()) <= 100
 
 
 @pytest.mark.parametrize("width", [40, 60, 80, 100, 120, 200])

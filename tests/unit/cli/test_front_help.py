@@ -1,6 +1,8 @@
 """``paceline --help``: verbs in panels, and each of them in one line of 80 columns."""
 
 import re
+import subprocess
+import sys
 from collections.abc import Iterator
 from typing import Any
 
@@ -69,3 +71,15 @@ def test_a_command_that_names_no_panel_is_for_experts() -> None:
     found = help_of(root)
     assert list(found)[1:] == [LOOK, EXPERTS, "Of a company"]
     assert found[EXPERTS] == ["theirs"]
+
+
+def test_a_short_command_needs_no_check_of_values_by_pydantic() -> None:
+    """Importing it would take a fifth of the time of such a command."""
+    code = (
+        "import sys; from typer.testing import CliRunner; from paceline.cli.main import app; "
+        "assert CliRunner().invoke(app, ['status', 'nowhere']).exit_code == 2; "
+        "assert 'pydantic' not in sys.modules; "
+        "CliRunner().invoke(app, ['logs', 'nowhere', '--tail', '3']); "
+        "assert CliRunner().invoke(app, ['logs', '--tail', 'x']).exit_code == 2"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)

@@ -1,6 +1,7 @@
 """What a machine that joins a job makes of its own."""
 
 import asyncio
+import os
 import socket
 import ssl
 import subprocess
@@ -10,8 +11,9 @@ from pathlib import Path
 import pytest
 
 from paceline.base.errors import ConfigError, TransientError
+from paceline.base.interfaces import free_port
 from paceline.base.jobdir import JobDir
-from paceline.base.joined import remove_joined
+from paceline.base.joined import LEFT_ALONE, remove_joined
 from paceline.base.processes import JOB_DIR
 from paceline.cli.join import join_job, make_joined
 from paceline.jobs.authority import make_authority
@@ -48,6 +50,43 @@ def test_a_node_may_have_the_name_of_one_that_was_here_before(
             join("four")
         alive.kill()
     remove_joined(first)
+
+
+LEFT_AFTER = """
+import sys
+from paceline.agent import agent
+agent.JOINED_WAIT_S = float(sys.argv.pop())
+from paceline.agent.__main__ import main
+main()
+"""
+
+
+def test_an_agent_whose_master_is_gone_for_good_says_so_and_ends_with_an_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PACELINE_HOME", str(tmp_path))
+    held = JobDir(tmp_path / "held")
+    held.path.mkdir()
+    make_authority(held, HOST)
+    authority = ssl.PEM_cert_to_DER_cert(held.authority_pem().decode())
+    ticket = Ticket(
+        address=f"{HOST}:{free_port(HOST)}", secret=SECRET.decode(), authority=authority
+    )
+    job = make_joined("job", JobSpec(script="train.py"), "worker-2", ticket)
+    done = subprocess.run(
+        [sys.executable, "-c", LEFT_AFTER, "--job-dir", job.path, "--node", "worker-2", "1"],
+        env={**os.environ, JOB_DIR: str(job.path)},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == LEFT_ALONE, done.stderr
+    assert done.stderr.splitlines()[-1] == (
+        "paceline: no master of the job has answered for 1 s, so worker-2 has left; it is not "
+        "known how the job ended, or whether it goes on"
+    )
+    assert not job.run_dir.exists()
 
 
 def a_ticket(path: Path, port: int, secret: bytes = SECRET, authority: bytes = b"") -> Path:

@@ -34,7 +34,7 @@ def test_the_words_of_run_are_passed_on_and_the_scripts_folder_travels(
     words = ["code/train.py", "--workers", "4", "--set", "seed=1", "--", "--lr", "0.1 2"]
     done = CliRunner().invoke(app, ["submit", *ADDRESS, "--home", "/shared", *words])
     assert done.exit_code == 0, done.output
-    command = "paceline run --backend ray train.py --workers 4 --set seed=1 -- --lr '0.1 2'"
+    command = "PACELINE_KEPT=1 paceline run --backend ray train.py --workers 4 --set seed=1 -- --lr '0.1 2'"
     assert sent == [("http://head:8265", command, tmp_path / "code", "/shared")]
     assert "ray job logs --address http://head:8265 -f raysubmit_1" in done.stdout
     assert "note" not in done.output
@@ -43,7 +43,9 @@ def test_the_words_of_run_are_passed_on_and_the_scripts_folder_travels(
 def test_a_job_goes_on_where_jobs_are_kept(sent: Sent) -> None:
     done = CliRunner().invoke(app, ["submit", *ADDRESS, "--resume", "train-1"])
     assert done.exit_code == 0, done.output
-    assert sent == [("http://head:8265", "paceline run --resume train-1", None, None)]
+    assert sent == [
+        ("http://head:8265", "PACELINE_KEPT=1 paceline run --resume train-1", None, None)
+    ]
     assert "is lost with it; with --home FOLDER" in done.output
 
 
@@ -64,7 +66,14 @@ def test_the_script_is_the_first_word_that_is_no_options_value(
     assert done.exit_code == 0, done.output
     ((_, command, folder, _),) = sent
     words = [*before, "train.py", *script[1:]]
-    assert shlex.split(command) == ["paceline", "run", "--backend", "ray", *words]
+    assert shlex.split(command) == [
+        "PACELINE_KEPT=1",
+        "paceline",
+        "run",
+        "--backend",
+        "ray",
+        *words,
+    ]
     assert folder == tmp_path / "code"
 
 
@@ -75,13 +84,14 @@ def test_with_a_module_the_folder_of_the_command_travels(
     words = [flag, "code.train", "--workers", "4", "--", "--lr", "0.1"]
     done = CliRunner().invoke(app, ["submit", *ADDRESS, *words])
     assert done.exit_code == 0, done.output
-    assert sent[0][1:3] == (shlex.join(["paceline", "run", "--backend", "ray", *words]), tmp_path)
+    command = f"PACELINE_KEPT=1 {shlex.join(['paceline', 'run', '--backend', 'ray', *words])}"
+    assert sent[0][1:3] == (command, tmp_path)
 
 
 def test_a_resume_of_the_scripts_own_is_not_ours(sent: Sent) -> None:
     done = CliRunner().invoke(app, ["submit", *ADDRESS, "code/train.py", "--", "--resume"])
     assert done.exit_code == 0, done.output
-    assert sent[0][1] == "paceline run --backend ray train.py -- --resume"
+    assert sent[0][1] == "PACELINE_KEPT=1 paceline run --backend ray train.py -- --resume"
 
 
 @pytest.mark.parametrize("setting", [["--set", "script="], ["--set=script="]])

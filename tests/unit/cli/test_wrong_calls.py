@@ -47,7 +47,7 @@ train.py --num-processes 2                 | write paceline run train.py --nproc
 --nproc_per_node train.py                  | write e.g. --nproc-per-node 2
 --nproc_per_node 0 train.py                | write e.g. --nproc-per-node 2
 --nproc_per_node 2 --workers 2 train.py    | leave --workers out
---nnodes 2 train.py                        | run on one machine here; leave the flag out
+--nnodes 2 train.py                         | write --set listen=ADDRESS, or --master-addr ADDRESS
 --rdzv_backend etcd train.py               | leave the flag out
 --lr 0.1 train.py                          | write paceline run train.py -- --lr 0.1
 train.py --lr 0.1                          | write paceline run train.py -- --lr 0.1

@@ -299,3 +299,49 @@ def test_a_store_that_does_not_answer_is_asked_again(
     assert said.stored
     assert refused == ["cut 5 is not stored: no answer"] * 2
     assert machines.folders["master"].disk.files(5) == {NAME: len(IMAGE)}
+
+
+@pytest.mark.parametrize("holder", ["master", "maker"])
+def test_a_second_copy_is_kept_in_memory_of_another_machine(
+    machines: Machines, monkeypatch: pytest.MonkeyPatch, holder: str
+) -> None:
+    there = machines.folders[holder].memory
+    monkeypatch.setattr(JobDir, "has_memory", property(lambda _: True))
+    heard: queue.SimpleQueue[tuple[Copied, Exception | None]] = queue.SimpleQueue()
+    keeping = keeper.CutKeeper(
+        machines.jobs["here"],
+        machines.cuts.durable,
+        lambda *said: heard.put(said),
+        lambda *_: None,
+        patience_s=60.0,
+    )
+    copied = Copied(
+        epoch_no=1, inc=7, cut_no=5, position=1, step=1, committed=(), sharers=(7,), file=NAME
+    )
+    elsewhere = machines.servers[holder].address
+    keeping.keep(keeper.Image(copied, memoryview(IMAGE), elsewhere=elsewhere))
+    said, _ = heard.get(timeout=30.0)
+    assert not said.stored
+    assert said.checksum == checksum(IMAGE)
+    assert (there.folder(5) / "worker-1" / NAME).read_bytes() == IMAGE
+    monkeypatch.setattr(JobDir, "has_memory", property(lambda _: False))
+    while not heard.get(timeout=30.0)[0].stored:
+        pass
+    keeping.keep(keeper.Image(copied, memoryview(IMAGE), elsewhere=elsewhere))
+    said, error = heard.get(timeout=30.0)
+    assert said.stored, "a machine without such memory has no second copy"
+    assert error is None
+
+
+def test_a_name_of_a_node_that_leads_elsewhere_is_refused(
+    machines: Machines, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(JobDir, "has_memory", property(lambda _: True))
+    for node in ("../up", "a/b", ".hidden"):
+        store = DistantStore(
+            lambda: machines.servers["maker"].address,
+            machines.jobs["here"].secret(),
+            memory_of=node,
+        )
+        with pytest.raises(PermanentError, match="no name of a node"):
+            store.put(5, NAME, memoryview(IMAGE))

@@ -15,7 +15,8 @@ from paceline.base.errors import ConfigError, InternalError
 from paceline.runtime.data import loader as loader_module
 from paceline.runtime.data.batch import fetch_rows
 from paceline.runtime.data.drawing import never_draws
-from paceline.runtime.data.inline import InlineLoader
+from paceline.runtime.data.inline import AT_ONCE_BYTES, InlineLoader, takes_rows_at_once
+from paceline.runtime.data.listed import Listed
 from paceline.runtime.data.loader import Loader
 from paceline.runtime.data.order import EpochOrder
 from paceline.runtime.data.sources.tensor_rows import TensorRows
@@ -365,3 +366,20 @@ def test_a_finished_batch_of_getitems_is_passed_through() -> None:
 def test_a_sequence_of_tensors_is_a_dataset() -> None:
     rows = [torch.full((2,), float(i)) for i in range(5)]
     assert fetch_rows(rows, np.array([4, 0]), None).tolist() == [[4, 4], [0, 0]]
+
+
+def test_a_few_rows_in_memory_are_taken_at_once() -> None:
+    rows, labels = torch.zeros(100, 8), torch.zeros(100)
+    few, many = 32, AT_ONCE_BYTES // 36 + 1
+    for dataset in (TensorDataset(rows, labels), TensorRows(x=rows, y=labels)):
+        assert takes_rows_at_once(dataset, None, few)
+        assert takes_rows_at_once(Listed(dataset, range(7)), None, few)
+        assert not takes_rows_at_once(dataset, None, many)
+        assert not takes_rows_at_once(dataset, list, few), "a function of the user's"
+    assert not takes_rows_at_once(Subset(TensorDataset(rows), [1]), None, few)
+    assert not takes_rows_at_once([1, 2, 3], None, few)
+    drawn = InlineLoader(TensorRows(x=torch.arange(9)), EpochOrder(9, seed=1))
+    with drawn, Loader(TensorRows(x=torch.arange(9)), EpochOrder(9, seed=1)) as other:
+        for loader in (drawn, other):
+            loader.submit("a", [(0, 0, 5), (1, 2, 3)])
+        assert torch.equal(drawn.get()[1].x, other.get()[1].x)

@@ -5,11 +5,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from paceline.base.errors import ConfigError, InternalError
-from paceline.runtime.data.order import EpochOrder
+from paceline.runtime.data.order import AHEAD, EpochOrder, IndicesAhead
+from paceline.runtime.data.walks import IntArray
 
 
 @pytest.mark.parametrize("window_shards", [None, 1, 3])
@@ -99,3 +100,45 @@ def test_a_position_outside_the_epoch_is_our_bug() -> None:
 def test_impossible_sizes_are_refused(arguments: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         EpochOrder(**arguments)
+
+
+@settings(deadline=None)
+@given(
+    num_samples=st.integers(1, 3 * AHEAD),
+    shard_size=st.sampled_from([7, 100, AHEAD]),
+    window_shards=st.none() | st.integers(1, 5),
+    sizes=st.lists(st.integers(0, 400), max_size=12),
+    jumps=st.lists(st.integers(0, 3 * AHEAD), max_size=3),
+)
+def test_indices_that_are_worked_out_ahead_are_the_same(
+    num_samples: int,
+    shard_size: int,
+    window_shards: int | None,
+    sizes: list[int],
+    jumps: list[int],
+) -> None:
+    order = EpochOrder(num_samples, shard_size, seed=3, window_shards=window_shards)
+    ahead = IndicesAhead()
+    for epoch, first in enumerate([0, *jumps]):
+        start = first % num_samples
+        for size in sizes:
+            stop = min(start + size, num_samples)
+            found = ahead.indices(order, epoch // 2, start, stop)
+            assert np.array_equal(found, order.indices(epoch // 2, start, stop))
+            start = stop
+
+
+def test_batches_that_follow_each_other_are_worked_out_together() -> None:
+    class Counted(EpochOrder):
+        asked = 0
+
+        def indices(self, epoch: int, start: int, stop: int) -> IntArray:
+            Counted.asked += 1
+            return super().indices(epoch, start, stop)
+
+    plain, counted = EpochOrder(10 * AHEAD), Counted(10 * AHEAD)
+    plain.indices = counted.indices  # type: ignore[method-assign]
+    ahead = IndicesAhead()
+    for start in range(0, 2 * AHEAD, 64):
+        ahead.indices(plain, 0, start, start + 64)
+    assert Counted.asked == 3  # the first batch, and twice many

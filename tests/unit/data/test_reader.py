@@ -50,3 +50,14 @@ def test_a_change_of_what_comes_later_leaves_what_comes_before_it() -> None:
     assert loader.num_submitted == 5
     reader.ask([a, b])
     assert loader.asked == [a, b, new, last], "fewer are no change"
+
+
+def test_batches_are_added_behind_all_that_were_asked_for() -> None:
+    loader = Submitted()
+    reader = Reader(loader, FEED, lambda line: SourceLine(line, "", 100))  # type: ignore[arg-type]
+    works = [Work(0, (Span(0, k, k + 1),), 1, k + 1) for k in range(4)]
+    reader.add(works[:1])
+    reader.add(works[1:3])
+    assert loader.asked == works[:3]
+    reader.ask([*works[:2], works[3]])
+    assert loader.asked == [*works[:2], works[3]]

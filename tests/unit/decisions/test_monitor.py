@@ -249,7 +249,8 @@ def test_who_is_no_more_is_forgotten_and_its_name_may_come_again() -> None:
 def test_a_start_is_measured_until_its_first_step_began() -> None:
     monitor = Monitor()
     monitor.restarts.launched("worker-0", 0.0, first=True)
-    monitor.restarts.joined("worker-0", 2.0)
+    monitor.restarts.placed("worker-0", 2.0)
+    monitor.restarts.joined("worker-0")
     monitor.note(ProcessUpEvent(node="worker-0", inc=1, pid=5), 3.0)
     monitor.restarts.built("worker-0", 7.0)
     worker = Node(monitor, "worker-0")

@@ -27,7 +27,8 @@ def test_the_five_parts_are_the_times_between_the_facts() -> None:
     restarts = Restarts()
     restarts.ended("worker-1", 100.0)
     restarts.launched("worker-1", 100.5, first=False)
-    restarts.joined("worker-1", 20.0)
+    restarts.placed("worker-1", 120.5)
+    restarts.joined("worker-1")
     restarts.redone("worker-1", 0.7)
     start(restarts, "worker-1", 124.0)
     (one,) = measured(restarts)
@@ -44,7 +45,8 @@ def test_launches_of_each_quota_have_a_wait_of_their_own() -> None:
     for number, (cores, waited_s) in enumerate([(0.5, 2.0), (0.5, 4.0), (4.0, 60.0), (None, 9.0)]):
         node = f"worker-{number}"
         restarts.launched(node, 0.0, first=True)
-        restarts.joined(node, waited_s, cores)
+        restarts.placed(node, waited_s)
+        restarts.joined(node, cores)
         start(restarts, node, 70.0)
     restarts.ended("worker-2", 80.0)  # a crash: agent and place stay
     start(restarts, "worker-2", 81.0)
@@ -113,7 +115,8 @@ def test_the_first_batch_may_be_reported_before_the_model_was() -> None:
     """A report's steps are dated back; no part becomes negative."""
     restarts = Restarts()
     restarts.ended("worker-0", 10.0)
-    restarts.joined("worker-0", 99.0)
+    restarts.placed("worker-0", 109.0)
+    restarts.joined("worker-0")
     restarts.up("worker-0", 2, 11.0)
     restarts.built("worker-0", 12.0)
     restarts.works("worker-0", 11.5)

@@ -20,12 +20,14 @@ import pytest
 
 import paceline
 from paceline.agent.feature_port import AgentPart
+from paceline.agent.keeping import JournalKept
 from paceline.agent.process import ProcessHost
 from paceline.features.cluster.book import AnyClusterRecord, ClusterBook, ClusterRecord
 from paceline.features.cluster.desk import ClusterDesk
 from paceline.features.cluster.wire import ClusterCall, ClusterReply
 from paceline.master.agents import Agents
 from paceline.master.feature_port import MasterPart
+from paceline.master.job_files import JobFiles
 from paceline.master.journal import JournalRecord
 from paceline.master.journal_recovery import JournalRecovery
 from paceline.master.replies import Replies
@@ -35,12 +37,13 @@ from paceline.protocol.nodes.node import MemberRecords
 from paceline.protocol.nodes.roster import Roster
 from paceline.protocol.records import Record
 from paceline.runtime.process.feature_port import ProcessPart
-from paceline.wire.client import Call, Reply
+from paceline.wire.client import FileCall, Reply, RoomCall
 from paceline.wire.events.base import Event
-from paceline.wire.messages.agent import AgentDown, AgentUp
+from paceline.wire.messages.agent import AgentUp, NodeTakes
 from paceline.wire.messages.base import Message
 from paceline.wire.messages.data import Data
 from paceline.wire.messages.group import GroupUp
+from paceline.wire.messages.keeping import KeeperCall, KeepingDown
 from paceline.wire.messages.node import NodeDown, NodeUp
 from paceline.wire.zygote import FromZygote
 
@@ -48,9 +51,12 @@ SOURCE = Path(paceline.__file__).parent
 
 WHOLE: dict[str, tuple[Any, Callable[..., Any]]] = {
     "from agents": (AgentUp, Agents.handle),
-    "to agents": (AgentDown, NodeState.on_master),
+    "to agents about nodes": (NodeTakes, NodeState.on_master),
+    "to agents about the journal": (KeepingDown, JournalKept.told),
+    "between keepers": (KeeperCall, JournalKept._called),
     "from zygotes": (FromZygote, ProcessHost._on_zygote),
-    "calls": (Call, Replies.to),
+    "calls": (RoomCall, Replies.to),
+    "calls about files": (FileCall, JobFiles.answer),
     "calls of the cluster": (ClusterCall, ClusterDesk.answer),
     "records": (JournalRecord, JournalRecovery._apply),
     "records of nodes": (MemberRecords, Roster.apply),

@@ -502,3 +502,12 @@ def test_a_node_that_worked_on_without_its_platform_is_told() -> None:
     words = "worker-0 works on, though the platform calls it lost: the actor died"
     assert f"at 0:06 {words}, its agent worked on" in told
     assert "Nothing went wrong" not in told
+
+
+def test_an_outcome_without_a_master_knows_of_no_samples() -> None:
+    """The supervisor wrote it: what was measured last counts, and not that it names none."""
+    failed = Outcome(state="failed", exit_code=1, error="the job goes on elsewhere", jct_s=12.0)
+    found = facts(*START, outcome=failed)
+    assert found.committed == 1000
+    assert paragraph(found).startswith("Failed")
+    assert "1,000" in paragraph(found).splitlines()[0]

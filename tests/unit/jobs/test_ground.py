@@ -1,6 +1,7 @@
 """What a job needs of the machine is tried before it starts."""
 
 import errno
+import socket
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -91,6 +92,16 @@ def test_a_full_file_system_is_refused_by_its_name(
 def test_full_shared_memory_is_refused(small_disk: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(jobdir, "SHARED_MEMORY", small_disk)
     assert refusal().startswith(f"no space left on {small_disk}")
+
+
+def test_an_advertised_port_that_is_taken_is_refused() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        told = refusal(advertise=f"job-a:{port}")
+    assert told.endswith(
+        f"advertise: got port {port} of 127.0.0.1 (another process listens there), expected a free "
+        "port; name another"
+    )
 
 
 def test_an_address_of_another_machine_is_refused() -> None:
@@ -184,7 +195,7 @@ OFF = DataPlaneSpec(transport="tcp", encryption="off")
             {"strategy": "allreduce", "data_plane": OFF},
             ["parameters, records", "sums of gradients"],
         ),
-        ({"strategy": "fsdp"}, []),
+        ({"strategy": "fsdp"}, ["parameters and sums of gradients"]),
         ({"strategy": "script"}, ["what the script's torch.distributed sends"]),
     ],
 )

@@ -6,9 +6,12 @@ from pathlib import Path
 
 import pytest
 
+from paceline.base.errors import ConfigError
 from paceline.base.jobdir import JobDir
 from paceline.base.joined import LOGS_KEPT_S, joined_directory, lost_nodes, remove_joined
+from paceline.jobs.joining import check_same_script, script_digest
 from paceline.jobs.leftovers import clear_leftovers
+from paceline.wire.spec import JobSpec
 
 
 @pytest.fixture
@@ -83,3 +86,17 @@ def test_a_control_group_that_is_busy_for_a_moment_is_removed_when_it_is_not(
     monkeypatch.setattr("paceline.base.joined.remove_job", lambda _: next(answers))
     remove_joined(joined)
     assert next(answers, "asked until it was gone") == "asked until it was gone"
+
+
+def test_another_script_than_the_job_has_begun_with_is_refused(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    spec = JobSpec(script=str(script))
+    assert script_digest(spec) == ""
+    script.write_text("loss = 1\n")
+    begun_with = script_digest(spec)
+    check_same_script(spec, begun_with)
+    script.write_text("loss = 2\n")
+    with pytest.raises(ConfigError, match=r"train.py is another one on .* copy it from the master"):
+        check_same_script(spec, begun_with)
+    check_same_script(spec, "")
+    assert script_digest(JobSpec(script="package.train", run_as="module")) == ""

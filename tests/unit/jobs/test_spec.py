@@ -124,6 +124,7 @@ def test_a_file_with_every_key_is_read() -> None:
         "timeouts: {heartbeat_s: 0.1, lost_after_s: 9s, stop_s: 2, hang_s: 9s, disk_s: 1m,"
         " places_s: 1m}\n"
         "pending_trace: 0s 1s\nmetrics_port: 0\npreflight: no\nwatch: yes\nlog: 1MiB\nlisten: 10.0.0.5\n"
+        "advertise: job-a:4711\n"
         "control_plane: {encryption: tls}\n"
         "data_plane: {transport: tcp, encryption: curve}\ndecide_every_s: 1m\n"
         "windows: {short_steps: 10, short_s: 1m, long_steps: null, long_s: 2m}\n"
@@ -134,12 +135,13 @@ def test_a_file_with_every_key_is_read() -> None:
         "window_s: 5s, settle_s: 10s, between_s: 1m, patience_s: 2m}\n"
     )
     spec = resolve("job.yaml", {})
-    only_elsewhere = {"min_workers", "blocks", "checkpoint.every_steps"}
+    only_elsewhere = {"machines", "min_workers", "blocks", "checkpoint.every_steps"}
     assert set(spec.sources) == {*LEAVES, "env.A"} - only_elsewhere
     defaults = [line for line in explain(spec) if line.endswith("(default)")]
     assert sorted(defaults) == [
         "blocks = 16  (default)",
         "checkpoint.every_steps = none  (default)",
+        "machines = 1  (default)",
         "min_workers = 1  (default)",
     ]
     assert (spec.data_seed, spec.pending_s, spec.restart.backoff_max_s) == (3, 0.2, 3600.0)
@@ -171,10 +173,11 @@ def test_explain_names_each_value_and_its_source_but_hides_the_environment() -> 
 
 
 def test_every_default_is_a_value_that_the_reader_takes() -> None:
+    elsewhere = {"script", "args", "name", "machines", "min_workers", "blocks", "share.devices"}
     flags = {
         key: "null" if leaf.default is None else leaf.example
         for key, leaf in LEAVES.items()
-        if key not in {"script", "args", "name", "min_workers", "blocks", "share.devices"}
+        if key not in elsewhere
     }
     spec = resolve("train.py", flags | {"mode": "ssp", "workers.count": "1", "servers.count": "1"})
     assert msgspec.structs.replace(spec, sources={}, mode="bsp", name="job") == JobSpec(

@@ -520,6 +520,20 @@ WRONG_FILES = [
         ),
     ),
     (
+        "script: train.py\nlisten: 10.0.0.5\nadvertise: job-a\n",
+        (
+            "job.yaml:3: advertise: got 'job-a', expected HOST:PORT, a name or an IPv4 address and a "
+            "port from 1 to 65535; e.g. job-a.example.org:4711"
+        ),
+    ),
+    (
+        "script: train.py\nadvertise: job-a:4711\n",
+        (
+            "job.yaml:2: advertise: got job-a:4711 with listen 127.0.0.1, where no other machine "
+            "reaches it, expected it with `listen`; write --set listen=ADDRESS, too"
+        ),
+    ),
+    (
         "script: train.py\nlisten: big-host\n",
         (
             "job.yaml:2: listen: got 'big-host', expected an IPv4 address of this machine for others "
@@ -738,9 +752,9 @@ def test_random_yaml_never_crashes_the_reader(tree: object) -> None:
             "with another backend; remove it",
         ),
         (
-            "strategy: fsdp\n",
-            "job.yaml:3: backend: got 'ray' with strategy fsdp, whose members copy shards within one "
-            "machine, expected strategy ps or allreduce; choose another",
+            "strategy: fsdp\nworkers: 4\nmachines: 2\n",
+            "job.yaml:4: machines: got 2 with backend ray, which chooses machines itself, expected "
+            "it with backend local only; remove it",
         ),
         (
             "data_plane: {transport: shm}\n",

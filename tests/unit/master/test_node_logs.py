@@ -8,7 +8,7 @@ import msgspec
 
 from paceline.base.jobdir import JobDir
 from paceline.base.log_cap import LEAST_BYTES
-from paceline.base.log_times import printed_by
+from paceline.base.log_times import printed_by, times_of
 from paceline.master.node_logs import NodeLogs
 from paceline.master.parts import MasterParts
 from paceline.wire.control import AgentStream
@@ -70,7 +70,7 @@ def test_lines_are_where_those_of_this_machine_would_be_and_the_next_master_goes
         logs.close()
         assert log.stat().st_mode & 0o777 == 0o644
     assert log.read_bytes() == b"one\ntwo\nsix\n"
-    assert printed_by(log)(12) is not None
+    assert printed_by(times_of(log).read_bytes())(12) is not None
 
 
 def test_what_is_missing_is_said_on_a_line_of_its_own(tmp_path: Path) -> None:

@@ -10,9 +10,17 @@ from paceline.base.errors import ConfigError
 from paceline.base.jobdir import JobDir
 from paceline.master.node_sizes import NodeSizes
 from paceline.master.parts import MasterParts
-from paceline.protocol.nodes.resizing import FormerSize, NodesResized, NodesResizing
+from paceline.protocol.nodes.resizing import (
+    FormerSize,
+    NodesResized,
+    NodesResizing,
+    NodesSized,
+    OrderedSize,
+)
 from paceline.wire.client import ResizeNodes
+from paceline.wire.events.nodes import NotResizedEvent, ResizeDeferredEvent
 from paceline.wire.messages.agent import AgentHello, Hardware, LimitNode, NodeLimited
+from paceline.wire.places import AskedPlace, CannotResize, Deferred, Resized, Resizing
 from paceline.wire.spec import JobSpec, NodeSize, NodeSpec, load, save
 
 MIB = 1 << 20
@@ -29,7 +37,8 @@ class Edges:
             servers=NodeSpec(count=1),
             **fields,
         )
-        self.launched: list[JobSpec] = []
+        self.spec = spec
+        self.answer: Resizing = Resized() if live else CannotResize("it keeps its size")
         self.records: list[Any] = []
         save(spec, self.job.spec)
         self.sent: list[tuple[str, LimitNode]] = []
@@ -43,7 +52,7 @@ class Edges:
         parts = SimpleNamespace(
             job=self.job,
             spec=spec,
-            backend=SimpleNamespace(resizes_live=live, resized=self.launched.append),
+            backend=SimpleNamespace(resize=self._resize),
             members=SimpleNamespace(roster=SimpleNamespace(of_role=self._of_role)),
             monitor=SimpleNamespace(nodes=nodes, hardware=lambda _node, _hardware: None),
             outbox=SimpleNamespace(
@@ -54,6 +63,9 @@ class Edges:
             ),
         )
         self.sizes = NodeSizes(cast(MasterParts, parts))
+
+    def _resize(self, node: str, place: AskedPlace) -> Resizing:
+        return self.answer
 
     def _of_role(self, role: str) -> list[Any]:
         life = SimpleNamespace(is_alive=True)
@@ -115,6 +127,26 @@ def test_less_memory_is_refused_while_nobody_knows_what_a_node_uses(edges: Edges
     assert not edges.sent
 
 
+def sized(cpu: float) -> NodesSized:
+    return NodesSized(sizes={"worker": OrderedSize(cpu=(cpu,)), "server": OrderedSize()})
+
+
+def test_what_is_ordered_is_journalled_for_a_master_on_another_machine(edges: Edges) -> None:
+    edges.sizes.begin()
+    assert not edges.records and not edges.sizes.records, "all is as it was launched"
+    edges.sizes.order(ResizeNodes(role="worker", cpu=(1.0,)))
+    edges.sizes.begin()
+    assert edges.records == edges.sizes.records == [sized(1.0)]
+    assert sized(1.0).put_into(edges.spec) == load(edges.job.spec)
+
+
+def test_a_resume_with_other_sizes_counts_and_not_an_order_before_it(edges: Edges) -> None:
+    edges.sizes.apply(sized(4.0))
+    edges.sizes.begin()
+    assert edges.records == edges.sizes.records == [sized(0.5)]
+    assert edges.sizes.of("worker").cpu == (0.5,)
+
+
 @pytest.fixture
 def moving(tmp_path: Path) -> Edges:
     """On a platform where a place keeps its size."""
@@ -127,9 +159,11 @@ def test_where_a_place_keeps_its_size_the_order_is_kept_with_the_sizes_before(
     for cpu in ((1.0,), (2.0,)):
         moving.sizes.order(ResizeNodes(role="worker", cpu=cpu))
     assert not moving.sent and moving.sizes.is_changing
-    assert moving.launched[-1].workers.cpu == (2.0,) == load(moving.job.spec).workers.cpu
+    assert moving.sizes.place_of("worker-0").size.cpu == 2.0
+    assert load(moving.job.spec).workers.cpu == (2.0,)
     change = NodesResizing(former={"worker": FormerSize(cpu=(0.5,))})
-    assert moving.records == [change, change], "the newest order has another aim, no other origin"
+    moves = [one for one in moving.records if not isinstance(one, NodesSized)]
+    assert moves == [change, change], "the newest order has another aim, no other origin"
     another = Edges(moving.job.path, live=False)
     another.sizes.apply(change)
     assert another.sizes.is_changing and another.sizes.records == [change]
@@ -148,7 +182,48 @@ def test_a_node_has_moved_when_its_agent_has_started_with_the_new_size(moving: E
 
 def test_on_a_backend_whose_agents_change_limits_no_node_is_still_to_move(edges: Edges) -> None:
     edges.sizes.apply(NodesResizing(former={"worker": FormerSize(cpu=(0.5,))}))
+    assert edges.sizes.fits("worker-0") is None
+    edges.started("worker-0", 0.5)
     assert edges.sizes.fits("worker-0") is True, "the job began elsewhere"
+
+
+def test_a_size_that_the_platform_cannot_give_yet_is_asked_for_again(edges: Edges) -> None:
+    edges.sizes.order(ResizeNodes(role="worker", cpu=(1.0,)))
+    edges.has("worker-0", 1.0)
+    assert [node for node, _ in edges.sent] == ["worker-0", "worker-1"]
+    edges.answer = Deferred("the machine is full")
+    edges.sizes.order(ResizeNodes(role="server", cpu=(1.0,)))
+    edges.has("worker-1", 1.0)
+    edges.sizes.try_again()
+    assert len(edges.sent) == 2 and edges.sizes.is_changing
+    told = [one for one in edges.events if isinstance(one, ResizeDeferredEvent)]
+    assert [(one.node, one.reason) for one in told] == [("server-0", "the machine is full")]
+    edges.answer = Resized()
+    edges.sizes.try_again()
+    assert [node for node, _ in edges.sent] == ["worker-0", "worker-1", "server-0"]
+
+
+def test_nodes_whose_places_turn_out_to_be_too_small_move(edges: Edges) -> None:
+    edges.sizes.order(ResizeNodes(role="worker", cpu=(1.0,)))
+    edges.answer = CannotResize("its machine has 1 core")
+    edges.has("worker-0", 1.0)
+    assert edges.sizes.change == NodesResizing(former={"worker": FormerSize(cpu=(0.5,))})
+    assert [node for node, _ in edges.sent] == ["worker-0"]
+
+
+def test_a_node_that_cannot_move_keeps_its_size_and_the_event_has_the_remedy(
+    tmp_path: Path,
+) -> None:
+    edges = Edges(tmp_path, samples="at-least-once")
+    edges.sizes.order(ResizeNodes(role="server", cpu=(1.0,)))
+    edges.sent.clear()
+    edges.answer = CannotResize("its machine has 1 core")
+    edges.hello("server-0", 0.5)
+    assert not edges.sent and not edges.sizes.is_changing
+    (event,) = edges.events
+    assert isinstance(event, NotResizedEvent)
+    assert event.reason.startswith("server-0: its machine has 1 core; ")
+    assert "paceline kill" in event.reason
 
 
 def test_what_is_taken_back_is_launched_as_before_and_tried_again_by_persons_alone(
@@ -161,7 +236,8 @@ def test_what_is_taken_back_is_launched_as_before_and_tried_again_by_persons_alo
     assert moving.sizes.change is not None
     moving.sizes.take_back(moving.sizes.change)
     assert not moving.sizes.is_changing
-    assert moving.launched[-1].workers.cpu == (0.5,) == load(moving.job.spec).workers.cpu
+    assert moving.sizes.place_of("worker-0").size.cpu == 0.5
+    assert load(moving.job.spec).workers.cpu == (0.5,)
     moving.sizes.check_may_scale()
     with pytest.raises(ConfigError, match="workers found no place of another size before"):
         moving.sizes.order(wanted, by_itself=True)

@@ -13,6 +13,7 @@ from paceline.jobs.jsonl import before
 from paceline.jobs.outcome import End
 from paceline.master import reporting
 from paceline.master.ending import Ending
+from paceline.master.keeping import Keeping
 from paceline.master.monitor import Monitor
 from paceline.master.parts import MasterParts
 from paceline.master.reporting import Reporting
@@ -36,7 +37,8 @@ class Job:
             MasterParts,
             SimpleNamespace(job=self.job, members=self.members, monitor=self.monitor),
         )
-        self.reporting = Reporting(parts, state, Shown, lambda _: None)
+        alone = cast(Keeping, SimpleNamespace(waits_for="", hosts=(), notes=()))
+        self.reporting = Reporting(parts, state, Shown, lambda _: None, alone)
         self.now_s = 0.0
 
     def seconds(self, count: int) -> None:

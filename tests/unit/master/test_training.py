@@ -49,6 +49,7 @@ from paceline.wire.messages.node import (
     Restored,
     WorkersNow,
 )
+from paceline.wire.places import AskedPlace, Resized, Resizing, Room
 from paceline.wire.schema import ModelSchema
 from paceline.wire.spec import CheckpointSpec, JobSpec, NodeSpec, RestartSpec, TimeoutSpec
 
@@ -69,23 +70,18 @@ EVALUATION = Feed(
 class NoBackend:
     """Nothing is launched here."""
 
-    def launch(self, node: str, *, may_move: bool = False) -> None: ...
+    def launch(
+        self, node: str, place: AskedPlace, token: str, *, may_move: bool = False
+    ) -> None: ...
     def adopt(self, node: str, launch: str, pid: int) -> None: ...
-    def stop(self, node: str) -> None: ...
-    def waited_s(self, node: str) -> float:
-        return 0.0
+    def stop(self, node: str, grace_s: float = 0.0) -> None: ...
+    def resize(self, node: str, place: AskedPlace) -> Resizing:
+        return Resized()
 
-    resizes_live = True
+    def room(self, place: AskedPlace) -> Room:
+        return Room(pending_s=0.0)
 
-    def resized(self, spec: JobSpec) -> None: ...
-
-    def pending_s(self) -> float:
-        return 0.0
-
-    def room(self, role: str) -> int | None:
-        return None
-
-    def left_running(self, nodes: Iterable[str]) -> set[str]:
+    async def picture(self, nodes: Iterable[str]) -> set[str]:
         return set()
 
     async def close(self) -> None: ...

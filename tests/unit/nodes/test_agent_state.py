@@ -210,6 +210,13 @@ def test_leaving_without_a_process_ends_the_agent_at_once() -> None:
     assert NodeState(NODE).on_master(Leave(), 1.0) == [Quit()]
 
 
+def test_it_knows_why_the_job_goes_on_without_it() -> None:
+    state = NodeState(NODE)
+    assert state.left_out == ""
+    assert state.on_master(Leave(why="its data differ"), 1.0) == [Quit()]
+    assert state.left_out == "its data differ"
+
+
 def test_an_adopted_process_is_as_good_as_a_started_one() -> None:
     state = NodeState(NODE, adopted=up(5, 50))
     assert state.running == up(5, 50)

@@ -3,6 +3,7 @@
 import pytest
 from msgspec import structs
 
+from paceline.protocol.nodes.ends import EndKind
 from paceline.protocol.nodes.exits import RULES, Evidence, Judged, judge
 from paceline.wire.events.nodes import Verdict
 from paceline.wire.messages.agent import ExitEvidence
@@ -250,6 +251,23 @@ ROWS = [
     # Evidence of an end is evidence of a life.
     ("killed", Verdict.RETRYABLE, Evidence(exit=ExitEvidence(signal=9), started=False)),
     ("unknown", Verdict.RETRYABLE, Evidence(exit=ExitEvidence())),
+    (
+        "taken away",
+        Verdict.TAKEN_AWAY,
+        Evidence(exit=ExitEvidence(signal=9), taken=EndKind.PREEMPTED),
+    ),
+    ("taken away", Verdict.TAKEN_AWAY, Evidence(exit=ExitEvidence(), taken=EndKind.NODE_LOST)),
+    # The process has ended in a way of its own, on a place that was about to go.
+    (
+        "exit code",
+        Verdict.RETRYABLE,
+        Evidence(exit=ExitEvidence(exit_code=3), taken=EndKind.PREEMPTED),
+    ),
+    (
+        "out of memory with its place",
+        Verdict.OOM,
+        Evidence(exit=ExitEvidence(signal=9), taken=EndKind.OOM),
+    ),
 ]
 
 

@@ -2,6 +2,7 @@
 
 import pytest
 
+from paceline.protocol.nodes.ends import AgentEnd
 from paceline.protocol.nodes.exits import Judged
 from paceline.protocol.nodes.lives import EndOrder, Fate, LifePhase, Presence
 from paceline.protocol.nodes.node import KeepRecord, Launch, Node, Retire
@@ -35,7 +36,7 @@ def test_a_node_whose_agent_is_launched_again_is_pending() -> None:
     job.run("worker-0")
     job.exit("worker-0")
     job.exit("worker-0")
-    job.members.agent_ended("worker-0", "50", "exit code 1", job.now_s)
+    job.members.agent_ended("worker-0", "50", AgentEnd(why="exit code 1"), job.now_s)
     assert word(job) == "pending"
     job.hello("worker-0", 51)
     assert word(job) == "pending", "its agent is there, and its time has not come"

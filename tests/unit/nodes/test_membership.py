@@ -5,6 +5,7 @@ from typing import TypeVar
 
 import pytest
 
+from paceline.protocol.nodes.ends import AgentEnd
 from paceline.protocol.nodes.exits import PREEMPTED_IN_A_ROW
 from paceline.protocol.nodes.lives import Fate
 from paceline.protocol.nodes.membership import BRIEF, PATIENCE, REPEAT_END_S, Membership
@@ -28,6 +29,7 @@ from paceline.protocol.nodes.node import (
 from paceline.protocol.nodes.orders import NodeOrders
 from paceline.protocol.nodes.roster import Roster
 from paceline.wire.events.base import Event
+from paceline.wire.events.job import ScaledEvent
 from paceline.wire.events.nodes import (
     AgentJoinedEvent,
     FencedEvent,
@@ -432,7 +434,9 @@ def test_what_a_joined_machine_lacks_is_no_error_of_the_others() -> None:
     job.members.script_error(error)
     acts = job.exit(name, ExitEvidence(exit_code=1))
     assert not of(FailJob, acts)
-    assert of(Retire, acts) == [Retire(name)]
+    (retired,) = of(Retire, acts)
+    assert retired.node == name
+    assert retired.why
     assert [one.name for one in job.members.roster.wanted_workers()] == ["worker-0"]
 
 
@@ -468,8 +472,8 @@ def test_one_that_comes_later_is_left_out_and_the_others_train_on() -> None:
     job.run("worker-1")
     acts = lacks_a_source(job, "worker-1", any_committed=True)
     assert not of(FailJob, acts)
-    assert of(Retire, acts) == [Retire("worker-1")]
     (told,) = of(LeftOutEvent, acts)
+    assert of(Retire, acts) == [Retire("worker-1", told.reason)]
     assert told.reason.startswith("b cannot read /data/x;")
     assert [one.name for one in job.members.roster.wanted_workers()] == ["worker-0"]
     assert of(FailJob, lacks_a_source(job, "worker-0", any_committed=True)), "nobody is left"
@@ -509,7 +513,7 @@ def test_a_person_brings_back_who_was_left_out() -> None:
 def test_a_dead_agent_alone_is_launched_again_and_the_life_goes_on() -> None:
     job = Job()
     inc = job.run("worker-0")
-    acts = job.members.agent_ended("worker-0", "50", "killed", 1.0)
+    acts = job.members.agent_ended("worker-0", "50", AgentEnd(why="killed"), 1.0)
     assert of(Launch, acts) == [Launch("worker-0")]
     assert not of(WorkerLost, acts)
     acts = job.hello("worker-0", 51, job.process("worker-0"))
@@ -531,7 +535,7 @@ def test_an_agent_that_finds_nothing_gets_a_new_life_after_a_moment() -> None:
 def test_an_agent_that_was_launched_since_has_nothing_more_to_say() -> None:
     job = Job()
     inc = job.run("worker-0")
-    job.members.agent_ended("worker-0", "50", "killed", 1.0)
+    job.members.agent_ended("worker-0", "50", AgentEnd(why="killed"), 1.0)
     job.hello("worker-0", 51)
     assert of(WorkerLost, job.tick(0.2)) == [WorkerLost(inc)]
 
@@ -568,7 +572,7 @@ def test_a_life_that_never_came_up_costs_no_budget_and_waits_longer_each_time() 
     for _ in range(6):
         pid += 1
         incs.append(job.members.roster.nodes["worker-0"].life.inc)
-        job.members.agent_ended("worker-0", str(pid - 1), "killed", job.now_s)
+        job.members.agent_ended("worker-0", str(pid - 1), AgentEnd(why="killed"), job.now_s)
         job.hello("worker-0", pid)
         at_s = job.now_s
         acts = job.tick(at_s + 0.1)
@@ -584,7 +588,7 @@ def test_a_life_that_never_came_up_costs_no_budget_and_waits_longer_each_time() 
 def test_a_life_that_was_heard_of_and_vanished_uses_the_budget() -> None:
     job = Job(budget=0)
     job.run("worker-0")
-    job.members.agent_ended("worker-0", "50", "killed", 1.0)
+    job.members.agent_ended("worker-0", "50", AgentEnd(why="killed"), 1.0)
     job.hello("worker-0", 51)
     assert "nobody saw how" in of(FailJob, job.tick(1.2))[0].reason
 
@@ -603,9 +607,9 @@ def test_agents_that_die_young_after_a_long_life_wait_longer_each_time() -> None
     job.run("worker-0")
     job.now_s = 1000.0
     waits = []
-    job.members.agent_ended("worker-0", "50", "killed", job.now_s)
+    job.members.agent_ended("worker-0", "50", AgentEnd(why="killed"), job.now_s)
     for _ in range(3):
-        job.members.agent_ended("worker-0", "", "no memory", job.now_s)
+        job.members.agent_ended("worker-0", "", AgentEnd(why="no memory"), job.now_s)
         at_s = job.now_s
         while not of(Launch, job.tick(job.now_s + 0.5)):
             pass
@@ -615,9 +619,9 @@ def test_agents_that_die_young_after_a_long_life_wait_longer_each_time() -> None
 
 def test_an_agent_that_never_comes_up_uses_the_budget() -> None:
     job = Job(budget=1, backoff_s=0)
-    acts = job.members.agent_ended("worker-0", "", "no such file", 0.0)
+    acts = job.members.agent_ended("worker-0", "", AgentEnd(why="no such file"), 0.0)
     assert of(Launch, acts) == [Launch("worker-0")]
-    acts = job.members.agent_ended("worker-0", "", "no such file", 0.0)
+    acts = job.members.agent_ended("worker-0", "", AgentEnd(why="no such file"), 0.0)
     assert "no such file" in of(FailJob, acts)[0].reason
 
 
@@ -633,7 +637,7 @@ def test_agents_of_a_resumed_job_that_never_come_up_use_the_budget(before: str) 
     waits: list[float] = []
     acts: list[Act] = []
     while not of(FailJob, acts) and len(waits) < 99:
-        acts = later.members.agent_ended("worker-0", "", "no such file", later.now_s)
+        acts = later.members.agent_ended("worker-0", "", AgentEnd(why="no such file"), later.now_s)
         waits += [event.wait_s for event in of(RelaunchEvent, acts)]
         later.now_s += waits[-1]
         later.tick(later.now_s)
@@ -823,6 +827,26 @@ def test_one_who_joined_and_leaves_in_order_is_dropped_at_once() -> None:
     assert "worker-1" not in job.members.roster.nodes
 
 
+def test_scaling_counts_workers_and_not_the_numbers_of_those_that_have_left() -> None:
+    job = Job()
+    job.run("worker-0")
+    job.run(joined(job), 70)
+    inc = job.run(joined(job), 71)
+    job.exit("worker-1", ExitEvidence(exit_code=143, stopped_by_us=True))
+    roster, orders = job.members.roster, NodeOrders(job.members)
+    assert [node.name for node in roster.of_role("worker")] == ["worker-0", "worker-2"]
+    acts = job.note(orders.scale(2, job.now_s, grace_s=1.0))
+    assert not of(EndLife, acts)
+    assert not of(Launch, acts)
+    assert [node.name for node in roster.of_role("worker")] == ["worker-0", "worker-2"]
+    acts = job.note(orders.scale(3, job.now_s, grace_s=1.0))
+    assert of(Launch, acts) == [Launch("worker-3")]
+    assert [(one.before, one.count) for one in of(ScaledEvent, acts)] == [(2, 3)]
+    acts = job.note(orders.scale(1, job.now_s, grace_s=1.0))
+    assert [one.inc for one in of(EndLife, acts)] == [inc]
+    assert [node.name for node in roster.wanted_workers()] == ["worker-0"]
+
+
 def test_one_who_was_to_join_and_never_came_is_dropped() -> None:
     job = Job()
     job.run("worker-0")
@@ -862,7 +886,7 @@ def test_a_job_that_ends_does_not_wait_for_one_who_joined_and_vanished() -> None
 def test_an_agent_launched_while_the_job_ends_is_told_as_well() -> None:
     job = Job()
     inc = job.run("worker-0", 50)
-    job.members.agent_ended("worker-0", "50", "exit code -9", 0.0)
+    job.members.agent_ended("worker-0", "50", AgentEnd(why="exit code -9"), 0.0)
     told = [EndLife("worker-0", inc, 7.0)]
     assert job.members.close(0.0, 7.0) == told  # the agent before was gone, and never read it
     job.hello("worker-0", 51, job.process("worker-0"))
@@ -1262,4 +1286,6 @@ def test_agents_that_have_the_same_pid_are_told_apart() -> None:
     assert [one.pid for one in of(AgentJoinedEvent, acts)] == [1]
     again = of(Start, job.tick(2.5) + job.tick(4.0))
     assert [one.message.inc for one in again] == [start.message.inc + 1]
-    assert job.members.agent_ended("worker-0", "x", "exit code 1", 4.5) == [], "of the first"
+    assert job.members.agent_ended("worker-0", "x", AgentEnd(why="exit code 1"), 4.5) == [], (
+        "of the first"
+    )

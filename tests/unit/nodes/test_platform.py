@@ -205,7 +205,7 @@ def test_a_node_whose_place_drains_is_to_leave_until_it_has_or_the_time_is_over(
     for name in ("server-0", "server-1"):
         job.run(name)
         places.heard(PlaceDraining(node=name, why="spot", within_s=60.0), 10.0)
-    assert [(one.node, one.within_s) for one in places.leavers(30.0)] == [
+    assert [(one.node, one.left_s) for one in places.leavers(30.0)] == [
         ("server-0", 40.0),
         ("server-1", 40.0),
     ]
@@ -213,8 +213,8 @@ def test_a_node_whose_place_drains_is_to_leave_until_it_has_or_the_time_is_over(
     job.note(orders.replace_server("server-0", 30.0, "spot"))
     assert [one.node for one in places.leavers(31.0)] == ["server-1"], "the other is on its way"
     places.heard(PlaceDraining(node="server-1", why="spot", within_s=5.0), 40.0)
-    assert [one.within_s for one in places.leavers(41.0)] == [4.0], "the newest word counts"
-    assert places.leavers(45.0) == [], "it is too late"
+    assert [one.left_s for one in places.leavers(41.0)] == [4.0], "the newest word counts"
+    assert places.leavers(45.0) == (), "it is too late"
 
 
 def test_a_place_that_goes_away_is_told_of_once() -> None:
@@ -229,7 +229,7 @@ def test_an_agent_that_is_gone_is_replaced_and_its_process_kept() -> None:
     job = Job()
     job.run(NODE)
     launch = job.members.roster.nodes[NODE].agent.launch
-    acts = say(job, AgentGone(node=NODE, launch=launch, reason="exit code -9"))
+    acts = say(job, AgentGone(node=NODE, launch=launch))
     assert of(Launch, acts) and not of(WorkerLost, acts)
 
 

@@ -85,14 +85,6 @@ def test_a_node_that_comes_back_as_it_was_does_not_move_again() -> None:
     assert isinstance(move, GiveUpResize) and "worker-0" in move.why
 
 
-def test_after_a_change_was_given_up_the_spare_leaves_when_the_others_work() -> None:
-    gone = replace(OLD, condition="waits")
-    facts = seen(gone, NEW, spare="worker-1", waited_s=10 * PATIENCE_S, is_given_up=True)
-    assert next_move(facts) == Await("worker-0")
-    assert next_move(replace(facts, nodes=(OLD, NEW))) == DropSpare()
-    assert next_move(replace(facts, nodes=(OLD,), spare="")) == ResizeOver()
-
-
 class Cluster:
     """Nodes that obey at once; the platform has a fixed number of free places."""
 

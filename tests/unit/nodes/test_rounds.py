@@ -6,6 +6,7 @@ from typing import Any, TypeVar
 import pytest
 
 from paceline.master.status import job_state
+from paceline.protocol.nodes.ends import AgentEnd
 from paceline.protocol.nodes.membership import REPEAT_END_S, Membership
 from paceline.protocol.nodes.node import (
     Act,
@@ -228,7 +229,7 @@ def test_an_agent_that_does_not_come_up_ends_nobody_who_is_in_the_round_already(
     job.exit("worker-1", ORDERED)
     job.up("worker-1")
     inc = job.inc("worker-1")
-    acts = job.note(job.members.agent_ended("worker-0", "", "it died", job.now_s))
+    acts = job.note(job.members.agent_ended("worker-0", "", AgentEnd(why="it died"), job.now_s))
     for _ in range(4):
         acts += job.tick(1.0)
     assert of(Launch, acts) == [Launch("worker-0")], "once more"
@@ -360,7 +361,9 @@ def test_the_next_round_does_not_wait_for_a_leaver_that_nobody_can_reach(how: st
     assert not of(Start, job.exit("worker-0", ORDERED))
     acts: list[Act] = []
     if how == "its agent ended":
-        acts = job.note(job.members.agent_ended("worker-1", "50", "it died", job.now_s))
+        acts = job.note(
+            job.members.agent_ended("worker-1", "50", AgentEnd(why="it died"), job.now_s)
+        )
     for _ in range(20):
         job.now_s += 1.0
         job.members.heard("worker-0", job.now_s)

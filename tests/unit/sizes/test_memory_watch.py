@@ -33,6 +33,7 @@ from paceline.wire.events.nodes import (
 from paceline.wire.messages.agent import Hardware, LimitNode, NodeFacts, NodeLimited
 from paceline.wire.messages.base import TableHeld
 from paceline.wire.messages.feeds import Feed
+from paceline.wire.places import CannotResize, Resized
 from paceline.wire.spec import JobSpec, NodeSpec, ResourcesSpec, load, save
 
 MIB = 1 << 20
@@ -77,7 +78,9 @@ class Watched:
         def nodes_of(role: str) -> list[SimpleNamespace]:
             return [SimpleNamespace(name=name) for name in names if name.startswith(role)]
 
-        backend = SimpleNamespace(resizes_live=live, resized=lambda _: None)
+        backend = SimpleNamespace(
+            resize=lambda *_: Resized() if live else CannotResize("it keeps its size")
+        )
         roster = SimpleNamespace(of_role=nodes_of)
         self.monitor = SimpleNamespace(
             nodes={}, hardware=lambda *_: None, samples_per_s=100.0, tables={}
@@ -92,6 +95,7 @@ class Watched:
                 streams=dict.fromkeys(names),
                 to_agent=lambda node, message: self.sent.append((node, message)),
                 tell=self.events.append,
+                record=lambda _: None,
             ),
         )
         self.failed: list[str] = []

@@ -20,6 +20,7 @@ from paceline.master.training import Training
 from paceline.protocol.nodes.node import Launch, Start
 from paceline.wire.events.nodes import ProcessExitedEvent, Verdict
 from paceline.wire.messages.agent import LimitNode, StartProcess
+from paceline.wire.places import AskedPlace
 from paceline.wire.spec import JobSpec, NodeSpec, load, save
 from tests.unit.master.test_training import NoBackend
 
@@ -29,16 +30,11 @@ MIB = 1 << 20
 class Acting(NoBackend):
     """Notes what it is told, in order."""
 
-    resizes_live = True
-
     def __init__(self) -> None:
         self.said: list[object] = []
 
-    def resized(self, spec: JobSpec) -> None:
-        self.said.append(spec.workers.memory_bytes)
-
-    def launch(self, node: str, *, may_move: bool = False) -> None:
-        self.said.append(f"launch {node}")
+    def launch(self, node: str, place: AskedPlace, token: str, *, may_move: bool = False) -> None:
+        self.said.append((node, place.size.memory_bytes))
 
     def send_nowait(self, message: object) -> None:
         self.said.append(type(message))
@@ -78,4 +74,4 @@ def test_a_doubled_limit_is_in_force_before_the_next_life(tmp_path: Path, monkey
     raised = parts.outbox.told[1]
     assert isinstance(raised, MemoryRaisedEvent)
     assert raised.given_bytes == load(job.spec).workers.memory_bytes == 600 * MIB
-    assert backend.said == [600 * MIB, LimitNode, "launch worker-0", StartProcess]
+    assert backend.said == [LimitNode, ("worker-0", 600 * MIB), StartProcess]

@@ -43,6 +43,30 @@ TOLD: list[tuple[Event, str, str]] = [
         "exit code -9",
         "master died: exit code -9",
     ),
+    (
+        job.JournalKeptEvent(hosts=("host-a", "host-b", "host-c")),
+        *2 * ("host-a, host-b, host-c keep the job's journal: it goes on if one of them is lost",),
+    ),
+    (
+        job.JournalKeptEvent(hosts=(), why="no other machine is there"),
+        *2 * ("if the master's machine is lost, the job stops: no other machine is there",),
+    ),
+    (
+        job.KeepersAwaitedEvent(hosts=("host-b", "host-c")),
+        *2
+        * (
+            "the master waits for host-b or host-c, which keep the job's journal: without them it "
+            "cannot know whether the job goes on elsewhere",
+        ),
+    ),
+    (
+        job.MasterMovedEvent(before="host-a", host="host-b", after_s=4.12),
+        *2
+        * (
+            "the master's machine host-a is gone; the master runs on host-b now, after 4.1 s. Logs "
+            "and cuts of before are on host-a",
+        ),
+    ),
     (job.StoppedEvent(signal=0), "paceline stop", "the job must stop: paceline stop"),
     (job.StoppedEvent(signal=2), "Ctrl-C", "the job must stop: Ctrl-C"),
     (job.FinishedEvent(), "", "finished"),
@@ -97,6 +121,59 @@ TOLD: list[tuple[Event, str, str]] = [
         "the agent of worker-1 lost: silent for 5.0 s",
     ),
     (nodes.AgentLostEvent(**W), "", "the agent of worker-1 lost"),
+    (
+        nodes.MachinesAwaitedEvent(count=1, wanted=2),
+        "1 of 2 machines are there",
+        "1 of 2 machines are there; the job waits: run `paceline agent --join ticket` on another "
+        "one, with a copy of the file `ticket` of the job's directory",
+    ),
+    (
+        nodes.MachineJoinedEvent(nodes=("worker-2", "worker-3"), host="host-b"),
+        "host-b",
+        "host-b joined: it runs worker-2, worker-3",
+    ),
+    (
+        nodes.PlacePendingEvent(**W, reason="no room"),
+        "no room",
+        "worker-1 waits for its place: no room",
+    ),
+    (
+        nodes.PlaceRefusedEvent(**W, reason="403 quota"),
+        "403 quota",
+        "the platform refuses worker-1: 403 quota",
+    ),
+    (
+        nodes.NotSharedEvent(**W, folder="/jobs/a", host="h"),
+        "/jobs/a is not on h",
+        "the job's directory is on the master's machine alone (/jobs/a is not on h): if that is "
+        "lost, the job cannot go on; keep jobs on storage that all machines share, or copy cuts to "
+        "a URL",
+    ),
+    (
+        nodes.PlaceDrainingEvent(**W, reason="spot"),
+        "spot",
+        "the place of worker-1 is going away: spot",
+    ),
+    (
+        nodes.ResizeDeferredEvent(**W, reason="no room"),
+        "no room",
+        "worker-1 gets its new size later: no room",
+    ),
+    (
+        nodes.StandInEvent(**W, successor="worker-2"),
+        "worker-2 stands in",
+        "worker-2 stands in while worker-1 leaves its place",
+    ),
+    (
+        nodes.NotMovedAwayEvent(**W, reason="a disk refuses a cut"),
+        "a disk refuses a cut",
+        "worker-1 cannot leave its place in order: a disk refuses a cut",
+    ),
+    (
+        nodes.UnbackedEvent(**W, reason="raylet"),
+        "raylet",
+        "worker-1 works on, though the platform calls it lost: raylet",
+    ),
     (
         nodes.NoLimitsEvent(**W, reason="worker-1 runs without limits"),
         "worker-1 runs without limits",
@@ -431,6 +508,8 @@ def test_a_line_of_before_says_as_much_where_a_report_needs_it(event: Event) -> 
 
 LOST = {
     "chief_missed",
+    "not_shared",
+    "stand_in",
     "cuts_rarer",
     "diagnosed",
     "disk_heals",
@@ -438,9 +517,14 @@ LOST = {
     "feature_failed",
     "feature_slow",
     "group_stuck",
+    "journal_kept",
+    "keepers_awaited",
+    "master_moved",
     "member_slow",
     "hung",
     "journal_short",
+    "machine_joined",
+    "machines_awaited",
     "move_given_up",
     "no_metrics_endpoint",
     "node_resized",

@@ -6,7 +6,6 @@ Agents outlive the master that launched them; the next one adopts them by proces
 import asyncio
 import functools
 import os
-import secrets
 import signal
 import subprocess
 import time
@@ -14,16 +13,23 @@ from collections.abc import AsyncIterator, Callable, Iterable
 
 import msgspec
 
+from paceline.base.cgroups import machine_oom_kills
 from paceline.base.jobdir import JobDir
 from paceline.base.processes import (
+    FoundProcess,
     ProcessWatch,
     find_job_processes,
     kill_quietly,
     start_detached,
 )
-from paceline.protocol.nodes.platform import AgentGone, AnyWord
+from paceline.protocol.nodes.ends import AgentEnd, end_of
+from paceline.protocol.nodes.platform import AgentGone, AnyWord, NodeStopped, PlaceTaken
 from paceline.wire import last_words
+from paceline.wire.places import AskedPlace, Resized, Resizing, Room
 from paceline.wire.spec import JobSpec
+
+LOOK_S = 0.02
+"""Seconds between looks at processes that were killed."""
 
 
 class LaunchedAgent(msgspec.Struct, eq=False):
@@ -31,18 +37,26 @@ class LaunchedAgent(msgspec.Struct, eq=False):
 
     node: str
     token: str
-    asked_s: float
-    started_s: float | None = None
     timer: asyncio.TimerHandle | None = None
     pid: int = 0
     child: subprocess.Popen[bytes] | None = None
     """None: not started yet, or by a former master."""
     words: int = -1
     """The end of the pipe by which the child says what it dies of."""
+    oom_kills: int = 0
+    """Processes that the kernel had killed for memory when it was started."""
     came_up: bool = False
     """Whether the agent has spoken."""
     older: tuple[str, int] | None = None
     """Launch and PID of an agent that answered while this one was starting; None: none did."""
+
+
+class StopUnderWay(msgspec.Struct, eq=False):
+    """A node that is stopped, and of which something may still run."""
+
+    word: NodeStopped
+    kill_at_s: float
+    timer: asyncio.TimerHandle | None = None
 
 
 class LocalBackend:
@@ -54,24 +68,25 @@ class LocalBackend:
         self._pending_s = pending_s
         self._loop = asyncio.get_running_loop()
         self._launches: dict[str, LaunchedAgent] = {}
-        self._exits: asyncio.Queue[AgentGone] = asyncio.Queue()
+        self._stops: dict[str, StopUnderWay] = {}
+        self._words: asyncio.Queue[AnyWord] = asyncio.Queue()
 
-    #: The agents of this machine change the control groups of their nodes.
-    resizes_live = True
+    def resize(self, node: str, place: AskedPlace) -> Resizing:
+        """Do nothing more: the agents of this machine change the control groups of their nodes."""
+        return Resized()
 
-    def resized(self, spec: JobSpec) -> None:
-        """Do nothing more: each agent reads the spec in the job's directory when it starts."""
+    def launch(self, node: str, place: AskedPlace, token: str, *, may_move: bool = False) -> None:
+        """Start an agent now, or when it has waited as long as the spec says.
 
-    def launch(self, node: str, *, may_move: bool = False) -> None:
-        """Start an agent now, or when it has waited as long as the spec says."""
+        A stop of the node ends here, whatever still runs: it would kill this agent, too.
+        """
+        self._end_stop(node)
         former = self._launches.get(node)
         if former and former.child and not former.came_up:
             # Both come up: B takes the node's lock first, then A, which is older, takes it from B.
             former.child.kill()
         self._forget(node)
-        self._launches[node] = launch = LaunchedAgent(
-            node, secrets.token_hex(8), asked_s=self._loop.time()
-        )
+        self._launches[node] = launch = LaunchedAgent(node, token)
         launch.timer = self._loop.call_later(self._pending_s(), self._start, launch)
 
     def adopt(self, node: str, launch: str, pid: int) -> None:
@@ -88,55 +103,79 @@ class LocalBackend:
             known.older = launch, pid
             return
         self._forget(node)
-        now_s = self._loop.time()
-        adopted = LaunchedAgent(node, launch, asked_s=now_s, started_s=now_s, pid=pid)
-        self._launches[node] = adopted
+        self._launches[node] = LaunchedAgent(node, launch, pid=pid)
         self._watch(self._launches[node])
 
-    def stop(self, node: str) -> None:
-        """Kill the agent and all its processes."""
-        self._forget(node)
-        for process in find_job_processes(self._job.path):
-            is_agent = process.runs("paceline.agent") and process.argv[-1] == node
-            if is_agent or process.node == node:
+    def stop(self, node: str, grace_s: float = 0.0) -> None:
+        """Terminate the agent, which ends its process; after the grace, kill all of the node."""
+        launch, before = self._forget(node), self._end_stop(node)
+        token = launch.token if launch else ""
+        if grace_s > 0:
+            for process in self._processes_of(node):
+                if process.runs("paceline.agent"):
+                    kill_quietly(process.pid, signal.SIGTERM)
+        stop = StopUnderWay(NodeStopped(node=node, launch=token), self._loop.time() + grace_s)
+        if before is not None:  # one word about both
+            stop.kill_at_s = min(stop.kill_at_s, before.kill_at_s)
+            stop.word = stop.word if token else before.word
+        self._stops[node] = stop
+        self._end(stop)
+
+    def _end(self, stop: StopUnderWay) -> None:
+        """Say that nothing of a node runs any more, once that is so."""
+        node = stop.word.node
+        found = self._processes_of(node)
+        if self._loop.time() >= stop.kill_at_s:
+            for process in found:
                 kill_quietly(process.pid, signal.SIGKILL)
+        if found:
+            stop.timer = self._loop.call_later(LOOK_S, self._end, stop)
+        else:
+            del self._stops[node]
+            self._words.put_nowait(stop.word)
+
+    def _end_stop(self, node: str) -> StopUnderWay | None:
+        """Look no more for what is left of a node."""
+        stop = self._stops.pop(node, None)
+        if stop and stop.timer:
+            stop.timer.cancel()
+        return stop
+
+    def _processes_of(self, node: str) -> list[FoundProcess]:
+        """The agent of a node, and all that it has started."""
+        return [
+            process
+            for process in find_job_processes(self._job.path)
+            if process.node == node or (process.runs("paceline.agent") and process.argv[-1] == node)
+        ]
 
     async def watch(self) -> AsyncIterator[AnyWord]:
-        """Ends of agents, as they happen."""
+        """Yield what becomes of agents, as it happens."""
         while True:
-            yield await self._exits.get()
+            yield await self._words.get()
 
-    def left_running(self, nodes: Iterable[str]) -> set[str]:
+    async def picture(self, nodes: Iterable[str]) -> set[str]:
         """Return those nodes whose agent runs on this machine."""
         agents = (p for p in find_job_processes(self._job.path) if p.runs("paceline.agent"))
         return {agent.argv[-1] for agent in agents}.intersection(nodes)
 
-    def pending_s(self) -> float:
-        """Return what the spec says for now; `launch` holds to it."""
-        return self._pending_s()
-
-    def room(self, role: str) -> None:
-        """Return None: nobody counts room, since processes share the machine."""
-
-    def waited_s(self, node: str) -> float:
-        """Seconds since the launch was asked for, until the agent was started."""
-        launch = self._launches.get(node)
-        if launch is None:
-            return 0.0
-        until_s = self._loop.time() if launch.started_s is None else launch.started_s
-        return until_s - launch.asked_s
+    def room(self, place: AskedPlace) -> Room:
+        """Say how long the spec holds launches back; processes share the machine."""
+        return Room(pending_s=self._pending_s())
 
     async def close(self) -> None:
         """Do nothing more: the supervisor ends what is left of the job."""
 
-    def _forget(self, node: str) -> None:
+    def _forget(self, node: str) -> LaunchedAgent | None:
         """Forget a launch: its end, if that is still to come, will be nobody's news."""
         launch = self._launches.pop(node, None)
         if launch and launch.timer:
             launch.timer.cancel()
+        return launch
 
     def _start(self, launch: LaunchedAgent) -> None:
-        launch.started_s = self._loop.time()
+        launch.oom_kills = machine_oom_kills()
+        self._words.put_nowait(PlaceTaken(node=launch.node))
         log = self._job.logs / "agents.log"
         launch.words, theirs = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         words = [last_words.OPTION, str(theirs)]
@@ -149,7 +188,8 @@ class LocalBackend:
             )
         except OSError as error:
             os.close(launch.words)
-            self._exits.put_nowait(AgentGone(node=launch.node, reason=str(error)))
+            gone = AgentGone(node=launch.node, end=AgentEnd(why=str(error)))
+            self._words.put_nowait(gone)
             return
         finally:
             os.close(theirs)
@@ -166,16 +206,11 @@ class LocalBackend:
             said = words.reason if words else ""
             os.close(launch.words)
         if self._launches.get(launch.node) is launch:
-            reason = said or ("" if code is None else f"exit code {code}")
-            gone = AgentGone(node=launch.node, launch=launch.token, reason=reason)
-            self._exits.put_nowait(gone)
+            end = end_of(code, said, oom_kills=machine_oom_kills() - launch.oom_kills)
+            gone = AgentGone(node=launch.node, launch=launch.token, end=end)
+            self._words.put_nowait(gone)
             if launch.older is not None:
                 self.adopt(launch.node, *launch.older)
-
-
-def prepare(spec: JobSpec) -> JobSpec:
-    """Fill in what this machine asks of a spec: nothing."""
-    return spec
 
 
 def open_backend(job: JobDir, spec: JobSpec) -> LocalBackend:

@@ -8,7 +8,6 @@ import asyncio
 import contextlib
 import logging
 import os
-import secrets
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Iterable
@@ -19,23 +18,32 @@ from paceline.backends.ray.messages import (
     Begin,
     Close,
     DropNode,
+    FreeOnMachines,
     Line,
     Order,
-    Room,
     RunNode,
-    SetRoles,
-    Shape,
     Want,
+    fits,
 )
 from paceline.base.errors import ConfigError
-from paceline.base.jobdir import JobDir, number_of, role_of
+from paceline.base.jobdir import JobDir
 from paceline.base.processes import JOB_DIR, SAFE_PATH
 from paceline.protocol.nodes.platform import (
     AgentGone,
     AnyWord,
+    NodeStopped,
     PlaceLost,
     PlacePending,
     PlaceTaken,
+)
+from paceline.wire.places import (
+    AskedPlace,
+    CannotResize,
+    Lack,
+    Resizing,
+    Room,
+    core_nodes,
+    place_of,
 )
 from paceline.wire.spec import JobSpec
 
@@ -59,13 +67,17 @@ class RayBackend:
         self._job, self._spec = job, spec
         self._loop = asyncio.get_running_loop()
         self._wants: dict[str, Want] = {}
-        self._drops: set[str] = set()
+        self._drops: dict[str, DropNode] = {}
+        """Nodes that are stopped, and of which something may still run."""
         self._last: dict[str, AnyWord] = {}
         """The newest word about each node."""
         self._words: asyncio.Queue[AnyWord] = asyncio.Queue()
-        self._asked_s: dict[str, float] = {}
-        self._placed_s: dict[str, float] = {}
-        self._room: dict[str, int] = {}
+        self._placed: set[str] = set()
+        """Nodes that have a place."""
+        self._core = {node: place_of(spec, node) for node in core_nodes(spec)}
+        """Places that are reserved together, by node."""
+        self._free: tuple[dict[str, float], ...] | None = None
+        """Free resources of each machine, a moment ago; None: no gateway has said it yet."""
         self._gateway: asyncio.subprocess.Process | None = None
         self._up = asyncio.Event()
         """Event that is set while there is a gateway, which has got its first line."""
@@ -73,56 +85,48 @@ class RayBackend:
 
     # ------------------------------------------------------------------ the port
 
-    def launch(self, node: str, *, may_move: bool = False) -> None:
+    def launch(self, node: str, place: AskedPlace, token: str, *, may_move: bool = False) -> None:
         """Have the node's launcher start an agent; where there is none that answers, a new one."""
-        want = self._want(node, secrets.token_hex(8), may_move=may_move)
-        self._asked_s[node] = self._loop.time()
-        self._placed_s.pop(node, None)
+        want = self._want(node, place, token, may_move=may_move)
+        self._placed.discard(node)
         self._send(RunNode(want))
 
     def adopt(self, node: str, launch: str, pid: int) -> None:
-        """Watch an agent that a former master launched; one of ours is watched already."""
-        if node not in self._wants:
-            self._send(RunNode(self._want(node, "")))
+        """Watch an agent that a former master launched; one of ours is watched already.
 
-    def stop(self, node: str) -> None:
+        One that is being stopped is not watched: that would withdraw the stop, and its end would be
+        nobody's news.
+        """
+        if node not in self._wants and node not in self._drops:
+            self._send(RunNode(self._want(node, place_of(self._spec, node), "")))
+
+    def stop(self, node: str, grace_s: float = 0.0) -> None:
         """Have all that runs of the node ended."""
-        self._wants.pop(node, None)
+        want = self._wants.pop(node, None)
         self._last.pop(node, None)
-        self._drops.add(node)
-        self._send(DropNode(node))
+        drop = DropNode(node, want.launch if want is not None else "", grace_s)
+        self._drops[node] = drop
+        self._send(drop)
 
     async def watch(self) -> AsyncIterator[AnyWord]:
         """Yield what the gateway says of nodes, each word once."""
         while True:
             yield await self._words.get()
 
-    def left_running(self, nodes: Iterable[str]) -> set[str]:
+    async def picture(self, nodes: Iterable[str]) -> set[str]:
         """Return all nodes: their agents find the master within a moment, if there are any."""
         return set(nodes)
 
-    #: Ray keeps the cores and the memory that it placed a node with.
-    resizes_live = False
+    def resize(self, node: str, place: AskedPlace) -> Resizing:
+        """Refuse: Ray keeps the cores and the memory that it placed a node with."""
+        return CannotResize("Ray keeps the size of a place")
 
-    def resized(self, spec: JobSpec) -> None:
-        """Ask for these sizes from now on; what runs, or waits for its place, stays as it is."""
-        self._spec = spec
-        self._send(SetRoles(self._roles()))
-
-    def waited_s(self, node: str) -> float:
-        """Return the seconds from when it was asked for until Ray had a place."""
-        asked_s = self._asked_s.get(node)
-        if asked_s is None:
-            return 0.0
-        return self._placed_s.get(node, self._loop.time()) - asked_s
-
-    def pending_s(self) -> float | None:
-        """Return 0 where there is room; else None, since Ray does not say."""
-        return 0.0 if self.room("worker") else None
-
-    def room(self, role: str) -> int | None:
-        """Return how many such nodes had room a moment ago; None: no gateway has said it yet."""
-        return self._room.get(role)
+    def room(self, place: AskedPlace) -> Room:
+        """Count how many such nodes had room a moment ago; a launch of now waits for none of it."""
+        if self._free is None:
+            return Room()
+        count = fits(place, self._free)
+        return Room(count=count, why=Lack.NO_NODE, pending_s=0.0 if count else None)
 
     async def close(self) -> None:
         """Have everything given back, and end the gateway."""
@@ -141,17 +145,13 @@ class RayBackend:
 
     # ------------------------------------------------------------------ the gateway
 
-    def _roles(self) -> dict[str, Shape]:
-        roles = ("worker", "server") if self._spec.num_servers else ("worker",)
-        return {role: shape_of(self._spec, role, 0) for role in roles}
-
-    def _want(self, node: str, launch: str, *, may_move: bool = False) -> Want:
-        shape = shape_of(self._spec, role_of(node), number_of(node))
-        gang = [name for name, _ in gang_of(self._spec)]
-        bundle = gang.index(node) if node in gang else None
-        want = Want(node=node, launch=launch, shape=shape, bundle=bundle, may_move=may_move)
+    def _want(self, node: str, place: AskedPlace, launch: str, *, may_move: bool = False) -> Want:
+        bundle = list(self._core).index(node) if node in self._core else None
+        if bundle is not None:
+            self._core[node] = place
+        want = Want(node=node, launch=launch, place=place, bundle=bundle, may_move=may_move)
         self._wants[node] = want
-        self._drops.discard(node)
+        self._drops.pop(node, None)
         self._last.pop(node, None)
         return want
 
@@ -170,7 +170,7 @@ class RayBackend:
                 words = str(error)
             if words:
                 _log.warning("gateway_ended reason=%s", words)
-                for node in self._wants.keys() - self._placed_s.keys():
+                for node in self._wants.keys() - self._placed:
                     self._heard(node, PlacePending(node=node, why=words))
             wait_s = RETRY_S if self._loop.time() - begun_s > RETRY_MAX_S else 2 * wait_s
             await asyncio.sleep(min(wait_s, RETRY_MAX_S))
@@ -190,12 +190,10 @@ class RayBackend:
         assert process.stdout is not None and process.stderr is not None
         self._gateway, tail = process, self._loop.create_task(_tail(process.stderr))
         self._leave_what_runs()
-        gang = gang_of(self._spec)
         begin = Begin(
-            gang=tuple(shape for _, shape in gang) if len(gang) > 1 else (),
-            roles=self._roles(),
+            gang=tuple(self._core.values()) if len(self._core) > 1 else (),
             wants=tuple(self._wants.values()),
-            drops=tuple(self._drops),
+            drops=tuple(self._drops.values()),
         )
         self._send(begin)
         self._up.set()
@@ -210,7 +208,7 @@ class RayBackend:
         finally:
             self._gateway = None
             self._up.clear()
-            self._room = {}
+            self._free = None
         code, said = await process.wait(), await tail
         return (said or f"exit code {code}") if code else ""
 
@@ -223,10 +221,14 @@ class RayBackend:
                 self._wants[node] = msgspec.structs.replace(self._wants[node], launch="")
 
     def _on_line(self, message: Line) -> None:
-        if isinstance(message, Room):
-            self._room = message.by_role
+        if isinstance(message, FreeOnMachines):
+            self._free = message.machines
             return
         word = message.word
+        if isinstance(word, NodeStopped):
+            if self._drops.pop(word.node, None) is not None:
+                self._words.put_nowait(word)
+            return
         want = self._wants.get(word.node)
         if want is not None and want.launch == message.launch:
             self._heard(word.node, word)
@@ -237,9 +239,9 @@ class RayBackend:
             return  # a launch that is over, or was told: another gateway says it again
         self._last[node] = word
         if isinstance(word, PlaceTaken):
-            self._placed_s.setdefault(node, self._loop.time())
+            self._placed.add(node)
         if isinstance(word, AgentGone):
-            self._placed_s.pop(node, None)
+            self._placed.discard(node)
         self._words.put_nowait(word)
 
 
@@ -250,24 +252,6 @@ async def _tail(stream: asyncio.StreamReader) -> str:
         text = line.decode(errors="replace").strip()
         last = text or last
     return last
-
-
-def shape_of(spec: JobSpec, role: str, number: int) -> Shape:
-    """Return what a node asks Ray for."""
-    nodes = spec.of_role(role)
-    return Shape(size=nodes.size_of(number), gpus=nodes.gpus)
-
-
-def gang_of(spec: JobSpec) -> list[tuple[str, Shape]]:
-    """The nodes without which nothing trains, and what each asks for."""
-    together = spec.traits.lives == "in_rounds"
-    workers = spec.workers.count if together else min(spec.min_workers, spec.workers.count)
-    counts = {"server": spec.num_servers, "worker": workers}
-    return [
-        (f"{role}-{number}", shape_of(spec, role, number))
-        for role, count in counts.items()
-        for number in range(count)
-    ]
 
 
 class Probed(msgspec.Struct, frozen=True):
@@ -303,10 +287,6 @@ def prepare(spec: JobSpec) -> JobSpec:
     if done.returncode:
         text = done.stderr.decode(errors="replace").strip()
         last = text.splitlines()[-1] if text else f"exit code {done.returncode}"
-        if "No module named 'ray'" in last:
-            raise ConfigError(
-                "backend: got ray, which is not installed here; run `pip install 'paceline[ray]'`"
-            )
         raise ConfigError(
             f"{where}: got {address}, expected a Ray cluster: {last}; start one with "
             "`ray start --head`, or name another"

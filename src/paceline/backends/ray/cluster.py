@@ -6,7 +6,7 @@ import os
 import socket
 import threading
 import time
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 import ray
@@ -16,10 +16,8 @@ from ray.util.placement_group import PlacementGroup
 
 from paceline.backends.ray.launcher import IDLE_S, Launcher
 from paceline.base.errors import ConfigError
+from paceline.protocol.nodes.ends import EndKind
 from paceline.wire.spec import NodeSize
-
-if TYPE_CHECKING:  # an actor imports this module too, and needs none of the master's
-    from paceline.backends.ray.messages import Shape
 
 GANG = "gang"
 KNOCK_S = 5.0
@@ -114,11 +112,6 @@ def connect(address: str, namespace: str) -> None:
         raise ConfigError(f"the Ray cluster at {address} does not answer ({words})") from error
 
 
-def fits(shape: "Shape", free: dict[str, float]) -> int:
-    """Count the nodes of a shape for which a machine has room."""
-    return min(int(free.get(name, 0.0) / amount) for name, amount in shape.resources.items())
-
-
 def draining_machines() -> dict[str, float | None]:
     """Machines that are going away, and the seconds that they have; None: Ray does not say."""
     found = ray._private.state.state.get_draining_nodes()
@@ -148,8 +141,25 @@ def names_of(node: str) -> list[str]:
 
 def is_placed(actor: Any) -> bool:
     """Tell whether an actor has come up, so that it may have started something."""
+    return state_of(actor) == "ALIVE"
+
+
+def state_of(actor: Any) -> str:
+    """Return Ray's word for the state of an actor: only an ``ALIVE`` one answers.
+
+    One that is ``DEAD`` may have started something; any other has not come up so far.
+    """
     found = ray._private.state.actors(actor._actor_id.hex())
-    return bool(found.get("State") == "ALIVE")
+    return str(found.get("State", "DEAD"))
+
+
+def kind_of(error: Exception) -> EndKind:
+    """Return how an actor ended, as far as Ray's error says."""
+    if isinstance(error, ray.exceptions.RayActorError) and error.preempted:
+        return EndKind.PREEMPTED
+    cause = str(getattr(error, "cause", None) or error)
+    of_monitor = "memory" in cause and ("OOM" in cause or "OutOfMemory" in cause)
+    return EndKind.OOM if of_monitor else EndKind.NODE_LOST
 
 
 def words_of(error: Exception) -> str:

@@ -4,7 +4,7 @@ Ray gives them back all or none. A node that got another size has a place elsewh
 own unused until the last of the others has left, too.
 """
 
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
 from typing import Any
 
 import msgspec
@@ -16,7 +16,8 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from paceline.backends.ray.cluster import is_placed, reserve
 from paceline.backends.ray.launcher import AgentStarted
-from paceline.backends.ray.messages import Shape, Want
+from paceline.backends.ray.messages import Want, resources_of
+from paceline.wire.places import AskedPlace
 
 ANSWER_S = 3.0
 """Seconds for which a launcher may be silent; then it is asked again later."""
@@ -30,16 +31,23 @@ class Gang:
         self.may_be_free = False
         """Whether a node has left one since somebody looked."""
 
-    def reserve(self, shapes: Iterable[Shape]) -> None:
-        """Reserve places of these shapes, or find those that are reserved."""
-        self._group = reserve([shape.resources for shape in shapes])
+    def reserve(self, places: Iterable[AskedPlace]) -> None:
+        """Reserve these places, or find those that are reserved."""
+        self._group = reserve([resources_of(place) for place in places])
 
-    def scheduling(self, want: Want) -> dict[str, Any]:
-        """Return the option that places a launcher here; empty: it gets a place elsewhere."""
+    def scheduling(self, want: Want, draining: Container[str] = ()) -> dict[str, Any]:
+        """Return the option that places a launcher here; empty: it gets a place elsewhere.
+
+        Args:
+            want: the node.
+            draining: Ray's names of machines that go away, on which no launcher comes up.
+        """
         if self._group is None or not self._has_place_for(want):
             return {}
         index = want.bundle
         assert index is not None
+        if machine_of(self._group, index) in draining:
+            return {}
         place = PlacementGroupSchedulingStrategy(self._group, placement_group_bundle_index=index)
         return {"scheduling_strategy": place}
 
@@ -75,7 +83,13 @@ class Gang:
         if self._group is None or want.bundle is None:
             return False
         bundles = self._group.bundle_specs
-        return want.bundle < len(bundles) and bundles[want.bundle] == want.shape.resources
+        return want.bundle < len(bundles) and bundles[want.bundle] == resources_of(want.place)
+
+
+def machine_of(group: PlacementGroup, index: int) -> str:
+    """Return Ray's name of the machine that a place is on; empty: it is on none yet."""
+    table = ray.util.placement_group_table(group)
+    return str(table.get("bundles_to_node_id", {}).get(index, ""))
 
 
 def _has_place(name: str) -> bool | None:

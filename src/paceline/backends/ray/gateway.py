@@ -24,35 +24,37 @@ import ray.util
 from paceline.backends.ray.cluster import (
     connect,
     draining_machines,
-    fits,
-    is_placed,
+    kind_of,
     knock,
     names_of,
     namespace_of,
     remote_launcher,
+    state_of,
     words_of,
 )
 from paceline.backends.ray.gang import ANSWER_S, Gang
-from paceline.backends.ray.launcher import AgentEnded, AgentOrder, AgentStarted
+from paceline.backends.ray.launcher import AgentOrder, AgentStarted
 from paceline.backends.ray.messages import (
     Begin,
     Close,
     DropNode,
+    FreeOnMachines,
     Line,
     Order,
-    Room,
     RunNode,
     Said,
-    SetRoles,
-    Shape,
     Want,
+    fits,
+    resources_of,
 )
 from paceline.base.errors import ConfigError
-from paceline.base.jobdir import JobDir, role_of
+from paceline.base.jobdir import JobDir
 from paceline.jobs.tickets import ticket_of
+from paceline.protocol.nodes.ends import AgentEnd, EndKind
 from paceline.protocol.nodes.platform import (
     AgentGone,
     AnyWord,
+    NodeStopped,
     PlaceDraining,
     PlaceLost,
     PlacePending,
@@ -91,22 +93,18 @@ class Gateway:
         self._coming: dict[str, Want] = {}
         self._locks: dict[str, asyncio.Lock] = {}
         self._drops: set[asyncio.Task[None]] = set()
-        self._roles: dict[str, Shape] = {}
+        self._begun: set[str] = set()
+        """Launchers, by name, that may have started what nobody has seen end."""
         self._gang = Gang()
         self._draining: set[str] = set()
 
     async def begin(self, order: Begin) -> None:
         """Take in what is wanted, and what no longer is."""
-        self._roles = order.roles
         await asyncio.to_thread(self._gang.reserve, order.gang)
-        for node in order.drops:
-            self.drop(node)
+        for drop in order.drops:
+            self.drop(drop)
         for want in order.wants:
             self.launch(want)
-
-    def set_roles(self, order: SetRoles) -> None:
-        """Count places for such nodes from now on."""
-        self._roles = order.roles
 
     def launch(self, want: Want) -> None:
         """Run this node from now on."""
@@ -117,47 +115,77 @@ class Gateway:
         self._places.pop(want.node, None)  # until it has one, which may be another
         self._keeping[want.node] = asyncio.get_running_loop().create_task(self._keep(want))
 
-    def drop(self, node: str) -> "asyncio.Task[None]":
-        """End all that runs of a node; a launch that follows waits for that."""
+    def drop(self, order: DropNode) -> "asyncio.Task[None]":
+        """End all that runs of a node, and say so if it is so; a launch that follows waits."""
+        node = order.node
         if (keeping := self._keeping.pop(node, None)) is not None:
             keeping.cancel()
         self._places.pop(node, None)
         self._coming.pop(node, None)
         lock = self._lock_of(node)
         # The next launch asks for the lock in a task of its own, which begins after this one.
-        dropping = asyncio.get_running_loop().create_task(self._dropped(node, lock))
+        dropping = asyncio.get_running_loop().create_task(self._dropped(order, lock))
         self._drops.add(dropping)
         dropping.add_done_callback(self._drops.discard)
         return dropping
 
-    async def _dropped(self, node: str, lock: asyncio.Lock) -> None:
+    async def _dropped(self, order: DropNode, lock: asyncio.Lock) -> None:
         async with lock:
-            while not await self._have_ended(node):  # noqa: ASYNC110 - Ray is asked, not an event
+            ended = await self._have_ended(order)
+            while ended is None:
                 await asyncio.sleep(LOOK_S)
+                ended = await self._have_ended(order)
             self._gang.may_be_free = True
+        if not ended:  # the master has patience, and then launches it all the same
+            _log.warning("stop_unconfirmed node=%s", order.node)
+            return
+        word = NodeStopped(node=order.node, launch=order.launch)
+        self._say(Said(launch=order.launch, word=word))
 
-    async def _have_ended(self, node: str) -> bool:
+    async def _have_ended(self, order: DropNode) -> bool | None:
+        """Tell whether nothing of a node runs any more; None: Ray has not answered."""
         try:
-            await self._end_launchers(node)
+            return await self._end_launchers(order)
         except ray.exceptions.RayError as error:
-            _log.warning("drop_failed node=%s error=%s", node, error)
-            return False
-        return True
+            _log.warning("drop_failed node=%s error=%s", order.node, error)
+            return None
 
-    async def _end_launchers(self, node: str) -> None:
-        for name in await asyncio.to_thread(names_of, node):
-            with contextlib.suppress(ValueError, ray.exceptions.RayError, TimeoutError):
-                actor = await asyncio.to_thread(ray.get_actor, name)
-                if await asyncio.to_thread(is_placed, actor):  # else it would not answer
-                    with contextlib.suppress(TimeoutError, ray.exceptions.RayError):
-                        await asyncio.wait_for(actor.stop.remote(), STOP_S)
-                ray.kill(actor)
+    async def _end_launchers(self, order: DropNode) -> bool:
+        """End what there is; tell whether that is all that may run.
+
+        What a launcher has started outlives it, so one that is gone has ended nothing.
+        """
+        node = order.node
+        names = await asyncio.to_thread(names_of, node)
+        for name in names:
+            self._begun.add(name)
+            if await self._end_launcher(name, order.grace_s):
+                self._begun.discard(name)
+        is_known = names or not order.launch or node in self._launches
+        return bool(is_known) and not self._begun_of(node)
+
+    def _begun_of(self, node: str) -> list[str]:
+        return [name for name in self._begun if name.rpartition(".")[0] == node]
+
+    async def _end_launcher(self, name: str, grace_s: float) -> bool:
+        """End it; tell whether nothing runs any more that it has started."""
+        ended = False
+        with contextlib.suppress(ValueError, ray.exceptions.RayError, TimeoutError):
+            actor = await asyncio.to_thread(ray.get_actor, name)
+            state = await asyncio.to_thread(state_of, actor)
+            ended = state not in ("ALIVE", "DEAD")
+            if state == "ALIVE":  # else it would not answer
+                with contextlib.suppress(TimeoutError, ray.exceptions.RayError):
+                    stop = actor.stop.remote(grace_s)
+                    ended = bool(await asyncio.wait_for(stop, STOP_S + grace_s))
+            ray.kill(actor)
+        return ended
 
     async def close(self) -> None:
         """End everything, and give all places back."""
         names = await asyncio.to_thread(ray.util.list_named_actors)
         nodes = {name.rpartition(".")[0] for name in names} | set(self._keeping)
-        await asyncio.gather(*map(self.drop, nodes))
+        await asyncio.gather(*(self.drop(DropNode(node)) for node in nodes))
         await asyncio.to_thread(self._gang.give_back)
 
     def _lock_of(self, node: str) -> asyncio.Lock:
@@ -171,11 +199,13 @@ class Gateway:
             async with self._lock_of(want.node):  # a launcher that ends is not used again
                 actor = await self._actor(want)
             if actor is None:
+                self._begun.add(f"{want.node}.0")  # its agent has spoken; no launcher has this name
                 self._tell(want, PlaceLost(node=want.node, why="its launcher is gone"))
                 return
             await self._follow(want, actor)
         except (ray.exceptions.RayActorError, ray.exceptions.GetTimeoutError) as error:
-            self._tell(want, PlaceLost(node=want.node, why=words_of(error)))
+            lost = PlaceLost(node=want.node, why=words_of(error), kind=self._kind_of(want, error))
+            self._tell(want, lost)
         except (ray.exceptions.RayError, ConfigError, OSError, ValueError) as error:
             # Also a name that a gateway before this one has just taken: it is asked for again.
             self._tell(want, PlaceRefused(node=want.node, why=words_of(error)))
@@ -188,7 +218,7 @@ class Gateway:
         self._gang.may_be_free |= not started.reserved_together  # it may have left one of these
         self._tell(want, self._taken(want, started))
         ended = await self._end_of(want, actor, started)
-        gone = AgentGone(node=want.node, launch=started.launch, reason=ended.reason)
+        gone = AgentGone(node=want.node, launch=started.launch, end=ended)
         self._tell(want, gone)
 
     async def _begin_agent(self, want: Want, actor: Any) -> AgentStarted:
@@ -204,18 +234,23 @@ class Gateway:
         line = msgspec.json.encode(order)
         return msgspec.json.decode(await actor.start.remote(want.launch, line), type=AgentStarted)
 
-    async def _end_of(self, want: Want, actor: Any, started: AgentStarted) -> AgentEnded:
+    async def _end_of(self, want: Want, actor: Any, started: AgentStarted) -> AgentEnd:
         """Wait for the agent's end, also through times in which its launcher is out of reach."""
         while True:
             try:
                 line = await actor.wait.remote(started.launch)
-                return msgspec.json.decode(line, type=AgentEnded)
+                return msgspec.json.decode(line, type=AgentEnd)
             except ray.exceptions.ActorUnavailableError as error:
                 self._tell(want, PlaceLost(node=want.node, why=words_of(error)))
             await asyncio.sleep(LOOK_S)
             with contextlib.suppress(TimeoutError, ray.exceptions.ActorUnavailableError):
                 await asyncio.wait_for(actor.state.remote(), ANSWER_S)
                 self._tell(want, self._taken(want, started))
+
+    def _kind_of(self, want: Want, error: Exception) -> EndKind:
+        """Return how a launcher ended: a machine that drained has been taken away."""
+        drained = self._places.get(want.node) in self._draining
+        return EndKind.PREEMPTED if drained else kind_of(error)
 
     def _taken(self, want: Want, started: AgentStarted) -> PlaceTaken:
         # Cuts at a URL are all that a job needs to go on.
@@ -241,41 +276,45 @@ class Gateway:
     async def _actor(self, want: Want) -> Any:
         """The node's launcher: the newest that answers, or a new one; None: none to watch."""
         names = await asyncio.to_thread(names_of, want.node)
+        self._begun.update(names)
         for name in reversed(names):
             with contextlib.suppress(ValueError, TimeoutError, ray.exceptions.RayError):
                 actor = await asyncio.to_thread(ray.get_actor, name)
                 line = await asyncio.wait_for(actor.state.remote(), ANSWER_S)
                 if not want.launch or self._serves(want, line):
                     return actor
-                await asyncio.wait_for(actor.stop.remote(), STOP_S)
+                if await asyncio.wait_for(actor.stop.remote(), STOP_S):
+                    self._begun.discard(name)
         for name in names if want.launch else ():
             with contextlib.suppress(ValueError, ray.exceptions.RayError):
                 ray.kill(await asyncio.to_thread(ray.get_actor, name))
         if not want.launch:
             return None
         self._gang.may_be_free |= bool(names)
-        number = 1 + max((int(name.rpartition(".")[2]) for name in names), default=0)
-        return await asyncio.to_thread(self._create, want, f"{want.node}.{number}")
+        known = (*names, *self._begun_of(want.node))
+        number = 1 + max((int(name.rpartition(".")[2]) for name in known), default=0)
+        self._begun.add(name := f"{want.node}.{number}")
+        return await asyncio.to_thread(self._create, want, name)
 
     def _serves(self, want: Want, line: bytes) -> bool:
         """Tell whether the node may go on at the place of this launcher."""
         found = msgspec.json.decode(line, type=AgentStarted)
-        has_its_size = found.size == want.shape.size or not want.may_move
+        has_its_size = found.size == want.place.size or not want.may_move
         return has_its_size and found.place not in self._draining
 
     def _create(self, want: Want, name: str) -> Any:
-        shape = want.shape
+        place, asked = want.place, resources_of(want.place)
         options: dict[str, Any] = {
             "name": name,
             "lifetime": "detached",
             "max_restarts": 0,
             "max_task_retries": 0,
-            "num_cpus": shape.cpus,
-            "num_gpus": shape.gpus,
-            "memory": shape.size.memory_bytes,
-            **self._gang.scheduling(want),
+            "num_cpus": asked.get("CPU", 0.0),
+            "num_gpus": place.gpus,
+            "memory": place.size.memory_bytes,
+            **self._gang.scheduling(want, self._draining),
         }
-        return self._actor_class.options(**options).remote(msgspec.json.encode(shape.size))
+        return self._actor_class.options(**options).remote(msgspec.json.encode(place.size))
 
     # ------------------------------------------------------------------ what is said
 
@@ -284,12 +323,13 @@ class Gateway:
             self._say(Said(launch=want.launch, word=word))
 
     def _why_pending(self, want: Want) -> str:
-        needs = ", ".join(f"{amount:g} {name}" for name, amount in want.shape.resources.items())
+        asked = resources_of(want.place)
+        needs = ", ".join(f"{amount:g} {name}" for name, amount in asked.items())
         gang = self._gang.waits(want)
-        if gang[1] if gang is not None else self._room().get(role_of(want.node)):
+        if gang[1] if gang is not None else fits(want.place, self._free()):
             return f"there is room for the {needs} that it needs: Ray starts its launcher"
         free = ray.available_resources()
-        has = ", ".join(f"{free.get(name, 0.0):g} {name}" for name in want.shape.resources)
+        has = ", ".join(f"{free.get(name, 0.0):g} {name}" for name in asked)
         together = ""
         if gang is not None:
             together = f", reserved together with {gang[0] - 1} more"
@@ -297,18 +337,18 @@ class Gateway:
 
     async def look(self) -> None:
         """Say which places are going away, and how many are free; never returns."""
-        room: dict[str, int] = {}
+        free: tuple[dict[str, float], ...] = ()
         while True:
             try:
                 draining = await asyncio.to_thread(draining_machines)
-                now = await asyncio.to_thread(self._room)
+                now = await asyncio.to_thread(self._free)
                 await self._look_at_gang()
             except Exception as error:  # noqa: BLE001 - of Ray's inner parts; the next look may do
                 _log.warning("look_failed error=%r", error)
             else:
-                if now != room:
-                    self._say(Room(now))
-                room, self._draining = now, set(draining)
+                if now != free:
+                    self._say(FreeOnMachines(now))
+                free, self._draining = now, set(draining)
                 for node, place in self._places.items():
                     if place in draining:
                         word = PlaceDraining(
@@ -322,12 +362,14 @@ class Gateway:
             coming = tuple(self._coming.values())
             await asyncio.to_thread(self._gang.give_back_if_free, coming)
 
-    def _room(self) -> dict[str, int]:
+    @staticmethod
+    def _free() -> tuple[dict[str, float], ...]:
+        """Return the free resources of each machine, as far as nodes can ask for them."""
         per_node = ray._private.state.available_resources_per_node()
-        return {
-            role: sum(fits(shape, free) for free in per_node.values())
-            for role, shape in self._roles.items()
-        }
+        return tuple(
+            {name: free.get(name, 0.0) for name in ("CPU", "GPU", "memory")}
+            for free in per_node.values()
+        )
 
 
 # ----------------------------------------------------------------------------- process
@@ -356,10 +398,8 @@ async def serve(job: JobDir, out: int) -> None:
                 await gateway.begin(order)
             case RunNode(want=want):
                 gateway.launch(want)
-            case SetRoles():
-                gateway.set_roles(order)
-            case DropNode(node=node):
-                gateway.drop(node)
+            case DropNode():
+                gateway.drop(order)
             case Close():
                 await gateway.close()
                 break

@@ -19,8 +19,9 @@ from pathlib import Path
 import msgspec
 from msgspec.structs import replace
 
+from paceline.base.cgroups import machine_oom_kills
 from paceline.base.jobdir import JobDir, role_of
-from paceline.base.joined import joined_directory, remove_joined
+from paceline.base.joined import clear_joined, joined_directory, remove_joined
 from paceline.base.processes import (
     ProcessWatch,
     code_of_shell,
@@ -30,6 +31,7 @@ from paceline.base.processes import (
 )
 from paceline.jobs.joining import check_script, make_directory, of_this_machine
 from paceline.jobs.tickets import Ticket
+from paceline.protocol.nodes.ends import AgentEnd, end_of
 from paceline.wire import last_words
 from paceline.wire.spec import JobSpec, NodeSize
 
@@ -70,12 +72,6 @@ class AgentStarted(msgspec.Struct, frozen=True, kw_only=True):
     """Whether the place is one of those that were reserved together."""
 
 
-class AgentEnded(msgspec.Struct, frozen=True, kw_only=True):
-    """The end of an agent, and its reason."""
-
-    reason: str
-
-
 class Launcher:
     """One node's launcher; everything runs in one event loop.
 
@@ -105,8 +101,10 @@ class Launcher:
             size=size,
             reserved_together=reserved_together,
         )
-        self._ended: asyncio.Future[AgentEnded] | None = None
+        self._ended: asyncio.Future[AgentEnd] | None = None
+        self._oom_kills = 0
         self._job: JobDir | None = None
+        self._clearing: asyncio.Future[None] | None = None
         self._idle: asyncio.TimerHandle | None = None
         self.was_asked = False
         """Whether somebody has called it."""
@@ -127,21 +125,34 @@ class Launcher:
             ConfigError: this machine lacks what the job needs.
         """
         self._touch()
+        wanted = msgspec.json.decode(order, type=AgentOrder)
+        if self._clearing is None:
+            # Beside the start, which it would hold up where a machine has lost its power. Nodes of
+            # the same job may start here in the same moment, so what they left is theirs.
+            loop = asyncio.get_running_loop()
+            self._clearing = loop.run_in_executor(None, _clear, wanted.job_id)
         if launch != self._started.launch:
-            self._start(launch, msgspec.json.decode(order, type=AgentOrder))
+            self._start(launch, wanted)
         return msgspec.json.encode(self._started)
 
     async def wait(self, launch: str) -> bytes:
-        """Wait until the agent of a launch has ended: `AgentEnded`, as JSON."""
+        """Wait until the agent of a launch has ended: `AgentEnd`, as JSON."""
         if launch != self._started.launch or self._ended is None:
-            return msgspec.json.encode(AgentEnded(reason="its launcher began again"))
+            return msgspec.json.encode(AgentEnd(why="its launcher began again"))
         return msgspec.json.encode(await asyncio.shield(self._ended))
 
-    async def stop(self) -> None:
-        """End the agent and all that it started, and remove what the node had here."""
+    async def stop(self, grace_s: float = 0.0) -> bool:
+        """End the agent and all that it started, and remove what the node had here.
+
+        Returns:
+            Whether nothing of it runs any more; False: a process does not even end when killed.
+        """
         job, ended = self._job, self._ended
         if job is None or ended is None:
-            return
+            return True
+        if grace_s > 0 and not ended.done():
+            kill_quietly(self._started.pid, signal.SIGTERM)
+            await asyncio.wait({ended}, timeout=grace_s)
         # First the agent, whose end is awaited; what it has started is found by its environment.
         if self._kill_agent():
             await asyncio.wait({ended}, timeout=GONE_S)
@@ -153,6 +164,7 @@ class Launcher:
                 break
             await asyncio.sleep(0.01)
         await asyncio.to_thread(remove_joined, job)
+        return not found
 
     def _kill_agent(self) -> bool:
         """Kill the agent that was started last; False: it has ended."""
@@ -174,6 +186,7 @@ class Launcher:
                 kill_quietly(process.pid, signal.SIGKILL)
         self._job = make_directory(path, spec, order.ticket)
         words, theirs = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+        self._oom_kills = machine_oom_kills()
         arguments = ["--job-dir", str(path), last_words.OPTION, str(theirs)]
         arguments += ["--launch", launch, "--node", order.node]
         log = self._job.logs / "agents.log"
@@ -203,14 +216,14 @@ class Launcher:
 
     def _on_end(
         self,
-        ended: "asyncio.Future[AgentEnded]",
+        ended: "asyncio.Future[AgentEnd]",
         shell: "subprocess.Popen[bytes]",
         words: int,
     ) -> None:
         code, said = code_of_shell(shell.wait()), last_words.read(words)
         os.close(words)
-        reason = said.reason if said else f"exit code {code}"
-        ended.set_result(AgentEnded(reason=reason))
+        oom_kills = machine_oom_kills() - self._oom_kills
+        ended.set_result(end_of(code, said.reason if said else "", oom_kills=oom_kills))
         if os.getppid() != self._parent:
             self._end()  # Ray is dead here: nobody could ask for anything any more
         self._touch()
@@ -233,6 +246,12 @@ def _environment(order: AgentOrder) -> dict[str, str]:
     found = {name: value for name, value in os.environ.items() if not name.startswith(_OF_RAY)}
     gpus = order.spec.of_role(role_of(order.node)).gpus
     return found if gpus else {**found, "CUDA_VISIBLE_DEVICES": ""}
+
+
+def _clear(job_id: str) -> None:
+    """Remove what nodes of other jobs left here that are gone, as `paceline agent --join` does."""
+    with contextlib.suppress(OSError):
+        clear_joined(but=job_id)
 
 
 def _has_secret(path: Path, order: AgentOrder) -> bool:

@@ -138,7 +138,7 @@ def submit(
     if expected is not None and expected_s is None:
         raise ConfigError(f"--expected: got {expected!r}, expected a time; write e.g. 20m")
     spec = resolve(target, flags, args or [])
-    if spec.backend != "local":
+    if not spec.is_on_one_machine:
         raise ConfigError(f"--backend: got {spec.backend}, expected local: devices are its cores")
     if spec.share.every:
         got = ", ".join(spec.share.every)

@@ -7,7 +7,6 @@ from typing import assert_never
 
 import msgspec
 
-from paceline.base.jobdir import number_of
 from paceline.features.failslow import check_table
 from paceline.features.failslow.cures import log_of
 from paceline.features.failslow.policy.planned import CurePlanned
@@ -125,7 +124,7 @@ class FailSlowPart(MasterPart):
             return
         workers = [*self._core.roster.of_role("worker")]
         ranks = {
-            number_of(one.name): Rank(one.name, one.life.inc, one.agent.host)
+            self._core.roster.rank_of(one): Rank(one.name, one.life.inc, one.agent.host)
             for one in workers
             if one.life.up
         }

@@ -78,7 +78,7 @@ class _MachineMemory:
     def __init__(self, core: Core) -> None:
         self._tell = core.tell
         #: No node can be on another machine than this one.
-        self._is_alone = core.spec.backend == "local" and core.spec.listen == LOOPBACK
+        self._is_alone = core.spec.is_on_one_machine and core.spec.listen == LOOPBACK
         self._is_told = False
 
     @property

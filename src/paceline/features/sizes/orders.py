@@ -98,7 +98,7 @@ class SizeOrders:
         Raises:
             ConfigError: an order is refused.
         """
-        if self._to_migrate and self._spec.backend == "local":
+        if self._to_migrate and self._spec.is_on_one_machine:
             raise ConfigError(
                 f"{self._to_migrate[0]} should go to another machine, and backend local has one"
             )

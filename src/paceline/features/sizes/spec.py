@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from msgspec.structs import replace
 
+from paceline.base.backends import DEFAULT
 from paceline.base.cgroups import machine_memory
 from paceline.base.errors import ConfigError
 from paceline.base.optional import complaint
@@ -41,7 +42,7 @@ def bounds_of(spec: JobSpec) -> ResourceBounds:
         # A limit above the machine's memory bounds nothing, but is no error of this bound.
         max_node_bytes=asked.node_memory_bytes or max(machine_memory(), begun_with),
         max_server_bytes=spec.servers.max_memory_bytes if has_servers else None,
-        has_other_machines=spec.backend != "local",
+        has_other_machines=not spec.is_on_one_machine,
         core_step=least,
     )
 
@@ -133,9 +134,9 @@ def _check_resizable(draft: SpecDraft, key: str, name: str) -> None:
         got = f"{what} with strategy {draft.get('strategy')}, whose workers come and go together"
         remedy = f"leave {thing} out: the job keeps the workers that it begins with"
         draft.complain(key, got, "strategy ps or allreduce", remedy)
-    elif draft.get("backend") != "local":
+    elif draft.get("backend") != DEFAULT:
         got = f"{what} with backend {draft.get('backend')}, whose nodes keep their sizes"
-        draft.complain(key, got, "backend local", f"leave {thing} or the backend out")
+        draft.complain(key, got, f"backend {DEFAULT}", f"leave {thing} or the backend out")
     elif draft.get("samples") != "exactly-once":
         got = f"{what} with samples {draft.get('samples')}, whose servers cannot hand over"
         draft.complain(key, got, "samples exactly-once", f"leave {thing} or samples out")

@@ -151,6 +151,11 @@ class HolderEdge(abc.ABC):
         return False
 
     @property
+    def whole_at(self) -> frozenset[str]:
+        """Nodes that hold the whole model now, each of them alone; empty: none does."""
+        return frozenset()
+
+    @property
     def last_cut_waits(self) -> bool:
         """Whether members have to stay: a cut of what they hold can be made after another one."""
         return False

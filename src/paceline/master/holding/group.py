@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping
 
 import msgspec
 
+from paceline.base.node_files import CHIEF
 from paceline.base.numbering import NO_CUT, CutNo, Inc
 from paceline.master.cut_folders import CutChosen
 from paceline.master.holding.edge import GATHER_S, HolderEdge
@@ -91,7 +92,11 @@ class GroupEdge(HolderEdge):
         expected = self.training.members.roster.num_wanted() if joins else 0
         one = self.training.members.roster.nodes[node]
         distant = one.by_itself or one.agent.is_remote
-        said = self.holder.member_said(message, node=node, expected=expected, distant=distant)
+        files = one.agent.files if self.holder.group.sharded else ""
+        self.holder.group.lacks_chief = CHIEF not in self.training.members.roster.nodes
+        said = self.holder.member_said(
+            message, node=node, expected=expected, distant=distant, files=files
+        )
         if isinstance(message, Broken) and message.diverged:
             self._tell_diverged(message)
         self.training.do(said)
@@ -112,6 +117,13 @@ class GroupEdge(HolderEdge):
     @property
     def group_broke(self) -> bool:
         return bool(self.holder.group.broken)
+
+    @property
+    def whole_at(self) -> frozenset[str]:
+        group = self.holder.group
+        if group.sharded or not group.running:
+            return frozenset()
+        return frozenset(member.node for member in group.members)
 
     @property
     def last_cut_waits(self) -> bool:

@@ -11,13 +11,15 @@ import msgspec
 
 from paceline.base.numbering import Inc
 from paceline.wire.messages.agent import (
-    AgentDown,
     AgentUp,
     ExitEvidence,
     FileServers,
+    FindMeeting,
     FromProcess,
     Leave,
     LimitNode,
+    NodeTakes,
+    ProbeMachine,
     ProcessExited,
     SendLog,
     StartProcess,
@@ -83,19 +85,9 @@ class Quit(msgspec.Struct, frozen=True):
     """Nothing runs any more and nothing will: end the agent."""
 
 
-Act = (
-    ForkLife
-    | Signal
-    | EndHung
-    | Refuse
-    | Report
-    | Deliver
-    | KnowServers
-    | LimitNode
-    | AgentFeatureTold
-    | SendLog
-    | Quit
-)
+MasterOrder = LimitNode | AgentFeatureTold | SendLog | ProbeMachine | FindMeeting
+"""Orders of the master that change nothing here: the agent carries them out as they are."""
+Act = ForkLife | Signal | EndHung | Refuse | Report | Deliver | KnowServers | MasterOrder | Quit
 
 
 class Life(msgspec.Struct):
@@ -136,6 +128,8 @@ class NodeState:
         self._next: StartProcess | None = None
         self._has_room = True
         self._leaving = False
+        self.left_out = ""
+        """Why the job goes on without this node; empty: it does not."""
         self._servers = FileServers()
 
     @property
@@ -149,7 +143,7 @@ class NodeState:
         """Return what follows the hello on a new stream: an end that the master may not know."""
         return self._tell_end()
 
-    def on_master(self, message: AgentDown, now_s: float) -> list[Act]:
+    def on_master(self, message: NodeTakes, now_s: float) -> list[Act]:
         """Answer the master; repetitions and what is out of date change nothing."""
         match message:
             case StartProcess():
@@ -161,9 +155,10 @@ class NodeState:
             case ToProcess(inc=inc, body=body):
                 running = self.running
                 return [Deliver(body)] if running and running.inc == inc else []
-            case LimitNode() | AgentFeatureTold() | SendLog():
+            case LimitNode() | AgentFeatureTold() | SendLog() | ProbeMachine() | FindMeeting():
                 return [message]
-            case Leave():
+            case Leave(why=why):
+                self.left_out = why
                 return self.leave(LEAVE_GRACE_S, now_s)
             case FileServers():
                 self._servers = message.over(self._servers)

@@ -14,13 +14,14 @@ from collections.abc import Callable
 
 import msgspec
 
+from paceline.protocol.nodes.ends import TAKEN_AWAY, AgentEnd, EndKind
 from paceline.wire.events.nodes import KILLED_BY_ORDER, Verdict
 from paceline.wire.messages.agent import EXIT_FENCED, EXIT_NO_AGENT, EXIT_SOFTWARE, ExitEvidence
 from paceline.wire.messages.node import ScriptError
 
 NO_CAUSE = frozenset({Verdict.GIVEN_UP, Verdict.NOT_STARTED})
 """Ends that say nothing about the node: what ended its life before counts on."""
-FREE = NO_CAUSE | {Verdict.STOPPED, Verdict.PREEMPTED, Verdict.MADE_ROOM}
+FREE = NO_CAUSE | {Verdict.STOPPED, Verdict.PREEMPTED, Verdict.MADE_ROOM, Verdict.TAKEN_AWAY}
 """Ends that cost no budget."""
 PREEMPTED_IN_A_ROW = 3
 """After so many short lives in a row one more SIGTERM is no chance: the script sends it itself."""
@@ -47,6 +48,8 @@ class Evidence(msgspec.Struct, frozen=True, kw_only=True):
     """A script that trains on its own, of which no more than its end is known."""
     killed: bool = False
     """Whether a person has ordered this end by `paceline kill`."""
+    taken: EndKind | None = None
+    """What the platform says of the node's place, where it took that away or memory was short."""
     previous: tuple[str, int] | None = None
     """Sign of the end of this node's life before this one: `Judged.sign`."""
     repeats: int = 0
@@ -288,6 +291,13 @@ def _refused(evidence: Evidence) -> str:
     return f"refused{f' ({line})' if line else ''}: {whole}"
 
 
+def _of_the_place(evidence: Evidence) -> bool:
+    """Whether the process may have ended with its place: it was killed, or nobody saw how."""
+    exit_ = evidence.exit
+    unseen = evidence.started and exit_.exit_code is None and exit_.signal is None
+    return evidence.error is None and (unseen or _signal(evidence) == signal.SIGKILL)
+
+
 def _signalled(evidence: Evidence) -> str:
     number = _signal(evidence)
     try:
@@ -404,6 +414,18 @@ RULES: tuple[ExitRule, ...] = (
         # With strategy script, the script may have sent it to itself: as under torchrun it counts.
         lambda e: _signal(e) == signal.SIGTERM and not e.by_itself,
         lambda e: f"{_signalled(e)} from outside the job",
+    ),
+    ExitRule(
+        "taken away",
+        Verdict.TAKEN_AWAY,
+        lambda e: e.taken in TAKEN_AWAY and _of_the_place(e),
+        lambda e: AgentEnd(kind=e.taken or EndKind.EXIT).words,
+    ),
+    ExitRule(
+        "out of memory with its place",
+        Verdict.OOM,
+        lambda e: e.taken is EndKind.OOM and _of_the_place(e),
+        lambda _: "out of memory: the platform ended all of the node",
     ),
     ExitRule("killed", Verdict.RETRYABLE, lambda e: _signal(e) == signal.SIGKILL, _signalled),
     ExitRule(

@@ -8,6 +8,7 @@ import enum
 import msgspec
 
 from paceline.base.numbering import NO_INC, Inc
+from paceline.protocol.nodes.ends import EndKind
 from paceline.wire.messages.agent import AgentHello
 from paceline.wire.messages.node import ProcessUp, ScriptError
 
@@ -68,6 +69,8 @@ class NodeAgent(msgspec.Struct):
     """Whether the agent runs on another machine than the master."""
     machine: str = ""
     """Address of that machine; empty: the master's machine."""
+    files: str = ""
+    """Address at which the agent serves files of cuts; empty: on the master's machine."""
     host: str = ""
     """Machine of the agent: its name, and its address if it is not the master's."""
     left_s: float | None = None
@@ -85,13 +88,28 @@ class NodeAgent(msgspec.Struct):
             self.greeted_s = now_s
         self.identity, self.launch, self.pid = hello.agent, hello.launch, hello.agent_pid
         self.heard_s, self.presence = now_s, Presence.CONNECTED
-        self.left_s, self.machine = None, hello.machine
+        self.left_s, self.machine, self.files = None, hello.machine, hello.files
 
     def hear(self, now_s: float) -> None:
         """Take in that anything came from it."""
         self.heard_s = now_s
         if self.presence is Presence.RELAUNCHED:
             self.presence = Presence.LAUNCHED
+        elif self.presence is Presence.ABSENT and self.identity and self.left_s is None:
+            self.presence = Presence.CONNECTED  # it was missed, and speaks on the same stream
+
+    def miss(self) -> None:
+        """Take in that it counts as gone, though its connection may stand."""
+        self.presence = Presence.ABSENT
+
+    def expect(self, now_s: float) -> None:
+        """Take in that a machine has joined, and will start it."""
+        self.presence, self.heard_s, self.identity = Presence.LAUNCHED, now_s, ""
+
+    @property
+    def is_awaited(self) -> bool:
+        """Whether nobody is about to start it: another machine may."""
+        return self.presence is Presence.ABSENT
 
     def disconnect(self, now_s: float) -> None:
         """Take in that its connection is gone."""
@@ -153,6 +171,9 @@ class NodeLife(msgspec.Struct):
     """Seconds of grace that a KILL_RESTART gives this life."""
     note: str = ""
     """Why this life ended."""
+    taken: EndKind | None = None
+    """What became of its agent, where the platform took that away or memory was short: the process
+    may have ended with it."""
     went_away: bool = False
     """Whether it was given up with its machine, which had joined, and may come back."""
 

@@ -11,13 +11,15 @@ or if there is no agent for another ``lost_after_s`` *and* others wait for it.
 
 Workers of strategies script and fsdp live in rounds (`paceline.protocol.nodes.rounds`): when one
 fails all end, then all begin again together. A worker may also join on its own (`join`): the
-backend cannot launch an agent for it, so it is awaited as long as others, and then dropped.
+backend cannot launch an agent for it, so it is awaited as long as others, and then dropped. In
+rounds its place stays: it is open until a machine joins again, and no round begins before that.
 """
 
 from collections.abc import Container, Iterable, Iterator
 
 from paceline.base.numbering import NO_INC
 from paceline.protocol.nodes.budget import Budget
+from paceline.protocol.nodes.ends import TAKEN_AWAY, AgentEnd, EndKind
 from paceline.protocol.nodes.exits import LACKING, NO_CAUSE, Evidence, Judged, is_free, judge
 from paceline.protocol.nodes.lives import (
     Backing,
@@ -48,13 +50,14 @@ from paceline.protocol.nodes.node import (
     WorkerUp,
 )
 from paceline.protocol.nodes.roster import Roster, started
-from paceline.protocol.nodes.rounds import Ended, Rounds
+from paceline.protocol.nodes.rounds import Ended, Rounds, by_machine
 from paceline.wire.events.base import Event
 from paceline.wire.events.nodes import (
     AgentJoinedEvent,
     AgentLostEvent,
     FencedEvent,
     LeftOutEvent,
+    MachinesAwaitedEvent,
     NodeLostEvent,
     NodeStartedEvent,
     NotReplacedEvent,
@@ -155,6 +158,17 @@ class Membership:
         lost = self.lost(node)
         return [*([] if is_known else [told]), *lost, self.roster.keep(NodeDropped(node=node.name))]
 
+    def machine_lost(self, beside: Container[str], reason: str) -> list[Act]:
+        """Before `begin`: the machine that launched nodes is gone, so they are not awaited.
+
+        Args:
+            beside: nodes that had joined from that machine.
+            reason: for people.
+        """
+        known = self.roster.nodes.values()
+        nodes = [node for node in known if not node.by_itself or node.name in beside]
+        return [act for node in nodes for act in self._drop(node, reason)]
+
     def launch(self, node: Node, now_s: float) -> list[Act]:
         """Have an agent started for the node."""
         node.agent.heard_s, node.agent.presence = now_s, Presence.LAUNCHED
@@ -182,8 +196,8 @@ class Membership:
         running = next((up for up in message.running if up.inc == life.inc), None)
         if not life.is_alive:
             return [*acts, *self._start_if_due(node, now_s)]
-        if running is not None:
-            life.missing_since_s = None
+        if running is not None:  # it has outlived its agent's place
+            life.missing_since_s, life.taken = None, None
             return [*acts, *self.process_up(running, now_s)]
         if life.is_started_by(node.agent):
             return [*acts, self._start_message(node, now_s)]
@@ -207,10 +221,14 @@ class Membership:
         if node is not None:
             node.agent.disconnect(now_s)
 
-    def agent_ended(self, name: str, launch: str, reason: str, now_s: float) -> list[Act]:
+    def agent_ended(self, name: str, launch: str, end: AgentEnd, now_s: float) -> list[Act]:
         """The backend's word: the agent of this launch is gone. Its process awaits the next one.
 
-        ``launch``: empty, it never came up.
+        Args:
+            name: of the node.
+            launch: token of the launch; empty: the agent never came up.
+            end: of the agent.
+            now_s: as always.
         """
         node = self.roster.nodes.get(name)
         if node is None or (node.agent.has_greeted and launch not in ("", node.agent.launch)):
@@ -222,11 +240,18 @@ class Membership:
             return self._left(node, now_s)  # the backend cleans up: nobody else can
         if self.closing:
             return [*self.lost(node), Retire(name)]
-        acts: list[Act] = [AgentLostEvent(node=name, inc=node.life.inc, reason=reason)]
+        acts: list[Act] = [AgentLostEvent(node=name, inc=node.life.inc, reason=end.words)]
+        if end.kind is EndKind.OOM or end.kind in TAKEN_AWAY:
+            node.life.taken = end.kind
+        if end.whole and node.life.is_alive and node.agent.has_greeted:
+            node.next.in_new_agent = True
+            evidence = ExitEvidence(exit_code=end.code, signal=end.signal)
+            return [*acts, *self._ended(node, evidence, now_s, any_committed=True)]
         if node.agent.has_greeted:
             return [*acts, *self.launch(node, now_s)]
         # It died before its first word: without a limit this would go on for ever.
-        gone = Judged("agent", Verdict.RETRYABLE, f"its agent did not come up ({reason})")
+        verdict = Verdict.TAKEN_AWAY if end.kind in TAKEN_AWAY else Verdict.RETRYABLE
+        gone = Judged("agent", verdict, f"its agent did not come up ({end.words})")
         node.next.in_new_agent = True
         if not node.life.is_alive:
             node.life.end = EndOrder.NONE  # an order ended that life; none ended this agent
@@ -239,7 +264,7 @@ class Membership:
         """
         node = self.roster.nodes.get(name)
         if node is None or not self._wanted(node):
-            return self.agent_ended(name, "", why, now_s)
+            return self.agent_ended(name, "", AgentEnd(why=why), now_s)
         is_news = why != node.refusals.why
         wait_s = node.refusals.add(why, now_s)
         told: list[Act] = []
@@ -291,17 +316,8 @@ class Membership:
         if node.agent.presence is not Presence.CONNECTED:
             return []
         if self.rounds is not None and self.rounds.port == 0:
-            return [FindPort()]
+            return self._gather(now_s) if self.rounds.spreads else [FindPort()]
         return self._new_life(node, now_s)
-
-    def meet_at(self, port: int, now_s: float) -> list[Act]:
-        """Begin the round that is due: its workers meet at this port."""
-        if self.rounds is None or self.rounds.port:
-            return []
-        self.rounds.began_s = now_s
-        keep = self.roster.keep(RoundSet(number=self.rounds.number, port=port))
-        due = [node for node in self.roster.of_role("worker") if not node.life.is_alive]
-        return [keep, *(act for node in due for act in self._start_if_due(node, now_s))]
 
     def _new_life(self, node: Node, now_s: float) -> list[Act]:
         round_no = self.rounds.number if self.rounds is not None else 0
@@ -321,6 +337,7 @@ class Membership:
             num_workers=self.roster.num_workers,
             restart=life.round_no,
             port=self.rounds.port if self.rounds is not None else 0,
+            ranks=self.rounds.ranks.get(node.name) if self.rounds is not None else None,
         )
         return Start(node.name, start)
 
@@ -381,6 +398,7 @@ class Membership:
             any_committed=any_committed,
             by_itself=self.runs_by_itself,
             killed=life.end is EndOrder.KILL,
+            taken=self._taken(node),
             previous=node.past.previous if self._counts_repeats(now_s) else None,
             repeats=node.past.repeats,
             host=node.agent.host if node.role == "worker" and self.roster.spreads else "",
@@ -393,8 +411,9 @@ class Membership:
         if round_over and node.fate is not Fate.LEAVES:
             acts += self._end_round(node, judged, now_s)
         elif judged.verdict is Verdict.FINISHED:
-            finished = NodeFinished(node=node.name, joined=node.past.joined)
-            acts += [self.roster.keep(finished), Retire(node.name)]
+            acts.append(self.roster.keep(NodeFinished(node=node.name, joined=node.past.joined)))
+            # Nobody could start another agent there, if the others must begin again after all.
+            acts += [] if self._keeps_place(node) else [Retire(node.name)]
         elif node.fate is Fate.LEAVES:
             acts += self._left(node, now_s)
         elif self.closing:
@@ -403,7 +422,7 @@ class Membership:
             acts += [*self._drop(node, "its machine has left"), Retire(node.name)]
         elif node.by_itself and judged.verdict is Verdict.UNRETRYABLE:
             # What its machine lacks is no error of the others.
-            acts += [*self._drop(node, judged.reason), Retire(node.name)]
+            acts += [*self._drop(node, judged.reason), Retire(node.name, judged.reason)]
         elif judged.rule in LACKING and any_committed:
             acts += self.left_out(node, judged.reason)
         elif judged.verdict is Verdict.UNRETRYABLE:
@@ -411,6 +430,17 @@ class Membership:
         else:
             acts += self._again(node, judged, now_s)
         return acts
+
+    @staticmethod
+    def _taken(node: Node) -> EndKind | None:
+        """What the platform has said of the place that its life has; None: nothing of its end."""
+        match node.place.backing:
+            case Backing.DRAINING:
+                return EndKind.PREEMPTED
+            case Backing.LOST:
+                return EndKind.NODE_LOST
+            case _:
+                return node.life.taken
 
     def _counts_repeats(self, now_s: float) -> bool:
         """Whether the same error again ends the job; with strategy script only if it comes soon."""
@@ -448,7 +478,7 @@ class Membership:
         kept = self.roster.keep(NodeRefused(node=node.name, reason=reason))
         num_left = sum(1 for _ in self.roster.counting())
         fails = num_left < max(1, self.min_workers)
-        return [told, *lost, kept, FailJob(reason) if fails else Retire(node.name)]
+        return [told, *lost, kept, FailJob(reason) if fails else Retire(node.name, reason)]
 
     def _fail(self, name: str, judged: Judged, why: str = "") -> FailJob:
         self.roster.fail(name)
@@ -498,6 +528,93 @@ class Membership:
 
     def _in_round(self, node: Node) -> bool:
         return self.rounds is not None and node.role == "worker"
+
+    def _keeps_place(self, node: Node) -> bool:
+        """Whether the node's machine joins, and the job waits for one to take its place."""
+        return node.by_itself and self._in_round(node)
+
+    def _gather(self, now_s: float) -> list[Act]:
+        """Begin the next round of several machines, if all its workers have their agents."""
+        assert self.rounds is not None
+        rounds = self.rounds
+        workers = [node for node in self.roster.of_role("worker") if self._wanted(node)]
+        if any(self._of_former_rounds()) or any(self._is_early(node, now_s) for node in workers):
+            return []
+        away = [node for node in workers if not self._is_there(node)]
+        others = [node for node in away if node.by_itself]
+        machines = {self.roster.machine_of(node) for node in others}
+        if not any(node.agent.is_awaited for node in others):
+            rounds.awaited_s = None
+        elif rounds.awaited_s is None:
+            rounds.awaited_s = now_s
+            count = rounds.machines - len(machines)
+            return [MachinesAwaitedEvent(count=count, wanted=rounds.machines)]
+        elif now_s >= rounds.awaited_s + self.places_s:
+            return [FailJob(self._too_few(rounds.machines - len(machines)))]
+        if away or (rounds.asked_s is not None and now_s < rounds.asked_s + REPEAT_START_S):
+            return []
+        rounds.asked_s = now_s
+        first = self._groups(workers)[0][0]
+        return [FindPort(first if rounds.meets else "")]
+
+    def _is_early(self, node: Node, now_s: float) -> bool:
+        """Whether the next life of the node is not due yet."""
+        return node.next.due_s is not None and now_s < node.next.due_s
+
+    def _is_there(self, node: Node) -> bool:
+        """Whether the agent is there that is to start the node's next life."""
+        return node.agent.presence is Presence.CONNECTED and not node.next.in_new_agent
+
+    def _too_few(self, count: int) -> str:
+        assert self.rounds is not None
+        return (
+            f"{count} of {self.rounds.machines} machines came within {self.places_s:.0f} s, and "
+            "without the others the job does not train; go on with `paceline run --resume`, and "
+            "run `paceline agent --join ticket` on the others (timeouts.places_s says how long a "
+            "job waits)"
+        )
+
+    def _groups(self, workers: Iterable[Node]) -> tuple[tuple[str, ...], ...]:
+        """Group workers by machine, in the order of their ranks: by name."""
+        assert self.rounds is not None
+        if self.rounds.anywhere:
+            return by_machine((node.name, node.agent.machine) for node in workers)
+        return by_machine((node.name, str(self.roster.machine_of(node))) for node in workers)
+
+    def meet_at(
+        self,
+        port: int,
+        now_s: float,
+        *,
+        host: str = "",
+        number: int | None = None,
+        node: str = "",
+    ) -> list[Act]:
+        """Begin the round that is due: its workers meet at this port.
+
+        Args:
+            port: negative, the workers meet without one.
+            now_s: as always.
+            host: where; empty: on the master's machine.
+            number: the round that the answer is about; None: it is no answer of an agent.
+            node: whose agent answers; empty: none does.
+        """
+        rounds = self.rounds
+        if rounds is None or rounds.port or number not in (None, rounds.number):
+            return []
+        groups: tuple[tuple[str, ...], ...] = ()
+        if rounds.spreads:
+            workers = [node for node in self.roster.of_role("worker") if self._wanted(node)]
+            if not all(self._is_there(node) for node in workers):
+                return []  # one has left since: the question is asked again
+            groups = self._groups(workers)
+            if node and node != groups[0][0]:
+                return []  # rank 0 is on another machine since, and cannot listen at this address
+        rounds.began_s = now_s
+        record = RoundSet(number=rounds.number, port=port, host=host, groups=groups)
+        due = [node for node in self.roster.of_role("worker") if not node.life.is_alive]
+        keep = self.roster.keep(record)
+        return [keep, *(act for node in due for act in self._start_if_due(node, now_s))]
 
     def _of_former_rounds(self) -> Iterator[Node]:
         """Workers that are to end before the next round can begin."""
@@ -596,6 +713,8 @@ class Membership:
             not_again = node.by_itself or node.fate is Fate.LEAVES
             if self._wanted(node) or (not_again and node.life.is_alive):
                 acts += self._on_silence(node, now_s, lost_after_s, others_wait)
+        if self.rounds is not None and self.rounds.spreads and not self.rounds.port:
+            acts += self._gather(now_s) if not self.closing else []
         return [*acts, *self._refused_for_good(now_s)]
 
     def _missing(self, node: Node, now_s: float, *, any_committed: bool) -> list[Act]:
@@ -639,6 +758,8 @@ class Membership:
         if silent_s < limit_s:
             return []
         reason = f"silent for {silent_s:.1f} s"
+        if self._keeps_place(node):
+            return self._place_silent(node, reason, now_s, may_wait=silent_s < 2 * limit_s)
         if node.by_itself:
             given_up = silent_s >= 2 * limit_s and others_wait
             may_return = is_alive and self._wanted(node) and not given_up
@@ -654,14 +775,25 @@ class Membership:
             return [told, *acts]
         return self.unreachable(node, reason, now_s) if others_wait else []
 
+    def _place_silent(self, node: Node, reason: str, now_s: float, *, may_wait: bool) -> list[Act]:
+        """Open the place of a node whose machine has joined and is silent, or has never come."""
+        if node.life.is_alive:
+            return [] if may_wait else self.unreachable(node, reason, now_s)
+        node.agent.miss()
+        return []
+
     def unreachable(self, node: Node, reason: str, now_s: float) -> list[Act]:
         """Give up its life: nothing is heard of its agent, nor will be."""
         inc, silent_s = node.life.inc, now_s - node.agent.heard_s
-        gone = Judged("unreachable", Verdict.RETRYABLE, f"unreachable, {reason}")
+        taken = self._taken(node) in TAKEN_AWAY
+        verdict = Verdict.TAKEN_AWAY if taken else Verdict.RETRYABLE
+        gone = Judged("unreachable", verdict, f"unreachable, {reason}")
         lost = NodeLostEvent(node=node.name, inc=inc, reason=gone.reason, silent_s=silent_s)
         if node.fate is Fate.LEAVES:
             return [lost, *self._left(node, now_s)]
-        if node.by_itself:  # its agent is awaited for a while, and begins another life
+        if self._keeps_place(node):
+            node.agent.miss()
+        elif node.by_itself:  # its agent is awaited for a while, and begins another life
             node.life.went_away = True
             return [lost, *self.lost(node)]
         return [lost, *self.lost(node), *self._again(node, gone, now_s)]

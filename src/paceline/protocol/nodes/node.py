@@ -136,6 +136,10 @@ class RoundSet(Record, frozen=True):
     number: int
     port: int = 0
     """Port at which the workers of the round meet; 0: nobody has begun it yet."""
+    host: str = ""
+    """Address at which rank 0 listens there; empty: that of the master's machine."""
+    groups: tuple[tuple[str, ...], ...] = ()
+    """Names of the workers of each machine, in the order of ranks; none: one machine has all."""
 
 
 class JobEnded(Record, frozen=True):
@@ -179,10 +183,15 @@ class Retire(msgspec.Struct, frozen=True):
     """The node is to be no more: tell its agent to leave."""
 
     node: str
+    why: str = ""
+    """Reason for which the job goes on without it; empty: as it should be."""
 
 
 class FindPort(msgspec.Struct, frozen=True):
     """Find where the workers of the next round meet, and say so (`Membership.meet_at`)."""
+
+    node: str = ""
+    """Node whose agent knows, since rank 0 listens on its machine; empty: the master does."""
 
 
 class Start(msgspec.Struct, frozen=True):
@@ -302,7 +311,8 @@ class Node(msgspec.Struct):
                 return "not known"
             case LifePhase.NONE | LifePhase.PRESUMED:
                 waits = "refused" if self.refusals.times else "pending"
-                return "lost" if self.agent.presence is Presence.ABSENT else waits
+                was_there = self.life.inc or not self.by_itself
+                return "lost" if was_there and self.agent.presence is Presence.ABSENT else waits
             case _:
                 assert_never(self.life.phase)
 

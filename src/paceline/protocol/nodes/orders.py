@@ -17,7 +17,13 @@ from paceline.protocol.nodes.node import (
     WorkersWanted,
 )
 from paceline.wire.events.job import ScaledEvent
-from paceline.wire.events.nodes import HungEvent, KilledEvent, KillRestartEvent, ReplacingEvent
+from paceline.wire.events.nodes import (
+    HungEvent,
+    KilledEvent,
+    KillRestartEvent,
+    MachineJoinedEvent,
+    ReplacingEvent,
+)
 
 
 class NodeOrders:
@@ -44,16 +50,17 @@ class NodeOrders:
         """
         if self.members.rounds is not None and count == self._roster.num_workers:
             return []  # else all would begin again
-        told = ScaledEvent(role="worker", count=count, before=self._roster.num_workers)
-        acts: list[Act] = [told]
+        before = sum(node.fate.lives_on for node in self._roster.of_role("worker"))
+        acts: list[Act] = [ScaledEvent(role="worker", count=count, before=before)]
+        reach = self._roster.reach(count) if self.members.rounds is None else count
         for node in list(self._roster.of_role("worker")):
-            if node.fate is Fate.LEAVES and node.rank < count:
+            if node.fate is Fate.LEAVES and node.rank < reach:
                 # Wanted again before it was gone: the next agent takes its place.
                 acts += [*self.members.lost(node), *([Retire(node.name)] if node.by_itself else [])]
         known = set(self._roster.nodes)
         for node in self._roster.of_role("worker"):
             known -= {node.name} if node.fate is Fate.LEAVES else set()
-        acts.insert(0, self._roster.keep(WorkersWanted(count=count)))
+        acts.insert(0, self._roster.keep(WorkersWanted(count=reach)))
         for node in list(self._roster.of_role("worker")):
             if node.fate is Fate.LEAVES:
                 acts += self._send_away(node, now_s, grace_s)
@@ -93,6 +100,23 @@ class NodeOrders:
         keep = self._roster.keep(ServersChanging(joining=joining, leaving=leaving))
         fresh = (self._roster.nodes[name] for name in joining)
         return [keep, *(act for node in fresh for act in self.members.launch(node, now_s))]
+
+    def join_machine(self, host: str, now_s: float) -> tuple[tuple[str, ...], list[Act]]:
+        """Give a machine the places of one that is missing; their names; none: all are taken.
+
+        Its agents are about to be started there.
+        """
+        missing: dict[int, list[Node]] = {}
+        for node in self._roster.of_role("worker"):
+            if node.by_itself:
+                missing.setdefault(self._roster.machine_of(node), []).append(node)
+        for nodes in missing.values():
+            if all(node.agent.is_awaited and not node.life.is_alive for node in nodes):
+                for node in nodes:
+                    node.agent.expect(now_s)
+                names = tuple(node.name for node in nodes)
+                return names, [MachineJoinedEvent(nodes=names, host=host)]
+        return (), []
 
     def join(self, host: str, now_s: float) -> tuple[str, list[Act]]:
         """Add a worker, whose agent is about to be started there; returns its name, too."""

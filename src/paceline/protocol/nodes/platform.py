@@ -10,6 +10,8 @@ from typing import assert_never
 
 import msgspec
 
+from paceline.protocol.nodes.ends import AgentEnd, EndKind
+from paceline.protocol.nodes.leaving import Leaver
 from paceline.protocol.nodes.lives import (
     Backing,
     EndOrder,
@@ -68,6 +70,8 @@ class PlaceLost(PlatformWord, frozen=True):
     """The platform calls the place dead; the agent there may work on."""
 
     why: str
+    kind: EndKind = EndKind.NODE_LOST
+    """What has become of it: the machine is lost, taken away, or short of memory."""
 
 
 class AgentGone(PlatformWord, frozen=True):
@@ -75,10 +79,19 @@ class AgentGone(PlatformWord, frozen=True):
 
     launch: str = ""
     """Token of its launch; empty: it never came up."""
-    reason: str = ""
+    end: AgentEnd = AgentEnd()
 
 
-AnyWord = PlacePending | PlaceTaken | PlaceRefused | PlaceDraining | PlaceLost | AgentGone
+class NodeStopped(PlatformWord, frozen=True):
+    """Nothing runs any more of a node that was stopped."""
+
+    launch: str = ""
+    """Token of the launch that was stopped; empty: it is not known."""
+
+
+AnyWord = (
+    PlacePending | PlaceTaken | PlaceRefused | PlaceDraining | PlaceLost | AgentGone | NodeStopped
+)
 
 
 class NodePlaces:
@@ -96,7 +109,9 @@ class NodePlaces:
         told: Event
         match said:
             case AgentGone():
-                return self._members.agent_ended(node.name, said.launch, said.reason, now_s)
+                return self._members.agent_ended(node.name, said.launch, said.end, now_s)
+            case NodeStopped():
+                return []  # it concerns the next launch of this name: `Stops`
             case PlacePending(why=why):
                 waits = node.place.backing is Backing.PENDING
                 self._becomes(node, Backing.PENDING, why)  # what is free changes all the time
@@ -116,23 +131,24 @@ class NodePlaces:
                 until_s = None if within_s is None else now_s + within_s
                 node.place = msgspec.structs.replace(node.place, until_s=until_s)
                 return [told] if is_news else []
-            case PlaceLost(why=why):
-                return self._lost(node, why, now_s)
+            case PlaceLost():
+                return self._lost(node, said, now_s)
             case _:
                 assert_never(said)
 
-    def leavers(self, now_s: float) -> list[PlaceDraining]:
-        """Return which nodes have yet to leave places that drain, as the platform's newest word.
+    def leavers(self, now_s: float) -> tuple[Leaver, ...]:
+        """Return which nodes have yet to leave places that drain.
 
         A place that drains is a state: what could not be done at the first word is tried until the
         node has left, or the time is over.
         """
         replaced = self._roster.being_replaced
-        return [
-            PlaceDraining(
+        return tuple(
+            Leaver(
                 node=node.name,
+                role=node.role,
                 why=node.place.why,
-                within_s=None if node.place.until_s is None else node.place.until_s - now_s,
+                left_s=None if node.place.until_s is None else node.place.until_s - now_s,
             )
             for node in self._roster.nodes.values()
             if node.place.backing is Backing.DRAINING
@@ -141,7 +157,7 @@ class NodePlaces:
             and node.fate is not Fate.LEAVES
             and node.name != replaced
             and (node.place.until_s is None or now_s < node.place.until_s)
-        ]
+        )
 
     def departed(self, now_s: float, *, group_broke: bool) -> list[Act]:
         """Give up nodes whose machine has ended the connection, and whose agent stays away.
@@ -159,7 +175,9 @@ class NodePlaces:
 
     def without_machine(self, nodes: Iterable[Node], now_s: float) -> list[Act]:
         """Give up nodes whose machine is gone; see `SilentMachines`."""
-        why = "its machine answers nobody"
+        nodes, why = list(nodes), "its machine answers nobody"
+        for node in nodes:
+            node.life.taken = EndKind.NODE_LOST
         return [act for node in nodes for act in self._gone(node, why, now_s)]
 
     def _gone(self, node: Node, why: str, now_s: float) -> list[Act]:
@@ -176,12 +194,13 @@ class NodePlaces:
         host = node.place.host
         return [NotSharedEvent(node=node.name, inc=node.life.inc, folder=folder, host=host)]
 
-    def _lost(self, node: Node, why: str, now_s: float) -> list[Act]:
+    def _lost(self, node: Node, said: PlaceLost, now_s: float) -> list[Act]:
         if node.agent.presence is Presence.CONNECTED:
-            told = UnbackedEvent(node=node.name, inc=node.life.inc, reason=why)
-            return [told] if self._becomes(node, Backing.LOST, why) else []
+            told = UnbackedEvent(node=node.name, inc=node.life.inc, reason=said.why)
+            return [told] if self._becomes(node, Backing.LOST, said.why) else []
         launch = node.agent.launch if node.agent.has_greeted else ""
-        return self._members.agent_ended(node.name, launch, why, now_s)
+        end = AgentEnd(kind=said.kind, why=said.why)
+        return self._members.agent_ended(node.name, launch, end, now_s)
 
     @staticmethod
     def _becomes(node: Node, backing: Backing, why: str) -> bool:

@@ -8,8 +8,10 @@ no further worker, each gives up its place first. Facts in, the next move out.
 from typing import Literal
 
 import msgspec
+from msgspec.structs import replace
 
 from paceline.protocol.records import Record
+from paceline.wire.spec import JobSpec
 
 STARTS = 5
 """Factor on the patience with a node that has its place, until it works."""
@@ -39,6 +41,32 @@ class NodesResizing(Record, frozen=True, kw_only=True):
 
 class NodesResized(Record, frozen=True):
     """No node is to move, and none stands in."""
+
+
+class OrderedSize(msgspec.Struct, frozen=True, kw_only=True):
+    """Sizes of the nodes of a role as ordered last, node by node, in turn."""
+
+    cpu: tuple[float, ...] | None = None
+    memory_bytes: int | None = None
+
+
+class NodesSized(Record, frozen=True, kw_only=True):
+    """Sizes are not those that the job was launched with; what is newest counts.
+
+    The spec beside the master has them, too. A master on another machine begins with the spec of a
+    node that has joined, which may have done so before the order.
+    """
+
+    sizes: dict[str, OrderedSize]
+    """Sizes by role."""
+
+    def put_into(self, spec: JobSpec) -> JobSpec:
+        """Return the spec with these sizes."""
+        sized = {
+            f"{role}s": replace(spec.of_role(role), cpu=one.cpu, memory_bytes=one.memory_bytes)
+            for role, one in self.sizes.items()
+        }
+        return replace(spec, **sized)
 
 
 # --------------------------------------------------------------------------- facts
@@ -71,8 +99,6 @@ class SizesSeen(msgspec.Struct, frozen=True, kw_only=True):
     """Seconds that a node may wait for its place."""
     ends: bool = False
     """A script has returned: a worker that is awaited would hold up the end of the job."""
-    is_given_up: bool = False
-    """True: no node moves any more. A worker that stands in leaves when all others work."""
 
 
 # --------------------------------------------------------------------------- moves
@@ -113,7 +139,7 @@ ResizeMove = Await | AddSpare | DropSpare | MoveNode | GiveUpResize | ResizeOver
 
 def next_move(seen: SizesSeen) -> ResizeMove:
     """Decide what comes next; called again after each move, and while something is awaited."""
-    if seen.ends and not seen.is_given_up:
+    if seen.ends:
         return GiveUpResize("the job is about to end")
     awaited = next((node for node in seen.nodes if node.condition != "works"), None)
     due = [node for node in seen.nodes if node.fits is False and node.name != seen.spare]
@@ -125,14 +151,12 @@ def next_move(seen: SizesSeen) -> ResizeMove:
         return Await("buckets move")
     if any(node.fits is None for node in seen.nodes):
         return Await("an agent has not said what its node has")
-    if due and not seen.is_given_up:
+    if due:
         return _next_due(due, seen)
     return DropSpare() if seen.spare else ResizeOver()
 
 
 def _patience_with(node: SizedNode, seen: SizesSeen) -> Await | GiveUpResize:
-    if seen.is_given_up:
-        return Await(node.name)  # the others train on, the one that stands in, too
     has_place = node.condition != "waits"
     limit_s = seen.patience_s * (STARTS if has_place else 1)
     if node.condition == "refused":

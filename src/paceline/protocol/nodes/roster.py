@@ -57,9 +57,21 @@ class Roster:
     def add(self, role: str, index: int) -> Node:
         """Add a node that has no life yet."""
         node = Node(f"{role}-{index}", role, index)
+        if role == "worker" and self._rounds is not None and self._rounds.machines > 1:
+            node.by_itself = self.machine_of(node) > 0
         self.nodes[node.name] = node
         self._num_wanted = None
         return node
+
+    def machine_of(self, worker: Node) -> int:
+        """The number of the machine of a worker, in a job of so many; others join."""
+        machines = self._rounds.machines if self._rounds is not None else 1
+        return worker.rank * machines // self.num_workers
+
+    def rank_of(self, worker: Node) -> int:
+        """The rank of a worker in this round: its number, unless ranks go by machines."""
+        ranks = self._rounds.ranks.get(worker.name) if self._rounds is not None else None
+        return worker.rank if ranks is None else ranks.rank
 
     # ------------------------------------------------------------------ records
 
@@ -148,8 +160,9 @@ class Roster:
             for node in self.of_role("worker"):
                 if node.fate is Fate.FINISHED:
                     node.fate, node.life.phase = Fate.STAYS, LifePhase.NONE
-                    node.next.in_new_agent = True
-        self._rounds.number, self._rounds.port = record.number, record.port
+                    # The agent of another machine has stayed; that of this one has left.
+                    node.next.in_new_agent = not node.by_itself
+        self._rounds.set(record.number, record.port, record.host, record.groups)
 
     def _apply_change(self, record: ServersChanging | ServersChanged | ServersNotChanged) -> None:
         change = self.change
@@ -193,6 +206,21 @@ class Roster:
             node.fate = Fate.LEAVES if node.rank >= count else node.fate
         self.num_workers = count
 
+    def reach(self, count: int) -> int:
+        """Return the rank below which just so many workers are, of those that are to come, too.
+
+        Workers that joined and have left leave gaps: nobody has their ranks any more.
+        """
+        rank = found = 0
+        while found < count:
+            node = self.nodes.get(f"worker-{rank}")
+            if node is None:
+                found += rank >= self.num_workers
+            else:
+                found += not (node.fate is Fate.FAILED and node.by_itself)
+            rank += 1
+        return rank
+
     def _resize_servers(self, count: int) -> None:
         self._apply_change(ServersNotChanged())
         servers = list(self.in_place())
@@ -220,7 +248,7 @@ class Roster:
         names = (f"worker-{rank}" for rank in range(self.num_workers))
         absent = [NodeDropped(node=name) for name in names if name not in self.nodes]
         if self._rounds is not None:
-            kept.append(RoundSet(number=self._rounds.number, port=self._rounds.port))
+            kept.append(self.round_now())
         first = (f"server-{rank}" for rank in range(self._num_servers))
         kept += [NodeDropped(node=name) for name in first if not self._stays(name)]
         kept += [ServerAdded(node=node.name) for node in self.in_place()]
@@ -240,6 +268,19 @@ class Roster:
         # WorkersWanted comes after the lives: a NodeStarted would make a leaving worker stay. It
         # comes before the NodeDropped of absent workers, which it would create again.
         return [*kept, WorkersWanted(count=self.num_workers), *absent]
+
+    def round_now(self) -> RoundSet:
+        """The record of the present round."""
+        assert self._rounds is not None
+        rounds, groups = self._rounds, dict[int, list[str]]()
+        for name, ranks in rounds.ranks.items():
+            groups.setdefault(ranks.machine, []).append(name)
+        return RoundSet(
+            number=rounds.number,
+            port=rounds.port,
+            host=rounds.host,
+            groups=tuple(map(tuple, groups.values())),
+        )
 
     def _stays(self, name: str) -> bool:
         return name in self.nodes and self.nodes[name].fate is not Fate.LEAVES

@@ -50,6 +50,8 @@ class CutWriter:
         #: Whether it was said that memory has no room, since it last had.
         self._told = False
         self._partner: str | None = None
+        self._elsewhere = ""
+        """Address on another machine that keeps second copies; empty: a node of this one does."""
         #: The last image, where it is of this process only.
         self._private: mmap.mmap | None = None
         #: The copy of the last cut in this node's memory.
@@ -82,9 +84,16 @@ class CutWriter:
         self.set_holders(holders)
         self._needed = from_memory
 
-    def set_holders(self, holders: Sequence[str]) -> None:
-        """See who of the nodes that hold state is the partner."""
-        self._partner = partner(self._job, self._node, holders) if self._in_memory else None
+    def set_holders(self, holders: Sequence[str], elsewhere: str = "") -> None:
+        """See who of the nodes that hold state is the partner.
+
+        Args:
+            holders: their names.
+            elsewhere: address on another machine that is to have the second copy in place of one.
+        """
+        self._elsewhere, self._partner = elsewhere if self._in_memory else "", None
+        if self._in_memory and not elsewhere:
+            self._partner = partner(self._job, self._node, holders)
 
     def make_room(self, cut_no: CutNo, num_bytes: int) -> None:
         """Allocate memory for the copy of a cut, and touch it: that costs more than copying."""
@@ -115,7 +124,12 @@ class CutWriter:
             if shared is not None:
                 self._answered.clear()
                 self._asked_s, self._image = 0.0, shared
-                self._ask = KeepCut(inc=self._inc, copied=copied, partner=self._partner or "")
+                self._ask = KeepCut(
+                    inc=self._inc,
+                    copied=copied,
+                    partner=self._partner or "",
+                    elsewhere=self._elsewhere,
+                )
             elif self._ask is not None:
                 self._waiting.append(Image(copied, image))
             else:

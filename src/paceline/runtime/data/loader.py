@@ -19,7 +19,8 @@ from torch.utils.data import DataLoader, Dataset, Sampler, get_worker_info
 from paceline.base.errors import ConfigError, InternalError, PermanentError
 from paceline.runtime.data.batch import CollateFn, fetch_rows
 from paceline.runtime.data.drawing import Begin, Drawing, Places, never_draws
-from paceline.runtime.data.order import EpochOrder
+from paceline.runtime.data.order import EpochOrder, IndicesAhead
+from paceline.runtime.data.sources.tensor_rows import TensorRows
 from paceline.runtime.data.stream import StreamSource, fetch_records
 
 Ranges = Sequence[tuple[Any, int, int]]
@@ -279,6 +280,7 @@ class Batches(Dataset[Any]):
         self._dataset, self._collate_fn, self._seed = dataset, collate_fn, seed
         self._drawing = Drawing()
         self._is_quiet = never_draws(dataset, collate_fn)
+        self._ahead = IndicesAhead()
 
     def __getitem__(self, request: Any) -> Any:
         if request is _Idle:
@@ -295,8 +297,11 @@ class Batches(Dataset[Any]):
     def _fetch(self, request: Any, begin: Begin | None) -> Any:
         if request.order is None:
             return fetch_records(self._dataset, request.ranges, self._collate_fn, begin)
-        indices = [request.order.indices(*one) for one in request.ranges]
-        return fetch_rows(self._dataset, np.concatenate(indices), self._collate_fn, begin)
+        found = [self._ahead.indices(request.order, *one) for one in request.ranges]
+        indices = found[0] if len(found) == 1 else np.concatenate(found)
+        if self._collate_fn is None and type(self._dataset) is TensorRows:
+            return self._dataset.__getitems__(torch.from_numpy(indices))
+        return fetch_rows(self._dataset, indices, self._collate_fn, begin)
 
 
 def _as_it_is(batch: Any) -> Any:

@@ -34,6 +34,10 @@ class Dealing:
         """The next batch; blocks where the feed has yet to grow. None: the feed is complete."""
         return self._to_do[feed].take()
 
+    def take_known(self, feed: int) -> Work | None:
+        """The next batch; None: none is known so far. Never blocks."""
+        return self._to_do[feed].take_known()
+
     def upcoming(self, feed: int, limit: int) -> tuple[Work, ...]:
         """Return what ``next_work`` will return next, as far as known; never blocks."""
         return self._to_do[feed].look(limit)
@@ -53,13 +57,21 @@ class _Slices:
 
     def look(self, limit: int) -> tuple[Work, ...]:
         for step in islice(self._steps, max(0, limit - len(self._known))):
-            span = self._feed.slice_of(step)
-            self._known.append(Work(self._feed.feed, (span,), len(span), step))
+            self._known.append(self._work(step))
         return tuple(islice(self._known, limit))
 
     def take(self) -> Work | None:
-        self.look(1)
-        return self._known.popleft() if self._known else None
+        if self._known:
+            return self._known.popleft()
+        step = next(self._steps, None)
+        return None if step is None else self._work(step)
+
+    take_known = take
+    """All batches of such a feed are known."""
+
+    def _work(self, step: int) -> Work:
+        span = self._feed.slice_of(step)
+        return Work(self._feed.feed, (span,), len(span), step)
 
     def put_back(self, work: Work) -> None:
         self._known.appendleft(work)
@@ -105,6 +117,9 @@ class _Growing:
                 return None
             self._growth.wait()
         return self._known.popleft()
+
+    def take_known(self) -> Work | None:
+        return self._known.popleft() if self.look(1) else None
 
     def put_back(self, work: Work) -> None:
         self._known.appendleft(work)

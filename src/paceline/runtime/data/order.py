@@ -15,6 +15,8 @@ from paceline.runtime.data.permutation import Permutation, derive_key
 from paceline.runtime.data.walks import IntArray
 
 DEFAULT_SHARD_SIZE = 4096
+AHEAD = 4096
+"""Positions that are worked out at once."""
 
 
 class EpochOrder:
@@ -95,6 +97,29 @@ class EpochOrder:
         if self.num_samples is None:
             return window, base, self.window_size
         return window, base, min(self.window_size, self.num_samples - base)
+
+
+class IndicesAhead:
+    """Records by their positions, worked out for many at once where one batch follows another."""
+
+    def __init__(self) -> None:
+        self._known: tuple[EpochOrder | None, int] = (None, 0)
+        self._start = self._next = 0
+        self._indices = _NOTHING
+
+    def indices(self, order: EpochOrder, epoch: int, start: int, stop: int) -> IntArray:
+        """See `EpochOrder.indices`; not to be written to."""
+        is_next = self._known == (order, epoch) and start == self._next
+        self._next = stop
+        offset = start - self._start
+        if is_next and offset + stop - start <= len(self._indices):
+            return self._indices[offset : offset + stop - start]
+        end = stop
+        if is_next and order.num_samples is not None and type(order) is EpochOrder:
+            end = max(stop, min(start + AHEAD, order.num_samples))
+        self._known, self._start = (order, epoch), start
+        self._indices = order.indices(epoch, start, end)
+        return self._indices[: stop - start]
 
 
 _NOTHING = np.empty(0, np.int64)

@@ -8,7 +8,7 @@ from typing import Any
 from paceline.base.samples import Span
 from paceline.runtime.data.batch import CollateFn
 from paceline.runtime.data.drawing import never_draws
-from paceline.runtime.data.inline import InlineLoader
+from paceline.runtime.data.inline import InlineLoader, takes_rows_at_once
 from paceline.runtime.data.iterated import Iterated, IteratedOrder
 from paceline.runtime.data.loader import Loader, check_source
 from paceline.runtime.data.order import EpochOrder
@@ -50,7 +50,8 @@ def loader_of(
     kind = IteratedOrder if isinstance(dataset, Iterated) else EpochOrder
     order = None if isinstance(dataset, StreamSource) else order_of(feed, feed.num_samples, kind)
     check_source(dataset, order, num_workers, prefetch)
-    if num_workers == 0 and not never_draws(dataset, collate_fn):
+    at_once = not pin_memory and takes_rows_at_once(dataset, collate_fn, feed.batch_size)
+    if num_workers == 0 and (at_once or not never_draws(dataset, collate_fn)):
         return InlineLoader(
             dataset, order, collate_fn=collate_fn, pin_memory=pin_memory, seed=feed.seed
         )
@@ -98,7 +99,11 @@ class Reader:
             self._loader.clear(keep=known)
             while len(self._asked) > known:
                 self._asked.pop()
-        for work in coming[known:]:
+        self.add(coming[known:])
+
+    def add(self, works: Iterable[Work]) -> None:
+        """Have the batches of these works made, too, behind all that were asked for."""
+        for work in works:
             self._loader.submit(work, self._ranges(work))
             self._asked.append(work)
 

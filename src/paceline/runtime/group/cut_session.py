@@ -14,7 +14,8 @@ from concurrent.futures import Future, ThreadPoolExecutor
 
 from paceline.base.numbering import CutNo, EntryNo, Inc
 from paceline.cuts.memory import HEADROOM
-from paceline.protocol.holding.group.member import MemberState
+from paceline.cuts.reach import files_of_master
+from paceline.protocol.holding.group.member import MemberState, second_machine
 from paceline.runtime.checkpoint import cutfile
 from paceline.runtime.checkpoint.writer import CutWriter
 from paceline.runtime.data.work import Array
@@ -32,6 +33,7 @@ class Keeper:
     ) -> None:
         """``on_news``: called in some thread when `said` has something to say."""
         self._inc, self._together = process.inc, together
+        self._process = process
         #: Members whose copies make a cut.
         self._sharers: tuple[Inc, ...] = (process.inc,)
         #: The newest cut that we can copy after the step that comes next, and that all can.
@@ -51,10 +53,17 @@ class Keeper:
         self._writing = 0
 
     def set_members(self, members: Sequence[Member]) -> None:
-        """Tell the writer the nodes of the members: one of them holds a second copy in memory."""
-        self._writer.set_holders([member.node for member in members])
+        """Tell the writer the nodes of the members: one of them holds a second copy in memory.
+
+        A shard is nowhere else, so its second copy is on another machine, if there is one.
+        """
+        elsewhere = ""
         if self._together:
             self._sharers = tuple(member.inc for member in members)
+            is_distant = any(one.distant for one in members if one.inc == self._inc)
+            near = "" if is_distant else second_machine(self._inc, members)
+            elsewhere = files_of_master(self._process.job) if is_distant else near
+        self._writer.set_holders([member.node for member in members], elsewhere)
 
     def agree(self, ready_for: Sequence[int]) -> None:
         """Take what each member was `ready_for` as it entered the step about to be complete."""

@@ -8,6 +8,7 @@ whether its group was dropped: not all waits in torch's groups end when these do
 import logging
 import re
 import threading
+import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
@@ -31,7 +32,10 @@ GIVE_UP_S = 120.0
 """Seconds after which a group that has not come together never will, though nobody died: its
 network does not carry it. To make a device ready may take a while."""
 LOOK_S = 0.05
-"""Seconds between two looks of a waiting thread whether its group was dropped."""
+"""Seconds between two looks of a waiting thread whether its group was dropped. Each wait of gloo's
+that runs out is an exception in C++. So a thread that waits longer sleeps until gloo wakes it."""
+LONG_LOOK_S = 1.0
+"""Seconds between two looks of a thread that gloo wakes."""
 BREAKING = (RuntimeError, GroupOver)
 """Errors that torch raises when a group is over, and our own."""
 CPU = torch.device("cpu")
@@ -68,6 +72,8 @@ class Group:
         #: Set once the group is connected, or never will be.
         self._settled = threading.Event()
         self._failure: Exception | None = None
+        #: Wakes who waits long for an operation: it is over, or the group was dropped.
+        self._turn = threading.Condition()
         self._gloo = Gloo(store, self.rank, self.size, CPU)
         kind = DIRECT.get(device.type)
         self._direct = kind(store, self.rank, self.size, device) if kind is not None else None
@@ -90,8 +96,12 @@ class Group:
         Raises:
             GroupOver: a peer is gone or did not come in time, or the group was dropped.
         """
-        if not self._settled.wait(GIVE_UP_S):
-            raise GroupOver(f"not connected within {GIVE_UP_S:.0f} s")
+        give_up_s = time.monotonic() + GIVE_UP_S
+        while not self._settled.wait(LOOK_S):
+            if self._store.left:
+                raise self.over(GroupOver("a member has left"))
+            if time.monotonic() > give_up_s:
+                raise GroupOver(f"not connected within {GIVE_UP_S:.0f} s")
         if self._failure is not None:
             raise self._failure
 
@@ -108,6 +118,8 @@ class Group:
     def over(self, error: Exception) -> GroupOver:
         """Make the error that says why the group is over: by members' names, or as torch does."""
         _log.info("group_over group=%d error=%s", self.run.group, error)
+        if left := [one.node for one in self.run.members if one.inc in self._store.left]:
+            return GroupOver(f"{', '.join(left)} left the group")
         missing = [self.run.members[rank] for rank in self._ranks(self._store.missing)]
         if missing:
             were = "was" if len(missing) == 1 else "were"
@@ -151,11 +163,22 @@ class Group:
         """End it for good; any thread may, also while another one waits in it. Again: nothing."""
         self._store.end()
         self._dropped = True
+        self.wake()
         self._failure = GroupOver("the group was dropped")
         self._settled.set()
         self._gloo.end()
         if self._direct is not None:
             self._direct.end()
+
+    def wake(self) -> None:
+        """Have those who wait for operations look whether theirs is over."""
+        with self._turn:
+            self._turn.notify_all()
+
+    def sleep(self, until: Callable[[], bool]) -> None:
+        """Return when this is so, as seen at a `wake`, or after `LONG_LOOK_S`."""
+        with self._turn:
+            self._turn.wait_for(until, LONG_LOOK_S)
 
     def sum(self, tensor: Tensor) -> "Collective":
         """Begin to sum a tensor in place over all members.
@@ -239,6 +262,7 @@ class Collective:
 
     def __init__(self, group: Group, carrier: Transport, act: Callable[[Any], Any]) -> None:
         self._group, self._carrier = group, carrier
+        self._has_ended = False
         try:
             self._work = carrier.begin(act)
         except RuntimeError as error:
@@ -249,14 +273,28 @@ class Collective:
         """Whether it is done, or has failed: it touches its tensor no more."""
         return bool(self._work.is_completed())
 
+    def _is_settled(self) -> bool:
+        return self._has_ended or self.is_over or self._group.is_dropped
+
+    def _ended(self) -> None:
+        """Take in that it is over; gloo tells so a moment before its work says it."""
+        self._has_ended = True
+        self._group.wake()
+
     def wait(self) -> None:
         """Return when it is done, here and not only in what a device was given to do.
 
         Raises:
             GroupOver: the group is over; or it was dropped, and the operation forgotten.
         """
-        while not self.is_over and not self._group.is_dropped:
+        is_told = False
+        while not self._is_settled():
+            if is_told:
+                self._group.sleep(self._is_settled)
+                continue
             self._carrier.pause(self._work, LOOK_S)
+            if not self._is_settled():
+                is_told = self._carrier.will_tell(self._work, self._ended)
         # An operation that is over, too: an aborted one says that it is completed, and is not.
         if self._group.is_dropped:
             raise GroupOver("the group was dropped")

@@ -81,6 +81,10 @@ RESEND_S = 0.5
 IN_NO_STEP_S = 1.0
 """A member that waits longer for others is not waited for by those that meet in a body."""
 
+STANDS_IN = (
+    "paceline: worker-0 is gone for good, so from here on this worker is the chief: job.is_chief\n"
+)
+
 _log = logging.getLogger(__name__)
 
 MemberTakes = (
@@ -158,7 +162,7 @@ class MemberClient:
 
     def _end(self) -> None:
         with self._changed:
-            self._drop()
+            self._drop(self.state.running)
         self._exchange.halt()
         self._door.close()
 
@@ -279,6 +283,7 @@ class MemberClient:
             with self._changed:
                 run = self._entered(feed)
                 if run is None:
+                    self.leave_step()
                     return None
                 over = self.state.is_proven and at_end(self.state.begins_with)
             # A member that is beyond the end does not come into the group before its next feed.
@@ -635,6 +640,8 @@ class MemberClient:
                 break
             self._exchange.check()
             self._exchange.wait()
+        if not self.together:
+            self._do(self.state.leave())
         self.process.break_off()
 
     def _tell_leaving(self, within_s: float) -> None:
@@ -721,7 +728,10 @@ class MemberClient:
             case CatchUp():
                 self._catch_up(message)
             case RunGroup():
+                stood_in = self.state.stands_in
                 self._do(self.state.run_group(message))
+                if self.state.stands_in and not stood_in:
+                    sys.stderr.write(STANDS_IN)
             case Divide():
                 self._do(self.state.divide(message))
             case _:
@@ -776,8 +786,8 @@ class MemberClient:
             match instruction:
                 case Say(message):
                     self._tell_master([message])
-                case Drop():
-                    self._drop()
+                case Drop(run):
+                    self._drop(run)
                 case Copy() | LoadReplica():
                     self._take_over(instruction)
                 case Connect(run):
@@ -786,8 +796,10 @@ class MemberClient:
                 case _:
                     assert_never(instruction)
 
-    def _drop(self) -> None:
+    def _drop(self, run: RunGroup | None) -> None:
         """The group that we worked in is over; the next one may be known already."""
+        if run is not None and (self._met is None or self._met.run is not run):
+            self._peers.leave(run)
         self._peers.drop()
         if self._group is not None:
             self._group.drop()

@@ -14,6 +14,8 @@ from paceline.wire.messages.group import Meet, RunGroup
 
 MEET_S = 10.0
 """Seconds for which a member waits for its peers to come into a new group."""
+LEFT = "left"
+"""Key that a member sets who leaves a group before it is connected; the others need not wait."""
 
 
 class GroupPeers:
@@ -38,8 +40,13 @@ class GroupPeers:
 
     def met(self, message: Meet, value: bytes) -> None:
         """Take in what a peer has set in the store of a group."""
-        if self._state.may_meet(message.epoch_no, message.group):
-            self.store(message.group).put(message.key, value)
+        if not self._state.may_meet(message.epoch_no, message.group):
+            return
+        store = self.store(message.group)
+        if message.key == LEFT:
+            store.leave(message.inc)
+        else:
+            store.put(message.key, value)
 
     def tell(self, run: RunGroup, message: Data, frames: Sequence[bytes] = ()) -> None:
         """Leave a message to be sent to all peers in a group."""
@@ -51,6 +58,17 @@ class GroupPeers:
     def connect(self, run: RunGroup) -> None:
         """Leave it to be done that we are connected to the peers in a group and no others."""
         self._exchange.leave(partial(self._connect, run))
+
+    def leave(self, run: RunGroup) -> None:
+        """Tell the peers in a group, which we never were connected to, that we leave it.
+
+        Those that are connected find our connections closed. If another one has left before, the
+        peers know that the group is over.
+        """
+        store = self._stores.get(run.group)
+        if store is None or not store.left:
+            message = Meet(epoch_no=run.epoch_no, inc=self._state.inc, group=run.group, key=LEFT)
+            self.tell(run, message, [b""])
 
     def drop(self) -> None:
         """End the stores of the group that we worked in, and before; a later one may be open."""

@@ -11,6 +11,8 @@ from datetime import timedelta
 
 from torch._C._distributed_c10d import Store
 
+from paceline.base.numbering import Inc
+
 
 class GroupOver(Exception):
     """The group was dropped, or a member did not come in time."""
@@ -32,11 +34,19 @@ class PeerStore(Store):
         self._over = False
         self.missing: tuple[str, ...] = ()
         """Keys that did not come in time."""
+        self.left: tuple[Inc, ...] = ()
+        """Members that have left the group before they were connected to all others."""
 
     def put(self, key: str, value: bytes) -> None:
         """Take what a peer has set."""
         with self._changed:
             self._values[key] = value
+            self._changed.notify_all()
+
+    def leave(self, member: Inc) -> None:
+        """Note that a member has left: what it has not set will not come, so the group is over."""
+        with self._changed:
+            self.left = (*self.left, member)
             self._changed.notify_all()
 
     def end(self) -> None:
@@ -49,6 +59,10 @@ class PeerStore(Store):
         """A value, where it is there."""
         with self._changed:
             return self._values.get(key)
+
+    @property
+    def _is_over(self) -> bool:
+        return self._over or bool(self.left)
 
     # Called by torch, from C++.
 
@@ -71,13 +85,13 @@ class PeerStore(Store):
         """
         deadline_s = time.monotonic() + self._patience_s
         with self._changed:
-            while not self._over and not all(key in self._values for key in keys):
+            while not self._is_over and not all(key in self._values for key in keys):
                 left_s = deadline_s - time.monotonic()
                 if left_s <= 0:
                     self.missing = tuple(key for key in keys if key not in self._values)
                     raise GroupOver(f"no {', '.join(keys)} within {self._patience_s:.0f} s")
                 self._changed.wait(left_s)
-            if self._over:
+            if self._is_over:
                 raise GroupOver("the group was dropped")
 
     def check(self, keys: Sequence[str]) -> bool:

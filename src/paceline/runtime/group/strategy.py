@@ -67,6 +67,11 @@ class Together(Stepping):
         if found:
             self.entries = EntriesOfMember(client, lambda: self._training)
 
+    @property
+    def stands_in(self) -> bool:
+        """See `Strategy.stands_in`: as the newest group was told that we worked in."""
+        return self._member.state.stands_in
+
     def _num_schedules(self, scheduler: LRScheduler) -> int | None:
         """Return the steps that a scheduler's call in the body of a loop counts; None: no loop.
 

@@ -111,6 +111,10 @@ class Transport(ABC):
         """Return when a work is over, whatever came of it, or after so long."""
 
     @abstractmethod
+    def will_tell(self, work: Any, act: Callable[[], object]) -> bool:
+        """Have something called once a work is over, in any thread; False: that cannot be."""
+
+    @abstractmethod
     def result(self, work: Any) -> None:
         """Raise what came of a work that is over: RuntimeError if it has failed."""
 
@@ -152,6 +156,10 @@ class Gloo(Transport):
     def pause(self, work: Any, limit_s: float) -> None:
         with suppress(RuntimeError):  # not yet; or it has failed, as `result` tells
             work.wait(timedelta(seconds=limit_s))
+
+    def will_tell(self, work: Any, act: Callable[[], object]) -> bool:
+        work.get_future().add_done_callback(lambda _: act())
+        return True
 
     def result(self, work: Any) -> None:
         work.wait()
@@ -204,6 +212,10 @@ class Nccl(Transport):
         deadline_s = time.monotonic() + limit_s
         while not work.is_completed() and time.monotonic() < deadline_s:
             time.sleep(POLL_S)  # noqa: TID251
+
+    def will_tell(self, work: Any, act: Callable[[], object]) -> bool:
+        """Return False: torch's future tells when a work is in the device's queue."""
+        return False
 
     def result(self, work: Any) -> None:
         """Raise here: torch's ``wait`` would abort what has failed, and wait for it."""

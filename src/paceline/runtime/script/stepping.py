@@ -54,6 +54,11 @@ class Stepping:
         #: For each optimizer: whether each parameter that the members know is trained, by its id.
         self._known: list[dict[int, bool]] = []
 
+    @property
+    def stands_in(self) -> bool:
+        """See `Strategy.stands_in`."""
+        return False
+
     def close_step(self) -> None:
         """See `Strategy.close_step`."""
         if self._loop is not None:

@@ -128,6 +128,10 @@ class Strategy(Protocol):
     takes_growth: bool
     """Whether feeds of unknown length can be read: not where a step is one global batch for all."""
 
+    @property
+    def stands_in(self) -> bool:
+        """Whether worker-0 is gone for good, and this worker is the chief in its place."""
+
     def prepare(
         self,
         modules: Sequence[nn.Module],

@@ -91,6 +91,59 @@ class JournalShortEvent(Event, frozen=True):
         )
 
 
+class JournalKeptEvent(Event, frozen=True):
+    """Other machines keep the journal from now on, or none does."""
+
+    hosts: tuple[str, ...]
+    """Names of all that keep it, the master's first; empty: it is on the master's machine alone."""
+    why: str = ""
+    """Why it is there alone."""
+
+    is_usual = True
+    sentence_words = "{0.clause}"
+
+    @property
+    def clause(self) -> str:
+        if not self.hosts:
+            return f"if the master's machine is lost, the job stops: {self.why}"
+        names = ", ".join(self.hosts)
+        return f"{names} keep the job's journal: it goes on if one of them is lost"
+
+
+class KeepersAwaitedEvent(Event, frozen=True):
+    """A master waits until most of those that keep the job's journal can be reached."""
+
+    hosts: tuple[str, ...]
+
+    sentence_words = "{0.clause}"
+
+    @property
+    def clause(self) -> str:
+        return (
+            f"the master waits for {' or '.join(self.hosts)}, which keep the job's journal: "
+            "without them it cannot know whether the job goes on elsewhere"
+        )
+
+
+class MasterMovedEvent(Event, frozen=True):
+    """The job goes on with a master on another machine."""
+
+    before: str
+    """Name of the machine that is gone."""
+    host: str
+    after_s: float
+    """Seconds from the last word of the master there to this one."""
+
+    sentence_words = "{0.clause}"
+
+    @property
+    def clause(self) -> str:
+        return (
+            f"the master's machine {self.before} is gone; the master runs on {self.host} now, "
+            f"after {self.after_s:.1f} s. Logs and cuts of before are on {self.before}"
+        )
+
+
 class MasterDiedEvent(ReasonedEvent, frozen=True):
     """The master has died, by its own last words or its exit code."""
 

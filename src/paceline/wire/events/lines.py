@@ -23,6 +23,9 @@ KnownEvent = (
     | job.MasterStartedEvent
     | job.JournalShortEvent
     | job.MasterDiedEvent
+    | job.JournalKeptEvent
+    | job.KeepersAwaitedEvent
+    | job.MasterMovedEvent
     | job.StoppedEvent
     | job.FinishedEvent
     | job.NotKeptEvent
@@ -33,9 +36,19 @@ KnownEvent = (
     | job.ScaledEvent
     | nodes.AgentJoinedEvent
     | nodes.AgentLostEvent
+    | nodes.MachinesAwaitedEvent
+    | nodes.MachineJoinedEvent
+    | nodes.PlacePendingEvent
+    | nodes.PlaceRefusedEvent
+    | nodes.NotSharedEvent
+    | nodes.PlaceDrainingEvent
+    | nodes.StandInEvent
+    | nodes.NotMovedAwayEvent
+    | nodes.UnbackedEvent
     | nodes.NoLimitsEvent
     | nodes.NodeResizedEvent
     | nodes.NotResizedEvent
+    | nodes.ResizeDeferredEvent
     | nodes.NodeStartedEvent
     | nodes.ProcessUpEvent
     | nodes.WorksEvent

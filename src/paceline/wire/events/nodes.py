@@ -18,6 +18,8 @@ class Verdict(StrEnum):
     PREEMPTED = "preempted"
     MADE_ROOM = "made room"
     """Ended for the memory of a guaranteed job on the same device."""
+    TAKEN_AWAY = "taken away"
+    """Ended with its place, which the platform took away or calls lost."""
     OOM = "oom"
     RETRYABLE = "retryable"
     UNRETRYABLE = "unretryable"
@@ -49,6 +51,32 @@ class AgentLostEvent(ReasonedEvent, frozen=True):
     sentence_words = "the agent of {0.node} lost{0.after_colon}"
 
 
+class MachinesAwaitedEvent(Event, frozen=True):
+    """The job waits for machines to join, without which its workers do not begin."""
+
+    count: int
+    """Machines that are there."""
+    wanted: int
+
+    clause_words = "{0.count} of {0.wanted} machines are there"
+    sentence_words = (
+        "{0.clause}; the job waits: run `paceline agent --join ticket` on another one, with a copy "
+        "of the file `ticket` of the job's directory"
+    )
+
+
+class MachineJoinedEvent(Event, frozen=True):
+    """A machine has joined, and runs these workers."""
+
+    nodes: tuple[str, ...]
+    host: str
+
+    clause_words = "{0.host}"
+
+    def sentence(self) -> str:
+        return f"{self.host} joined: it runs {', '.join(self.nodes)}"
+
+
 class PlacePendingEvent(ReasonedEvent, frozen=True):
     """The platform has no place for the node yet."""
 
@@ -78,6 +106,21 @@ class PlaceDrainingEvent(ReasonedEvent, frozen=True):
     """The node's place is going away: the node leaves it."""
 
     sentence_words = "the place of {0.node} is going away{0.after_colon}"
+
+
+class ResizeDeferredEvent(ReasonedEvent, frozen=True):
+    """The platform cannot give the node its new size yet."""
+
+    sentence_words = "{0.node} gets its new size later{0.after_colon}"
+
+
+class StandInEvent(Event, frozen=True):
+    """Another worker is asked for, and stands in while this one leaves its place."""
+
+    successor: str
+
+    sentence_words = "{0.successor} stands in while {0.node} leaves its place"
+    clause_words = "{0.successor} stands in"
 
 
 class NotMovedAwayEvent(ReasonedEvent, frozen=True):

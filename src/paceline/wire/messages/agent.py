@@ -5,6 +5,7 @@ import msgspec
 from paceline.base.numbering import Inc
 from paceline.wire.messages.base import LifeMessage, Message
 from paceline.wire.messages.features import AgentFeatureSaid, AgentFeatureTold
+from paceline.wire.messages.keeping import KeepingDown, KeepingUp
 from paceline.wire.messages.node import NodeDown, NodeUp, ProcessUp
 from paceline.wire.spec import NodeSize
 
@@ -128,6 +129,8 @@ class AgentHello(Message, frozen=True):
     """Size that the spec granted the node when this agent started."""
     log: str = ""
     """``HOST:PATH`` of the node's log; empty: it is in the job's directory."""
+    may_keep: bool = False
+    """Whether it can keep the job's journal, and start the next master from it."""
 
     @property
     def machine(self) -> str:
@@ -157,6 +160,35 @@ class ProcessExited(Message, frozen=True):
     evidence: ExitEvidence
 
 
+class Ranks(msgspec.Struct, frozen=True, kw_only=True):
+    """Ranks of a worker in a round whose workers are on several machines."""
+
+    rank: int
+    local_rank: int
+    """Number of the worker among those of its machine."""
+    local_size: int
+    """Workers of its machine."""
+    machine: int
+    """Number of its machine."""
+    machines: int
+    host: str
+    """Address at which rank 0 listens; empty: that of the master's machine."""
+
+
+class FindMeeting(Message, frozen=True):
+    """master -> agent of rank 0: find a free port of your machine for this round to meet at."""
+
+    number: int
+
+
+class MeetingFound(Message, frozen=True):
+    """agent -> master: here the workers of this round can meet, ``HOST:PORT``."""
+
+    node: str
+    number: int
+    address: str
+
+
 class StartProcess(LifeMessage, frozen=True):
     """master -> agent: run incarnation ``inc`` of your node. Repetitions do nothing."""
 
@@ -169,6 +201,8 @@ class StartProcess(LifeMessage, frozen=True):
     """Strategy script: how often all workers have begun again."""
     port: int = 0
     """Strategy script: where the workers of this round meet."""
+    ranks: Ranks | None = None
+    """Ranks among several machines; None: all workers are on one."""
 
 
 class StopProcess(LifeMessage, frozen=True):
@@ -203,7 +237,12 @@ class NodeLimited(Message, frozen=True):
 
 
 class Leave(Message, frozen=True):
-    """master -> agent: end everything of this node and exit."""
+    """master -> agent: end everything of this node and exit.
+
+    ``why``: the job goes on without it, since it cannot take part; empty: it is as it should be.
+    """
+
+    why: str = ""
 
 
 class SendLog(Message, frozen=True):
@@ -235,6 +274,21 @@ class LogLines(Message, frozen=True):
     text: bytes
 
 
+class ProbeMachine(Message, frozen=True):
+    """master -> agent: see whether a machine answers you. Answer: MachineProbed."""
+
+    machine: str
+    """Its address, as `AgentHello.machine` has it."""
+
+
+class MachineProbed(Message, frozen=True):
+    """agent -> master: whether the kernel of a machine answered."""
+
+    node: str
+    machine: str
+    answered: bool
+
+
 class FileServers(Message, frozen=True):
     """master -> agent on another machine: who serves files of cuts, itself and nodes like that."""
 
@@ -253,11 +307,20 @@ class FileServers(Message, frozen=True):
 
 
 AgentUp = (
-    AgentHello | Heartbeat | FromProcess | ProcessExited | NodeLimited | AgentFeatureSaid | LogLines
+    AgentHello
+    | Heartbeat
+    | FromProcess
+    | ProcessExited
+    | NodeLimited
+    | AgentFeatureSaid
+    | LogLines
+    | MachineProbed
+    | KeepingUp
+    | MeetingFound
 )
 
 
-AgentDown = (
+NodeTakes = (
     StartProcess
     | StopProcess
     | ToProcess
@@ -266,4 +329,8 @@ AgentDown = (
     | Leave
     | FileServers
     | SendLog
+    | ProbeMachine
+    | FindMeeting
 )
+"""Messages to an agent about its node; the others are about the job's journal."""
+AgentDown = NodeTakes | KeepingDown

@@ -48,7 +48,8 @@ class GiveFile(FileMessage, frozen=True, kw_only=True):
     """Store bytes (a frame) of a file of a cut, from ``offset`` on; answer: FileTaken.
 
     ``checksum``: of the whole file, with its last bytes. The file is there, and durable, once the
-    answer to them has come.
+    answer to them has come. ``memory_of``: in the memory there, as a second copy of this node; what
+    is given so is not durable.
     """
 
     number: int
@@ -56,6 +57,7 @@ class GiveFile(FileMessage, frozen=True, kw_only=True):
     offset: int
     num_bytes: int
     checksum: str = ""
+    memory_of: str = ""
 
 
 class DropFiles(FileMessage, frozen=True, kw_only=True):

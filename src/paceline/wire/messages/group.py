@@ -28,12 +28,14 @@ class Member(msgspec.Struct, frozen=True, array_like=True):
     """One member of a group: its incarnation, its node and where its peers reach it.
 
     ``distant``: files of cuts cross the network from the master to it, or from it to the master.
+    ``files``: of shards, where a distant member takes copies of others' cuts; empty: nowhere.
     """
 
     inc: Inc
     node: str
     address: str
     distant: bool = False
+    files: str = ""
 
 
 def in_order(members: Iterable[Member]) -> tuple[Member, ...]:
@@ -115,6 +117,13 @@ class Broken(GroupMessage, frozen=True):
     diverged: bool = False
 
 
+class GroupLeft(LifeMessage, frozen=True):
+    """worker -> master: it works in no group any more, and is about to end; said once.
+
+    The others need not wait for the end of its process, which tells the same.
+    """
+
+
 class Profiled(LifeMessage, frozen=True):
     """member -> master: what ``batches`` of ``size`` samples took, which were not applied.
 
@@ -128,7 +137,7 @@ class Profiled(LifeMessage, frozen=True):
     peak_bytes: int = 0
 
 
-GroupUp = JoinGroup | GroupStopped | Progress | Broken
+GroupUp = JoinGroup | GroupStopped | Progress | Broken | GroupLeft
 
 # --------------------------------------------------------------------------- down
 
@@ -163,6 +172,8 @@ class RunGroup(GroupMessage, frozen=True):
 
     ``members``: all of them; or, where ``base`` is the group in which it worked last, those that
     were not in that one, while those of ``left`` are no more.
+
+    ``lacks_chief``: worker-0 is gone for good, and the first of the members stands in for it.
     """
 
     step: StepNo
@@ -173,6 +184,7 @@ class RunGroup(GroupMessage, frozen=True):
     catch_up: CatchUp | None = None
     base: int = 0
     left: tuple[Inc, ...] = ()
+    lacks_chief: bool = False
 
     def over(self, former: Sequence[Member]) -> "RunGroup":
         """Return the message with all members; ``former``: those of the group ``base``."""

@@ -17,6 +17,7 @@ from paceline.wire.messages.group import (
     Broken,
     CatchUp,
     Divide,
+    GroupLeft,
     GroupStopped,
     JoinGroup,
     ProfileBatches,
@@ -205,10 +206,12 @@ class KeepCut(LifeMessage, frozen=True):
     """process -> its agent: my copy of a cut lies in our node's memory: keep it.
 
     Also in the memory of ``partner`` (empty: nobody), and on disk. Resent until `CutKept` says so.
+    ``elsewhere``: address on another machine where the second copy is kept, in place of a partner.
     """
 
     copied: Copied
     partner: str = ""
+    elsewhere: str = ""
 
 
 class CutDelayed(LifeMessage, frozen=True):
@@ -325,6 +328,7 @@ NodeUp = (
     | MapSet
     | JoinGroup
     | GroupStopped
+    | GroupLeft
     | Progress
     | Broken
     | Profiled

@@ -224,8 +224,11 @@ class Job:
         del self.members[inc]
         self.run(self.master.worker_lost(inc, returned=returned))
 
-    def step(self, *incs: int, last: bool = False) -> None:
-        """These members complete the step that they all enter; ``last``: one wants to leave."""
+    def step(self, *incs: int, last: bool = False, stays: bool = False) -> None:
+        """These members complete the step that they all enter.
+
+        ``last``: one wants to leave; ``stays``: their scripts go on to the next step.
+        """
         members = [self.members[inc] for inc in incs or tuple(self.members)]
         runs = [member.enter() for member in members]
         last = last or any(member.wants_out for member in members)
@@ -235,6 +238,8 @@ class Job:
         whole = FEED.next_slice(members[0].done.line(0))
         for member in members:
             self.act(member.inc, member.updated(whole, last=last))
+            if not stays:
+                self.act(member.inc, member.leave_step())
 
     def restart_master(self) -> None:
         self.master = self.new_master()
@@ -460,6 +465,62 @@ def joining(*, whole_steps: bool = False) -> tuple[Job, dict[int, CatchUp]]:
     job.worker(3)
     job.join(3)
     return job, job.copying
+
+
+def test_between_two_steps_a_member_that_is_to_stop_does_one_more() -> None:
+    job = running(2)
+    first, second = job.members[1], job.members[2]
+    job.step(stays=True)
+    assert second.enter() is not None  # it would be lost if the other one stopped now
+    job.worker(3)
+    job.join(3)
+    assert first.wants_out
+    assert second.wants_out
+    assert job.holder.group.unheard() == ("worker-1", "worker-2")
+    job.step(1, 2, stays=True)
+    assert first.step == second.step == 2
+    assert job.group == [1, 2, 3]
+
+
+def test_a_member_that_leaves_is_not_waited_for() -> None:
+    job = running(3)
+    leaver = job.members[3]
+    job.step(last=True, stays=True)
+    assert job.holder.group.running  # nobody has told the master
+    job.act(3, leaver.leave())
+    assert job.group == [1, 2]
+    assert not leaver.resend()
+    assert (leaver.running, leaver.joining) == (None, False)
+    job.lose(3)
+    assert job.group == [1, 2]
+    job.step(1, 2)
+    assert job.members[1].step == job.members[2].step == 2
+
+
+def test_where_the_first_worker_is_gone_for_good_the_next_one_is_chief() -> None:
+    job = running(3)
+    assert not any(member.stands_in for member in job.members.values())
+    job.lose(1)
+    assert not any(member.stands_in for member in job.members.values())  # its next life comes
+    job.holder.group.lacks_chief = True
+    job.lose(2)
+    assert job.group == [3]
+    assert job.members[3].stands_in
+    job.holder.group.lacks_chief = False
+    job.worker(4)
+    job.join(4)
+    assert job.group == [3, 4]
+    assert not job.members[3].stands_in
+
+
+def test_who_leaves_in_the_midst_of_a_group_drops_it() -> None:
+    job = running(2)
+    leaver = job.members[2]
+    run = leaver.running
+    assert run is not None
+    job.act(2, leaver.leave())
+    assert (2, Drop(run)) in job.told
+    assert job.group == [1]
 
 
 def test_who_joins_copies_while_the_others_are_in_their_next_step() -> None:
@@ -1263,8 +1324,10 @@ def test_leaving_a_group_drops_it() -> None:
     job = running(2)
     member = job.members[1]
     job.told.clear()
+    former = member.running
+    assert former is not None
     job.lose(2)
-    assert (1, Drop()) in job.told
+    assert (1, Drop(former)) in job.told
     assert member.running is not None
     assert member.running.group == 2
 

@@ -22,7 +22,7 @@ class Writer:
     def __init__(self, process: Any, on_news: Callable[[], None]) -> None:
         self.copied: list[Copied] = []
 
-    def set_holders(self, nodes: Any) -> None:
+    def set_holders(self, nodes: Any, elsewhere: str) -> None:
         pass
 
     def make_room(self, cut_no: int, num_bytes: int) -> None:

@@ -13,6 +13,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from paceline.runtime.group import group as group_module
 from paceline.runtime.group import reducer as reducer_module
 from paceline.runtime.group import transports
 from paceline.runtime.group.group import BREAKING, Group
@@ -303,6 +304,23 @@ def test_who_connects_to_a_peer_that_gave_up_is_woken(
         assert not left.is_alive()
 
 
+def test_who_connects_does_not_wait_for_a_peer_that_has_left_before() -> None:
+    """Such a peer has heard of the next group between two steps, and never began to connect."""
+    run = RunGroup(epoch_no=1, inc=0, group=1, step=0, members=MEMBERS[:2])
+    store = PeerStore(lambda _key, _value: None, 60.0)
+    group = Group(run, 0, store)
+    group.begin("127.0.0.1")
+    threading.Timer(0.2, store.leave, (1,)).start()
+    begun_s = time.monotonic()
+    with pytest.raises(GroupOver, match=f"{MEMBERS[1].node} left the group"):
+        group.wait()
+    assert time.monotonic() - begun_s < 30.0, "it would wait for a minute"
+    group.drop()
+    for left in [one for one in threading.enumerate() if one.name == "paceline-connect"]:
+        left.join(5.0)
+        assert not left.is_alive()
+
+
 def test_who_waits_for_a_peer_that_does_not_come_gives_up() -> None:
     store = PeerStore(lambda _key, _value: None, 0.05)
     with pytest.raises(GroupOver, match="no 0/1 within"):
@@ -322,6 +340,49 @@ def test_a_member_that_leaves_in_mid_operation_is_no_text_of_torch_s() -> None:
         return str(over.value)
 
     assert in_group(2, act)[0].endswith(" left the group")
+
+
+@pytest.mark.parametrize("ends", ["comes", "is dropped"])
+def test_a_long_wait_costs_no_exceptions_and_ends_at_once(
+    ends: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A wait of gloo's that runs out is an exception in C++, which takes half a millisecond."""
+    look_s, late_s, pauses = 30.0, 0.2, list[float]()
+    monkeypatch.setattr(group_module, "LONG_LOOK_S", look_s)
+
+    def act(group: Group) -> float:
+        for _ in range(5 if ends == "comes" else 0):
+            if group.rank:
+                time.sleep(late_s)
+            begun_s = time.monotonic()
+            group.sum(torch.ones(2)).wait()
+            assert time.monotonic() - begun_s < look_s / 2, "gloo has not woken it"
+        if group.rank:
+            time.sleep(late_s)
+            begun_s = time.monotonic()
+            if ends == "comes":
+                group.sum(torch.ones(2)).wait()
+            return begun_s
+        operation = group.sum(torch.ones(2))
+        carrier = operation._carrier
+        pause = carrier.pause
+
+        def counted(work: Any, limit_s: float) -> None:
+            pauses.append(limit_s)
+            pause(work, limit_s)
+
+        carrier.pause = counted  # type: ignore[method-assign]
+        if ends == "comes":
+            operation.wait()
+        else:
+            threading.Timer(late_s, group.drop).start()
+            with pytest.raises(GroupOver):
+                operation.wait()
+        return time.monotonic()
+
+    ended_s, begun_s = in_group(2, act)
+    assert len(pauses) == 1
+    assert ended_s - begun_s < look_s / 2, "nobody has woken it"
 
 
 def test_numbers_of_all_members_are_told_to_all() -> None:

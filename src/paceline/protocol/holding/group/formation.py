@@ -148,6 +148,8 @@ class Formation:
         #: The newest group that ran, and the one before it: number, and members.
         self._ran = self._ran_before = (0, dict[Inc, Member]())
         self._orders: _RunOrders | None = None
+        #: Worker-0 is gone for good.
+        self.lacks_chief = False
 
     # ------------------------------------------------------------------ records
 
@@ -225,7 +227,13 @@ class Formation:
     # ------------------------------------------------------------------ who is there
 
     def join(
-        self, message: JoinGroup, node: str, *, expected: int, distant: bool = False
+        self,
+        message: JoinGroup,
+        node: str,
+        *,
+        expected: int,
+        distant: bool = False,
+        files: str = "",
     ) -> list[Instruction]:
         """A worker wants to train.
 
@@ -235,13 +243,14 @@ class Formation:
             expected: workers without which a run's first group, or a sharded one, waits (see
                 `form`).
             distant: see `Member`.
+            files: see `Member`.
         """
         inc = message.inc
         self.awaited = expected
         if self.replica and message.replica != self.replica:
             return [self._refuse(message, node)]
         self.replica = message.replica
-        self.ready[inc] = Member(inc, node, message.address, distant)
+        self.ready[inc] = Member(inc, node, message.address, distant, files)
         if self.knows(inc):
             # It waits, so it misses a member that is gone.
             return self._ask([inc]) or (self.form() if self.running and self.lost else [])
@@ -434,6 +443,7 @@ class Formation:
             division=begun.division,
             check=self.check and begun.step == 0 and self.number == self.first,
             joiners=begun.joiners,
+            lacks_chief=self.lacks_chief,
         )
         base, former = self._ran_before
         fresh = tuple(one for one in whole.members if former.get(one.inc) != one)

@@ -32,7 +32,14 @@ from paceline.protocol.records import (
 )
 from paceline.protocol.samples.plans import NO_PLAN, GlobalAction
 from paceline.wire.messages.base import CutRef
-from paceline.wire.messages.group import Broken, GroupStopped, GroupUp, JoinGroup, Progress
+from paceline.wire.messages.group import (
+    Broken,
+    GroupLeft,
+    GroupStopped,
+    GroupUp,
+    JoinGroup,
+    Progress,
+)
 from paceline.wire.messages.node import (
     AskCut,
     FeedOpened,
@@ -120,7 +127,13 @@ class GroupHolder(Holder):
         return done
 
     def member_said(
-        self, message: GroupUp, *, node: str = "", expected: int = 0, distant: bool = False
+        self,
+        message: GroupUp,
+        *,
+        node: str = "",
+        expected: int = 0,
+        distant: bool = False,
+        files: str = "",
     ) -> list[Instruction]:
         """A worker's word about the group.
 
@@ -129,6 +142,7 @@ class GroupHolder(Holder):
             node: where it lives.
             expected: workers for which a run's first group waits.
             distant: see `Member`.
+            files: see `Member`.
         """
         inc = message.inc
         if self.core.is_given_up(inc):
@@ -138,7 +152,9 @@ class GroupHolder(Holder):
         match message:
             case JoinGroup():
                 self.core.prepared.add(inc)
-                joined = self.group.join(message, node, expected=expected, distant=distant)
+                joined = self.group.join(
+                    message, node, expected=expected, distant=distant, files=files
+                )
                 return self._in_group(joined)
             case GroupStopped():
                 return self._in_group(self.group.stopped_said(message))
@@ -146,6 +162,8 @@ class GroupHolder(Holder):
                 return self._in_group(self.group.broken_said(message))
             case Progress():
                 return self._progress(message)
+            case GroupLeft():
+                return self._in_group(self.group.leave(inc))
             case _:
                 assert_never(message)
 

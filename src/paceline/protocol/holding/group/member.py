@@ -5,7 +5,7 @@ Events are the master's messages and the training loop's own acts (`enter`, `beg
 protocol docs/protocols/integrity.md, section 8. The explorer in ``tests/model`` drives this class.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import msgspec
 
@@ -19,6 +19,7 @@ from paceline.wire.messages.group import (
     CatchUp,
     Divide,
     Division,
+    GroupLeft,
     GroupStopped,
     GroupUp,
     JoinGroup,
@@ -36,7 +37,13 @@ class Say(msgspec.Struct, frozen=True):
 
 
 class Drop(msgspec.Struct, frozen=True):
-    """The group that we work in is over: wake the threads that wait in it."""
+    """A group that we work in is over: wake the threads that wait in it, here and in its members.
+
+    Attributes:
+        run: the group.
+    """
+
+    run: RunGroup
 
 
 class Copy(msgspec.Struct, frozen=True):
@@ -88,8 +95,13 @@ class MemberState:
         #: Whether we want to train.
         self.joining = False
         self.broken: Broken | None = None
-        self.in_step = False
+        #: Whether our process is about to end.
+        self.left = False
+        #: From our first step in a group on, also between two: others in the next one wait for us.
+        self.in_steps = False
         self.updating = False
+        #: Whether worker-0 is gone for good, and we do what a script has one worker do.
+        self.stands_in = False
 
     # ------------------------------------------------------------------ from the master
 
@@ -104,10 +116,13 @@ class MemberState:
         return [Say(JoinGroup(inc=self.inc, address=self.address, replica=self.replica))]
 
     def stop_group(self, message: StopGroup) -> list[Instruction]:
-        """Stop in all groups before this one, now or when the step that we are in is complete."""
+        """Stop in all groups before this one, now or after a step that all complete together.
+
+        Between two steps, too: others may be in the next one, and it would be lost.
+        """
         if message.epoch_no < self.epoch_no or message.group < self.group:
             return []
-        if message.group <= self.ran:
+        if message.group <= self.ran or self.left:
             return []
         newer = message.group > self.group
         self._adopt(message.epoch_no)
@@ -123,8 +138,8 @@ class MemberState:
 
     @property
     def idle(self) -> bool:
-        """Not in a step: nobody waits for what we compute."""
-        return not self.in_step
+        """Whether nobody waits for us in a step, or will in the next one."""
+        return not self.in_steps
 
     def _adopt(self, epoch_no: EpochNo) -> None:
         """Drop what we hold: in a newer epoch it does not count."""
@@ -136,7 +151,7 @@ class MemberState:
         """Nothing of the group enters the model from here on."""
         dropped: list[Instruction] = []
         if self.running is not None:
-            dropped, self.copying = [Drop()], None
+            dropped, self.copying = [Drop(self.running)], None
         self.running = self.stopping = None
         return [*dropped, self._stopped()]
 
@@ -154,7 +169,7 @@ class MemberState:
 
     def catch_up(self, message: CatchUp) -> list[Instruction]:
         """Copy what others hold; or begin with what we were built with."""
-        if message.epoch_no < self.epoch_no or message.group != self.group:
+        if message.epoch_no < self.epoch_no or message.group != self.group or self.left:
             return []
         if self.running is not None or self.updating:
             return []
@@ -197,7 +212,7 @@ class MemberState:
         Raises:
             InternalError: we do not hold it.
         """
-        if (message.epoch_no, message.group) != (self.epoch_no, self.group):
+        if (message.epoch_no, message.group) != (self.epoch_no, self.group) or self.left:
             return []
         if message.group <= self.ran:
             return [self.progress()]
@@ -212,6 +227,7 @@ class MemberState:
             )
         self.running, self.ran = message, message.group
         self._ran_with = message.members
+        self.stands_in = message.lacks_chief and message.members[0].inc == self.inc
         self.division = self.heard = message.division
         self.proved = (self.step, self.done.spans())
         copy = [Copy(self.copying)] if self.copying is not None else []
@@ -253,7 +269,7 @@ class MemberState:
         What it is to be done on may still be being copied.
         """
         if self.running is not None:
-            self.in_step = True
+            self.in_steps = True
         return self.running
 
     @property
@@ -283,7 +299,7 @@ class MemberState:
     def begin_update(self, run: RunGroup) -> bool:
         """All of the step is here; whether it may change the model. If so, `updated` follows."""
         if self.running is not run:
-            self.in_step = False
+            self.in_steps = False
             return False
         self.updating = True
         return True
@@ -296,7 +312,7 @@ class MemberState:
         self.proved = (self.step, self.done.spans())
         self.step = step_after(self.step)
         self.done.update(spans)
-        self.in_step = self.updating = False
+        self.updating = False
         at_once = self.stopping is not None and self.stopping.at_once
         return self._pause() if last or at_once else []
 
@@ -304,17 +320,17 @@ class MemberState:
         """Work no more in this group, and say so once the next one is known."""
         if self.stopping is not None:
             return self._stop()
-        if self.running is None:
+        if (run := self.running) is None:
             return []
         self.running = None
-        return [Drop()]
+        return [Drop(run)]
 
     def proven(self, run: RunGroup, *, last: bool) -> list[Instruction]:
         """All members have come this far: they hold the step that we completed last.
 
         Where the group is over meanwhile, the next one proves it (`is_proven`).
         """
-        self.in_step = False
+        self.in_steps = False
         if self.running is not run:
             return []
         self.proved = (self.step, self.done.spans())
@@ -322,14 +338,14 @@ class MemberState:
 
     def failed(self, run: RunGroup, reason: str) -> list[Instruction]:
         """Something of the group does not work any more."""
-        self.in_step = False
+        self.in_steps = False
         if self.running is not run:
             return []
         if self.stopping is not None:
             return self._stop()
         self.running = None
         self.broken = Broken(epoch_no=self.epoch_no, inc=self.inc, group=run.group, reason=reason)
-        return [Drop(), Say(self.broken)]
+        return [Drop(run), Say(self.broken)]
 
     def diverged(self, run: RunGroup, what: str, *, gives_up: bool) -> list[Instruction]:
         """Members of the group do not hold the same; ``gives_up``: most differ from us.
@@ -338,7 +354,7 @@ class MemberState:
         members have found it in the same step, which none of them completes. Who has said already
         that it stopped keeps to its word: the next group finds it again.
         """
-        self.in_step = False
+        self.in_steps = False
         if self.running is not run:
             return []
         if gives_up:
@@ -349,7 +365,7 @@ class MemberState:
         if self.stopping is not None:
             return [Say(told), *self._stop()]
         self.running, self.broken = None, told
-        return [Drop(), Say(told)]
+        return [Drop(run), Say(told)]
 
     def forget(self) -> list[Instruction]:
         """Forget what we hold: it will be something else, of which no group knows."""
@@ -359,12 +375,19 @@ class MemberState:
 
     def give_up_update(self) -> None:
         """Nothing of the update that was begun is in the model."""
-        self.updating = self.in_step = False
+        self.updating = self.in_steps = False
 
     def leave_step(self) -> list[Instruction]:
-        """The loop is left, or about to wait for something else."""
-        self.in_step = False
+        """The loop is left, or about to wait for something else than its next step."""
+        self.in_steps = False
         return self._stop() if self.stopping is not None else []
+
+    def leave(self) -> list[Instruction]:
+        """Our process is about to end: from here on no group is ours."""
+        self.left, self.joining = True, False
+        dropped = [Drop(self.running)] if self.running is not None else []
+        self.running = self.stopping = self.copying = None
+        return [*dropped, Say(GroupLeft(inc=self.inc))]
 
     # ------------------------------------------------------------------ loss of messages
 
@@ -391,3 +414,22 @@ class MemberState:
         if self.running is not None and self.copying is None:
             return [self.progress()]
         return self._ask_in()  # so that we are given another peer if ours has gone
+
+
+def second_machine(inc: Inc, members: Sequence[Member]) -> str:
+    """Where a member's shard has its second copy: the address of another machine.
+
+    The master's machine has a copy of every shard, since it must read cuts, and a copy of each of
+    its own shards is elsewhere. So the death of one machine loses no cut.
+
+    Args:
+        inc: the member's.
+        members: all of its group.
+
+    Returns:
+        Address of a member on another machine than the master's; empty: none is, or the member
+        itself is on another one, and the master's machine has its copy.
+    """
+    near = [one.inc for one in members if not one.distant]
+    others = [one.files for one in members if one.files]
+    return others[near.index(inc) % len(others)] if inc in near and others else ""

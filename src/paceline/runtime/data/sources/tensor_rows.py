@@ -38,7 +38,7 @@ class TensorRows:
     def __getitem__(self, index: int) -> Any:
         return self._type(*(column[index] for column in self.columns.values()))
 
-    def __getitems__(self, indices: Sequence[int]) -> Any:
+    def __getitems__(self, indices: Sequence[int] | torch.Tensor) -> Any:
         rows = torch.as_tensor(indices)
         return self._type(*(column.index_select(0, rows) for column in self.columns.values()))
 

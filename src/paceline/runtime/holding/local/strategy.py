@@ -4,6 +4,7 @@ The same batches and the same arithmetic as in a job of strategy allreduce with 
 with sparse tables, whose rows torch's optimizers do not know, go to `holding.servers.in_process`.
 """
 
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
 from typing import Any
@@ -133,17 +134,27 @@ class Local(Stepping):
             yield batch, work.num_samples
 
     def _steps(self, feed: Feed, reader: Reader, ahead: int) -> Iterator[list[Work]]:
-        """Yield all steps of a feed: the batches of each. The first is made when it is yielded."""
-        known: dict[Work, list[Work]] = {}
-        while (work := self._dealing.next_work(feed.feed)) is not None:
-            mine = known.pop(work, None) or self._parts(work)
-            coming = self._dealing.upcoming(feed.feed, -(-ahead // self.accumulate))
-            for one in coming:
-                known.setdefault(one, self._parts(one))
-            reader.ask([*mine, *(part for one in coming for part in known[one])])
+        """Yield all steps of a feed: the batches of each, asked for some steps ahead."""
+        asked: deque[list[Work]] = deque()
+        limit = -(-ahead // self.accumulate)
+        while True:
+            while len(asked) <= limit and (work := self._dealing.take_known(feed.feed)):
+                asked.append(self._asked(work, reader))
+            if not asked:
+                work = self._dealing.next_work(feed.feed)
+                if work is None:
+                    return
+                asked.append(self._asked(work, reader))
+            parts = asked.popleft()
             if feed.ends:
-                self.global_batch = work.num_samples
-            yield mine
+                self.global_batch = num_of(parts)
+            yield parts
+
+    def _asked(self, work: Work, reader: Reader) -> list[Work]:
+        """Have the batches of a step made, behind those before it."""
+        parts = self._parts(work)
+        reader.add(parts)
+        return parts
 
     def _parts(self, work: Work) -> list[Work]:
         """The batches of a step, as many as the script takes; small ones are of all its samples."""
@@ -202,6 +213,7 @@ class LocalLoop(StepFrame[StepInHand]):
         self._steps, self._reader = steps, reader
         self._optimizers, self._on_step = optimizers, on_step
         self._works: list[Work] = []
+        self._num_samples = 0
         self._batch_no = 0
         self._counted = self._has_gradient = False
         self.has_closure = False
@@ -218,7 +230,7 @@ class LocalLoop(StepFrame[StepInHand]):
         self._sums.clear()
         self.step = None
         if works is not None:
-            self._works = works
+            self._works, self._num_samples = works, num_of(works)
             self.step = StepInHand(batch=self._reader.get(works[0]))
             self.num_steps += 1
         return self.step
@@ -257,6 +269,8 @@ class LocalLoop(StepFrame[StepInHand]):
 
     def _weigh(self) -> None:
         """Have a batch count for its samples, where those of the step differ in size."""
+        if len(self._works) == 1:
+            return
         sizes = [work.num_samples for work in self._works]
         if len(set(sizes)) == 1:
             return
@@ -275,8 +289,10 @@ class LocalLoop(StepFrame[StepInHand]):
             for param, value in self._sums.items():
                 param.grad = value
         step.stepped.add(optimizer)
-        params = params_of(self._optimizers[optimizer])
-        self._has_gradient |= any(param.grad is not None for param in params)
+        if not self._has_gradient:
+            groups = self._optimizers[optimizer].param_groups
+            params = (param for group in groups for param in group["params"])
+            self._has_gradient = any(param.grad is not None for param in params)
         lacks = not (self._has_gradient or self.has_closure)
         if lacks and len(step.stepped) == self.num_optimizers:
             raise ConfigError(NO_GRADIENT)
@@ -291,4 +307,11 @@ class LocalLoop(StepFrame[StepInHand]):
         """The batch is done: an optimizer has stepped on it, or none will."""
         if not self._counted:
             self._counted = True
-            self._on_step(len(SampleSet(span for work in self._works for span in work.spans)))
+            self._on_step(self._num_samples)
+
+
+def num_of(works: Sequence[Work]) -> int:
+    """Count the samples of a step, each once: a small one may be in all of its batches."""
+    if len(works) == 1:
+        return works[0].num_samples
+    return len(SampleSet(span for work in works for span in work.spans))

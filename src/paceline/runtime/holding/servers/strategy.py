@@ -50,6 +50,9 @@ def begin(process: Process) -> "OnServers":
 class OnServers:
     """`Strategy`: the worker computes gradients on values that it is given for each batch."""
 
+    stands_in = False
+    """See `Strategy.stands_in`: a job on servers does not outlive its master's machine."""
+
     def __init__(self, trainer: TrainingPort, script_state: ScriptState | None = None) -> None:
         self.trainer = trainer
         self.spec, self.rank = trainer.spec, trainer.rank

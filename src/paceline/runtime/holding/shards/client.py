@@ -216,7 +216,7 @@ class ShardClient(MemberClient):
         self._cut = order.order.cut
         self._do(self.state.copied(order.order))
 
-    def _drop(self) -> None:
+    def _drop(self, run: RunGroup | None) -> None:
         """Connections end with the process: peers may still wait for what we have sent."""
 
 
