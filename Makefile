@@ -83,6 +83,9 @@ soak: setup
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt 'ray[train]' optuna
 	$(BIN)/python -m pytest -q -m soak
 
+storm: setup
+	$(BIN)/python -m paceline_experiments.storm --page $(or $(PAGE),docs) --json storm.json
+
 chaos: setup
 	$(BIN)/python -m tests.chaos.run --seeds $(or $(SEEDS),0:200)
 	$(BIN)/python -m tests.chaos.grouped --seeds $(or $(SEEDS),0:200)

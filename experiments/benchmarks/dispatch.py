@@ -47,6 +47,7 @@ from paceline.wire.messages.node import (
     Restored,
     WriteInitial,
 )
+from paceline.wire.places import AskedPlace, Resized, Resizing, Room
 from paceline.wire.schema import ModelSchema
 from paceline.wire.spec import CheckpointSpec, JobSpec, NodeSpec
 
@@ -69,35 +70,27 @@ FEED = Feed(
 class NoBackend:
     """Nodes come by themselves."""
 
-    resizes_live = True
-
-    def launch(self, node: str, *, may_move: bool = False) -> None:
+    def launch(self, node: str, place: AskedPlace, token: str, *, may_move: bool = False) -> None:
         pass
 
     def adopt(self, node: str, launch: str, pid: int) -> None:
         pass
 
-    def stop(self, node: str) -> None:
+    def stop(self, node: str, grace_s: float = 0.0) -> None:
         pass
 
     async def watch(self) -> AsyncIterator[AnyWord]:
         await asyncio.Event().wait()
         yield  # type: ignore[misc]
 
-    def left_running(self, nodes: Iterable[str]) -> set[str]:
+    async def picture(self, nodes: Iterable[str]) -> set[str]:
         return set()
 
-    def waited_s(self, node: str) -> float:
-        return 0.0
+    def resize(self, node: str, place: AskedPlace) -> Resizing:
+        return Resized()
 
-    def pending_s(self) -> float:
-        return 0.0
-
-    def resized(self, spec: JobSpec) -> None:
-        pass
-
-    def room(self, role: str) -> int | None:
-        return None
+    def room(self, place: AskedPlace) -> Room:
+        return Room(pending_s=0.0)
 
     async def close(self) -> None:
         pass

@@ -1,0 +1,1 @@
+"""A storm: a job on four machines of namespaces, to which something happens every half minute."""
