@@ -131,18 +131,21 @@ def test_a_killed_member_is_no_loss_where_tensors_are_on_gpus(tmp_path: Path) ->
 
 
 @pytest.mark.soak
-def test_an_edited_script_ends_the_worker_that_runs_it_and_not_the_job(tmp_path: Path) -> None:
+@pytest.mark.parametrize("node", ["worker-0", "worker-1"])
+def test_an_edited_script_ends_the_worker_that_runs_it_and_not_the_job(
+    tmp_path: Path, node: str
+) -> None:
     with group(tmp_path / "out", "--epochs", "2") as job:
         job.until_committed(N // 8)
         (job.out / "edited").touch()
-        job.tell(Kill(node="worker-1"))
+        job.tell(Kill(node=node))
         until(lambda: job.events("left_out"), "the end of the worker with another model")
-        node = job.node("worker-1")
-        assert node.state == "failed"
-        assert "worker-1 has prepared another model than the others" in node.note
+        assert job.node(node).state == "failed"
+        assert f"{node} has prepared another model than the others" in job.node(node).note
         check_finished(job, epochs=2, lives=1)
+        assert [path.suffix for path in job.out.glob("*chief")] == [".chief"]
         told = paragraph(read_facts(job.job))
-        assert "worker-1 was left out, the others went on" in told
+        assert f"{node} was left out, the others went on" in told
 
 
 @pytest.mark.parametrize(

@@ -238,7 +238,8 @@ class GroupRestored(Record, frozen=True):
 class GroupBegun(Record, frozen=True):
     """All-reduce: members hold ``step``, and so ``committed``; they divide the next as said.
 
-    All of them, but ``joiners``, which copy it within the next step.
+    All of them, but ``joiners``, which copy it within the next step. ``lacks_chief``: worker-0 is
+    gone for good, and the first of them stands in for it.
     """
 
     group: int
@@ -246,6 +247,7 @@ class GroupBegun(Record, frozen=True):
     committed: tuple[Span, ...]
     division: Division = Division()
     joiners: tuple[Inc, ...] = ()
+    lacks_chief: bool = False
 
 
 class GroupProgressed(Record, frozen=True):

@@ -234,11 +234,11 @@ def test_workers_without_common_steps_that_all_leave_their_loops_leave_them_toge
 
 
 @pytest.mark.parametrize("node", ["worker-0", "worker-1"])
-def test_what_only_the_first_worker_does_is_missing_where_it_was_left_out(node: str) -> None:
+def test_it_is_told_who_is_chief_where_the_first_worker_was_left_out(node: str) -> None:
     left = LeftOutEvent(t=5.4, node=node, inc=2, reason="it has another model")
     told = paragraph(facts(*START, left, *END, outcome=FINISHED))
     assert f"it has another model, {node} was left out, the others went on" in told
-    assert ("where job.is_chief was not done" in told) == (node == "worker-0")
+    assert ("job.is_chief is true in the first of those" in told) == (node == "worker-0")
 
 
 def test_every_life_of_a_node_has_its_bar_and_its_end() -> None:

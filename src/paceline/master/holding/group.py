@@ -15,6 +15,7 @@ from paceline.policy.actions import Profile
 from paceline.protocol.holding.group.formation import Formation
 from paceline.protocol.holding.group.master import GroupHolder
 from paceline.protocol.nodes.hangs import Hang, SlowMembers, find_hang, find_left_alone, find_silent
+from paceline.protocol.nodes.lives import Fate
 from paceline.protocol.reasons import left_alone
 from paceline.protocol.records import (
     GroupBegun,
@@ -93,7 +94,9 @@ class GroupEdge(HolderEdge):
         one = self.training.members.roster.nodes[node]
         distant = one.by_itself or one.agent.is_remote
         files = one.agent.files if self.holder.group.sharded else ""
-        self.holder.group.lacks_chief = CHIEF not in self.training.members.roster.nodes
+        chief = self.training.members.roster.nodes.get(CHIEF)
+        gone = chief is None or chief.fate is Fate.FAILED
+        self.training.do(self.holder.see_chief(is_gone=gone))
         said = self.holder.member_said(
             message, node=node, expected=expected, distant=distant, files=files
         )

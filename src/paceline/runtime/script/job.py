@@ -170,8 +170,9 @@ class Job:
     def is_chief(self) -> bool:
         """True in exactly one worker: the one to print, save and plot.
 
-        That is worker-0, also in its next lives. Where its machine is gone for good, and the job
-        goes on, it is the first of the others from their next group on.
+        That is worker-0, also in its next lives. Where it is gone for good (with its machine, or
+        since it cannot take part), and the job goes on, it is the first of the others from their
+        next group on.
         """
         return self._strategy.rank == 0 or self._strategy.stands_in
 

@@ -17,6 +17,7 @@ from paceline.protocol.acts import (
     WorkerRefused,
     WriteAhead,
 )
+from paceline.protocol.holding.group import formation
 from paceline.protocol.holding.group.formation import WhyNone
 from paceline.protocol.holding.group.master import GroupHolder
 from paceline.protocol.holding.group.member import (
@@ -497,16 +498,34 @@ def test_a_member_that_leaves_is_not_waited_for() -> None:
     assert job.members[1].step == job.members[2].step == 2
 
 
+def test_a_first_worker_that_cannot_take_part_leaves_when_it_will(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(formation, "CHIEF", "worker-1")
+    job = running(2)
+    assert not job.holder.see_chief(is_gone=True)
+    job.lose(1)
+    assert job.group == [2]
+    assert job.members[2].stands_in
+
+
 def test_where_the_first_worker_is_gone_for_good_the_next_one_is_chief() -> None:
     job = running(3)
     assert not any(member.stands_in for member in job.members.values())
     job.lose(1)
     assert not any(member.stands_in for member in job.members.values())  # its next life comes
-    job.holder.group.lacks_chief = True
+    job.run(job.holder.see_chief(is_gone=True))
+    assert job.group == [2, 3]
+    assert job.members[2].stands_in
+    assert not job.members[3].stands_in
+    number = job.holder.group.number
+    job.restart_master()
+    job.run(job.holder.see_chief(is_gone=True))
+    assert job.holder.group.number == number, "they know it already"
     job.lose(2)
     assert job.group == [3]
     assert job.members[3].stands_in
-    job.holder.group.lacks_chief = False
+    job.run(job.holder.see_chief(is_gone=False))
     job.worker(4)
     job.join(4)
     assert job.group == [3, 4]

@@ -22,6 +22,7 @@ from typing import assert_never
 
 import msgspec
 
+from paceline.base.node_files import CHIEF
 from paceline.base.numbering import NO_EPOCH, NO_INC, START, EpochNo, Inc, StepNo
 from paceline.base.samples import Span
 from paceline.protocol.acts import Fail, Instruction, Send, WorkerRefused, WriteAhead
@@ -148,7 +149,7 @@ class Formation:
         #: The newest group that ran, and the one before it: number, and members.
         self._ran = self._ran_before = (0, dict[Inc, Member]())
         self._orders: _RunOrders | None = None
-        #: Worker-0 is gone for good.
+        #: Worker-0 is gone for good, so the first member of the next group stands in for it.
         self.lacks_chief = False
 
     # ------------------------------------------------------------------ records
@@ -341,6 +342,17 @@ class Formation:
         self.broken.update((member.inc, reason) for member in self.members)
         return self.form()
 
+    def see_chief(self, *, is_gone: bool) -> list[Instruction]:
+        """Take in whether worker-0 is gone for good: a group that does not know it meets again.
+
+        While a life of it is in the group that runs, that group goes on.
+        """
+        self.lacks_chief = is_gone
+        knows = self.begun is None or self.begun.lacks_chief
+        if not is_gone or self.sharded or knows or any(m.node == CHIEF for m in self.members):
+            return []
+        return self.break_up("worker-0 is gone for good")
+
     # ------------------------------------------------------------------ re-forming
 
     def _ask(self, incs: Iterable[Inc]) -> list[Instruction]:
@@ -443,7 +455,7 @@ class Formation:
             division=begun.division,
             check=self.check and begun.step == 0 and self.number == self.first,
             joiners=begun.joiners,
-            lacks_chief=self.lacks_chief,
+            lacks_chief=begun.lacks_chief,
         )
         base, former = self._ran_before
         fresh = tuple(one for one in whole.members if former.get(one.inc) != one)
@@ -500,6 +512,7 @@ class Formation:
             committed=next(iter(sets)),
             division=division(self.plan, self.members),
             joiners=joiners,
+            lacks_chief=self.lacks_chief,
         )
         return [self._record(begun), *self._ask(self._members), *self.form()]
 

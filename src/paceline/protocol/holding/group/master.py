@@ -194,6 +194,10 @@ class GroupHolder(Holder):
         """Have the members of a running group, none of which hangs, meet again."""
         return self._in_group(self.group.break_up(reason))
 
+    def see_chief(self, *, is_gone: bool) -> list[Instruction]:
+        """Take in whether worker-0 is gone for good: another member stands in for it."""
+        return self._in_group(self.group.see_chief(is_gone=is_gone))
+
     def job_ended(self) -> None:
         """The job has ended here, and goes on: the cut says whether another script fits.
 
