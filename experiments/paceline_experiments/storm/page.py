@@ -1,11 +1,13 @@
 """The page of a storm: a table of what each kind of fault cost, and a picture."""
 
+import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import mean, median
 from typing import Any
 
 import numpy as np
+from matplotlib import rc_context
 from matplotlib.figure import Figure
 
 from paceline_experiments.outputs import circumstances, table
@@ -34,7 +36,8 @@ def write_page(
         f"{sizes['num_machines']} machines, and every {sizes['every_s']:g} s something happens to "
         f"them, for {sizes['minutes']:g} minutes. Machines are namespaces of one Linux kernel, "
         "each with a network, a host name and a home of its own. Steps wait as for an "
-        "accelerator: a sample costs a sleep. They share the processors, so what starts on a "
+        "accelerator: a sample costs a sleep, and a step of all members "
+        f"{sizes['step_s']:g} s. They share the processors, so what starts on a "
         "machine yields to what trains on the others. Clocks are set by a library that processes "
         "load; all other faults are real.",
         "",
@@ -55,14 +58,16 @@ def write_page(
         "steps, which includes a step. A worker is present from when its script is ready until it "
         "dies; while it is frozen, cut off or slow it counts as much less.",
         "",
-        f"Commit {said['commit']}, seed {sizes['seed']}: `make storm`.",
+        f"Commit {said['commit']}: `python -m paceline_experiments.storm --seed {sizes['seed']} "
+        f"--minutes {sizes['minutes']:g}`, on {os.cpu_count()} cores. `make storm`: 30 minutes.",
         "",
     ]
     text = "\n".join(lines)
     if folder is not None:
         (folder / "figures").mkdir(parents=True, exist_ok=True)
         (folder / "storm.md").write_text(text)
-        draw(found, diary).savefig(folder / "figures/storm.svg")
+        with rc_context({"svg.fonttype": "none"}):  # letters as such: a third of the size
+            draw(found, diary).savefig(folder / "figures/storm.svg")
     return text
 
 

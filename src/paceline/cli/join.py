@@ -36,13 +36,13 @@ MOST_AGAIN = 20
 """Times in all that agents are started again; then the command ends."""
 
 
-def join_job(path: Path, at: str | None, workers: int = 0) -> NoReturn:
+def join_job(path: Path, at: str | None, workers: int | None = None) -> NoReturn:
     """Run new nodes of a job here. The agent of one takes the place of this process.
 
     Args:
         path: of the job's ticket; ``-``: the standard input.
         at: where the master is reached from here, ``HOST:PORT``; None: where the ticket says.
-        workers: how many; 0: as many as the job's machines have, and else one.
+        workers: how many; None: as many as the job's machines have, and else one.
 
     Raises:
         ConfigError: the ticket is another job's or none, or this machine lacks the script.
@@ -50,7 +50,8 @@ def join_job(path: Path, at: str | None, workers: int = 0) -> NoReturn:
     """
     ticket = at_address(read_ticket(path), at)
     client = ControlClient(ticket.address, ticket.secret.encode(), ticket.authority_pem)
-    info = _ask(client, GetSpec(), path)
+    named = f"--join: {path}" if at is None else f"--at: {at}"
+    info = _ask(client, GetSpec(), named)
     assert isinstance(info, JobInfo)
     check_spec(info.spec, ticket.address)
     check_same_script(info.spec, info.script_digest)
@@ -59,7 +60,7 @@ def join_job(path: Path, at: str | None, workers: int = 0) -> NoReturn:
     # nothing but this command runs would keep the memory of each node that lost its power.
     with contextlib.suppress(OSError):
         clear_leftovers()
-    nodes = _be_taken_in(client, workers, path)
+    nodes = _be_taken_in(client, workers or 0, named)
     if spec.cwd != info.spec.cwd:
         print(f"{info.spec.cwd} cannot be entered on this machine: the job's script runs in / here")
     jobs = {node: make_joined(info.job_id, spec, node, ticket) for node in nodes}
@@ -71,11 +72,11 @@ def join_job(path: Path, at: str | None, workers: int = 0) -> NoReturn:
     os.execve(sys.executable, _command(node, job), {**os.environ, JOB_DIR: str(job.path)})
 
 
-def _be_taken_in(client: ControlClient, workers: int, path: Path) -> tuple[str, ...]:
+def _be_taken_in(client: ControlClient, workers: int, named: str) -> tuple[str, ...]:
     """Return the names of our nodes, once the job has a model that they can copy."""
     is_told = False
     while True:
-        joined = _ask(client, Join(host=socket.gethostname(), workers=workers), path)
+        joined = _ask(client, Join(host=socket.gethostname(), workers=workers), named)
         assert isinstance(joined, NodesAdded)
         if joined.nodes:
             return joined.nodes
@@ -191,17 +192,18 @@ def make_joined(job_id: str, spec: JobSpec, node: str, ticket: Ticket) -> JobDir
     return make_directory(path, spec, ticket)
 
 
-def _ask(client: ControlClient, call: Call, path: Path) -> Reply:
+def _ask(client: ControlClient, call: Call, named: str) -> Reply:
+    """Ask the master; ``named``: the option that named its address, and its value."""
     try:
         reply = client.call_sync(call, JOIN_TIMEOUT_S)
     except TransientError as error:
         raise TransientError(
-            f"--join: {path} names {client.address}, where no master answers; see whether the job "
+            f"{named} names {client.address}, where no master answers; see whether the job "
             "runs, copy its `ticket` again, and check that no firewall lies between"
         ) from error
     except PermanentError as error:
         raise ConfigError(
-            f"--join: {path}: {error}; expected the file `ticket` of the job's directory on the "
+            f"{named}: {error}; expected the file `ticket` of the job's directory on the "
             "master's machine"
         ) from error
     if isinstance(reply, Done):

@@ -235,14 +235,14 @@ def agent(
         ),
     ] = None,
     workers: Annotated[
-        int,
+        int | None,
         typer.Option(
             metavar="N",
-            min=0,
+            min=1,
             help="Workers to run here. Default: as many as the job's machines have, else 1.",
             show_default=False,
         ),
-    ] = 0,
+    ] = None,
 ) -> None:
     """Add this machine to a running job, with a worker or more.
 

@@ -9,6 +9,7 @@ import base64
 import binascii
 import os
 import ssl
+import stat
 import sys
 from pathlib import Path
 
@@ -21,6 +22,7 @@ STDIN = Path("-")
 NUM_PORTS = 65536
 BEGINNING = "paceline1."
 """Begins each ticket of this version."""
+_OF_OTHERS = stat.S_IRGRP | stat.S_IROTH
 _REMEDY = "copy the file `ticket` of the job's directory from the master's machine"
 
 
@@ -90,6 +92,11 @@ def read_ticket(path: Path, option: str = "--join") -> Ticket:
     """
     try:
         word = sys.stdin.buffer.read() if path == STDIN else path.read_bytes()
+        if path != STDIN and path.stat().st_mode & _OF_OTHERS:
+            sys.stderr.write(
+                f"{option}: other users of this machine can read {path}, and so join the job and "
+                f"end it; chmod 600 {path}\n"
+            )
     except OSError as error:
         raise ConfigError(
             f"{option}: got {path}, which cannot be read ({error.strerror}); {_REMEDY}"

@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import re
 import socket
 import ssl
 import subprocess
@@ -153,3 +154,14 @@ def test_a_ticket_that_does_not_fit_is_one_line_with_its_remedy(
         )
 
     asyncio.run(main())
+
+
+@pytest.mark.parametrize("at", [None, f"{HOST}:1"])
+def test_who_is_not_reached_is_named_as_he_was_given(tmp_path: Path, at: str | None) -> None:
+    path = tmp_path / "ticket"
+    ticket = Ticket(address=f"{HOST}:{free_port(HOST)}", secret=SECRET.decode(), authority=b"")
+    path.write_text(ticket.word())
+    path.chmod(0o600)
+    named = f"--join: {path} names {ticket.address}" if at is None else f"--at: {at} names {at}"
+    with pytest.raises(TransientError, match=re.escape(named)):
+        join_job(path, at)

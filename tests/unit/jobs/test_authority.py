@@ -100,6 +100,18 @@ def test_a_node_that_joins_again_in_clear_forgets_the_authority(
         there.run_dir.rmdir()
 
 
+@pytest.mark.parametrize(("mode", "is_said"), [(0o600, False), (0o640, True), (0o604, True)])
+def test_a_ticket_that_others_can_read_is_told_of(
+    job: JobDir, capsys: pytest.CaptureFixture[str], mode: int, is_said: bool
+) -> None:
+    write_ticket(job)
+    job.ticket.chmod(mode)
+    read_ticket(job.ticket)
+    told = capsys.readouterr().err
+    assert (f"other users of this machine can read {job.ticket}" in told) == is_said
+    assert bool(told) == is_said
+
+
 @pytest.mark.parametrize(
     ("text", "words"),
     [
