@@ -23,7 +23,7 @@ from torch._C import _distributed_c10d as c10d
 from paceline.base.numbering import Inc
 from paceline.runtime.group.links import measure_links, pair_up
 from paceline.runtime.group.store import GroupOver, PeerStore
-from paceline.runtime.group.transports import DIRECT, LONGEST_S, SOCKETS, Gloo, Transport
+from paceline.runtime.group.transports import DIRECT, LONGEST_S, SOCKETS, Alone, Gloo, Transport
 from paceline.runtime.process.reaching import place_of, refusal
 from paceline.wire.messages.base import Link
 from paceline.wire.messages.group import Member, RunGroup
@@ -74,8 +74,9 @@ class Group:
         self._failure: Exception | None = None
         #: Wakes who waits long for an operation: it is over, or the group was dropped.
         self._turn = threading.Condition()
-        self._gloo = Gloo(store, self.rank, self.size, CPU)
-        kind = DIRECT.get(device.type)
+        self._travels = travels(run)
+        self._gloo = (Gloo if self._travels else Alone)(store, self.rank, self.size, CPU)
+        kind = DIRECT.get(device.type) if self._travels else None
         self._direct = kind(store, self.rank, self.size, device) if kind is not None else None
         #: Transport of tensors on the device.
         self._tensors: Transport = self._gloo
@@ -249,6 +250,8 @@ class Group:
 
     def gather(self, values: Sequence[int]) -> "Gathering":
         """Begin to tell all members some numbers, as many as they tell."""
+        if not self._travels:
+            return Gathering(Collective(self, self._gloo, lambda by: by), [torch.tensor(values)])
         mine = torch.tensor(values, dtype=torch.int64)
         all_of_them = [torch.empty_like(mine) for _ in range(self.size)]
         options = c10d.AllgatherOptions()
@@ -314,6 +317,11 @@ class Gathering:
         """Member -> its numbers; raises as `Operation.wait`."""
         self._operation.wait()
         return [one.tolist() for one in self._values]
+
+
+def travels(run: RunGroup) -> bool:
+    """Tell whether anything travels in a group: what one alone sums is there already."""
+    return len(run.members) > 1
 
 
 def _named(member: Member) -> str:

@@ -1,9 +1,11 @@
 """Shares of a member: what it computes of each step of a feed, in which batches. Does no I/O."""
 
 import math
+from collections import deque
 from collections.abc import Sequence
+from typing import NamedTuple
 
-from paceline.base.numbering import step_after
+from paceline.base.numbering import StepNo, step_after
 from paceline.base.samples import Intervals, SampleSet, Span, num_samples
 from paceline.protocol.holding.group.division import Sharing
 from paceline.protocol.holding.group.member import MemberState
@@ -12,6 +14,15 @@ from paceline.runtime.group.profiling import samples_of
 from paceline.runtime.group.step import GroupStep, joiners_of, num_sharing
 from paceline.wire.messages.feeds import Feed, Slice
 from paceline.wire.messages.group import Division, RunGroup
+
+
+class _Coming(NamedTuple):
+    """A step that comes: its number, the feed's edges before it, its slice, our works of it."""
+
+    number: StepNo
+    before: tuple[int, ...]
+    whole: Slice
+    works: list[Work]
 
 
 class StepShares:
@@ -42,7 +53,12 @@ class StepShares:
         self.bodies = 0
         """Batches of a step that the script counts, also where its worker has the share of another
         one, too: what it does in the batches before these is taken back. 0: it counts all."""
-        #: Works that were shown to the reader, by step and samples.
+        #: Steps that come next, as long as group and division are those, and what of the feed will
+        #: be in the model then.
+        self._coming = deque[_Coming]()
+        self._for: tuple[RunGroup, Division] | None = None
+        self._then = Intervals()
+        #: Works that the reader was asked for before what comes was another, by step and samples.
         self._shown: dict[tuple[int, Slice], Work] = {}
 
     def next(self, run: RunGroup) -> Slice:
@@ -71,19 +87,35 @@ class StepShares:
 
     def upcoming(self, step: GroupStep, ahead: int) -> list[list[Work]]:
         """The works of this step and those after it, as long as group and division are as now."""
-        done = Intervals(self._line().edges)
-        steps: list[list[Work]] = []
-        number = self._state.step
-        while sum(map(len, steps[1:])) < ahead:
+        self._come_to(step)
+        number = self._coming[-1].number if self._coming else self._state.step
+        while sum(len(one.works) for one in self._coming) < ahead + self._num_next():
             number = step_after(number)
-            whole = self._slice(step.run, number, done)
+            before = tuple(self._then.edges)
+            whole = self._slice(step.run, number, self._then)
             if not whole:
                 break
-            steps.append(self._works(step, number, whole))
+            self._coming.append(_Coming(number, before, whole, self._works(step, number, whole)))
             for span in whole:
-                done.add(span.start, span.stop)
-        self._shown = {(work.step, work.spans): work for works in steps for work in works}
-        return steps
+                self._then.add(span.start, span.stop)
+        self._shown.clear()
+        return [list(one.works) for one in self._coming]
+
+    def _num_next(self) -> int:
+        """Count the batches of the step that comes next; one that is not known: one at least."""
+        return len(self._coming[0].works) if self._coming else 1
+
+    def _come_to(self, step: GroupStep) -> None:
+        """Forget which steps come but for those from this one on, if all is as was expected."""
+        coming, edges = self._coming, self._line().edges
+        while coming and coming[0].number <= self._state.step:
+            coming.popleft()
+        same = self._for is not None and self._for[0] is step.run and self._for[1] is step.division
+        if same and coming and coming[0].before == tuple(edges):
+            return
+        self._shown = {(work.step, work.spans): work for one in coming for work in one.works}
+        coming.clear()
+        self._for, self._then = (step.run, step.division), Intervals(edges)
 
     def _works(self, step: GroupStep, number: int, whole: Slice) -> list[Work]:
         """The batches in which we compute our share of a step, divided as this one is."""

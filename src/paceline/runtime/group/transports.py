@@ -173,6 +173,49 @@ class Gloo(Transport):
         threading.Thread(target=_bury, args=([torch_group],), daemon=True).start()
 
 
+class Alone(Transport):
+    """The transport of a group of one: what is summed over all members is there already."""
+
+    @property
+    def place(self) -> int:
+        """0: nothing travels to a device."""
+        return 0
+
+    def _connect(self, host: str) -> Any:
+        return _Nobody()
+
+    def pause(self, work: Any, limit_s: float) -> None:
+        """Return: all works are over."""
+
+    def will_tell(self, work: Any, act: Callable[[], object]) -> bool:
+        """Return False: all works are over."""
+        return False
+
+    def result(self, work: Any) -> None:
+        """Return: none fails."""
+
+    def _end(self, torch_group: Any) -> None:
+        """Nobody waits in it."""
+
+
+class _Nobody:
+    """A process group of torch without peers, whose works are over at once, as one of itself."""
+
+    def is_completed(self) -> bool:
+        return True
+
+    def allreduce(self, *_: Any) -> "_Nobody":
+        return self
+
+    def allgather(self, theirs: list[list[Any]], mine: list[Any], _: Any) -> "_Nobody":
+        theirs[0][0].copy_(mine[0])
+        return self
+
+    def alltoall_base(self, theirs: Any, mine: Any, *_: Any) -> "_Nobody":
+        theirs.copy_(mine)
+        return self
+
+
 class Nccl(Transport):
     """Sums from device to device."""
 

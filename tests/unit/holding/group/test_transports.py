@@ -167,7 +167,8 @@ class FakeNccl:
 
 @pytest.fixture
 def nccl(monkeypatch: pytest.MonkeyPatch) -> Iterator[type[FakeNccl]]:
-    """For tensors in memory; connects, and aborts."""
+    """For tensors in memory, and also for one member alone; connects, and aborts."""
+    monkeypatch.setattr(group_module, "travels", lambda _: True)
     for name in transports.LEAVE_ALIVE:
         monkeypatch.setenv(name, "")
         monkeypatch.delenv(name)
