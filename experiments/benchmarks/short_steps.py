@@ -1,11 +1,12 @@
 """Overhead of a step, which computes for 1 ms or more: paceline beside plain torch and DDP.
 
     python benchmarks/short_steps.py [--quick] [--rounds 20] [--milliseconds 1 3 10 30]
-                                     [--seconds 0.5] [--arms ARM ...]
+                                     [--seconds 0.5] [--arms ARM ...] [--layers 0]
 
 One script (`jobs/short.py`: a small perceptron, 64 samples a step, one thread, and so many
-milliseconds of the processor) in all arms. They live at once and take turns, in an order that
-alternates, so whatever else the machine does hits them alike; whose turn it is not waits.
+milliseconds of the processor) in all arms. ``--layers``: so many more, of two small parameters
+each. The arms live at once and take turns, in an order that alternates, so whatever else the
+machine does hits them alike; whose turn it is not waits.
 
 ======== ===================================== =========
 arm      by                                    beside
@@ -82,15 +83,16 @@ class Arm:
         name: of `ARMS`.
         folder: for its log and its jobs.
         listener: at which the script's first rank connects.
+        layers: of small parameters, beside two others.
     """
 
-    def __init__(self, name: str, folder: Path, listener: socket.socket) -> None:
+    def __init__(self, name: str, folder: Path, listener: socket.socket, layers: int) -> None:
         self.name, self._home = name, folder / name
         self._home.mkdir()
         turns = listener.getsockname()
         Path(f"{turns}.{name}").write_bytes(bytes(4))
         by = "paceline" if name == "alone" or name in RUNS else name
-        words = ("--turns", turns, "--arm", name, "--by", by)
+        words = ("--turns", turns, "--arm", name, "--by", by, "--layers", layers)
         commands = {
             "torch": [sys.executable, SCRIPT, *words],
             "alone": [sys.executable, SCRIPT, *words],
@@ -154,7 +156,7 @@ TORCHRUN = (
 
 
 @contextlib.contextmanager
-def arms(names: Sequence[str]) -> Iterator[list[Arm]]:
+def arms(names: Sequence[str], layers: int) -> Iterator[list[Arm]]:
     """All arms, ready for their turns."""
     with harness.scratch() as folder, socket.socket(socket.AF_UNIX) as listener:
         listener.bind(str(folder / "turns"))
@@ -162,7 +164,7 @@ def arms(names: Sequence[str]) -> Iterator[list[Arm]]:
         with contextlib.ExitStack() as stack:
             started = []
             for name in names:
-                started.append(Arm(name, folder, listener))
+                started.append(Arm(name, folder, listener, layers))
                 stack.callback(started[-1].end)
             yield started
 
@@ -170,7 +172,7 @@ def arms(names: Sequence[str]) -> Iterator[list[Arm]]:
 def measured(options: argparse.Namespace) -> dict[str, dict[str, dict[str, object]]]:
     """Figures of each arm, by how long a step computes."""
     turns: dict[tuple[float, str], list[Turn]] = {}
-    with arms(options.arms) as started:
+    with arms(options.arms, options.layers) as started:
         for number in range(options.rounds + 1):
             for milliseconds in options.milliseconds:
                 steps = max(5, int(1000 * options.seconds / milliseconds))
@@ -211,6 +213,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=20)
     parser.add_argument("--milliseconds", type=float, nargs="+", default=[1.0, 3.0, 10.0, 30.0])
     parser.add_argument("--seconds", type=float, default=0.5, help="of one turn")
+    parser.add_argument("--layers", type=int, default=0, help="of two small parameters each")
     parser.add_argument("--arms", nargs="+", choices=ARMS, default=list(ARMS))
     options = parser.parse_args()
     if options.quick:

@@ -22,6 +22,18 @@ WARM = 3
 """Steps before those that are timed."""
 
 
+class Scaled(nn.Module):
+    """A layer of two small parameters, which costs little but what every parameter costs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(FEATURES))
+        self.bias = nn.Parameter(torch.zeros(FEATURES))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.addcmul(self.bias, x, self.weight)
+
+
 def compute(milliseconds: float) -> None:
     """Compute for so long, by the clock of this thread's processor time."""
     end_s = time.thread_time() + milliseconds / 1000
@@ -67,10 +79,14 @@ def main() -> None:
     parser.add_argument("--turns", required=True)
     parser.add_argument("--arm", required=True)
     parser.add_argument("--by", choices=("torch", "ddp", "paceline"), required=True)
+    parser.add_argument("--layers", type=int, default=0)
     options = parser.parse_args()
     torch.set_num_threads(1)
     torch.manual_seed(0)
-    model: nn.Module = nn.Sequential(nn.Linear(FEATURES, 256), nn.ReLU(), nn.Linear(256, 1))
+    more = [Scaled() for _ in range(options.layers)]
+    model: nn.Module = nn.Sequential(
+        nn.Linear(FEATURES, FEATURES), nn.ReLU(), *more, nn.Linear(FEATURES, 1)
+    )
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
     if options.by == "paceline":
         batches, rank = by_paceline(model, optimizer)

@@ -51,7 +51,7 @@ def join_job(path: Path, at: str | None, workers: int | None = None) -> NoReturn
     ticket = at_address(read_ticket(path), at)
     client = ControlClient(ticket.address, ticket.secret.encode(), ticket.authority_pem)
     named = f"--join: {path}" if at is None else f"--at: {at}"
-    info = _ask(client, GetSpec(), named)
+    info = _ask(client, GetSpec(), named, path)
     assert isinstance(info, JobInfo)
     check_spec(info.spec, ticket.address)
     check_same_script(info.spec, info.script_digest)
@@ -60,7 +60,7 @@ def join_job(path: Path, at: str | None, workers: int | None = None) -> NoReturn
     # nothing but this command runs would keep the memory of each node that lost its power.
     with contextlib.suppress(OSError):
         clear_leftovers()
-    nodes = _be_taken_in(client, workers or 0, named)
+    nodes = _be_taken_in(client, workers or 0, named, path)
     if spec.cwd != info.spec.cwd:
         print(f"{info.spec.cwd} cannot be entered on this machine: the job's script runs in / here")
     jobs = {node: make_joined(info.job_id, spec, node, ticket) for node in nodes}
@@ -72,11 +72,11 @@ def join_job(path: Path, at: str | None, workers: int | None = None) -> NoReturn
     os.execve(sys.executable, _command(node, job), {**os.environ, JOB_DIR: str(job.path)})
 
 
-def _be_taken_in(client: ControlClient, workers: int, named: str) -> tuple[str, ...]:
+def _be_taken_in(client: ControlClient, workers: int, named: str, path: Path) -> tuple[str, ...]:
     """Return the names of our nodes, once the job has a model that they can copy."""
     is_told = False
     while True:
-        joined = _ask(client, Join(host=socket.gethostname(), workers=workers), named)
+        joined = _ask(client, Join(host=socket.gethostname(), workers=workers), named, path)
         assert isinstance(joined, NodesAdded)
         if joined.nodes:
             return joined.nodes
@@ -192,8 +192,15 @@ def make_joined(job_id: str, spec: JobSpec, node: str, ticket: Ticket) -> JobDir
     return make_directory(path, spec, ticket)
 
 
-def _ask(client: ControlClient, call: Call, named: str) -> Reply:
-    """Ask the master; ``named``: the option that named its address, and its value."""
+def _ask(client: ControlClient, call: Call, named: str, path: Path) -> Reply:
+    """Ask the master.
+
+    Args:
+        client: speaks to it.
+        call: the question.
+        named: the option that named its address, and its value.
+        path: of the ticket.
+    """
     try:
         reply = client.call_sync(call, JOIN_TIMEOUT_S)
     except TransientError as error:
@@ -203,7 +210,7 @@ def _ask(client: ControlClient, call: Call, named: str) -> Reply:
         ) from error
     except PermanentError as error:
         raise ConfigError(
-            f"{named}: {error}; expected the file `ticket` of the job's directory on the "
+            f"--join: {path}: {error}; expected the file `ticket` of the job's directory on the "
             "master's machine"
         ) from error
     if isinstance(reply, Done):

@@ -382,7 +382,9 @@ def _left_out(event: LeftOutEvent, points: Sequence[MetricsPoint]) -> Incident:
     """A worker that cannot take part, without which the others went on."""
     done = f"{event.node} was left out, the others went on"
     if event.node == CHIEF:
-        done += "; job.is_chief is true in the first of those from then on, on servers in none"
+        done += (
+            "; with all-reduce the first of the others is the chief from then on, on servers none"
+        )
     return structs.replace(_incident(event, event.reason, done, None, points), kind="left")
 
 

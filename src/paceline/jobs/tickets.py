@@ -22,7 +22,6 @@ STDIN = Path("-")
 NUM_PORTS = 65536
 BEGINNING = "paceline1."
 """Begins each ticket of this version."""
-_OF_OTHERS = stat.S_IRGRP | stat.S_IROTH
 _REMEDY = "copy the file `ticket` of the job's directory from the master's machine"
 
 
@@ -92,7 +91,7 @@ def read_ticket(path: Path, option: str = "--join") -> Ticket:
     """
     try:
         word = sys.stdin.buffer.read() if path == STDIN else path.read_bytes()
-        if path != STDIN and path.stat().st_mode & _OF_OTHERS:
+        if path != STDIN and _is_open(path.absolute()):
             sys.stderr.write(
                 f"{option}: other users of this machine can read {path}, and so join the job and "
                 f"end it; chmod 600 {path}\n"
@@ -102,6 +101,12 @@ def read_ticket(path: Path, option: str = "--join") -> Ticket:
             f"{option}: got {path}, which cannot be read ({error.strerror}); {_REMEDY}"
         ) from error
     return decode_ticket(word, option, str(path))
+
+
+def _is_open(path: Path) -> bool:
+    """Whether every user of this machine can read a file."""
+    enters = all(folder.stat().st_mode & stat.S_IXOTH for folder in path.parents)
+    return enters and bool(path.stat().st_mode & stat.S_IROTH)
 
 
 def decode_ticket(word: bytes, option: str, where: str) -> Ticket:

@@ -1,6 +1,7 @@
 """The authority of a job: its files, and its end with the secret."""
 
 import stat
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -100,15 +101,22 @@ def test_a_node_that_joins_again_in_clear_forgets_the_authority(
         there.run_dir.rmdir()
 
 
-@pytest.mark.parametrize(("mode", "is_said"), [(0o600, False), (0o640, True), (0o604, True)])
+@pytest.mark.parametrize(
+    ("folder", "mode", "is_said"),
+    [(0o755, 0o600, False), (0o755, 0o640, False), (0o755, 0o604, True), (0o700, 0o644, False)],
+)
 def test_a_ticket_that_others_can_read_is_told_of(
-    job: JobDir, capsys: pytest.CaptureFixture[str], mode: int, is_said: bool
+    job: JobDir, capsys: pytest.CaptureFixture[str], folder: int, mode: int, is_said: bool
 ) -> None:
     write_ticket(job)
-    job.ticket.chmod(mode)
-    read_ticket(job.ticket)
+    with tempfile.TemporaryDirectory() as open_folder:  # that of pytest is open to nobody else
+        Path(open_folder).chmod(folder)
+        path = Path(open_folder, "ticket")
+        path.write_bytes(job.ticket.read_bytes())
+        path.chmod(mode)
+        read_ticket(path)
     told = capsys.readouterr().err
-    assert (f"other users of this machine can read {job.ticket}" in told) == is_said
+    assert (f"other users of this machine can read {path}" in told) == is_said
     assert bool(told) == is_said
 
 

@@ -238,7 +238,7 @@ def test_it_is_told_who_is_chief_where_the_first_worker_was_left_out(node: str) 
     left = LeftOutEvent(t=5.4, node=node, inc=2, reason="it has another model")
     told = paragraph(facts(*START, left, *END, outcome=FINISHED))
     assert f"it has another model, {node} was left out, the others went on" in told
-    assert ("job.is_chief is true in the first of those" in told) == (node == "worker-0")
+    assert ("the first of the others is the chief" in told) == (node == "worker-0")
 
 
 def test_every_life_of_a_node_has_its_bar_and_its_end() -> None:

@@ -41,15 +41,20 @@ def loop(number: int, purpose: str = "train") -> Feed:
 class Job:
     """Three workers that have done their first loop together."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, min_workers: int = 1) -> None:
         self.job = job = JobDir(path)
         job.cuts.mkdir()
-        spec = JobSpec(script="train.py", strategy="allreduce", workers=NodeSpec(count=3))
+        self.failed: list[str] = []
+        workers = NodeSpec(count=3)
+        spec = JobSpec(
+            script="train.py", strategy="allreduce", workers=workers, min_workers=min_workers
+        )
         self.members = Membership(num_workers=3, num_servers=0, restart=RestartSpec())
         backend = NoBackend()
         self.outbox = Recorded(job, self.members, backend)
         parts = MasterParts(job, spec, backend, self.members, Monitor(), self.outbox)
-        self.training = Training(parts, GroupEdge(spec), lambda reason: None, lambda found: None)
+        self.edge = GroupEdge(spec)
+        self.training = Training(parts, self.edge, self.failed.append, lambda found: None)
         self.now_s = 0.0
         for name in NODES:
             self.live(name)

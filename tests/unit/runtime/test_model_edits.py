@@ -48,7 +48,7 @@ def test_a_model_that_is_converted_after_prepare_is_refused_by_name() -> None:
     nn.Module.double(_holding(param))
     param.grad = torch.ones(2, 3, dtype=torch.float64)
     with pytest.raises(ConfigError, match=r"shape \(2, 3\).*float64.*was torch.float32 at"):
-        bucket.put(0, 1.0)
+        bucket.take(1.0)
 
 
 def test_a_gradient_that_is_sparse_is_refused_by_name() -> None:
@@ -56,7 +56,7 @@ def test_a_gradient_that_is_sparse_is_refused_by_name() -> None:
     bucket = Bucket([param])
     nn.functional.embedding(torch.tensor([1, 2]), param, sparse=True).sum().backward()
     with pytest.raises(ConfigError, match=r"shape \(5, 3\) has a gradient of layout .*sparse_coo"):
-        bucket.put(0, 0.5)
+        bucket.take(0.5)
 
 
 def _holding(param: nn.Parameter) -> nn.Module:

@@ -12,7 +12,7 @@ from paceline.base.numbering import NO_CUT, CutNo, Inc
 from paceline.master.cut_folders import CutChosen
 from paceline.master.holding.edge import GATHER_S, HolderEdge
 from paceline.policy.actions import Profile
-from paceline.protocol.holding.group.formation import Formation
+from paceline.protocol.holding.group.formation import Formation, WhyNone
 from paceline.protocol.holding.group.master import GroupHolder
 from paceline.protocol.nodes.hangs import Hang, SlowMembers, find_hang, find_left_alone, find_silent
 from paceline.protocol.nodes.lives import Fate
@@ -94,9 +94,7 @@ class GroupEdge(HolderEdge):
         one = self.training.members.roster.nodes[node]
         distant = one.by_itself or one.agent.is_remote
         files = one.agent.files if self.holder.group.sharded else ""
-        chief = self.training.members.roster.nodes.get(CHIEF)
-        gone = chief is None or chief.fate is Fate.FAILED
-        self.training.do(self.holder.see_chief(is_gone=gone))
+        self.training.do(self.holder.see_chief(is_gone=self._lacks_chief()))
         said = self.holder.member_said(
             message, node=node, expected=expected, distant=distant, files=files
         )
@@ -104,6 +102,12 @@ class GroupEdge(HolderEdge):
             self._tell_diverged(message)
         self.training.do(said)
         return True
+
+    def _lacks_chief(self) -> bool:
+        """Whether worker-0 is gone for good, and the job goes on."""
+        chief = self.training.members.roster.nodes.get(CHIEF)
+        is_out = chief is None or chief.fate is Fate.FAILED
+        return is_out and not self.training.members.closing
 
     def _tell_diverged(self, message: Broken) -> None:
         """Say which members differ in what; all of them have found it."""
@@ -157,6 +161,8 @@ class GroupEdge(HolderEdge):
         if now_s - self._due_s >= (BROKEN_S if group.broken else GATHER_S):
             if group.broken:
                 self._due_s = None
+                if group.waits.why is WhyNone.TOO_FEW:
+                    return  # those that are there can only wait
                 self._note_broken(group)
             # A run's first group: from now on as soon as there are `min_workers`.
             self.training.do(self.holder.form_group())

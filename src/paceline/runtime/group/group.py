@@ -1,8 +1,8 @@
 """One group of workers that can average tensors: torch's process groups, made at each change.
 
 What its members tell each other goes over gloo, and so do tensors in memory. Those on a device go
-from one device to another where that can be (`transports`). Who waits for an operation looks
-whether its group was dropped: not all waits in torch's groups end when these do.
+from one device to another where that can be (`transports`). One alone tells nobody. Who waits for
+an operation looks whether its group was dropped: not all waits in torch's groups end when these do.
 """
 
 import logging
@@ -23,7 +23,7 @@ from torch._C import _distributed_c10d as c10d
 from paceline.base.numbering import Inc
 from paceline.runtime.group.links import measure_links, pair_up
 from paceline.runtime.group.store import GroupOver, PeerStore
-from paceline.runtime.group.transports import DIRECT, LONGEST_S, SOCKETS, Alone, Gloo, Transport
+from paceline.runtime.group.transports import DIRECT, LONGEST_S, SOCKETS, Gloo, NoPeers, Transport
 from paceline.runtime.process.reaching import place_of, refusal
 from paceline.wire.messages.base import Link
 from paceline.wire.messages.group import Member, RunGroup
@@ -75,11 +75,11 @@ class Group:
         #: Wakes who waits long for an operation: it is over, or the group was dropped.
         self._turn = threading.Condition()
         self._travels = travels(run)
-        self._gloo = (Gloo if self._travels else Alone)(store, self.rank, self.size, CPU)
+        self._in_memory = (Gloo if self._travels else NoPeers)(store, self.rank, self.size, CPU)
         kind = DIRECT.get(device.type) if self._travels else None
         self._direct = kind(store, self.rank, self.size, device) if kind is not None else None
         #: Transport of tensors on the device.
-        self._tensors: Transport = self._gloo
+        self._tensors: Transport = self._in_memory
 
     def begin(self, host: str) -> None:
         """Begin to connect to all other members; once.
@@ -108,7 +108,7 @@ class Group:
 
     def _build(self, host: str) -> None:
         try:
-            self._gloo.connect(host)
+            self._in_memory.connect(host)
             if self._direct is not None and self._are_apart(self._direct.place):
                 self._direct.connect(host)
                 self._tensors = self._direct
@@ -167,7 +167,7 @@ class Group:
         self.wake()
         self._failure = GroupOver("the group was dropped")
         self._settled.set()
-        self._gloo.end()
+        self._in_memory.end()
         if self._direct is not None:
             self._direct.end()
 
@@ -212,7 +212,7 @@ class Group:
         )
 
     def _carrier(self, tensor: Tensor) -> Transport:
-        return self._tensors if tensor.device.type == self._device.type else self._gloo
+        return self._tensors if tensor.device.type == self._device.type else self._in_memory
 
     def measure_links(self) -> tuple[Link, ...]:
         """Measure what our links carry; all members do it at once, before anything else.
@@ -230,7 +230,7 @@ class Group:
 
         def run() -> None:
             try:
-                done.set_result(self._gloo.begin(act))
+                done.set_result(self._in_memory.begin(act))
             except BREAKING as error:
                 done.set_exception(self.over(error))
             except Exception as error:  # noqa: BLE001 - raised where it is waited for
@@ -250,13 +250,15 @@ class Group:
 
     def gather(self, values: Sequence[int]) -> "Gathering":
         """Begin to tell all members some numbers, as many as they tell."""
-        if not self._travels:
-            return Gathering(Collective(self, self._gloo, lambda by: by), [torch.tensor(values)])
         mine = torch.tensor(values, dtype=torch.int64)
+        if not self._travels:
+            return Gathering(Collective(self, self._in_memory, lambda by: by), [mine])
         all_of_them = [torch.empty_like(mine) for _ in range(self.size)]
         options = c10d.AllgatherOptions()
         options.timeout = timedelta(seconds=LONGEST_S)
-        told = Collective(self, self._gloo, lambda by: by.allgather([all_of_them], [mine], options))
+        told = Collective(
+            self, self._in_memory, lambda by: by.allgather([all_of_them], [mine], options)
+        )
         return Gathering(told, all_of_them)
 
 

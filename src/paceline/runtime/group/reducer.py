@@ -28,8 +28,14 @@ from paceline.runtime.group.group import BREAKING, Collective, Group
 
 BUCKET_BYTES, FIRST_BUCKET_BYTES = 25 << 20, 1 << 20
 """Bytes of a bucket, and of the first, as in DDP: a small one lets the first sum begin early."""
+LARGE_ELEMENTS = 1 << 14
+"""Elements of a parameter from which on one pass over its gradient counts more than one call."""
 ALL = -1
 """Stand-in for an optimizer's number: all optimizers that have gradients."""
+_EDITED = (
+    "a hook has changed the gradient of a parameter of shape {}, as backward was going on; change "
+    "gradients behind loss.backward(), where they are the mean over all workers"
+)
 LEFT_OUT = -1024.0
 """Stand-in for a mark: with fewer than 1,024 members it makes the sum negative, in any dtype."""
 FAIL_S, POLL_S = 0.05, 0.001
@@ -65,6 +71,10 @@ class Bucket:
             self._views.append(self.flat.as_strided(param.shape, strides, start))
             start += param.numel()
         self._marks = self.flat[start:]
+        is_large = start > LARGE_ELEMENTS * len(self.params)
+        # Of half precision, torch's foreach rounds the factor to it, too.
+        is_half = self.flat.is_floating_point() and self.flat.element_size() < 4
+        self._one_by_one = is_half or (self.flat.device.type == "cpu" and is_large)
 
     def begin(self) -> None:
         """Prepare for the next step."""
@@ -74,21 +84,60 @@ class Bucket:
     def expect(self) -> None:
         """Prepare for the next batch."""
         self._missing = set(range(len(self.params)))
+        #: Parameters whose gradients are there, these, and the version of each.
+        self._arrived: list[tuple[int, Tensor, int]] = []
 
     @property
     def is_full(self) -> bool:
-        """Whether all gradients of the batch are in."""
+        """Whether all gradients of the batch are there."""
         return not self._missing
 
     def is_late(self, k: int) -> bool:
         """Tell whether another gradient of parameter ``k`` comes too late for this batch."""
         return k not in self._missing or self.sum is not None
 
-    def put(self, k: int, part: float) -> None:
-        """Put the gradient of parameter ``k`` in, times ``part``."""
+    def arrived(self, k: int) -> None:
+        """Note that the gradient of parameter ``k`` is there: `take` puts in all at once."""
         self._missing.discard(k)
-        if not part:  # not times 0, which keeps what is not finite
+        if (grad := self.params[k].grad) is not None:
+            self._arrived.append((k, grad, grad._version))
+
+    def take(self, part: float) -> None:
+        """Put in the gradients of the batch that are there and not in yet, times ``part``."""
+        arrived, self._arrived = self._arrived, []
+        for k, grad, version in arrived:
+            is_other = grad._version != version and not grad._is_view()  # views have one in all
+            if self.params[k].grad is not grad or is_other:
+                raise ConfigError(_EDITED.format(tuple(grad.shape)))
+        places = [k for k, _, _ in arrived]
+        places += [k for k in sorted(self._missing) if self.params[k].grad is not None]
+        self._missing.difference_update(places)
+        if not (part and places):  # not times 0, which keeps what is not finite
             return
+        pairs = [(self._gradient(k), self._views[k]) for k in places]
+        again = [pair for k, pair in zip(places, pairs, strict=True) if self._has[k]]
+        fresh = [pair for k, pair in zip(places, pairs, strict=True) if not self._has[k]]
+        for k in places:
+            self._has[k] = 1.0
+        with torch.no_grad():  # also within a backward that creates a graph
+            if again:
+                grads, views = map(list, zip(*again, strict=True))
+                torch._foreach_add_(views, grads, alpha=part)
+            if fresh:
+                self._fill(fresh, part)
+
+    def _fill(self, pairs: Sequence[tuple[Tensor, Tensor]], part: float) -> None:
+        """Copy gradients, times ``part``, as what is in so far."""
+        if part != 1.0 and self._one_by_one:
+            for grad, view in pairs:
+                torch.mul(grad, part, out=view)
+            return
+        grads, views = map(list, zip(*pairs, strict=True))
+        torch._foreach_copy_(views, grads)
+        if part != 1.0:
+            torch._foreach_mul_(views, part)
+
+    def _gradient(self, k: int) -> Tensor:
         grad, view = self.params[k].grad, self._views[k]
         assert grad is not None
         if grad.layout != torch.strided:
@@ -102,19 +151,7 @@ class Bucket:
                 f"a parameter of shape {tuple(view.shape)} has a gradient of {grad.dtype}, and was "
                 f"{view.dtype} at job.prepare; convert the model before it"
             )
-        if self._has[k]:
-            view.add_(grad, alpha=part)
-        elif part == 1.0:
-            view.copy_(grad)
-        else:
-            torch.mul(grad, part, out=view)
-        self._has[k] = 1.0
-
-    def take(self, part: float) -> None:
-        """Put in what there is of the batch that is not in yet."""
-        for k in sorted(self._missing):
-            if self.params[k].grad is not None:
-                self.put(k, part)
+        return grad
 
     def _complete(self) -> None:
         for has, view in zip(self._has, self._views, strict=True):
@@ -125,6 +162,7 @@ class Bucket:
     def leave_out(self) -> None:
         """Put nothing in, and have all members see that the step must be left out."""
         self._missing.clear()
+        self._arrived.clear()
         self._has = [LEFT_OUT] * len(self.params)
 
     def launch(self, group: Group) -> None:
@@ -259,7 +297,7 @@ class Reducer:
             return
         if self._group is None or not self._early:
             return
-        bucket.put(k, self._part)
+        bucket.arrived(k)
         if self._last and bucket.is_full:
             self._launch(self._group, only_full=True)
 

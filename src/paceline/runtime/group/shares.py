@@ -58,7 +58,7 @@ class StepShares:
         self._coming = deque[_Coming]()
         self._for: tuple[RunGroup, Division] | None = None
         self._then = Intervals()
-        #: Works that the reader was asked for before what comes was another, by step and samples.
+        #: Works that the reader was asked for by the former group or division, by step and samples.
         self._shown: dict[tuple[int, Slice], Work] = {}
 
     def next(self, run: RunGroup) -> Slice:

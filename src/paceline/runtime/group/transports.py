@@ -1,5 +1,7 @@
 """Torch's process groups that a `Group` is made of: how each connects, is waited for, and ends.
 
+A member alone has none of them, but `NoPeers`.
+
 Gloo's groups cannot be aborted, and a member that is no neighbour of a dead one would wait for the
 whole timeout. So the sockets that a group opens are remembered, and shut down when it ends: threads
 that wait on them fail at once, here and at the peers. Two waits in gloo do not end in this way. A
@@ -173,7 +175,7 @@ class Gloo(Transport):
         threading.Thread(target=_bury, args=([torch_group],), daemon=True).start()
 
 
-class Alone(Transport):
+class NoPeers(Transport):
     """The transport of a group of one: what is summed over all members is there already."""
 
     @property
@@ -205,10 +207,6 @@ class _Nobody:
         return True
 
     def allreduce(self, *_: Any) -> "_Nobody":
-        return self
-
-    def allgather(self, theirs: list[list[Any]], mine: list[Any], _: Any) -> "_Nobody":
-        theirs[0][0].copy_(mine[0])
         return self
 
     def alltoall_base(self, theirs: Any, mine: Any, *_: Any) -> "_Nobody":

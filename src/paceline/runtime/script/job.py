@@ -170,9 +170,10 @@ class Job:
     def is_chief(self) -> bool:
         """True in exactly one worker: the one to print, save and plot.
 
-        That is worker-0, also in its next lives. Where it is gone for good (with its machine, or
-        since it cannot take part), and the job goes on, it is the first of the others from their
-        next group on.
+        That is worker-0, also in its next lives. With all-reduce, where it is gone for good (with
+        its machine, or since it cannot take part) and the others go on, it is the first of these,
+        from their next group on. If ``paceline scale`` then brings worker-0 back, both are it
+        until that one has joined.
         """
         return self._strategy.rank == 0 or self._strategy.stands_in
 

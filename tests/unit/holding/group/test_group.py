@@ -509,6 +509,22 @@ def test_a_first_worker_that_cannot_take_part_leaves_when_it_will(
     assert job.members[2].stands_in
 
 
+def test_who_is_too_few_to_meet_again_trains_on_without_a_chief() -> None:
+    job = Job(3, min_members=2)
+    job.join()
+    job.lose(1)
+    job.lose(2, returned=True)
+    number = job.holder.group.number
+    for _ in range(3):
+        assert not job.holder.see_chief(is_gone=True)
+    assert job.holder.group.number == number
+    assert not job.holder.group.broken
+    job.worker(4)
+    job.join(4)
+    assert job.group == [3, 4]
+    assert job.members[3].stands_in
+
+
 def test_where_the_first_worker_is_gone_for_good_the_next_one_is_chief() -> None:
     job = running(3)
     assert not any(member.stands_in for member in job.members.values())

@@ -13,11 +13,12 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from paceline.base.errors import ConfigError
 from paceline.runtime.group import group as group_module
 from paceline.runtime.group import reducer as reducer_module
 from paceline.runtime.group import transports
 from paceline.runtime.group.group import BREAKING, Group
-from paceline.runtime.group.reducer import Reducer
+from paceline.runtime.group.reducer import Bucket, Reducer
 from paceline.runtime.group.store import GroupOver, PeerStore
 from paceline.wire.messages.group import Member, RunGroup
 
@@ -133,6 +134,87 @@ def test_uneven_shares_weigh_what_they_are_worth(
                 assert found[name] is None, name
             else:
                 torch.testing.assert_close(found[name], grad, rtol=1e-13, atol=1e-15)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.complex64])
+@pytest.mark.parametrize("parts", [(1.0,), (0.3,), (0.3, 0.5), (0.0, 0.7)])
+def test_many_small_gradients_are_put_in_as_each_alone(
+    dtype: torch.dtype, parts: tuple[float, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    chance = torch.Generator().manual_seed(2)
+    sizes = [(3, 2), (5,), (), (4, 1)]
+    batches = [[torch.randn(size, generator=chance).to(dtype) for size in sizes] for _ in parts]
+
+    def filled(large: int) -> Tensor:
+        monkeypatch.setattr(reducer_module, "LARGE_ELEMENTS", large)
+        bucket = Bucket([torch.zeros(size, dtype=dtype) for size in sizes])
+        for part, gradients in zip(parts, batches, strict=True):
+            bucket.expect()
+            for k, (param, gradient) in enumerate(zip(bucket.params, gradients, strict=True)):
+                param.grad = gradient.clone()
+                if k % 2:
+                    bucket.arrived(k)
+            bucket.take(part)
+            assert bucket.is_full
+        return bucket.flat[: -len(sizes)]
+
+    wanted = []
+    for k in range(len(sizes)):
+        counting = [(part, one[k]) for part, one in zip(parts, batches, strict=True) if part]
+        (part, first), *others = counting
+        total = first * part
+        for part, one in others:
+            total.add_(one, alpha=part)
+        wanted.append(total.flatten())
+    assert torch.equal(filled(0), torch.cat(wanted))
+    assert torch.equal(filled(1 << 20), torch.cat(wanted))
+
+
+@pytest.mark.filterwarnings("ignore:Using backward.. with create_graph=True")
+@pytest.mark.parametrize("part", [1.0, 0.5])
+def test_of_a_backward_that_creates_a_graph_no_graph_stays(part: float) -> None:
+    def act(group: Group) -> bool:
+        net = nn.Linear(2, 1)
+        reducer = Reducer(net.parameters())
+        for _ in range(2):
+            reducer.begin(group, [])
+            reducer.expect(part, lambda: None, last=True)
+            (net(torch.ones(1, 2)) ** 2).sum().backward(create_graph=True)
+            reducer.finish()
+        grads = [param.grad for param in net.parameters()]
+        return any(grad is None or grad.requires_grad for grad in grads)
+
+    assert in_group(1, act) == [False]
+
+
+def clears(param: Tensor) -> None:
+    param.grad = None
+
+
+def clamps(param: Tensor) -> None:
+    assert param.grad is not None
+    param.grad.clamp_(-1, 1)
+
+
+@pytest.mark.parametrize("hook", [clears, clamps])
+@pytest.mark.parametrize("last", [True, False])
+def test_a_hook_that_changes_a_gradient_in_mid_backward_is_an_error(
+    hook: Callable[[Tensor], None], last: bool
+) -> None:
+    def act(group: Group) -> None:
+        net = nn.Sequential(nn.Linear(2, 1), nn.Linear(1, 1))
+        reducer = Reducer(net.parameters())
+        net[1].weight.register_post_accumulate_grad_hook(hook)
+        reducer.begin(group, [])
+        reducer.expect(1.0, lambda: None, last=last)
+        net(torch.ones(1, 2)).sum().backward()
+        if last:
+            reducer.finish()
+        else:
+            reducer.take()
+
+    with pytest.raises(ConfigError, match=r"a hook has changed the gradient of .* shape \(1, 1\)"):
+        in_group(1, act)
 
 
 def test_gradients_of_half_precision_are_summed_in_that_of_their_parameters() -> None:

@@ -288,11 +288,12 @@ class Formation:
             expected: where nobody has trained yet in this run, wait for so many.
         """
         wanted = self._next_members(expected)
-        if isinstance(wanted, NoGroup):
-            return []
+        return [] if isinstance(wanted, NoGroup) else self._form_of(wanted)
+
+    def _form_of(self, members: tuple[Member, ...]) -> list[Instruction]:
         self.at_once = self._is_hurt
-        formed = self._record(GroupFormed(self.number + 1, wanted, self.replica))
-        return [formed, *self._ask(member.inc for member in wanted)]
+        formed = self._record(GroupFormed(self.number + 1, members, self.replica))
+        return [formed, *self._ask(member.inc for member in members)]
 
     def _next_members(self, expected: int) -> tuple[Member, ...] | NoGroup:
         if self.running and not (self._is_hurt or self.ready.keys() - self._members.keys()):
@@ -345,13 +346,16 @@ class Formation:
     def see_chief(self, *, is_gone: bool) -> list[Instruction]:
         """Take in whether worker-0 is gone for good: a group that does not know it meets again.
 
-        While a life of it is in the group that runs, that group goes on.
+        It does so between two steps. Nobody meets while a life of worker-0 is there, or there are
+        too few.
         """
         self.lacks_chief = is_gone
         knows = self.begun is None or self.begun.lacks_chief
-        if not is_gone or self.sharded or knows or any(m.node == CHIEF for m in self.members):
+        if not is_gone or self.sharded or knows or len(self.ready) < max(1, self.min_members):
             return []
-        return self.break_up("worker-0 is gone for good")
+        if any(one.node == CHIEF for one in self.ready.values()):
+            return []
+        return self._form_of(in_order(self.ready.values()))
 
     # ------------------------------------------------------------------ re-forming
 

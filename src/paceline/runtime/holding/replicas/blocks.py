@@ -52,16 +52,12 @@ class BlockBucket(Bucket):
     def is_late(self, k: int) -> bool:
         return not self._is_open or super().is_late(k)
 
-    def put(self, k: int, part: float) -> None:
-        """Add a gradient; whole numbers are not weighted."""
-        exact = not (self.flat.is_floating_point() or self.flat.is_complex())
-        super().put(k, 1.0 if part and exact else part)
-
     def take(self, part: float) -> None:
-        """Take the sum; the block is complete."""
+        """Take the sum, of whole numbers without weights; the block is complete."""
         if not self._is_open:
             return
-        super().take(part)
+        exact = not (self.flat.is_floating_point() or self.flat.is_complex())
+        super().take(1.0 if part and exact else part)
         self._is_open = False
         if part:
             self._complete()

@@ -51,7 +51,7 @@ class OnServers:
     """`Strategy`: the worker computes gradients on values that it is given for each batch."""
 
     stands_in = False
-    """See `Strategy.stands_in`: a job on servers does not outlive its master's machine."""
+    """See `Strategy.stands_in`: where worker-0 cannot take part any more, nobody does."""
 
     def __init__(self, trainer: TrainingPort, script_state: ScriptState | None = None) -> None:
         self.trainer = trainer
