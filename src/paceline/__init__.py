@@ -3,8 +3,8 @@
 The public names are found on first use, so that importing paceline never imports torch.
 """
 
+import os
 from importlib import import_module
-from pkgutil import iter_modules
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -53,7 +53,8 @@ __all__ = [
 def _sources() -> dict[str, str]:
     """Modules of the data sources, which have the names of their classes, by class."""
     folder = f"{__path__[0]}/{'/'.join(_SOURCES.split('.')[1:])}"
-    modules = sorted(module.name for module in iter_modules([folder]))
+    files = sorted(name for name in os.listdir(folder) if name.endswith(".py"))
+    modules = [name.removesuffix(".py") for name in files if name != "__init__.py"]
     return {name.title().replace("_", ""): f"{_SOURCES}.{name}" for name in modules}
 
 

@@ -26,7 +26,7 @@ pytestmark = pytest.mark.timeout(300)
 BIN = Path(sys.executable).parent
 ADDRESS = f"--address={DASHBOARD}"
 DRIVER = "-m paceline run"
-KEEPER = "backends/ray/keeping.py"
+KEEPER = "jobs/kept_command.py"
 NUM_BUSY, HEARD_S = 50, 10.0
 SPEC = (
     *("--workers=2", "--strategy=allreduce", "--deterministic", "--solution=none"),

@@ -7,14 +7,16 @@ a process imports only what it uses itself. The core names no backend but the de
 import importlib.metadata
 import importlib.util
 import pkgutil
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import cache
 from typing import Any, NamedTuple
 
 from paceline.base.errors import ConfigError
-from paceline.base.features import in_a_line
+from paceline.base.features import in_a_line, say_left_out
 
 GROUP = "paceline.backends"
+OURS = "paceline."
+"""Begins the names of our own modules: a name that one of our commands has stays."""
 DEFAULT = "local"
 """Name of the backend that a spec has by default: its nodes are on the machine of the master."""
 
@@ -42,6 +44,9 @@ class BackendKind(NamedTuple):
     """Module of another package without which it does nothing; empty: none."""
     remedy: str = ""
     """Command that installs that package."""
+    verbs: str = ""
+    """Adds its commands to a `typer.Typer`, whether that package is there or not; empty: it has
+    none."""
 
     @property
     def lacks(self) -> str:
@@ -76,6 +81,16 @@ def _loaded() -> Mapping[str, BackendKind | str]:
 
 def _is_own(entry: importlib.metadata.EntryPoint) -> bool:
     return entry.dist is not None and entry.dist.name == "paceline"
+
+
+def call_verbs(call: Callable[[str, Any], object]) -> None:
+    """Call this for each backend that has commands: with its name, and with what adds them."""
+    kinds = [(name, kind) for name, kind in installed().items() if kind.verbs]
+    for name, kind in sorted(kinds, key=lambda one: not one[1].verbs.startswith(OURS)):
+        try:
+            call(name, pkgutil.resolve_name(kind.verbs))
+        except Exception as error:  # noqa: BLE001 - another package's code runs here
+            say_left_out(f"what backend {name} adds to the commands", error)
 
 
 def backend_kind(name: str) -> BackendKind:

@@ -183,13 +183,18 @@ def in_a_line(error: Exception) -> str:
 
 
 def say_failed(name: str, error: Exception) -> None:
-    """Name a feature whose part fails on stderr."""
-    _say_left_out(name, " ".join(str(error).split()))
+    """Name a feature whose part fails, on stderr."""
+    say_left_out(f"feature {name}", error)
+
+
+def say_left_out(what: str, error: Exception) -> None:
+    """Name what paceline does without, and why, on stderr."""
+    _say_left_out(what, " ".join(str(error).split()))
 
 
 @cache  # each fault once, though several kinds of parts are called
-def _say_left_out(name: str, fault: str) -> None:
-    sys.stderr.write(f"paceline: feature {name} is left out: {fault}\n")
+def _say_left_out(who: str, fault: str) -> None:
+    sys.stderr.write(f"paceline: {who} is left out: {fault}\n")
 
 
 def call_parts(kind: str, *given: Any) -> None:

@@ -9,7 +9,7 @@ from typer.main import get_command_name
 from typer.models import CommandInfo
 
 from paceline.base import backends
-from paceline.base.features import OWN, Feature, installed, say_failed
+from paceline.base.features import OWN, Feature, installed
 
 PARTS = {
     "verbs": "commands",
@@ -57,20 +57,25 @@ def parts_of(feature: Feature) -> str:
     return ", ".join(place for field, place in PARTS.items() if getattr(feature, field))
 
 
-def add_verbs(app: typer.Typer, name: str, add: Callable[[typer.Typer], object]) -> None:
-    """Add a feature's commands to those of ``paceline``, but for names that are taken.
+def add_verbs(app: typer.Typer, _name: str, add: Callable[[typer.Typer], object]) -> None:
+    """Add the commands of a feature or a backend to those of ``paceline``: all, or none.
 
     Args:
         app: of ``paceline``.
-        name: of the feature.
-        add: takes a `typer.Typer`, and adds the feature's commands to it.
+        _name: of it.
+        add: takes a `typer.Typer`, and adds the commands to it.
+
+    Raises:
+        ValueError: ``paceline`` has a command of that name already.
     """
     before = [*app.registered_commands]
-    add(app)
-    added = app.registered_commands[len(before) :]
-    if clash := _names(before) & _names(added):
+    try:
+        add(app)
+        if clash := _names(before) & _names(app.registered_commands[len(before) :]):
+            raise ValueError(f"paceline has a command {min(clash)} already")
+    except Exception:
         app.registered_commands = before
-        say_failed(name, ValueError(f"paceline has a command {min(clash)} already"))
+        raise
 
 
 def _names(commands: Iterable[CommandInfo]) -> set[str]:

@@ -11,6 +11,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
+from paceline.base import backends
 from paceline.base.disk import describe, is_refusal
 from paceline.base.errors import ConfigError, InternalError, PacelineError
 from paceline.base.features import call_each
@@ -22,7 +23,6 @@ from paceline.cli import (
     job_verbs,
     order_verbs,
     run_verbs,
-    submit,
 )
 from paceline.cli.features import add_verbs
 from paceline.cli.hints import hint_about
@@ -180,8 +180,6 @@ VERBS: dict[str, tuple[Callable[..., None], ...]] = {
 for panel, verbs in VERBS.items():
     for verb in verbs:
         app.command(rich_help_panel=panel)(verb)
-app.command(cls=submit.SubmitCommand, context_settings=submit.PASS_ON, rich_help_panel=EXPERTS)(
-    submit.submit
-)
+backends.call_verbs(partial(add_verbs, app))
 call_each("verbs", partial(add_verbs, app))
 gc.freeze()  # nothing that modules made is garbage: what comes next need not look for some there

@@ -9,9 +9,9 @@ from typing import Annotated
 
 import typer
 
-from paceline.backends.ray import keeping
 from paceline.base.errors import ConfigError
 from paceline.base.jobdir import JobDir
+from paceline.jobs import kept_command
 from paceline.jobs.flags import OF_SPEC, of_spec, with_options
 from paceline.jobs.outcome import ENDS
 from paceline.terminal.options import Job, console, job_ids, parse_settings
@@ -73,9 +73,9 @@ def run(
 ) -> None:
     """Run a job: `paceline run train.py --workers 4 -- --lr 0.1`."""
     del help_all  # its callback has ended the command
-    if keeping.KEPT in os.environ:  # of a job of Ray's: what Ray watches should be small
-        os.execv(sys.executable, [sys.executable, "-IS", keeping.__file__, *sys.argv[1:]])
-    kept_by = os.environ.pop(keeping.NOTE, "")  # no variable of the job
+    if kept_command.KEPT in os.environ:  # what a platform watches should be small
+        os.execv(sys.executable, [sys.executable, "-IS", kept_command.__file__, *sys.argv[1:]])
+    kept_by = os.environ.pop(kept_command.NOTE, "")  # no variable of the job
     # As Ctrl-C until the job is there and watched; by default it would end the command alone.
     with suppress(ValueError):  # not in the main thread
         signal.signal(signal.SIGUSR1, signal.default_int_handler)

@@ -2,12 +2,15 @@
 
 import sys
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
+import typer
 
 from paceline.base import backends
 from paceline.base.errors import ConfigError
+from paceline.cli.features import add_verbs
 from tests.integration.running import install
 
 
@@ -46,3 +49,38 @@ def test_one_that_cannot_be_loaded_is_named_with_the_reason(
 def test_one_that_nobody_declares_is_answered_with_those_that_are_there() -> None:
     with pytest.raises(ConfigError, match=r"expected local .* install its package"):
         backends.backend_kind("moon")
+
+
+LEFT_OUT = "paceline: what backend odd adds to the commands is left out"
+KIND = """
+from paceline.base.backends import BackendKind
+KIND = BackendKind("odd", "clouds", opened="odd_cloud:opened", verbs="odd_cloud:add_to")
+def add_to(app):
+    @app.command()
+    def {verb}() -> None:
+        print("it rains")
+{more}
+"""
+
+
+@pytest.mark.parametrize(
+    ("verb", "more", "said"),
+    [
+        ("rain", "", ""),
+        ("status", "", f"{LEFT_OUT}: paceline has a command status already"),
+        ("submit", "", f"{LEFT_OUT}: paceline has a command submit already"),
+        ("rain", "    raise OSError('no sky')", f"{LEFT_OUT}: no sky"),
+    ],
+)
+def test_one_may_have_commands_and_does_no_harm_to_others(
+    site: Path, capsys: pytest.CaptureFixture[str], verb: str, more: str, said: str
+) -> None:
+    code = KIND.format(verb=verb, more=more)
+    install(site, "odd_cloud", code, backends.GROUP, "odd = odd_cloud:KIND")
+    app = typer.Typer()
+    app.command(name="status")(lambda: None)
+    backends.call_verbs(partial(add_verbs, app))
+    told = capsys.readouterr().err.strip()
+    assert told == said
+    names = [one.name or one.callback.__name__ for one in app.registered_commands if one.callback]
+    assert sorted(names) == sorted(["status", "submit", *([verb] if not said else [])])

@@ -5,6 +5,7 @@ import os
 import shutil
 import subprocess
 import sys
+from importlib.metadata import version
 from pathlib import Path
 
 import msgspec
@@ -253,11 +254,21 @@ def test_a_job_that_is_not_there_is_exit_code_2(home: Path) -> None:
     assert left(home) == {"one"}
 
 
+VERSION = """
+import sys
+sys.argv = ["paceline", "--version"]
+from paceline.__main__ import main
+main()
+assert "typer" not in sys.modules, "a version is said without the command"
+"""
+
+
 def test_the_version_is_said() -> None:
     said = paceline("--version").stdout
-    assert said.startswith("paceline 0.")
-    module = [sys.executable, "-m", "paceline", "--version"]
-    assert subprocess.run(module, capture_output=True, text=True, check=True).stdout == said
+    assert said == f"paceline {version('paceline')}\n"
+    for call in (["-m", "paceline", "--version"], ["-c", VERSION]):
+        done = subprocess.run([sys.executable, *call], capture_output=True, text=True, check=True)
+        assert done.stdout == said
 
 
 def test_a_shell_completes_ids_of_jobs() -> None:

@@ -14,4 +14,5 @@ BACKEND = BackendKind(
     keys=("ray_address", "workers.gpus", "servers.gpus"),
     needs="ray",
     remedy="pip install 'paceline[ray]'",
+    verbs="paceline.backends.ray.verbs:add_to",
 )

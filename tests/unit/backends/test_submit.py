@@ -21,7 +21,7 @@ def sent(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Sent:
         found.append(arguments)
         return "raysubmit_1"
 
-    monkeypatch.setattr("paceline.cli.submit.send", send)
+    monkeypatch.setattr("paceline.backends.ray.verbs.send", send)
     monkeypatch.chdir(tmp_path)
     (tmp_path / "code").mkdir()
     (tmp_path / "code" / "train.py").touch()

@@ -8,11 +8,12 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperCommand
 
-from paceline.backends.ray.keeping import KEPT
 from paceline.backends.ray.submitting import send
 from paceline.base.errors import ConfigError
+from paceline.jobs.kept_command import KEPT
 from paceline.terminal.arguments import Own, find_own
 from paceline.terminal.command_words import Options
+from paceline.terminal.groups import EXPERTS
 from paceline.terminal.run_command import options_of
 
 MODULE = frozenset({"-m", "--module"})
@@ -101,3 +102,8 @@ def _packed(words: list[str], place: int | None, prefix: str) -> tuple[Path | No
             "(.yaml)"
         )
     return script.parent, [*words[:place], prefix + script.name, *words[place + 1 :]]
+
+
+def add_to(app: typer.Typer) -> None:
+    """Add the commands of this backend to those of ``paceline``."""
+    app.command(cls=SubmitCommand, context_settings=PASS_ON, rich_help_panel=EXPERTS)(submit)

@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from paceline.backends.ray import keeping
 from paceline.base.jobdir import JobDir
 from paceline.cli import run as running
 from paceline.cli.main import app
+from paceline.jobs import kept_command
 
 FAKE = """
 import os, signal, sys, time
@@ -45,7 +45,7 @@ def kept(folder: Path, *words: str, term: bool = False) -> tuple[int, list[str]]
     (package / "__init__.py").touch()
     (package / "__main__.py").write_text(FAKE)
     runner = folder / "keeper.py"
-    runner.write_text(Path(keeping.__file__).read_text())
+    runner.write_text(Path(kept_command.__file__).read_text())
     said = folder / "said"
     env = {
         **os.environ,
@@ -83,7 +83,7 @@ def test_who_was_told_to_stop_and_is_killed_is_followed_by_a_stop(tmp_path: Path
 
 
 def test_the_keeper_imports_the_standard_library_alone() -> None:
-    code = f"import sys; sys.argv=['k']; exec(open({keeping.__file__!r}).read().split('if __name__')[0])"
+    code = f"import sys; sys.argv=['k']; exec(open({kept_command.__file__!r}).read().split('if __name__')[0])"
     done = subprocess.run([sys.executable, "-IS", "-c", code], check=False)
     assert done.returncode == 0
 
@@ -95,13 +95,13 @@ def test_a_command_names_its_job_to_its_keeper_and_not_to_the_job(
     seen = list[str]()
 
     def start(*_: object) -> JobDir:
-        seen.extend(name for name in os.environ if name == keeping.NOTE)
+        seen.extend(name for name in os.environ if name == kept_command.NOTE)
         return JobDir(tmp_path / "job")
 
     monkeypatch.setattr(running, "start", start)
     note = tmp_path / "note"
     words = ["run", str(tmp_path / "train.py"), "--detach"]
-    done = CliRunner().invoke(app, words, env={keeping.NOTE: str(note)})
+    done = CliRunner().invoke(app, words, env={kept_command.NOTE: str(note)})
     assert done.exit_code == 0, done.output
     assert note.read_text() == str(tmp_path / "job")
     assert not seen

@@ -1,9 +1,9 @@
-"""The process that Ray runs for a submitted job: it starts the command, again if it is killed.
+"""The process that a platform watches for a job: it starts the command, again if it is killed.
 
 Ray calls a job failed as soon as the process that it has started ends with an error. The command
-`paceline run` is a large process, and only watches: if it is killed, the job trains on. So Ray
-starts this process, which is small and does nothing but wait; if the command dies by a signal, it
-has `paceline attach` watch the job to its end, whose exit code is the job's.
+`paceline run` is a large process, and only watches: if it is killed, the job trains on. So
+Ray starts this process, which is small and does nothing but wait. If the command dies by a signal,
+it has `paceline attach` watch the job to its end, whose exit code is the job's.
 
 It is run as a file, apart from all packages: it imports the standard library alone.
 """
@@ -17,7 +17,7 @@ import tempfile
 from types import FrameType
 
 KEPT = "PACELINE_KEPT"
-"""Variable by which the command that Ray starts knows that it should be kept so."""
+"""Variable by which the command that a platform starts knows that it should be kept so."""
 NOTE = "PACELINE_JOB_NOTE"
 """Variable with the path of a file into which the command writes the path of its job."""
 MOST_BYTES = 4096
@@ -32,7 +32,7 @@ def keep(words: list[str]) -> int:
         words: ``run``, and what follows it.
 
     Returns:
-        The exit code for Ray.
+        The exit code for the platform.
     """
     asked: list[int] = []
 
