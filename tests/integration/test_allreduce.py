@@ -120,6 +120,14 @@ def test_a_killed_member_costs_its_peers_no_step_and_its_next_life_takes_part(
             assert np.all(np.abs(load_file(path)["seen"] - 2) < 1e-9)
 
 
+@pytest.mark.soak
+def test_who_needs_all_workers_waits_for_a_next_life_that_takes_long(tmp_path: Path) -> None:
+    restart = RestartSpec(backoff_s=13.0)
+    with group(tmp_path / "out", "--die", "worker-1:12", min_workers=2, restart=restart) as job:
+        check_finished(job)
+        assert [one.split(" train")[0] for one in trains(job)] == ["worker-0, worker-1"] * 2
+
+
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU; by NCCL: two of them")
 def test_a_killed_member_is_no_loss_where_tensors_are_on_gpus(tmp_path: Path) -> None:
     with group(tmp_path / "out", "--die", "worker-1:12", "--device", "cuda") as job:
