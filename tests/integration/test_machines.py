@@ -115,9 +115,13 @@ class Other:
                 stderr=errors,
             )
 
+    def cable(self, state: str) -> None:
+        """Pull its cable (``down``), or plug it in."""
+        subprocess.run([*self.enter, "ip", "link", "set", "port", state], check=True)
+
     def lose_power(self) -> float:
         """Cut its network and end all that runs there, so that nothing says so; the time."""
-        subprocess.run([*self.enter, "ip", "link", "set", "port", "down"], check=True)
+        self.cable("down")
         cut_s = time.time()
         self.pull_the_plug()
         return cut_s
@@ -207,6 +211,23 @@ def test_a_machine_that_loses_its_power_is_given_up_at_once(tmp_path: Path) -> N
         print(f"given up {lost['t'] - cut_s:.2f} s after the cut")
         (job.out / "hurry").touch()
         check_finished(job, epochs=3, lives=1)
+
+
+def test_a_machine_that_is_given_up_and_back_at_once_takes_part_again(tmp_path: Path) -> None:
+    """Its connection outlives the cut, so nothing but the master's end of it tells its agent."""
+    if not in_own_network(test_a_machine_that_is_given_up_and_back_at_once_takes_part_again):
+        return
+    patient = {**SPEC, "timeouts": TimeoutSpec(lost_after_s=60.0)}
+    with on_two_machines(tmp_path, "--epochs", "3", spec=patient) as (job, other):
+        job.until_committed(1)
+        other.join()
+        together(job, "worker-0", JOINED)
+        other.cable("down")
+        until(lambda: job.events("node_lost"), "a word about the machine")
+        other.cable("up")
+        together(job, "worker-0", JOINED)
+        (job.out / "hurry").touch()
+        check_finished(job, epochs=3)
 
 
 def lines(path: Path, *, order: int = 1) -> None:

@@ -1,6 +1,8 @@
 """The page of a storm: a table of what each kind of fault cost, and a picture."""
 
+import io
 import os
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import mean, median
@@ -16,7 +18,7 @@ from paceline_experiments.storm.faults import KINDS
 
 SMOOTH_S = 6.0
 """Seconds over which the picture's curve of throughput is averaged."""
-DRAWN_S = 1.0
+DRAWN_S = 2.0
 """Seconds between two points of the picture: all of half an hour would be a file of megabytes."""
 
 
@@ -66,8 +68,11 @@ def write_page(
     if folder is not None:
         (folder / "figures").mkdir(parents=True, exist_ok=True)
         (folder / "storm.md").write_text(text)
-        with rc_context({"svg.fonttype": "none"}):  # letters as such: a third of the size
-            draw(found, diary).savefig(folder / "figures/storm.svg")
+        drawn = io.StringIO()
+        with rc_context({"svg.fonttype": "none"}):  # letters as such, not as paths
+            draw(found, diary).savefig(drawn, format="svg")
+        picture = re.sub(r"(\d+\.\d)\d{2,}", r"\1", drawn.getvalue())  # to a tenth of a point
+        (folder / "figures/storm.svg").write_text(picture)
     return text
 
 

@@ -21,6 +21,7 @@ from paceline.protocol.nodes.node import (
     EndLife,
     FailJob,
     FindPort,
+    HangUp,
     JoinerLost,
     KeepRecord,
     Launch,
@@ -87,7 +88,7 @@ class MembersEdge:
                     self._end.fail(act.reason, act.traceback, act.exit_code)
                 case FindPort():
                     self._find_meeting(act.node)
-                case Launch() | Start() | EndLife() | Retire():
+                case Launch() | Start() | EndLife() | Retire() | HangUp():
                     self._order(act)
                 case _:
                     assert_never(act)
@@ -106,7 +107,7 @@ class MembersEdge:
         now_s, number, node = self._times.own(), found.number, found.node
         self.act(self._members.meet_at(int(port), now_s, host=host, number=number, node=node))
 
-    def _order(self, act: Launch | Start | EndLife | Retire) -> None:
+    def _order(self, act: Launch | Start | EndLife | Retire | HangUp) -> None:
         """Have the backend, or a node's agent, carry out an act."""
         match act:
             case Launch(node=node):
@@ -121,6 +122,8 @@ class MembersEdge:
                 self._outbox.to_agent(node, StopProcess(inc=inc, grace_s=grace_s, hung=hung))
             case Retire(node=node, why=why):
                 self._outbox.retire(node, why)
+            case HangUp(node=node):
+                self._outbox.hang_up(node)
             case _:
                 assert_never(act)
 

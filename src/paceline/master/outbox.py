@@ -182,6 +182,14 @@ class Outbox:
         else:
             self._stop(node)
 
+    def hang_up(self, node: str) -> None:
+        """End the connection of the node's agent, if there is one."""
+        self._acts.append(lambda: self._hang_up(node))
+
+    def _hang_up(self, node: str) -> None:
+        if stream := self.streams.get(node):
+            stream.end()
+
     def beat(self) -> None:
         """Have those that keep the journal elsewhere know that the master lives."""
         if self.kept is not None:

@@ -13,6 +13,7 @@ from paceline.protocol.nodes.node import (
     Act,
     EndLife,
     FailJob,
+    HangUp,
     JobEnded,
     JoinerLost,
     KeepRecord,
@@ -689,6 +690,20 @@ def test_an_unreachable_worker_is_fenced_only_when_others_wait() -> None:
     assert of(WorkerLost, job.tick(30.5)) == [WorkerLost(inc)]
     acts = job.hello("worker-0", 51, ProcessUp(node="worker-0", inc=inc, pid=9, role="worker"))
     assert of(Start, [*acts, *job.tick(31.0)])[0].message.inc > inc
+
+
+@pytest.mark.parametrize("by_itself", [True, False])
+def test_the_agent_of_one_that_joined_and_is_given_up_has_to_greet_again(by_itself: bool) -> None:
+    job = Job(num_servers=0)
+    inc = job.run("worker-0")
+    node = job.members.roster.nodes["worker-0"]
+    node.by_itself = by_itself
+    acts = job.note(job.members.unreachable(node, "its machine answers nobody", 10.0))
+    assert of(WorkerLost, acts) == [WorkerLost(inc)]
+    assert of(HangUp, acts) == [HangUp("worker-0")] * by_itself
+    if by_itself:
+        up = ProcessUp(node="worker-0", inc=inc, pid=9, role="worker")
+        assert of(Start, job.hello("worker-0", 51, up))[0].message.inc > inc
 
 
 def test_a_worker_counts_as_up_once() -> None:

@@ -34,6 +34,7 @@ from paceline.protocol.nodes.node import (
     Act,
     FailJob,
     FindPort,
+    HangUp,
     JoinerLost,
     Launch,
     Node,
@@ -791,12 +792,14 @@ class Membership:
         lost = NodeLostEvent(node=node.name, inc=inc, reason=gone.reason, silent_s=silent_s)
         if node.fate is Fate.LEAVES:
             return [lost, *self._left(node, now_s)]
+        # If its connection has outlived its silence, nothing else would have it greet again.
+        told = [lost, HangUp(node.name)] if node.by_itself else [lost]
         if self._keeps_place(node):
             node.agent.miss()
         elif node.by_itself:  # its agent is awaited for a while, and begins another life
             node.life.went_away = True
-            return [lost, *self.lost(node)]
-        return [lost, *self.lost(node), *self._again(node, gone, now_s)]
+            return [*told, *self.lost(node)]
+        return [*told, *self.lost(node), *self._again(node, gone, now_s)]
 
     # ------------------------------------------------------------------ servers
 

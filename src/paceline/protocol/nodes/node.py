@@ -187,6 +187,12 @@ class Retire(msgspec.Struct, frozen=True):
     """Reason for which the job goes on without it; empty: as it should be."""
 
 
+class HangUp(msgspec.Struct, frozen=True):
+    """The node was given up: end the connection of its agent, which greets again if it lives."""
+
+    node: str
+
+
 class FindPort(msgspec.Struct, frozen=True):
     """Find where the workers of the next round meet, and say so (`Membership.meet_at`)."""
 
@@ -244,6 +250,7 @@ Act = (
     KeepRecord
     | Launch
     | Retire
+    | HangUp
     | FindPort
     | Start
     | EndLife
