@@ -410,7 +410,7 @@ def test_a_member_that_hangs_is_named_with_its_stacks_and_replaced(
     tmp_path: Path, how: str
 ) -> None:
     flags = ("--hang", "worker-1:12") if how == "asleep" else ("--epochs", "2")
-    with group(tmp_path / "out", *flags, timeouts=TimeoutSpec(hang_s=1.0)) as job:
+    with group(tmp_path / "out", *flags, timeouts=TimeoutSpec(hang_s=HANG_S)) as job:
         if how == "stopped":
             job.until_committed(N // 4)
             os.kill(job.pid_of("worker-1"), signal.SIGSTOP)
