@@ -33,7 +33,7 @@ ASK_S = 2.0
 """Seconds after which a busy master is taken to be away; the next look asks again."""
 ORDER_S = 10.0
 """Seconds for the answer to an order to stop. On a busy machine it takes longer than a look may
-wait, and an order that is given up and given again begins anew."""
+wait, and an order that is withdrawn and given again begins anew."""
 GONE_S = 5.0
 """Seconds without anybody who could bring the job back, after which all of it is dead."""
 LEAVE_S = 10.0

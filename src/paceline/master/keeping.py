@@ -51,7 +51,8 @@ BEAT_S = 0.5
 AWAY_S = 1.5
 """Seconds for which the stream of a keeper may be gone until another one gets its seat."""
 QUIET_S = 5.0
-"""The same for a keeper that answers nothing; until then the others are a majority."""
+"""Seconds after which a keeper that answers nothing loses its seat; until then the others are a
+majority."""
 CLOSE = 200
 """Records that an agent may be behind when it gets a seat."""
 PART_BYTES = 256 << 10

@@ -53,7 +53,7 @@ class NodeSizes:
         self.change: NodesResizing | None = None
         """Change that is under way where a place keeps its size; None: nothing moves."""
         self._ordered: NodesSized | None = None
-        """What the journal says of sizes; None: nothing."""
+        """Sizes by the journal; None: it says nothing of them."""
         self.num_orders = 0
         """Number of orders by which nodes have to move."""
         self._granted: dict[str, NodeSize] = {}
@@ -61,7 +61,7 @@ class NodeSizes:
         self._given_up: set[str] = set()
         """Roles whose nodes have found no place of another size."""
         self._before: dict[str, FormerSize] = {}
-        """What nodes of a role had before the newest order."""
+        """Sizes that nodes of a role had before the newest order."""
         self._deferred = ""
         """Why the first of the nodes that are due has not got its size yet; empty: it is not so."""
         parts.outbox.place_of = self.place_of

@@ -18,11 +18,11 @@ class EndKind(StrEnum):
     EVICTED = "evicted"
     """The platform took its place away, to use it otherwise."""
     PREEMPTED = "preempted"
-    """Its machine was announced to go away, as a spot machine is."""
+    """The platform announced that the machine goes away, as a spot machine does."""
     NODE_LOST = "node_lost"
     """The platform calls its machine dead."""
     IMAGE = "image"
-    """What it was to run cannot be had."""
+    """The image that it was to run cannot be had."""
     EXIT = "exit"
     """It ended by itself, or somebody ended it."""
 

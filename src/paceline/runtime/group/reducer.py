@@ -28,8 +28,6 @@ from paceline.runtime.group.group import BREAKING, Collective, Group
 
 BUCKET_BYTES, FIRST_BUCKET_BYTES = 25 << 20, 1 << 20
 """Bytes of a bucket, and of the first, as in DDP: a small one lets the first sum begin early."""
-LARGE_ELEMENTS = 1 << 14
-"""Elements of a parameter from which on one pass over its gradient counts more than one call."""
 ALL = -1
 """Stand-in for an optimizer's number: all optimizers that have gradients."""
 _EDITED = (
@@ -71,10 +69,6 @@ class Bucket:
             self._views.append(self.flat.as_strided(param.shape, strides, start))
             start += param.numel()
         self._marks = self.flat[start:]
-        is_large = start > LARGE_ELEMENTS * len(self.params)
-        # Of half precision, torch's foreach rounds the factor to it, too.
-        is_half = self.flat.is_floating_point() and self.flat.element_size() < 4
-        self._one_by_one = is_half or (self.flat.device.type == "cpu" and is_large)
 
     def begin(self) -> None:
         """Prepare for the next step."""
@@ -86,6 +80,8 @@ class Bucket:
         self._missing = set(range(len(self.params)))
         #: Parameters whose gradients are there, these, and the version of each.
         self._arrived: list[tuple[int, Tensor, int]] = []
+        #: Those that were put in last; a hook of the script may follow ours.
+        self._taken: list[tuple[int, Tensor, int]] = []
 
     @property
     def is_full(self) -> bool:
@@ -104,40 +100,22 @@ class Bucket:
 
     def take(self, part: float) -> None:
         """Put in the gradients of the batch that are there and not in yet, times ``part``."""
-        arrived, self._arrived = self._arrived, []
-        for k, grad, version in arrived:
+        self._taken, self._arrived = self._arrived, []
+        self._check_edits()
+        places = [k for k, _, _ in self._taken]
+        places += [k for k in sorted(self._missing) if self.params[k].grad is not None]
+        self._missing.difference_update(places)
+        with torch.no_grad():  # also within a backward that creates a graph
+            for k in places if part else ():  # not times 0, which keeps what is not finite
+                self._put(k, part)
+
+    def _check_edits(self) -> None:
+        for k, grad, version in self._taken:
             is_other = grad._version != version and not grad._is_view()  # views have one in all
             if self.params[k].grad is not grad or is_other:
                 raise ConfigError(_EDITED.format(tuple(grad.shape)))
-        places = [k for k, _, _ in arrived]
-        places += [k for k in sorted(self._missing) if self.params[k].grad is not None]
-        self._missing.difference_update(places)
-        if not (part and places):  # not times 0, which keeps what is not finite
-            return
-        pairs = [(self._gradient(k), self._views[k]) for k in places]
-        again = [pair for k, pair in zip(places, pairs, strict=True) if self._has[k]]
-        fresh = [pair for k, pair in zip(places, pairs, strict=True) if not self._has[k]]
-        for k in places:
-            self._has[k] = 1.0
-        with torch.no_grad():  # also within a backward that creates a graph
-            if again:
-                grads, views = map(list, zip(*again, strict=True))
-                torch._foreach_add_(views, grads, alpha=part)
-            if fresh:
-                self._fill(fresh, part)
 
-    def _fill(self, pairs: Sequence[tuple[Tensor, Tensor]], part: float) -> None:
-        """Copy gradients, times ``part``, as what is in so far."""
-        if part != 1.0 and self._one_by_one:
-            for grad, view in pairs:
-                torch.mul(grad, part, out=view)
-            return
-        grads, views = map(list, zip(*pairs, strict=True))
-        torch._foreach_copy_(views, grads)
-        if part != 1.0:
-            torch._foreach_mul_(views, part)
-
-    def _gradient(self, k: int) -> Tensor:
+    def _put(self, k: int, part: float) -> None:
         grad, view = self.params[k].grad, self._views[k]
         assert grad is not None
         if grad.layout != torch.strided:
@@ -151,7 +129,13 @@ class Bucket:
                 f"a parameter of shape {tuple(view.shape)} has a gradient of {grad.dtype}, and was "
                 f"{view.dtype} at job.prepare; convert the model before it"
             )
-        return grad
+        if self._has[k]:
+            view.add_(grad, alpha=part)
+        elif part == 1.0:
+            view.copy_(grad)
+        else:
+            torch.mul(grad, part, out=view)
+        self._has[k] = 1.0
 
     def _complete(self) -> None:
         for has, view in zip(self._has, self._views, strict=True):
@@ -183,6 +167,8 @@ class Bucket:
 
     def give(self) -> None:
         """Make the parameters' gradients what lies here now."""
+        self._check_edits()
+        self._taken = []
         marks = self._marks.real.tolist()
         self.is_left_out = min(marks) < 0
         for param, view, mark in zip(self.params, self._views, marks, strict=True):

@@ -138,15 +138,14 @@ def test_uneven_shares_weigh_what_they_are_worth(
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.complex64])
 @pytest.mark.parametrize("parts", [(1.0,), (0.3,), (0.3, 0.5), (0.0, 0.7)])
-def test_many_small_gradients_are_put_in_as_each_alone(
-    dtype: torch.dtype, parts: tuple[float, ...], monkeypatch: pytest.MonkeyPatch
+def test_gradients_of_several_batches_are_put_in_by_their_parts(
+    dtype: torch.dtype, parts: tuple[float, ...]
 ) -> None:
     chance = torch.Generator().manual_seed(2)
     sizes = [(3, 2), (5,), (), (4, 1)]
     batches = [[torch.randn(size, generator=chance).to(dtype) for size in sizes] for _ in parts]
 
-    def filled(large: int) -> Tensor:
-        monkeypatch.setattr(reducer_module, "LARGE_ELEMENTS", large)
+    def filled() -> Tensor:
         bucket = Bucket([torch.zeros(size, dtype=dtype) for size in sizes])
         for part, gradients in zip(parts, batches, strict=True):
             bucket.expect()
@@ -166,8 +165,7 @@ def test_many_small_gradients_are_put_in_as_each_alone(
         for part, one in others:
             total.add_(one, alpha=part)
         wanted.append(total.flatten())
-    assert torch.equal(filled(0), torch.cat(wanted))
-    assert torch.equal(filled(1 << 20), torch.cat(wanted))
+    assert torch.equal(filled(), torch.cat(wanted))
 
 
 @pytest.mark.filterwarnings("ignore:Using backward.. with create_graph=True")
@@ -198,13 +196,14 @@ def clamps(param: Tensor) -> None:
 
 @pytest.mark.parametrize("hook", [clears, clamps])
 @pytest.mark.parametrize("last", [True, False])
+@pytest.mark.parametrize("k", range(4))  # one of them fills the bucket
 def test_a_hook_that_changes_a_gradient_in_mid_backward_is_an_error(
-    hook: Callable[[Tensor], None], last: bool
+    hook: Callable[[Tensor], None], last: bool, k: int
 ) -> None:
     def act(group: Group) -> None:
         net = nn.Sequential(nn.Linear(2, 1), nn.Linear(1, 1))
         reducer = Reducer(net.parameters())
-        net[1].weight.register_post_accumulate_grad_hook(hook)
+        [*net.parameters()][k].register_post_accumulate_grad_hook(hook)
         reducer.begin(group, [])
         reducer.expect(1.0, lambda: None, last=last)
         net(torch.ones(1, 2)).sum().backward()
@@ -213,7 +212,7 @@ def test_a_hook_that_changes_a_gradient_in_mid_backward_is_an_error(
         else:
             reducer.take()
 
-    with pytest.raises(ConfigError, match=r"a hook has changed the gradient of .* shape \(1, 1\)"):
+    with pytest.raises(ConfigError, match="a hook has changed the gradient of"):
         in_group(1, act)
 
 
