@@ -230,6 +230,28 @@ def test_a_machine_that_is_given_up_and_back_at_once_takes_part_again(tmp_path: 
         check_finished(job, epochs=3)
 
 
+@pytest.mark.soak
+def test_a_machine_that_is_given_up_by_a_master_that_dies_takes_part_again(tmp_path: Path) -> None:
+    """Its worker greets a master that trains without it: its node has a next life there."""
+    if not in_own_network(test_a_machine_that_is_given_up_by_a_master_that_dies_takes_part_again):
+        return
+    patient = {**SPEC, "timeouts": TimeoutSpec(lost_after_s=60.0)}
+    with on_two_machines(tmp_path, "--epochs", "3", spec=patient) as (job, other):
+        job.until_committed(1)
+        other.join()
+        together(job, "worker-0", JOINED)
+        given_up = job.living(JOINED).inc
+        other.cable("down")
+        until(lambda: job.events("node_lost"), "a word about the machine")
+        job.until_committed(job.status().committed + 100)
+        job.kill_master()
+        other.cable("up")
+        together(job, "worker-0", JOINED)
+        assert job.living(JOINED).inc > given_up
+        (job.out / "hurry").touch()
+        check_finished(job, epochs=3)
+
+
 def lines(path: Path, *, order: int = 1) -> None:
     """Write a file with a line for each sample."""
     path.write_text("".join(f"{number}\n" for number in range(4096)[::order]))

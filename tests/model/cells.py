@@ -62,6 +62,7 @@ from paceline.wire.messages.node import (
     FenceAnswer,
     GiveBack,
     GivenBack,
+    GivenUp,
     Grant,
     Joined,
     JoinServers,
@@ -73,7 +74,6 @@ from paceline.wire.messages.node import (
     Recall,
     Restore,
     Restored,
-    Stop,
     TakeCut,
 )
 from paceline.wire.messages.order import Allow
@@ -446,7 +446,7 @@ class WorkerCell:
             NewMap: state.new_map,
         }
         match event:
-            case Stop():
+            case GivenUp():
                 return [(EXIT, Exit(inc=state.inc))]
             case "work":
                 done = self._work()

@@ -16,6 +16,7 @@ from paceline.wire.messages.node import (
     FenceAnswer,
     GiveBack,
     GivenBack,
+    GivenUp,
     Grant,
     Joined,
     JoinServers,
@@ -27,7 +28,6 @@ from paceline.wire.messages.node import (
     Recall,
     Restore,
     Restored,
-    Stop,
     TakeCut,
 )
 from paceline.wire.messages.order import Allow
@@ -246,7 +246,7 @@ def _server_ignores(state: ServerState, message: object) -> bool:
 
 def _worker_ignores(state: WorkerState, message: object) -> bool:
     epoch_no = epoch_of(message)
-    if isinstance(message, Stop):
+    if isinstance(message, GivenUp):
         return False
     if isinstance(message, NewEpoch):
         return epoch_no <= state.epoch_no

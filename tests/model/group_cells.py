@@ -37,7 +37,7 @@ from paceline.wire.messages.group import (
     RunGroup,
     StopGroup,
 )
-from paceline.wire.messages.node import Stop
+from paceline.wire.messages.node import GivenUp
 
 from .cells import Violation
 
@@ -143,7 +143,7 @@ class MemberCell:
                 done = state.catch_up(event)
             case RunGroup():
                 done = state.run_group(event)
-            case Stop():
+            case GivenUp():
                 self.leaving, done = True, []
             case "join":
                 done = state.join()
@@ -338,7 +338,7 @@ class MasterCell:
         done: list[Output] = []
         for instruction in instructions:
             match instruction:
-                case master.Send(inc, StopGroup() | CatchUp() | RunGroup() | Stop() as message):
+                case master.Send(inc, StopGroup() | CatchUp() | RunGroup() | GivenUp() as message):
                     done.append((inc, message))
                 case master.WriteAhead(record):
                     self._journal(record, done)

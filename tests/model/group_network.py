@@ -23,7 +23,7 @@ from paceline.wire.messages.group import (
     RunGroup,
     StopGroup,
 )
-from paceline.wire.messages.node import Stop
+from paceline.wire.messages.node import GivenUp
 
 from .bounds import Table
 from .group_bounds import Bounds, Entry, Env, Machines
@@ -243,7 +243,7 @@ class GroupNetwork:
 
 def _ignores(facts: MemberFacts, message: object) -> bool:
     """Whether a message can do nothing to this member, now or later."""
-    if isinstance(message, Stop):
+    if isinstance(message, GivenUp):
         return facts.leaving
     assert isinstance(message, StopGroup | CatchUp | RunGroup)
     if message.epoch_no < facts.epoch_no or message.group < facts.group:

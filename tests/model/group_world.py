@@ -7,7 +7,7 @@ import msgspec
 from paceline.protocol.records import FeedAdded
 from paceline.protocol.training import MasterState
 from paceline.wire.messages.group import NO_STEP
-from paceline.wire.messages.node import Stop
+from paceline.wire.messages.node import GivenUp
 
 from .cells import Violation
 from .group_bounds import DIFFER, Entry, Env
@@ -109,8 +109,8 @@ class GroupWorld(GroupNetwork):
         for at in range(2, len(state)):
             inc = self.member(state, at).inc
             if inc in master.gone:  # it never falls silent, so that it is answered at any time
-                stop = self.events(Stop(inc=inc))
-                yield ("deliver", inc, stop), self.apply(state, at, stop)
+                given_up = self.events(GivenUp(inc=inc))
+                yield ("deliver", inc, given_up), self.apply(state, at, given_up)
         if env.joiners:
             fewer = self.with_env(state, joiners=env.joiners - 1)
             yield ("comes", env.next_inc, 0), self._joined(fewer, distant=self.bounds.distant)

@@ -40,6 +40,7 @@ UNEXPLORED: dict[str, tuple[type, ...]] = {
         node.AgreedOn,
         node.InNoStep,
     ),
+    "the job is to end: who leaves in order is explored by the acts of scripts": (node.Stop,),
     "what is evaluated is leased as samples to train on are, and changes no model": (
         node.EvaluateResult,
         node.Evaluated,

@@ -66,6 +66,7 @@ from paceline.wire.messages.features import AgentFeatureTold
 from paceline.wire.messages.keeping import KeepingDown
 from paceline.wire.messages.node import (
     Finished,
+    GivenUp,
     KeepCut,
     NodeDown,
     NodeUp,
@@ -263,7 +264,7 @@ class Agent:
                     self._host.signal(signal.SIGKILL)
 
     def _deliver(self, body: NodeDown) -> None:
-        if isinstance(body, Stop):
+        if isinstance(body, Stop | GivenUp):
             self._features.must_end()
         if running := self._state.running:
             self._link.send(running.inc, body)

@@ -60,6 +60,7 @@ from paceline.wire.messages.node import (
     FeedOpened,
     GiveBack,
     GivenBack,
+    GivenUp,
     Grant,
     LeaseRequest,
     LoopLeft,
@@ -252,7 +253,7 @@ class MasterState:
     def worker_up(self, inc: Inc, node: str = "") -> list[Instruction]:
         """Take in that a worker's process lives; one that was given up in this epoch must leave."""
         if self.is_given_up(inc):
-            return [Send(inc, Stop(inc=inc))]
+            return [Send(inc, GivenUp(inc=inc))]
         self.workers[inc] = node
         self.ledger.agreements.came(inc)
         self.holder.came(inc)
@@ -412,7 +413,7 @@ class MasterState:
     def meet(self, message: AgreeOn) -> list[Instruction]:
         """Take in what a worker says at a place of its script."""
         if message.inc in self.gone:
-            return [Send(message.inc, Stop(inc=message.inc))]
+            return [Send(message.inc, GivenUp(inc=message.inc))]
         self.ledger.agreements.meet(message)
         return [*self._meet(), *self._came_elsewhere(message.inc)]
 
@@ -448,7 +449,7 @@ class MasterState:
         """Grant, or keep the request open until there is something to grant."""
         inc = message.inc
         if inc in self.gone:
-            return [Send(inc, Stop(inc=inc))]
+            return [Send(inc, GivenUp(inc=inc))]
         if inc not in self.workers or self.holder.is_fenced(inc):
             return []
         self.prepared.add(inc)

@@ -67,6 +67,7 @@ from paceline.wire.messages.node import (
     CutKept,
     CutMade,
     FeedOpened,
+    GivenUp,
     Leaving,
     NodeDown,
     NodeUp,
@@ -100,6 +101,7 @@ MemberTakes = (
     | AgreedOn
     | PlaceIs
     | Stop
+    | GivenUp
 )
 
 
@@ -702,8 +704,8 @@ class MemberClient:
                 self._feed_opened(message)
             case AgreedOn() | PlaceIs():
                 self._asking.answered(message)
-            case Stop():
-                self.process.stop_requested = self.process.told_to_stop = True
+            case Stop() | GivenUp():
+                self.process.must_leave(message, is_over=self._leaving or self._hands_over)
             case _:
                 assert_never(message)
 

@@ -538,6 +538,14 @@ class Stop(LifeMessage, frozen=True):
     """master -> process: finish the step and leave in order."""
 
 
+class GivenUp(LifeMessage, frozen=True):
+    """master -> worker: others go on without this life; it ends at once, another replaces it.
+
+    It is told to one whose process has outlived that: the master that gave it up is dead, and the
+    next one hears of it from its agent.
+    """
+
+
 NodeDown = (
     WriteInitial
     | FeedOpened
@@ -566,4 +574,5 @@ NodeDown = (
     | FeatureTold
     | WorkersNow
     | Stop
+    | GivenUp
 )

@@ -61,10 +61,10 @@ from paceline.wire.messages.node import (
     Copied,
     CutMade,
     FeedOpened,
+    GivenUp,
     NodeDown,
     OpenFeed,
     PlaceIs,
-    Stop,
     TakeCut,
 )
 
@@ -792,7 +792,7 @@ def test_who_was_excluded_does_not_come_back_with_the_next_life_of_the_master() 
     job.lose(1)
     job.members[1] = excluded
     job.restart_master()
-    assert job.master.worker_up(1) == [Send(1, Stop(inc=1))]
+    assert job.master.worker_up(1) == [Send(1, GivenUp(inc=1))]
     assert job.master.is_given_up(1)
     assert 1 not in job.master.workers
     assert not job.master.is_given_up(2)

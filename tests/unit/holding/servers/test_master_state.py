@@ -26,6 +26,7 @@ from paceline.wire.messages.node import (
     Fence,
     FenceAnswer,
     GiveBack,
+    GivenUp,
     Grant,
     InitialWritten,
     LeaseRequest,
@@ -35,7 +36,6 @@ from paceline.wire.messages.node import (
     Recall,
     Restore,
     Restored,
-    Stop,
     TakeCut,
     WriteInitial,
 )
@@ -344,10 +344,10 @@ def test_a_lost_worker_gets_nothing_more_and_is_told_to_leave(job: Job) -> None:
         job.state.holder.fence_answer(FenceAnswer(epoch_no=1, inc=LEADER, fenced=ONE, committed=()))
     )
 
-    assert job.request(ONE, 1) == [Send(ONE, Stop(inc=ONE))]
+    assert job.request(ONE, 1) == [Send(ONE, GivenUp(inc=ONE))]
     job.restart()
     job.do(job.state.worker_up(ONE))
-    assert job.sent == [Send(ONE, Stop(inc=ONE))]
+    assert job.sent == [Send(ONE, GivenUp(inc=ONE))]
 
 
 def test_a_fence_is_repeated_until_it_is_answered(job: Job) -> None:

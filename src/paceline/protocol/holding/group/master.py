@@ -43,7 +43,7 @@ from paceline.wire.messages.group import (
 from paceline.wire.messages.node import (
     AskCut,
     FeedOpened,
-    Stop,
+    GivenUp,
 )
 from paceline.wire.schema import ModelSchema
 
@@ -146,7 +146,7 @@ class GroupHolder(Holder):
         """
         inc = message.inc
         if self.core.is_given_up(inc):
-            return [Send(inc, Stop(inc=inc))]
+            return [Send(inc, GivenUp(inc=inc))]
         if inc not in self.core.workers:
             return []
         match message:

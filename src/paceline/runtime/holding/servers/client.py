@@ -71,6 +71,7 @@ from paceline.wire.messages.node import (
     Evaluated,
     FeedOpened,
     GivenBack,
+    GivenUp,
     Grant,
     LoopLeft,
     NewEpoch,
@@ -114,6 +115,7 @@ WorkerTakes = (
     | Evaluated
     | WriteInitial
     | Stop
+    | GivenUp
 )
 """Messages of the master to a worker on servers."""
 
@@ -571,8 +573,8 @@ class ServerTrainer:
                 self._results.answered(message)
             case WriteInitial():
                 self._write_initial()
-            case Stop():
-                self.process.stop_requested = self.process.told_to_stop = True
+            case Stop() | GivenUp():
+                self.process.must_leave(message)
             case _:
                 assert_never(message)
 
