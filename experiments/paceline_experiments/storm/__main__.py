@@ -238,6 +238,7 @@ def storm(sizes: Sizes, folder: Path) -> tuple[Account, list[Done], dict[str, An
         job, run = start(hosts[0], sizes, out, clocks[0])
         ticket = folder / "ticket"
         ticket.write_bytes(job.ticket.read_bytes())
+        ticket.chmod(0o600)
         weather = Weather(job, out, hosts, clocks, ticket, group)
         until(lambda: num_training(out) >= sizes.per_machine, "the first machine", START_S)
         for host in hosts[1:]:
