@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from datetime import timedelta
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 import torch
@@ -39,6 +39,8 @@ LONG_LOOK_S = 1.0
 BREAKING = (RuntimeError, GroupOver)
 """Errors that torch raises when a group is over, and our own."""
 CPU = torch.device("cpu")
+_SUM, _GATHER, _EXCHANGE = c10d.AllreduceOptions(), c10d.AllgatherOptions(), c10d.AllToAllOptions()
+_SUM.timeout = _GATHER.timeout = _EXCHANGE.timeout = timedelta(seconds=LONGEST_S)
 _OF_GLOO = re.compile(r"gloo|connection (closed|reset|refused)|broken pipe", re.IGNORECASE)
 _FATES = (
     (re.compile(r"connect(ing|FullMesh| timeout)|refused", re.IGNORECASE), "was not reached"),
@@ -74,9 +76,10 @@ class Group:
         self._failure: Exception | None = None
         #: Wakes who waits long for an operation: it is over, or the group was dropped.
         self._turn = threading.Condition()
-        self._travels = travels(run)
-        self._in_memory = (Gloo if self._travels else NoPeers)(store, self.rank, self.size, CPU)
-        kind = DIRECT.get(device.type) if self._travels else None
+        self.travels = travels(run)
+        """Whether anything travels in it."""
+        self._in_memory = (Gloo if self.travels else NoPeers)(store, self.rank, self.size, CPU)
+        kind = DIRECT.get(device.type) if self.travels else None
         self._direct = kind(store, self.rank, self.size, device) if kind is not None else None
         #: Transport of tensors on the device.
         self._tensors: Transport = self._in_memory
@@ -186,9 +189,11 @@ class Group:
 
         All members sum tensors of the same shapes in the same order.
         """
-        options = c10d.AllreduceOptions()
-        options.timeout = timedelta(seconds=LONGEST_S)
-        return Collective(self, self._carrier(tensor), lambda by: by.allreduce([tensor], options))
+        return Collective(self, self._carrier(tensor), lambda by: by.allreduce([tensor], _SUM))
+
+    def nothing(self) -> "Collective":
+        """Begin what is done already, in a group of one; it is over as any other operation is."""
+        return Collective(self, self._in_memory, lambda by: by)
 
     def exchange(
         self, mine: Tensor, leave: list[int], theirs: Tensor, come: list[int]
@@ -203,12 +208,10 @@ class Group:
         """
         # As bytes, since neither gloo nor NCCL knows all dtypes.
         width = mine.element_size()
-        options = c10d.AllToAllOptions()
-        options.timeout = timedelta(seconds=LONGEST_S)
         tensors = theirs.view(torch.uint8), mine.view(torch.uint8)
         sizes = [width * count for count in come], [width * count for count in leave]
         return Collective(
-            self, self._carrier(mine), lambda by: by.alltoall_base(*tensors, *sizes, options)
+            self, self._carrier(mine), lambda by: by.alltoall_base(*tensors, *sizes, _EXCHANGE)
         )
 
     def _carrier(self, tensor: Tensor) -> Transport:
@@ -250,16 +253,15 @@ class Group:
 
     def gather(self, values: Sequence[int]) -> "Gathering":
         """Begin to tell all members some numbers, as many as they tell."""
+        if not self.travels:
+            return Gathering(self.nothing(), [values])
         mine = torch.tensor(values, dtype=torch.int64)
-        if not self._travels:
-            return Gathering(Collective(self, self._in_memory, lambda by: by), [mine])
-        all_of_them = [torch.empty_like(mine) for _ in range(self.size)]
-        options = c10d.AllgatherOptions()
-        options.timeout = timedelta(seconds=LONGEST_S)
-        told = Collective(
-            self, self._in_memory, lambda by: by.allgather([all_of_them], [mine], options)
+        of_all = torch.empty(self.size, len(mine), dtype=torch.int64)
+        told = [*of_all.unbind()]
+        gathers = Collective(
+            self, self._in_memory, lambda by: by.allgather([told], [mine], _GATHER)
         )
-        return Gathering(told, all_of_them)
+        return Gathering(gathers, of_all)
 
 
 class Collective:
@@ -312,13 +314,15 @@ class Collective:
 class Gathering:
     """Numbers of all members on their way."""
 
-    def __init__(self, operation: Collective, values: list[Tensor]) -> None:
+    def __init__(self, operation: Collective, values: Tensor | list[Sequence[int]]) -> None:
         self._operation, self._values = operation, values
 
     def wait(self) -> list[list[int]]:
         """Member -> its numbers; raises as `Operation.wait`."""
         self._operation.wait()
-        return [one.tolist() for one in self._values]
+        values = self._values
+        told = values.tolist() if isinstance(values, Tensor) else [[*one] for one in values]
+        return cast("list[list[int]]", told)
 
 
 def travels(run: RunGroup) -> bool:

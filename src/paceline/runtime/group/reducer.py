@@ -45,7 +45,8 @@ class Bucket:
     """Some parameters' gradients in one flat tensor.
 
     Behind them lies a mark for each parameter: how many members have a gradient for it. What none
-    has stays None, as it would in one process.
+    has stays None, as it would in one process. In a group of one the gradients stay where they are:
+    they are the mean.
     """
 
     def __init__(self, params: Sequence[Tensor]) -> None:
@@ -70,9 +71,9 @@ class Bucket:
             start += param.numel()
         self._marks = self.flat[start:]
 
-    def begin(self) -> None:
-        """Prepare for the next step."""
-        self.sum = None
+    def begin(self, *, alone: bool = False) -> None:
+        """Prepare for the next step; ``alone``: nobody else has gradients of it."""
+        self.sum, self._is_alone, self._stays = None, alone, False
         self._has = [0.0] * len(self.params)
 
     def expect(self) -> None:
@@ -105,9 +106,15 @@ class Bucket:
         places = [k for k, _, _ in self._taken]
         places += [k for k in sorted(self._missing) if self.params[k].grad is not None]
         self._missing.difference_update(places)
-        with torch.no_grad():  # also within a backward that creates a graph
-            for k in places if part else ():  # not times 0, which keeps what is not finite
-                self._put(k, part)
+        if not part:  # not times 0, which keeps what is not finite
+            return
+        grads = [self._grad(k) for k in places]
+        # Within a backward that creates a graph they are part of it.
+        stay = self._is_alone and part == 1.0 and not any(grad.requires_grad for grad in grads)
+        self._stays = stay and not any(self._has)
+        with torch.no_grad():
+            for k, grad in zip(places, grads, strict=True) if not self._stays else ():
+                self._put(k, grad, part)
 
     def _check_edits(self) -> None:
         for k, grad, version in self._taken:
@@ -115,7 +122,7 @@ class Bucket:
             if self.params[k].grad is not grad or is_other:
                 raise ConfigError(_EDITED.format(tuple(grad.shape)))
 
-    def _put(self, k: int, part: float) -> None:
+    def _grad(self, k: int) -> Tensor:
         grad, view = self.params[k].grad, self._views[k]
         assert grad is not None
         if grad.layout != torch.strided:
@@ -129,6 +136,10 @@ class Bucket:
                 f"a parameter of shape {tuple(view.shape)} has a gradient of {grad.dtype}, and was "
                 f"{view.dtype} at job.prepare; convert the model before it"
             )
+        return grad
+
+    def _put(self, k: int, grad: Tensor, part: float) -> None:
+        view = self._views[k]
         if self._has[k]:
             view.add_(grad, alpha=part)
         elif part == 1.0:
@@ -145,12 +156,16 @@ class Bucket:
 
     def leave_out(self) -> None:
         """Put nothing in, and have all members see that the step must be left out."""
+        self._stays = False
         self._missing.clear()
         self._arrived.clear()
         self._has = [LEFT_OUT] * len(self.params)
 
     def launch(self, group: Group) -> None:
         """Begin to sum what is in."""
+        if self._stays:
+            self.sum = group.nothing()
+            return
         self._complete()
         # Neither gloo nor NCCL knows complex numbers.
         numbers = torch.view_as_real(self.flat) if self.flat.is_complex() else self.flat
@@ -169,6 +184,9 @@ class Bucket:
         """Make the parameters' gradients what lies here now."""
         self._check_edits()
         self._taken = []
+        if self._stays:
+            self.is_left_out = False
+            return
         marks = self._marks.real.tolist()
         self.is_left_out = min(marks) < 0
         for param, view, mark in zip(self.params, self._views, marks, strict=True):
@@ -198,6 +216,9 @@ class Reducer:
         early: whether gradients leave as soon as backward has made them.
         buckets: that hold them, and maybe more; None: they are made here.
     """
+
+    sums_gradients = True
+    """Whether what is summed is each member's gradients, whatever it computed them in."""
 
     def __init__(
         self,
@@ -250,8 +271,9 @@ class Reducer:
         """
         self._group, self._next = group, 0
         self._handed_in, self._early = False, self._may_be_early and whole
+        alone = self.sums_gradients and whole and not group.travels
         for bucket in self._buckets:
-            bucket.begin()
+            bucket.begin(alone=alone)
             if not whole:
                 bucket.keep()
 

@@ -185,6 +185,28 @@ def test_of_a_backward_that_creates_a_graph_no_graph_stays(part: float) -> None:
     assert in_group(1, act) == [False]
 
 
+def test_in_a_group_of_one_gradients_stay_where_they_are_and_what_is_no_sum_is_still_refused() -> (
+    None
+):
+    def act(group: Group) -> bool:
+        net = nn.Linear(2, 1)
+        reducer = Reducer(net.parameters())
+        reducer.begin(group, [])
+        reducer.expect(1.0, lambda: None, last=True)
+        net(torch.ones(1, 2)).sum().backward()
+        before = [param.grad for param in net.parameters()]
+        reducer.finish()
+        stay = all(param.grad is grad for param, grad in zip(net.parameters(), before, strict=True))
+        reducer.begin(group, [])
+        reducer.expect(1.0, lambda: None, last=True)
+        net.weight.grad = torch.ones(1, 2).to_sparse()
+        with pytest.raises(ConfigError, match="gradients are averaged whole"):
+            reducer.finish()
+        return stay
+
+    assert in_group(1, act) == [True]
+
+
 def clears(param: Tensor) -> None:
     param.grad = None
 

@@ -103,6 +103,8 @@ class BlockReducer(Reducer):
         early: see `Reducer`.
     """
 
+    sums_gradients = False
+
     def __init__(
         self, params: Sequence[nn.Parameter], buffers: Buffers, *, early: bool = True
     ) -> None:

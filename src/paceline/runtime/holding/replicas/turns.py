@@ -73,6 +73,7 @@ class TurnReducer(Reducer):
     """
 
     takes_turns = True
+    sums_gradients = False
 
     def __init__(
         self,
