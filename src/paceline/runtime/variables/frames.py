@@ -266,11 +266,13 @@ def _stack_of(frame: FrameType, at: int | None = None) -> list[Any] | None:
     if checks is None or sys.implementation.name != "cpython":
         return None
     code = frame.f_code
-    inner = _word(id(frame) + _AT_FRAME * _WORD)
-    told = tuple(_word(inner + at * _WORD) for at in checks)
     depth = _depth_below(code, frame.f_lasti if at is None else at)
+    if depth == 0:
+        return []
     if at is not None and depth and _is_for(code, at):
         depth -= 1  # its own statement is the one that is left
+    inner = _word(id(frame) + _AT_FRAME * _WORD)
+    told = tuple(_word(inner + at * _WORD) for at in checks)
     if told != (id(code), id(frame)) or depth is None:
         return None
     shared = set(code.co_cellvars) - set(code.co_varnames)

@@ -87,8 +87,9 @@ class BodyMark:
             if not frames.is_module(frame):
                 values = frames.variables_of(frame)
                 self._visit(values.values())
-                for name in [name for name, one in values.items() if _is_of_batch(one)]:
-                    del values[name]
+                for name in [name for name, one in values.items() if _MAY_BE_OF_BATCH[type(one)]]:
+                    if _is_of_batch(values[name]):
+                        del values[name]
                 self._frames[id(frame)] = values
         while self._later and self._num_of_libraries < MOST_OF_LIBRARIES:
             self._num_of_libraries += 1
@@ -182,12 +183,23 @@ class BodyMark:
             yield frame, self._frames.get(known, {})
 
 
+class _ByType(dict[type, bool]):
+    """Whether a value of a type may be of the batch in hand: looked up for every local variable."""
+
+    def __missing__(self, kind: type) -> bool:
+        found = self[kind] = issubclass(kind, Tensor) or hasattr(kind, "__next__")
+        return found
+
+
+_MAY_BE_OF_BATCH = _ByType()
+
+
 def _is_of_batch(value: Any) -> bool:
     """Tell whether a value is of the batch in hand, which its successor replaces, or its loop."""
     if isinstance(value, Tensor):
         is_sum = value.numel() == 1  # losses that are added up as they are
         return value.nbytes > SMALL_BYTES or (value.grad_fn is not None and not is_sum)
-    return hasattr(type(value), "__next__")
+    return True
 
 
 # ---------------------------------------------------------------------------- rows

@@ -232,19 +232,19 @@ class Variables:
     def mark(self) -> None:
         """Keep what the variables are now, before the body of the loop."""
         if self._frame is not None and self.takes_back:
+            before, large, chain = self._mark, self._large, self._chain
             try:
-                before, large, chain = self._mark, self._large, self._chain
                 large.at_once = self.copies_at_once
                 self._mark = BodyMark(chain, self.kept, before, large=large, others=self.others)
                 self._behind.asks(self._mark, chain)
             except RuntimeError:  # another thread of the script changes one of them
                 self._mark = None
-            self._passed = self._positions()
+            self._passed = self._positions(chain)
         self._num_bodies = 0
 
-    def _positions(self) -> list[tuple[Any, frames.IteratorAt]]:
+    @staticmethod
+    def _positions(chain: list[FrameType]) -> list[tuple[Any, frames.IteratorAt]]:
         """Return where the script's statements are, if it asks with ``next`` and moves them."""
-        chain = self._chain
         if not chain or frames.is_in_for(chain[0]):
             return []
         found = ((one, frames.reached(one)) for one in frames.positions_of(chain[0]))
