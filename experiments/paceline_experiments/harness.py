@@ -37,7 +37,7 @@ from paceline.wire.spec import JobSpec, load
 from paceline_experiments.outputs import commit
 
 Result = TypeVar("Result")
-TINY = Path(__file__).with_name("jobs") / "tiny.py"
+TINY = Path(__file__).parents[1] / "benchmarks" / "jobs" / "tiny.py"
 POLL_S = 0.02
 RUN_S = 300.0
 NEVER_S = 1e6

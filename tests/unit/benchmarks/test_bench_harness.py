@@ -135,3 +135,7 @@ def test_a_peer_that_is_not_installed_is_skipped_by_name_unless_it_is_asked_for(
     python.parent.mkdir(parents=True)
     python.touch()
     assert chosen(arms, tmp_path, ["theirs"]) == {"theirs": python}
+
+
+def test_the_script_that_benchmarks_share_is_where_the_harness_says() -> None:
+    assert harness.TINY.is_file()
