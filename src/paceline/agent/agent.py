@@ -79,8 +79,9 @@ from paceline.wire.spec import JobSpec
 
 GUARD_S = 1.0
 """Seconds between looks at the supervisor."""
-TICK_S = 0.1
-"""Seconds by which a time for an orderly end may be missed."""
+TICK_S, SLOW_TICK_S = 0.1, 0.5
+"""Seconds by which a time for an orderly end may be missed, and between two looks while none is
+set: most agents wait most of the time."""
 LAST_WORDS_S = 0.5
 """Seconds for which the report of a dead process waits for its messages in the socket."""
 UNLINKED_S = 0.05
@@ -385,8 +386,18 @@ class Agent:
 
     async def _tick(self) -> None:
         capping: asyncio.Future[None] | None = None
+        looked_s = 0.0
         while True:
-            await asyncio.sleep(TICK_S)
+            due = self._state.must_end or self._features.ticks or self._log_sender.is_asked
+            await asyncio.sleep(TICK_S if due else SLOW_TICK_S)
+            now_s = time.monotonic()
+            self._features.tick(now_s)
+            self._do(self._state.tick(now_s))
+            self._look_for_room()
+            self._log_sender.send(now_s)
+            if now_s < looked_s + SLOW_TICK_S:
+                continue
+            looked_s = now_s
             if capping is not None and capping.done():
                 capping.result()  # raises what it raised
                 capping = None
@@ -394,10 +405,6 @@ class Agent:
                 # In a thread: the tail of a large log takes the disk a while.
                 look = self._log_sender.look
                 capping = asyncio.get_running_loop().run_in_executor(None, look)
-            self._features.tick(time.monotonic())
-            self._look_for_room()
-            self._log_sender.send(time.monotonic())
-            self._do(self._state.tick(time.monotonic()))
 
     async def _guard(self) -> None:
         while True:

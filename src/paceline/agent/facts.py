@@ -10,6 +10,7 @@ import msgspec
 
 from paceline.base.cgroups import NodeGroup
 from paceline.base.errors import ConfigError
+from paceline.base.files import read_at_once
 from paceline.base.numbering import NO_INC, Inc
 from paceline.wire.messages.agent import NodeFacts, StepsTook
 from paceline.wire.messages.node import ProcessUp
@@ -120,10 +121,11 @@ class FactsReader:
         if inc != up.inc:
             return 0.0, 0.0
         waited_s = max(self._stolen[1] - stolen_s, 0.0)
-        if not self._group.is_cut:
+        held_back_s = max(self._stolen[2] - throttled_s, 0.0)
+        if not held_back_s or not self._group.is_cut:
             return waited_s / steps, 0.0
         # A group is throttled on each processor that it uses, and the main thread waits for one.
-        return waited_s / steps, min(max(self._stolen[2] - throttled_s, 0.0), waited_s) / steps
+        return waited_s / steps, min(held_back_s, waited_s) / steps
 
     def step_of(self, inc: int) -> int | None:
         """Return the step of a worker's life, the last one after its end; None: not known."""
@@ -211,7 +213,7 @@ def _mean(records: tuple[StepRecord, ...], field: str) -> float:
 def read_usage(pid: int) -> tuple[float, int]:
     """Cpu seconds (with its dead children's) and resident bytes of a process; zeros: it is gone."""
     try:
-        stat = Path(f"/proc/{pid}/stat").read_bytes()
+        stat = read_at_once(f"/proc/{pid}/stat")
     except (FileNotFoundError, ProcessLookupError):
         return 0.0, 0
     # The second field is the command in parentheses and may itself contain spaces and those.
@@ -236,7 +238,7 @@ def end_last_line(log: Path) -> int:
 def read_stolen_s(pid: int) -> float:
     """Seconds in which a process's main thread waited for a processor; 0: not known."""
     try:
-        return int(Path(f"/proc/{pid}/schedstat").read_bytes().split()[1]) / 1e9
+        return int(read_at_once(f"/proc/{pid}/schedstat").split()[1]) / 1e9
     except (OSError, IndexError, ValueError):
         return 0.0
 

@@ -118,6 +118,11 @@ class AgentParts:
 
     # ------------------------------------------------------------------ the clock
 
+    @property
+    def ticks(self) -> bool:
+        """Whether a part has something to do from time to time."""
+        return any(type(part).tick is not AgentPart.tick for part in self._parts.values())
+
     def tick(self, now_s: float) -> None:
         """Let the parts do what is due."""
         self._do(lambda part: part.tick(now_s))

@@ -35,7 +35,7 @@ class LogSender:
         self._still = threading.Lock()
         #: Whether the master wants the log, and has said how far it is: none does where the log is
         #: in the job's directory.
-        self._is_asked = False
+        self.is_asked = False
         self.source = f"{socket.gethostname()}:{path}"
         """Where the log is, for the master and for people."""
 
@@ -44,11 +44,11 @@ class LogSender:
 
         What the former stream has lost would be left out of the log for good.
         """
-        self._is_asked = False
+        self.is_asked = False
 
     def told(self, order: SendLog) -> None:
         """Begin to send, or go on, as this master says."""
-        self._is_asked = True
+        self.is_asked = True
         with self._still:
             self._sending.told(order, self._size())
 
@@ -64,7 +64,7 @@ class LogSender:
 
     def send(self, now_s: float) -> None:
         """Send what is due."""
-        waits = not self._is_asked or self._master.is_behind
+        waits = not self.is_asked or self._master.is_behind
         if not waits and self._still.acquire(blocking=False):
             try:
                 self._send_part(self._sending.due(self._size(), now_s), now_s)
@@ -73,7 +73,7 @@ class LogSender:
 
     def send_last(self, now_s: float) -> None:
         """Send what was printed last, before the master hears how its process has ended."""
-        if not self._is_asked:
+        if not self.is_asked:
             return
         with self._still:
             while self._send_part(self._sending.due(self._size(), now_s, ends=True), now_s):

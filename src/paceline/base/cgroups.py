@@ -13,6 +13,8 @@ from pathlib import Path
 
 import msgspec
 
+from paceline.base.files import read_at_once
+
 MOUNTS = Path("/proc/self/mounts")
 OWN = Path("/proc/self/cgroup")
 
@@ -174,10 +176,11 @@ class NodeGroup:
         name = "memory.current" if group.version == 2 else "memory.usage_in_bytes"
         stat = group.base / "memory.stat"
         try:
-            used = int((group.base / name).read_text())
+            used = int(read_at_once(group.base / name))
         except OSError:
             return 0
-        files = _counter(stat, "inactive_file") + _counter(stat, "active_file")
+        counters = _counters(stat)
+        files = counters.get("inactive_file", 0) + counters.get("active_file", 0)
         return max(0, used - files)
 
     def remove(self) -> None:
@@ -342,7 +345,8 @@ def memory_headroom(mounts: Path = MOUNTS, own: Path = OWN) -> int | None:
     if limit == "max" or int(limit) >= NO_LIMIT:
         return None
     stat = tree.base / "memory.stat"
-    files = _counter(stat, "inactive_file") + _counter(stat, "active_file")
+    counters = _counters(stat)
+    files = counters.get("inactive_file", 0) + counters.get("active_file", 0)
     return int(limit) - int(used) + files
 
 
@@ -377,13 +381,13 @@ def cpu_quota(mounts: Path = MOUNTS, own: Path = OWN) -> float | None:
 def _quota(version: int, group: Path) -> float | None:
     try:
         if version == 2:
-            quota, period = (group / "cpu.max").read_text().split()
+            quota, period = read_at_once(group / "cpu.max").split()
         else:
-            quota = (group / "cpu.cfs_quota_us").read_text().strip()
-            period = (group / "cpu.cfs_period_us").read_text()
+            quota = read_at_once(group / "cpu.cfs_quota_us").strip()
+            period = read_at_once(group / "cpu.cfs_period_us")
     except OSError:  # the root group, or what is above it
         return None
-    return None if quota in ("max", "-1") else int(quota) / int(period)
+    return None if quota in (b"max", b"-1") else int(quota) / int(period)
 
 
 def jobs_with_groups(mounts: Path = MOUNTS, own: Path = OWN) -> set[str]:
@@ -424,9 +428,12 @@ def _write_if_there(path: Path, text: str) -> None:
 
 def _counter(path: Path, key: str) -> int:
     """The number behind ``key`` in a file of lines ``key number``; 0 where there is none."""
+    return _counters(path).get(key, 0)
+
+
+def _counters(path: Path) -> dict[str, int]:
+    """The numbers in a file of lines ``key number``; none: it is not there."""
     with contextlib.suppress(OSError):
-        for line in path.read_text().splitlines():
-            name, _, value = line.partition(" ")
-            if name == key:
-                return int(value)
-    return 0
+        words = read_at_once(path).decode().split()
+        return dict(zip(words[::2], map(int, words[1::2]), strict=True))
+    return {}

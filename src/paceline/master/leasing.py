@@ -82,7 +82,10 @@ class Leasing:
         if self._spec.traits.has_servers and not begun and self._first.await_any(workers, now_s):
             return
         if request.feed in self._state.ledger.feeds:
-            self._do(self._state.request(request, self._sizing(node, request)))
+            # Each worker repeats its last one all the time, which is answered without a size.
+            is_new = self._state.is_new(request)
+            sizing = self._sizing(node, request) if is_new else Sizing(samples=0)
+            self._do(self._state.request(request, sizing))
 
     def carry_out(self, action: GlobalAction) -> None:
         """Set a global action going.

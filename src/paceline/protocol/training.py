@@ -457,12 +457,17 @@ class MasterState:
             return [*self.holder.asked(message), *self._request(message, sizing)]
         return self.holder.tell_epoch(inc) if message.epoch_no < self.epoch_no else []
 
+    def is_new(self, message: LeaseRequest) -> bool:
+        """Whether a request was not granted so far, and would be now."""
+        last = self.grants.get(message.inc)
+        return message.n == (last.n if last else 0) + 1
+
     def _request(self, message: LeaseRequest, sizing: Sizing) -> list[Instruction]:
         inc = message.inc
         last = self.grants.get(inc)
         if last is not None and message.n == last.n:
             return [Send(inc, last)]
-        if message.n != (last.n if last else 0) + 1 or message.feed not in self.ledger.feeds:
+        if not self.is_new(message) or message.feed not in self.ledger.feeds:
             return []
         if message.handled:
             self.ledger.commit(message.handled)

@@ -316,6 +316,11 @@ class NodeState:
             acts.append(Quit())
         return acts
 
+    @property
+    def must_end(self) -> bool:
+        """Whether the process was told to end, by some time."""
+        return self.life is not None and self.life.kill_at_s is not None
+
     def tick(self, now_s: float) -> list[Act]:
         """Use force where the time for an orderly end is over."""
         life = self.life

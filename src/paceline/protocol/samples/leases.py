@@ -195,14 +195,19 @@ class Leases:
         """Whether nothing is left to take."""
         return not self.has_work(feed)
 
-    def resend(self) -> list[Ask]:
-        """Everything that is unanswered, once more.
+    def unanswered(self) -> list[Ask]:
+        """Everything that is unanswered, once more."""
+        open_one = [self.request] if self.request is not None else []
+        return [*open_one, *(self._give_back_message(r) for r in self.giving_back)]
 
-        Without an open request the last one: a master that was restarted learns by it that we
+    def resend(self) -> list[Ask]:
+        """Everything that is unanswered, once more, and a request in any case.
+
+        Without an open one it is the last one: a master that was restarted learns by it that we
         live, and in which epoch. Our servers may be gone, and nobody else would tell us.
         """
-        request = self.request or self._last_request()
-        return [request, *(self._give_back_message(r) for r in self.giving_back)]
+        again = [self._last_request()] if self.request is None else []
+        return [*again, *self.unanswered()]
 
     def _last_request(self) -> LeaseRequest:
         return LeaseRequest(

@@ -681,7 +681,7 @@ class MemberClient:
         self._do(self.state.resend())
         self._tell_master(self._asker.resend())
         self._hear_keeper()
-        self._tell_master(self._leases.resend())
+        self._tell_master(self._leases.unanswered())
 
     def from_master(self, message: NodeDown) -> None:
         if not isinstance(message, MemberTakes):
