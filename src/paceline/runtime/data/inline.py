@@ -25,8 +25,8 @@ from paceline.runtime.data.order import EpochOrder
 from paceline.runtime.data.sources.tensor_rows import TensorRows
 from paceline.runtime.process.seeding import kept
 
-AT_ONCE_BYTES = 1 << 16
-"""Bytes of a batch that is taken in a few microseconds."""
+AT_ONCE_BYTES = 1 << 18
+"""Bytes of a batch that is taken in less time than a thread takes to hand it over."""
 
 
 def takes_rows_at_once(dataset: Any, collate_fn: CollateFn | None, batch_size: int) -> bool:
