@@ -137,13 +137,19 @@ def test_one_command_runs_several_workers_and_ends_them_all(tmp_path: Path) -> N
         ticket = home / "ticket"
         ticket.write_bytes(job.job.ticket.read_bytes())
         call = [sys.executable, "-c", "from paceline.cli.main import app; app()", "agent"]
-        command = subprocess.Popen(
-            [*call, "--join", str(ticket), "--workers", "2"],
-            env={**os.environ, "PACELINE_HOME": str(home)},
-        )
+        errors = tmp_path / "errors"
+        with errors.open("wb") as stderr:
+            command = subprocess.Popen(
+                [*call, "--join", str(ticket), "--workers", "2"],
+                env={**os.environ, "PACELINE_HOME": str(home)},
+                stderr=stderr,
+            )
         joined = [JOINED, AGAIN]
         try:
             until(lambda: all(num_samples_of(job, one) > 50 for one in joined), "samples of both")
+            shared = re.findall(r"shared_bytes=(\d+)", errors.read_text())
+            assert len(shared) == 2, "both are forks of a process that has imported torch"
+            assert min(map(int, shared)) > 1 << 20
             os.kill(job.node(JOINED).agent_pid, signal.SIGKILL)
             agents = lambda: [e["node"] for e in job.events("agent_joined")]  # noqa: E731
             until(lambda: agents().count(JOINED) == 2, "another agent for the first")

@@ -15,7 +15,13 @@ from collections.abc import Callable
 from paceline.agent.facts import read_usage
 from paceline.base.jobdir import JobDir
 from paceline.base.node_files import NodeFiles
-from paceline.base.processes import SAFE_PATH, ProcessWatch, find_job_processes, kill_quietly
+from paceline.base.processes import (
+    SAFE_PATH,
+    ProcessWatch,
+    children_of,
+    kill_quietly,
+    peer_of,
+)
 from paceline.jobs.zygotes import (
     MODULE,
     bound_to,
@@ -127,6 +133,7 @@ class ZygoteLink:
             environment=environment_digest(self._environment),
             join=self._join_files,
             log=str(self._log),
+            job_dir=str(self._job.path),
         )
         try:
             pair.connect(str(template_socket(self._job, kind_of(self._node, self._spec))))
@@ -149,9 +156,9 @@ class ZygoteLink:
             self._do_without_template()
 
     def _template_cpu_s(self) -> float:
-        found = find_job_processes(self._job.path)
-        templates = (process for process in found if process.runs(MODULE) and not process.node)
-        return sum(read_usage(process.pid)[0] for process in templates)
+        assert self._pair is not None
+        starter, _ = peer_of(self._pair)
+        return sum(read_usage(pid)[0] for pid in children_of(starter, MODULE))
 
     def _do_without_template(self) -> None:
         _log.info("no_zygote_from_template node=%s", self._node)

@@ -10,14 +10,16 @@ import contextlib
 import ctypes
 import fcntl
 import os
+import re
 import shlex
 import signal
 import socket
 import struct
 import subprocess
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache
+from itertools import pairwise
 from pathlib import Path
 from typing import BinaryIO
 
@@ -29,7 +31,8 @@ JOB_DIR = "PACELINE_JOB_DIR"
 NODE = "PACELINE_NODE"
 ROOM = "PACELINE_NODE_ROOM"
 """A process that is started with it has room in its environment for `show_node`."""
-_ROOM_FOR = "." * 40
+_ROOM_FOR = 40
+_ROOM = re.compile(rf"{ROOM}=\.+\0".encode())
 _PEER = struct.Struct("3i")
 
 SAFE_PATH = ("-P",)
@@ -85,6 +88,19 @@ def this_machine() -> str:
     return f"{boot} {Path('/proc/self/ns/pid').readlink()}"
 
 
+def children_of(parent: int, module: str) -> list[int]:
+    """The processes that this one has started as ``python -m module``, and that live."""
+    found = []
+    for pid in map(int, filter(str.isdigit, os.listdir("/proc"))):
+        with contextlib.suppress(OSError):  # it has ended
+            fields = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()
+            argv = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+            is_module = (b"-m", module.encode()) in pairwise(argv)
+            if int(fields[1]) == parent and is_module:
+                found.append(pid)
+    return found
+
+
 def find_job_process(pid: int, job_dir: Path) -> FoundProcess | None:
     """The process ``pid`` if it lives and belongs to the job; numbers are used again."""
     return _read_process(pid, job_dir)
@@ -106,28 +122,36 @@ def _read_process(pid: int, job_dir: Path) -> FoundProcess | None:
     return FoundProcess(pid, tuple(os.fsdecode(arg) for arg in argv), os.fsdecode(node))
 
 
-def room_for_node() -> dict[str, str]:
-    """Return the environment that a process needs so that its forks can `show_node`."""
-    return {ROOM: _ROOM_FOR}
+def room_for_node(job_dirs: Iterable[Path] = ()) -> dict[str, str]:
+    """Return the environment that a process needs so that its forks can `show_node`.
+
+    ``job_dirs``: of their nodes, where these have jobs' directories of their own.
+    """
+    longest = max((len(os.fsencode(path)) for path in job_dirs), default=0)
+    return {ROOM: "." * (_ROOM_FOR + longest)}
 
 
-def show_node(node: str) -> None:
+def show_node(node: str, job_dir: str | None = None) -> None:
     """Have the kernel show this fork as a process of the node, to `find_job_processes`.
 
     The kernel shows the environment that a process was started with, where it lies in memory; so
     that is what changes here, not ``os.environ``.
+
+    Args:
+        node: its name.
+        job_dir: of the node, if it is another one than that of the process that was forked.
 
     Raises:
         OSError: the environment has no room for it, or the kernel does not say where it lies.
     """
     fields = Path("/proc/self/stat").read_bytes().rpartition(b")")[2].split()
     start, end = int(fields[47]), int(fields[48])
-    room = f"{ROOM}={_ROOM_FOR}\0".encode()
-    at = ctypes.string_at(start, end - start).find(room) if start else -1
-    shown = os.fsencode(f"{NODE}={node}\0")
-    if at < 0 or len(shown) > len(room):
+    found = _ROOM.search(ctypes.string_at(start, end - start)) if start else None
+    own = "" if job_dir is None else f"{JOB_DIR}={job_dir}\0"
+    shown = os.fsencode(f"{NODE}={node}\0{own}")
+    if found is None or len(shown) > len(found[0]):
         raise OSError(f"the environment of process {os.getpid()} has no room for {node}")
-    ctypes.memmove(start + at, shown.ljust(len(room), b"\0"), len(room))
+    ctypes.memmove(start + found.start(), shown.ljust(len(found[0]), b"\0"), len(found[0]))
 
 
 def peer_of(connection: socket.socket) -> tuple[int, int]:

@@ -23,6 +23,8 @@ from paceline.jobs.joining import (
 )
 from paceline.jobs.leftovers import clear_leftovers
 from paceline.jobs.tickets import Ticket, at_address, read_ticket
+from paceline.jobs.zygotes import has_template, kind_of, template_socket
+from paceline.supervisor.templates import start_template
 from paceline.wire.client import Call, Done, GetSpec, JobInfo, Join, NodesAdded, Reply
 from paceline.wire.control import ControlClient
 from paceline.wire.spec import JobSpec
@@ -67,7 +69,7 @@ def join_job(path: Path, at: str | None, workers: int | None = None) -> NoReturn
     names, logs = ", ".join(jobs), ", ".join(str(job.logs) for job in jobs.values())
     print(f"joined job {info.job_id} as {names}; logs: {logs}; Ctrl-C leaves", flush=True)
     if len(jobs) > 1:
-        raise SystemExit(JoinedAgents(jobs).run())
+        raise SystemExit(JoinedAgents(jobs, spec).run())
     ((node, job),) = jobs.items()
     os.execve(sys.executable, _command(node, job), {**os.environ, JOB_DIR: str(job.path)})
 
@@ -98,8 +100,9 @@ class JoinedAgents:
     node's process over, or the worker's next life begins in it.
     """
 
-    def __init__(self, jobs: dict[str, JobDir]) -> None:
-        self._jobs = jobs
+    def __init__(self, jobs: dict[str, JobDir], spec: JobSpec) -> None:
+        self._jobs, self._spec = jobs, spec
+        self._template: subprocess.Popen[bytes] | None = None
         self._running: dict[str, subprocess.Popen[bytes]] = {}
         self._due_s: dict[str, float] = {}
         self._again = 0
@@ -108,6 +111,7 @@ class JoinedAgents:
         """Return when all agents have ended; the exit code for the shell."""
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             signal.signal(number, self._pass_on)
+        self._start_template()
         for node in self._jobs:
             self._start(node)
         code = 0
@@ -118,6 +122,16 @@ class JoinedAgents:
                 del self._due_s[node]
                 self._start(node)
         return code
+
+    def _start_template(self) -> None:
+        """Have one process import what all nodes need: they are forks of it."""
+        node, *_ = self._jobs
+        jobs = [*self._jobs.values()]
+        if has_template(node, self._spec):
+            # It belongs to no node: its socket stands for a job's directory.
+            home = template_socket(jobs[0], kind_of(node, self._spec))
+            with contextlib.suppress(OSError):  # nodes do without
+                self._template = start_template(node, self._spec, jobs, home)
 
     def _start(self, node: str) -> None:
         job = self._jobs[node]

@@ -1,7 +1,8 @@
 """Starting of a job's warm processes: the zygote of a node, and its template.
 
 A template imports what the zygotes of its kind need, once for a job; the zygotes are forks of it.
-The supervisor starts it, agents ask it (`paceline.supervisor.templates`, `paceline.agent.zygote`).
+The supervisor starts it, and so does a command that runs several workers of another machine; agents
+ask it (`paceline.supervisor.templates`, `paceline.agent.zygote`).
 A node that its template would not suit starts a zygote of its own.
 """
 
@@ -59,8 +60,8 @@ def _drawn(spec: JobSpec) -> dict[str, str]:
 
 
 def environment_digest(environment: Mapping[str, str]) -> str:
-    """Equal for environments that differ in the node alone."""
-    told = sorted(item for item in environment.items() if item[0] not in (NODE, ROOM))
+    """Equal for environments that differ in the node alone, and where it has its files."""
+    told = sorted(item for item in environment.items() if item[0] not in (NODE, ROOM, JOB_DIR))
     return hashlib.sha256(repr(told).encode()).hexdigest()
 
 

@@ -1,14 +1,16 @@
 """The templates of a job on this machine: started with its first master, ended with the job.
 
-The supervisor makes the sockets, so that agents can ask before a template has imported anything.
+Who starts one makes its socket, so that agents can ask before the template has imported anything.
 A template that dies is not started again: agents then start zygotes of their own. The kernel ends
-it with the supervisor.
+it with the supervisor, or with the command that runs several workers of another machine.
 """
 
 import contextlib
 import os
 import socket
 import subprocess
+from collections.abc import Sequence
+from pathlib import Path
 
 from paceline.base.errors import PacelineError
 from paceline.base.jobdir import JobDir
@@ -37,20 +39,42 @@ def start_templates(job: JobDir) -> list[subprocess.Popen[bytes]]:
     with contextlib.suppress(OSError):  # nodes do without
         for node in nodes:
             if has_template(node, spec):
-                started.append(_start(job, node, spec))
+                started.append(start_template(node, spec, [job], job.path))
     return started
 
 
-def _start(job: JobDir, node: str, spec: JobSpec) -> subprocess.Popen[bytes]:
-    environment = {**process_environment(job, node, spec), **room_for_node()}
+def start_template(
+    node: str, spec: JobSpec, jobs: Sequence[JobDir], home: Path
+) -> subprocess.Popen[bytes]:
+    """Start the template of all nodes of a kind; it ends with this process.
+
+    Args:
+        node: one of them.
+        spec: of the job.
+        jobs: its directory, or those of the nodes where these have directories of their own.
+        home: to which the template itself belongs.
+
+    Raises:
+        OSError: it cannot be started.
+    """
+    first, *others = jobs
+    environment = {
+        **process_environment(first, node, spec),
+        **room_for_node(job.path for job in jobs),
+    }
     del environment[NODE]
-    path = template_socket(job, kind_of(node, spec))
+    kind = kind_of(node, spec)
+    path = template_socket(first, kind)
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
         path.unlink(missing_ok=True)
         listener.bind(str(path))
         path.chmod(0o600)
         listener.listen(socket.SOMAXCONN)
+        for other in others:
+            link = template_socket(other, kind)
+            link.unlink(missing_ok=True)
+            link.symlink_to(path)
         own = ["--listen", str(listener.fileno()), "--parent", str(os.getpid())]
         arguments = [*own, *import_arguments(node, spec)]
-        log = job.logs / "agents.log"
-        return start_detached(MODULE, arguments, job.path, log, environment, [listener.fileno()])
+        log = first.logs / "agents.log"
+        return start_detached(MODULE, arguments, home, log, environment, [listener.fileno()])

@@ -25,6 +25,8 @@ class BecomeZygote(Message, frozen=True):
     """Control groups to enter: files to write ``0`` to."""
     log: str
     """File that stdout and stderr are appended to."""
+    job_dir: str
+    """Directory of the job, or of the node where it has one of its own."""
 
 
 class Warm(Message, frozen=True):

@@ -14,8 +14,10 @@ import pytest
 from paceline.base.processes import (
     JOB_DIR,
     DetachedProcess,
+    children_of,
     code_of_shell,
     find_job_process,
+    find_job_processes,
     kill_group_quietly,
     kill_quietly,
     room_for_node,
@@ -119,6 +121,44 @@ def test_a_fork_is_found_as_a_process_of_the_node_that_it_shows(tmp_path: Path) 
             assert found is not None
             nodes[name] = found.node
         assert nodes == {"worker-0": "worker-0", "server-12": "server-12", "template": ""}
+
+
+OF_TWO = r"""
+import os, sys
+from paceline.base.processes import show_node
+for node, job_dir in zip(("worker-1", "worker-2"), sys.argv[1:]):
+    if os.fork() == 0:
+        show_node(node, job_dir)
+        os.write(1, f"{node} {os.getpid()}\n".encode())
+        sys.stdin.read()
+        os._exit(0)
+sys.stdin.read()
+"""
+
+
+def test_a_fork_is_found_in_the_directory_of_its_own_node(tmp_path: Path) -> None:
+    folders = [tmp_path / "the-longer-one", tmp_path / "other"]
+    with subprocess.Popen(
+        [sys.executable, "-c", OF_TWO, *map(str, folders)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**os.environ, **room_for_node(folders), JOB_DIR: "/nobodys"},
+    ) as template:
+        assert template.stdout is not None
+        pids = dict(template.stdout.readline().split() for _ in folders)
+        for node, folder in zip(("worker-1", "worker-2"), folders, strict=True):
+            (found,) = find_job_processes(folder)
+            assert (found.node, str(found.pid)) == (node, pids[node])
+
+
+def test_of_processes_that_run_a_module_those_are_found_that_one_has_started() -> None:
+    command = [sys.executable, "-m", "http.server", "--bind", "127.0.0.1", "0"]
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as child:
+        assert children_of(os.getpid(), "http.server") == [child.pid]
+        assert children_of(os.getpid(), "http.client") == []
+        assert children_of(child.pid, "http.server") == []
+        child.kill()
 
 
 def test_a_process_without_room_shows_no_node() -> None:

@@ -1,8 +1,8 @@
 """The template of a job's zygotes on one machine: imports once, then forks a zygote for each agent.
 
-``python -m paceline.runtime.process.zygote --listen N --parent PID``: the supervisor has made the
-socket, and the kernel ends the template with it. Zygotes live on, each with the agent that asked
-for it. Has one thread at every fork, as a zygote has.
+``python -m paceline.runtime.process.zygote --listen N --parent PID``: PID has made the socket, and
+the kernel ends the template with it. Zygotes live on, each with the agent that asked for it. Has
+one thread at every fork, as a zygote has.
 """
 
 import os
@@ -13,7 +13,7 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
-from paceline.base.processes import NODE, die_with_parent, peer_of, show_node
+from paceline.base.processes import JOB_DIR, NODE, die_with_parent, peer_of, show_node
 from paceline.runtime.process.output import print_to
 from paceline.wire.zygote import Warm, receive_node
 
@@ -58,8 +58,8 @@ def _become_zygote(pair: socket.socket, environment: str) -> Warm:
     os.setsid()
     for path in node.join:
         Path(path).write_text("0")
-    show_node(node.node)
-    os.environ[NODE] = node.node
+    show_node(node.node, None if os.environ[JOB_DIR] == node.job_dir else node.job_dir)
+    os.environ.update({NODE: node.node, JOB_DIR: node.job_dir})
     print_to(node.log)
     shared_bytes = _anonymous_bytes()
     return Warm(pid=os.getpid(), import_s=time.monotonic() - started_s, shared_bytes=shared_bytes)
