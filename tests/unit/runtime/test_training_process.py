@@ -32,11 +32,11 @@ from paceline.runtime.process.main_module import (
     user_line,
     user_traceback,
 )
-from paceline.runtime.process.process import AgentLost, Fenced, Process
+from paceline.runtime.process.process import AgentLost, Process
 from paceline.runtime.process.running import exit_code
 from paceline.runtime.script import job as job_module
 from paceline.runtime.script.job import Job
-from paceline.wire.messages.node import Finished, GivenUp, ProcessUp, Stop
+from paceline.wire.messages.node import Finished, ProcessUp
 from paceline.wire.spec import JobSpec, save
 
 
@@ -121,23 +121,6 @@ def test_a_loop_that_the_script_never_left_is_told_with_the_step_at_its_end(
     assert said_at_its_end(process, script, monkeypatch) == [
         Finished(inc=7, joined=False, left_step=3)
     ]
-
-
-def test_one_that_is_given_up_ends_at_once_but_not_while_its_script_leaves(
-    process: Process,
-) -> None:
-    with pytest.raises(Fenced):
-        process.must_leave(GivenUp(inc=7))
-    assert not process.stop_requested
-    process.must_leave(GivenUp(inc=7), is_over=True)
-    assert process.stop_requested
-    assert process.told_to_stop
-
-
-def test_the_masters_word_asks_for_a_stop(process: Process) -> None:
-    process.must_leave(Stop(inc=7))
-    assert process.stop_requested
-    assert process.told_to_stop
 
 
 def test_sigterm_asks_for_a_stop_and_does_no_more(process: Process) -> None:

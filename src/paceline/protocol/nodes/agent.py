@@ -319,7 +319,8 @@ class NodeState:
     @property
     def must_end(self) -> bool:
         """Whether the process was told to end, by some time."""
-        return self.life is not None and self.life.kill_at_s is not None
+        life = self.life
+        return life is not None and life.ended is None and life.kill_at_s is not None
 
     def tick(self, now_s: float) -> list[Act]:
         """Use force where the time for an orderly end is over."""

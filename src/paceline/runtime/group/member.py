@@ -136,7 +136,7 @@ class MemberClient:
         #: Complete feeds, as the master has told, and the cut that each is in.
         self._complete: dict[int, FeedOpened] = {}
         self._asking = Asking(process)
-        self._leaving = self._hands_over = self._keeps_end = False
+        self._leaving = self._hands_over = self._keeps_end = self._is_given_up = False
         self.device = CPU
         """Device that holds the model that we train."""
         self.joins_others = False
@@ -519,7 +519,7 @@ class MemberClient:
             step, since_s = self.state.step, time.monotonic()
             feed = self._loop_edge // 2
             self._tell_master(self._asker.ask_last(self.state.epoch_no, step, feed))
-            while self._asker.waits:
+            while self._asker.waits and not self._is_given_up:
                 self._exchange.check()
                 if self.process.told_to_stop:
                     # The script's own handler of SIGTERM has left the loop: this cut is the last.
@@ -691,8 +691,7 @@ class MemberClient:
             case StopGroup() | CatchUp() | RunGroup() | Divide():
                 self._about_group(message)
             case ProfileBatches():
-                answer = self._profiling.asked(message)
-                self._tell_master([] if answer is None else [answer])
+                self._tell_master(filter(None, [self._profiling.asked(message)]))
             case TakeCut():
                 self._take_cut(message)
             case CutKept():
@@ -705,9 +704,23 @@ class MemberClient:
             case AgreedOn() | PlaceIs():
                 self._asking.answered(message)
             case Stop() | GivenUp():
-                self.process.must_leave(message, is_over=self._leaving or self._hands_over)
+                self._must_leave(message)
             case _:
                 assert_never(message)
+
+    def _must_leave(self, message: Stop | GivenUp) -> None:
+        """Leave after the step; or at once, unless the script leaves already, in order.
+
+        Raises:
+            Fenced: others go on without us. Whoever waits in the group is woken.
+        """
+        if isinstance(message, Stop):
+            self.process.stop_requested = self.process.told_to_stop = True
+            return
+        self._is_given_up = True
+        if not (self._leaving or self._hands_over):
+            self._drop(self.state.running)
+            raise Fenced
 
     def _take_cut(self, message: TakeCut) -> None:
         if message.epoch_no == self.state.epoch_no:

@@ -99,8 +99,11 @@ class Bucket:
         if (grad := self.params[k].grad) is not None:
             self._arrived.append((k, grad, grad._version))
 
-    def take(self, part: float) -> None:
-        """Put in the gradients of the batch that are there and not in yet, times ``part``."""
+    def take(self, part: float, *, last: bool = False) -> None:
+        """Put in the gradients of the batch that are there and not in yet, times ``part``.
+
+        ``last``: no other batch of the step follows. If none came before, either, they may stay.
+        """
         self._taken, self._arrived = self._arrived, []
         self._check_edits()
         places = [k for k, _, _ in self._taken]
@@ -110,8 +113,8 @@ class Bucket:
             return
         grads = [self._grad(k) for k in places]
         # Within a backward that creates a graph they are part of it.
-        stay = self._is_alone and part == 1.0 and not any(grad.requires_grad for grad in grads)
-        self._stays = stay and not any(self._has)
+        only = self._is_alone and last and part == 1.0 and not any(self._has)
+        self._stays = only and not any(grad.requires_grad for grad in grads)
         with torch.no_grad():
             for k, grad in zip(places, grads, strict=True) if not self._stays else ():
                 self._put(k, grad, part)
@@ -315,7 +318,7 @@ class Reducer:
             bucket = self._buckets[self._next]
             if only_full and not bucket.is_full:
                 return
-            bucket.take(self._part)
+            bucket.take(self._part, last=True)
             try:
                 bucket.launch(group)
             except BREAKING:  # as `flush` hears in its turn

@@ -25,7 +25,7 @@ from paceline.runtime.data.work import StepTimes
 from paceline.runtime.variables.frames import frames_of
 from paceline.wire.messages.agent import EXIT_FENCED, EXIT_NO_AGENT
 from paceline.wire.messages.features import FeatureSaid, FeatureTold
-from paceline.wire.messages.node import GivenUp, ProcessUp, Stop
+from paceline.wire.messages.node import ProcessUp
 from paceline.wire.node_link import NodeLink
 from paceline.wire.spec import JobSpec, load
 from paceline.wire.step_ledger import StepLedgerWriter
@@ -281,20 +281,6 @@ class Process:
         self._terminated = self.stop_requested = True
         self._script_cannot_hear = not self.script_hears_stop
         self.at_terminate()
-
-    def must_leave(self, message: Stop | GivenUp, *, is_over: bool = False) -> None:
-        """Take in the master's word that this life is to end.
-
-        Args:
-            message: stop: after its step, in order; given up: at once, and another replaces it.
-            is_over: whether its script leaves already: then it does so in order in either case.
-
-        Raises:
-            Fenced: it is given up.
-        """
-        if isinstance(message, GivenUp) and not is_over:
-            raise Fenced
-        self.stop_requested = self.told_to_stop = True
 
     def break_off(self) -> NoReturn:
         """Have the script leave, since the job must stop.

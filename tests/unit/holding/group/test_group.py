@@ -786,6 +786,15 @@ def test_who_waits_in_a_running_group_misses_who_has_left() -> None:
     assert job.members[2].running is not None
 
 
+def test_the_next_life_of_the_master_knows_who_trains() -> None:
+    job = running(2)
+    trains = job.master.training_workers()
+    assert len(trains) == 2
+    job.restart_master()
+    job.resend()
+    assert job.master.training_workers() == trains
+
+
 def test_who_was_excluded_does_not_come_back_with_the_next_life_of_the_master() -> None:
     job = running(2)
     excluded = job.members[1]

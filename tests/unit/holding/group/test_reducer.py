@@ -185,6 +185,26 @@ def test_of_a_backward_that_creates_a_graph_no_graph_stays(part: float) -> None:
     assert in_group(1, act) == [False]
 
 
+@pytest.mark.parametrize("parts", [(1.0, 1.0), (1.0, 0.5), (0.0, 1.0), (0.5, 0.5)])
+def test_in_a_group_of_one_all_batches_of_a_step_count(parts: tuple[float, ...]) -> None:
+    def act(group: Group) -> list[float]:
+        net = nn.Linear(2, 1, bias=False)
+        reducer = Reducer(net.parameters())
+        reducer.begin(group, [])
+        for number, part in enumerate(parts, 1):
+            reducer.expect(part, lambda: None, last=number == len(parts))
+            (number * net(torch.ones(1, 2))).sum().backward()
+            if number < len(parts):
+                reducer.take()
+                reducer.forget()
+        reducer.finish()
+        assert net.weight.grad is not None
+        return net.weight.grad.flatten().tolist()
+
+    wanted = sum(number * part for number, part in enumerate(parts, 1))
+    assert in_group(1, act) == [[wanted, wanted]]
+
+
 def test_in_a_group_of_one_gradients_stay_where_they_are_and_what_is_no_sum_is_still_refused() -> (
     None
 ):

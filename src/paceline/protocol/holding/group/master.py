@@ -161,6 +161,8 @@ class GroupHolder(Holder):
             case Broken():
                 return self._in_group(self.group.broken_said(message))
             case Progress():
+                # All that one says to a master that was started again.
+                self.core.prepared.add(inc)
                 return self._progress(message)
             case GroupLeft():
                 return self._in_group(self.group.leave(inc))

@@ -52,12 +52,12 @@ class BlockBucket(Bucket):
     def is_late(self, k: int) -> bool:
         return not self._is_open or super().is_late(k)
 
-    def take(self, part: float) -> None:
+    def take(self, part: float, *, last: bool = False) -> None:
         """Take the sum, of whole numbers without weights; the block is complete."""
         if not self._is_open:
             return
         exact = not (self.flat.is_floating_point() or self.flat.is_complex())
-        super().take(1.0 if part and exact else part)
+        super().take(1.0 if part and exact else part, last=last)
         self._is_open = False
         if part:
             self._complete()

@@ -545,7 +545,7 @@ class ServerTrainer:
             pulling.answers[server] = (message, frames)
         self._do(self.state.pulled(message))
 
-    def from_master(self, message: NodeDown) -> None:  # noqa: C901
+    def from_master(self, message: NodeDown) -> None:  # noqa: C901, PLR0912
         if not isinstance(message, WorkerTakes):
             _log.warning("a worker has no use for %s", type(message).__name__)
             return
@@ -573,8 +573,10 @@ class ServerTrainer:
                 self._results.answered(message)
             case WriteInitial():
                 self._write_initial()
-            case Stop() | GivenUp():
-                self.process.must_leave(message)
+            case Stop():
+                self.process.stop_requested = self.process.told_to_stop = True
+            case GivenUp():
+                raise Fenced
             case _:
                 assert_never(message)
 
