@@ -140,6 +140,9 @@ SPEC: dict[str, Any] = {
     "workers": 1,
 }
 
+PATIENT: dict[str, Any] = {**SPEC, "timeouts": TimeoutSpec(lost_after_s=60.0)}
+"""Silence alone counts after a minute only."""
+
 
 @contextlib.contextmanager
 def on_two_machines(
@@ -197,8 +200,7 @@ def test_a_machine_that_loses_its_power_is_given_up_at_once(tmp_path: Path) -> N
     """Silence alone would count after a minute here."""
     if not in_own_network(test_a_machine_that_loses_its_power_is_given_up_at_once):
         return
-    patient = {**SPEC, "timeouts": TimeoutSpec(lost_after_s=60.0)}
-    with on_two_machines(tmp_path, "--epochs", "3", spec=patient) as (job, other):
+    with on_two_machines(tmp_path, "--epochs", "3", spec=PATIENT) as (job, other):
         job.until_committed(1)
         other.join()
         until(lambda: num_batches(job, JOINED) > 2, "batches of the other machine")
@@ -217,8 +219,7 @@ def test_a_machine_that_is_given_up_and_back_at_once_takes_part_again(tmp_path: 
     """Its connection outlives the cut, so nothing but the master's end of it tells its agent."""
     if not in_own_network(test_a_machine_that_is_given_up_and_back_at_once_takes_part_again):
         return
-    patient = {**SPEC, "timeouts": TimeoutSpec(lost_after_s=60.0)}
-    with on_two_machines(tmp_path, "--epochs", "3", spec=patient) as (job, other):
+    with on_two_machines(tmp_path, "--epochs", "3", spec=PATIENT) as (job, other):
         job.until_committed(1)
         other.join()
         together(job, "worker-0", JOINED)
@@ -235,8 +236,7 @@ def test_a_machine_that_is_given_up_by_a_master_that_dies_takes_part_again(tmp_p
     """Its worker greets a master that trains without it: its node has a next life there."""
     if not in_own_network(test_a_machine_that_is_given_up_by_a_master_that_dies_takes_part_again):
         return
-    patient = {**SPEC, "timeouts": TimeoutSpec(lost_after_s=60.0)}
-    with on_two_machines(tmp_path, "--epochs", "3", spec=patient) as (job, other):
+    with on_two_machines(tmp_path, "--epochs", "3", spec=PATIENT) as (job, other):
         job.until_committed(1)
         other.join()
         together(job, "worker-0", JOINED)

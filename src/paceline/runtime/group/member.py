@@ -712,7 +712,7 @@ class MemberClient:
         """Leave after the step; or at once, unless the script leaves already, in order.
 
         Raises:
-            Fenced: others go on without us. Whoever waits in the group is woken.
+            Fenced: others go on without us. Threads that wait in the group are woken.
         """
         if isinstance(message, Stop):
             self.process.stop_requested = self.process.told_to_stop = True

@@ -541,8 +541,8 @@ class Stop(LifeMessage, frozen=True):
 class GivenUp(LifeMessage, frozen=True):
     """master -> worker: others go on without this life; it ends at once, another replaces it.
 
-    It is told to one whose process has outlived that: the master that gave it up is dead, and the
-    next one hears of it from its agent.
+    A master gives a life up and dies, while its process goes on. The next master hears of that
+    process from its agent, and tells it this.
     """
 
 
