@@ -179,9 +179,7 @@ class NodeGroup:
             used = int(read_at_once(group.base / name))
         except OSError:
             return 0
-        counters = _counters(stat)
-        files = counters.get("inactive_file", 0) + counters.get("active_file", 0)
-        return max(0, used - files)
+        return max(0, used - _pages_of_files(stat))
 
     def remove(self) -> None:
         """Remove the group; a group that still has members stays (see ``remove_job``)."""
@@ -345,8 +343,7 @@ def memory_headroom(mounts: Path = MOUNTS, own: Path = OWN) -> int | None:
     if limit == "max" or int(limit) >= NO_LIMIT:
         return None
     stat = tree.base / "memory.stat"
-    counters = _counters(stat)
-    files = counters.get("inactive_file", 0) + counters.get("active_file", 0)
+    files = _pages_of_files(stat)
     return int(limit) - int(used) + files
 
 
@@ -429,6 +426,12 @@ def _write_if_there(path: Path, text: str) -> None:
 def _counter(path: Path, key: str) -> int:
     """The number behind ``key`` in a file of lines ``key number``; 0 where there is none."""
     return _counters(path).get(key, 0)
+
+
+def _pages_of_files(stat: Path) -> int:
+    """Bytes of pages of files by a group's ``memory.stat``, which the kernel takes back."""
+    counters = _counters(stat)
+    return counters.get("inactive_file", 0) + counters.get("active_file", 0)
 
 
 def _counters(path: Path) -> dict[str, int]:

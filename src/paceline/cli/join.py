@@ -23,7 +23,7 @@ from paceline.jobs.joining import (
 )
 from paceline.jobs.leftovers import clear_leftovers
 from paceline.jobs.tickets import Ticket, at_address, read_ticket
-from paceline.jobs.zygotes import has_template, kind_of, template_socket
+from paceline.jobs.zygotes import has_template
 from paceline.supervisor.templates import start_template
 from paceline.wire.client import Call, Done, GetSpec, JobInfo, Join, NodesAdded, Reply
 from paceline.wire.control import ControlClient
@@ -102,7 +102,6 @@ class JoinedAgents:
 
     def __init__(self, jobs: dict[str, JobDir], spec: JobSpec) -> None:
         self._jobs, self._spec = jobs, spec
-        self._template: subprocess.Popen[bytes] | None = None
         self._running: dict[str, subprocess.Popen[bytes]] = {}
         self._due_s: dict[str, float] = {}
         self._again = 0
@@ -126,12 +125,9 @@ class JoinedAgents:
     def _start_template(self) -> None:
         """Have one process import what all nodes need: they are forks of it."""
         node, *_ = self._jobs
-        jobs = [*self._jobs.values()]
         if has_template(node, self._spec):
-            # It belongs to no node: its socket stands for a job's directory.
-            home = template_socket(jobs[0], kind_of(node, self._spec))
             with contextlib.suppress(OSError):  # nodes do without
-                self._template = start_template(node, self._spec, jobs, home)
+                start_template(node, self._spec, [*self._jobs.values()])
 
     def _start(self, node: str) -> None:
         job = self._jobs[node]

@@ -10,7 +10,6 @@ import os
 import socket
 import subprocess
 from collections.abc import Sequence
-from pathlib import Path
 
 from paceline.base.errors import PacelineError
 from paceline.base.jobdir import JobDir
@@ -39,20 +38,17 @@ def start_templates(job: JobDir) -> list[subprocess.Popen[bytes]]:
     with contextlib.suppress(OSError):  # nodes do without
         for node in nodes:
             if has_template(node, spec):
-                started.append(start_template(node, spec, [job], job.path))
+                started.append(start_template(node, spec, [job]))
     return started
 
 
-def start_template(
-    node: str, spec: JobSpec, jobs: Sequence[JobDir], home: Path
-) -> subprocess.Popen[bytes]:
+def start_template(node: str, spec: JobSpec, jobs: Sequence[JobDir]) -> subprocess.Popen[bytes]:
     """Start the template of all nodes of a kind; it ends with this process.
 
     Args:
         node: one of them.
         spec: of the job.
         jobs: its directory, or those of the nodes where these have directories of their own.
-        home: to which the template itself belongs.
 
     Raises:
         OSError: it cannot be started.
@@ -77,4 +73,6 @@ def start_template(
         own = ["--listen", str(listener.fileno()), "--parent", str(os.getpid())]
         arguments = [*own, *import_arguments(node, spec)]
         log = first.logs / "agents.log"
+        # Of nodes with directories of their own it belongs to none: its socket stands for one.
+        home = path if others else first.path
         return start_detached(MODULE, arguments, home, log, environment, [listener.fileno()])

@@ -161,7 +161,7 @@ class GroupHolder(Holder):
             case Broken():
                 return self._in_group(self.group.broken_said(message))
             case Progress():
-                # All that one says to a master that was started again.
+                # A running member says nothing else to a master that was started again.
                 self.core.prepared.add(inc)
                 return self._progress(message)
             case GroupLeft():
