@@ -28,6 +28,8 @@ from paceline.runtime.group.group import BREAKING, Collective, Group
 
 BUCKET_BYTES, FIRST_BUCKET_BYTES = 25 << 20, 1 << 20
 """Bytes of a bucket, and of the first, as in DDP: a small one lets the first sum begin early."""
+SMALL_BYTES = 1 << 14
+"""Bytes of a gradient, in the mean, below which a call of torch costs more than its bytes."""
 ALL = -1
 """Stand-in for an optimizer's number: all optimizers that have gradients."""
 _EDITED = (
@@ -54,14 +56,16 @@ class Bucket:
         self.sum: Collective | None = None
         self.is_left_out = False
         """Whether a member has left the step out that was summed last."""
+        self._all = frozenset(range(len(params)))
         self._make()
         self.begin()
         self.expect()
 
     def _make(self) -> None:
         first = self.params[0]
-        size = sum(param.numel() for param in self.params)
-        self.flat = torch.zeros(size + len(self.params), dtype=first.dtype, device=first.device)
+        size, count = sum(param.numel() for param in self.params), len(self.params)
+        self.flat = torch.zeros(size + count, dtype=first.dtype, device=first.device)
+        self._numbers, self._marks = self.flat.split([size, count])
         self._views: list[Tensor] = []
         start = 0
         for param in self.params:
@@ -69,103 +73,121 @@ class Bucket:
             strides = torch.empty_like(param, device="meta").stride()
             self._views.append(self.flat.as_strided(param.shape, strides, start))
             start += param.numel()
-        self._marks = self.flat[start:]
+        self._ones = torch.ones_like(self._marks)
+        self._are_small = self._numbers.nbytes < SMALL_BYTES * count
 
     def begin(self, *, alone: bool = False) -> None:
         """Prepare for the next step; ``alone``: nobody else has gradients of it."""
         self.sum, self._is_alone, self._stays = None, alone, False
-        self._has = [0.0] * len(self.params)
+        #: 1 for each parameter that something was put in for; empty: for none.
+        self._has: list[float] = []
 
     def expect(self) -> None:
         """Prepare for the next batch."""
-        self._missing = set(range(len(self.params)))
-        #: Parameters whose gradients are there, these, and the version of each.
-        self._arrived: list[tuple[int, Tensor, int]] = []
+        self.missing = set(self._all)
+        """Places of parameters whose gradients are to come; of others they come too late."""
+        self.arrived: list[tuple[int, Tensor, int]] = []
+        """Parameters whose gradients are there, these, and the version of each: `take` puts in all
+        at once."""
         #: Those that were put in last; a hook of the script may follow ours.
         self._taken: list[tuple[int, Tensor, int]] = []
 
     @property
     def is_full(self) -> bool:
         """Whether all gradients of the batch are there."""
-        return not self._missing
-
-    def is_late(self, k: int) -> bool:
-        """Tell whether another gradient of parameter ``k`` comes too late for this batch."""
-        return k not in self._missing or self.sum is not None
-
-    def arrived(self, k: int) -> None:
-        """Note that the gradient of parameter ``k`` is there: `take` puts in all at once."""
-        self._missing.discard(k)
-        if (grad := self.params[k].grad) is not None:
-            self._arrived.append((k, grad, grad._version))
+        return not self.missing
 
     def take(self, part: float, *, last: bool = False) -> None:
         """Put in the gradients of the batch that are there and not in yet, times ``part``.
 
         ``last``: no other batch of the step follows. If none came before, either, they may stay.
         """
-        self._taken, self._arrived = self._arrived, []
+        self._taken, self.arrived = self.arrived, []
         self._check_edits()
-        places = [k for k, _, _ in self._taken]
-        places += [k for k in sorted(self._missing) if self.params[k].grad is not None]
-        self._missing.difference_update(places)
+        places, grads = [k for k, _, _ in self._taken], [grad for _, grad, _ in self._taken]
+        for k in sorted(self.missing):
+            if (grad := self.params[k].grad) is not None:
+                places.append(k)
+                grads.append(grad)
+        self.missing.difference_update(places)
         if not part:  # not times 0, which keeps what is not finite
             return
-        grads = [self._grad(k) for k in places]
+        self._check_kinds(grads)
         # Within a backward that creates a graph they are part of it.
-        only = self._is_alone and last and part == 1.0 and not any(self._has)
-        self._stays = only and not any(grad.requires_grad for grad in grads)
+        only = self._is_alone and last and part == 1.0 and not self._has
+        are_plain = not torch.is_grad_enabled() or not any(one.requires_grad for one in grads)
+        self._stays = only and are_plain
+        if self._stays:
+            return
         with torch.no_grad():
-            for k, grad in zip(places, grads, strict=True) if not self._stays else ():
-                self._put(k, grad, part)
+            self._put_all(places, grads, part)
 
     def _check_edits(self) -> None:
+        params = self.params
         for k, grad, version in self._taken:
-            is_other = grad._version != version and not grad._is_view()  # views have one in all
-            if self.params[k].grad is not grad or is_other:
+            if grad._version == version and params[k].grad is grad:
+                continue
+            if params[k].grad is not grad or not grad._is_view():  # views have one version in all
                 raise ConfigError(_EDITED.format(tuple(grad.shape)))
 
-    def _grad(self, k: int) -> Tensor:
-        grad, view = self.params[k].grad, self._views[k]
-        assert grad is not None
-        if grad.layout != torch.strided:
+    def _check_kinds(self, grads: Sequence[Tensor]) -> None:
+        dtype, dense = self.flat.dtype, torch.strided
+        for grad in grads:
+            if grad.dtype is dtype and grad.layout is dense:
+                continue
+            if grad.layout is not dense:
+                raise ConfigError(
+                    f"a parameter of shape {tuple(grad.shape)} has a gradient of layout "
+                    f"{grad.layout}, and gradients are averaged whole: look its rows up with "
+                    "sparse=False, or run the job with --strategy ps and nn.Embedding(sparse=True)"
+                )
             raise ConfigError(
-                f"a parameter of shape {tuple(view.shape)} has a gradient of layout {grad.layout}, "
-                "and gradients are averaged whole: look its rows up with sparse=False, or run the "
-                "job with --strategy ps and nn.Embedding(sparse=True)"
+                f"a parameter of shape {tuple(grad.shape)} has a gradient of {grad.dtype}, and was "
+                f"{dtype} at job.prepare; convert the model before it"
             )
-        if grad.dtype != view.dtype:
-            raise ConfigError(
-                f"a parameter of shape {tuple(view.shape)} has a gradient of {grad.dtype}, and was "
-                f"{view.dtype} at job.prepare; convert the model before it"
-            )
-        return grad
 
-    def _put(self, k: int, grad: Tensor, part: float) -> None:
-        view = self._views[k]
-        if self._has[k]:
-            view.add_(grad, alpha=part)
-        elif part == 1.0:
-            view.copy_(grad)
+    def _put_all(self, places: Sequence[int], grads: list[Tensor], part: float) -> None:
+        views = [self._views[k] for k in places]
+        are_all = not self._has and len(places) == len(self.params)
+        if are_all and part == 1.0:
+            torch._foreach_copy_(views, grads)
+        elif are_all and self._are_small:
+            # Two passes over what is in the processor's cache take less than a call for each.
+            torch._foreach_copy_(views, grads)
+            self._numbers.mul_(part)
         else:
-            torch.mul(grad, part, out=view)
-        self._has[k] = 1.0
+            self._has = self._has or [0.0] * len(self.params)
+            for k, view, grad in zip(places, views, grads, strict=True):
+                if self._has[k]:
+                    view.add_(grad, alpha=part)
+                elif part == 1.0:
+                    view.copy_(grad)
+                else:
+                    torch.mul(grad, part, out=view)
+                self._has[k] = 1.0
+        if are_all:
+            self._has = [1.0] * len(self.params)
 
     def _complete(self) -> None:
-        for has, view in zip(self._has, self._views, strict=True):
-            if has <= 0.0:
+        has = self._has or [0.0] * len(self.params)
+        if min(has) > 0.0:
+            self._marks.copy_(self._ones)
+            return
+        for one, view in zip(has, self._views, strict=True):
+            if one <= 0.0:
                 view.zero_()
-        self._marks.copy_(torch.tensor(self._has))
+        self._marks.copy_(torch.tensor(has))
 
     def leave_out(self) -> None:
         """Put nothing in, and have all members see that the step must be left out."""
         self._stays = False
-        self._missing.clear()
-        self._arrived.clear()
+        self.missing.clear()
+        self.arrived.clear()
         self._has = [LEFT_OUT] * len(self.params)
 
     def launch(self, group: Group) -> None:
-        """Begin to sum what is in."""
+        """Begin to sum what is in: other gradients come too late."""
+        self.missing.clear()
         if self._stays:
             self.sum = group.nothing()
             return
@@ -241,10 +263,10 @@ class Reducer:
         self._last = True
         self._next = 0
         self._on_end: Callable[[], None] = lambda: None
-        self._ends = self._has_run = False
+        self._has_run = False
         self.called_twice = False
         """Whether a parameter got a second gradient for one batch."""
-        self._may_be_early = self._early = early
+        self._may_be_early, self._takes_early = early, False
         self._handed_in = False
         self.left_out = False
         """Whether a member has left out the step that was finished last."""
@@ -256,7 +278,32 @@ class Reducer:
             param.requires_grad_(trained)
 
     def _hook(self, param: nn.Parameter) -> list[RemovableHandle]:
-        return [param.register_post_accumulate_grad_hook(self._on_gradient)]
+        return [param.register_post_accumulate_grad_hook(self._noting(param))]
+
+    def _noting(self, param: nn.Parameter) -> Callable[[Tensor], None]:
+        """Return what notes that the gradient of a parameter is there: called once for each."""
+        bucket, k = self._place[param]
+
+        def note(param: Tensor) -> None:
+            if not self._has_run:
+                self._begin_backward()
+            missing = bucket.missing
+            if k not in missing:
+                self.called_twice |= not self._handed_in
+            elif self._takes_early:
+                missing.remove(k)
+                if (grad := param.grad) is not None:
+                    bucket.arrived.append((k, grad, grad._version))
+                if not missing and self._last:
+                    self._launch_full()
+
+        return note
+
+    def _begin_backward(self) -> None:
+        self._has_run = True
+        if self._group is not None and self._may_be_early:
+            # Also where nothing leaves early: the script may clip the mean before it steps.
+            Variable._execution_engine.queue_callback(self._on_end)
 
     def close(self) -> None:
         """Remove the hooks: another reducer averages from now on."""
@@ -273,7 +320,7 @@ class Reducer:
                 `flush`, and another thread may call `hand_in` instead.
         """
         self._group, self._next = group, 0
-        self._handed_in, self._early = False, self._may_be_early and whole
+        self._handed_in, self._takes_early = False, self._may_be_early and whole
         alone = self.sums_gradients and whole and not group.travels
         for bucket in self._buckets:
             bucket.begin(alone=alone)
@@ -290,42 +337,29 @@ class Reducer:
             last: whether no other batch of ours follows in this step.
         """
         self._part, self._on_end, self._last = part, on_end, last
-        self.called_twice = self._ends = self._has_run = False
+        self.called_twice = self._has_run = False
         for bucket in self._buckets:
             bucket.expect()
             if not last:
                 bucket.keep()
 
-    def _on_gradient(self, param: Tensor) -> None:
-        self._has_run = True
-        bucket, k = self._place[param]
-        if self._group is not None and self._may_be_early and not self._ends:
-            # Also where nothing has left: the script may clip the mean before it steps.
-            self._ends = True
-            Variable._execution_engine.queue_callback(self._on_end)
-        if bucket.is_late(k):
-            self.called_twice |= not self._handed_in
-            return
-        if self._group is None or not self._early:
-            return
-        bucket.arrived(k)
-        if self._last and bucket.is_full:
-            self._launch(self._group, only_full=True)
-
-    def _launch(self, group: Group, *, only_full: bool) -> None:
-        """Let buckets go, in their order."""
-        while self._next < len(self._buckets):
+    def _launch_full(self) -> None:
+        """Let buckets go that are full, in their order."""
+        group = self._group
+        while group is not None and self._next < len(self._buckets):
             bucket = self._buckets[self._next]
-            if only_full and not bucket.is_full:
+            if not bucket.is_full:
                 return
-            bucket.take(self._part, last=True)
             try:
-                bucket.launch(group)
+                self._launch_next(group)
             except BREAKING:  # as `flush` hears in its turn
-                if not only_full:
-                    raise
                 return
-            self._next += 1
+
+    def _launch_next(self, group: Group) -> None:
+        bucket = self._buckets[self._next]
+        bucket.take(self._part, last=True)
+        bucket.launch(group)
+        self._next += 1
 
     def await_device(self) -> None:
         """Return when backward is done, and not only given to a device to do."""
@@ -340,8 +374,8 @@ class Reducer:
 
     def flush(self) -> None:
         """Let all gradients go that there will be; raises as `Operation.wait` for a lost group."""
-        if self._group is not None:
-            self._launch(self._group, only_full=False)
+        while self._group is not None and self._next < len(self._buckets):
+            self._launch_next(self._group)
 
     def hand_in(self) -> None:
         """Let go what was taken so far, and nothing else of ours; raises as `flush`."""
@@ -357,7 +391,7 @@ class Reducer:
         ``part``: of the step's samples that is in them.
         """
         self.flush()
-        group, self._group = self._group, None
+        group, self._group, self._takes_early = self._group, None, False
         if group is not None:
             for bucket in self._buckets:
                 bucket.combine(group)
@@ -454,7 +488,7 @@ class Reducer:
 
     def drop(self) -> None:
         """The group is over: what is under way comes to nothing."""
-        self._group = None
+        self._group, self._takes_early = None, False
         deadline_s = monotonic() + FAIL_S
         while monotonic() < deadline_s and not all(bucket.is_idle for bucket in self._buckets):
             sleep(POLL_S)

@@ -152,7 +152,8 @@ def test_gradients_of_several_batches_are_put_in_by_their_parts(
             for k, (param, gradient) in enumerate(zip(bucket.params, gradients, strict=True)):
                 param.grad = gradient.clone()
                 if k % 2:
-                    bucket.arrived(k)
+                    bucket.missing.remove(k)
+                    bucket.arrived.append((k, param.grad, param.grad._version))
             bucket.take(part)
             assert bucket.is_full
         return bucket.flat[: -len(sizes)]

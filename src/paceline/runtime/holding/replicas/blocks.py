@@ -45,12 +45,9 @@ class BlockBucket(Bucket):
         """Expect the next block."""
         super().expect()
         self._is_open = True
-        self._has = [0.0] * len(self.params)
+        self._has = []
         for param in self.params:
             param.grad = None  # nothing of what was before is to be in its bits
-
-    def is_late(self, k: int) -> bool:
-        return not self._is_open or super().is_late(k)
 
     def take(self, part: float, *, last: bool = False) -> None:
         """Take the sum, of whole numbers without weights; the block is complete."""
@@ -59,6 +56,7 @@ class BlockBucket(Bucket):
         exact = not (self.flat.is_floating_point() or self.flat.is_complex())
         super().take(1.0 if part and exact else part, last=last)
         self._is_open = False
+        self.missing.clear()
         if part:
             self._complete()
             node, self._block = PartialSum(0, self._block), self._block + 1

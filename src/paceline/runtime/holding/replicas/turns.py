@@ -112,7 +112,8 @@ class TurnReducer(Reducer):
         super().__init__(every, early=False, buckets=buckets)
 
     def _hook(self, param: nn.Parameter) -> list[RemovableHandle]:
-        return [*super()._hook(param), param.register_hook(self._before(param))]
+        after = param.register_post_accumulate_grad_hook(self._on_gradient)
+        return [after, param.register_hook(self._before(param))]
 
     def _before(self, param: Tensor) -> Callable[[Tensor], None]:
         def check(_gradient: Tensor) -> None:
