@@ -47,6 +47,8 @@ def takes_rows_at_once(dataset: Any, collate_fn: CollateFn | None, batch_size: i
 class InlineLoader:
     """A loader without loader processes; nothing is made ahead."""
 
+    makes_ahead = False
+
     def __init__(
         self,
         dataset: Any,

@@ -53,6 +53,9 @@ class Loader:
         ConfigError: a number is out of range, or ``dataset`` is neither kind of source.
     """
 
+    makes_ahead = True
+    """Whether batches are made while the script computes."""
+
     def __init__(
         self,
         dataset: Any,

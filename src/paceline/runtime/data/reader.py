@@ -90,6 +90,11 @@ class Reader:
         self._made: dict[Work, Any] = {}
         """Batches, and errors of the user's dataset that wait for their batch's turn."""
 
+    @property
+    def makes_ahead(self) -> bool:
+        """Whether batches are made while the script computes."""
+        return self._loader.makes_ahead
+
     def ask(self, works: Iterable[Work]) -> None:
         """Have the batches of these works made, which come next. Never blocks."""
         coming = [work for work in works if work not in self._made]

@@ -68,7 +68,7 @@ class GroupLoop(StepFrame[GroupStep]):
         self._client, self._reducer, self._watcher = client, reducer, watcher
         self._variables = client.variables
         self._shares, self._sharing, self._feed = shares, shares.sharing, shares.feed
-        self._reader, self._ahead = reader, ahead
+        self._reader, self._ahead = reader, ahead if reader.makes_ahead else 0
         self._variables.copies_at_once = self._sharing.blocks > 0
         # What a late member hands in at once would be of all turns.
         self._whole_steps = whole_steps or self._sharing.blocks > 0 or reducer.takes_turns

@@ -58,12 +58,18 @@ class StepShares:
         self._coming = deque[_Coming]()
         self._for: tuple[RunGroup, Division] | None = None
         self._then = Intervals()
+        #: Runs of the members, by the size of a slice and whether some join in it.
+        self._runs: dict[tuple[int, bool], list[range]] = {}
         #: Works that the reader was asked for by the former group or division, by step and samples.
         self._shown: dict[tuple[int, Slice], Work] = {}
 
     def next(self, run: RunGroup) -> Slice:
         """The slice of the step that this group does next; empty: all of the feed is in a model."""
-        return self._slice(run, self._state.step + 1, self._line())
+        number, done = self._state.step + 1, self._line()
+        head = self._head(number) if self._for is not None and self._for[0] is run else None
+        if head is not None and head.before == tuple(done.edges):
+            return head.whole
+        return self._slice(run, number, done)
 
     def _slice(self, run: RunGroup, number: int, done: Intervals) -> Slice:
         """The slice of a step of this group, after these samples."""
@@ -78,7 +84,22 @@ class StepShares:
 
     def runs(self, run: RunGroup, number: int, whole: Slice, division: Division) -> list[range]:
         """Return the parts of a step that each member computes; see `Sharing`."""
-        return self.sharing.runs(whole, len(run.members), division, joiners_of(run, number))
+        self._divide(run, division)
+        joiners = joiners_of(run, number)
+        key = num_samples(whole), bool(joiners)
+        found = self._runs.get(key)
+        if found is None:
+            found = self.sharing.runs(whole, len(run.members), division, joiners)
+            self._runs[key] = found
+        return found
+
+    def _divide(self, run: RunGroup, division: Division) -> None:
+        """Divide steps among a group's members from here on; again: nothing."""
+        if self._for is not None and self._for[0] is run and self._for[1] is division:
+            return
+        self._runs.clear()
+        self._forget()
+        self._for = run, division
 
     def steps_with(self, committed: Sequence[Span], global_batch: int) -> int:
         """Count the global batches that are complete once these samples are in the model, too."""
@@ -107,15 +128,24 @@ class StepShares:
 
     def _come_to(self, step: GroupStep) -> None:
         """Forget which steps come but for those from this one on, if all is as was expected."""
-        coming, edges = self._coming, self._line().edges
-        while coming and coming[0].number <= self._state.step:
+        self._divide(step.run, step.division)
+        edges = self._line().edges
+        head = self._head(self._state.step + 1)
+        if head is None or head.before != tuple(edges):
+            self._forget()
+            self._then = Intervals(edges)
+
+    def _head(self, number: int) -> _Coming | None:
+        """Return the step of this number, if it is the next one that is known."""
+        coming = self._coming
+        while coming and coming[0].number < number:
             coming.popleft()
-        same = self._for is not None and self._for[0] is step.run and self._for[1] is step.division
-        if same and coming and coming[0].before == tuple(edges):
-            return
-        self._shown = {(work.step, work.spans): work for one in coming for work in one.works}
-        coming.clear()
-        self._for, self._then = (step.run, step.division), Intervals(edges)
+        return coming[0] if coming and coming[0].number == number else None
+
+    def _forget(self) -> None:
+        """Forget which steps come, but not what the reader was asked for."""
+        self._shown |= {(work.step, work.spans): work for one in self._coming for work in one.works}
+        self._coming.clear()
 
     def _works(self, step: GroupStep, number: int, whole: Slice) -> list[Work]:
         """The batches in which we compute our share of a step, divided as this one is."""

@@ -1,6 +1,7 @@
 """Common part of strategies whose workers change the model with torch's own optimizers."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
+from operator import is_
 from types import MethodType
 from typing import Any, Literal
 
@@ -51,8 +52,8 @@ class Stepping:
         """See `Strategy.accumulate`."""
         #: The optimizers' own steps.
         self._takes: list[Callable[..., Any]] = []
-        #: For each optimizer: whether each parameter that the members know is trained, by its id.
-        self._known: list[dict[int, bool]] = []
+        #: For each optimizer: what the members know of its parameters.
+        self._known: list[KnownParams] = []
 
     @property
     def stands_in(self) -> bool:
@@ -85,10 +86,7 @@ class Stepping:
     def _know(self, trained: Sequence[nn.Parameter]) -> None:
         """Have members know all parameters of the optimizers from here on, and train these."""
         numbers = set(map(id, trained))
-        self._known = [
-            {id(param): id(param) in numbers for param in params_of(one)}
-            for one in self._optimizers
-        ]
+        self._known = [KnownParams(params_of(one), numbers) for one in self._optimizers]
 
     def _follow(self, optimizer: Optimizer, number: int) -> None:
         """Make ``optimizer.step()`` apply the mean over all workers, or nothing."""
@@ -152,26 +150,52 @@ class Stepping:
 
         optimizer.add_param_group = MethodType(add_param_group, optimizer)  # type: ignore[method-assign]
 
-    def _check_known(self, optimizer: Optimizer, known: dict[int, bool]) -> None:
+    def _check_known(self, optimizer: Optimizer, known: "KnownParams") -> None:
         """Raises ConfigError: it would train something by the gradients of this worker alone."""
-        if self.regrouping == "freely":
+        params = params_of(optimizer)
+        if self.regrouping == "freely" or known.are_all(params):
             return
         then, remedy = "at job.prepare", BEGIN_LATER
         if self.regrouping == "between loops":
             then, remedy = "when the loop over job.batches began", f"{BY_EPOCH}; or {BEGIN_LATER}"
-        for param in params_of(optimizer):
+        for param in params:
             shape = tuple(param.shape)
-            if id(param) not in known:
+            if not known.has(param):
                 raise ConfigError(
                     f"a parameter of shape {shape} was not in the groups of "
                     f"{type(optimizer).__name__} {then}, so that no other worker, and no cut, "
                     f"knows it; {remedy}"
                 )
-            if not known[id(param)] and param.grad is not None:
+            if not known.trains(param) and param.grad is not None:
                 raise ConfigError(
                     f"a parameter of shape {shape} has a gradient, but was frozen {then}, so that "
                     f"it is not averaged over the workers; {remedy}"
                 )
+
+
+class KnownParams:
+    """The parameters of one optimizer that all members know.
+
+    Args:
+        params: all of them, in their order.
+        trained: ids of those that are trained; the others are frozen.
+    """
+
+    def __init__(self, params: Sequence[nn.Parameter], trained: Collection[int]) -> None:
+        self._params = params
+        self._trains = {id(param): id(param) in trained for param in params}
+        self._frozen = [param for param in params if not self._trains[id(param)]]
+
+    def are_all(self, params: Sequence[nn.Parameter]) -> bool:
+        """Tell whether these are the same, and none that is frozen has a gradient."""
+        are_same = len(params) == len(self._params) and all(map(is_, params, self._params))
+        return are_same and all(param.grad is None for param in self._frozen)
+
+    def has(self, param: nn.Parameter) -> bool:
+        return id(param) in self._trains
+
+    def trains(self, param: nn.Parameter) -> bool:
+        return self._trains[id(param)]
 
 
 _OVER = (

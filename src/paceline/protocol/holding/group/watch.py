@@ -103,6 +103,8 @@ def judge(words: Sequence[Word], *, begins: bool = False) -> Difference | None:
 
     ``begins``: in the first step of a training, whose models are as the scripts have built them.
     """
+    if len({(word.settings, word.checksum) for word in words}) == 1:
+        return None
     for in_settings in (True, False):
         values = (word.settings if in_settings else word.checksum for word in words)
         told = {rank: value for rank, value in enumerate(values) if value}
