@@ -71,6 +71,7 @@ class Group:
         self.size = len(run.members)
         self._store, self._device = store, device
         self._dropped = False
+        self._nothing = Nothing(self)
         #: Set once the group is connected, or never will be.
         self._settled = threading.Event()
         self._failure: Exception | None = None
@@ -191,9 +192,9 @@ class Group:
         """
         return Collective(self, self._carrier(tensor), lambda by: by.allreduce([tensor], _SUM))
 
-    def nothing(self) -> "Collective":
-        """Begin what is done already, in a group of one; it is over as any other operation is."""
-        return Collective(self, self._in_memory, lambda by: by)
+    def nothing(self) -> "Nothing":
+        """Begin what is done already, in a group of one."""
+        return self._nothing
 
     def exchange(
         self, mine: Tensor, leave: list[int], theirs: Tensor, come: list[int]
@@ -311,10 +312,26 @@ class Collective:
             raise self._group.over(error) from error
 
 
+class Nothing:
+    """Operation of a group of one, which is done when it begins."""
+
+    is_over = True
+
+    def __init__(self, group: Group) -> None:
+        self._group = group
+
+    def wait(self) -> None:
+        """Return at once; raises GroupOver if the group was dropped."""
+        if self._group.is_dropped:
+            raise GroupOver("the group was dropped")
+
+
 class Gathering:
     """Numbers of all members on their way."""
 
-    def __init__(self, operation: Collective, values: Tensor | list[Sequence[int]]) -> None:
+    def __init__(
+        self, operation: "Collective | Nothing", values: Tensor | list[Sequence[int]]
+    ) -> None:
         self._operation, self._values = operation, values
 
     def wait(self) -> list[list[int]]:

@@ -33,12 +33,11 @@ from paceline.runtime.group.member import MemberClient
 from paceline.runtime.group.reducer import ALL, Reducer
 from paceline.runtime.group.shares import StepShares
 from paceline.runtime.group.short import Missing, ShortStep
-from paceline.runtime.group.step import GroupStep, Told, digest, joiners_of, num_sharing
+from paceline.runtime.group.step import GroupStep, Told, digest
 from paceline.runtime.group.watcher import Diverged, Divergence, Watcher
 from paceline.runtime.process.process import fence_soon
 from paceline.runtime.script.step_frame import LEFT, NO_BACKWARD, StepFrame
 from paceline.runtime.variables.comparing import gathered, told_of
-from paceline.wire.messages.feeds import Slice
 from paceline.wire.messages.group import RunGroup
 
 COMPARED_STEPS = 2
@@ -87,7 +86,7 @@ class GroupLoop(StepFrame[GroupStep]):
         step = self.step
         if step is None:
             return 0
-        return num_samples(step.whole) if self._feed.ends else step.global_batch
+        return step.plan.size if self._feed.ends else step.plan.global_batch
 
     def _batches(self, step: GroupStep) -> Iterator[Any]:
         lost = False
@@ -261,11 +260,10 @@ class GroupLoop(StepFrame[GroupStep]):
                 self._record(asked_s)
                 return None
             self._client.mark(computing=True)
-            whole = self._shares.next(run)
-            step = self._try(run, group, whole)
+            step = self._try(run, group)
             if step is None or not (self.num_steps or self._trains_as_all(step)):
                 continue
-            if not whole:
+            if not step.whole:
                 if self._prove(step):
                     self._client.unmark()
                     # A group that forms would wait for us, and the cut for the group.
@@ -278,7 +276,7 @@ class GroupLoop(StepFrame[GroupStep]):
             self._variables.comes_to(self._client.state.step)
             if not self._compare(step):
                 continue
-            step.works, *later = self._shares.upcoming(step, self._ahead)
+            step.works, later = [*step.plan.works], self._shares.upcoming(self._ahead)
             step.num_idle = self._shares.num_idle(step.weight) if step.weight else 0
             if not self._begin_sums(step):
                 continue
@@ -286,7 +284,7 @@ class GroupLoop(StepFrame[GroupStep]):
                 self._profile(step)
             step.batch = self._read(step, step.works[0])
             # Those that follow are made meanwhile.
-            self._reader.ask([*step.works[1:], *(work for works in later for work in works)])
+            self._reader.ask([*step.works[1:], *later])
             self._start(step, asked_s)
             state = self._client.state
             step.begins_at, step.waited_before_s = state.position.at(state.step), step.data_s
@@ -342,13 +340,13 @@ class GroupLoop(StepFrame[GroupStep]):
         """Have our gradients summed, if we have a share; False: the group is over."""
         lacking = step.lacking
         may_lack = not self._whole_steps and max(lacking.left_out, lacking.late) > 0
-        joiners = joiners_of(step.run, self._client.state.step + 1)
+        joiners = step.plan.joiners
         joins, may_lack = step.group.rank in joiners, may_lack and not joiners
         if joins and self._reducer.takes_turns:
             # Nobody knows whose turn is next: it takes part in each one, with nothing of its own.
             self._fall_behind(step)
             joins = False
-        self._reducer.begin(step.group, step.runs, whole=not (joins or may_lack))
+        self._reducer.begin(step.group, step.plan.runs, whole=not (joins or may_lack))
         if may_lack:
             self._watch(step)
         return not joins or self._join(step)
@@ -366,7 +364,8 @@ class GroupLoop(StepFrame[GroupStep]):
 
     def _watch(self, step: GroupStep) -> None:
         """Hand in what we have when the others need not wait for more."""
-        shares = [num_samples(self._sharing.samples(step.whole, run)) for run in step.runs]
+        runs = step.plan.runs
+        shares = [num_samples(self._sharing.samples(step.whole, run)) for run in runs]
         missing = Missing(step.lacking, shares, step.group.rank)
         step.short = ShortStep(missing, partial(self._hand_in, step))
         self._client.watch_peers(step.run, step.short)
@@ -385,7 +384,7 @@ class GroupLoop(StepFrame[GroupStep]):
         if step.num_profiled and step.batch_no <= step.num_profiled:
             self._client.mark(computing=True)  # a member that hangs does so in one of them
         # The script adds up the gradients of so many means, of which it makes one as it likes.
-        part = self.accumulate * step.counting(work) / num_samples(step.whole)
+        part = self.accumulate * step.counting(work) / step.plan.size
         settle = partial(self._settle, step)
         self._reducer.expect(part, settle, last=step.is_last_batch)
         if self._sharing.blocks:
@@ -400,31 +399,28 @@ class GroupLoop(StepFrame[GroupStep]):
             times = range(step.num_profiled)
             step.works[:0] = [self._shares.profiled(step, size) for _ in times]
 
-    def _try(self, run: RunGroup, group: Group, whole: Slice) -> GroupStep | None:
-        """Tell the others that we are in this step."""
-        held = self._client.state.step
-        number = self._client.state.next_step
+    def _try(self, run: RunGroup, group: Group) -> GroupStep | None:
+        """Tell the others that we are in the step that is next."""
+        held, number = self._client.state.step, self._client.state.next_step
         try:
             division, heard = self._client.divisions(run)
+            plan = self._shares.next(run, division, group.rank)
             told = Told(
                 number,
                 self._feed.feed,
-                digest(whole),
+                digest(plan.whole),
                 division.no,
                 heard.no,
                 self._client.ready_for_cut,
                 self._client.wants_out,
-                *self._watcher.word(held, joins=group.rank in joiners_of(run, number)),
+                *self._watcher.word(held, joins=group.rank in plan.joiners),
                 *self._watcher.trained,
             )
             gathering = group.gather(told)
         except BREAKING as error:
             self._client.failed(run, f"entering step {number}: {error}")
             return None
-        runs = self._shares.runs(run, number, whole, division)
-        weight = num_samples(self._sharing.samples(whole, runs[group.rank]))
-        global_batch = self._feed.global_batch(num_sharing(run, number))
-        return GroupStep(run, group, gathering, division, heard, whole, global_batch, runs, weight)
+        return GroupStep(run, group, gathering, division, heard, plan, plan.weight)
 
     def _trains_as_all(self, step: GroupStep) -> bool:
         """Compare what members train, in our first step of a loop; False: the group is over.
@@ -559,10 +555,14 @@ class GroupLoop(StepFrame[GroupStep]):
         step.committed = self._committed(step)
         if not step.committed:
             raise InternalError(f"step {self._client.state.step + 1} is to be of no samples")
-        step.num_batches = self._shares.steps_with(step.committed, step.global_batch)
-        self._reducer.finish(num_samples(step.committed) / num_samples(step.whole))
+        plan, size = step.plan, step.plan.size
+        step.num_batches = plan.num_batches
+        if step.committed is not plan.whole:
+            size = num_samples(step.committed)
+            step.num_batches = self._shares.steps_with(step.committed, plan.global_batch)
+        self._reducer.finish(size / plan.size)
         step.left_out = self._reducer.left_out
-        if joiners_of(step.run, self._client.state.step + 1):
+        if plan.joiners:
             self.excluded_s += monotonic() - start_s  # waited for a copy, not for a slow peer
 
     def _flush(self, step: GroupStep) -> None:
@@ -585,7 +585,7 @@ class GroupLoop(StepFrame[GroupStep]):
         if step.present is None:
             return step.whole
         told = step.present.wait()
-        shares = [self._sharing.samples(step.whole, run) for run in step.runs]
+        shares = [self._sharing.samples(step.whole, run) for run in step.plan.runs]
         return [
             span
             for share, (samples,) in zip(shares, told, strict=True)

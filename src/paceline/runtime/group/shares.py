@@ -3,7 +3,6 @@
 import math
 from collections import deque
 from collections.abc import Sequence
-from typing import NamedTuple
 
 from paceline.base.numbering import StepNo, step_after
 from paceline.base.samples import Intervals, SampleSet, Span, num_samples
@@ -11,18 +10,9 @@ from paceline.protocol.holding.group.division import Sharing
 from paceline.protocol.holding.group.member import MemberState
 from paceline.runtime.data.work import Work
 from paceline.runtime.group.profiling import samples_of
-from paceline.runtime.group.step import GroupStep, joiners_of, num_sharing
+from paceline.runtime.group.step import GroupStep, StepPlan, joiners_of
 from paceline.wire.messages.feeds import Feed, Slice
 from paceline.wire.messages.group import Division, RunGroup
-
-
-class _Coming(NamedTuple):
-    """A step that comes: its number, the feed's edges before it, its slice, our works of it."""
-
-    number: StepNo
-    before: tuple[int, ...]
-    whole: Slice
-    works: list[Work]
 
 
 class StepShares:
@@ -54,26 +44,70 @@ class StepShares:
         """Batches of a step that the script counts, also where its worker has the share of another
         one, too: what it does in the batches before these is taken back. 0: it counts all."""
         #: Steps that come next, as long as group and division are those, and what of the feed will
-        #: be in the model then.
-        self._coming = deque[_Coming]()
-        self._for: tuple[RunGroup, Division] | None = None
+        #: be in the model then. And our rank.
+        self._coming = deque[StepPlan]()
+        self._for: tuple[RunGroup, Division, int] | None = None
         self._then = Intervals()
         #: Runs of the members, by the size of a slice and whether some join in it.
         self._runs: dict[tuple[int, bool], list[range]] = {}
         #: Works that the reader was asked for by the former group or division, by step and samples.
         self._shown: dict[tuple[int, Slice], Work] = {}
 
-    def next(self, run: RunGroup) -> Slice:
-        """The slice of the step that this group does next; empty: all of the feed is in a model."""
-        number, done = self._state.step + 1, self._line()
-        head = self._head(number) if self._for is not None and self._for[0] is run else None
-        if head is not None and head.before == tuple(done.edges):
-            return head.whole
-        return self._slice(run, number, done)
+    def next(self, run: RunGroup, division: Division, rank: int) -> StepPlan:
+        """Return the step that this group does next, and divides so; ``rank``: ours."""
+        self._divide(run, division, rank)
+        number, edges, coming = self._state.next_step, self._line().edges, self._coming
+        while coming and coming[0].number < number:
+            coming.popleft()
+        if coming and coming[0].number == number and coming[0].before == edges:
+            return coming[0]
+        self._forget()
+        self._then = Intervals(edges)
+        plan = self._plan(number)
+        if plan.whole:
+            self._comes(plan)
+        return plan
 
-    def _slice(self, run: RunGroup, number: int, done: Intervals) -> Slice:
-        """The slice of a step of this group, after these samples."""
-        return self.feed.next_slice(done, num_sharing(run, number))
+    def _divide(self, run: RunGroup, division: Division, rank: int) -> None:
+        """Divide steps among a group's members from here on; again: nothing."""
+        if self._for is not None and self._for[0] is run and self._for[1] is division:
+            return
+        self._runs.clear()
+        self._forget()
+        self._for = run, division, rank
+
+    def _forget(self) -> None:
+        """Forget which steps come, but not what the reader was asked for."""
+        self._shown |= {(work.step, work.spans): work for one in self._coming for work in one.works}
+        self._coming.clear()
+
+    def _comes(self, plan: StepPlan) -> None:
+        self._coming.append(plan)
+        for span in plan.whole:
+            self._then.add(span.start, span.stop)
+
+    def _plan(self, number: StepNo) -> StepPlan:
+        """Plan a step that follows those that come."""
+        assert self._for is not None
+        run, division, rank = self._for
+        joiners = joiners_of(run, number)
+        num_sharing = len(run.members) - len(joiners)
+        whole = self.feed.next_slice(self._then, num_sharing)
+        size, global_batch = num_samples(whole), self.feed.global_batch(num_sharing)
+        runs = self._runs_of(whole, size, joiners) if whole else []
+        mine = runs[rank] if whole else range(0)
+        return StepPlan(
+            number=number,
+            before=[*self._then.edges],
+            whole=whole,
+            size=size,
+            global_batch=global_batch,
+            num_batches=self._steps_of(len(self._then), size, global_batch) if whole else 0,
+            joiners=joiners,
+            runs=runs,
+            weight=num_samples(self.sharing.samples(whole, mine)),
+            works=self._works(division, rank, number, whole, mine) if whole else (),
+        )
 
     def is_at_end(self, done: SampleSet) -> bool:
         """Tell whether all of the feed is in a model that holds these samples."""
@@ -82,76 +116,45 @@ class StepShares:
     def _line(self) -> Intervals:
         return self._state.done.line(self.feed.line())
 
-    def runs(self, run: RunGroup, number: int, whole: Slice, division: Division) -> list[range]:
+    def _runs_of(self, whole: Slice, size: int, joiners: Sequence[int]) -> list[range]:
         """Return the parts of a step that each member computes; see `Sharing`."""
-        self._divide(run, division)
-        joiners = joiners_of(run, number)
-        key = num_samples(whole), bool(joiners)
+        assert self._for is not None
+        key = size, bool(joiners)
         found = self._runs.get(key)
         if found is None:
+            run, division, _ = self._for
             found = self.sharing.runs(whole, len(run.members), division, joiners)
             self._runs[key] = found
         return found
 
-    def _divide(self, run: RunGroup, division: Division) -> None:
-        """Divide steps among a group's members from here on; again: nothing."""
-        if self._for is not None and self._for[0] is run and self._for[1] is division:
-            return
-        self._runs.clear()
-        self._forget()
-        self._for = run, division
-
     def steps_with(self, committed: Sequence[Span], global_batch: int) -> int:
         """Count the global batches that are complete once these samples are in the model, too."""
-        before = len(self._line())
-        return self.feed.steps_between(before, before + num_samples(committed), global_batch)
+        return self._steps_of(len(self._line()), num_samples(committed), global_batch)
 
-    def upcoming(self, step: GroupStep, ahead: int) -> list[list[Work]]:
-        """The works of this step and those after it, as long as group and division are as now."""
-        self._come_to(step)
-        number = self._coming[-1].number if self._coming else self._state.step
-        while sum(len(one.works) for one in self._coming) < ahead + self._num_next():
-            number = step_after(number)
-            before = tuple(self._then.edges)
-            whole = self._slice(step.run, number, self._then)
-            if not whole:
+    def _steps_of(self, before: int, size: int, global_batch: int) -> int:
+        return self.feed.steps_between(before, before + size, global_batch)
+
+    def upcoming(self, ahead: int) -> list[Work]:
+        """Return the works of steps after the next one, as long as group and division are as now.
+
+        ``ahead``: how many, at least, unless the feed ends.
+        """
+        later = [*self._coming][1:] if ahead else []
+        while sum(len(one.works) for one in later) < ahead:
+            plan = self._plan(step_after(self._coming[-1].number))
+            if not plan.whole:
                 break
-            self._coming.append(_Coming(number, before, whole, self._works(step, number, whole)))
-            for span in whole:
-                self._then.add(span.start, span.stop)
+            self._comes(plan)
+            later.append(plan)
         self._shown.clear()
-        return [list(one.works) for one in self._coming]
+        return [work for one in later for work in one.works]
 
-    def _num_next(self) -> int:
-        """Count the batches of the step that comes next; one that is not known: one at least."""
-        return len(self._coming[0].works) if self._coming else 1
-
-    def _come_to(self, step: GroupStep) -> None:
-        """Forget which steps come but for those from this one on, if all is as was expected."""
-        self._divide(step.run, step.division)
-        edges = self._line().edges
-        head = self._head(self._state.step + 1)
-        if head is None or head.before != tuple(edges):
-            self._forget()
-            self._then = Intervals(edges)
-
-    def _head(self, number: int) -> _Coming | None:
-        """Return the step of this number, if it is the next one that is known."""
-        coming = self._coming
-        while coming and coming[0].number < number:
-            coming.popleft()
-        return coming[0] if coming and coming[0].number == number else None
-
-    def _forget(self) -> None:
-        """Forget which steps come, but not what the reader was asked for."""
-        self._shown |= {(work.step, work.spans): work for one in self._coming for work in one.works}
-        self._coming.clear()
-
-    def _works(self, step: GroupStep, number: int, whole: Slice) -> list[Work]:
-        """The batches in which we compute our share of a step, divided as this one is."""
-        sharing, group, parts = self.sharing, step.group, step.division.parts
-        accumulation = parts[group.rank].accumulation if parts and self._divides else 1
-        mine = self.runs(step.run, number, whole, step.division)[group.rank]
+    def _works(
+        self, division: Division, rank: int, number: int, whole: Slice, mine: range
+    ) -> list[Work]:
+        """The batches in which we compute our share of a step."""
+        sharing, parts = self.sharing, division.parts
+        accumulation = parts[rank].accumulation if parts and self._divides else 1
         # Without samples of our own we compute on those of somebody else, so that the script takes
         # the same way in all members.
         mine = mine or sharing.stand_in(whole)

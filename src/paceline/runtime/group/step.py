@@ -6,7 +6,8 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from paceline.base.errors import ConfigError, InternalError
-from paceline.base.samples import Span, num_samples
+from paceline.base.numbering import StepNo
+from paceline.base.samples import Span
 from paceline.protocol.holding.group.watch import Word, in_words
 from paceline.protocol.reasons import different_loops
 from paceline.runtime.data.work import Work
@@ -49,6 +50,30 @@ class Told(NamedTuple):
         return Word(self.settings, self.checksum, self.check_at, self.every)
 
 
+class StepPlan(NamedTuple):
+    """A step as a group does it, and divides it; computed once, maybe before it is its turn."""
+
+    number: StepNo
+    before: Sequence[int]
+    """Edges of what of the feed is in the model before it."""
+    whole: Slice
+    """Its samples; empty: all of the feed is in the model."""
+    size: int
+    """How many these are."""
+    global_batch: int
+    """The same, but that an epoch may end in it."""
+    num_batches: int
+    """Global batches that it completes, if it is made whole."""
+    joiners: Sequence[int]
+    """Ranks of those that have no share of it; see `joiners_of`."""
+    runs: list[range]
+    """Part of it that each member computes; see `Sharing`."""
+    weight: int
+    """Samples of ours; 0: what we compute on is another member's, and does not count."""
+    works: Sequence[Work]
+    """The batches in which we compute our share."""
+
+
 @dataclass(slots=True)
 class GroupStep(StepInHand):
     """The step that this member is in."""
@@ -59,13 +84,9 @@ class GroupStep(StepInHand):
     division: Division
     heard: Division
     """The newest division that we had heard of when we entered."""
-    whole: Slice
-    global_batch: int
-    """Samples of it, but that an epoch may end in it."""
-    runs: list[range]
-    """Part of the step that each member computes; see `Sharing`."""
+    plan: StepPlan
     weight: int
-    """Samples of ours; 0: what we compute on is another member's, and does not count."""
+    """As planned, unless it has fallen behind."""
     begins_at: int = 0
     """The position of the schedule that it begins with."""
     committed: Sequence[Span] = ()
@@ -107,9 +128,14 @@ class GroupStep(StepInHand):
     """Samples of each member that are in the sums; None: all."""
 
     @property
+    def whole(self) -> Slice:
+        """The samples of the step."""
+        return self.plan.whole
+
+    @property
     def lacking(self) -> Lacking:
         """Limits of what the step may do without."""
-        return self.division.lacking.of_slice(num_samples(self.whole), self.global_batch)
+        return self.division.lacking.of_slice(self.plan.size, self.plan.global_batch)
 
     @property
     def changes(self) -> bool:
@@ -166,11 +192,6 @@ def joiners_of(run: RunGroup, number: int) -> list[int]:
     if number != run.step + 1:
         return []
     return [rank for rank, member in enumerate(run.members) if member.inc in run.joiners]
-
-
-def num_sharing(run: RunGroup, number: int) -> int:
-    """Count the members that compute a step."""
-    return len(run.members) - len(joiners_of(run, number))
 
 
 def digest(whole: Slice) -> int:
