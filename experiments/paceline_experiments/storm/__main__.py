@@ -256,6 +256,8 @@ def storm(sizes: Sizes, folder: Path) -> tuple[Account, list[Done], dict[str, An
             raise harness.failed_job(job, "it did not finish")
         run.wait(60)
         shutil.copytree(job.path, folder / "job")
+        diary = [one._asdict() for one in weather.diary]
+        (folder / "diary.json").write_text(json.dumps([calm_s, end_s, diary]))
         weather.close()
         left = [process.pid for process in find_job_processes(job.path)]
         work = Work(sizes.batch_size, sizes.step_s * sizes.workers)

@@ -18,7 +18,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from time import monotonic, process_time
+from time import monotonic, process_time, thread_time
 from typing import Any
 
 from torch.optim.swa_utils import AveragedModel
@@ -28,12 +28,13 @@ from paceline.base.errors import ConfigError, InternalError
 from paceline.base.samples import Span, between, num_samples
 from paceline.runtime.data.reader import Reader
 from paceline.runtime.data.work import Work
+from paceline.runtime.group.alone import StepsAlone
 from paceline.runtime.group.group import BREAKING, Group
 from paceline.runtime.group.member import MemberClient
 from paceline.runtime.group.reducer import ALL, Reducer
 from paceline.runtime.group.shares import StepShares
 from paceline.runtime.group.short import Missing, ShortStep
-from paceline.runtime.group.step import GroupStep, Told, digest
+from paceline.runtime.group.step import GroupStep, StepPlan, Told, digest
 from paceline.runtime.group.watcher import Diverged, Divergence, Watcher
 from paceline.runtime.process.process import fence_soon
 from paceline.runtime.script.step_frame import LEFT, NO_BACKWARD, StepFrame
@@ -71,6 +72,7 @@ class GroupLoop(StepFrame[GroupStep]):
         self._variables.copies_at_once = self._sharing.blocks > 0
         # What a late member hands in at once would be of all turns.
         self._whole_steps = whole_steps or self._sharing.blocks > 0 or reducer.takes_turns
+        self._alone = StepsAlone(client, reducer, shares, client.variables)
         #: The script has a batch.
         self._is_out = False
         #: Share of a core that one thread may have.
@@ -89,6 +91,15 @@ class GroupLoop(StepFrame[GroupStep]):
         return step.plan.size if self._feed.ends else step.plan.global_batch
 
     def _batches(self, step: GroupStep) -> Iterator[Any]:
+        if step.is_alone:
+            step.stepped.clear()
+            self._client.in_body = self._is_out = True
+            self._variables.given()
+            yield step.batch
+            self._is_out = False
+            self._finish(step)
+            self._client.in_body = False
+            return
         lost = False
         for number, work in enumerate(step.works):
             # A script that counts batches for its `optimizer.step()` gets all of a broken step.
@@ -244,6 +255,12 @@ class GroupLoop(StepFrame[GroupStep]):
     def _begin_next(self) -> GroupStep | None:
         """Begin a step; None: the feed is complete, and all members hold all of it."""
         asked_s = monotonic()
+        plan = self._alone.next_after(self.step)
+        return self._begin_any(asked_s) if plan is None else self._begin_alone(plan, asked_s)
+
+    def _begin_any(self, asked_s: float) -> GroupStep | None:
+        """Begin a step of a group of any size."""
+        self._alone.begins_any()
         self._mark()
         while True:
             entered = self._client.enter(self._feed.feed, self._shares.is_at_end)
@@ -290,6 +307,18 @@ class GroupLoop(StepFrame[GroupStep]):
             step.begins_at, step.waited_before_s = state.position.at(state.step), step.data_s
             return step
 
+    def _begin_alone(self, plan: StepPlan, asked_s: float) -> GroupStep:
+        """Begin the next step of a group of one."""
+        step, state = self.step, self._client.state
+        assert step is not None
+        self._client.begin_alone(asked_s)
+        batch = self._reader.get(plan.works[0])
+        self._start(step, asked_s)
+        step.comes_alone(plan, batch)
+        step.data_s = step.waited_before_s = step.wait_s
+        step.begins_at = state.position.at(state.step)
+        return step
+
     def _is_left(self) -> bool:
         """Take over the script's variables; whether scripts had left this loop with them."""
         if self._variables.take_left():
@@ -313,9 +342,9 @@ class GroupLoop(StepFrame[GroupStep]):
     def _compare(self, step: GroupStep) -> bool:
         """Compare the script's variables in the first two steps of a loop; False: it is over."""
         whole = step.whole
-        if not (self._variables.found and self._feed.is_in_order(whole)):
+        if not self._variables.found or self._feed.number_at(whole[0].start) > COMPARED_STEPS:
             return True
-        if self._feed.number_at(whole[0].start) > COMPARED_STEPS:
+        if not self._feed.is_in_order(whole):
             return True
         self._client.mark(computing=False)
         try:
@@ -464,6 +493,9 @@ class GroupLoop(StepFrame[GroupStep]):
             if step.on_trial and optimizer != ALL:
                 self._take_turn(step, optimizer)
             return
+        if step.is_alone:
+            self._settle_alone(step)
+            return
         self._reducer.await_device()  # what it took is what the policies go by
         waited_s = step.data_s - step.waited_before_s
         took_s = monotonic() - step.start_s - self.excluded_s - waited_s
@@ -503,6 +535,14 @@ class GroupLoop(StepFrame[GroupStep]):
         step.turns_s = monotonic() - start_s
         self._client.mark(computing=True)
         self._hold(step, optimizer)
+
+    def _settle_alone(self, step: GroupStep) -> None:
+        """The gradients are the mean as they are."""
+        step.settled, step.samples = True, step.weight
+        step.compute_s = monotonic() - step.start_s - self.excluded_s
+        step.computed_cpu_s = thread_time()
+        step.committed, step.num_batches = step.whole, step.plan.num_batches
+        step.holds = self._client.begin_update(step.run)
 
     def _hold(self, step: GroupStep, optimizer: int) -> None:
         """The gradients of an optimizer are there: it may step, for good or on trial."""
@@ -630,7 +670,7 @@ class GroupLoop(StepFrame[GroupStep]):
         elif step.changes:
             self._reducer.check_over(optimizer)
         step.stepped.add(optimizer)
-        if step.holds or step.on_trial:
+        if (step.holds or step.on_trial) and not step.is_alone:
             self._watcher.stepping(optimizer, self._client.state.next_step)
         self.has_taken |= step.changes
         return step.changes
@@ -705,7 +745,8 @@ class GroupLoop(StepFrame[GroupStep]):
         if step.behind:  # it took as long as next to nothing takes
             return
         # Sums and update: what they cost us is what they take of a processor, since we wait, too.
-        beside_s = (process_time() - step.computed_cpu_s) / self._core
+        now_s = thread_time() if step.is_alone else process_time()
+        beside_s = (now_s - step.computed_cpu_s) / self._core
         step.message_s = max(0.0, min(beside_s, bpt_s - step.compute_s))
         self._client.record(step.times(self.num_steps, bpt_s))
 

@@ -160,6 +160,8 @@ class MemberClient:
         """Whether the script has left a loop, and what its variables were then is not known."""
         self._opens = False
         """Whether the script is about to begin a loop that the master has not opened so far."""
+        self.num_events = 0
+        """Number of things that the master or a peer has told or asked us, and of the keeper's."""
         process.at_end = self._end
 
     def _end(self) -> None:
@@ -252,6 +254,19 @@ class MemberClient:
         """The script is within another feed, or in none."""
 
     # ------------------------------------------------------------------ steps
+
+    @property
+    def is_quiet(self) -> bool:
+        """Whether there is nothing to do between two steps, unless something else comes."""
+        state = self.state
+        has_order = state.stopping is not None or state.copying is not None
+        is_leaving = self._leaving or self._hands_over or self._keeps_end
+        return not (has_order or is_leaving or self.together or self._keeper.busy)
+
+    def begin_alone(self, now_s: float) -> None:
+        """Begin a step of a group of one: nothing has come since the one before."""
+        self.process.step = self.state.next_step
+        self.process.ledger.mark(now_s)
 
     @property
     def stops(self) -> bool:
@@ -410,6 +425,8 @@ class MemberClient:
             return self.state.division, self.state.heard
 
     def agree(self, run: RunGroup, told: Division, numbers: Iterable[int]) -> None:
+        if told is self.state.division:  # as in most steps
+            return
         with self._changed:
             self.state.agree(run, told, numbers)
 
@@ -430,8 +447,9 @@ class MemberClient:
         return self._keeper.ready_for
 
     def agree_on_cut(self, ready_for: Sequence[int]) -> None:
-        with self._changed:
-            self._keeper.agree(ready_for)
+        if self.together:
+            with self._changed:
+                self._keeper.agree(ready_for)
 
     def failed(self, run: RunGroup, reason: str) -> None:
         self._waits_since_s = None
@@ -684,6 +702,7 @@ class MemberClient:
         self._tell_master(self._leases.unanswered())
 
     def from_master(self, message: NodeDown) -> None:
+        self.num_events += 1
         if not isinstance(message, MemberTakes):
             _log.warning("a member has no use for %s", type(message).__name__)
             return
@@ -763,6 +782,7 @@ class MemberClient:
 
     def _hear_news(self) -> None:
         with self._changed:
+            self.num_events += 1
             self._hear_keeper()
 
     def _hear_keeper(self) -> None:
@@ -785,10 +805,12 @@ class MemberClient:
 
     def met(self, message: Meet, value: bytes) -> None:
         with self._changed:
+            self.num_events += 1
             self._peers.met(message, value)
 
     def peer_computed(self, message: Computed) -> None:
         with self._changed:
+            self.num_events += 1
             self._peer_steps.heard(message)
 
     def hand_out(self, message: AskState) -> tuple[StatePart, bytes] | None:

@@ -267,6 +267,7 @@ class Reducer:
         self.called_twice = False
         """Whether a parameter got a second gradient for one batch."""
         self._may_be_early, self._takes_early = early, False
+        self._rests = False
         self._handed_in = False
         self.left_out = False
         """Whether a member has left out the step that was finished last."""
@@ -285,6 +286,8 @@ class Reducer:
         bucket, k = self._place[param]
 
         def note(param: Tensor) -> None:
+            if self._rests:
+                return
             if not self._has_run:
                 self._begin_backward()
             missing = bucket.missing
@@ -305,6 +308,15 @@ class Reducer:
             # Also where nothing leaves early: the script may clip the mean before it steps.
             Variable._execution_engine.queue_callback(self._on_end)
 
+    @property
+    def is_on_cpu(self) -> bool:
+        """Whether all gradients are in memory, where nothing has to be waited for."""
+        return self._device is None or self._device.type == "cpu"
+
+    def rest(self) -> None:
+        """Leave gradients alone until `begin`: they are the mean as they are."""
+        self._rests, self.called_twice, self.left_out = True, False, False
+
     def close(self) -> None:
         """Remove the hooks: another reducer averages from now on."""
         for hook in self._hooks:
@@ -319,7 +331,7 @@ class Reducer:
             whole: whether all gradients of ours are in the sums; if not, none leaves before
                 `flush`, and another thread may call `hand_in` instead.
         """
-        self._group, self._next = group, 0
+        self._group, self._next, self._rests = group, 0, False
         self._handed_in, self._takes_early = False, self._may_be_early and whole
         alone = self.sums_gradients and whole and not group.travels
         for bucket in self._buckets:
@@ -420,7 +432,7 @@ class Reducer:
         """Whether a backward of this batch has left a gradient that is not zero, or may have."""
         if not self._buckets:
             return True  # another one averages them
-        if not self._has_run:
+        if not (self._has_run or self._rests):
             return False
         grads = (param.grad for bucket in self._buckets for param in bucket.params)
         return any(bool(grad.any()) for grad in grads if grad is not None)
@@ -442,7 +454,7 @@ class Reducer:
 
     def has_run(self, optimizer: int) -> bool:
         """Tell whether an optimizer's closure, once called, may have left gradients."""
-        return self._has_run or not self._buckets
+        return self._has_run or self._rests or not self._buckets
 
     @property
     def may_skip(self) -> bool:

@@ -10,7 +10,7 @@ from paceline.protocol.holding.group.division import Sharing
 from paceline.protocol.holding.group.member import MemberState
 from paceline.runtime.data.work import Work
 from paceline.runtime.group.profiling import samples_of
-from paceline.runtime.group.step import GroupStep, StepPlan, joiners_of
+from paceline.runtime.group.step import GroupStep, StepPlan, joiners_of, num_sharing
 from paceline.wire.messages.feeds import Feed, Slice
 from paceline.wire.messages.group import Division, RunGroup
 
@@ -90,10 +90,9 @@ class StepShares:
         """Plan a step that follows those that come."""
         assert self._for is not None
         run, division, rank = self._for
-        joiners = joiners_of(run, number)
-        num_sharing = len(run.members) - len(joiners)
-        whole = self.feed.next_slice(self._then, num_sharing)
-        size, global_batch = num_samples(whole), self.feed.global_batch(num_sharing)
+        joiners, sharing = joiners_of(run, number), num_sharing(run, number)
+        whole = self.feed.next_slice(self._then, sharing)
+        size, global_batch = num_samples(whole), self.feed.global_batch(sharing)
         runs = self._runs_of(whole, size, joiners) if whole else []
         mine = runs[rank] if whole else range(0)
         return StepPlan(

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from paceline.base.errors import ConfigError, InternalError
 from paceline.base.numbering import StepNo
@@ -126,6 +126,14 @@ class GroupStep(StepInHand):
     """Whether the others went on without us when we began the step."""
     present: Gathering | None = None
     """Samples of each member that are in the sums; None: all."""
+    is_alone: bool = False
+    """Whether it is one of `StepsAlone`."""
+
+    def comes_alone(self, plan: StepPlan, batch: Any) -> None:
+        """Be the next step, of a group of one: what differs between two of them is set anew."""
+        self.plan, self.weight, self.works, self.batch = plan, plan.weight, [*plan.works], batch
+        self.is_alone, self.settled, self.holds, self.left_out = True, False, False, False
+        self.has_gradients = self.closed = False
 
     @property
     def whole(self) -> Slice:
@@ -192,6 +200,11 @@ def joiners_of(run: RunGroup, number: int) -> list[int]:
     if number != run.step + 1:
         return []
     return [rank for rank, member in enumerate(run.members) if member.inc in run.joiners]
+
+
+def num_sharing(run: RunGroup, number: int) -> int:
+    """Count the members that compute a step."""
+    return len(run.members) - len(joiners_of(run, number))
 
 
 def digest(whole: Slice) -> int:

@@ -57,6 +57,7 @@ class Member:
         self.client.failed = lambda *_: None  # type: ignore[attr-defined]
         step = Step(settled=True, on_trial=True, holds=False, left_out=False)
         step.stepped, step.run, step.batch_no, step.num_batches = set(), None, 0, 1
+        step.is_alone = False
         step.committed, step.last, step.is_last_batch, step.closed = (), False, True, False
         step.evaluating, step.works = False, [None]
         step.counting = lambda _: part > 0

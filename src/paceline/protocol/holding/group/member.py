@@ -124,12 +124,15 @@ class MemberState:
             return []
         if message.group <= self.ran or self.left:
             return []
-        newer = message.group > self.group
+        newer, begins_anew = message.group > self.group, message.epoch_no > self.epoch_no
         self._adopt(message.epoch_no)
         self.group = message.group
         if newer:
             self.broken = None
-        if self.running is not None and (self.updating or not (message.at_once or self.idle)):
+        # One alone waits for nobody, and can end its step whatever has happened to others.
+        is_alone = self.running is not None and len(self.running.members) == 1 and not begins_anew
+        at_once = (message.at_once and not is_alone) or self.idle
+        if self.running is not None and (self.updating or not at_once):
             self.stopping = message
             return []
         if newer:

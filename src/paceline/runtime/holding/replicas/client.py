@@ -148,6 +148,11 @@ class GroupClient(MemberClient):
     # ------------------------------------------------------------------ state
 
     @property
+    def is_quiet(self) -> bool:
+        is_reading = self._reading is not None or self._copier.is_reading
+        return super().is_quiet and self._loading is None and not is_reading
+
+    @property
     def _is_left_behind(self) -> bool:
         return self._copier.is_left_behind
 
@@ -371,7 +376,8 @@ class GroupClient(MemberClient):
         super()._catch_up(order)
 
     def _do(self, instructions: Iterable[Instruction]) -> None:
-        instructions = list(instructions)
+        if not (instructions := list(instructions)):
+            return
         if any(isinstance(one, Connect) for one in instructions):
             self._loading = None
             if not any(isinstance(one, Copy) for one in instructions):
@@ -388,12 +394,14 @@ class GroupClient(MemberClient):
 
     def from_server(self, server: int, message: Data, frames: Sequence[memoryview]) -> None:
         """Take in what a peer answers."""
+        self.num_events += 1
         if isinstance(message, PeerTakes) and len(frames) == 1:
             self._copier.take(server, message, frames[0], self._asked_within)
 
     def hand_out(self, message: AskState) -> tuple[StatePart, bytes] | None:
         """Hand out the state, only between two updates."""
         with self._changed:
+            self.num_events += 1
             state = self.state
             # The script is a line or two from its next batch; schedulers may step there.
             self._changed.wait_for(
@@ -468,6 +476,7 @@ class GroupClient(MemberClient):
         if not isinstance(message, EvaluationTakes):
             super().from_master(message)
             return
+        self.num_events += 1
         match message:
             case Grant():
                 self._leases.grant(message)

@@ -1,0 +1,75 @@
+"""Steps of a group of one, as long as nothing happens: nobody is told anything, nothing is summed.
+
+Of a step of several members only this is left: the batch, the optimizers, and what counts as done.
+It is looked at once for each step whether anything has come from the master, a peer or a signal;
+if so, the next step is one of any group, and acts on it.
+
+Nobody can break such a step but the job, which may go back to a cut, or on without us. So no mark
+of the script's variables is kept. If it breaks all the same, this life ends, and the next one
+begins where the state is.
+"""
+
+from paceline.runtime.group.member import MemberClient
+from paceline.runtime.group.reducer import Reducer
+from paceline.runtime.group.shares import StepShares
+from paceline.runtime.group.step import GroupStep, StepPlan
+from paceline.runtime.process.process import Fenced
+from paceline.runtime.variables.variables import Variables
+
+
+class StepsAlone:
+    """Makes a step of any group the next one of a group of one, if that can be.
+
+    Args:
+        client: of this member.
+        reducer: what it would sum with.
+        shares: plans its steps.
+        variables: of its script.
+    """
+
+    def __init__(
+        self,
+        client: MemberClient,
+        reducer: Reducer,
+        shares: StepShares,
+        variables: Variables,
+    ) -> None:
+        self._client, self._reducer, self._shares = client, reducer, shares
+        self._variables = variables
+        #: What had happened when the newest step of any group was begun.
+        self._num_events = -1
+        shares_fit = shares.accumulate == 1 and not (shares.sharing.blocks or shares.bodies)
+        self._fits = shares_fit and reducer.sums_gradients and reducer.is_on_cpu
+
+    def begins_any(self) -> None:
+        """Note that a step of any group begins."""
+        self._num_events = self._client.num_events
+
+    def next_after(self, step: GroupStep | None) -> StepPlan | None:
+        """Return the next step, if the one that is over may be made that; None: any group's.
+
+        Raises:
+            Fenced: it broke, and what its body has done to the script's variables stays.
+        """
+        client = self._client
+        if step is None:
+            return None
+        has_news = client.num_events != self._num_events or client.stops
+        if has_news or not (step.holds and (step.is_alone or self._may_be_alone(step))):
+            if step.is_alone and not step.holds and self._variables.found:
+                raise Fenced
+            return None
+        plan = self._shares.next(step.run, step.division, step.group.rank)
+        if len(plan.works) != 1:  # the feed is over, or such a share is computed in parts
+            return None
+        if not step.is_alone:
+            self._reducer.rest()
+            self._variables.unmark()
+        return plan
+
+    def _may_be_alone(self, step: GroupStep) -> bool:
+        lacking = step.division.lacking
+        is_plain = step.division is step.heard and not (lacking.left_out or lacking.late)
+        is_whole = step.is_last_batch and not (step.batch_no or step.behind)
+        alone = self._fits and len(step.run.members) == 1 and is_plain and is_whole
+        return alone and self._client.is_quiet
