@@ -1,6 +1,7 @@
 """Work that a worker is given to compute, and the time that it took."""
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,8 +27,7 @@ class Work:
     """Whether nothing more of its step comes, as far as is known."""
 
 
-@dataclass(frozen=True, slots=True)
-class StepTimes:
+class StepTimes(NamedTuple):
     """Time that one contribution took, in seconds (antdt, section II)."""
 
     step: int

@@ -51,11 +51,9 @@ class StepsAlone:
         Raises:
             Fenced: it broke, and what its body has done to the script's variables stays.
         """
-        client = self._client
         if step is None:
             return None
-        has_news = client.num_events != self._num_events or client.stops
-        if has_news or not (step.holds and (step.is_alone or self._may_be_alone(step))):
+        if not (self._has_no_news(step) and (step.is_alone or self._may_be_alone(step))):
             if step.is_alone and not step.holds and self._variables.found:
                 raise Fenced
             return None
@@ -66,6 +64,15 @@ class StepsAlone:
             self._reducer.rest()
             self._variables.unmark()
         return plan
+
+    def goes_on(self, step: GroupStep | None) -> bool:
+        """Tell whether the next step is one of the same group, and nothing has come meanwhile."""
+        return step is not None and self._has_no_news(step) and self._client.is_quiet
+
+    def _has_no_news(self, step: GroupStep) -> bool:
+        client = self._client
+        is_same = client.num_events == self._num_events and not client.stops
+        return is_same and step.holds and client.state.running is step.run
 
     def _may_be_alone(self, step: GroupStep) -> bool:
         lacking = step.division.lacking

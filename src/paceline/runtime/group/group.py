@@ -72,6 +72,7 @@ class Group:
         self._store, self._device = store, device
         self._dropped = False
         self._nothing = Nothing(self)
+        self._room: Room | None = None
         #: Set once the group is connected, or never will be.
         self._settled = threading.Event()
         self._failure: Exception | None = None
@@ -256,13 +257,22 @@ class Group:
         """Begin to tell all members some numbers, as many as they tell."""
         if not self.travels:
             return Gathering(self.nothing(), [values])
-        mine = torch.tensor(values, dtype=torch.int64)
-        of_all = torch.empty(self.size, len(mine), dtype=torch.int64)
-        told = [*of_all.unbind()]
+        return self._gather(values, Room(self.size, len(values)))
+
+    def tell(self, values: Sequence[int]) -> "Gathering":
+        """The same, always of as many numbers: one is waited for before the next begins."""
+        if not self.travels:
+            return Gathering(self.nothing(), [values])
+        if self._room is None:
+            self._room = Room(self.size, len(values))
+        return self._gather(values, self._room)
+
+    def _gather(self, values: Sequence[int], room: "Room") -> "Gathering":
+        room.put(values)
         gathers = Collective(
-            self, self._in_memory, lambda by: by.allgather([told], [mine], _GATHER)
+            self, self._in_memory, lambda by: by.allgather([room.told], [room.mine], _GATHER)
         )
-        return Gathering(gathers, of_all)
+        return Gathering(gathers, room.of_all)
 
 
 class Collective:
@@ -310,6 +320,25 @@ class Collective:
             self._carrier.result(self._work)
         except RuntimeError as error:
             raise self._group.over(error) from error
+
+
+class Room:
+    """Memory for numbers that all members of a group tell each other.
+
+    Args:
+        size: of the group.
+        count: numbers of each member.
+    """
+
+    def __init__(self, size: int, count: int) -> None:
+        self.mine = torch.empty(count, dtype=torch.int64)
+        self.of_all = torch.empty(size, count, dtype=torch.int64)
+        self.told = [*self.of_all.unbind()]
+        self._numbers = self.mine.numpy()
+
+    def put(self, values: Sequence[int]) -> None:
+        """Set our own."""
+        self._numbers[:] = values
 
 
 class Nothing:

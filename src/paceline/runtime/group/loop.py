@@ -34,7 +34,7 @@ from paceline.runtime.group.member import MemberClient
 from paceline.runtime.group.reducer import ALL, Reducer
 from paceline.runtime.group.shares import StepShares
 from paceline.runtime.group.short import Missing, ShortStep
-from paceline.runtime.group.step import GroupStep, StepPlan, Told, digest
+from paceline.runtime.group.step import WANTS_OUT, GroupStep, StepPlan, Told, digest
 from paceline.runtime.group.watcher import Diverged, Divergence, Watcher
 from paceline.runtime.process.process import fence_soon
 from paceline.runtime.script.step_frame import LEFT, NO_BACKWARD, StepFrame
@@ -260,24 +260,16 @@ class GroupLoop(StepFrame[GroupStep]):
 
     def _begin_any(self, asked_s: float) -> GroupStep | None:
         """Begin a step of a group of any size."""
+        goes_on = self._alone.goes_on(self.step)
         self._alone.begins_any()
         self._mark()
         while True:
-            entered = self._client.enter(self._feed.feed, self._shares.is_at_end)
+            entered = self._enter_again(asked_s) if goes_on else self._enter()
+            goes_on = False
             if entered is None:
-                self._variables.at_end = True
-                self._client.await_end(self._feed)
-                self._client.load_end(self._feed)
                 self._record(asked_s)
                 return None
-            run, group = entered
-            self._client.entered = run
-            if self._is_left():
-                self._client.leave_step()
-                self._record(asked_s)
-                return None
-            self._client.mark(computing=True)
-            step = self._try(run, group)
+            step = self._try(*entered)
             if step is None or not (self.num_steps or self._trains_as_all(step)):
                 continue
             if not step.whole:
@@ -307,11 +299,32 @@ class GroupLoop(StepFrame[GroupStep]):
             step.begins_at, step.waited_before_s = state.position.at(state.step), step.data_s
             return step
 
+    def _enter(self) -> tuple[RunGroup, Group] | None:
+        """Come into a step of the group that runs; None: the loop is over."""
+        entered = self._client.enter(self._feed.feed, self._shares.is_at_end)
+        if entered is None:
+            self._variables.at_end = True
+            self._client.await_end(self._feed)
+            self._client.load_end(self._feed)
+            return None
+        self._client.entered = entered[0]
+        if self._is_left():
+            self._client.leave_step()
+            return None
+        self._client.mark(computing=True)
+        return entered
+
+    def _enter_again(self, asked_s: float) -> tuple[RunGroup, Group]:
+        """Come into the next step of the group in which the last one was, which goes on."""
+        assert self.step is not None
+        self._client.begin_again(asked_s)
+        return self.step.run, self.step.group
+
     def _begin_alone(self, plan: StepPlan, asked_s: float) -> GroupStep:
         """Begin the next step of a group of one."""
         step, state = self.step, self._client.state
         assert step is not None
-        self._client.begin_alone(asked_s)
+        self._client.begin_again(asked_s)
         batch = self._reader.get(plan.works[0])
         self._start(step, asked_s)
         step.comes_alone(plan, batch)
@@ -445,7 +458,7 @@ class GroupLoop(StepFrame[GroupStep]):
                 *self._watcher.word(held, joins=group.rank in plan.joiners),
                 *self._watcher.trained,
             )
-            gathering = group.gather(told)
+            gathering = group.tell(told)
         except BREAKING as error:
             self._client.failed(run, f"entering step {number}: {error}")
             return None
@@ -651,7 +664,10 @@ class GroupLoop(StepFrame[GroupStep]):
             RuntimeError, GroupOver: the group is over.
             ConfigError, InternalError: see `GroupStep.check_same`.
         """
-        told = step.told()
+        rows = step.gathering.wait()
+        if self._is_plain(step, rows):
+            return False
+        told = [Told(*row) for row in rows]
         step.check_same(told)
         words = [one.word for one in told]
         state = self._client.state
@@ -660,6 +676,15 @@ class GroupLoop(StepFrame[GroupStep]):
         self._client.agree(step.run, step.heard, [one.heard for one in told])
         self._client.agree_on_cut([one.cut for one in told])
         return any(one.wants_out for one in told)
+
+    def _is_plain(self, step: GroupStep, rows: Sequence[Sequence[int]]) -> bool:
+        """Tell whether all members have said the same, and nothing that is to be acted on."""
+        first = rows[0]
+        if step.heard is not step.division or self._client.together:
+            return False
+        if first[WANTS_OUT] or any(row != first for row in rows):
+            return False
+        return not self._watcher.is_due(self._client.state.step)
 
     def _take(self, step: GroupStep, optimizer: int) -> bool:
         self._check_place(step.batch_no)

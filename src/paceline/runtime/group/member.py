@@ -261,10 +261,11 @@ class MemberClient:
         state = self.state
         has_order = state.stopping is not None or state.copying is not None
         is_leaving = self._leaving or self._hands_over or self._keeps_end
-        return not (has_order or is_leaving or self.together or self._keeper.busy)
+        is_busy = self._keeper.busy or self._profiling.due[1] > 0
+        return not (has_order or is_leaving or self.together or is_busy)
 
-    def begin_alone(self, now_s: float) -> None:
-        """Begin a step of a group of one: nothing has come since the one before."""
+    def begin_again(self, now_s: float) -> None:
+        """Begin another step of a group: nothing has come since the one before."""
         self.process.step = self.state.next_step
         self.process.ledger.mark(now_s)
 

@@ -50,6 +50,9 @@ class Told(NamedTuple):
         return Word(self.settings, self.checksum, self.check_at, self.every)
 
 
+WANTS_OUT = Told._fields.index("wants_out")
+
+
 class StepPlan(NamedTuple):
     """A step as a group does it, and divides it; computed once, maybe before it is its turn."""
 

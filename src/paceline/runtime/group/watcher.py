@@ -139,6 +139,10 @@ class Watcher:
             self._stepping.clear()
             self.watch.updating(step, whole[0] if len(whole) == 1 else _digest(whole))
 
+    def is_due(self, step: StepNo) -> bool:
+        """Whether members check what they hold after this step, so that their words count."""
+        return self.watch.is_due(step)
+
     def word(self, step: StepNo, *, joins: bool) -> Word:
         """Return the word to tell as a step begins.
 
