@@ -36,9 +36,10 @@ from paceline.runtime.group.shares import StepShares
 from paceline.runtime.group.short import Missing, ShortStep
 from paceline.runtime.group.step import WANTS_OUT, GroupStep, StepPlan, Told, digest
 from paceline.runtime.group.watcher import Diverged, Divergence, Watcher
-from paceline.runtime.process.process import fence_soon
+from paceline.runtime.process.process import Fenced, fence_soon
 from paceline.runtime.script.step_frame import LEFT, NO_BACKWARD, StepFrame
 from paceline.runtime.variables.comparing import gathered, told_of
+from paceline.runtime.variables.variables import LinesMissed
 from paceline.wire.messages.group import RunGroup
 
 COMPARED_STEPS = 2
@@ -65,18 +66,24 @@ class GroupLoop(StepFrame[GroupStep]):
         whole_steps: bool = False,
     ) -> None:
         super().__init__(num_optimizers, shares.accumulate)
-        self._client, self._reducer, self._watcher = client, reducer, watcher
+        self._client, self._watcher = client, watcher
+        self.regroup: Callable[[], Reducer | None] = lambda: None
+        """Returns another reducer, if the script trains something else by now."""
         self._variables = client.variables
         self._shares, self._sharing, self._feed = shares, shares.sharing, shares.feed
         self._reader, self._ahead = reader, ahead if reader.makes_ahead else 0
         self._variables.copies_at_once = self._sharing.blocks > 0
         # What a late member hands in at once would be of all turns.
         self._whole_steps = whole_steps or self._sharing.blocks > 0 or reducer.takes_turns
-        self._alone = StepsAlone(client, reducer, shares, client.variables)
+        self._sum_with(reducer)
         #: The script has a batch.
         self._is_out = False
         #: Share of a core that one thread may have.
         self._core = min(1.0, cpu_quota() or 1.0)
+
+    def _sum_with(self, reducer: Reducer) -> None:
+        self._reducer = reducer
+        self._alone = StepsAlone(self._client, reducer, self._shares, self._variables)
 
     @property
     def is_left_out(self) -> bool:
@@ -337,10 +344,25 @@ class GroupLoop(StepFrame[GroupStep]):
         if self._variables.take_left():
             self._client.script_entered()
             return True
-        if self._variables.take():
+        if self._take_variables():
             self._client.script_entered()
+            if (reducer := self.regroup()) is not None:
+                self._sum_with(reducer)
             self._variables.mark()
         return False
+
+    def _take_variables(self) -> bool:
+        """Take the script's variables over from a peer or a cut; whether there were any.
+
+        Raises:
+            Fenced: some cannot be had, but the next life begins in this epoch, and sets them.
+        """
+        try:
+            return self._variables.take()
+        except LinesMissed:
+            if self._feed.of_epochs:
+                raise Fenced from None
+            raise
 
     def _mark(self) -> None:
         """Keep the script's variables as they are, or, if the step comes again, as they were."""
@@ -477,7 +499,13 @@ class GroupLoop(StepFrame[GroupStep]):
             self._client.failed(step.run, f"entering a loop: {error}")
             return False
         self._client.mark(computing=True)
-        self._watcher.check_trained([one[-3:] for one in told], step.group)
+        try:
+            self._watcher.check_trained([one[-3:] for one in told], step.group)
+        except ConfigError:
+            # The next life begins in this epoch, and runs the lines that we have missed.
+            if self._feed.of_epochs and step.group.rank in step.plan.joiners:
+                raise Fenced from None
+            raise
         return True
 
     def _prove(self, step: GroupStep) -> bool:

@@ -122,6 +122,7 @@ class Together(Stepping):
         tensors = [one for part in modules for one in (*part.parameters(), *part.buffers())]
         held = [*others, parts, tensors]
         self.variables.others = {id(one) for some in held for one in some}
+        self.variables.prepared = modules
         self.variables.kept = self.script_state.held
 
     def _average_once_per_step(self, modules: Sequence[nn.Module]) -> None:
@@ -182,12 +183,16 @@ class Together(Stepping):
             watcher=self._watcher,
             whole_steps=self.whole_steps,
         )
-        self._loop.may_accumulate = self.can_accumulate
+        self._loop.may_accumulate, self._loop.regroup = self.can_accumulate, self._regroup
         try:
             with self._member.training(feed.feed):
                 yield from self._loop.run()
         finally:
             self._loop = None
+
+    def _regroup(self) -> Reducer | None:
+        """Return another reducer, if the script trains something else than before this loop."""
+        return None
 
     # ------------------------------------------------------------------ closures
 

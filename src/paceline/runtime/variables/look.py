@@ -15,7 +15,7 @@ import re
 import sys
 from argparse import Namespace
 from collections import defaultdict, deque
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from enum import Enum
 from types import (
     BuiltinFunctionType,
@@ -45,6 +45,7 @@ from torch.utils.data import (
 from paceline.runtime.variables import frames
 from paceline.runtime.variables.kinds import Kind, encoded, kind_of
 from paceline.runtime.variables.plain import ATOMS, CONTAINERS, dict_of
+from paceline.runtime.variables.settings import CLASS, NAMED, settings_of
 from paceline.runtime.variables.spelled import NoPlainError, is_spelled
 
 DEEPEST = 8
@@ -90,6 +91,7 @@ class ScriptLook:
         chain: the script's frames, innermost first; see `frames.frames_of`.
         others: ids of objects whose state is kept elsewhere.
         dataset: what the script's loop reads.
+        prepared: modules whose settings are the script's variables, too.
         objects: of a library, or parts of such, by their paths, that are looked into as well.
     """
 
@@ -99,6 +101,7 @@ class ScriptLook:
         others: Collection[int] = (),
         dataset: Any = None,
         objects: Mapping[str, Any] = MappingProxyType({}),
+        prepared: Sequence[nn.Module] = (),
     ) -> None:
         self.leaves: dict[str, Variable] = {}
         self.holders: dict[str, Callable[[str, Any], None]] = {}
@@ -139,6 +142,8 @@ class ScriptLook:
             self._of_module(module, bound.get(id(vars(module)), frozenset()))
         self._in_batch = False
         self._of_dataset(DATA, dataset)
+        for path, kind, value, bind in settings_of(prepared, is_own):
+            self.leaves[path] = Variable(kind, value, bind)
         self._of_libraries()
 
     def _of_libraries(self) -> None:
@@ -222,17 +227,22 @@ class ScriptLook:
         if type(value) not in ATOMS:
             if isinstance(value, FunctionType):
                 self._of_function(path, value, depth)
+                self._keep_name(path, NAMED, value, bind)
                 return
             if isinstance(value, MethodType):
                 value = value.__self__
             if isinstance(value, type):
                 self._of_class(path, value, depth)
+            if isinstance(value, type | BuiltinFunctionType):
+                self._keep_name(path, NAMED, value, bind)
                 return
-            if isinstance(value, ModuleType | BuiltinFunctionType):
+            if isinstance(value, ModuleType):
                 return
             if id(value) in self._seen and not (isinstance(value, tuple) or _is_number(value)):
                 return
             self._seen.add(id(value))
+            if isinstance(value, nn.Module) and id(value) not in self._others:
+                self._keep_name(f"{path}.class", CLASS, value, bind)
             if self._is_group_of_others(value):
                 return
             if type(value) is defaultdict:
@@ -251,6 +261,11 @@ class ScriptLook:
                 self.of_batch.add(path)
             if self._in_library:
                 self.of_libraries.add(path)
+
+    def _keep_name(self, path: str, kind: Kind, value: Any, bind: Callable[[Any], None]) -> None:
+        self.leaves[path] = Variable(kind, value, bind)
+        if self._in_library:
+            self.of_libraries.add(path)
 
     def _is_group_of_others(self, value: Any) -> bool:
         """Tell whether a dictionary is a group of parameters of a prepared optimizer.

@@ -43,6 +43,7 @@ from paceline.runtime.variables.look import DATA, ScriptLook, Variable
 from paceline.runtime.variables.mark import BodyMark
 from paceline.runtime.variables.naming import line_of
 from paceline.runtime.variables.plain import ATOMS
+from paceline.runtime.variables.settings import CLASS, COMPARED, HOOKS, NotAlikeError
 from paceline.runtime.variables.spelled import NoPlainError
 from paceline.wire.messages.feeds import Feed, ScriptPlace
 
@@ -53,6 +54,17 @@ MOST_OF_LAST = 1 << 20
 
 ENOUGH = 2
 """Number of values, equal in all members, that show that a variable is shared."""
+
+_NOT_ALIKE = (
+    "this life goes on in the loop that the job is in, without what the script does between the "
+    "loops before. There it has set what no worker can hand over: {}. Set it in the body of the "
+    "loop, by the number of the epoch, or choose there among what was made before all loops"
+)
+
+
+class LinesMissed(ConfigError):
+    """A life goes on in a loop of others, and lacks what lines before it have set there."""
+
 
 NOT_MADE = (
     RuntimeError,
@@ -92,6 +104,8 @@ class Variables:
         self.found = found
         self.others: set[int] = set()
         """Ids of objects whose state is kept elsewhere: what was prepared."""
+        self.prepared: Sequence[nn.Module] = ()
+        """Modules that were prepared, whose settings are the script's."""
         self.kept: dict[str, Any] = {}
         """Variables in ``job.state``."""
         self.place: ScriptPlace = ()
@@ -339,7 +353,7 @@ class Variables:
 
     def _look(self) -> ScriptLook:
         others = self.others | set(map(id, self.kept.values()))
-        return ScriptLook(self._chain, others, self._dataset, self.objects)
+        return ScriptLook(self._chain, others, self._dataset, self.objects, self.prepared)
 
     def _digests(self, look: ScriptLook) -> dict[str, int]:
         found = {}
@@ -423,6 +437,9 @@ class Variables:
             is_sum = is_sum and leaf.kind.name == "plain" and _is_record(leaf.value)
             # What was made for a loop alone, and has no name, is not needed behind it.
             if not (is_shared or is_sum) or (ended and path == DATA):
+                continue
+            # What only the body binds is not there in another worker.
+            if leaf.kind.name in COMPARED and path not in self._first:
                 continue
             taken = self._taken(path, leaf, tells=path not in look.of_libraries)
             if taken is not None:
@@ -568,11 +585,12 @@ class Variables:
             self._equal[path] = set(seen)
 
     def _fill_values(self, state: dict[str, Any], look: ScriptLook) -> None:
-        missing = dict[str, Any]()
+        missing, differing = dict[str, Any](), list[str]()
         for path, (kind, taken) in state["leaves"].items():
             leaf = look.leaves.get(path)
             if leaf is not None and leaf.kind.name == kind:
-                self._put(path, leaf, taken)
+                if (why := self._put(path, leaf, taken)) is not None:
+                    differing.append(why)
             elif leaf is None or leaf.value is None or type(leaf.value) in ATOMS:
                 missing[path] = (kind, taken, leaf)
         for path, (kind, taken, leaf) in missing.items():
@@ -580,6 +598,8 @@ class Variables:
         for path, taken in state.get("last", {}).items():
             if path not in look.leaves:
                 self._add(look, path, "plain", taken, None)
+        if differing:
+            raise LinesMissed(_NOT_ALIKE.format("; ".join(differing)))
 
     def _tell_alone(self, look: ScriptLook, known: set[int]) -> None:
         """Name what no other worker has: nobody can hand it over."""
@@ -601,13 +621,19 @@ class Variables:
         here = [list(frames.place_of(one)) for one in chain]
         return state["opened"] == self.opened and here == [list(one) for one in state["site"]]
 
-    def _put(self, path: str, leaf: Variable, taken: Any) -> None:
+    def _put(self, path: str, leaf: Variable, taken: Any) -> str | None:
+        """Give a variable what was taken; return why the script cannot go on, if so."""
         try:
             value = leaf.kind.put(leaf.value, taken)
             if value is not leaf.value:
                 leaf.bind(value)
+        except NotAlikeError as error:
+            path = path.removesuffix(f".{CLASS.name}")
+            name = path if leaf.kind is HOOKS else VariableDifference(path, "").name
+            return f"`{name}`{self._at(path)}: {error}"
         except NOT_MADE as error:
             self._tell([path], f"could not be taken over, and begins again: {error}")
+        return None
 
     def _add(
         self, look: ScriptLook, path: str, kind: str, taken: Any, leaf: Variable | None
@@ -646,15 +672,17 @@ class Variables:
     def _line(self, path: str) -> str:
         return line_of(path, frames.modules_of(self._chain))
 
+    def _at(self, path: str) -> str:
+        line = self._line(path)
+        return f" ({line})" if line else ""
+
     def _tell(self, paths: Sequence[str], why: str) -> None:
         """Name variables, once each: on stderr, since a script may log into files of its own."""
         for path in paths:
             if path not in self._told:
                 self._told.add(path)
-                line = self._line(path)
-                at = f" ({line})" if line else ""
-                name = VariableDifference(path, line).name
-                sys.stderr.write(f"paceline: `{name}`{at} of the script {why}\n")
+                name = VariableDifference(path, "").name
+                sys.stderr.write(f"paceline: `{name}`{self._at(path)} of the script {why}\n")
 
 
 def _is_among(value: Any, ids: set[int]) -> bool:

@@ -25,6 +25,7 @@ from paceline.runtime.group.checks import (
     device_of,
 )
 from paceline.runtime.group.closures import calls_again
+from paceline.runtime.group.reducer import Reducer
 from paceline.runtime.group.strategy import Together
 from paceline.runtime.group.transports import keep_to_network
 from paceline.runtime.holding.replicas.averaging import Averaging
@@ -140,14 +141,19 @@ class Replicated(Together):
             with self.client.training(feed.feed):
                 self.client.load_end(feed)
             return
-        if self._averaging is not None and self._averaging.regroup():
-            self._take_in(self._averaging)
+        self._regroup()
         if self.client.joins_others and not (self.client.state.joining or self.client.has_model):
             self._make_room()
         reducer = self._averaging.reducer if self._averaging is not None else None
         self._has_left, before = True, self._has_left
         yield from self._run(reducer, self._sharing(feed), feed, reader, ahead)
         self._has_left = before
+
+    def _regroup(self) -> Reducer | None:
+        if self._averaging is None or not self._averaging.regroup():
+            return None
+        self._take_in(self._averaging)
+        return self._averaging.reducer
 
     def _sharing(self, feed: Feed) -> Sharing:
         if not self.spec.deterministic:
