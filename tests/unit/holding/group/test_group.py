@@ -1364,6 +1364,26 @@ def test_a_member_is_not_to_go_on_from_a_step_that_it_does_not_hold() -> None:
         member.run_group(RunGroup(epoch_no=1, inc=1, group=1, step=3, members=()))
 
 
+def test_a_member_that_forgets_what_it_said_that_it_holds_copies_it_again() -> None:
+    """It has come to the end of a loop late, and loads the cut of that while a group forms."""
+    job = running(2)
+    job.step()
+    forgetful = job.members[2]
+    job.worker(3)
+    job.held = {2}
+    job.join(3)
+    stop = next(one for inc, one in reversed(job.sent) if inc == 2 and isinstance(one, StopGroup))
+    said = forgetful.stop_group(stop)
+    assert forgetful.forget() == [], "it is in no group"
+    job.act(2, said)
+    job.held.clear()
+    job.resend()
+    job.run(job.holder.form_group())  # the group is broken, and nobody is dead
+    assert [member.step for member in job.members.values()] == [1, 1, 1]
+    job.step()
+    assert job.failed == []
+
+
 def test_leaving_a_group_drops_it() -> None:
     job = running(2)
     member = job.members[1]

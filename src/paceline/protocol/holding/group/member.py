@@ -29,6 +29,9 @@ from paceline.wire.messages.group import (
     StopGroup,
 )
 
+FORGOTTEN = "it holds another state"
+"""Why a member cannot go on that has loaded something else, or is about to."""
+
 
 class Say(msgspec.Struct, frozen=True):
     """Send to the master."""
@@ -100,6 +103,8 @@ class MemberState:
         #: From our first step in a group on, also between two: others in the next one wait for us.
         self.in_steps = False
         self.updating = False
+        #: Whether we have given up what we held since we said what it is.
+        self._has_forgotten = False
         #: Whether worker-0 is gone for good, and we do what a script has one worker do.
         self.stands_in = False
 
@@ -159,6 +164,7 @@ class MemberState:
         return [*dropped, self._stopped()]
 
     def _stopped(self) -> Say:
+        self._has_forgotten = False
         return Say(
             GroupStopped(
                 epoch_no=self.epoch_no,
@@ -224,12 +230,15 @@ class MemberState:
                 return []  # of an answer that we gave before; it comes again, with all members
             message = message.over(self._ran_with)
         self.copying = message.catch_up if self.step == NO_STEP else None
-        if message.step != self.step and self.copying is None:
+        lacks_it = message.step != self.step and self.copying is None
+        if lacks_it and not self._has_forgotten:
             raise InternalError(
                 f"told to go on from step {message.step}, which we do not hold ({self.step})"
             )
         self.running, self.ran = message, message.group
         self._ran_with = message.members
+        if lacks_it:
+            return [Connect(message), *self.failed(message, FORGOTTEN)]
         self.stands_in = message.lacks_chief and message.members[0].inc == self.inc
         self.division = self.heard = message.division
         self.proved = (self.step, self.done.spans())
@@ -372,9 +381,9 @@ class MemberState:
 
     def forget(self) -> list[Instruction]:
         """Forget what we hold: it will be something else, of which no group knows."""
-        self.copying = None
+        self.copying, self._has_forgotten = None, True
         self.step, self.done, self.proved = NO_STEP, SampleSet(), (NO_STEP, ())
-        return self.failed(self.running, "it holds another state") if self.running else []
+        return self.failed(self.running, FORGOTTEN) if self.running else []
 
     def give_up_update(self) -> None:
         """Nothing of the update that was begun is in the model."""
