@@ -199,14 +199,11 @@ class Bucket:
     def combine(self, group: Group) -> None:
         """Do what is left to do once every member has launched its part."""
 
-    def keep(self) -> None:
-        """Let nobody but us write into our tensor, though gradients are views of it."""
-        for param, view in zip(self.params, self._views, strict=True):
-            if param.grad is view:
-                param.grad = view.clone()
-
     def give(self) -> None:
-        """Make the parameters' gradients what lies here now."""
+        """Make the parameters' gradients what lies here now: in their own memory, as by DDP.
+
+        A script may keep a gradient, and compare it with that of the next step.
+        """
         self._check_edits()
         self._taken = []
         if self._stays:
@@ -214,8 +211,18 @@ class Bucket:
             return
         marks = self._marks.real.tolist()
         self.is_left_out = min(marks) < 0
+        grads, means, dtype, dense = list[Tensor](), list[Tensor](), self.flat.dtype, torch.strided
         for param, view, mark in zip(self.params, self._views, marks, strict=True):
-            param.grad = view if mark > 0 else None
+            grad = param.grad
+            if mark <= 0:
+                param.grad = None
+            elif grad is None or grad.requires_grad or (grad.dtype, grad.layout) != (dtype, dense):
+                param.grad = view.clone()
+            else:
+                grads.append(grad)
+                means.append(view)
+        if grads:
+            torch._foreach_copy_(grads, means)
 
     @property
     def is_idle(self) -> bool:
@@ -225,16 +232,12 @@ class Bucket:
     def drop(self) -> None:
         """The group is over; whatever an operation still does, it does not do it to us."""
         if not self.is_idle:
-            self.keep()
             self._make()
         self.sum = None
 
 
 class Reducer:
     """Averages the gradients of these parameters.
-
-    What `finish` leaves in ``param.grad`` are views of the buckets, as by DDP's
-    ``gradient_as_bucket_view``: good until the next backward.
 
     Args:
         params: those that are trained, the same in all members, in the same order.
@@ -336,8 +339,6 @@ class Reducer:
         alone = self.sums_gradients and whole and not group.travels
         for bucket in self._buckets:
             bucket.begin(alone=alone)
-            if not whole:
-                bucket.keep()
 
     def expect(self, part: float, on_end: Callable[[], None], *, last: bool) -> None:
         """The next backward is the one whose gradients count.
@@ -352,8 +353,6 @@ class Reducer:
         self.called_twice = self._has_run = False
         for bucket in self._buckets:
             bucket.expect()
-            if not last:
-                bucket.keep()
 
     def _launch_full(self) -> None:
         """Let buckets go that are full, in their order."""

@@ -228,6 +228,24 @@ def test_in_a_group_of_one_gradients_stay_where_they_are_and_what_is_no_sum_is_s
     assert in_group(1, act) == [True]
 
 
+@pytest.mark.parametrize("set_to_none", [True, False])
+def test_a_gradient_that_a_script_keeps_is_not_that_of_the_next_step(set_to_none: bool) -> None:
+    def act(group: Group) -> list[float]:
+        net = nn.Linear(1, 1, bias=False)
+        reducer, kept = Reducer(net.parameters()), list[Tensor]()
+        for step in range(1, 4):
+            reducer.begin(group, [])
+            reducer.expect(0.5, lambda: None, last=True)
+            (step * net(torch.ones(1, 1))).sum().backward()
+            reducer.finish()
+            assert net.weight.grad is not None
+            kept.append(net.weight.grad if set_to_none else net.weight.grad.clone())
+            net.zero_grad(set_to_none=set_to_none)
+        return [one.item() for one in kept]
+
+    assert in_group(2, act) == [[1.0, 2.0, 3.0]] * 2
+
+
 def clears(param: Tensor) -> None:
     param.grad = None
 

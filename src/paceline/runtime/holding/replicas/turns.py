@@ -135,8 +135,6 @@ class TurnReducer(Reducer):
 
     def begin(self, group: Group, runs: Sequence[range], *, whole: bool = True) -> None:
         super().begin(group, runs, whole=whole)
-        for bucket in self._buckets:
-            bucket.keep()  # views of one tensor have one version
         if self._is_broken:
             self._forget_broken()
         self.loss = None  # of a step that broke before it was told
