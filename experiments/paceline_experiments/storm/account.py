@@ -134,8 +134,14 @@ def read_lives(folder: Path) -> list[Life]:
 
 
 def end_of(life: Life, lives: Iterable[Life], faults: Iterable[Done]) -> float:
-    """Return when a life ended: by a fault, by itself, or as its node's next one was ready."""
-    died = [one.at_s for one in faults if life.pid in one.pids and one.at_s >= life.ready_s]
+    """Return when a life ended: by a fault, by itself, or as its node's next one was ready.
+
+    One that is asked to leave takes part in the steps that it still begins.
+    """
+    last_s = life.batches[-1].at_s if life.batches else 0.0
+    died = [
+        max(one.at_s, last_s) for one in faults if life.pid in one.pids and one.at_s >= life.ready_s
+    ]
     later = [
         other.ready_s for other in lives if other.node == life.node and other.ready_s > life.ready_s
     ]
@@ -199,8 +205,8 @@ def account(
     times = np.arange(calm_s, end_s, TICK_S)
     present = capacity(times, lives, faults)
     done = np.interp(times, at_s, np.array([stamp.samples for stamp in stamps]))
-    # The step in which the first fault falls is not of the calm.
-    calm = times < at_s[at_s <= start_s][-1]
+    # Whole steps: in the first one many members join, and in the last one the first fault falls.
+    calm = (times >= at_s[at_s >= calm_s][0]) & (times < at_s[at_s <= start_s][-1])
     members = float(present[calm].mean())
     took_s = work.samples * np.ptp(times[calm]) / np.ptp(done[calm])
     could = work.samples / work.calmed(members, took_s).step_s(present)

@@ -66,6 +66,22 @@ def test_a_life_ends_by_a_fault_or_as_the_next_one_is_ready() -> None:
     assert end_of(second, [first, second], [killed]) == np.inf
 
 
+def test_who_is_asked_to_leave_is_there_for_the_steps_that_it_begins() -> None:
+    leaves = life("a", 1, 0, range(12))
+    drained = Done("drain", "a", 8.5, 15.0, pids=(1,))
+    assert end_of(leaves, [leaves], [drained]) == 11
+
+
+def test_the_calm_is_of_whole_steps() -> None:
+    """In the first of them workers have joined: it took eight times as long."""
+    first = stamps(0.0, range(1), 8 * STEP_S)
+    lives = [Life("a", "host", 1, 0.0, first + stamps(8.0, range(1, 30)), np.inf)]
+    fault = Done("disk", "host", 20.5, 21.0)
+    found = account(lives, [fault], calm_s=3.0, end_s=30.0, work=Work(BATCH, STEP_S))
+    assert found.rate == pytest.approx(BATCH / STEP_S, rel=0.01)
+    assert found.share == pytest.approx(1, abs=0.02)
+
+
 @pytest.mark.parametrize(("left", "meanwhile"), [(0.0, 1.0), (0.5, 1.5)])
 def test_who_is_away_counts_as_much_less(left: float, meanwhile: float) -> None:
     lives = [life("a", 1, 0, range(20)), life("b", 2, 0, range(20))]
@@ -111,7 +127,10 @@ def test_fewer_members_have_longer_waits_and_cheaper_sums() -> None:
     work = Work(BATCH, alone_s=4.0)
     assert work.calmed(4, 1.4).step_s(np.array([4.0, 2.0])).tolist() == pytest.approx([1.4, 2.2])
     before, after = stamps(0, range(20), 1.4), stamps(28.0, range(20, 31), 2.2)
-    lives = [Life(str(pid), "host", pid, 0.0, before + after, np.inf) for pid in range(4)]
+    lives = [
+        Life(str(pid), "host", pid, 0.0, before + (after if pid < 2 else ()), np.inf)
+        for pid in range(4)
+    ]
     killed = Done("drain", "host", 28.0, 28.0, pids=(2, 3))
     found = account(lives, [killed], calm_s=5.0, end_s=50.0, work=work)
     assert found.share == pytest.approx(1, abs=0.02)
