@@ -71,8 +71,8 @@ class Group:
         self.size = len(run.members)
         self._store, self._device = store, device
         self._dropped = False
-        self._nothing = Nothing(self)
-        self._room: Room | None = None
+        self._nothing = DoneAtOnce(self)
+        self._room: GatherRoom | None = None
         #: Set once the group is connected, or never will be.
         self._settled = threading.Event()
         self._failure: Exception | None = None
@@ -193,7 +193,7 @@ class Group:
         """
         return Collective(self, self._carrier(tensor), lambda by: by.allreduce([tensor], _SUM))
 
-    def nothing(self) -> "Nothing":
+    def nothing(self) -> "DoneAtOnce":
         """Begin what is done already, in a group of one."""
         return self._nothing
 
@@ -257,17 +257,17 @@ class Group:
         """Begin to tell all members some numbers, as many as they tell."""
         if not self.travels:
             return Gathering(self.nothing(), [values])
-        return self._gather(values, Room(self.size, len(values)))
+        return self._gather(values, GatherRoom(self.size, len(values)))
 
     def tell(self, values: Sequence[int]) -> "Gathering":
         """The same, always of as many numbers: one is waited for before the next begins."""
         if not self.travels:
             return Gathering(self.nothing(), [values])
         if self._room is None:
-            self._room = Room(self.size, len(values))
+            self._room = GatherRoom(self.size, len(values))
         return self._gather(values, self._room)
 
-    def _gather(self, values: Sequence[int], room: "Room") -> "Gathering":
+    def _gather(self, values: Sequence[int], room: "GatherRoom") -> "Gathering":
         room.put(values)
         gathers = Collective(
             self, self._in_memory, lambda by: by.allgather([room.told], [room.mine], _GATHER)
@@ -322,7 +322,7 @@ class Collective:
             raise self._group.over(error) from error
 
 
-class Room:
+class GatherRoom:
     """Memory for numbers that all members of a group tell each other.
 
     Args:
@@ -341,7 +341,7 @@ class Room:
         self._numbers[:] = values
 
 
-class Nothing:
+class DoneAtOnce:
     """Operation of a group of one, which is done when it begins."""
 
     is_over = True
@@ -359,7 +359,7 @@ class Gathering:
     """Numbers of all members on their way."""
 
     def __init__(
-        self, operation: "Collective | Nothing", values: Tensor | list[Sequence[int]]
+        self, operation: "Collective | DoneAtOnce", values: Tensor | list[Sequence[int]]
     ) -> None:
         self._operation, self._values = operation, values
 

@@ -24,7 +24,7 @@ from torch.optim.swa_utils import AveragedModel
 from torch.utils.hooks import RemovableHandle
 
 from paceline.base.errors import ConfigError
-from paceline.runtime.group.group import BREAKING, Collective, Group, Nothing
+from paceline.runtime.group.group import BREAKING, Collective, DoneAtOnce, Group
 
 BUCKET_BYTES, FIRST_BUCKET_BYTES = 25 << 20, 1 << 20
 """Bytes of a bucket, and of the first, as in DDP: a small one lets the first sum begin early."""
@@ -53,7 +53,7 @@ class Bucket:
 
     def __init__(self, params: Sequence[Tensor]) -> None:
         self.params = params
-        self.sum: Collective | Nothing | None = None
+        self.sum: Collective | DoneAtOnce | None = None
         self.is_left_out = False
         """Whether a member has left the step out that was summed last."""
         self._all = frozenset(range(len(params)))
