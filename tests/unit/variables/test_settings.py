@@ -47,6 +47,9 @@ class Script:
                 self.variables.waits_in(sys._getframe())
                 at_ask(self, epoch)
                 self.variables.goes_on()
+            self.variables.waits_in(sys._getframe())
+            self.variables.loop_ends()
+            self.variables.goes_on()
         return act
 
 

@@ -4,9 +4,9 @@ Of a step of several members only this is left: the batch, the optimizers, and w
 It is looked at once for each step whether anything has come from the master, a peer or a signal;
 if so, the next step is one of any group, and acts on it.
 
-Nobody can break such a step but the job, which may go back to a cut, or on without us. So no mark
-of the script's variables is kept. If it breaks all the same, this life ends, and the next one
-begins where the state is.
+Nobody can break such a step but the job, which may go back to a cut, or on without us: who is told
+to stop ends a step that is open. So no mark of the script's variables is kept. If it breaks all the
+same, this life ends, and the next one begins where the state is.
 """
 
 from paceline.runtime.group.member import MemberClient
@@ -15,6 +15,9 @@ from paceline.runtime.group.shares import StepShares
 from paceline.runtime.group.step import GroupStep, StepPlan
 from paceline.runtime.process.process import Fenced
 from paceline.runtime.variables.variables import Variables
+
+COMPARED_STEPS = 2
+"""Steps at the beginning of each loop in which members compare their script's variables."""
 
 
 class StepsAlone:
@@ -41,12 +44,12 @@ class StepsAlone:
         shares_fit = shares.accumulate == 1 and not (shares.sharing.blocks or shares.bodies)
         self._fits = shares_fit and reducer.sums_gradients and reducer.is_on_cpu
 
-    def begins_any(self) -> None:
-        """Note that a step of any group begins."""
-        self._num_events = self._client.num_events
+    def begins_any(self, num_events: int) -> None:
+        """Note that a step of any group begins, which acts on so much that has come."""
+        self._num_events = num_events
 
-    def next_after(self, step: GroupStep | None) -> StepPlan | None:
-        """Return the next step, if the one that is over may be made that; None: any group's.
+    def next_after(self, step: GroupStep | None, now_s: float) -> StepPlan | None:
+        """Begin the next step, if the one that is over may be made that; None: any group's.
 
         Raises:
             Fenced: it broke, and what its body has done to the script's variables stays.
@@ -60,19 +63,30 @@ class StepsAlone:
         plan = self._shares.next(step.run, step.division, step.group.rank)
         if len(plan.works) != 1:  # the feed is over, or such a share is computed in parts
             return None
+        if not step.is_alone and self._is_compared(plan):
+            return None
+        if not self._client.begin_again(step.run, self._num_events, now_s):
+            return None
         if not step.is_alone:
-            self._reducer.rest()
             self._variables.unmark()
+        self._reducer.rest()
         return plan
 
-    def goes_on(self, step: GroupStep | None) -> bool:
-        """Tell whether the next step is one of the same group, and nothing has come meanwhile."""
-        return step is not None and self._has_no_news(step) and self._client.is_quiet
+    def begins_again(self, step: GroupStep | None, now_s: float) -> bool:
+        """Begin the next step of the same group, if nothing has come meanwhile; whether it has."""
+        if step is None or not self._has_no_news(step) or not self._client.is_quiet:
+            return False
+        return self._client.begin_again(step.run, self._num_events, now_s)
 
     def _has_no_news(self, step: GroupStep) -> bool:
         client = self._client
         is_same = client.num_events == self._num_events and not client.stops
         return is_same and step.holds and client.state.running is step.run
+
+    def _is_compared(self, plan: StepPlan) -> bool:
+        """Tell whether variables are looked at in this step, as at the beginning of each loop."""
+        number = self._shares.feed.number_at(plan.whole[0].start)
+        return self._variables.found and number <= COMPARED_STEPS
 
     def _may_be_alone(self, step: GroupStep) -> bool:
         lacking = step.division.lacking

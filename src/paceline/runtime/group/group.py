@@ -73,6 +73,7 @@ class Group:
         self._dropped = False
         self._nothing = DoneAtOnce(self)
         self._room: GatherRoom | None = None
+        self._told: Gathering | None = None
         #: Set once the group is connected, or never will be.
         self._settled = threading.Event()
         self._failure: Exception | None = None
@@ -260,12 +261,15 @@ class Group:
         return self._gather(values, GatherRoom(self.size, len(values)))
 
     def tell(self, values: Sequence[int]) -> "Gathering":
-        """The same, always of as many numbers: one is waited for before the next begins."""
+        """The same, always of as many numbers: in memory that is there already."""
         if not self.travels:
             return Gathering(self.nothing(), [values])
-        if self._room is None:
+        if self._room is None or not (self._told is None or self._told.is_over):
+            # A script that has left its loop did not wait for the one before.
             self._room = GatherRoom(self.size, len(values))
-        return self._gather(values, self._room)
+        gathering = self._gather(values, self._room)
+        self._told = gathering
+        return gathering
 
     def _gather(self, values: Sequence[int], room: "GatherRoom") -> "Gathering":
         room.put(values)
@@ -362,6 +366,11 @@ class Gathering:
         self, operation: "Collective | DoneAtOnce", values: Tensor | list[Sequence[int]]
     ) -> None:
         self._operation, self._values = operation, values
+
+    @property
+    def is_over(self) -> bool:
+        """Whether it is done, or has failed."""
+        return self._operation.is_over
 
     def wait(self) -> list[list[int]]:
         """Member -> its numbers; raises as `Operation.wait`."""

@@ -28,7 +28,7 @@ from paceline.base.errors import ConfigError, InternalError
 from paceline.base.samples import Span, between, num_samples
 from paceline.runtime.data.reader import Reader
 from paceline.runtime.data.work import Work
-from paceline.runtime.group.alone import StepsAlone
+from paceline.runtime.group.alone import COMPARED_STEPS, StepsAlone
 from paceline.runtime.group.group import BREAKING, Group
 from paceline.runtime.group.member import MemberClient
 from paceline.runtime.group.reducer import ALL, Reducer
@@ -41,9 +41,6 @@ from paceline.runtime.script.step_frame import LEFT, NO_BACKWARD, StepFrame
 from paceline.runtime.variables.comparing import gathered, told_of
 from paceline.runtime.variables.variables import LinesMissed
 from paceline.wire.messages.group import RunGroup
-
-COMPARED_STEPS = 2
-"""Steps at the beginning of each loop in which members compare their script's variables."""
 
 
 class GroupLoop(StepFrame[GroupStep]):
@@ -262,16 +259,17 @@ class GroupLoop(StepFrame[GroupStep]):
     def _begin_next(self) -> GroupStep | None:
         """Begin a step; None: the feed is complete, and all members hold all of it."""
         asked_s = monotonic()
-        plan = self._alone.next_after(self.step)
+        plan = self._alone.next_after(self.step, asked_s)
         return self._begin_any(asked_s) if plan is None else self._begin_alone(plan, asked_s)
 
     def _begin_any(self, asked_s: float) -> GroupStep | None:
         """Begin a step of a group of any size."""
-        goes_on = self._alone.goes_on(self.step)
-        self._alone.begins_any()
+        num_events, last = self._client.num_events, self.step
+        goes_on = self._alone.begins_again(last, asked_s)
+        self._alone.begins_any(num_events)
         self._mark()
         while True:
-            entered = self._enter_again(asked_s) if goes_on else self._enter()
+            entered = (last.run, last.group) if goes_on and last is not None else self._enter()
             goes_on = False
             if entered is None:
                 self._record(asked_s)
@@ -284,6 +282,7 @@ class GroupLoop(StepFrame[GroupStep]):
                     self._client.unmark()
                     # A group that forms would wait for us, and the cut for the group.
                     self._client.leave_step()
+                    self._variables.loop_ends()
                     self._variables.at_end = True
                     self._client.await_end(self._feed)
                     self._record(asked_s)
@@ -310,6 +309,7 @@ class GroupLoop(StepFrame[GroupStep]):
         """Come into a step of the group that runs; None: the loop is over."""
         entered = self._client.enter(self._feed.feed, self._shares.is_at_end)
         if entered is None:
+            self._variables.loop_ends()
             self._variables.at_end = True
             self._client.await_end(self._feed)
             self._client.load_end(self._feed)
@@ -321,17 +321,10 @@ class GroupLoop(StepFrame[GroupStep]):
         self._client.mark(computing=True)
         return entered
 
-    def _enter_again(self, asked_s: float) -> tuple[RunGroup, Group]:
-        """Come into the next step of the group in which the last one was, which goes on."""
-        assert self.step is not None
-        self._client.begin_again(asked_s)
-        return self.step.run, self.step.group
-
     def _begin_alone(self, plan: StepPlan, asked_s: float) -> GroupStep:
         """Begin the next step of a group of one."""
         step, state = self.step, self._client.state
         assert step is not None
-        self._client.begin_again(asked_s)
         batch = self._reader.get(plan.works[0])
         self._start(step, asked_s)
         step.comes_alone(plan, batch)
@@ -359,10 +352,18 @@ class GroupLoop(StepFrame[GroupStep]):
         """
         try:
             return self._variables.take()
-        except LinesMissed:
-            if self._feed.of_epochs:
-                raise Fenced from None
+        except LinesMissed as error:
+            self._begin_again(error)
             raise
+
+    def _begin_again(self, error: ConfigError) -> None:
+        """End this life, if the next one begins in the epoch of this loop, and runs its lines."""
+        if self._feed.of_epochs and self._variables.began_at != self._feed.place:
+            sys.stderr.write(
+                f"paceline: {error}. This life ends; the next one begins in the epoch of the "
+                "others, and runs the lines before its loop\n"
+            )
+            raise Fenced from None
 
     def _mark(self) -> None:
         """Keep the script's variables as they are, or, if the step comes again, as they were."""
@@ -501,10 +502,9 @@ class GroupLoop(StepFrame[GroupStep]):
         self._client.mark(computing=True)
         try:
             self._watcher.check_trained([one[-3:] for one in told], step.group)
-        except ConfigError:
-            # The next life begins in this epoch, and runs the lines that we have missed.
-            if self._feed.of_epochs and step.group.rank in step.plan.joiners:
-                raise Fenced from None
+        except ConfigError as error:
+            if step.group.rank in step.plan.joiners:
+                self._begin_again(error)
             raise
         return True
 

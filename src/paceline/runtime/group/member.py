@@ -264,10 +264,20 @@ class MemberClient:
         is_busy = self._keeper.busy or self._profiling.due[1] > 0
         return not (has_order or is_leaving or self.together or is_busy)
 
-    def begin_again(self, now_s: float) -> None:
-        """Begin another step of a group: nothing has come since the one before."""
+    def begin_again(self, run: RunGroup, num_events: int, now_s: float) -> bool:
+        """Begin another step of a group; False: so much has not been all that came.
+
+        Raises:
+            what the thread that talks to the master has failed with.
+        """
+        self._exchange.check()
+        with self._changed:
+            if self.num_events != num_events or self.state.running is not run:
+                return False
+            self.state.enter()
         self.process.step = self.state.next_step
         self.process.ledger.mark(now_s)
+        return True
 
     @property
     def stops(self) -> bool:

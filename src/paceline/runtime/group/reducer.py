@@ -103,7 +103,7 @@ class Bucket:
         ``last``: no other batch of the step follows. If none came before, either, they may stay.
         """
         self._taken, self.arrived = self.arrived, []
-        self._check_edits()
+        self.check_edits()
         places, grads = [k for k, _, _ in self._taken], [grad for _, grad, _ in self._taken]
         for k in sorted(self.missing):
             if (grad := self.params[k].grad) is not None:
@@ -122,12 +122,14 @@ class Bucket:
         with torch.no_grad():
             self._put_all(places, grads, part)
 
-    def _check_edits(self) -> None:
+    def check_edits(self) -> None:
+        """Raise ConfigError if a hook has changed a gradient since it was there."""
         params = self.params
         for k, grad, version in self._taken:
             if grad._version == version and params[k].grad is grad:
                 continue
-            if params[k].grad is not grad or not grad._is_view():  # views have one version in all
+            # Views of one tensor of the script's have one version in all.
+            if params[k].grad is not grad or not grad._is_view():
                 raise ConfigError(_EDITED.format(tuple(grad.shape)))
 
     def _check_kinds(self, grads: Sequence[Tensor]) -> None:
@@ -204,8 +206,6 @@ class Bucket:
 
         A script may keep a gradient, and compare it with that of the next step.
         """
-        self._check_edits()
-        self._taken = []
         if self._stays:
             self.is_left_out = False
             return
@@ -290,6 +290,7 @@ class Reducer:
 
         def note(param: Tensor) -> None:
             if self._rests:
+                self._has_run = True
                 return
             if not self._has_run:
                 self._begin_backward()
@@ -317,8 +318,9 @@ class Reducer:
         return self._device is None or self._device.type == "cpu"
 
     def rest(self) -> None:
-        """Leave gradients alone until `begin`: they are the mean as they are."""
-        self._rests, self.called_twice, self.left_out = True, False, False
+        """Leave the gradients of the next batch alone: they are the mean as they are."""
+        self._rests, self._has_run = True, False
+        self.called_twice = self.left_out = False
 
     def close(self) -> None:
         """Remove the hooks: another reducer averages from now on."""
@@ -409,6 +411,9 @@ class Reducer:
         for bucket in self._buckets:
             assert bucket.sum is not None
             bucket.sum.wait()
+        # Before the first is written to: gradients that torch has cut out of one have one version.
+        for bucket in self._buckets:
+            bucket.check_edits()
         for bucket in self._buckets:
             if part != 1.0:
                 bucket.flat.div_(part)
@@ -431,7 +436,7 @@ class Reducer:
         """Whether a backward of this batch has left a gradient that is not zero, or may have."""
         if not self._buckets:
             return True  # another one averages them
-        if not (self._has_run or self._rests):
+        if not self._has_run:
             return False
         grads = (param.grad for bucket in self._buckets for param in bucket.params)
         return any(bool(grad.any()) for grad in grads if grad is not None)
@@ -453,7 +458,7 @@ class Reducer:
 
     def has_run(self, optimizer: int) -> bool:
         """Tell whether an optimizer's closure, once called, may have left gradients."""
-        return self._has_run or self._rests or not self._buckets
+        return self._has_run or not self._buckets
 
     @property
     def may_skip(self) -> bool:

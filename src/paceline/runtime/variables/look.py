@@ -116,6 +116,7 @@ class ScriptLook:
         but for whole numbers, which `enumerate` counts."""
         self.opaque: dict[str, type] = {}
         """Path -> type of what cannot be looked into in an environment: memory of its own."""
+        self._num_named = 0
         self._environments = list[str]()
         self._defaults: dict[str, defaultdict[Any, Any]] = {}
         self._others, self._seen = others, set[int]()
@@ -222,7 +223,7 @@ class ScriptLook:
                 self._add(f"{name}:{key}", value, _binder(values.__setitem__, key), 0)
 
     def _add(self, path: str, value: Any, bind: Callable[[Any], None], depth: int) -> None:  # noqa: C901, PLR0912
-        if depth > DEEPEST or len(self.leaves) >= MOST_LEAVES:
+        if depth > DEEPEST or len(self.leaves) - self._num_named >= MOST_LEAVES:
             return
         if type(value) not in ATOMS:
             if isinstance(value, FunctionType):
@@ -263,6 +264,7 @@ class ScriptLook:
                 self.of_libraries.add(path)
 
     def _keep_name(self, path: str, kind: Kind, value: Any, bind: Callable[[Any], None]) -> None:
+        self._num_named += path not in self.leaves
         self.leaves[path] = Variable(kind, value, bind)
         if self._in_library:
             self.of_libraries.add(path)

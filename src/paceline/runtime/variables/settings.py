@@ -10,6 +10,7 @@ made from what arrives: they are compared, and what differs is refused.
 """
 
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from types import BuiltinFunctionType, FunctionType
 from typing import Any
 
@@ -106,16 +107,10 @@ def settings_of(
             {name: one.training for name, one in parts.items()},
             _for_each(parts, lambda one, new: setattr(one, "training", new)),
         )
-        yield (
-            f"{path}.attributes",
-            SETTING,
-            {
-                name: found
-                for name, one in parts.items()
-                if not is_own(type(one)) and (found := _plain(one))
-            },
-            _for_each(parts, _set_all),
-        )
+        for name, one in parts.items():
+            if not is_own(type(one)) and (found := _plain(one)):
+                where = f"{path}.{name}" if name else path
+                yield f"{where}.attributes", SETTING, found, partial(_set_all, one)
         hooks = {name: named for name, one in parts.items() if (named := _hooks_of(one))}
         yield f"{path}.hooks", HOOKS, hooks, _itself
 

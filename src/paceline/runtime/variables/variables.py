@@ -37,13 +37,20 @@ from paceline.runtime.state.tree import take_apart
 from paceline.runtime.variables import frames
 from paceline.runtime.variables.behind import BehindStep
 from paceline.runtime.variables.by_chance import forms_of, says_little
-from paceline.runtime.variables.kinds import BY_NAME, MOST_BYTES, digest_of, encoded
+from paceline.runtime.variables.kinds import BY_NAME, MOST_BYTES, Kind, digest_of, encoded
 from paceline.runtime.variables.large import LargeTensors
 from paceline.runtime.variables.look import DATA, ScriptLook, Variable
 from paceline.runtime.variables.mark import BodyMark
 from paceline.runtime.variables.naming import line_of
 from paceline.runtime.variables.plain import ATOMS
-from paceline.runtime.variables.settings import CLASS, COMPARED, HOOKS, NotAlikeError
+from paceline.runtime.variables.settings import (
+    CLASS,
+    COMPARED,
+    HOOKS,
+    NAMED,
+    SETTING,
+    NotAlikeError,
+)
 from paceline.runtime.variables.spelled import NoPlainError
 from paceline.wire.messages.feeds import Feed, ScriptPlace
 
@@ -75,6 +82,8 @@ NOT_MADE = (
     AttributeError,
 )
 """Errors in a process that cannot give a variable the value that has arrived."""
+
+SET_OR_COMPARED = COMPARED | {SETTING.name}
 
 Table = list[tuple[int, int]]
 """Path and value of each variable, as digests."""
@@ -170,12 +179,19 @@ class Variables:
         self.took = False
         """Whether the script holds what a peer or a cut has handed over."""
         self._num_given = 0
+        self.began_at: ScriptPlace | None = None
+        """Place of the first loop of this life."""
+        #: What nobody can make, as of the end of a loop; what of it has changed between two loops,
+        #: and was equal in several members then.
+        self._at_end: dict[str, tuple[int, Kind]] = {}
+        self._set_between = set[str]()
 
     def begin_loop(self, feed: Feed, dataset: Any = None) -> None:
         """The script begins a loop over batches of a data set."""
         self._dataset = dataset
         self._behind.begins_pass()
         self.place, self.opened, self.turn = feed.place, feed.site, feed.turn
+        self.began_at = self.began_at or feed.place
         self._mark = self.ready = None
         self.at_end, self.has_left, self._asked_from = False, False, []
         self.draws = None
@@ -385,6 +401,7 @@ class Variables:
             tables: ours too; those that are empty are of members that cannot say.
         """
         told = [dict(one) for one in tables if one]
+        self._note_between(told)
         mine, differences = self._digested, list[VariableDifference]()
         for path, value in mine.items():
             number = _path_digest(path)
@@ -403,6 +420,26 @@ class Variables:
                 differences.append(VariableDifference(path, self._line(path)))
             self._own.add(path)
         return differences
+
+    def loop_ends(self) -> None:
+        """The script has come to the end of its loop: note what it may set before the next one."""
+        if self._frame is None or not self._first:
+            return
+        look = self._look()
+        look.leaves = {k: one for k, one in look.leaves.items() if one.kind.name in COMPARED}
+        digests = self._digests(look)
+        self._at_end = {path: (one, look.leaves[path].kind) for path, one in digests.items()}
+
+    def _note_between(self, told: Sequence[dict[int, int]]) -> None:
+        """Find what was set between two loops of what nobody can make, but functions by name."""
+        before, self._at_end = self._at_end, {}
+        for path, (value, kind) in before.items():
+            now, number = self._digested.get(path), _path_digest(path)
+            # One member alone may have set it for itself, as a hook of the chief's.
+            is_known = len(told) > 1 or kind is NAMED
+            is_set = now not in (None, value) and all(one.get(number) == now for one in told)
+            if is_known and is_set:
+                self._set_between.add(path)
 
     def _was_shared(self, path: str, told: Sequence[dict[int, int]]) -> bool:
         """Tell whether a variable that differs now was equal in all members, and not by chance."""
@@ -438,9 +475,8 @@ class Variables:
             # What was made for a loop alone, and has no name, is not needed behind it.
             if not (is_shared or is_sum) or (ended and path == DATA):
                 continue
-            # What only the body binds is not there in another worker.
-            if leaf.kind.name in COMPARED and path not in self._first:
-                continue
+            if leaf.kind.name in COMPARED and path not in self._set_between:
+                continue  # a body binds it, or one member alone
             taken = self._taken(path, leaf, tells=path not in look.of_libraries)
             if taken is not None:
                 leaves[path] = [leaf.kind.name, taken]
@@ -464,6 +500,7 @@ class Variables:
             "paths": sorted(map(_path_digest, look.leaves)),
             "own": sorted(self._own),
             "changed": sorted(self._changed | (set(leaves) - self._own)),
+            "between": sorted(self._set_between),
             "equal": {path: sorted(seen) for path, seen in self._equal.items()},
         }
 
@@ -581,6 +618,7 @@ class Variables:
         for path in state["changed"]:
             self._changed.add(path)
         self._own |= set(state["own"])
+        self._set_between |= set(state.get("between", ()))
         for path, seen in state.get("equal", {}).items():  # not in a cut of an earlier release
             self._equal[path] = set(seen)
 
@@ -603,7 +641,8 @@ class Variables:
 
     def _tell_alone(self, look: ScriptLook, known: set[int]) -> None:
         """Name what no other worker has: nobody can hand it over."""
-        alone = (path for path in look.leaves if _path_digest(path) not in known)
+        named = (path for path, one in look.leaves.items() if one.kind.name not in SET_OR_COMPARED)
+        alone = (path for path in named if _path_digest(path) not in known)
         names = dict.fromkeys(filter(None, map(look.variable_of, alone)))
         self._tell([*names], "is in this worker alone, so it begins again")
 
@@ -639,6 +678,8 @@ class Variables:
         self, look: ScriptLook, path: str, kind: str, taken: Any, leaf: Variable | None
     ) -> None:
         """Make a variable that the script has not set so far, or has set to nothing."""
+        if kind in COMPARED:
+            return
         if kind != "plain":
             self._tell([path], "was not there in this worker, and could not be made")
             return

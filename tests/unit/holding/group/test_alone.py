@@ -26,7 +26,9 @@ LONG = msgspec.structs.replace(FEED, num_samples=40, batch_size=4, shard_size=40
 class Worker:
     """A member in a group of so many; its machine is real, and its client a stand-in."""
 
-    def __init__(self, size: int = 1, division: Division | None = None) -> None:
+    def __init__(
+        self, size: int = 1, division: Division | None = None, *, found: bool = False
+    ) -> None:
         members = tuple(Member(Inc(k), f"worker-{k}", "") for k in range(size))
         self.run = RunGroup(
             epoch_no=EpochNo(1), inc=Inc(0), group=1, step=StepNo(0), members=members
@@ -36,22 +38,30 @@ class Worker:
         self.state.running, self.state.ran = self.run, 1
         self.state.division = division or Division()
         self.state.in_steps = True
-        self.client = SimpleNamespace(state=self.state, num_events=0, stops=False, is_quiet=True)
+        self.client = SimpleNamespace(
+            state=self.state, num_events=0, stops=False, is_quiet=True, begin_again=self.begin_again
+        )
         self.shares = StepShares(Sharing(LONG.batch_size), LONG, self.state)
         self.net = nn.Linear(2, 1)
         self.reducer = Reducer(self.net.parameters())
-        self.variables = SimpleNamespace(found=True, unmark=lambda: None)
+        self.variables = SimpleNamespace(found=found, unmark=lambda: None)
         self.alone = StepsAlone(self.client, self.reducer, self.shares, self.variables)  # type: ignore[arg-type]
         self.step = self.begin_any()
 
     def begin_any(self) -> GroupStep:
-        self.alone.begins_any()
+        self.state.enter()
+        self.alone.begins_any(self.client.num_events)
         division = self.state.division
         plan = self.shares.next(self.run, division, 0)
         group: Any = SimpleNamespace(rank=0)
         step = GroupStep(self.run, group, group, division, division, plan, plan.weight)
         step.works = [*plan.works]
         return step
+
+    def begin_again(self, run: RunGroup, num_events: int, _now_s: float) -> bool:
+        """As `MemberClient.begin_again`."""
+        goes_on = self.client.num_events == num_events and self.state.running is run
+        return goes_on and self.state.enter() is run
 
     def complete(self) -> None:
         """All of the step is there, and changes the model if its group goes on."""
@@ -61,7 +71,7 @@ class Worker:
             self.state.updated(step.whole, last=False)
 
     def follows(self) -> bool:
-        plan = self.alone.next_after(self.step)
+        plan = self.alone.next_after(self.step, 0.0)
         if plan is not None:
             self.step.comes_alone(plan, None)
         return plan is not None
@@ -131,11 +141,45 @@ def test_one_alone_that_is_told_to_stop_at_once_ends_its_step_first() -> None:
     assert state.step == 1
 
 
+def test_one_alone_that_is_between_two_steps_stops_at_once() -> None:
+    """Its script may plot, or evaluate, for long: the master would take it for hung."""
+    worker = Worker()
+    worker.complete()
+    stop = StopGroup(epoch_no=EpochNo(1), inc=Inc(0), group=2)
+    assert worker.state.stop_group(stop)
+    assert worker.state.running is None
+    assert not worker.follows()
+
+
+def test_what_comes_as_a_step_begins_is_not_overlooked() -> None:
+    worker = Worker()
+    worker.complete()
+    begin_again = worker.client.begin_again
+
+    def late(*told: Any) -> bool:
+        worker.client.num_events += 1
+        return bool(begin_again(*told))
+
+    worker.client.begin_again = late
+    assert not worker.follows()
+
+
+def test_where_variables_are_compared_the_first_steps_of_a_loop_are_of_any_group() -> None:
+    worker, kinds = Worker(found=True), []
+    for _ in range(4):
+        worker.complete()
+        if not worker.follows():
+            worker.step = worker.begin_any()
+        kinds.append(worker.step.is_alone)
+    assert kinds == [False, True, True, True]
+
+
 def test_a_step_that_the_job_goes_back_behind_ends_the_life() -> None:
     """No mark was kept of the script's variables, which its body has changed."""
     worker = Worker()
     worker.complete()
     assert worker.follows()
+    worker.variables.found = True
     assert worker.state.stop_group(StopGroup(epoch_no=EpochNo(2), inc=Inc(0), group=2))
     worker.complete()
     assert not worker.step.holds
@@ -143,7 +187,7 @@ def test_a_step_that_the_job_goes_back_behind_ends_the_life() -> None:
         worker.follows()
 
 
-def test_gradients_are_left_alone_until_a_group_sums_them() -> None:
+def test_gradients_are_left_alone_and_those_of_a_batch_before_count_for_nothing() -> None:
     worker = Worker()
     worker.complete()
     assert worker.follows()
@@ -151,5 +195,6 @@ def test_gradients_are_left_alone_until_a_group_sums_them() -> None:
         worker.net(worker.net.weight).sum().backward()
     assert not worker.reducer.called_twice
     assert worker.reducer.has_gradients
-    worker.net.zero_grad()
-    assert not worker.reducer.has_gradients
+    worker.complete()
+    assert worker.follows()
+    assert not worker.reducer.has_gradients, "a script may leave a batch out before its backward"

@@ -228,8 +228,7 @@ def test_in_a_group_of_one_gradients_stay_where_they_are_and_what_is_no_sum_is_s
     assert in_group(1, act) == [True]
 
 
-@pytest.mark.parametrize("set_to_none", [True, False])
-def test_a_gradient_that_a_script_keeps_is_not_that_of_the_next_step(set_to_none: bool) -> None:
+def test_a_gradient_that_a_script_keeps_is_not_that_of_the_next_step() -> None:
     def act(group: Group) -> list[float]:
         net = nn.Linear(1, 1, bias=False)
         reducer, kept = Reducer(net.parameters()), list[Tensor]()
@@ -239,11 +238,29 @@ def test_a_gradient_that_a_script_keeps_is_not_that_of_the_next_step(set_to_none
             (step * net(torch.ones(1, 1))).sum().backward()
             reducer.finish()
             assert net.weight.grad is not None
-            kept.append(net.weight.grad if set_to_none else net.weight.grad.clone())
-            net.zero_grad(set_to_none=set_to_none)
+            kept.append(net.weight.grad)
+            net.zero_grad()
         return [one.item() for one in kept]
 
     assert in_group(2, act) == [[1.0, 2.0, 3.0]] * 2
+
+
+def test_gradients_that_torch_has_cut_out_of_one_are_no_edit(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """They have one version, also in several buckets."""
+    monkeypatch.setattr(reducer_module, "BUCKET_BYTES", 8)
+    monkeypatch.setattr(reducer_module, "FIRST_BUCKET_BYTES", 8)
+
+    def act(group: Group) -> list[list[float]]:
+        first, second = nn.Parameter(torch.ones(4)), nn.Parameter(torch.ones(4))
+        reducer = Reducer([first, second])
+        reducer.begin(group, [])
+        reducer.expect(0.5, reducer.finish, last=True)
+        (torch.cat([first, second]) * (1.0 + group.rank)).sum().backward()
+        return [one.grad.tolist() for one in (first, second) if one.grad is not None]
+
+    assert in_group(2, act) == [[[1.5] * 4] * 2] * 2
 
 
 def clears(param: Tensor) -> None:

@@ -102,6 +102,8 @@ class MemberState:
         self.left = False
         #: From our first step in a group on, also between two: others in the next one wait for us.
         self.in_steps = False
+        #: From where a step begins until its update is made, or it is given up.
+        self.is_open = False
         self.updating = False
         #: Whether we have given up what we held since we said what it is.
         self._has_forgotten = False
@@ -135,14 +137,18 @@ class MemberState:
         if newer:
             self.broken = None
         # One alone waits for nobody, and can end its step whatever has happened to others.
-        is_alone = self.running is not None and len(self.running.members) == 1 and not begins_anew
-        at_once = (message.at_once and not is_alone) or self.idle
+        ends_step = self.is_open and not begins_anew and self._is_alone
+        at_once = (message.at_once and not ends_step) or self.idle
         if self.running is not None and (self.updating or not at_once):
             self.stopping = message
             return []
         if newer:
             self.copying = None
         return self._stop()
+
+    @property
+    def _is_alone(self) -> bool:
+        return self.running is not None and len(self.running.members) == 1
 
     @property
     def idle(self) -> bool:
@@ -161,6 +167,7 @@ class MemberState:
         if self.running is not None:
             dropped, self.copying = [Drop(self.running)], None
         self.running = self.stopping = None
+        self.is_open = False
         return [*dropped, self._stopped()]
 
     def _stopped(self) -> Say:
@@ -281,7 +288,7 @@ class MemberState:
         What it is to be done on may still be being copied.
         """
         if self.running is not None:
-            self.in_steps = True
+            self.in_steps = self.is_open = True
         return self.running
 
     @property
@@ -324,7 +331,7 @@ class MemberState:
         self.proved = (self.step, self.done.spans())
         self.step = step_after(self.step)
         self.done.update(spans)
-        self.updating = False
+        self.updating = self.is_open = False
         at_once = self.stopping is not None and self.stopping.at_once
         return self._pause() if last or at_once else []
 
@@ -387,11 +394,11 @@ class MemberState:
 
     def give_up_update(self) -> None:
         """Nothing of the update that was begun is in the model."""
-        self.updating = self.in_steps = False
+        self.updating = self.in_steps = self.is_open = False
 
     def leave_step(self) -> list[Instruction]:
         """The loop is left, or about to wait for something else than its next step."""
-        self.in_steps = False
+        self.in_steps = self.is_open = False
         return self._stop() if self.stopping is not None else []
 
     def leave(self) -> list[Instruction]:
