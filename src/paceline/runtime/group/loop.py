@@ -354,7 +354,10 @@ class GroupLoop(StepFrame[GroupStep]):
             return self._variables.take()
         except LinesMissed as error:
             self._begin_again(error)
-            raise
+            if error.is_shared:
+                raise
+            sys.stderr.write(f"paceline: {error}. It goes on: one worker alone had set it\n")
+            return True
 
     def _begin_again(self, error: ConfigError) -> None:
         """End this life, if the next one begins in the epoch of this loop, and runs its lines."""

@@ -46,9 +46,10 @@ class LateLife:
 
     def entry(self, site: str) -> Entry | None:
         """The loop that the job is in, if this life has had no batch, and opens it from there."""
-        entries = self._strategy().entries
+        entries, variables = self._strategy().entries, self._strategy().variables
         if entries is None or self._draws.has_begun:
             return None
+        variables.began_at = self._course.coming
         entry = entries.newest()
         here = entry is not None and entry.site == site and entry.place > self._course.coming
         return entry if here else None

@@ -70,7 +70,18 @@ _NOT_ALIKE = (
 
 
 class LinesMissed(ConfigError):
-    """A life goes on in a loop of others, and lacks what lines before it have set there."""
+    """A life goes on in a loop of others, and lacks what lines before it have set there.
+
+    All else was taken over.
+
+    Args:
+        text: says what it lacks.
+        is_shared: several members had set it alike; if not, one may have set it for itself.
+    """
+
+    def __init__(self, text: str, *, is_shared: bool) -> None:
+        super().__init__(text)
+        self.is_shared = is_shared
 
 
 NOT_MADE = (
@@ -180,11 +191,13 @@ class Variables:
         """Whether the script holds what a peer or a cut has handed over."""
         self._num_given = 0
         self.began_at: ScriptPlace | None = None
-        """Place of the first loop of this life."""
+        """Place of the loop before which this life has run the script's lines; the loop that it
+        trains in first may be a later one."""
         #: What nobody can make, as of the end of a loop; what of it has changed between two loops,
         #: and was equal in several members then.
         self._at_end: dict[str, tuple[int, Kind]] = {}
         self._set_between = set[str]()
+        self._set_alone = set[str]()
 
     def begin_loop(self, feed: Feed, dataset: Any = None) -> None:
         """The script begins a loop over batches of a data set."""
@@ -435,11 +448,10 @@ class Variables:
         before, self._at_end = self._at_end, {}
         for path, (value, kind) in before.items():
             now, number = self._digested.get(path), _path_digest(path)
-            # One member alone may have set it for itself, as a hook of the chief's.
-            is_known = len(told) > 1 or kind is NAMED
-            is_set = now not in (None, value) and all(one.get(number) == now for one in told)
-            if is_known and is_set:
-                self._set_between.add(path)
+            if now not in (None, value) and all(one.get(number) == now for one in told):
+                # One member alone may have set it for itself, as a hook of the chief's.
+                is_known = len(told) > 1 or kind is NAMED
+                (self._set_between if is_known else self._set_alone).add(path)
 
     def _was_shared(self, path: str, told: Sequence[dict[int, int]]) -> bool:
         """Tell whether a variable that differs now was equal in all members, and not by chance."""
@@ -466,6 +478,11 @@ class Variables:
         chain, look = self._chain, self._look()
         ended = ended or self.at_end
         digests, leaves = self._digests(look), dict[str, Any]()
+        # The first look of this loop is yet to come where another worker joins in its first step.
+        alone = self._set_alone | {
+            path for path, (one, _) in self._at_end.items() if digests.get(path) not in (None, one)
+        }
+        set_here = self._set_between | alone
         for path, leaf in look.leaves.items():
             if path not in digests:
                 continue
@@ -475,8 +492,8 @@ class Variables:
             # What was made for a loop alone, and has no name, is not needed behind it.
             if not (is_shared or is_sum) or (ended and path == DATA):
                 continue
-            if leaf.kind.name in COMPARED and path not in self._set_between:
-                continue  # a body binds it, or one member alone
+            if leaf.kind.name in COMPARED and path not in set_here:
+                continue  # a body binds it
             taken = self._taken(path, leaf, tells=path not in look.of_libraries)
             if taken is not None:
                 leaves[path] = [leaf.kind.name, taken]
@@ -501,6 +518,7 @@ class Variables:
             "own": sorted(self._own),
             "changed": sorted(self._changed | (set(leaves) - self._own)),
             "between": sorted(self._set_between),
+            "alone": sorted(alone - self._set_between),
             "equal": {path: sorted(seen) for path, seen in self._equal.items()},
         }
 
@@ -605,7 +623,7 @@ class Variables:
         if look.make_defaults(state["leaves"]):
             look = self._look()
         self._first = self._first or self._digests(look)
-        self._fill_values(state, look)
+        differing = self._fill_values(state, look)
         if "paths" in state:  # not in a cut of an earlier release
             self._tell_alone(look, set(state["paths"]))
         for path, kind in look.opaque.items():
@@ -619,16 +637,22 @@ class Variables:
             self._changed.add(path)
         self._own |= set(state["own"])
         self._set_between |= set(state.get("between", ()))
+        self._set_alone |= set(state.get("alone", ()))
         for path, seen in state.get("equal", {}).items():  # not in a cut of an earlier release
             self._equal[path] = set(seen)
+        if differing:
+            is_shared = any(path in self._set_between for path in differing)
+            text = _NOT_ALIKE.format("; ".join(differing.values()))
+            raise LinesMissed(text, is_shared=is_shared)
 
-    def _fill_values(self, state: dict[str, Any], look: ScriptLook) -> None:
-        missing, differing = dict[str, Any](), list[str]()
+    def _fill_values(self, state: dict[str, Any], look: ScriptLook) -> dict[str, str]:
+        """Give variables their values; return why some cannot have them, by their paths."""
+        missing, differing = dict[str, Any](), dict[str, str]()
         for path, (kind, taken) in state["leaves"].items():
             leaf = look.leaves.get(path)
             if leaf is not None and leaf.kind.name == kind:
                 if (why := self._put(path, leaf, taken)) is not None:
-                    differing.append(why)
+                    differing[path] = why
             elif leaf is None or leaf.value is None or type(leaf.value) in ATOMS:
                 missing[path] = (kind, taken, leaf)
         for path, (kind, taken, leaf) in missing.items():
@@ -636,8 +660,7 @@ class Variables:
         for path, taken in state.get("last", {}).items():
             if path not in look.leaves:
                 self._add(look, path, "plain", taken, None)
-        if differing:
-            raise LinesMissed(_NOT_ALIKE.format("; ".join(differing)))
+        return differing
 
     def _tell_alone(self, look: ScriptLook, known: set[int]) -> None:
         """Name what no other worker has: nobody can hand it over."""
