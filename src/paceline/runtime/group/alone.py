@@ -1,12 +1,12 @@
-"""Steps of a group of one, as long as nothing happens: nobody is told anything, nothing is summed.
+"""The step of a worker that trains alone, with all left out that serves other workers.
 
 Of a step of several members only this is left: the batch, the optimizers, and what counts as done.
 It is looked at once for each step whether anything has come from the master, a peer or a signal;
 if so, the next step is one of any group, and acts on it.
 
-Nobody can break such a step but the job, which may go back to a cut, or on without us: who is told
-to stop ends a step that is open. So no mark of the script's variables is kept. If it breaks all the
-same, this life ends, and the next one begins where the state is.
+Two things can break such a step: the job goes back to a cut, or on without this worker. An order to
+stop cannot, since it waits for the end of the step. So no mark of the script's variables is kept.
+If the step breaks, this life ends, and the next one begins where the state is.
 """
 
 from paceline.runtime.group.member import MemberClient

@@ -261,7 +261,7 @@ class Group:
         return self._gather(values, GatherRoom(self.size, len(values)))
 
     def tell(self, values: Sequence[int]) -> "Gathering":
-        """The same, always of as many numbers: in memory that is there already."""
+        """Tell all members some numbers as `gather` does; each call has as many of them."""
         if not self.travels:
             return Gathering(self.nothing(), [values])
         if self._room is None or not (self._told is None or self._told.is_over):

@@ -60,11 +60,11 @@ class StepPlan(NamedTuple):
     before: Sequence[int]
     """Edges of what of the feed is in the model before it."""
     whole: Slice
-    """Its samples; empty: all of the feed is in the model."""
+    """Samples of the step; empty: all of the feed is in the model."""
     size: int
     """How many these are."""
     global_batch: int
-    """The same, but that an epoch may end in it."""
+    """Samples of a step in which no epoch ends."""
     num_batches: int
     """Global batches that it completes, if it is made whole."""
     joiners: Sequence[int]
@@ -89,7 +89,7 @@ class GroupStep(StepInHand):
     """The newest division that we had heard of when we entered."""
     plan: StepPlan
     weight: int
-    """As planned, unless it has fallen behind."""
+    """Samples of ours: as planned, or 0 for a member that has fallen behind."""
     begins_at: int = 0
     """The position of the schedule that it begins with."""
     committed: Sequence[Span] = ()
@@ -133,7 +133,7 @@ class GroupStep(StepInHand):
     """Whether it is one of `StepsAlone`."""
 
     def comes_alone(self, plan: StepPlan, batch: Any) -> None:
-        """Be the next step, of a group of one: what differs between two of them is set anew."""
+        """Become the next step of a worker alone: set anew what differs from step to step."""
         self.plan, self.weight, self.works, self.batch = plan, plan.weight, [*plan.works], batch
         self.is_alone, self.settled, self.holds, self.left_out = True, False, False, False
         self.has_gradients = self.closed = False

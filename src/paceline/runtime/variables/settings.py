@@ -1,4 +1,4 @@
-"""What a script sets of prepared modules between its loops, beside their weights.
+"""Settings of prepared modules, beside their weights: variables of the script, like others.
 
     if epoch >= 3:
         model.body.requires_grad_(True)      # or body.eval(), or dropout.p = 0.1

@@ -193,8 +193,8 @@ class Variables:
         self.began_at: ScriptPlace | None = None
         """Place of the loop before which this life has run the script's lines; the loop that it
         trains in first may be a later one."""
-        #: What nobody can make, as of the end of a loop; what of it has changed between two loops,
-        #: and was equal in several members then.
+        #: Path -> digest and kind, at the end of the last loop, of what cannot be handed over.
+        #: Then paths of what was set between two loops: by several members alike; by one alone.
         self._at_end: dict[str, tuple[int, Kind]] = {}
         self._set_between = set[str]()
         self._set_alone = set[str]()
