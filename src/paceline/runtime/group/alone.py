@@ -39,7 +39,7 @@ class StepsAlone:
     ) -> None:
         self._client, self._reducer, self._shares = client, reducer, shares
         self._variables = variables
-        #: What had happened when the newest step of any group was begun.
+        #: The client's count of events as of the newest step that was one of any group.
         self._num_events = -1
         shares_fit = shares.accumulate == 1 and not (shares.sharing.blocks or shares.bodies)
         self._fits = shares_fit and reducer.sums_gradients and reducer.is_on_cpu
@@ -48,8 +48,8 @@ class StepsAlone:
         """Note that a step of any group begins, which acts on so much that has come."""
         self._num_events = num_events
 
-    def next_after(self, step: GroupStep | None, now_s: float) -> StepPlan | None:
-        """Begin the next step, if the one that is over may be made that; None: any group's.
+    def next_after(self, step: GroupStep | None) -> StepPlan | None:
+        """Return the next step, if the one that is over may be made that; None: any group's.
 
         Raises:
             Fenced: it broke, and what its body has done to the script's variables stays.
@@ -65,18 +65,22 @@ class StepsAlone:
             return None
         if not step.is_alone and self._is_compared(plan):
             return None
-        if not self._client.begin_again(step.run, self._num_events, now_s):
-            return None
+        return plan
+
+    def begins(self, step: GroupStep) -> bool:
+        """Begin the step, whose batch is there; False: something has come meanwhile."""
+        if not self._client.begin_again(step.run, self._num_events, alone=True):
+            return False
         if not step.is_alone:
             self._variables.unmark()
         self._reducer.rest()
-        return plan
+        return True
 
-    def begins_again(self, step: GroupStep | None, now_s: float) -> bool:
-        """Begin the next step of the same group, if nothing has come meanwhile; whether it has."""
+    def begins_again(self, step: GroupStep | None) -> bool:
+        """Begin the next step of the same group; False: something has come meanwhile."""
         if step is None or not self._has_no_news(step) or not self._client.is_quiet:
             return False
-        return self._client.begin_again(step.run, self._num_events, now_s)
+        return self._client.begin_again(step.run, self._num_events)
 
     def _has_no_news(self, step: GroupStep) -> bool:
         client = self._client

@@ -259,14 +259,17 @@ class GroupLoop(StepFrame[GroupStep]):
     def _begin_next(self) -> GroupStep | None:
         """Begin a step; None: the feed is complete, and all members hold all of it."""
         asked_s = monotonic()
-        plan = self._alone.next_after(self.step, asked_s)
-        return self._begin_any(asked_s) if plan is None else self._begin_alone(plan, asked_s)
+        plan = self._alone.next_after(self.step)
+        step = self._begin_alone(plan, asked_s) if plan is not None else None
+        return step or self._begin_any(asked_s)
 
     def _begin_any(self, asked_s: float) -> GroupStep | None:
         """Begin a step of a group of any size."""
         num_events, last = self._client.num_events, self.step
-        goes_on = self._alone.begins_again(last, asked_s)
+        goes_on = self._alone.begins_again(last)
         self._alone.begins_any(num_events)
+        if goes_on:
+            self._client.mark(computing=True)
         self._mark()
         while True:
             entered = (last.run, last.group) if goes_on and last is not None else self._enter()
@@ -321,11 +324,16 @@ class GroupLoop(StepFrame[GroupStep]):
         self._client.mark(computing=True)
         return entered
 
-    def _begin_alone(self, plan: StepPlan, asked_s: float) -> GroupStep:
-        """Begin the next step of a group of one."""
+    def _begin_alone(self, plan: StepPlan, asked_s: float) -> GroupStep | None:
+        """Begin the next step of a group of one; None: something has come meanwhile."""
         step, state = self.step, self._client.state
         assert step is not None
+        self._client.mark(computing=True)
         batch = self._reader.get(plan.works[0])
+        if not self._alone.begins(step):
+            return None
+        if self._ahead:
+            self._reader.ask(self._shares.upcoming(self._ahead))
         self._start(step, asked_s)
         step.comes_alone(plan, batch)
         step.data_s = step.waited_before_s = step.wait_s

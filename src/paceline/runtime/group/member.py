@@ -264,8 +264,10 @@ class MemberClient:
         is_busy = self._keeper.busy or self._profiling.due[1] > 0
         return not (has_order or is_leaving or self.together or is_busy)
 
-    def begin_again(self, run: RunGroup, num_events: int, now_s: float) -> bool:
-        """Begin another step of a group; False: so much has not been all that came.
+    def begin_again(self, run: RunGroup, num_events: int, *, alone: bool = False) -> bool:
+        """Begin another step of a group; False: something has come since there were so many events.
+
+        ``alone``: the script gets its batch next, and nothing takes back what it does with it.
 
         Raises:
             what the thread that talks to the master has failed with.
@@ -275,8 +277,9 @@ class MemberClient:
             if self.num_events != num_events or self.state.running is not run:
                 return False
             self.state.enter()
+            if alone:
+                self.state.enter_alone()
         self.process.step = self.state.next_step
-        self.process.ledger.mark(now_s)
         return True
 
     @property

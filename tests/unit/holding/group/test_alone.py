@@ -12,6 +12,7 @@ from paceline.base.samples import Span
 from paceline.protocol.holding.group.division import Sharing
 from paceline.protocol.holding.group.member import MemberState
 from paceline.runtime.group.alone import StepsAlone
+from paceline.runtime.group.loop import GroupLoop
 from paceline.runtime.group.reducer import Reducer
 from paceline.runtime.group.shares import StepShares
 from paceline.runtime.group.step import GroupStep
@@ -58,10 +59,14 @@ class Worker:
         step.works = [*plan.works]
         return step
 
-    def begin_again(self, run: RunGroup, num_events: int, _now_s: float) -> bool:
+    def begin_again(self, run: RunGroup, num_events: int, *, alone: bool = False) -> bool:
         """As `MemberClient.begin_again`."""
-        goes_on = self.client.num_events == num_events and self.state.running is run
-        return goes_on and self.state.enter() is run
+        if self.client.num_events != num_events or self.state.running is not run:
+            return False
+        self.state.enter()
+        if alone:
+            self.state.enter_alone()
+        return True
 
     def complete(self) -> None:
         """All of the step is there, and changes the model if its group goes on."""
@@ -71,10 +76,11 @@ class Worker:
             self.state.updated(step.whole, last=False)
 
     def follows(self) -> bool:
-        plan = self.alone.next_after(self.step, 0.0)
-        if plan is not None:
-            self.step.comes_alone(plan, None)
-        return plan is not None
+        plan = self.alone.next_after(self.step)
+        if plan is None or not self.alone.begins(self.step):
+            return False
+        self.step.comes_alone(plan, None)
+        return True
 
 
 def test_the_steps_of_a_group_of_one_follow_each_other_to_the_end_of_the_feed() -> None:
@@ -132,13 +138,15 @@ def test_in_a_group_that_is_over_no_step_begins() -> None:
 def test_one_alone_that_is_told_to_stop_at_once_ends_its_step_first() -> None:
     """It is hurt by the death of a worker that was about to join: that is no harm to the step."""
     worker = Worker()
+    worker.complete()
+    assert worker.follows()
     state = worker.state
     assert state.stop_group(StopGroup(epoch_no=EpochNo(1), inc=Inc(0), group=2)) == []
     assert state.running is worker.run
     worker.complete()
     assert worker.step.holds
     assert state.running is None
-    assert state.step == 1
+    assert state.step == 2
 
 
 def test_one_alone_that_is_between_two_steps_stops_at_once() -> None:
@@ -151,14 +159,23 @@ def test_one_alone_that_is_between_two_steps_stops_at_once() -> None:
     assert not worker.follows()
 
 
+def test_one_alone_that_waits_for_its_batch_stops_at_once() -> None:
+    """A slow disk is no reason to take it for hung: nothing of the step's body has run."""
+    worker = Worker()
+    worker.complete()
+    assert worker.alone.next_after(worker.step) is not None
+    assert worker.state.stop_group(StopGroup(epoch_no=EpochNo(1), inc=Inc(0), group=2))
+    assert not worker.alone.begins(worker.step)
+
+
 def test_what_comes_as_a_step_begins_is_not_overlooked() -> None:
     worker = Worker()
     worker.complete()
     begin_again = worker.client.begin_again
 
-    def late(*told: Any) -> bool:
+    def late(*told: Any, **named: Any) -> bool:
         worker.client.num_events += 1
-        return bool(begin_again(*told))
+        return bool(begin_again(*told, **named))
 
     worker.client.begin_again = late
     assert not worker.follows()
@@ -198,3 +215,19 @@ def test_gradients_are_left_alone_and_those_of_a_batch_before_count_for_nothing(
     worker.complete()
     assert worker.follows()
     assert not worker.reducer.has_gradients, "a script may leave a batch out before its backward"
+
+
+def test_batches_of_later_steps_are_made_meanwhile() -> None:
+    worker, asked = Worker(), list[Any]()
+    worker.complete()
+    loop: Any = GroupLoop.__new__(GroupLoop)
+    vars(loop).update(_alone=worker.alone, _client=worker.client, _shares=worker.shares, _ahead=2)
+    worker.client.mark = lambda *, computing: None
+    loop._reader = SimpleNamespace(get=lambda work: work, ask=asked.append)
+    loop.step, loop.num_steps, loop.excluded_s = worker.step, 1, 0.0
+    loop._note = lambda *_: None
+    step = loop._begin_next()
+    assert step.is_alone
+    assert step.batch is step.works[0]
+    (later,) = asked
+    assert [work.spans for work in later] == [(Span(0, 8, 12),), (Span(0, 12, 16),)]

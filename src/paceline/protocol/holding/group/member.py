@@ -102,7 +102,7 @@ class MemberState:
         self.left = False
         #: From our first step in a group on, also between two: others in the next one wait for us.
         self.in_steps = False
-        #: From where a step begins until its update is made, or it is given up.
+        #: Whether the script is in a step, alone, of which nothing could take its body back.
         self.is_open = False
         self.updating = False
         #: Whether we have given up what we held since we said what it is.
@@ -137,7 +137,7 @@ class MemberState:
         if newer:
             self.broken = None
         # One alone waits for nobody, and can end its step whatever has happened to others.
-        ends_step = self.is_open and not begins_anew and self._is_alone
+        ends_step = self.is_open and not begins_anew
         at_once = (message.at_once and not ends_step) or self.idle
         if self.running is not None and (self.updating or not at_once):
             self.stopping = message
@@ -145,10 +145,6 @@ class MemberState:
         if newer:
             self.copying = None
         return self._stop()
-
-    @property
-    def _is_alone(self) -> bool:
-        return self.running is not None and len(self.running.members) == 1
 
     @property
     def idle(self) -> bool:
@@ -288,8 +284,12 @@ class MemberState:
         What it is to be done on may still be being copied.
         """
         if self.running is not None:
-            self.in_steps = self.is_open = True
+            self.in_steps = True
         return self.running
+
+    def enter_alone(self) -> None:
+        """The script gets the batch of a step of a group of one: from here on the step ends."""
+        self.is_open = True
 
     @property
     def begins_with(self) -> SampleSet:
