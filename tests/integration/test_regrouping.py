@@ -43,9 +43,23 @@ def test_a_worker_and_the_master_die_and_the_next_life_has_all_groups(
 def test_all_die_and_the_cut_has_all_groups(
     flags: tuple[str, ...], epoch: int, tmp_path: Path, expected: list[float]
 ) -> None:
-    with pair_of(SCRIPT, tmp_path / "job", "--step-s", "0.1", *flags) as job:
+    with pair_of(SCRIPT, tmp_path / "job", "--step-s", "0.3", *flags) as job:
         job.until_committed(256 * epoch + 100)
         job.kill_nodes()
+        check_ends(job, expected)
+        assert len(job.events("relaunch")) == 2
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("flags", [(), ("--ranges",)])
+@pytest.mark.parametrize("epoch", [1, 2, 3])
+@pytest.mark.proves(form="thawed", strategy="allreduce", death="all")
+def test_all_die_where_a_loop_begins(
+    flags: tuple[str, ...], epoch: int, tmp_path: Path, expected: list[float]
+) -> None:
+    """The newest cut is of the end of the loop before."""
+    die = f"0:{8 * epoch},1:{8 * epoch}"
+    with pair_of(SCRIPT, tmp_path / "job", "--die", die, *flags) as job:
         check_ends(job, expected)
         assert len(job.events("relaunch")) == 2
 

@@ -311,6 +311,8 @@ class GroupClient(MemberClient):
                 return
             if ended.cut.cut_no <= self._loaded:
                 self._replica.end_again()
+                # By now the script may have added all groups that it lacked.
+                self._holds = self._loaded if self._replica.is_whole else 0
                 return
             self._loaded = ended.cut.cut_no
             self._do(self.state.forget())
