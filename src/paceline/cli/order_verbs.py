@@ -238,9 +238,9 @@ def agent(
         int | None,
         typer.Option(
             metavar="N",
-            min=1,
             help="Workers to run here. Default: as many as the job's machines have, else 1.",
             show_default=False,
+            parser=whole_number("--workers", 1),
         ),
     ] = None,
 ) -> None:

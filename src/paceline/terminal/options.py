@@ -1,5 +1,6 @@
 """Options: how a JOB, a setting, a time and --json are typed, and where commands print."""
 
+import math
 import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Annotated
@@ -47,19 +48,40 @@ def parse_settings(settings: list[str]) -> dict[str, str]:
     return pairs
 
 
-def whole_number(option: str, least: int = 0) -> Callable[[str], int]:
-    """Make the parser of an option that takes a number from ``least`` on.
+def whole_number(option: str, least: int = 0, most: int | None = None) -> Callable[[str], int]:
+    """Make the parser of an option that takes a number from ``least`` to ``most``.
 
     The parser raises ConfigError if it gets anything else.
     """
 
     def parse(text: str) -> int:
-        if not text.isdecimal() or int(text) < least:
+        if not text.isdecimal() or int(text) < least or (most is not None and int(text) > most):
+            span = f"from {least} on" if most is None else f"from {least} to {most}"
             raise ConfigError(
-                f"{option}: got {text!r}, expected a number from {least} on; "
-                f"write e.g. {option} {least + 1}"
+                f"{option}: got {text!r}, expected a number {span}; write e.g. {option} {least + 1}"
             )
         return int(text)
+
+    return parse
+
+
+def real_number(option: str, least: float) -> Callable[[str], float]:
+    """Make the parser of an option that takes a number from ``least`` on, whole or not.
+
+    The parser raises ConfigError if it gets anything else.
+    """
+
+    def parse(text: str) -> float:
+        try:
+            value = float(text)
+        except ValueError:
+            value = math.nan
+        if not least <= value < math.inf:
+            raise ConfigError(
+                f"{option}: got {text!r}, expected a number from {least:g} on; "
+                f"write e.g. {option} {10 * least:g}"
+            )
+        return value
 
     return parse
 

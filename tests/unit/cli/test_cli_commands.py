@@ -124,6 +124,12 @@ def test_numbers_of_nodes_that_cannot_be(
         (("attach", "x"), "no job matches 'x'"),
         (("replay", "x.jsonl"), "x.jsonl: no such file"),
         (("agent", "--join", "there:1"), "--join: got there:1, which cannot be read (No such file"),
+        (("agent", "--join", "there", "--workers", "0"), "--workers: got '0', expected a number"),
+        (
+            ("rehearse", "x.py", "--workers", "17"),
+            "got '17', expected a number from 2 to 16; write",
+        ),
+        (("check", "x.py", "--seconds", "soon"), "got 'soon', expected a number from 1 on; write"),
         (("agent", "--join", __file__), "holds no whole ticket of a job; copy the file `ticket`"),
     ],
 )

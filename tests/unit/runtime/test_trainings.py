@@ -243,12 +243,18 @@ def test_what_a_training_ended_with_is_kept_whatever_becomes_of_its_model() -> N
 
 def test_workers_in_different_trainings_are_named() -> None:
     members = [SimpleNamespace(node=f"worker-{k}") for k in range(2)]
-    group: Any = SimpleNamespace(run=SimpleNamespace(members=members))
-    Watcher.check_trained([(1, 2, 7), (1, 2, 7)], group)
+    group: Any = SimpleNamespace(run=SimpleNamespace(members=members), rank=1)
+    model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
+    watcher = Watcher([model], [torch.optim.SGD(model.parameters(), lr=0.1)])
+    watcher.trains([*model.parameters()])
+    watcher.check_trained([(1, 2, 7), (1, 2, 7)], group)
     with pytest.raises(ConfigError, match="training 1 in worker-0, training 0 in worker-1"):
-        Watcher.check_trained([(1, 2, 7), (0, 2, 7)], group)
+        watcher.check_trained([(1, 2, 7), (0, 2, 7)], group)
     with pytest.raises(ConfigError, match="the workers train different parameters"):
-        Watcher.check_trained([(1, 2, 7), (1, 2, 8)], group)
+        watcher.check_trained([(1, 2, 7), (1, 2, 8)], group)
+    watcher.trains([*model[1].parameters()])
+    with pytest.raises(ConfigError, match=r"; worker-1 trains all but 0\.weight, 0\.bias\."):
+        watcher.check_trained([(1, 4, 7), (1, 2, 8)], group)
 
 
 def test_a_feed_has_the_order_of_its_place_in_its_training() -> None:

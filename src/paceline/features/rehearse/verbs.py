@@ -12,6 +12,7 @@ import typer
 
 from paceline.base.errors import ConfigError
 from paceline.terminal.groups import EVERY_DAY, EXPERTS
+from paceline.terminal.options import real_number, whole_number
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -42,11 +43,23 @@ def rehearse(
         list[str] | None,
         typer.Option(metavar="NAME", help=f"{', '.join(STRATEGIES)}; again for more of them."),
     ] = None,
-    workers: Annotated[int, typer.Option(metavar="N", min=2, max=16, help="Of each job.")] = 2,
-    batches: Annotated[int, typer.Option(metavar="N", min=2, help="Of each epoch, at most.")] = 8,
-    epochs: Annotated[int, typer.Option(metavar="N", min=1, help="At most.")] = 2,
+    workers: Annotated[
+        int, typer.Option(metavar="N", help="Of each job.", parser=whole_number("--workers", 2, 16))
+    ] = 2,
+    batches: Annotated[
+        int,
+        typer.Option(
+            metavar="N", help="Of each epoch, at most.", parser=whole_number("--batches", 2)
+        ),
+    ] = 8,
+    epochs: Annotated[
+        int, typer.Option(metavar="N", help="At most.", parser=whole_number("--epochs", 1))
+    ] = 2,
     minutes: Annotated[
-        float, typer.Option(metavar="X", min=0.1, help="When all must be over.")
+        float,
+        typer.Option(
+            metavar="X", help="When all must be over.", parser=real_number("--minutes", 0.1)
+        ),
     ] = 5.0,
     deterministic: Annotated[
         bool, typer.Option("--deterministic", help="Run jobs so, and compare exactly.")
@@ -109,7 +122,8 @@ def check(
         typer.Option(metavar="NAME", help="It must take the script; again for more of them."),
     ] = None,
     seconds: Annotated[
-        float, typer.Option(metavar="X", min=1.0, help="When it must be over.")
+        float,
+        typer.Option(metavar="X", help="When it must be over.", parser=real_number("--seconds", 1)),
     ] = 60.0,
     html: Page = None,
     as_json: ForPrograms = False,

@@ -96,6 +96,7 @@ class Watcher:
         self._steps: dict[int, bool] = {}
         self.trained = training, 0, 0
         """The training, how many parameters it trains, and a digest of them and of all groups."""
+        self._not_trained = list[str]()
         self._timed_from: tuple[int, float] | None = None
 
     # ------------------------------------------------------------------ as training goes on
@@ -105,9 +106,10 @@ class Watcher:
         groups = [[len(one["params"]) for one in each.param_groups] for each in self._optimizers]
         rows = [[self._names.get(id(one), ""), str(one.dtype), *one.shape] for one in params]
         self.trained = self.trained[0], len(params), _digest([groups, rows, what])
+        ours = set(map(id, params))
+        self._not_trained = [name for one, name in self._names.items() if one not in ours]
 
-    @staticmethod
-    def check_trained(told: Sequence[Sequence[int]], group: Group) -> None:
+    def check_trained(self, told: Sequence[Sequence[int]], group: Group) -> None:
         """Compare what all members train.
 
         Raises:
@@ -125,9 +127,18 @@ class Watcher:
             shown = [f"{count} tensors, {digest:016x}" for _, count, digest in told]
             raise ConfigError(
                 "the workers train different parameters, or have different groups of them: "
-                f"{in_words(nodes, shown)}. Between two loops over job.batches all of them may "
+                f"{in_words(nodes, shown)}{self._without(nodes[group.rank])}. Between two loops "
+                "over job.batches all of them may "
                 "thaw parameters, or add groups, by the number of the epoch: if epoch >= 3"
             )
+
+    def _without(self, node: str) -> str:
+        """Name what we do not train. Not all members compare, so they exchange no tables."""
+        if not self._not_trained:
+            return ""
+        more = len(self._not_trained) - SHOWN
+        named = ", ".join(self._not_trained[:SHOWN]) + (f" and {more} more" if more > 0 else "")
+        return f"; {node} trains all but {named}"
 
     def stepping(self, number: int, step: StepNo, *, steps: bool = True) -> None:
         """An optimizer is about to change the model, which completes this step; or it does not."""
