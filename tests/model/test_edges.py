@@ -168,6 +168,20 @@ def test_a_pull_for_a_later_step_does_not_hide_the_next_one(waits: Waits) -> Non
     assert (work.step, work.spans) == (2, (Span(0, 4, 6),))
 
 
+def test_who_has_work_of_later_steps_asks_for_more_of_this_one_if_it_lasts(waits: Waits) -> None:
+    waits.grant(Span(0, 0, 2), Span(0, 4, 6))
+    waits.compute_first()
+    starves: list[bool] = []
+
+    def waited() -> None:
+        request = waits.trainer.leases.request
+        starves.append(request is not None and request.starving)
+
+    waits.arrives = [waited, waited, waited, lambda: waits.decided(1)]
+    assert waits.trainer.next_work(0) is not None
+    assert starves == [False, False, True]
+
+
 def test_a_pull_for_a_later_step_does_not_hide_what_the_first_one_consists_of(waits: Waits) -> None:
     # The loop opens the pull of work that it has staged when the epoch is a new one already.
     waits.grant(Span(0, 0, 2), Span(0, 4, 6))

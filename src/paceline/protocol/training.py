@@ -46,7 +46,7 @@ from paceline.protocol.records import (
     SchemaFixed,
 )
 from paceline.protocol.samples.grant_size import Sizing, tail_share
-from paceline.protocol.samples.grants import Deal, standing
+from paceline.protocol.samples.grants import Deal, Dealt, standing
 from paceline.protocol.samples.ledger import Ledger
 from paceline.protocol.samples.left_loops import LeftLoops
 from paceline.protocol.samples.plans import GlobalAction, Plans, portion_of
@@ -120,6 +120,8 @@ class MasterState:
         self.waiting: dict[Inc, LeaseRequest] = {}
         #: How large the next grant of an incarnation should be, as last told.
         self.sizes: dict[Inc, Sizing] = {}
+        #: How far each incarnation has been dealt its parts of the slices to come.
+        self.dealt: dict[Inc, Dealt] = {}
         #: Workers that are alive: incarnation -> node.
         self.workers: dict[Inc, str] = {}
         self.prepared: set[Inc] = set()
@@ -272,6 +274,7 @@ class MasterState:
         self._freed.discard(inc)
         self.waiting.pop(inc, None)
         self.sizes.pop(inc, None)
+        self.dealt.pop(inc, None)
         self.cuts.wanted.pop(inc, None)
 
     def training_workers(self) -> dict[Inc, str]:
@@ -498,7 +501,12 @@ class MasterState:
     def _grant(self, message: LeaseRequest, sizing: Sizing) -> list[Instruction]:
         feed, inc = message.feed, message.inc
         workers = self.training_workers()
-        deal = Deal(self.ledger, self.plans, message, workers=workers, step=self.step)
+        deal = Deal(
+            *(self.ledger, self.plans, message),
+            workers=workers,
+            step=self.step,
+            dealt=self.dealt,
+        )
         left = self.left_loops.is_over(feed, message.since)
         if not left and self.left_loops.holds(message):
             return []

@@ -3,8 +3,10 @@
 Pure, and part of `MasterState`, which grants it and records the grant.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, MutableMapping, Sequence
 from functools import cached_property
+from itertools import chain
+from typing import NamedTuple
 
 from paceline.base.numbering import Inc, StepNo
 from paceline.base.samples import Span, between, num_samples
@@ -25,6 +27,15 @@ def standing(workers: Mapping[Inc, str], inc: Inc) -> Standing:
     return [node for node, _ in order], order.index((workers[inc], inc))
 
 
+class Dealt(NamedTuple):
+    """How far a worker has been dealt what is its own."""
+
+    by: tuple[object, ...]
+    """What says who gets which part; if it changes, all is looked at again."""
+    upto: int
+    """Number of the last slice of which nothing more is to do by this worker."""
+
+
 class Deal:
     """The answer to one request.
 
@@ -34,6 +45,7 @@ class Deal:
         message: what the worker asks.
         workers: who shares the work, the asking one included: incarnation -> node.
         step: the newest one that is known to be decided.
+        dealt: how far each worker has been dealt its own, which this deal reads and changes.
     """
 
     def __init__(
@@ -44,9 +56,11 @@ class Deal:
         *,
         workers: Mapping[Inc, str],
         step: StepNo,
+        dealt: MutableMapping[Inc, Dealt] | None = None,
     ) -> None:
         self._ledger, self._plans, self._message = ledger, plans, message
         self._workers, self._step = workers, step
+        self._dealt = {} if dealt is None else dealt
         self._feed = ledger.feeds[message.feed]
 
     def pick(self, sizing: Sizing) -> list[Span]:
@@ -122,9 +136,21 @@ class Deal:
         first = feed.rank(whole)
         if not feed.is_in_order(whole):
             yield Place(line, feed.start_of(first)), whole
-        for number in range(first, min(first + num_steps, feed.num_slices + 1)):
+        inc, by = self._message.inc, self._dealt_by
+        known = self._dealt.get(inc)
+        upto = known.upto if known is not None and known.by == by else 0
+        end = min(first + num_steps, feed.num_slices + 1)
+        # Of the undecided step a worker may get what others left.
+        for number in chain(range(first, min(first + 1, end)), range(max(first, upto) + 1, end)):
             span = feed.slice_no(number)
             place = Place(line, span.start)
             if self._plans.reserves(place):
                 return
+            self._dealt[inc] = Dealt(by, max(number, upto))
             yield place, (span,)
+
+    @property
+    def _dealt_by(self) -> tuple[object, ...]:
+        """What the parts follow from, and whether any of them has come back since."""
+        nodes, index = self._me
+        return self._feed.feed, self._ledger.num_back, self._plans.newest.no, index, *nodes

@@ -98,6 +98,8 @@ class Ledger:
         self.finished: set[int] = set()
         self.opened_before = -1
         """The newest feed that was opened before the job went back to a cut; -1: none."""
+        self.num_back = 0
+        """How often something that was leased came to be to do again."""
 
     # ------------------------------------------------------------------ feeds
 
@@ -311,6 +313,7 @@ class Ledger:
     def give_back(self, inc: Inc, spans: Iterable[Span]) -> None:
         """A living owner has forgotten these; what of them it holds is to do again."""
         lease = self.leases.get(inc, SampleSet())
+        self.num_back += 1
         for back in [part for span in spans for part in lease.overlap(span)]:
             lease.subtract([back])
             self.lines[back.line].returned.add(back.start, back.stop)
@@ -321,6 +324,7 @@ class Ledger:
         ``again`` False (at-most-once): it counts as done, since it may be in the model. Only
         training changes the model: what is evaluated always goes back.
         """
+        self.num_back += 1
         for span in self.leases.pop(inc, SampleSet()):
             if again or not self._trains(span.line):
                 self.lines[span.line].returned.add(span.start, span.stop)
@@ -338,6 +342,7 @@ class Ledger:
                 self.lose(inc, again=False)
             done = SampleSet(span for span in self.done if self._trains(span.line))
         self.leases.clear()
+        self.num_back += 1
         self.done = done
         self.opened_before = max(self.feeds, default=-1)
         for line, state in self.lines.items():

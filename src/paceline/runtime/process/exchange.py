@@ -90,9 +90,9 @@ class Exchange:
             self._asleep = False
             os.eventfd_write(self._alarm, 1)
 
-    def wait(self) -> None:
-        """Let go of ``changed`` until there is news, at most WAIT_S."""
-        self.changed.wait(WAIT_S)
+    def wait(self, at_most_s: float = WAIT_S) -> None:
+        """Let go of ``changed`` until there is news, or for so long."""
+        self.changed.wait(at_most_s)
 
     def check(self) -> None:
         """Raise in the calling thread what ended this one."""

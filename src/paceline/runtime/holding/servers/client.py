@@ -90,6 +90,9 @@ from paceline.wire.schema import ModelSchema
 
 RESEND_S = 0.5
 """Seconds after which an unanswered message is sent again."""
+STARVES_S = 0.05
+"""Seconds without work after which a worker that holds some of later steps asks for what others
+may have left of the undecided one."""
 PATIENCE, MAX_PATIENCE_S = 4.0, 5.0
 """A server's answer is late after so many round trips, and after so many seconds at most."""
 NOTICE_S, SETTLE_S = 20.0, 600.0
@@ -153,6 +156,8 @@ class ServerTrainer:
         #: Duration of the last pull.
         self._round_trip_s = 0.0
         self._insist_at_s = 0.0
+        #: Since when there has been no work for us.
+        self._idle_since_s: float | None = None
         #: The loop that the script has left, while it has come to no other one.
         self._out_of: LoopLeft | None = None
         #: A stop was heeded: what is under way is brought to its end.
@@ -222,6 +227,7 @@ class ServerTrainer:
                     continue
                 seq, work = self.state.next_seq, works.take(feed)
                 if work is not None:
+                    self._idle_since_s = None
                     self.process.step = work.step or seq
                     self._tell_master(works.order_ahead(feed))
                     return work
@@ -231,7 +237,7 @@ class ServerTrainer:
                         self._contributions.clear()
                     return None
                 self._starve(feed)
-                self._wait()
+                self._exchange.wait(STARVES_S)
 
     def _may_take(self, feed: int) -> bool:
         """Asynchronous: not while too many contributions are unready."""
@@ -248,7 +254,8 @@ class ServerTrainer:
         if self.partition is None:
             return
         if self.spec.samples == "exactly-once" or not state.offers:
-            self._tell_master(self._works.want(feed))
+            if self._lacks_work(feed):
+                self._tell_master(self._works.want(feed))
         elif state.pulling is None:
             self._do(state.start_pull(dense=False))
         pull = state.pulling
@@ -261,6 +268,13 @@ class ServerTrainer:
                 self._do(state.start_pull(dense=False, ahead=ahead))
         elif pull is None:
             self._do(state.rest())
+
+    def _lacks_work(self, feed: int) -> bool:
+        """Whether the master may have work for us: of the undecided step, if that takes long."""
+        now_s = time.monotonic()
+        self._idle_since_s = self._idle_since_s or now_s
+        has_later = self.spec.samples == "exactly-once" and self.leases.reaches(feed, 1)
+        return not has_later or now_s - self._idle_since_s >= STARVES_S
 
     def upcoming(self, feed: int, limit: int) -> tuple[Work, ...]:
         with self._changed:
