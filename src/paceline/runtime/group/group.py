@@ -22,6 +22,7 @@ from torch._C import _distributed_c10d as c10d
 
 from paceline.base.numbering import Inc
 from paceline.runtime.group.links import measure_links, pair_up
+from paceline.runtime.group.rows import RowsMaker, SharedRows, rows_at
 from paceline.runtime.group.store import GroupOver, PeerStore
 from paceline.runtime.group.transports import DIRECT, LONGEST_S, SOCKETS, Gloo, NoPeers, Transport
 from paceline.runtime.process.reaching import place_of, refusal
@@ -34,6 +35,10 @@ network does not carry it. To make a device ready may take a while."""
 LOOK_S = 0.05
 """Seconds between two looks of a waiting thread whether its group was dropped. Each wait of gloo's
 that runs out is an exception in C++. So a thread that waits longer sleeps until gloo wakes it."""
+SHORTEST_LOOK_S, LONGEST_LOOK_S = 5e-5, 2e-3
+"""Seconds between two looks at memory, at first and later."""
+ROWS = "rows"
+"""Key in the store of where the members' rows are."""
 LONG_LOOK_S = 1.0
 """Seconds between two looks of a thread that gloo wakes."""
 BREAKING = (RuntimeError, GroupOver)
@@ -73,7 +78,11 @@ class Group:
         self._dropped = False
         self._nothing = DoneAtOnce(self)
         self._room: GatherRoom | None = None
-        self._told: Gathering | None = None
+        self._told: Gathering | FirstWords | RowsTold | None = None
+        #: Memory for what members tell each other, if they can all map it.
+        self._maker: RowsMaker | None = None
+        self._rows: SharedRows | None = None
+        self._num_told = 0
         #: Set once the group is connected, or never will be.
         self._settled = threading.Event()
         self._failure: Exception | None = None
@@ -114,13 +123,27 @@ class Group:
 
     def _build(self, host: str) -> None:
         try:
+            self._offer_rows()
             self._in_memory.connect(host)
+            self._find_rows()
             if self._direct is not None and self._are_apart(self._direct.place):
                 self._direct.connect(host)
                 self._tensors = self._direct
         except Exception as error:  # noqa: BLE001 - whatever it is, there is no group
             self._failure = self.over(error)
         self._settled.set()
+
+    def _offer_rows(self) -> None:
+        """Make memory that members on this machine can map, if we are the first one."""
+        if self.travels and self.rank == 0:
+            with suppress(OSError):
+                self._maker = RowsMaker(self.size)
+                self._rows = self._maker.rows
+                self._store.set(ROWS, self._maker.where)
+
+    def _find_rows(self) -> None:
+        if self.rank and (where := self._store.peek(ROWS)) is not None:
+            self._rows = rows_at(where.decode(), self.size, self.rank)
 
     def over(self, error: Exception) -> GroupOver:
         """Make the error that says why the group is over: by members' names, or as torch does."""
@@ -176,6 +199,8 @@ class Group:
         self._in_memory.end()
         if self._direct is not None:
             self._direct.end()
+        if self._maker is not None:
+            self._maker.close()
 
     def wake(self) -> None:
         """Have those who wait for operations look whether theirs is over."""
@@ -260,16 +285,39 @@ class Group:
             return Gathering(self.nothing(), [values])
         return self._gather(values, GatherRoom(self.size, len(values)))
 
-    def tell(self, values: Sequence[int]) -> "Gathering":
-        """Tell all members some numbers as `gather` does; each call has as many of them."""
+    def tell(self, values: Sequence[int]) -> "Gathering | FirstWords | RowsTold":
+        """Tell all members some numbers as `gather` does; each call has as many of them.
+
+        All calls of one member come between the same sums as the others' do. They go by shared
+        memory, if the first call finds that all members have it.
+
+        Raises:
+            GroupOver: the group is over.
+        """
         if not self.travels:
             return Gathering(self.nothing(), [values])
-        if self._room is None or not (self._told is None or self._told.is_over):
+        if self._told is None:
+            able = self._rows is not None
+            self._told = FirstWords(self.gather([*values, able]))
+            return self._told
+        if isinstance(self._told, FirstWords):
             # A script that has left its loop did not wait for the one before.
+            self._told.wait()
+            if not self._told.are_able:
+                self._rows = None
+            if self._maker is not None:
+                self._maker.close()
+        if self._rows is not None:
+            if isinstance(self._told, RowsTold):
+                self._told.wait()
+            self._num_told += 1
+            self._rows.write(self._num_told, values)
+            self._told = RowsTold(self, self._rows, self._num_told)
+            return self._told
+        if self._room is None or not self._told.is_over:
             self._room = GatherRoom(self.size, len(values))
-        gathering = self._gather(values, self._room)
-        self._told = gathering
-        return gathering
+        self._told = self._gather(values, self._room)
+        return self._told
 
     def _gather(self, values: Sequence[int], room: "GatherRoom") -> "Gathering":
         room.put(values)
@@ -362,6 +410,9 @@ class DoneAtOnce:
 class Gathering:
     """Numbers of all members on their way."""
 
+    by_memory = False
+    """Whether the numbers lie in memory that all members have."""
+
     def __init__(
         self, operation: "Collective | DoneAtOnce", values: Tensor | list[Sequence[int]]
     ) -> None:
@@ -378,6 +429,59 @@ class Gathering:
         values = self._values
         told = values.tolist() if isinstance(values, Tensor) else [[*one] for one in values]
         return cast("list[list[int]]", told)
+
+
+class FirstWords:
+    """What members tell first, with which each says whether it has the memory for more."""
+
+    by_memory = False
+
+    def __init__(self, gathering: Gathering) -> None:
+        self._gathering = gathering
+        self.are_able = False
+        """Whether all have it, once they have been waited for."""
+
+    @property
+    def is_over(self) -> bool:
+        """See `Gathering`."""
+        return self._gathering.is_over
+
+    def wait(self) -> list[list[int]]:
+        """See `Gathering`."""
+        told = self._gathering.wait()
+        self.are_able = all(one[-1] for one in told)
+        return [one[:-1] for one in told]
+
+
+class RowsTold:
+    """Numbers that members write for each other into memory."""
+
+    by_memory = True
+
+    def __init__(self, group: Group, rows: SharedRows, no: int) -> None:
+        self._group, self._rows, self._no = group, rows, no
+        self._found: list[list[int]] | None = None
+
+    @property
+    def is_over(self) -> bool:
+        """Whether all are there."""
+        self._found = self._found or self._rows.read(self._no)
+        return self._found is not None
+
+    def wait(self) -> list[list[int]]:
+        """Member -> its numbers: at once behind a sum that was begun after they were told.
+
+        Raises:
+            GroupOver: the group was dropped.
+        """
+        pause_s = SHORTEST_LOOK_S
+        while not self.is_over:
+            if self._group.is_dropped:
+                raise GroupOver("the group was dropped")
+            time.sleep(pause_s)  # noqa: TID251 - nobody wakes who waits for memory
+            pause_s = min(2 * pause_s, LONGEST_LOOK_S)
+        assert self._found is not None
+        return self._found
 
 
 def travels(run: RunGroup) -> bool:

@@ -643,6 +643,9 @@ class GroupLoop(StepFrame[GroupStep]):
     def _await_sums(self, step: GroupStep) -> None:
         """Make the gradients the mean over all that is in the step."""
         start_s = monotonic()
+        if step.gathering.by_memory and step.short is None:
+            # Whoever has begun the sums has written what it tells: so nobody looks again and again.
+            self._reducer.await_sums()
         step.last = self._judge(step)
         step.committed = self._committed(step)
         if not step.committed:

@@ -398,6 +398,13 @@ class Reducer:
             for bucket in self._buckets:
                 bucket.launch(group)
 
+    def await_sums(self) -> None:
+        """Wait until what is ours is summed, so far as that can be before `finish`."""
+        self.flush()
+        for bucket in self._buckets:
+            if bucket.sum is not None:
+                bucket.sum.wait()
+
     def finish(self, part: float = 1.0) -> None:
         """Wait for all sums, and make them the gradients.
 

@@ -11,7 +11,7 @@ from paceline.base.samples import Span
 from paceline.protocol.holding.group.watch import Word, in_words
 from paceline.protocol.reasons import different_loops
 from paceline.runtime.data.work import Work
-from paceline.runtime.group.group import BREAKING, Gathering, Group
+from paceline.runtime.group.group import BREAKING, FirstWords, Gathering, Group, RowsTold
 from paceline.runtime.group.short import ShortStep
 from paceline.runtime.script.step_frame import StepInHand
 from paceline.wire.messages.feeds import Slice
@@ -83,7 +83,7 @@ class GroupStep(StepInHand):
 
     run: RunGroup
     group: Group
-    gathering: Gathering
+    gathering: Gathering | FirstWords | RowsTold
     division: Division
     heard: Division
     """The newest division that we had heard of when we entered."""
