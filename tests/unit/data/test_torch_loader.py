@@ -102,6 +102,10 @@ def backwards(rows: list[tuple[torch.Tensor]]) -> list[torch.Tensor]:
     return [torch.stack([row[0] for row in reversed(rows)])]
 
 
+def drawing() -> RandomSampler:
+    return RandomSampler(DATA, generator=torch.Generator().manual_seed(4))
+
+
 def weighted(*, own: bool) -> DataLoader[Any]:
     generator = torch.Generator().manual_seed(8) if own else None
     sampler = WeightedRandomSampler(torch.arange(1.0, 11), 12, generator=generator)
@@ -121,6 +125,9 @@ def weighted(*, own: bool) -> DataLoader[Any]:
         with_generator,
         lambda: weighted(own=True),
         lambda: DataLoader(DATA, batch_size=3, collate_fn=backwards),
+        lambda: DataLoader(DATA, batch_sampler=BatchSampler(range(9, 0, -1), 2, drop_last=True)),
+        lambda: DataLoader(DATA, batch_sampler=BatchSampler(drawing(), 4, drop_last=True)),
+        lambda: DataLoader(DATA, batch_sampler=BatchSampler(drawing(), 4, drop_last=False)),
     ],
 )
 def test_it_is_read_as_torch_reads_it_pass_after_pass(make: Any) -> None:
@@ -149,6 +156,19 @@ def test_shuffled_the_records_that_make_no_whole_batch_are_others_in_each_pass()
 def test_a_stream_of_known_length_is_read_by_position(make: Any) -> None:
     sizes = {} if isinstance(make(), DataLoader) else {"batch_size": 3}
     assert trained(make(), passes=2, **sizes) == [[0, 1, 2], [3, 4, 5], [6]] * 2
+
+
+def test_a_batch_sampler_of_a_random_sampler_is_shuffled() -> None:
+    batches = BatchSampler(RandomSampler(DATA), 4, drop_last=True)
+    found = trained(DataLoader(DATA, batch_sampler=batches), passes=4)
+    assert [len(batch) for batch in found] == [4, 4] * 4
+    assert len({tuple(one) for one in found}) > 4
+
+
+def test_a_batch_sampler_for_replicas_is_refused() -> None:
+    replicas = DistributedSampler(DATA, 2, 0)
+    with pytest.raises(ConfigError, match="has a DistributedSampler for 2 replicas"):
+        trained(DataLoader(DATA, batch_sampler=BatchSampler(replicas, 4, drop_last=False)))
 
 
 def test_a_loader_is_evaluated_in_its_own_order() -> None:

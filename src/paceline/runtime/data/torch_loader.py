@@ -234,21 +234,21 @@ def reading_of(loader: DataLoader[Any], caller: str, now: Pass) -> Selection:
     dataset: Any = loader.dataset
     if isinstance(dataset, IterableDataset):
         _check_iterated(dataset, caller, loader.num_workers)
-        order, shuffle, size = None, False, loader.batch_size
-    elif is_plain(loader.batch_sampler):
-        order, shuffle = _order_of(loader, loader.sampler, caller, now)
-        size = loader.batch_size
+        return _reading(loader, dataset, loader.batch_size)
+    elif is_plain(grouped := loader.batch_sampler):
+        order, shuffle = _order_of(loader, sampler_of(loader), caller, now)
+        read = dataset if order is None else Listed(dataset, order)
+        # If the script has made it, the loader itself says none of this.
+        size, drop_last = grouped.batch_size, grouped.drop_last  # type: ignore[union-attr]
+        return _reading(loader, read, size, shuffle=shuffle)._replace(drop_last=drop_last)
     elif loader.batch_sampler is not None:
         _check_count(loader.batch_sampler, caller)
         batches = _drawn(loader, loader.batch_sampler, caller, now)
         return _reading(loader, _joined(dataset, batches, caller), max(map(len, batches)))
-    else:
-        raise ConfigError(
-            f"{caller}: the DataLoader has batch_size=None, so it makes no batches; give it the "
-            "batch_size of a step"
-        )
-    read = dataset if order is None else Listed(dataset, order)
-    return _reading(loader, read, size, shuffle=shuffle)
+    raise ConfigError(
+        f"{caller}: the DataLoader has batch_size=None, so it makes no batches; give it the "
+        "batch_size of a step"
+    )
 
 
 def _reading(
@@ -293,10 +293,11 @@ def _refuse_unknown(loader: DataLoader[Any], caller: str) -> None:
             f"{caller}: the DataLoader has a worker_init_fn; leave it out: the job gives each "
             "record random numbers of its own, and get_worker_info().seed differs in each process"
         )
-    replicas = getattr(loader.sampler, "num_replicas", 1)
+    sampler = sampler_of(loader)
+    replicas = getattr(sampler, "num_replicas", 1)
     if replicas != 1:
         raise ConfigError(
-            f"{caller}: the DataLoader has a {type(loader.sampler).__name__} for "
+            f"{caller}: the DataLoader has a {type(sampler).__name__} for "
             f"{replicas} replicas; leave it out and say shuffle=True: the job "
             "divides the records among its workers"
         )
@@ -307,6 +308,12 @@ def is_plain(batches: Any) -> bool:
     return type(batches) is BatchSampler or (
         _of_torchdata(batches) and type(batches).__name__ == "BatchSampler"
     )
+
+
+def sampler_of(loader: DataLoader[Any]) -> Any:
+    """Return what says in which order a DataLoader reads: that of a batch sampler, if it groups."""
+    grouped: Any = loader.batch_sampler
+    return grouped.sampler if is_plain(grouped) else loader.sampler
 
 
 def is_random(sampler: Any) -> bool:
