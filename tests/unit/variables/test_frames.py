@@ -80,6 +80,49 @@ def test_an_enumerate_goes_back_also_within_a_generator() -> None:
     assert numbers == [0, 1, 1]
 
 
+def test_what_a_zip_has_beside_batches_goes_back() -> None:
+    got = list[Any]()
+
+    def look(frame: Any) -> None:
+        beside = [one for one in frames.zipped_with_batches(frame) if frames.reached(one)]
+        assert not frames.lost_in_zip(frame)
+        if len(got) == 2:
+            assert [frames.reached(one) for one in beside] == [
+                frames.IteratorAt("sequence", 2),
+                frames.IteratorAt("range", 12),
+            ]
+            (count,) = frames.counts_of(frame)
+            for one, at in zip((count, *beside), (0, 1, 11), strict=True):
+                now = frames.reached(one)
+                assert now is not None
+                assert frames.reach(one, now._replace(at=at), back=True)
+
+    for number, (batch, weight, other) in enumerate(
+        zip(Asking(3, look), ["a", "b", "c"], range(10, 20), strict=False)
+    ):
+        got.append((number, batch, weight, other))
+    assert [one[0] for one in got] == [0, 1, 0]
+    assert [one[2:] for one in got] == [("a", 10), ("b", 11), ("b", 11)]
+
+
+@pytest.mark.parametrize(
+    ("read", "lost"),
+    [
+        (lambda asking: zip(asking, [1, 2], strict=False), ""),
+        (lambda asking: zip([1, 2], asking, strict=False), "a list_iterator before them"),
+        (lambda asking: enumerate(zip(asking, iter({1: 2}), strict=False)), "a dict_keyiterator"),
+        (lambda asking: zip(asking, (k for k in "ab"), strict=False), "a generator"),
+        (lambda asking: zip(zip(asking, "ab", strict=False), "cd", strict=False), ""),
+        (lambda asking: asking, ""),
+    ],
+)
+def test_what_a_zip_cannot_have_again_is_named(read: Any, lost: str) -> None:
+    named = list[str]()
+    for _ in read(Asking(1, lambda frame: named.append(frames.lost_in_zip(frame)))):
+        pass
+    assert named[0] == lost
+
+
 @pytest.mark.parametrize(
     ("made", "steps"),
     [

@@ -1,6 +1,7 @@
 """A script's variables: taken back after a broken step, compared among members, handed over."""
 
 import array
+import copy
 import datetime
 import importlib
 import itertools
@@ -21,6 +22,17 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 import torch
+from torch import nn
+from torch.optim import SGD
+from torch.optim.lr_scheduler import (
+    ConstantLR,
+    CosineAnnealingWarmRestarts,
+    ExponentialLR,
+    LambdaLR,
+    OneCycleLR,
+    ReduceLROnPlateau,
+    SequentialLR,
+)
 from torch.utils.data import TensorDataset
 
 from paceline.runtime.state.packed import pack, unpack
@@ -158,6 +170,73 @@ class Net(torch.nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.inner, self.seen = torch.nn.Linear(2, 2), 0
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda one: ExponentialLR(one, 0.9),
+        lambda one: OneCycleLR(one, 0.1, total_steps=20),  # momentum, too
+        lambda one: LambdaLR(one, lambda k: 0.5**k),
+        lambda one: CosineAnnealingWarmRestarts(one, 2),
+        lambda one: SequentialLR(one, [ConstantLR(one), ExponentialLR(one, 0.9)], [2]),
+        lambda one: ReduceLROnPlateau(one, patience=0),
+    ],
+)
+@pytest.mark.parametrize("as_tensor", [False, True])
+def test_a_scheduler_that_is_not_the_jobs_is_taken_back(make: Any, *, as_tensor: bool) -> None:
+    model = nn.Linear(2, 1)
+    optimizer = SGD(model.parameters(), lr=torch.tensor(0.1) if as_tensor else 0.1, momentum=0.9)
+    scheduler = make(optimizer)
+    measure = () if not isinstance(scheduler, ReduceLROnPlateau) else (1.0,)
+
+    def held() -> Any:
+        group = {key: one for key, one in optimizer.param_groups[0].items() if key != "params"}
+        state = {key: one for key, one in scheduler.state_dict().items() if key != "_schedulers"}
+        return copy.deepcopy((group, state))
+
+    optimizer.step()
+    scheduler.step(*measure)
+    before, others = held(), {id(model), id(optimizer)}
+    mark = BodyMark([sys._getframe()], others=others)
+    scheduler.step(*measure)
+    after = held()
+    assert after != before
+    assert not mark.undo([sys._getframe()])
+    assert held() == before
+    scheduler.step(*measure)
+    assert held() == after, "it goes on from there"
+
+
+def test_rates_by_hand_are_taken_back_unless_they_have_become_anothers() -> None:
+    model = nn.Linear(2, 1)
+    optimizer = SGD(model.parameters(), lr=0.5)
+    rate = optimizer.param_groups[0]
+    for becomes, expected in ((False, 0.5), (True, 0.25)):
+        variables = Variables(found=True)
+        variables.others = {id(optimizer)}
+        variables.waits_in(sys._getframe())
+        variables.mark()
+        rate["lr"] *= 0.5
+        rate["new"] = 1
+        if becomes:
+            variables.become(None)
+        variables.undo()
+        assert rate["lr"] == expected
+
+
+def test_an_optimizer_that_is_not_the_jobs_is_taken_back_with_its_state() -> None:
+    own = nn.Parameter(torch.ones(3))
+    optimizer = SGD([own], lr=0.1, momentum=0.9)
+    for _ in range(2):
+        own.grad = torch.ones(3)
+        optimizer.step()
+    before = own.detach().clone(), optimizer.state[own]["momentum_buffer"].clone()
+    mark = BodyMark([sys._getframe()])
+    optimizer.step()
+    assert not mark.undo([sys._getframe()])
+    assert torch.equal(own, before[0])
+    assert torch.equal(optimizer.state[own]["momentum_buffer"], before[1])
 
 
 def test_modules_are_taken_back_but_for_those_of_the_job() -> None:

@@ -39,6 +39,7 @@ PRELOAD = {
         "numpy.random",
         "paceline.runtime.process.running",
         "paceline.runtime.script.job",
+        "paceline.runtime.script.averages",  # which notes those that are made before pl.init()
         SERVED,
     ),
     "server": ("paceline.runtime.process.running", "paceline.runtime.server.server"),

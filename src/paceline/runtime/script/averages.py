@@ -74,6 +74,11 @@ class KeptAverage:
             restore_module(average, state)
 
 
+def follows_steps(kind: type) -> bool:
+    """Tell whether an average of this class has its updates by `update_when`."""
+    return hasattr(kind, _FOLLOWS)
+
+
 def update_when(average: AveragedModel, is_due: Callable[[], bool]) -> None:
     """Have ``average.update_parameters`` do nothing unless this is true; again: nothing.
 

@@ -332,13 +332,41 @@ def positions_of(frame: FrameType) -> list[Any]:
 
 
 def _within(iterator: Any) -> list[Any]:
-    """An iterator, or those that a generator which is not running has."""
+    """An iterator, and those that a zip has, or a generator which is not running."""
     if not isinstance(iterator, GeneratorType):
-        return [iterator]
+        return [iterator, *(inner for one in _zipped(iterator) for inner in _inner(one))]
     frame = iterator.gi_frame
     if frame is None or iterator.gi_running:
         return [iterator]
     return [iterator, *(inner for one in _stack_of(frame) or [] for inner in _inner(one))]
+
+
+def _zipped(iterator: Any) -> tuple[Any, ...]:
+    """What a zip reads, or one that is counted; nothing: it is none, or through."""
+    kind = type(iterator)
+    if kind is enumerate and type(inner := iterator.__reduce__()[1][0]) is zip:
+        return (inner,)
+    return iterator.__reduce__()[1] if kind is zip else ()
+
+
+def zipped_with_batches(frame: FrameType) -> list[Any]:
+    """What the zip has for whose next element a frame waits, in its ``for`` statement."""
+    held = (iterators_of(frame) or [None])[-1] if is_in_for(frame) else None
+    return _within(held)[1:]
+
+
+def lost_in_zip(frame: FrameType) -> str:
+    """Name what a zip has that cannot go on where it was, while it waits for a batch.
+
+    What stands before the batches is taken by then; behind them it must be of a known kind.
+    """
+    found = [one for one in zipped_with_batches(frame) if type(one) not in (zip, enumerate)]
+    if not found:
+        return ""
+    first, *others = found
+    if reached(first) is not None:
+        return f"a {type(first).__name__} before them"
+    return ", ".join(f"a {type(one).__name__}" for one in others if reached(one) is None)
 
 
 def _inner(value: Any) -> list[Any]:

@@ -32,7 +32,6 @@ import numpy as np
 from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
-from torch.optim.swa_utils import AveragedModel
 from torch.utils.data import (
     DataLoader,
     Dataset,
@@ -42,6 +41,7 @@ from torch.utils.data import (
     TensorDataset,
 )
 
+from paceline.runtime.script.averages import follows_steps
 from paceline.runtime.variables import frames
 from paceline.runtime.variables.kinds import Kind, encoded, kind_of
 from paceline.runtime.variables.plain import ATOMS, CONTAINERS, dict_of
@@ -278,7 +278,7 @@ class ScriptLook:
         return type(params) is list and any(id(one) in self._others for one in params)
 
     def _is_kept_elsewhere(self, kind: Kind, value: Any) -> bool:
-        if isinstance(value, AveragedModel | DataLoader):
+        if isinstance(value, DataLoader) or follows_steps(type(value)):
             return True
         if isinstance(value, Dataset) and not isinstance(value, TensorDataset):
             return True

@@ -19,8 +19,10 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.optim.swa_utils import AveragedModel
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
 
+from paceline.runtime.script.averages import follows_steps
 from paceline.runtime.variables import frames
 from paceline.runtime.variables.large import SAMPLED, LargeTensors, is_large_kind
 from paceline.runtime.variables.look import OF_MODULES, is_of_library, is_own, slots_of
@@ -161,6 +163,12 @@ class BodyMark:
         """Tell whether the frame was there."""
         return any(id(frame) == one for _, _, one in self.places)
 
+    def forget_settings(self) -> None:
+        """What optimizers hold has become another's: nothing of it is put back."""
+        groups = {id(value) for undo, value, _ in self._kept if undo is _undo_settings}
+        # A script may have one as a variable.
+        self._kept = [one for one in self._kept if id(one[1]) not in groups]
+
     @property
     def names(self) -> list[tuple[dict[str, Any], dict[str, Any]]]:
         """Variables of modules and of the script's objects, and what these were."""
@@ -225,7 +233,11 @@ def _row_of(kind: type) -> Row | None:
     base = next((one for one in kind.__mro__ if one in _ROWS), None)
     row: Row | None = None
     if issubclass(kind, nn.Module):
-        row = None if issubclass(kind, AveragedModel) else _visit_module
+        row = None if follows_steps(kind) else _visit_module
+    elif issubclass(kind, Optimizer):
+        row = _visit_optimizer
+    elif issubclass(kind, LRScheduler):
+        row = _visit_library
     elif issubclass(kind, type):
         row = None
     elif base is not None:
@@ -291,6 +303,25 @@ def _visit_library(mark: BodyMark, value: Any) -> None:
     mark._seen.add(id(value))
     if id(value) not in mark._others:
         mark._later.append(value)
+
+
+def _visit_optimizer(mark: BodyMark, value: Optimizer) -> None:
+    """Keep the settings of an optimizer's groups, which a script, or its schedulers, may change.
+
+    If it is the job's, all else changes in steps that hold, and only there.
+    """
+    mark._seen.add(id(value))
+    for group in value.param_groups:
+        settings = {key: one for key, one in group.items() if key != "params"}
+        mark._kept.append((_undo_settings, group, settings))
+        mark._visit(settings.values())
+    if id(value) not in mark._others:
+        mark._visit((value.state,))
+
+
+def _undo_settings(group: dict[str, Any], kept: dict[str, Any]) -> bool:
+    group.update(kept)
+    return True
 
 
 def _keep_attributes(mark: BodyMark, value: Any) -> None:

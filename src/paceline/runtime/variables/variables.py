@@ -154,6 +154,9 @@ class Variables:
         self._asked_from = list[frames.Place]()
         self._mark: BodyMark | None = None
         self._passed = list[tuple[Any, frames.IteratorAt]]()
+        #: What a zip reads beside batches, and where it was at the mark; None: not looked for.
+        self._zipped: list[Any] | None = None
+        self._zipped_at = list[frames.IteratorAt | None]()
         self._large = LargeTensors()
         self._behind = BehindStep()
         self._num_bodies = 0
@@ -205,7 +208,7 @@ class Variables:
         self._behind.begins_pass()
         self.place, self.opened, self.turn = feed.place, feed.site, feed.turn
         self.began_at = self.began_at or feed.place
-        self._mark = self.ready = None
+        self._mark = self.ready = self._zipped = None
         self.at_end, self.has_left, self._asked_from = False, False, []
         self.draws = None
 
@@ -283,6 +286,9 @@ class Variables:
             except RuntimeError:  # another thread of the script changes one of them
                 self._mark = None
             self._passed = self._positions(chain)
+            if self._zipped is None:
+                self._zipped = frames.zipped_with_batches(chain[0]) if chain else []
+            self._zipped_at = [*map(frames.reached, self._zipped)]
         self._num_bodies = 0
 
     @staticmethod
@@ -365,8 +371,13 @@ class Variables:
         chain = self._chain
         left = {id(one) for one in mark.undo(chain)}
         self.missed |= not mark.is_whole
-        for iterator, at in self._passed_in(chain, mark):
+        passed = self._passed_in(chain, mark)
+        zipped = zip(self._zipped or (), self._zipped_at, strict=True)
+        for iterator, at in (*passed, *((one, at) for one, at in zipped if at is not None)):
             self.missed |= not frames.reach(iterator, at, back=True)
+        if self._zipped and (lost := frames.lost_in_zip(chain[0])):
+            self.missed = True
+            self._tell_lost(chain, lost)
         for count in frames.counts_of(self._frame) if not self._passed else ():
             found = frames.reached(count)
             if found is not None:
@@ -563,6 +574,8 @@ class Variables:
 
     def become(self, state: dict[str, Any] | None) -> None:
         """A peer, or a cut, has handed these over; see `take`."""
+        if self._mark is not None:
+            self._mark.forget_settings()
         if self.found and state:
             # Others may copy what we hold before our script has taken these.
             self._arrived = self.ready = state
@@ -669,8 +682,21 @@ class Variables:
         names = dict.fromkeys(filter(None, map(look.variable_of, alone)))
         self._tell([*names], "is in this worker alone, so it begins again")
 
+    def _tell_lost(self, chain: Sequence[FrameType], lost: str) -> None:
+        """Name what a zip takes beside batches and nobody can take again, once."""
+        here = _in_words([frames.place_of(chain[0])])
+        if here not in self._told:
+            self._told.add(here)
+            sys.stderr.write(
+                f"paceline: the zip at {here} has beside its batches {lost}, which does not follow "
+                "where a step comes again, nor to a new life; write zip(batches, values), with a "
+                "list or a range as values\n"
+            )
+
     def _tell_call(self, chain: Sequence[FrameType]) -> None:
         """Name a call that goes through the loop itself: what it has added up is in it alone."""
+        if lost := frames.lost_in_zip(chain[0]):
+            self._tell_lost(chain, lost)
         if not frames.asks_by_itself(chain[0]):
             here = _in_words([frames.place_of(chain[0])])
             sys.stderr.write(
