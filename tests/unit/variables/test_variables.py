@@ -754,6 +754,19 @@ def test_a_variable_that_was_shared_and_differs_is_named_with_its_line() -> None
     assert count == 4
 
 
+def test_what_one_worker_alone_had_was_shared_with_nobody() -> None:
+    member = Variables(found=True)
+    loss = 0.5
+    for number in range(5):
+        member.begin_loop(loop())
+        member.waits_in(sys._getframe())
+        mine = member.table()
+        others = [[(path, value + 1) for path, value in mine]] if number >= 3 else []
+        assert not member.compare([mine, *others])
+        loss *= 0.7
+    assert loss < 0.1
+
+
 class Chance:
     """Batches at which two workers compare what they hold: each gives values by its rank."""
 

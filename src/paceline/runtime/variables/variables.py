@@ -433,10 +433,9 @@ class Variables:
             if all(one.get(number) == value for one in told):
                 if value != before:
                     self._changed.add(path)
-                if (
-                    path not in self._weak
-                    and len(seen := self._equal.setdefault(path, set())) < ENOUGH
-                ):
+                seen = self._equal.setdefault(path, set())
+                # What one worker alone has is equal to itself, which says nothing.
+                if len(told) > 1 and path not in self._weak and len(seen) < ENOUGH:
                     seen.add(value)
                 continue
             is_news = path in self._changed and path not in self._own | self._of_libraries
