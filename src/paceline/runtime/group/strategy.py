@@ -26,6 +26,7 @@ from paceline.runtime.script.stepping import Stepping
 from paceline.runtime.script.strategy import Entries, Reached, begun_at
 from paceline.runtime.state.outside import Outside
 from paceline.runtime.state.replica import place_in_cut
+from paceline.runtime.variables.forward import ForwardBuffers
 from paceline.runtime.variables.variables import Variables
 from paceline.wire.messages.base import UNPLACED, Attempt
 from paceline.wire.messages.feeds import Feed, ScriptPlace, SourceLine, Underway
@@ -122,7 +123,7 @@ class Together(Stepping):
         tensors = [one for part in modules for one in (*part.parameters(), *part.buffers())]
         held = [*others, parts, tensors]
         self.variables.others = {id(one) for some in held for one in some}
-        self.variables.prepared = modules
+        self.variables.prepared, self.variables.forward = modules, ForwardBuffers(modules)
         self.variables.kept = self.script_state.held
 
     def _average_once_per_step(self, modules: Sequence[nn.Module]) -> None:

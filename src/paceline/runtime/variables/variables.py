@@ -37,6 +37,7 @@ from paceline.runtime.state.tree import take_apart
 from paceline.runtime.variables import frames
 from paceline.runtime.variables.behind import BehindStep
 from paceline.runtime.variables.by_chance import forms_of, says_little
+from paceline.runtime.variables.forward import ForwardBuffers
 from paceline.runtime.variables.kinds import BY_NAME, MOST_BYTES, Kind, digest_of, encoded
 from paceline.runtime.variables.large import LargeTensors
 from paceline.runtime.variables.look import DATA, ScriptLook, Variable
@@ -126,6 +127,8 @@ class Variables:
         """Ids of objects whose state is kept elsewhere: what was prepared."""
         self.prepared: Sequence[nn.Module] = ()
         """Modules that were prepared, whose settings are the script's."""
+        self.forward = ForwardBuffers()
+        """Their buffers that a forward pass changes."""
         self.kept: dict[str, Any] = {}
         """Variables in ``job.state``."""
         self.place: ScriptPlace = ()
@@ -279,6 +282,7 @@ class Variables:
         """Keep what the variables are now, before the body of the loop."""
         if self._frame is not None and self.takes_back:
             before, large, chain = self._mark, self._large, self._chain
+            self.forward.keep()
             try:
                 large.at_once = self.copies_at_once
                 self._mark = BodyMark(chain, self.kept, before, large=large, others=self.others)
@@ -370,6 +374,7 @@ class Variables:
             return
         chain = self._chain
         left = {id(one) for one in mark.undo(chain)}
+        self.missed |= not self.forward.undo()
         self.missed |= not mark.is_whole
         passed = self._passed_in(chain, mark)
         zipped = zip(self._zipped or (), self._zipped_at, strict=True)
@@ -573,6 +578,7 @@ class Variables:
 
     def become(self, state: dict[str, Any] | None) -> None:
         """A peer, or a cut, has handed these over; see `take`."""
+        self.forward.forget()
         if self._mark is not None:
             self._mark.forget_settings()
         if self.found and state:
