@@ -48,13 +48,16 @@ def parse_settings(settings: list[str]) -> dict[str, str]:
     return pairs
 
 
-def whole_number(option: str, least: int = 0, most: int | None = None) -> Callable[[str], int]:
+def whole_number(
+    option: str, least: int = 0, most: int | None = None
+) -> Callable[[str | int], int]:
     """Make the parser of an option that takes a number from ``least`` to ``most``.
 
     The parser raises ConfigError if it gets anything else.
     """
 
-    def parse(text: str) -> int:
+    def parse(given: str | int) -> int:
+        text = str(given)  # a default comes as it is
         if not text.isdecimal() or int(text) < least or (most is not None and int(text) > most):
             span = f"from {least} on" if most is None else f"from {least} to {most}"
             raise ConfigError(
@@ -65,13 +68,14 @@ def whole_number(option: str, least: int = 0, most: int | None = None) -> Callab
     return parse
 
 
-def real_number(option: str, least: float) -> Callable[[str], float]:
+def real_number(option: str, least: float) -> Callable[[str | float], float]:
     """Make the parser of an option that takes a number from ``least`` on, whole or not.
 
     The parser raises ConfigError if it gets anything else.
     """
 
-    def parse(text: str) -> float:
+    def parse(given: str | float) -> float:
+        text = str(given)
         try:
             value = float(text)
         except ValueError:

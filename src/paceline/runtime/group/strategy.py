@@ -123,7 +123,8 @@ class Together(Stepping):
         tensors = [one for part in modules for one in (*part.parameters(), *part.buffers())]
         held = [*others, parts, tensors]
         self.variables.others = {id(one) for some in held for one in some}
-        self.variables.prepared, self.variables.forward = modules, ForwardBuffers(modules)
+        self.variables.prepared = modules
+        self.variables.beside.buffers = ForwardBuffers(modules)
         self.variables.kept = self.script_state.held
 
     def _average_once_per_step(self, modules: Sequence[nn.Module]) -> None:

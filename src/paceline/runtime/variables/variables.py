@@ -36,8 +36,8 @@ from paceline.runtime.process.seeding import draws, put_draws
 from paceline.runtime.state.tree import take_apart
 from paceline.runtime.variables import frames
 from paceline.runtime.variables.behind import BehindStep
+from paceline.runtime.variables.beside import BesideVariables
 from paceline.runtime.variables.by_chance import forms_of, says_little
-from paceline.runtime.variables.forward import ForwardBuffers
 from paceline.runtime.variables.kinds import BY_NAME, MOST_BYTES, Kind, digest_of, encoded
 from paceline.runtime.variables.large import LargeTensors
 from paceline.runtime.variables.look import DATA, ScriptLook, Variable
@@ -127,8 +127,6 @@ class Variables:
         """Ids of objects whose state is kept elsewhere: what was prepared."""
         self.prepared: Sequence[nn.Module] = ()
         """Modules that were prepared, whose settings are the script's."""
-        self.forward = ForwardBuffers()
-        """Their buffers that a forward pass changes."""
         self.kept: dict[str, Any] = {}
         """Variables in ``job.state``."""
         self.place: ScriptPlace = ()
@@ -157,9 +155,7 @@ class Variables:
         self._asked_from = list[frames.Place]()
         self._mark: BodyMark | None = None
         self._passed = list[tuple[Any, frames.IteratorAt]]()
-        #: What a zip reads beside batches, and where it was at the mark; None: not looked for.
-        self._zipped: list[Any] | None = None
-        self._zipped_at = list[frames.IteratorAt | None]()
+        self.beside = BesideVariables()
         self._large = LargeTensors()
         self._behind = BehindStep()
         self._num_bodies = 0
@@ -211,7 +207,8 @@ class Variables:
         self._behind.begins_pass()
         self.place, self.opened, self.turn = feed.place, feed.site, feed.turn
         self.began_at = self.began_at or feed.place
-        self._mark = self.ready = self._zipped = None
+        self._mark = self.ready = None
+        self.beside.begin_loop()
         self.at_end, self.has_left, self._asked_from = False, False, []
         self.draws = None
 
@@ -282,7 +279,6 @@ class Variables:
         """Keep what the variables are now, before the body of the loop."""
         if self._frame is not None and self.takes_back:
             before, large, chain = self._mark, self._large, self._chain
-            self.forward.keep()
             try:
                 large.at_once = self.copies_at_once
                 self._mark = BodyMark(chain, self.kept, before, large=large, others=self.others)
@@ -290,9 +286,7 @@ class Variables:
             except RuntimeError:  # another thread of the script changes one of them
                 self._mark = None
             self._passed = self._positions(chain)
-            if self._zipped is None:
-                self._zipped = frames.zipped_with_batches(chain[0]) if chain else []
-            self._zipped_at = [*map(frames.reached, self._zipped)]
+            self.beside.keep(chain)
         self._num_bodies = 0
 
     @staticmethod
@@ -374,13 +368,11 @@ class Variables:
             return
         chain = self._chain
         left = {id(one) for one in mark.undo(chain)}
-        self.missed |= not self.forward.undo()
         self.missed |= not mark.is_whole
-        passed = self._passed_in(chain, mark)
-        zipped = zip(self._zipped or (), self._zipped_at, strict=True)
-        for iterator, at in (*passed, *((one, at) for one, at in zipped if at is not None)):
+        for iterator, at in self._passed_in(chain, mark):
             self.missed |= not frames.reach(iterator, at, back=True)
-        if self._zipped and (lost := frames.lost_in_zip(chain[0])):
+        self.missed |= not self.beside.undo()
+        if lost := self.beside.lost(chain):
             self.missed = True
             self._tell_lost(chain, lost)
         for count in frames.counts_of(self._frame) if not self._passed else ():
@@ -578,7 +570,7 @@ class Variables:
 
     def become(self, state: dict[str, Any] | None) -> None:
         """A peer, or a cut, has handed these over; see `take`."""
-        self.forward.forget()
+        self.beside.buffers.forget()
         if self._mark is not None:
             self._mark.forget_settings()
         if self.found and state:
