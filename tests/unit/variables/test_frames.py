@@ -27,6 +27,9 @@ class Asking:
         return self._left
 
 
+BEFORE = f"a {type(iter('ab')).__name__} before them"
+
+
 def positions(frame: Any) -> list[Any]:
     found = frames.iterators_of(frame)
     assert found is not None
@@ -113,7 +116,14 @@ def test_what_a_zip_has_beside_batches_goes_back() -> None:
         (lambda asking: enumerate(zip(asking, iter({1: 2}), strict=False)), "a dict_keyiterator"),
         (lambda asking: zip(asking, (k for k in "ab"), strict=False), "a generator"),
         (lambda asking: zip(zip(asking, "ab", strict=False), "cd", strict=False), ""),
+        (lambda asking: zip(enumerate(asking), "ab", strict=False), ""),
+        (lambda asking: zip(asking, enumerate("ab"), strict=False), ""),
+        (lambda asking: map(repr, zip(asking, "ab", strict=False)), ""),
+        (lambda asking: zip(asking, itertools.count(), strict=False), "a count"),
+        (lambda asking: zip(zip("ab", asking, strict=False), "cd", strict=False), BEFORE),
         (lambda asking: asking, ""),
+        (enumerate, ""),
+        (lambda asking: map(repr, asking), ""),
     ],
 )
 def test_what_a_zip_cannot_have_again_is_named(read: Any, lost: str) -> None:

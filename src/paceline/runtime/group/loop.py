@@ -350,6 +350,8 @@ class GroupLoop(StepFrame[GroupStep]):
             if (reducer := self.regroup()) is not None:
                 self._sum_with(reducer)
             self._variables.mark()
+        elif self._variables.became:  # of a peer that had no variables: the model has changed
+            self._variables.mark()
         return False
 
     def _take_variables(self) -> bool:

@@ -1,7 +1,6 @@
 """What a loop's body changes beside variables: what a zip reads, buffers of a forward pass."""
 
 from types import FrameType
-from typing import Any
 
 from paceline.runtime.variables import frames
 from paceline.runtime.variables.forward import ForwardBuffers
@@ -13,28 +12,31 @@ class BesideVariables:
     def __init__(self) -> None:
         self.buffers = ForwardBuffers()
         """Of the prepared modules."""
-        #: What the loop zips with its batches; None: not looked for in this one.
-        self._zipped: list[Any] | None = None
+        #: Whether the loop zips something with its batches; None: not looked for in this one. No
+        #: iterator is kept: a script that leaves its loop lets go of them, and that ends the loop.
+        self._zips: bool | None = None
         self._at = list[frames.IteratorAt | None]()
 
     def begin_loop(self) -> None:
         """Another loop begins."""
-        self._zipped = None
+        self._zips = None
 
-    def keep(self, chain: list[FrameType]) -> None:
-        """Keep where they are; ``chain``: the script's frames, which wait for a batch."""
+    def keep(self, frame: FrameType) -> None:
+        """Keep where they are; ``frame`` waits for a batch."""
         self.buffers.keep()
-        if self._zipped is None:
-            self._zipped = frames.zipped_with_batches(chain[0]) if chain else []
-        self._at = [*map(frames.reached, self._zipped)]
+        self._at = []
+        if self._zips is None or self._zips:
+            self._at = [*map(frames.reached, frames.zipped_with_batches(frame))]
+            self._zips = bool(self._at)
 
-    def undo(self) -> bool:
+    def undo(self, frame: FrameType) -> bool:
         """Put them back; whether those that are known could be."""
         is_whole = self.buffers.undo()
-        for one, at in zip(self._zipped or (), self._at, strict=True):
+        zipped = frames.zipped_with_batches(frame) if self._zips else []
+        for one, at in zip(zipped, self._at, strict=False):
             is_whole &= at is None or frames.reach(one, at, back=True)
         return is_whole
 
-    def lost(self, chain: list[FrameType]) -> str:
+    def lost(self, frame: FrameType) -> str:
         """Name what cannot be put back; see `frames.lost_in_zip`."""
-        return frames.lost_in_zip(chain[0]) if self._zipped else ""
+        return frames.lost_in_zip(frame) if self._zips else ""

@@ -40,6 +40,9 @@ class ForwardBuffers:
             if value is None:
                 self._kept.pop(place, None)
                 continue
+            if value.is_inference():  # of an evaluation: it has no version, and is bound anew
+                self._kept[place] = value, 0, None
+                continue
             is_same = before is not None and before[0] is value
             if is_same and before is not None and before[1] == value._version:
                 continue
@@ -53,7 +56,7 @@ class ForwardBuffers:
         with torch.no_grad():
             for (module, name), (value, version, copy) in self._kept.items():
                 module._buffers[name] = value
-                if value._version == version:
+                if value.is_inference() or value._version == version:
                     continue
                 if copy is None:
                     is_whole = False

@@ -334,7 +334,7 @@ def positions_of(frame: FrameType) -> list[Any]:
 def _within(iterator: Any) -> list[Any]:
     """An iterator, and those that a zip has, or a generator which is not running."""
     if not isinstance(iterator, GeneratorType):
-        return [iterator, *(inner for one in _zipped(iterator) for inner in _inner(one))]
+        return [iterator, *(inner for one in _zipped(iterator) for inner in _in_zip(one))]
     frame = iterator.gi_frame
     if frame is None or iterator.gi_running:
         return [iterator]
@@ -342,17 +342,45 @@ def _within(iterator: Any) -> list[Any]:
 
 
 def _zipped(iterator: Any) -> tuple[Any, ...]:
-    """What a zip reads, or one that is counted; nothing: it is none, or through."""
+    """What a zip reads, or one that is counted or mapped; nothing: it is none, or through."""
     kind = type(iterator)
-    if kind is enumerate and type(inner := iterator.__reduce__()[1][0]) is zip:
-        return (inner,)
-    return iterator.__reduce__()[1] if kind is zip else ()
+    if kind is enumerate:
+        inner = iterator.__reduce__()[1][0]
+        return (inner,) if type(inner) in _READ_SEVERAL else ()
+    if kind not in _READ_SEVERAL:
+        return ()
+    read: tuple[Any, ...] = iterator.__reduce__()[1]
+    return read if kind is zip else read[1:]  # behind the function
+
+
+def _in_zip(value: Any) -> list[Any]:
+    if type(value) is enumerate:
+        return [value, *_in_zip(value.__reduce__()[1][0])]
+    return _inner(value)
+
+
+_READ_SEVERAL: tuple[type, ...] = (zip, map)
+
+
+def _zips_of(frame: FrameType | None) -> list[Any]:
+    """The zips that wait for a batch: around the loop, or within a library's generator."""
+    found = list[Any]()
+    while frame is not None:
+        code = frame.f_code
+        passes_on = bool(code.co_flags & inspect.CO_GENERATOR)  # maybe by ``yield from``
+        asks = passes_on or is_in_for(frame)
+        held = (iterators_of(frame) or [None])[-1] if asks else None
+        if _zipped(held):
+            found.append(held)
+        if is_scripts(code.co_filename) and not passes_on:
+            break
+        frame = frame.f_back
+    return found
 
 
 def zipped_with_batches(frame: FrameType) -> list[Any]:
-    """What the zip has for whose next element a frame waits, in its ``for`` statement."""
-    held = (iterators_of(frame) or [None])[-1] if is_in_for(frame) else None
-    return _within(held)[1:]
+    """What zips have for whose next element a frame waits, in its ``for`` statement."""
+    return [inner for held in _zips_of(frame) for inner in _within(held)[1:]]
 
 
 def lost_in_zip(frame: FrameType) -> str:
@@ -360,13 +388,26 @@ def lost_in_zip(frame: FrameType) -> str:
 
     What stands before the batches is taken by then; behind them it must be of a known kind.
     """
-    found = [one for one in zipped_with_batches(frame) if type(one) not in (zip, enumerate)]
-    if not found:
-        return ""
-    first, *others = found
-    if reached(first) is not None:
-        return f"a {type(first).__name__} before them"
-    return ", ".join(f"a {type(one).__name__}" for one in others if reached(one) is None)
+    return ", ".join(lost for held in _zips_of(frame) if (lost := _lost_in(held)))
+
+
+def _lost_in(held: Any) -> str:
+    first, *others = _zipped(held)
+    if reached(_counted(first)) is not None:
+        return f"a {type(_counted(first)).__name__} before them"
+    named = [f"a {type(one).__name__}" for one in others if not _goes_back(one)]
+    return ", ".join(filter(None, [_lost_in(first) if _zipped(first) else "", *named]))
+
+
+def _counted(value: Any) -> Any:
+    return value.__reduce__()[1][0] if type(value) is enumerate else value
+
+
+def _goes_back(value: Any) -> bool:
+    value = _counted(value)
+    if inner := _zipped(value):
+        return all(map(_goes_back, inner))
+    return reached(value) is not None and type(value) is not itertools.count
 
 
 def _inner(value: Any) -> list[Any]:

@@ -235,9 +235,11 @@ def _row_of(kind: type) -> Row | None:
     if issubclass(kind, nn.Module):
         row = None if follows_steps(kind) else _visit_module
     elif issubclass(kind, Optimizer):
-        row = _visit_optimizer
-    elif issubclass(kind, LRScheduler):
+        row = _visit_own_optimizer if is_own(kind) else _visit_optimizer
+    elif issubclass(kind, LRScheduler) and not is_own(kind):
         row = _visit_library
+    elif kind.__module__.startswith("torch.distributed."):
+        row = None  # to look at what is in parts among members all of them would have to do
     elif issubclass(kind, type):
         row = None
     elif base is not None:
@@ -296,7 +298,7 @@ def _visit_module(mark: BodyMark, value: Any) -> None:
         for one in (*module._parameters.values(), *module._buffers.values()):
             if one is not None and id(one) not in mark._seen:
                 mark._owners[id(one)] = module
-                _visit_tensor(mark, one)
+                mark._visit((one,))
 
 
 def _visit_library(mark: BodyMark, value: Any) -> None:
@@ -311,12 +313,19 @@ def _visit_optimizer(mark: BodyMark, value: Optimizer) -> None:
     If it is the job's, all else changes in steps that hold, and only there.
     """
     mark._seen.add(id(value))
-    for group in value.param_groups:
-        settings = {key: one for key, one in group.items() if key != "params"}
+    for group in getattr(value, "param_groups", ()):  # a script's own may have none
+        settings = dict(group)
+        settings.pop("params", None)
         mark._kept.append((_undo_settings, group, settings))
-        mark._visit(settings.values())
+        if changing := [one for one in settings.values() if type(one) not in _DULL]:
+            mark._visit(changing)
     if id(value) not in mark._others:
-        mark._visit((value.state,))
+        mark._visit((getattr(value, "state", None),))
+
+
+def _visit_own_optimizer(mark: BodyMark, value: Optimizer) -> None:
+    _visit_optimizer(mark, value)
+    _visit_own(mark, value)
 
 
 def _undo_settings(group: dict[str, Any], kept: dict[str, Any]) -> bool:

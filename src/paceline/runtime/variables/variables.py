@@ -155,7 +155,7 @@ class Variables:
         self._asked_from = list[frames.Place]()
         self._mark: BodyMark | None = None
         self._passed = list[tuple[Any, frames.IteratorAt]]()
-        self.beside = BesideVariables()
+        self.beside, self.became = BesideVariables(), False
         self._large = LargeTensors()
         self._behind = BehindStep()
         self._num_bodies = 0
@@ -286,7 +286,8 @@ class Variables:
             except RuntimeError:  # another thread of the script changes one of them
                 self._mark = None
             self._passed = self._positions(chain)
-            self.beside.keep(chain)
+            self.beside.keep(self._frame)
+            self.became = False
         self._num_bodies = 0
 
     @staticmethod
@@ -371,8 +372,8 @@ class Variables:
         self.missed |= not mark.is_whole
         for iterator, at in self._passed_in(chain, mark):
             self.missed |= not frames.reach(iterator, at, back=True)
-        self.missed |= not self.beside.undo()
-        if lost := self.beside.lost(chain):
+        self.missed |= not self.beside.undo(self._frame)
+        if lost := self.beside.lost(self._frame):
             self.missed = True
             self._tell_lost(chain, lost)
         for count in frames.counts_of(self._frame) if not self._passed else ():
@@ -570,6 +571,7 @@ class Variables:
 
     def become(self, state: dict[str, Any] | None) -> None:
         """A peer, or a cut, has handed these over; see `take`."""
+        self.became = True
         self.beside.buffers.forget()
         if self._mark is not None:
             self._mark.forget_settings()
@@ -692,7 +694,7 @@ class Variables:
 
     def _tell_call(self, chain: Sequence[FrameType]) -> None:
         """Name a call that goes through the loop itself: what it has added up is in it alone."""
-        if lost := frames.lost_in_zip(chain[0]):
+        if self._frame is not None and (lost := frames.lost_in_zip(self._frame)):
             self._tell_lost(chain, lost)
         if not frames.asks_by_itself(chain[0]):
             here = _in_words([frames.place_of(chain[0])])
