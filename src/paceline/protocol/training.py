@@ -502,7 +502,9 @@ class MasterState:
         feed, inc = message.feed, message.inc
         workers = self.training_workers()
         deal = Deal(
-            *(self.ledger, self.plans, message),
+            self.ledger,
+            self.plans,
+            message,
             workers=workers,
             step=self.step,
             dealt=self.dealt,

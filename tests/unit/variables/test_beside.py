@@ -57,7 +57,6 @@ def test_what_is_read_beside_batches_goes_back_with_them(read: Any) -> None:
         got.append(str(one))
     assert loop.is_whole
     number = [[sign for sign in one if sign.isdecimal()] for one in got]
-    # An enumerate around the batches is set back by whoever keeps its count.
     assert [one[-1] for one in number] == ["0", "1", "2", "2", "3"]
     assert got[2][-4:] == got[3][-4:]
 

@@ -31,7 +31,7 @@ class Dealt(NamedTuple):
     """How far a worker has been dealt what is its own."""
 
     by: tuple[object, ...]
-    """What says who gets which part; if it changes, all is looked at again."""
+    """Workers and plan by which it was dealt; if they change, all slices are looked at again."""
     upto: int
     """Number of the last slice of which nothing more is to do by this worker."""
 
@@ -151,6 +151,6 @@ class Deal:
 
     @property
     def _dealt_by(self) -> tuple[object, ...]:
-        """What the parts follow from, and whether any of them has come back since."""
+        """The workers and the plan that parts follow from, and how often a part has come back."""
         nodes, index = self._me
         return self._feed.feed, self._ledger.num_back, self._plans.newest.no, index, *nodes

@@ -99,7 +99,7 @@ class Ledger:
         self.opened_before = -1
         """The newest feed that was opened before the job went back to a cut; -1: none."""
         self.num_back = 0
-        """How often something that was leased came to be to do again."""
+        """Number of times that leased samples became work to do again."""
 
     # ------------------------------------------------------------------ feeds
 

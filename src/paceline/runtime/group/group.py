@@ -432,7 +432,7 @@ class Gathering:
 
 
 class FirstWords:
-    """What members tell first, with which each says whether it has the memory for more."""
+    """The first numbers that members tell, and whether each has the memory for later ones."""
 
     by_memory = False
 

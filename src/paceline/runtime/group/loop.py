@@ -646,7 +646,7 @@ class GroupLoop(StepFrame[GroupStep]):
         """Make the gradients the mean over all that is in the step."""
         start_s = monotonic()
         if step.gathering.by_memory and step.short is None:
-            # Whoever has begun the sums has written what it tells: so nobody looks again and again.
+            # Members write their words before they begin their sums, so all words are there then.
             self._reducer.await_sums()
         step.last = self._judge(step)
         step.committed = self._committed(step)

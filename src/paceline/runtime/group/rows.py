@@ -81,7 +81,7 @@ class RowsMaker:
             raise
         self.rows.sign(sign)
         self.where = f"{os.getpid()} {made} {sign}"
-        """What `rows_at` finds it by."""
+        """Process, descriptor and mark of the memory, for `rows_at`."""
 
     def close(self) -> None:
         """Nobody maps it any more. In any thread; again: nothing."""

@@ -1,4 +1,4 @@
-"""What a loop's body changes beside variables: what a zip reads, buffers of a forward pass."""
+"""Things that a loop's body changes beside variables: iterators in a zip, and module buffers."""
 
 from types import FrameType
 
@@ -11,7 +11,7 @@ class BesideVariables:
 
     def __init__(self) -> None:
         self.buffers = ForwardBuffers()
-        """Of the prepared modules."""
+        """Buffers of the prepared modules."""
         #: Whether the loop zips something with its batches; None: not looked for in this one. No
         #: iterator is kept: a script that leaves its loop lets go of them, and that ends the loop.
         self._zips: bool | None = None

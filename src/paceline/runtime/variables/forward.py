@@ -40,7 +40,7 @@ class ForwardBuffers:
             if value is None:
                 self._kept.pop(place, None)
                 continue
-            if value.is_inference():  # of an evaluation: it has no version, and is bound anew
+            if value.is_inference():  # made by an evaluation; it has no version
                 self._kept[place] = value, 0, None
                 continue
             is_same = before is not None and before[0] is value

@@ -342,7 +342,7 @@ def _within(iterator: Any) -> list[Any]:
 
 
 def _zipped(iterator: Any) -> tuple[Any, ...]:
-    """What a zip reads, or one that is counted or mapped; nothing: it is none, or through."""
+    """The iterators that a zip or map reads, also in an enumerate; none: it is another, or over."""
     kind = type(iterator)
     if kind is enumerate:
         inner = iterator.__reduce__()[1][0]
@@ -379,7 +379,7 @@ def _zips_of(frame: FrameType | None) -> list[Any]:
 
 
 def zipped_with_batches(frame: FrameType) -> list[Any]:
-    """What zips have for whose next element a frame waits, in its ``for`` statement."""
+    """The iterators in the zips through which a frame's ``for`` statement waits for a batch."""
     return [inner for held in _zips_of(frame) for inner in _within(held)[1:]]
 
 

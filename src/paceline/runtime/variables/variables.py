@@ -687,9 +687,9 @@ class Variables:
         if here not in self._told:
             self._told.add(here)
             sys.stderr.write(
-                f"paceline: the zip at {here} has beside its batches {lost}, which does not follow "
-                "where a step comes again, nor to a new life; write zip(batches, values), with a "
-                "list or a range as values\n"
+                f"paceline: the zip at {here} reads {lost} together with its batches. That does "
+                "not go back when a step is done again, and a new life does not get it; write "
+                "zip(batches, values), where values is a list or a range\n"
             )
 
     def _tell_call(self, chain: Sequence[FrameType]) -> None:

@@ -91,8 +91,8 @@ from paceline.wire.schema import ModelSchema
 RESEND_S = 0.5
 """Seconds after which an unanswered message is sent again."""
 STARVES_S = 0.05
-"""Seconds without work after which a worker that holds some of later steps asks for what others
-may have left of the undecided one."""
+"""Seconds after which an idle worker asks for samples that others left of the undecided step,
+though it holds work of later steps."""
 PATIENCE, MAX_PATIENCE_S = 4.0, 5.0
 """A server's answer is late after so many round trips, and after so many seconds at most."""
 NOTICE_S, SETTLE_S = 20.0, 600.0
