@@ -15,8 +15,9 @@ _LOOK_S = 0.002
 """Seconds between two looks at the word, where the number of the system call is not known."""
 
 _number = _NUMBERS.get(platform.machine())
+_orders_writes = platform.machine() == "x86_64"
 _syscall = ctypes.CDLL(None, use_errno=True).syscall
-_never = threading.Event()
+_never, _nothing = threading.Event(), ctypes.c_int32()
 
 
 class _Timeout(ctypes.Structure):
@@ -37,3 +38,13 @@ def wake(word: ctypes.c_int32) -> None:
     """Wake all processes that wait for the word."""
     if _number is not None:
         _syscall(_number, ctypes.byref(word), _WAKE, _EVERYBODY, None, None, 0)
+
+
+def fence() -> None:
+    """Keep what is read and written before apart from what is read and written after.
+
+    A processor that shows its writes in their order needs no help. Else the kernel has a barrier in
+    each wake.
+    """
+    if not _orders_writes:
+        wake(_nothing)

@@ -1,8 +1,10 @@
-"""One group of workers that can average tensors: torch's process groups, made at each change.
+"""One group of workers that can average tensors: made at each change of its members.
 
-What its members tell each other goes over gloo, and so do tensors in memory. Those on a device go
-from one device to another where that can be (`transports`). One alone tells nobody. Who waits for
-an operation looks whether its group was dropped: not all waits in torch's groups end when these do.
+What its members tell each other, and tensors in memory, go by memory among members of one machine
+(`local`), and over gloo from machine to machine: only one member of each machine is connected to
+the others. Tensors on a device go from one device to another where that can be (`transports`). One
+alone tells nobody. Who waits for an operation looks whether its group was dropped: not all waits in
+torch's groups end when these do.
 """
 
 import logging
@@ -13,7 +15,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from datetime import timedelta
-from typing import Any, cast
+from typing import Any, Protocol, cast
 
 import msgspec
 import torch
@@ -22,7 +24,8 @@ from torch._C import _distributed_c10d as c10d
 
 from paceline.base.numbering import Inc
 from paceline.runtime.group.links import measure_links, pair_up
-from paceline.runtime.group.rows import RowsMaker, SharedRows, rows_at
+from paceline.runtime.group.local import LocalGroup
+from paceline.runtime.group.meeting import machines_of, meet
 from paceline.runtime.group.store import GroupOver, PeerStore
 from paceline.runtime.group.transports import DIRECT, LONGEST_S, SOCKETS, Gloo, NoPeers, Transport
 from paceline.runtime.process.reaching import place_of, refusal
@@ -35,10 +38,6 @@ network does not carry it. To make a device ready may take a while."""
 LOOK_S = 0.05
 """Seconds between two looks of a waiting thread whether its group was dropped. Each wait of gloo's
 that runs out is an exception in C++. So a thread that waits longer sleeps until gloo wakes it."""
-SHORTEST_LOOK_S, LONGEST_LOOK_S = 5e-5, 2e-3
-"""Seconds between two looks at memory, at first and later."""
-ROWS = "rows"
-"""Key in the store of where the members' rows are."""
 LONG_LOOK_S = 1.0
 """Seconds between two looks of a thread that gloo wakes."""
 BREAKING = (RuntimeError, GroupOver)
@@ -78,11 +77,13 @@ class Group:
         self._dropped = False
         self._nothing = DoneAtOnce(self)
         self._room: GatherRoom | None = None
-        self._told: Gathering | FirstWords | RowsTold | None = None
-        #: Memory for what members tell each other, if they can all map it.
-        self._maker: RowsMaker | None = None
-        self._rows: SharedRows | None = None
-        self._num_told = 0
+        self._told: Gathering | None = None
+        self._host = ""
+        #: Those on this machine that share its memory, if there are any.
+        self._local: LocalGroup | None = None
+        #: Ranks of those that are connected over sockets.
+        self._wired: Sequence[int] = range(self.size)
+        self._connecting = threading.Lock()
         #: Set once the group is connected, or never will be.
         self._settled = threading.Event()
         self._failure: Exception | None = None
@@ -90,7 +91,7 @@ class Group:
         self._turn = threading.Condition()
         self.travels = travels(run)
         """Whether anything travels in it."""
-        self._in_memory = (Gloo if self.travels else NoPeers)(store, self.rank, self.size, CPU)
+        self._in_memory: Transport = NoPeers(store, self.rank, self.size, CPU)
         kind = DIRECT.get(device.type) if self.travels else None
         self._direct = kind(store, self.rank, self.size, device) if kind is not None else None
         #: Transport of tensors on the device.
@@ -122,10 +123,9 @@ class Group:
             raise self._failure
 
     def _build(self, host: str) -> None:
+        self._host = host
         try:
-            self._offer_rows()
-            self._in_memory.connect(host)
-            self._find_rows()
+            self._connect()
             if self._direct is not None and self._are_apart(self._direct.place):
                 self._direct.connect(host)
                 self._tensors = self._direct
@@ -133,17 +133,34 @@ class Group:
             self._failure = self.over(error)
         self._settled.set()
 
-    def _offer_rows(self) -> None:
-        """Make memory that members on this machine can map, if we are the first one."""
-        if self.travels and self.rank == 0:
-            with suppress(OSError):
-                self._maker = RowsMaker(self.size)
-                self._rows = self._maker.rows
-                self._store.set(ROWS, self._maker.where)
+    def _connect(self) -> None:
+        """Connect to those on our machine by memory, and to other machines over sockets."""
+        machines = machines_of(self.run.members)
+        met = meet(self._store, machines, self.rank) if self.travels else None
+        if met is not None:
+            self._wired = [ranks[0] for ranks in machines] if len(machines) > 1 else ()
+        if not self.travels:
+            self._in_memory.connect(self._host)
+        elif self.rank in self._wired:
+            rank, size = self._wired.index(self.rank), len(self._wired)
+            self._open(Gloo(self._store, rank, size, CPU))
+        if met is not None:
+            board, arena = met
+            across = _Leaders(self) if self.rank in self._wired else None
+            names = [member.node for member in self.run.members]
+            local = LocalGroup(board, arena, machines, self.rank, across, names, self.over)
+            with self._connecting:
+                self._local = local
+                if self._dropped:
+                    local.end()
 
-    def _find_rows(self) -> None:
-        if self.rank and (where := self._store.peek(ROWS)) is not None:
-            self._rows = rows_at(where.decode(), self.size, self.rank)
+    def _open(self, transport: Transport) -> None:
+        """Connect by a transport, which ends with the group."""
+        with self._connecting:
+            self._in_memory = self._tensors = transport
+            if self._dropped:
+                transport.end()
+        transport.connect(self._host)
 
     def over(self, error: Exception) -> GroupOver:
         """Make the error that says why the group is over: by members' names, or as torch does."""
@@ -160,7 +177,8 @@ class Group:
     def _ranks(self, keys: Sequence[str]) -> list[int]:
         """Return the members that should set these, by the rank with which gloo's keys end."""
         ends = (key.rpartition("/")[2] for key in keys)
-        return sorted({int(end) for end in ends if end.isdecimal() and int(end) < self.size})
+        found = {int(end) for end in ends if end.isdecimal() and int(end) < self.size}
+        return sorted({self._wired[k] if k < len(self._wired) else k for k in found})
 
     def _in_words(self, said: str) -> str:
         if not _OF_GLOO.search(said):
@@ -178,10 +196,10 @@ class Group:
             # Gloo prints the port of IPv4 as it is on the wire: with its two bytes exchanged.
             port = int(text) & 0xFFFF
             named |= {(host, port), (host, port >> 8 | (port & 0xFF) << 8)}
-        for rank, member in enumerate(self.run.members):
-            told = self._store.peek(f"{SOCKETS}/{rank}")
+        for place, rank in enumerate(self._wired):
+            told = self._store.peek(f"{SOCKETS}/{place}")
             if told and named & set(msgspec.json.decode(told, type=list[tuple[str, int]])):
-                return member.node
+                return self.run.members[rank].node
         return ""
 
     def _are_apart(self, place: int) -> bool:
@@ -196,11 +214,12 @@ class Group:
         self.wake()
         self._failure = GroupOver("the group was dropped")
         self._settled.set()
-        self._in_memory.end()
+        with self._connecting:
+            self._in_memory.end()
+            if self._local is not None:
+                self._local.end()
         if self._direct is not None:
             self._direct.end()
-        if self._maker is not None:
-            self._maker.close()
 
     def wake(self) -> None:
         """Have those who wait for operations look whether theirs is over."""
@@ -212,12 +231,20 @@ class Group:
         with self._turn:
             self._turn.wait_for(until, LONG_LOOK_S)
 
-    def sum(self, tensor: Tensor) -> "Collective":
+    @property
+    def shared(self) -> LocalGroup | None:
+        """Those who read each other's memory, if tensors in memory travel so."""
+        return self._local if self._tensors is self._in_memory else None
+
+    def sum(self, tensor: Tensor) -> "GroupOperation":
         """Begin to sum a tensor in place over all members.
 
         All members sum tensors of the same shapes in the same order.
         """
-        return Collective(self, self._carrier(tensor), lambda by: by.allreduce([tensor], _SUM))
+        carrier = self._carrier(tensor)
+        if self._local is not None and carrier is self._in_memory:
+            return self._local.sum(tensor)
+        return Collective(self, carrier, lambda by: by.allreduce([tensor], _SUM))
 
     def nothing(self) -> "DoneAtOnce":
         """Begin what is done already, in a group of one."""
@@ -225,7 +252,7 @@ class Group:
 
     def exchange(
         self, mine: Tensor, leave: list[int], theirs: Tensor, come: list[int]
-    ) -> "Collective":
+    ) -> "GroupOperation":
         """Begin to give each member a part of our tensor, and to get one of each member's.
 
         Args:
@@ -238,9 +265,11 @@ class Group:
         width = mine.element_size()
         tensors = theirs.view(torch.uint8), mine.view(torch.uint8)
         sizes = [width * count for count in come], [width * count for count in leave]
-        return Collective(
-            self, self._carrier(mine), lambda by: by.alltoall_base(*tensors, *sizes, _EXCHANGE)
-        )
+        carrier = self._carrier(mine)
+        if self._local is not None and carrier is self._in_memory:
+            ours, own = tensors
+            return self._local.exchange(own, sizes[1], ours, sizes[0])
+        return Collective(self, carrier, lambda by: by.alltoall_base(*tensors, *sizes, _EXCHANGE))
 
     def _carrier(self, tensor: Tensor) -> Transport:
         return self._tensors if tensor.device.type == self._device.type else self._in_memory
@@ -252,16 +281,33 @@ class Group:
             GroupOver: the group is over.
         """
         names = [member.node for member in self.run.members]
-        passes = pair_up(self.size)
-        return self._aside(lambda torch_group: measure_links(torch_group, self.rank, names, passes))
+        passes, everybody = pair_up(self.size), len(self._wired) == self.size
 
-    def _aside(self, act: Callable[[Any], tuple[Link, ...]]) -> tuple[Link, ...]:
+        def measure() -> tuple[Link, ...]:
+            carrier: Transport = self._in_memory
+            if not everybody and self.travels:
+                # All links, also those by which nothing else travels.
+                store: Any = c10d.PrefixStore("links", self._store)
+                carrier = Gloo(store, self.rank, self.size, CPU)
+                carrier.connect(self._host)
+            try:
+                found: tuple[Link, ...] = carrier.begin(
+                    lambda torch_group: measure_links(torch_group, self.rank, names, passes)
+                )
+                return found
+            finally:
+                if carrier is not self._in_memory:
+                    carrier.end()
+
+        return self._aside(measure)
+
+    def _aside(self, act: Callable[[], tuple[Link, ...]]) -> tuple[Link, ...]:
         """Do what may wait for longer than the group lasts in a thread that nobody waits for."""
         done: Future[tuple[Link, ...]] = Future()
 
         def run() -> None:
             try:
-                done.set_result(self._in_memory.begin(act))
+                done.set_result(act())
             except BREAKING as error:
                 done.set_exception(self.over(error))
             except Exception as error:  # noqa: BLE001 - raised where it is waited for
@@ -281,40 +327,22 @@ class Group:
 
     def gather(self, values: Sequence[int]) -> "Gathering":
         """Begin to tell all members some numbers, as many as they tell."""
+        if self._local is not None:
+            found = self._local.gather(values)
+            return Gathering(found, found.told, by_memory=self._local.is_whole)
         if not self.travels:
-            return Gathering(self.nothing(), [values])
+            return Gathering(self.nothing(), lambda: [[*values]])
         return self._gather(values, GatherRoom(self.size, len(values)))
 
-    def tell(self, values: Sequence[int]) -> "Gathering | FirstWords | RowsTold":
+    def tell(self, values: Sequence[int]) -> "Gathering":
         """Tell all members some numbers as `gather` does; each call has as many of them.
-
-        All calls of one member come between the same sums as the others' do. They go by shared
-        memory, if the first call finds that all members have it.
 
         Raises:
             GroupOver: the group is over.
         """
-        if not self.travels:
-            return Gathering(self.nothing(), [values])
-        if self._told is None:
-            able = self._rows is not None
-            self._told = FirstWords(self.gather([*values, able]))
-            return self._told
-        if isinstance(self._told, FirstWords):
-            # A script that has left its loop did not wait for the one before.
-            self._told.wait()
-            if not self._told.are_able:
-                self._rows = None
-            if self._maker is not None:
-                self._maker.close()
-        if self._rows is not None:
-            if isinstance(self._told, RowsTold):
-                self._told.wait()
-            self._num_told += 1
-            self._rows.write(self._num_told, values)
-            self._told = RowsTold(self, self._rows, self._num_told)
-            return self._told
-        if self._room is None or not self._told.is_over:
+        if self._local is not None or not self.travels:
+            return self.gather(values)
+        if self._room is None or self._told is None or not self._told.is_over:
             self._room = GatherRoom(self.size, len(values))
         self._told = self._gather(values, self._room)
         return self._told
@@ -324,11 +352,50 @@ class Group:
         gathers = Collective(
             self, self._in_memory, lambda by: by.allgather([room.told], [room.mine], _GATHER)
         )
-        return Gathering(gathers, room.of_all)
+        return Gathering(gathers, room.told_by_all)
+
+
+class _Leaders:
+    """The members that are connected over sockets: one of each machine."""
+
+    def __init__(self, group: Group) -> None:
+        self._group = group
+        self._newest: Collective | None = None
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether nothing is under way."""
+        return self._newest is None or self._newest.is_over
+
+    def sum(self, tensor: Tensor) -> None:
+        """Sum in place; return when it is done."""
+        self._do(lambda by: by.allreduce([tensor], _SUM))
+
+    def exchange(self, mine: Tensor, leave: list[int], theirs: Tensor, come: list[int]) -> None:
+        """Exchange bytes; return when it is done."""
+        self._do(lambda by: by.alltoall_base(theirs, mine, come, leave, _EXCHANGE))
+
+    def _do(self, act: Callable[[Any], Any]) -> None:
+        self._newest = Collective(self._group, self._group._in_memory, act)
+        self._newest.wait()
+
+
+class GroupOperation(Protocol):
+    """What all members of a group do together, under way."""
+
+    @property
+    def is_over(self) -> bool:
+        """Whether it is done, or has failed: it touches its tensor no more."""
+
+    def wait(self) -> None:
+        """Return when it is done; raises GroupOver if the group is over."""
+
+    def release(self) -> None:
+        """Return when nobody else reads our tensor any more, or the group is over."""
 
 
 class Collective:
-    """Operation that all members of a group do together, under way."""
+    """GroupOperation that all members of a group do together, under way."""
 
     def __init__(self, group: Group, carrier: Transport, act: Callable[[Any], Any]) -> None:
         self._group, self._carrier = group, carrier
@@ -342,6 +409,9 @@ class Collective:
     def is_over(self) -> bool:
         """Whether it is done, or has failed: it touches its tensor no more."""
         return bool(self._work.is_completed())
+
+    def release(self) -> None:
+        """Return at once: nobody reads the tensor of a member."""
 
     def _is_settled(self) -> bool:
         return self._has_ended or self.is_over or self._group.is_dropped
@@ -388,18 +458,25 @@ class GatherRoom:
         self.told = [*self.of_all.unbind()]
         self._numbers = self.mine.numpy()
 
+    def told_by_all(self) -> list[list[int]]:
+        """Member -> its numbers."""
+        return cast("list[list[int]]", self.of_all.tolist())
+
     def put(self, values: Sequence[int]) -> None:
         """Set our own."""
         self._numbers[:] = values
 
 
 class DoneAtOnce:
-    """Operation of a group of one, which is done when it begins."""
+    """GroupOperation of a group of one, which is done when it begins."""
 
     is_over = True
 
     def __init__(self, group: Group) -> None:
         self._group = group
+
+    def release(self) -> None:
+        """Return at once: nobody reads the tensor of a member."""
 
     def wait(self) -> None:
         """Return at once; raises GroupOver if the group was dropped."""
@@ -408,80 +485,36 @@ class DoneAtOnce:
 
 
 class Gathering:
-    """Numbers of all members on their way."""
+    """Numbers of all members on their way.
 
-    by_memory = False
-    """Whether the numbers lie in memory that all members have."""
+    Args:
+        operation: by which they come.
+        told: member -> its numbers, once that is done.
+        by_memory: whether they are there as soon as the members have begun what they sum next.
+    """
 
     def __init__(
-        self, operation: "Collective | DoneAtOnce", values: Tensor | list[Sequence[int]]
+        self,
+        operation: "GroupOperation",
+        told: Callable[[], list[list[int]]],
+        *,
+        by_memory: bool = False,
     ) -> None:
-        self._operation, self._values = operation, values
+        self._operation, self._told, self.by_memory = operation, told, by_memory
 
     @property
     def is_over(self) -> bool:
         """Whether it is done, or has failed."""
         return self._operation.is_over
 
+    def heard(self) -> list[list[int]]:
+        """Member -> its numbers, if they have come by memory, whatever became of the group."""
+        return self._told() if self.by_memory else []
+
     def wait(self) -> list[list[int]]:
-        """Member -> its numbers; raises as `Operation.wait`."""
+        """Member -> its numbers; raises as `Collective.wait`."""
         self._operation.wait()
-        values = self._values
-        told = values.tolist() if isinstance(values, Tensor) else [[*one] for one in values]
-        return cast("list[list[int]]", told)
-
-
-class FirstWords:
-    """The first numbers that members tell, and whether each has the memory for later ones."""
-
-    by_memory = False
-
-    def __init__(self, gathering: Gathering) -> None:
-        self._gathering = gathering
-        self.are_able = False
-        """Whether all have it, once they have been waited for."""
-
-    @property
-    def is_over(self) -> bool:
-        """See `Gathering`."""
-        return self._gathering.is_over
-
-    def wait(self) -> list[list[int]]:
-        """See `Gathering`."""
-        told = self._gathering.wait()
-        self.are_able = all(one[-1] for one in told)
-        return [one[:-1] for one in told]
-
-
-class RowsTold:
-    """Numbers that members write for each other into memory."""
-
-    by_memory = True
-
-    def __init__(self, group: Group, rows: SharedRows, no: int) -> None:
-        self._group, self._rows, self._no = group, rows, no
-        self._found: list[list[int]] | None = None
-
-    @property
-    def is_over(self) -> bool:
-        """Whether all are there."""
-        self._found = self._found or self._rows.read(self._no)
-        return self._found is not None
-
-    def wait(self) -> list[list[int]]:
-        """Member -> its numbers: at once behind a sum that was begun after they were told.
-
-        Raises:
-            GroupOver: the group was dropped.
-        """
-        pause_s = SHORTEST_LOOK_S
-        while not self.is_over:
-            if self._group.is_dropped:
-                raise GroupOver("the group was dropped")
-            time.sleep(pause_s)  # noqa: TID251 - nobody wakes who waits for memory
-            pause_s = min(2 * pause_s, LONGEST_LOOK_S)
-        assert self._found is not None
-        return self._found
+        return self._told()
 
 
 def travels(run: RunGroup) -> bool:

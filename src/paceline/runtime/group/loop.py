@@ -399,6 +399,7 @@ class GroupLoop(StepFrame[GroupStep]):
         try:
             tables = gathered(step.group, self._variables.table())
         except BREAKING as error:
+            step.check_place()
             self._client.failed(step.run, f"comparing variables: {error}")
             return False
         self._client.mark(computing=True)
@@ -647,7 +648,11 @@ class GroupLoop(StepFrame[GroupStep]):
         start_s = monotonic()
         if step.gathering.by_memory and step.short is None:
             # Members write their words before they begin their sums, so all words are there then.
-            self._reducer.await_sums()
+            try:
+                self._reducer.await_sums()
+            except BREAKING:
+                step.check_place()
+                raise
         step.last = self._judge(step)
         step.committed = self._committed(step)
         if not step.committed:

@@ -37,6 +37,7 @@ from paceline.runtime.group.group import BREAKING, CPU, Group
 from paceline.runtime.group.listener import Door
 from paceline.runtime.group.peers import GroupPeers
 from paceline.runtime.group.profiling import MemberProfiling
+from paceline.runtime.group.shared_memory import this_place
 from paceline.runtime.group.short import PeerSteps, ShortStep
 from paceline.runtime.group.store import GroupOver
 from paceline.runtime.process.asking import Asking, CutAsker
@@ -120,7 +121,7 @@ class MemberClient:
         self._exchange = Exchange(process, self, arena_bytes=0)
         self._changed = self._exchange.changed
         self._door = Door(process, self)
-        self.state = MemberState(process.inc, self._door.address)
+        self.state = MemberState(process.inc, self._door.address, place=this_place())
         self._replica: Replica | None = None
         self._profiling = MemberProfiling(process.inc)
         self._peer_steps = PeerSteps()

@@ -11,7 +11,7 @@ from paceline.base.samples import Span
 from paceline.protocol.holding.group.watch import Word, in_words
 from paceline.protocol.reasons import different_loops
 from paceline.runtime.data.work import Work
-from paceline.runtime.group.group import BREAKING, FirstWords, Gathering, Group, RowsTold
+from paceline.runtime.group.group import BREAKING, Gathering, Group
 from paceline.runtime.group.short import ShortStep
 from paceline.runtime.script.step_frame import StepInHand
 from paceline.wire.messages.feeds import Slice
@@ -83,7 +83,7 @@ class GroupStep(StepInHand):
 
     run: RunGroup
     group: Group
-    gathering: Gathering | FirstWords | RowsTold
+    gathering: Gathering
     division: Division
     heard: Division
     """The newest division that we had heard of when we entered."""
@@ -176,6 +176,12 @@ class GroupStep(StepInHand):
     def told(self) -> list[Told]:
         """Wait for what each member has said; raises as `Gathering.wait`."""
         return [Told(*numbers) for numbers in self.gathering.wait()]
+
+    def check_place(self) -> None:
+        """The group broke: raise ConfigError if that is because scripts are in different loops."""
+        told = [Told(*numbers) for numbers in self.gathering.heard()]
+        if len({one.feed for one in told}) > 1:
+            self.check_same(told)
 
     def check_same(self, told: Sequence[Told]) -> None:
         """Check that all members are in this step: else the model would be wrong.

@@ -30,7 +30,7 @@ class PeerStore(Store):
         super().__init__()
         self._tell, self._patience_s = tell, patience_s
         self._values: dict[str, bytes] = {}
-        self._changed = threading.Condition()
+        self._changed = threading.Condition(threading.RLock())
         self._over = False
         self.missing: tuple[str, ...] = ()
         """Keys that did not come in time."""
@@ -83,16 +83,38 @@ class PeerStore(Store):
         Raises:
             GroupOver: they will not come.
         """
-        deadline_s = time.monotonic() + self._patience_s
+        self._wait(lambda: all(key in self._values for key in keys), keys)
         with self._changed:
-            while not self._is_over and not all(key in self._values for key in keys):
-                left_s = deadline_s - time.monotonic()
-                if left_s <= 0:
-                    self.missing = tuple(key for key in keys if key not in self._values)
-                    raise GroupOver(f"no {', '.join(keys)} within {self._patience_s:.0f} s")
-                self._changed.wait(left_s)
             if self._is_over:
                 raise GroupOver("the group was dropped")
+
+    def wait_for_any(self, keys: Sequence[str]) -> None:
+        """Wait until one of these keys is there; the first is missed if none comes. As `wait`."""
+        self._wait(lambda: any(key in self._values for key in keys), keys[:1])
+
+    def _wait(self, are_there: Callable[[], bool], keys: Sequence[str]) -> None:
+        deadline_s = self.deadline_s()
+        with self._changed:
+            while not self._is_over and not are_there():
+                self.expect(keys, deadline_s)
+                self._changed.wait(deadline_s - time.monotonic())
+
+    def deadline_s(self) -> float:
+        """When what is not there will not come; a monotonic time."""
+        return time.monotonic() + self._patience_s
+
+    def expect(self, keys: Sequence[str], deadline_s: float) -> None:
+        """Go on waiting for these keys, or for what their members do.
+
+        Raises:
+            GroupOver: the group is over, or the time is.
+        """
+        with self._changed:
+            if self._is_over:
+                raise GroupOver("the group was dropped")
+            if time.monotonic() >= deadline_s:
+                self.missing = tuple(key for key in keys if key not in self._values)
+                raise GroupOver(f"no {', '.join(keys)} within {self._patience_s:.0f} s")
 
     def check(self, keys: Sequence[str]) -> bool:
         """Tell whether all of these keys are there."""

@@ -29,6 +29,7 @@ class Member(msgspec.Struct, frozen=True, array_like=True):
 
     ``distant``: files of cuts cross the network from the master to it, or from it to the master.
     ``files``: of shards, where a distant member takes copies of others' cuts; empty: nowhere.
+    ``place``: members of one place may share memory; empty: this one shares it with nobody.
     """
 
     inc: Inc
@@ -36,6 +37,7 @@ class Member(msgspec.Struct, frozen=True, array_like=True):
     address: str
     distant: bool = False
     files: str = ""
+    place: str = ""
 
 
 def in_order(members: Iterable[Member]) -> tuple[Member, ...]:
@@ -71,11 +73,12 @@ class Division(msgspec.Struct, frozen=True, array_like=True):
 class JoinGroup(LifeMessage, frozen=True):
     """worker -> master: it is prepared and wants to train; resent until it must stop or run.
 
-    ``replica``: what the model is made of, the same for all members.
+    ``replica``: what the model is made of, the same for all members. ``place``: see `Member`.
     """
 
     address: str
     replica: str = ""
+    place: str = ""
 
 
 class GroupStopped(GroupMessage, frozen=True):

@@ -5,7 +5,7 @@ import copy
 import random
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from paceline.base.errors import ConfigError
+from paceline.base.numbering import Inc
 from paceline.runtime.group import group as group_module
 from paceline.runtime.group import reducer as reducer_module
 from paceline.runtime.group import transports
@@ -25,9 +26,19 @@ from paceline.wire.messages.group import Member, RunGroup
 MEMBERS = tuple(Member(inc, f"worker-{inc}", "") for inc in range(3))
 
 
-def in_group(size: int, act: Callable[[Group], Any]) -> list[Any]:
-    """What ``act`` returns in each member of a connected group."""
-    run = RunGroup(epoch_no=1, inc=0, group=1, step=0, members=MEMBERS[:size])
+def members_at(places: Sequence[str]) -> tuple[Member, ...]:
+    """A member at each of these places."""
+    named = enumerate(places)
+    return tuple(Member(Inc(k), f"worker-{k}", "", place=place) for k, place in named)
+
+
+def in_group(size: int, act: Callable[[Group], Any], places: Sequence[str] = ()) -> list[Any]:
+    """What ``act`` returns in each member of a connected group.
+
+    ``places``: those of one place share memory; by default none do.
+    """
+    members = MEMBERS[:size] if not places else members_at(places)
+    run = RunGroup(epoch_no=1, inc=0, group=1, step=0, members=members)
     stores: list[PeerStore] = []
 
     def teller(own: int) -> Callable[[str, bytes], None]:
@@ -41,6 +52,7 @@ def in_group(size: int, act: Callable[[Group], Any]) -> list[Any]:
     stores += [PeerStore(teller(inc), 10.0) for inc in range(size)]
 
     groups: list[Group] = []
+    failed: list[BaseException] = []
     # A member that is connected and leaves at once may still be connecting to a slower peer.
     all_connected = threading.Barrier(size, timeout=10.0)
 
@@ -50,11 +62,21 @@ def in_group(size: int, act: Callable[[Group], Any]) -> list[Any]:
         group.begin("127.0.0.1")
         group.wait()
         all_connected.wait()
-        return act(group)
+        try:
+            return act(group)
+        except BaseException as error:  # others would wait for us, and nobody would hear why
+            failed.append(error)
+            for one in groups:
+                one.drop()
+            raise
 
     try:
         with ThreadPoolExecutor(size) as pool:
             return list(pool.map(member, range(size)))
+    except Exception:
+        if failed:
+            raise failed[0]  # noqa: B904 - the first one
+        raise
     finally:
         for group in groups:
             group.drop()

@@ -251,7 +251,7 @@ class Formation:
         if self.replica and message.replica != self.replica:
             return [self._refuse(message, node)]
         self.replica = message.replica
-        self.ready[inc] = Member(inc, node, message.address, distant, files)
+        self.ready[inc] = Member(inc, node, message.address, distant, files, message.place)
         if self.knows(inc):
             # It waits, so it misses a member that is gone.
             return self._ask([inc]) or (self.form() if self.running and self.lost else [])

@@ -73,8 +73,8 @@ Instruction = Say | Drop | Copy | LoadReplica | Connect
 class MemberState:
     """The machine."""
 
-    def __init__(self, inc: Inc, address: str = "", replica: str = "") -> None:
-        self.inc, self.address, self.replica = inc, address, replica
+    def __init__(self, inc: Inc, address: str = "", replica: str = "", place: str = "") -> None:
+        self.inc, self.address, self.replica, self.place = inc, address, replica, place
         self.epoch_no = NO_EPOCH
         #: The newest group that we were told of.
         self.group = 0
@@ -120,7 +120,8 @@ class MemberState:
         return self._ask_in()
 
     def _ask_in(self) -> list[Instruction]:
-        return [Say(JoinGroup(inc=self.inc, address=self.address, replica=self.replica))]
+        word = JoinGroup(inc=self.inc, address=self.address, replica=self.replica, place=self.place)
+        return [Say(word)]
 
     def stop_group(self, message: StopGroup) -> list[Instruction]:
         """Stop in all groups before this one, now or after a step that all complete together.
