@@ -131,6 +131,13 @@ def make_shim(folder: Path) -> Path:
     return library
 
 
+class Joined(NamedTuple):
+    """A command by which so many workers of a machine have joined."""
+
+    command: subprocess.Popen[bytes]
+    workers: int
+
+
 class Weather:
     """Does faults to a job, and keeps the diary.
 
@@ -155,25 +162,29 @@ class Weather:
         self.diary: list[Done] = []
         self._job, self._out, self._hosts, self._clocks = job, out, hosts, clocks
         self._ticket, self._group = ticket, group
-        self._joined: dict[str, list[subprocess.Popen[bytes]]] = {one.name: [] for one in hosts}
+        self._joined: dict[str, list[Joined]] = {one.name: [] for one in hosts}
 
     # ------------------------------------------------------------------ machines
 
     def join(self, host: Machine, number: int) -> None:
-        """Have so many workers of a machine join."""
+        """Have so many workers of a machine join: all but one by one command.
+
+        The last one has a command of its own, so that it can leave alone.
+        """
         clock = self._clocks[self._hosts.index(host)]
-        for _ in range(number):
-            command = that_yields(self._group, paceline("agent", "--join", self._ticket))
+        for count in filter(None, (number - 1, min(number, 1))):
+            words = paceline("agent", "--join", self._ticket, "--workers", count)
+            command = that_yields(self._group, words)
             log = self._out / f"{host.name}.log"
             env = {**clock.env, "STORM_YIELDING": str(self._group or "")}
-            self._joined[host.name].append(host.start(command, log, **env))
+            self._joined[host.name].append(Joined(host.start(command, log, **env), count))
 
     def close(self) -> None:
         """Wait for those who joined; the job has ended."""
-        for agents in self._joined.values():
-            for agent in agents:
+        for commands in self._joined.values():
+            for one in commands:
                 with contextlib.suppress(subprocess.TimeoutExpired):
-                    agent.wait(20)
+                    one.command.wait(20)
 
     def _living(self) -> list[Life]:
         lives = read_lives(self._out)
@@ -275,7 +286,7 @@ class Weather:
         host = chance.choice(self._hosts[1:])
         pids, number = self._of(host), self._num_joined(host)
         now_s = time.monotonic()
-        self._dismiss(host, number)
+        self._dismiss(host)
         self.join(host, number)
         return Done("drain", host.name, now_s, time.monotonic(), pids=pids)
 
@@ -289,7 +300,7 @@ class Weather:
         host = chance.choice(self._hosts[1:])
         before = set(self._of(host))
         now_s = time.monotonic()
-        self._dismiss(host, 1)
+        self._dismiss(host, alone=True)
         gone = tuple(before.difference(self._of(host)))
         self.join(host, 1)
         return Done("leave", host.name, now_s, time.monotonic(), pids=gone)
@@ -297,21 +308,22 @@ class Weather:
     # ------------------------------------------------------------------ whom
 
     def _num_joined(self, host: Machine) -> int:
-        """Forget those of a machine that have ended, and count the others."""
-        agents = [one for one in self._joined[host.name] if one.poll() is None]
-        self._joined[host.name] = agents
-        return len(agents)
+        """Forget the commands of a machine that have ended, and count the others' workers."""
+        commands = [one for one in self._joined[host.name] if one.command.poll() is None]
+        self._joined[host.name] = commands
+        return sum(one.workers for one in commands)
 
-    def _dismiss(self, host: Machine, number: int) -> None:
-        """Have the last so many of a machine leave in order."""
+    def _dismiss(self, host: Machine, *, alone: bool = False) -> None:
+        """Have all workers of a machine leave in order; ``alone``: one that has its command."""
         self._num_joined(host)
-        agents = self._joined[host.name]
-        leaving = agents[len(agents) - number :]
-        for agent in leaving:
-            kill_quietly(agent.pid, signal.SIGINT)
-        for agent in leaving:
+        leaving = [one for one in self._joined[host.name] if not alone or one.workers == 1]
+        if alone:
+            leaving = leaving[-1:]
+        for one in leaving:
+            kill_quietly(one.command.pid, signal.SIGINT)
+        for one in leaving:
             with contextlib.suppress(subprocess.TimeoutExpired):
-                agent.wait(20)
+                one.command.wait(20)
 
     def _agents_of(self, life: Life) -> list[int]:
         """Return the agent of a life: it is among the parents of its process."""
