@@ -15,6 +15,8 @@ _LOOK_S = 0.002
 """Seconds between two looks at the word, where the number of the system call is not known."""
 
 _number = _NUMBERS.get(platform.machine())
+IS_KNOWN = _number is not None
+"""Whether the kernel's call is known here: else `fence` does nothing, and `wake` wakes nobody."""
 _orders_writes = platform.machine() == "x86_64"
 _syscall = ctypes.CDLL(None, use_errno=True).syscall
 _never, _nothing = threading.Event(), ctypes.c_int32()

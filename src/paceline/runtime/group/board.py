@@ -19,7 +19,7 @@ BEGUN, REDUCED, MADE, DONE, JOINED = range(5)
 there; to whose sum we have done our part; whose outcome we have made for the others; of which we
 need no other's data any more. The last: how far we have come into the group, by the next two."""
 HAS_JOINED, CAN_READ = 1, 2
-NUM_OPEN = 32
+NUM_OPEN = 256
 """Operations that a member may have begun before all others are done with the oldest of them."""
 MOST_NUMBERS = 28
 """Numbers that a row holds itself."""

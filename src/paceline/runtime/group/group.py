@@ -25,7 +25,7 @@ from torch._C import _distributed_c10d as c10d
 from paceline.base.numbering import Inc
 from paceline.runtime.group.links import measure_links, pair_up
 from paceline.runtime.group.local import LocalGroup
-from paceline.runtime.group.meeting import machines_of, meet
+from paceline.runtime.group.meeting import MEETING, machines_of, meet
 from paceline.runtime.group.store import GroupOver, PeerStore
 from paceline.runtime.group.transports import DIRECT, LONGEST_S, SOCKETS, Gloo, NoPeers, Transport
 from paceline.runtime.process.reaching import place_of, refusal
@@ -38,6 +38,8 @@ network does not carry it. To make a device ready may take a while."""
 LOOK_S = 0.05
 """Seconds between two looks of a waiting thread whether its group was dropped. Each wait of gloo's
 that runs out is an exception in C++. So a thread that waits longer sleeps until gloo wakes it."""
+_LINKS = "links"
+"""Prefix, in the store, of the keys by which all members connect to measure their links."""
 LONG_LOOK_S = 1.0
 """Seconds between two looks of a thread that gloo wakes."""
 BREAKING = (RuntimeError, GroupOver)
@@ -83,6 +85,7 @@ class Group:
         self._local: LocalGroup | None = None
         #: Ranks of those that are connected over sockets.
         self._wired: Sequence[int] = range(self.size)
+        self._links: Transport | None = None
         self._connecting = threading.Lock()
         #: Set once the group is connected, or never will be.
         self._settled = threading.Event()
@@ -139,20 +142,18 @@ class Group:
         met = meet(self._store, machines, self.rank) if self.travels else None
         if met is not None:
             self._wired = [ranks[0] for ranks in machines] if len(machines) > 1 else ()
+            across = _Leaders(self) if self.rank in self._wired else None
+            names = [member.node for member in self.run.members]
+            local = LocalGroup(*met, machines, self.rank, across, names, self.over)
+            with self._connecting:
+                self._local = local
+                if self._dropped:
+                    local.end()
         if not self.travels:
             self._in_memory.connect(self._host)
         elif self.rank in self._wired:
             rank, size = self._wired.index(self.rank), len(self._wired)
             self._open(Gloo(self._store, rank, size, CPU))
-        if met is not None:
-            board, arena = met
-            across = _Leaders(self) if self.rank in self._wired else None
-            names = [member.node for member in self.run.members]
-            local = LocalGroup(board, arena, machines, self.rank, across, names, self.over)
-            with self._connecting:
-                self._local = local
-                if self._dropped:
-                    local.end()
 
     def _open(self, transport: Transport) -> None:
         """Connect by a transport, which ends with the group."""
@@ -176,9 +177,15 @@ class Group:
 
     def _ranks(self, keys: Sequence[str]) -> list[int]:
         """Return the members that should set these, by the rank with which gloo's keys end."""
-        ends = (key.rpartition("/")[2] for key in keys)
-        found = {int(end) for end in ends if end.isdecimal() and int(end) < self.size}
-        return sorted({self._wired[k] if k < len(self._wired) else k for k in found})
+        found = set[int]()
+        for key in keys:
+            end = key.rpartition("/")[2]
+            # Only those that are connected have a number in gloo's own keys.
+            of_all = key.startswith((f"{_LINKS}/", "nccl/", *MEETING))
+            ranks = range(self.size) if of_all else self._wired
+            if end.isdecimal() and int(end) < len(ranks):
+                found.add(ranks[int(end)])
+        return sorted(found)
 
     def _in_words(self, said: str) -> str:
         if not _OF_GLOO.search(said):
@@ -196,8 +203,10 @@ class Group:
             # Gloo prints the port of IPv4 as it is on the wire: with its two bytes exchanged.
             port = int(text) & 0xFFFF
             named |= {(host, port), (host, port >> 8 | (port & 0xFF) << 8)}
-        for place, rank in enumerate(self._wired):
-            told = self._store.peek(f"{SOCKETS}/{place}")
+        keys = [(f"{SOCKETS}/{place}", rank) for place, rank in enumerate(self._wired)]
+        keys += [(f"{_LINKS}/{SOCKETS}/{rank}", rank) for rank in range(self.size)]
+        for key, rank in keys:
+            told = self._store.peek(key)
             if told and named & set(msgspec.json.decode(told, type=list[tuple[str, int]])):
                 return self.run.members[rank].node
         return ""
@@ -216,6 +225,8 @@ class Group:
         self._settled.set()
         with self._connecting:
             self._in_memory.end()
+            if self._links is not None:
+                self._links.end()
             if self._local is not None:
                 self._local.end()
         if self._direct is not None:
@@ -230,11 +241,6 @@ class Group:
         """Return when this is so, as seen at a `wake`, or after `LONG_LOOK_S`."""
         with self._turn:
             self._turn.wait_for(until, LONG_LOOK_S)
-
-    @property
-    def shared(self) -> LocalGroup | None:
-        """Those who read each other's memory, if tensors in memory travel so."""
-        return self._local if self._tensors is self._in_memory else None
 
     def sum(self, tensor: Tensor) -> "GroupOperation":
         """Begin to sum a tensor in place over all members.
@@ -286,10 +292,7 @@ class Group:
         def measure() -> tuple[Link, ...]:
             carrier: Transport = self._in_memory
             if not everybody and self.travels:
-                # All links, also those by which nothing else travels.
-                store: Any = c10d.PrefixStore("links", self._store)
-                carrier = Gloo(store, self.rank, self.size, CPU)
-                carrier.connect(self._host)
+                carrier = self._carrier_of_links()
             try:
                 found: tuple[Link, ...] = carrier.begin(
                     lambda torch_group: measure_links(torch_group, self.rank, names, passes)
@@ -300,6 +303,17 @@ class Group:
                     carrier.end()
 
         return self._aside(measure)
+
+    def _carrier_of_links(self) -> Transport:
+        """Connect all members, also those between whom nothing else travels by sockets."""
+        store: Any = c10d.PrefixStore(_LINKS, self._store)
+        carrier = Gloo(store, self.rank, self.size, CPU)
+        with self._connecting:
+            self._links = carrier
+            if self._dropped:
+                carrier.end()
+        carrier.connect(self._host)
+        return carrier
 
     def _aside(self, act: Callable[[], tuple[Link, ...]]) -> tuple[Link, ...]:
         """Do what may wait for longer than the group lasts in a thread that nobody waits for."""
@@ -390,9 +404,6 @@ class GroupOperation(Protocol):
     def wait(self) -> None:
         """Return when it is done; raises GroupOver if the group is over."""
 
-    def release(self) -> None:
-        """Return when nobody else reads our tensor any more, or the group is over."""
-
 
 class Collective:
     """GroupOperation that all members of a group do together, under way."""
@@ -409,9 +420,6 @@ class Collective:
     def is_over(self) -> bool:
         """Whether it is done, or has failed: it touches its tensor no more."""
         return bool(self._work.is_completed())
-
-    def release(self) -> None:
-        """Return at once: nobody reads the tensor of a member."""
 
     def _is_settled(self) -> bool:
         return self._has_ended or self.is_over or self._group.is_dropped
@@ -474,9 +482,6 @@ class DoneAtOnce:
 
     def __init__(self, group: Group) -> None:
         self._group = group
-
-    def release(self) -> None:
-        """Return at once: nobody reads the tensor of a member."""
 
     def wait(self) -> None:
         """Return at once; raises GroupOver if the group was dropped."""

@@ -30,7 +30,7 @@ from paceline.runtime.group.board import (
     REDUCED,
     Board,
 )
-from paceline.runtime.group.shared_memory import GroupArena, LentRoom, keep_maps, mapped
+from paceline.runtime.group.shared_memory import GroupArena, LentRoom, mapped
 from paceline.runtime.group.store import GroupOver
 
 SMALL_BYTES = 1 << 16
@@ -94,14 +94,15 @@ class LocalGroup:
         self._memory = [
             arena.memory if k == board.rank else mapped(one) for k, one in enumerate(places)
         ]
-        keep_maps(places)
         self._no = 0
         self._pending = deque[LocalOperation]()
         #: Rooms that others may still read, and for which operation.
         self._lent = deque[tuple[int, LentRoom]]()
         self._all_done = 0
         self._has_ended = False
-        self._begins, self._completes = threading.Lock(), threading.Lock()
+        self._begins, self._completes = threading.RLock(), threading.Lock()
+        #: What the thread has failed with first.
+        self._error: Exception | None = None
         self._begun = threading.Condition()
         arena.note_group()
         if not self.is_whole:
@@ -118,20 +119,24 @@ class LocalGroup:
 
     def _let_go(self) -> None:
         """Give back what we lent, once the group is over and no thread of ours is at it."""
-        if self.board.is_over and self._completes.acquire(blocking=False):
-            with self._begins:  # whoever has it waits for nobody any more
-                rooms = [room for _, room in self._lent]
-                self._lent.clear()
-                boards = [self.board.room] if self.leads and not self._has_ended else []
-                self._has_ended = True
+        # Threads take these locks in this order. Whoever has the first waits for nobody any more.
+        with self._begins:
+            if not self.board.is_over or not self._completes.acquire(blocking=False):
+                return
             self._completes.release()
-            self.arena.give_back_later(rooms, boards)
+            rooms = [room for _, room in self._lent]
+            self._lent.clear()
+            boards = [self.board.room] if self.leads and not self._has_ended else []
+            self._has_ended = True
+        self.arena.give_back_later(rooms, boards)
 
     @property
     def is_idle(self) -> bool:
         """Whether nothing is under way, once the group is over."""
+        # In this order: nothing begins once it is over.
+        is_over = self.board.is_over
         is_busy = self._completes.locked() or not (self.across is None or self.across.is_idle)
-        return self.board.is_over and not is_busy
+        return is_over and not is_busy
 
     # ------------------------------------------------------------------ what members call
 
@@ -151,8 +156,7 @@ class LocalGroup:
 
     def _begin(self, operation: _Operation) -> _Operation:
         with self._begins:
-            if self.board.is_over:
-                raise GroupOver("the group was dropped")
+            self._check()
             number = self._no + 1
             self._make_way(number)
             self._no = operation.no = number
@@ -182,22 +186,33 @@ class LocalGroup:
             return
         while not operation.settled.wait(1.0) and not self.board.is_over:
             """It is the thread's."""
-        if operation.error is not None:
-            raise self._over(operation.error) from operation.error
         if not operation.is_done:
+            self._check()
+            raise GroupOver("the group was dropped")
+
+    def _check(self) -> None:
+        """Raise why the group is over, if it is."""
+        if isinstance(self._error, (RuntimeError, GroupOver)):
+            raise self._over(self._error) from self._error
+        if self._error is not None:
+            raise self._error
+        if self.board.is_over:
             raise GroupOver("the group was dropped")
 
     def _complete(self, number: int) -> None:
-        with self._completes:
-            while self._pending and self._pending[0].no <= number:
-                operation = self._pending[0]
-                operation.act()
-                # After a drop others may write what we have read.
-                operation.is_done = not self.board.is_over
-                self._pending.popleft()
-                self.board.mark(DONE, operation.no)
+        try:
+            with self._completes:
+                while self._pending and self._pending[0].no <= number and not self.board.is_over:
+                    operation = self._pending[0]
+                    operation.act()
+                    # After a drop others may write what we have read.
+                    operation.is_done = not self.board.is_over
+                    self._pending.popleft()
+                    self.board.mark(DONE, operation.no)
+        finally:
+            if self.board.is_over:
+                self._let_go()
         if self.board.is_over:
-            self._let_go()
             raise GroupOver("the group was dropped")
 
     def _go_on(self) -> None:
@@ -211,7 +226,8 @@ class LocalGroup:
             try:
                 self._complete(operation.no)
             except Exception as error:  # noqa: BLE001 - raised where it is waited for
-                operation.error = error
+                if not self.board.is_over:
+                    self._error = error
                 self.end()
             operation.settled.set()
         self._let_go()
@@ -231,12 +247,6 @@ class LocalGroup:
     def keep(self, number: int, room: LentRoom) -> None:
         """Keep a room until all are done with an operation."""
         self._lent.append((number, room))
-
-    def offset_of(self, tensor: Tensor) -> int | None:
-        """Offset in our arena of a tensor that lies in it."""
-        offset = tensor.data_ptr() - self.arena.memory.data_ptr()
-        inside = tensor.device.type == "cpu" and 0 <= offset < len(self.arena.memory)
-        return offset if inside and tensor.is_contiguous() else None
 
     def wait_for(self, counter: int, number: int, place: int | None = None) -> None:
         """Wait until all members here, or the one at a place, are as far; raises GroupOver."""
@@ -268,15 +278,6 @@ class LocalGroup:
         offset = self.board.made_at(_LEADER, number)
         return self._memory[_LEADER][offset : offset + size]
 
-    def await_reads(self, number: int) -> None:
-        """Return when all others are done with an operation, or the group is over."""
-        if number > self._all_done:
-            try:
-                self.wait_for(DONE, number)
-            except GroupOver:
-                return
-            self._all_done = self.board.fewest(DONE)
-
 
 class LocalOperation(ABC):
     """An operation under way. ``local``: the group."""
@@ -289,7 +290,6 @@ class LocalOperation(ABC):
         self.is_done = False
         self.settled = threading.Event()
         """Set once the thread has done our part, or never will."""
-        self.error: Exception | None = None
 
     @property
     def is_over(self) -> bool:
@@ -312,38 +312,28 @@ class LocalOperation(ABC):
         """
         self._local.complete(self)
 
-    def release(self) -> None:  # noqa: B027 - of most
-        """Return when nobody else reads our tensor any more, or the group is over."""
-
 
 class _Sum(LocalOperation):
-    """A sum in place.
+    """A sum in place, of copies that lie in the members' arenas.
 
-    What lies in the arena is read and written where it is. Anything else is copied there first, and
-    so is what is small: then each member needs to wait for the others once only.
+    Few numbers each member adds up itself, so it needs to wait for the others only once.
     """
 
     def __init__(self, local: LocalGroup, tensor: Tensor) -> None:
         super().__init__(local)
         self._flat, self._size = tensor.view(-1), tensor.nbytes
-        self.kind = _SUMS + _NUM_KINDS * self._size
         self._in_parts = self._size > SMALL_BYTES and local.board.size > 1
-        self._offset = local.offset_of(tensor) if self._in_parts else None
+        self._is_adding = False
+        self.kind = _SUMS + _NUM_KINDS * self._size
 
     def give(self) -> None:
         local = self._local
-        if self._offset is not None:
-            local.board.publish(self.no, self.kind, self._offset, self._size)
-        elif local.board.size == 1:
+        if local.board.size == 1:
             local.board.publish(self.no, self.kind, 0, 0)
-        else:
-            room = local.lend(self._size)
-            self._typed(room.memory).copy_(self._flat)
-            local.board.publish(self.no, self.kind, room.offset, self._size)
-
-    def release(self) -> None:
-        if self._offset is not None and self.no:
-            self._local.await_reads(self.no)
+            return
+        room = local.lend(self._size)
+        self._typed(room.memory).copy_(self._flat)
+        local.board.publish(self.no, self.kind, room.offset, self._size)
 
     def act(self) -> None:
         local = self._local
@@ -355,7 +345,9 @@ class _Sum(LocalOperation):
             return
         if self._in_parts:
             local.wait_for(REDUCED, self.no)
-            self._collect()
+            for place, one in enumerate(self._given()):
+                part = self._part(place)
+                self._flat[part].copy_(one[part])
         elif local.board.size > 1:
             local.await_given(self)
             self._add_all(self._given())
@@ -381,11 +373,13 @@ class _Sum(LocalOperation):
             self._flat.copy_(torch.stack([*given]).sum(0))
 
     def _add_part(self) -> None:
-        """Add up our part of all members' data where ours lie."""
+        """Add up our part of all members' copies in our own."""
         local, own = self._local, self._local.board.rank
         local.await_given(self)
+        if self._is_adding:  # a handler of a signal has raised in the midst of it
+            raise GroupOver("a sum was interrupted")
         given, part = self._given(), self._part(own)
-        total = given[own][part]
+        total, self._is_adding = given[own][part], True
         for place, one in enumerate(given):
             if place != own:
                 total.add_(one[part])
@@ -395,20 +389,12 @@ class _Sum(LocalOperation):
         count, size = len(self._flat), self._local.board.size
         return slice(count * place // size, count * (place + 1) // size)
 
-    def _collect(self) -> None:
-        """Copy what each member has added up."""
-        for place, one in enumerate(self._given()):
-            if self._offset is None or place != self._local.board.rank:
-                part = self._part(place)
-                self._flat[part].copy_(one[part])
-
     def _leave_made(self) -> None:
         """Leave the sum for the others here to copy."""
         local = self._local
         if local.board.size > 1:
             offset, _ = local.board.place(_LEADER, self.no)
-            if self._offset is None:
-                self._typed(local.data(_LEADER, self.no)).copy_(self._flat)
+            self._typed(local.data(_LEADER, self.no)).copy_(self._flat)
             local.board.publish_made(self.no, offset)
 
 

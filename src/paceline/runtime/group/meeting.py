@@ -8,13 +8,14 @@ from collections.abc import Sequence
 from contextlib import suppress
 
 from paceline.runtime.group.board import CAN_READ, HAS_JOINED, JOINED, Board
-from paceline.runtime.group.shared_memory import GroupArena, arena, mapped
+from paceline.runtime.group.shared_memory import GroupArena, arena, keep_maps, mapped
 from paceline.runtime.group.store import PeerStore
 from paceline.wire.messages.group import Member
 
 BOARD, APART, TOGETHER = "board", "apart", "together"
 """Keys, before a rank: where the board is that this first member of a machine has made; this member
 cannot read another's memory; whether all on the machine of this first member can."""
+MEETING = BOARD, APART, TOGETHER
 _LOOK_S = 0.05
 """Seconds between two looks whether a member cannot."""
 _YES, _NO = b"1", b"0"
@@ -37,11 +38,34 @@ def meet(
         GroupOver: the group is over before, or some do not come in time.
     """
     if len(machines) == sum(map(len, machines)):
+        keep_maps(())
         return None
     ours = next(ranks for ranks in machines if rank in ranks)
     board = None
-    with suppress(OSError):
-        board = _joined(store, ours, rank)
+    try:
+        with suppress(OSError):
+            board = _joined(store, ours, rank)
+        if _are_together(store, board, machines, ours, rank):
+            assert board is not None
+            keep_maps(map(board.where, range(len(ours))))
+            met, board = (board, arena()), None
+            return met
+        return None
+    finally:
+        if board is not None:  # nothing comes of it
+            board.end()
+            if rank == ours[0]:
+                arena().give_back_later([], [board.room])
+
+
+def _are_together(
+    store: PeerStore,
+    board: Board | None,
+    machines: Sequence[Sequence[int]],
+    ours: Sequence[int],
+    rank: int,
+) -> bool:
+    """Tell whether on each machine all can read each other's memory; all members find the same."""
     if board is None:
         store.set(f"{APART}/{rank}", _NO)
     together = board is not None and _have_joined(store, board, ours)
@@ -49,9 +73,7 @@ def meet(
         store.set(f"{TOGETHER}/{rank}", _YES if together else _NO)
     keys = [f"{TOGETHER}/{ranks[0]}" for ranks in machines if ranks is not ours]
     store.wait(keys)
-    if board is None or not together or any(store.peek(key) == _NO for key in keys):
-        return None
-    return board, arena()
+    return together and all(store.peek(key) != _NO for key in keys)
 
 
 def _joined(store: PeerStore, ours: Sequence[int], rank: int) -> Board | None:

@@ -25,9 +25,6 @@ from torch.utils.hooks import RemovableHandle
 
 from paceline.base.errors import ConfigError
 from paceline.runtime.group.group import BREAKING, Group, GroupOperation
-from paceline.runtime.group.local import SMALL_BYTES as READ_IN_PLACE_BYTES
-from paceline.runtime.group.local import LocalGroup
-from paceline.runtime.group.shared_memory import LentRoom, arena
 
 BUCKET_BYTES, FIRST_BUCKET_BYTES = 25 << 20, 1 << 20
 """Bytes of a bucket, and of the first, as in DDP: a small one lets the first sum begin early."""
@@ -60,10 +57,6 @@ class Bucket:
         self.is_left_out = False
         """Whether a member has left the step out that was summed last."""
         self._all = frozenset(range(len(params)))
-        #: Of the arena that others read; None: it lies elsewhere.
-        self._room: LentRoom | None = None
-        #: The sum of the step before, whose numbers others may still read.
-        self._unread: GroupOperation | None = None
         self._make()
         self.begin()
         self.expect()
@@ -71,14 +64,10 @@ class Bucket:
     def _make(self) -> None:
         first = self.params[0]
         size, count = sum(param.numel() for param in self.params), len(self.params)
-        if self._room is None:
-            self.flat = torch.zeros(size + count, dtype=first.dtype, device=first.device)
-        else:
-            num_bytes = (size + count) * first.element_size()
-            self.flat = self._room.memory[:num_bytes].view(first.dtype)
+        self.flat = torch.zeros(size + count, dtype=first.dtype, device=first.device)
         self._numbers, self._marks = self.flat.split([size, count])
         self._views: list[Tensor] = []
-        start = int(self.flat.storage_offset())
+        start = 0
         for param in self.params:
             # In the parameter's own layout: what is elementwise runs through both in one line.
             strides = torch.empty_like(param, device="meta").stride()
@@ -87,18 +76,9 @@ class Bucket:
         self._ones = torch.ones_like(self._marks)
         self._are_small = self._numbers.nbytes < SMALL_BYTES * count
 
-    def begin(self, *, alone: bool = False, shared: LocalGroup | None = None) -> None:
-        """Prepare for the next step.
-
-        Args:
-            alone: whether nobody else has gradients of it.
-            shared: those who read what we give where it lies.
-        """
-        if shared is not None and self._room is None and self.flat.nbytes > READ_IN_PLACE_BYTES:
-            self._room = shared.arena.lend(self.flat.nbytes)
-            self._make()
-        self._unread, self.sum = self.sum, None
-        self._is_alone, self._stays = alone, False
+    def begin(self, *, alone: bool = False) -> None:
+        """Prepare for the next step; ``alone``: nobody else has gradients of it."""
+        self.sum, self._is_alone, self._stays = None, alone, False
         #: 1 for each parameter that something was put in for; empty: for none.
         self._has: list[float] = []
 
@@ -168,14 +148,7 @@ class Bucket:
                 f"{dtype} at job.prepare; convert the model before it"
             )
 
-    def _await_reads(self) -> None:
-        """Return when nobody reads what we gave in the step before."""
-        if self._unread is not None:
-            self._unread.release()
-            self._unread = None
-
     def _put_all(self, places: Sequence[int], grads: list[Tensor], part: float) -> None:
-        self._await_reads()
         views = [self._views[k] for k in places]
         are_all = not self._has and len(places) == len(self.params)
         if are_all and part == 1.0:
@@ -198,7 +171,6 @@ class Bucket:
             self._has = [1.0] * len(self.params)
 
     def _complete(self) -> None:
-        self._await_reads()
         has = self._has or [0.0] * len(self.params)
         if min(has) > 0.0:
             self._marks.copy_(self._ones)
@@ -228,13 +200,6 @@ class Bucket:
 
     def combine(self, group: Group) -> None:
         """Do what is left to do once every member has launched its part."""
-
-    def scale(self, part: float) -> None:
-        """Make of the sum the mean, if it is of this part of the step only."""
-        if part != 1.0:
-            assert self.sum is not None
-            self.sum.release()
-            self.flat.div_(part)
 
     def give(self) -> None:
         """Make the parameters' gradients what lies here now: in their own memory, as by DDP.
@@ -267,11 +232,8 @@ class Bucket:
     def drop(self) -> None:
         """The group is over; whatever an operation still does, it does not do it to us."""
         if not self.is_idle:
-            if self._room is not None:
-                arena().give_back_later([self._room])
-                self._room = None
             self._make()
-        self.sum = self._unread = None
+        self.sum = None
 
 
 class Reducer:
@@ -377,9 +339,8 @@ class Reducer:
         self._group, self._next, self._rests = group, 0, False
         self._handed_in, self._takes_early = False, self._may_be_early and whole
         alone = self.sums_gradients and whole and not group.travels
-        shared = group.shared if self.sums_gradients else None
         for bucket in self._buckets:
-            bucket.begin(alone=alone, shared=shared)
+            bucket.begin(alone=alone)
 
     def expect(self, part: float, on_end: Callable[[], None], *, last: bool) -> None:
         """The next backward is the one whose gradients count.
@@ -425,7 +386,7 @@ class Reducer:
             bucket.take(self._part)
 
     def flush(self) -> None:
-        """Let all gradients go that there will be; raises as `GroupOperation.wait`."""
+        """Let all gradients go that there will be; raises as `Operation.wait` for a lost group."""
         while self._group is not None and self._next < len(self._buckets):
             self._launch_next(self._group)
 
@@ -461,7 +422,8 @@ class Reducer:
         for bucket in self._buckets:
             bucket.check_edits()
         for bucket in self._buckets:
-            bucket.scale(part)
+            if part != 1.0:
+                bucket.flat.div_(part)
             bucket.give()
         self.left_out = any(bucket.is_left_out for bucket in self._buckets)
 

@@ -4,6 +4,7 @@ It has no name in any folder, so it is gone with the process, however that dies.
 the number of its descriptor, through ``/proc``.
 """
 
+import ctypes
 import functools
 import os
 import secrets
@@ -17,8 +18,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from paceline.base import futex
 from paceline.base.processes import this_machine
 
+_madvise, _DONT_DUMP = ctypes.CDLL(None).madvise, 16
 _ALIGNED = 64
 """Bytes of a line of the processor's cache."""
 ROOMS_LATER, BOARDS_LATER = 2, 64
@@ -161,9 +164,12 @@ def _mapped(where: Where) -> Tensor:
     if os.stat(path).st_size != where.num_bytes:
         raise OSError(f"{path} is not of {where.num_bytes} bytes")
     try:
-        return torch.from_file(path, shared=True, size=where.num_bytes, dtype=torch.uint8)
+        memory = torch.from_file(path, shared=True, size=where.num_bytes, dtype=torch.uint8)
     except RuntimeError as error:
         raise OSError(str(error)) from error
+    # A core dump would fill all of it.
+    _madvise(ctypes.c_void_p(memory.data_ptr()), ctypes.c_size_t(where.num_bytes), _DONT_DUMP)
+    return memory
 
 
 def _sign_of(memory: Tensor) -> Tensor:
@@ -177,7 +183,7 @@ def this_place() -> str:
     They have the same user, network and process numbers: on a machine of its own, or in a container
     or a network namespace, a process is elsewhere.
     """
-    if not hasattr(os, "memfd_create"):
+    if not (hasattr(os, "memfd_create") and futex.IS_KNOWN):
         return ""
     with suppress(OSError):
         words = f"{this_machine()} {os.readlink('/proc/self/ns/net')} {os.getuid()}"

@@ -89,7 +89,10 @@ class PeerStore(Store):
                 raise GroupOver("the group was dropped")
 
     def wait_for_any(self, keys: Sequence[str]) -> None:
-        """Wait until one of these keys is there; the first is missed if none comes. As `wait`."""
+        """Wait until one of these keys is there, or the group is over; raises as `wait`.
+
+        The first is the one that is missed if none comes.
+        """
         self._wait(lambda: any(key in self._values for key in keys), keys[:1])
 
     def _wait(self, are_there: Callable[[], bool], keys: Sequence[str]) -> None:

@@ -45,7 +45,7 @@ def total(places: Sequence[str], size: int, dtype: torch.dtype = torch.float32) 
 @pytest.mark.parametrize("places", PLACES)
 def test_what_members_sum_and_tell_reaches_all(places: list[str]) -> None:
     def act(group: Group) -> None:
-        assert group.shared is not None
+        assert group._local is not None
         for turn in range(3):
             rank, size = group.rank, group.size
             assert group.gather([rank, turn, -(1 << 62)]).wait() == [
@@ -125,15 +125,15 @@ def test_one_who_runs_ahead_does_not_change_what_others_read(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Gradients of the next step come where those of this one lie."""
-    collect = local._Sum._collect
+    given = local._Sum._given
 
-    def slowly(self: Any) -> None:
+    def slowly(self: Any) -> Any:
         if self._local.rank:
             time.sleep(0.02)
-        collect(self)
+        return given(self)
 
-    monkeypatch.setattr(local._Sum, "_collect", slowly)
-    model = nn.Linear(150, 120, bias=False)  # large enough to lie in the arena
+    monkeypatch.setattr(local._Sum, "_given", slowly)
+    model = nn.Linear(150, 120, bias=False)
 
     def act(group: Group) -> None:
         net = copy.deepcopy(model)
@@ -200,7 +200,7 @@ def test_gradients_are_the_mean_and_equal_in_all(places: list[str]) -> None:
 
 def carriers(group: Group) -> tuple[bool, list[int]]:
     group.sum(torch.ones(3)).wait()
-    return group.shared is not None, [*group._wired]
+    return group._local is not None, [*group._wired]
 
 
 @pytest.mark.parametrize(
@@ -313,7 +313,6 @@ def test_a_drop_wakes_who_waits(places: list[str], who: int, large: bool) -> Non
         operation = group.sum(torch.ones(LARGE if large else 4))
         with pytest.raises(BREAKING):
             operation.wait()
-        operation.release()
         with pytest.raises(BREAKING):
             group.sum(torch.ones(4))
         return time.monotonic() - begun_s
@@ -360,6 +359,52 @@ def test_members_whose_scripts_are_apart_do_not_take_one_thing_for_another(
         group.drop()
 
     in_group(3, act, places)
+
+
+def test_who_is_dropped_as_it_adds_up_more_than_is_open_does_not_hang(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Then its own call completes the oldest operation, and gives back what it lent."""
+    monkeypatch.setattr(local, "NUM_OPEN", 4)
+    add, groups = local._Sum._add_all, list[Group]()
+
+    def dropped(self: Any, given: Sequence[Tensor]) -> None:
+        add(self, given)
+        groups[0].drop()
+
+    def act(group: Group) -> None:
+        group.gather([0]).wait()
+        if group.rank:
+            for _ in range(3):
+                group.sum(torch.ones(4))
+            return
+        groups.append(group)
+        monkeypatch.setattr(local._Sum, "_add_all", dropped)
+        with pytest.raises(BREAKING):
+            begin_often(group)
+
+    in_group(2, act, ["a", "a"])
+
+
+def begin_often(group: Group) -> None:
+    for _ in range(8):
+        group.sum(torch.ones(4))
+
+
+def test_a_board_that_nobody_uses_is_given_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    given: list[Any] = []
+    monkeypatch.setattr(
+        shared_memory.GroupArena,
+        "give_back_later",
+        lambda _, rooms, boards=(): given.extend(boards),
+    )
+    run = RunGroup(epoch_no=1, inc=0, group=1, step=0, members=members_at(["a", "a"]))
+    group = Group(run, run.members[0].inc, PeerStore(lambda _key, _value: None, 0.1))
+    group.begin("127.0.0.1")
+    with pytest.raises(GroupOver):
+        group.wait()
+    group.drop()
+    assert len(given) == 1
 
 
 def test_what_groups_lend_is_lent_again() -> None:

@@ -256,7 +256,8 @@ class TurnReducer(Reducer):
         for bucket in buckets:
             assert bucket.sum is not None
             bucket.sum.wait()
-            bucket.scale(part)
+            if part != 1.0:
+                bucket.flat.div_(part)
             bucket.give()
         self._num_turns += 1
         self._averaged |= turn
