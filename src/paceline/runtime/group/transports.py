@@ -1,6 +1,7 @@
 """Torch's process groups that a `Group` is made of: how each connects, is waited for, and ends.
 
-A member alone has none of them, but `NoPeers`; members of one machine need none for tensors in memory.
+A member alone has none of them, but `NoPeers`; members of one machine need none for tensors in
+memory.
 
 Gloo's groups cannot be aborted, and a member that is no neighbour of a dead one would wait for the
 whole timeout. So the sockets that a group opens are remembered, and shut down when it ends: threads
