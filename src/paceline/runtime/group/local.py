@@ -160,8 +160,8 @@ class LocalGroup:
             number = self._no + 1
             self._make_way(number)
             self._no = operation.no = number
-            self._pending.append(operation)
             operation.give()
+            self._pending.append(operation)
         if not self.is_whole:
             with self._begun:
                 self._begun.notify()
