@@ -119,7 +119,8 @@ class LocalGroup:
 
     def _let_go(self) -> None:
         """Give back what we lent, once the group is over and no thread of ours is at it."""
-        # Threads take these locks in this order. Whoever has the first waits for nobody any more.
+        # All threads take these two locks in this order. Once the group is over, a thread that
+        # holds the first one does not wait for other members.
         with self._begins:
             if not self.board.is_over or not self._completes.acquire(blocking=False):
                 return
