@@ -14,7 +14,7 @@ import numpy as np
 from paceline.base.futex import fence, wait_for_change, wake
 from paceline.runtime.group.shared_memory import GroupArena, LentRoom, Where, mapped
 
-BEGUN, REDUCED, MADE, DONE, JOINED = range(5)
+BEGUN, REDUCED, OUTCOME, DONE, JOINED = range(5)
 """Counters of a row. The first four are numbers of operations: the newest whose data of ours are
 there; to whose sum we have done our part; whose outcome we have made for the others; of which we
 need no other's data any more. The last: how far we have come into the group, by the next two."""
@@ -24,7 +24,7 @@ NUM_OPEN = 256
 MOST_NUMBERS = 28
 """Numbers that a row holds itself."""
 _WHERE, _FIRST = 5, 16
-_KIND, _OFFSET, _SIZE, _MADE_AT, _NUMBERS = 0, 1, 2, 3, 4
+_KIND, _OFFSET, _SIZE, _OUTCOME_AT, _NUMBERS = 0, 1, 2, 3, 4
 _SLOT = _NUMBERS + MOST_NUMBERS
 _ROW = _FIRST + NUM_OPEN * _SLOT
 _WIDTH = 8
@@ -46,7 +46,7 @@ class Board:
     """
 
     def __init__(self, room: LentRoom, size: int, rank: int) -> None:
-        self.size, self.rank, self._room = size, rank, room
+        self.size, self.rank, self.room = size, rank, room
         numbers = room.memory.numpy().view(np.int64)
         rows = numbers[: size * _ROW].reshape(size, _ROW)
         self._rows = rows
@@ -68,7 +68,7 @@ class Board:
         self._waiting = set[int]()
 
     @classmethod
-    def made(cls, arena: GroupArena, size: int) -> "tuple[Board, str]":
+    def create(cls, arena: GroupArena, size: int) -> "tuple[Board, str]":
         """Make one as the first member: the board, and where it is; raises OSError."""
         room = arena.lend(num_bytes(size))
         room.memory.zero_()
@@ -84,11 +84,6 @@ class Board:
         *of_arena, offset = map(int, where.split())
         memory = mapped(Where(*of_arena))
         return cls(LentRoom(offset, memory[offset : offset + num_bytes(size)]), size, rank)
-
-    @property
-    def room(self) -> LentRoom:
-        """Where it lies, in the first member's arena."""
-        return self._room
 
     def join(self, where: Where) -> None:
         """Say where our own arena is."""
@@ -127,9 +122,9 @@ class Board:
         """Kind of operation that a member has begun with this number."""
         return int(self._slots[rank, no % NUM_OPEN, _KIND])
 
-    def place(self, rank: int, no: int) -> tuple[int, int]:
+    def extent(self, rank: int, no: int) -> tuple[int, int]:
         """Offset and bytes of a member's data in its arena."""
-        offset, size = self._slots[rank, no % NUM_OPEN, _OFFSET:_MADE_AT].tolist()
+        offset, size = self._slots[rank, no % NUM_OPEN, _OFFSET:_OUTCOME_AT].tolist()
         return offset, size
 
     def numbers(self, rank: int, no: int, count: int) -> list[int]:
@@ -137,15 +132,15 @@ class Board:
         found: list[int] = self._slots[rank, no % NUM_OPEN, _NUMBERS : _NUMBERS + count].tolist()
         return found
 
-    def publish_made(self, no: int, offset: int) -> None:
+    def publish_outcome(self, no: int, offset: int) -> None:
         """Say that the outcome of an operation is there, for the others to copy."""
         if not self.is_over:
-            self._slots[self.rank, no % NUM_OPEN, _MADE_AT] = offset
-        self.mark(MADE, no)
+            self._slots[self.rank, no % NUM_OPEN, _OUTCOME_AT] = offset
+        self.mark(OUTCOME, no)
 
-    def made_at(self, rank: int, no: int) -> int:
+    def outcome_at(self, rank: int, no: int) -> int:
         """Offset of what a member has made."""
-        return int(self._slots[rank, no % NUM_OPEN, _MADE_AT])
+        return int(self._slots[rank, no % NUM_OPEN, _OUTCOME_AT])
 
     # ------------------------------------------------------------------ counters
 

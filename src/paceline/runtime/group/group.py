@@ -395,7 +395,7 @@ class _Leaders:
 
 
 class GroupOperation(Protocol):
-    """What all members of a group do together, under way."""
+    """An operation that all members of a group do together, under way."""
 
     @property
     def is_over(self) -> bool:

@@ -24,9 +24,9 @@ from paceline.base.errors import InternalError
 from paceline.runtime.group.board import (
     BEGUN,
     DONE,
-    MADE,
     MOST_NUMBERS,
     NUM_OPEN,
+    OUTCOME,
     REDUCED,
     Board,
 )
@@ -36,11 +36,13 @@ from paceline.runtime.group.store import GroupOver
 SMALL_BYTES = 1 << 16
 """Bytes up to which each member adds up all by itself. Of more, each adds up one part."""
 _LEADER = 0
+_LOOK_S = 1.0
+"""Seconds after which the training thread looks again whether the group is over."""
 _WORD = 8
 _SUMS, _GATHERS, _EXCHANGES, _NUM_KINDS = range(4)
 _APART = "members have begun different operations: their scripts are at different places"
 _Counts = Sequence[Sequence[Sequence[int]]]
-"""Of each member here: how many bytes leave it for each member, and how many come."""
+"""Counts of bytes for each member here: those it gives to each member, and those it gets."""
 
 
 _Operation = TypeVar("_Operation", bound="LocalOperation")
@@ -101,7 +103,7 @@ class LocalGroup:
         self._all_done = 0
         self._has_ended = False
         self._begins, self._completes = threading.RLock(), threading.Lock()
-        #: What the thread has failed with first.
+        #: The first error of the thread.
         self._error: Exception | None = None
         self._begun = threading.Condition()
         arena.note_group()
@@ -109,7 +111,7 @@ class LocalGroup:
             threading.Thread(target=self._go_on, name="paceline-group", daemon=True).start()
 
     def end(self) -> None:
-        """It is over for good; in any thread."""
+        """End the group for good; any thread may."""
         self.board.end()
         with self._begun:
             self._begun.notify_all()
@@ -185,8 +187,8 @@ class LocalGroup:
         if self.is_whole:
             self._complete(operation.no)
             return
-        while not operation.settled.wait(1.0) and not self.board.is_over:
-            """It is the thread's."""
+        while not (operation.settled.wait(_LOOK_S) or self.board.is_over):
+            continue  # the thread does our part
         if not operation.is_done:
             self._check()
             raise GroupOver("the group was dropped")
@@ -263,20 +265,20 @@ class LocalGroup:
         if len(self.board.kinds(operation.no)) > 1:
             raise GroupOver(_APART)
 
-    def await_made(self, operation: "LocalOperation") -> None:
+    def await_outcome(self, operation: "LocalOperation") -> None:
         """Wait until the leader has the outcome of an operation; raises GroupOver."""
-        self.wait_for(MADE, operation.no, _LEADER)
+        self.wait_for(OUTCOME, operation.no, _LEADER)
         if self.board.kind(_LEADER, operation.no) != operation.kind:
             raise GroupOver(_APART)
 
     def data(self, place: int, number: int) -> Tensor:
         """Bytes that the member at a place here has given: uint8."""
-        offset, size = self.board.place(place, number)
+        offset, size = self.board.extent(place, number)
         return self._memory[place][offset : offset + size]
 
-    def made(self, number: int, size: int) -> Tensor:
+    def outcome(self, number: int, size: int) -> Tensor:
         """Bytes that the leader has made."""
-        offset = self.board.made_at(_LEADER, number)
+        offset = self.board.outcome_at(_LEADER, number)
         return self._memory[_LEADER][offset : offset + size]
 
 
@@ -341,8 +343,8 @@ class _Sum(LocalOperation):
         if self._in_parts:
             self._add_part()
         if not (local.is_whole or local.leads):
-            local.await_made(self)
-            self._flat.copy_(self._typed(local.made(self.no, self._size)))
+            local.await_outcome(self)
+            self._flat.copy_(self._typed(local.outcome(self.no, self._size)))
             return
         if self._in_parts:
             local.wait_for(REDUCED, self.no)
@@ -355,7 +357,7 @@ class _Sum(LocalOperation):
         if not local.is_whole:
             assert local.across is not None
             local.across.sum(self._flat)
-            self._leave_made()
+            self._leave_outcome()
 
     def _typed(self, room: Tensor) -> Tensor:
         return room[: self._size].view(self._flat.dtype)
@@ -390,13 +392,13 @@ class _Sum(LocalOperation):
         count, size = len(self._flat), self._local.board.size
         return slice(count * place // size, count * (place + 1) // size)
 
-    def _leave_made(self) -> None:
+    def _leave_outcome(self) -> None:
         """Leave the sum for the others here to copy."""
         local = self._local
         if local.board.size > 1:
-            offset, _ = local.board.place(_LEADER, self.no)
+            offset, _ = local.board.extent(_LEADER, self.no)
             self._typed(local.data(_LEADER, self.no)).copy_(self._flat)
-            local.board.publish_made(self.no, offset)
+            local.board.publish_outcome(self.no, offset)
 
 
 class LocalGathering(LocalOperation):
@@ -433,10 +435,10 @@ class LocalGathering(LocalOperation):
             room = local.arena.lend(size * _WORD)
             room.memory.view(torch.int64)[:size] = table.view(-1)
             local.keep(self.no, room)
-            local.board.publish_made(self.no, room.offset)
+            local.board.publish_outcome(self.no, room.offset)
         else:
-            local.await_made(self)
-            table = local.made(self.no, size * _WORD).view(torch.int64).view(local.size, -1)
+            local.await_outcome(self)
+            table = local.outcome(self.no, size * _WORD).view(torch.int64).view(local.size, -1)
         self._told = table.tolist()
 
     def _numbers(self, place: int) -> list[int]:
@@ -481,10 +483,10 @@ class _Exchange(LocalOperation):
         for rank, one, (leave, _) in zip(local.ranks, given, counts, strict=True):
             self._take(rank, self._part(one, leave, local.rank))
         if not local.is_whole:
-            self._take_made(given, counts)
+            self._take_outcome(given, counts)
 
     def _part(self, given: Tensor, leave: Sequence[int], rank: int) -> Tensor:
-        """What one member gives another."""
+        """Return the bytes that one member gives another."""
         start = self._head + sum(leave[:rank])
         return given[start : start + leave[rank]]
 
@@ -493,7 +495,7 @@ class _Exchange(LocalOperation):
             raise InternalError(f"{len(part)} bytes of member {rank} for {self._come[rank]}")
         self._theirs[self._starts[rank] : self._starts[rank + 1]] = part
 
-    def _take_made(self, given: Sequence[Tensor], counts: _Counts) -> None:
+    def _take_outcome(self, given: Sequence[Tensor], counts: _Counts) -> None:
         """Take what comes from other machines: the leader has it, for all of ours."""
         local = self._local
         others = [ranks for ranks in local.machines if ranks is not local.ranks]
@@ -501,8 +503,8 @@ class _Exchange(LocalOperation):
         if local.leads:
             made = self._travel(given, counts, total)
         else:
-            local.await_made(self)
-            made = local.made(self.no, total)
+            local.await_outcome(self)
+            made = local.outcome(self.no, total)
         start = 0
         for rank in [rank for ranks in others for rank in ranks]:
             sizes = [come[rank] for _, come in counts]
@@ -530,5 +532,5 @@ class _Exchange(LocalOperation):
         made = room.memory[:total]
         assert local.across is not None
         local.across.exchange(torch.cat(parts), leaving, made, coming)
-        local.board.publish_made(self.no, room.offset)
+        local.board.publish_outcome(self.no, room.offset)
         return made

@@ -81,7 +81,7 @@ def _joined(store: PeerStore, ours: Sequence[int], rank: int) -> Board | None:
     own = arena()
     key, size = f"{BOARD}/{ours[0]}", len(ours)
     if rank == ours[0]:
-        board, where = Board.made(own, size)
+        board, where = Board.create(own, size)
         store.set(key, where)
     else:
         store.wait_for_any([key, *(f"{APART}/{one}" for one in ours)])

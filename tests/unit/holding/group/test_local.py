@@ -261,7 +261,7 @@ def test_who_is_not_there_is_named() -> None:
 
 def test_a_board_is_known_for_what_it_is(tmp_path: Path) -> None:
     own = GroupArena()
-    board, where = Board.made(own, 2)
+    board, where = Board.create(own, 2)
     other = Board.at(where, 2, 1)
     other.join(own.where)
     assert board.where(1) == own.where
@@ -277,7 +277,7 @@ def test_a_board_is_known_for_what_it_is(tmp_path: Path) -> None:
 
 
 def test_who_waits_is_woken_when_the_other_has_written() -> None:
-    board, where = Board.made(GroupArena(), 2)
+    board, where = Board.create(GroupArena(), 2)
     other = Board.at(where, 2, 1)
     threading.Timer(0.1, other.publish, (1, 0, 0, 0, [7, -8])).start()
     begun_s = time.monotonic()
